@@ -1,0 +1,171 @@
+//! The records that travel through the ring buffers, in host byte order.
+
+/// Bytes of one objspace span slot in a [`SnapshotEvent`].
+pub const SLOT_BYTES: usize = 128;
+/// Number of span slots in a [`SnapshotEvent`].
+pub const SLOTS: usize = 16;
+/// Bytes of object-space data in a [`SnapshotEvent`].
+pub const SNAPSHOT_BYTES: usize = SLOT_BYTES * SLOTS;
+
+/// What a record is; the first word of every record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// [`SnapshotEvent`]: the objspace at a GC event.
+    Snapshot = 1,
+    /// [`PauseEvent`]: one ENTER..EXIT interval.
+    Pause = 2,
+    /// [`LifeEvent`]: a followed process forked; `other` is the child.
+    Fork = 3,
+    /// [`LifeEvent`]: a followed process replaced its program.
+    Exec = 4,
+    /// [`LifeEvent`]: a followed process is gone.
+    Exit = 5,
+}
+
+impl Kind {
+    /// Reads a record kind; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            1 => Self::Snapshot,
+            2 => Self::Pause,
+            3 => Self::Fork,
+            4 => Self::Exec,
+            5 => Self::Exit,
+            _ => return None,
+        })
+    }
+}
+
+/// Where in the VM a probe sits: CRuby's internal events (`include/ruby/internal/event.h`), which the VM tests for
+/// in its own code at these points, and the start of shutdown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Point {
+    /// `RUBY_INTERNAL_EVENT_GC_START`: a new cycle; `profile.count` is already incremented.
+    GcStart = 0,
+    /// `RUBY_INTERNAL_EVENT_GC_END_MARK`: marking of the cycle is complete.
+    GcEndMark = 1,
+    /// `RUBY_INTERNAL_EVENT_GC_END_SWEEP`: (lazy) sweeping of the cycle is complete.
+    GcEndSweep = 2,
+    /// `RUBY_INTERNAL_EVENT_GC_ENTER`: a pause of any kind begins.
+    GcEnter = 3,
+    /// `RUBY_INTERNAL_EVENT_GC_EXIT`: that pause ends.
+    GcExit = 4,
+}
+
+impl Point {
+    /// All points, in the order of their numbers.
+    pub const ALL: [Self; 5] =
+        [Self::GcStart, Self::GcEndMark, Self::GcEndSweep, Self::GcEnter, Self::GcExit];
+
+    /// Reads a point; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::GcStart,
+            1 => Self::GcEndMark,
+            2 => Self::GcEndSweep,
+            3 => Self::GcEnter,
+            4 => Self::GcExit,
+            _ => return None,
+        })
+    }
+
+    /// CRuby's name of the event, without its `RUBY_INTERNAL_EVENT_` prefix.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GcStart => "GC_START",
+            Self::GcEndMark => "GC_END_MARK",
+            Self::GcEndSweep => "GC_END_SWEEP",
+            Self::GcEnter => "GC_ENTER",
+            Self::GcExit => "GC_EXIT",
+        }
+    }
+}
+
+/// Common head of all records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Header {
+    /// A [`Kind`].
+    pub kind: u32,
+    /// A [`Point`]; zero where the kind has none.
+    pub point: u32,
+    /// Thread group id (what user space calls the pid), host pid namespace.
+    pub tgid: u32,
+    /// Thread id, host pid namespace.
+    pub tid: u32,
+    /// `bpf_ktime_get_ns` (`CLOCK_MONOTONIC`), nanoseconds.
+    pub ts_ns: u64,
+    /// Number of this record among the GC records of its process, from 1; gaps are records lost in the kernel.
+    pub seq: u64,
+    /// Index into `IMAGES`.
+    pub image: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A copy of the objspace taken while the thread stands at the probe.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct SnapshotEvent {
+    /// Common head; `point` tells where.
+    pub header: Header,
+    /// Run-time address of the probed instruction minus its stated one: the load bias of the image.
+    pub bias: u64,
+    /// Address of the objspace, as read through the VM pointer.
+    pub objspace: u64,
+    /// Objspace pointer that the site's register held, or 0 where no register is known.
+    pub register: u64,
+    /// `comm` of the thread, NUL padded.
+    pub comm: [u8; 16],
+    /// Number of slots of `data` that are filled, in the order of the image's spans.
+    pub slots: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The spans, one to a slot of [`SLOT_BYTES`]; bytes beyond a span's length are undefined.
+    pub data: [u8; SNAPSHOT_BYTES],
+}
+
+/// One pause: everything between a thread's outermost `GC_ENTER` and its `GC_EXIT`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct PauseEvent {
+    /// Common head; `ts_ns` is the end of the pause.
+    pub header: Header,
+    /// Start of the pause, nanoseconds as in the header.
+    pub begin_ns: u64,
+    /// `GC_START` inside this pause, or 0.
+    pub start_ns: u64,
+    /// Last `GC_END_MARK` inside this pause, or 0.
+    pub end_mark_ns: u64,
+    /// Last `GC_END_SWEEP` inside this pause, or 0.
+    pub end_sweep_ns: u64,
+    /// `objspace->profile.count` at the start of the pause (before `GC_START` increments it).
+    pub count: u64,
+    /// Stated address of the `GC_ENTER` site, which tells the kind of the pause.
+    pub enter_site: u64,
+    /// `objspace->flags` word at the start of the pause; holds the GC mode.
+    pub flags: u32,
+    /// Nested enters that were seen inside this pause.
+    pub nested: u32,
+}
+
+/// A process event of a followed process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct LifeEvent {
+    /// Common head; `point` is 0, `seq` the number of GC records the process has emitted or lost so far.
+    pub header: Header,
+    /// The child's tgid for a fork, else 0.
+    pub other: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// `comm` of the thread, NUL padded.
+    pub comm: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Header>() == 40);
+const _: () = assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + SNAPSHOT_BYTES);
+const _: () = assert!(size_of::<PauseEvent>() == 40 + 56);
+const _: () = assert!(size_of::<LifeEvent>() == 64);

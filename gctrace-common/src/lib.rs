@@ -1,0 +1,36 @@
+//! The ABI between the BPF object and the `gctrace` binary, and the logic that both run.
+//!
+//! Rules of this crate: `no_std`, no allocation, no I/O. Every record is `repr(C)` without implicit padding and
+//! its size is asserted at compile time. Any edit of these files changes [`ABI_HASH`], and the loader refuses an
+//! object whose hash differs, so an object and a binary that disagree about a field can never run together.
+#![no_std]
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+pub mod config;
+pub mod cookie;
+pub mod event;
+#[cfg(feature = "user")]
+mod pod;
+pub mod scope;
+pub mod stats;
+
+/// Hash of the source text of the ABI modules (FNV-1a, 64 bit). Compiled into the BPF object as the symbol
+/// `GCTRACE_ABI` and into the binary; both must be equal.
+pub const ABI_HASH: u64 = {
+    let mut hash = fnv1a(FNV_OFFSET, include_bytes!("config.rs"));
+    hash = fnv1a(hash, include_bytes!("cookie.rs"));
+    hash = fnv1a(hash, include_bytes!("event.rs"));
+    hash = fnv1a(hash, include_bytes!("scope.rs"));
+    fnv1a(hash, include_bytes!("stats.rs"))
+};
+
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+const fn fnv1a(mut hash: u64, bytes: &[u8]) -> u64 {
+    let mut i = 0;
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        i += 1;
+    }
+    hash
+}

@@ -1,0 +1,139 @@
+//! Pairing of `GC_ENTER` and `GC_EXIT` on one thread: a pure state machine, run by the BPF programs on a map entry
+//! keyed by thread and by the host tests on plain values.
+
+/// An open pause of one thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Scope {
+    /// Stack pointer at the outermost `GC_ENTER`, address in the traced process.
+    pub sp: u64,
+    /// Time of the outermost `GC_ENTER`, nanoseconds.
+    pub begin_ns: u64,
+    /// Time of `GC_START` inside, or 0.
+    pub start_ns: u64,
+    /// Time of the last `GC_END_MARK` inside, or 0.
+    pub end_mark_ns: u64,
+    /// Time of the last `GC_END_SWEEP` inside, or 0.
+    pub end_sweep_ns: u64,
+    /// `profile.count` at the outermost `GC_ENTER`.
+    pub count: u64,
+    /// Stated address of the outermost `GC_ENTER` site.
+    pub enter_site: u64,
+    /// `objspace->flags` at the outermost `GC_ENTER`.
+    pub flags: u32,
+    /// Enters not yet exited: 1 for the outermost alone.
+    pub depth: u32,
+    /// Nested enters seen.
+    pub nested: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<Scope>() == 72);
+
+/// What a further `GC_ENTER` on a thread with an open pause means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reenter {
+    /// It is called from inside the open pause.
+    Nested,
+    /// The open pause is stale: the stack has unwound past it (an exception left the GC), so its exit never comes.
+    Stale,
+}
+
+/// What a `GC_EXIT` on a thread with an open pause means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// A nested enter was left; the pause goes on.
+    Inner,
+    /// The pause ends.
+    Outermost,
+}
+
+impl Scope {
+    /// A further enter with the stack pointer `sp`. Stacks grow down: a nested enter is strictly below the first.
+    /// For `Stale` the caller replaces the scope.
+    pub fn reenter(&mut self, sp: u64) -> Reenter {
+        if sp >= self.sp {
+            return Reenter::Stale;
+        }
+        self.depth = self.depth.saturating_add(1);
+        self.nested = self.nested.saturating_add(1);
+        Reenter::Nested
+    }
+
+    /// An exit on this thread.
+    pub fn leave(&mut self) -> Leave {
+        if self.depth > 1 {
+            self.depth -= 1;
+            return Leave::Inner;
+        }
+        Leave::Outermost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    fn open(sp: u64) -> Scope {
+        Scope { sp, depth: 1, ..Scope::default() }
+    }
+
+    /// Nested enters are closed one by one and only the last exit ends the pause.
+    #[test]
+    fn nesting() {
+        let mut scope = open(0x1000);
+        assert_eq!(scope.reenter(0x0f00), Reenter::Nested);
+        assert_eq!(scope.reenter(0x0e00), Reenter::Nested);
+        assert_eq!(scope.leave(), Leave::Inner);
+        assert_eq!(scope.leave(), Leave::Inner);
+        assert_eq!(scope.leave(), Leave::Outermost);
+        assert_eq!(scope.nested, 2);
+    }
+
+    /// An enter at or above the stack pointer of the open pause shows that the pause was left without an exit.
+    #[test]
+    fn unwound_pause_is_stale() {
+        assert_eq!(open(0x1000).reenter(0x1000), Reenter::Stale);
+        assert_eq!(open(0x1000).reenter(0x2000), Reenter::Stale);
+    }
+
+    /// Any sequence of enters and exits (with lost exits and unwinding) keeps enters = nested + opened and never
+    /// leaves more pauses than were opened.
+    #[test]
+    fn random_sequences_balance() {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed
+        };
+        for _ in 0..2_000 {
+            let (mut opened, mut nested, mut stale, mut closed) = (0_u32, 0_u32, 0_u32, 0_u32);
+            let mut current: Option<Scope> = None;
+            for _ in 0..64 {
+                let r = next();
+                if r & 1 == 0 {
+                    let sp = 0x1000 + (r >> 8) % 0x100;
+                    match current.as_mut().map(|s| s.reenter(sp)) {
+                        Some(Reenter::Nested) => nested += 1,
+                        other => {
+                            stale += u32::from(other.is_some());
+                            opened += 1;
+                            current = Some(open(sp));
+                        }
+                    }
+                } else if let Some(scope) = current.as_mut()
+                    && scope.leave() == Leave::Outermost
+                {
+                    closed += 1;
+                    current = None;
+                }
+            }
+            assert_eq!(opened, closed + stale + u32::from(current.is_some()));
+            assert!(nested < 64);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The only place that reserves and submits records, and counts what was lost.
+
+use aya_ebpf::{helpers::bpf_ktime_get_ns, maps::ring_buf::RingBufEntry};
+use gctrace_common::{
+    config::{ProcessEntry, Span},
+    event::{Header, Kind, LifeEvent, PauseEvent, Point, SLOT_BYTES, SLOTS, SnapshotEvent},
+    scope::Scope,
+    stats::Counter,
+};
+
+use crate::{
+    filter::Admitted,
+    maps::{GC_RING, LIFE_RING, add_one, count},
+    usermem,
+};
+
+/// Submit without waking the reader: it drains on its own timer.
+const NO_WAKEUP: u64 = 1;
+
+/// Numbers the next GC record of the process. Lost records take a number too, so that user space sees the gap.
+#[inline(always)]
+fn next_seq(process: *mut ProcessEntry) -> u64 {
+    // Add, then read: two threads of one process are never inside the GC at once (the GVL or the VM barrier), so
+    // no other addition comes between.
+    // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
+    unsafe {
+        let cell = &raw mut (*process).seq;
+        add_one(cell);
+        cell.read_volatile()
+    }
+}
+
+#[inline(always)]
+fn header(admitted: &Admitted, kind: Kind, point: Point, ts_ns: u64) -> Header {
+    Header {
+        kind: kind as u32,
+        point: point as u32,
+        tgid: admitted.tgid,
+        tid: admitted.tid,
+        ts_ns,
+        seq: next_seq(admitted.process),
+        image: admitted.image_index,
+        reserved: 0,
+    }
+}
+
+/// Copies the objspace's spans into a record. `objspace` is the address read through the VM pointer.
+#[inline(always)]
+pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<u64>) {
+    let header = header(admitted, Kind::Snapshot, point, ts_ns);
+    let Some(objspace) = objspace else {
+        count(Counter::SnapshotReadFailed);
+        return;
+    };
+    let Some(mut entry) = GC_RING.reserve::<SnapshotEvent>(0) else {
+        count(Counter::SnapshotRingFull);
+        return;
+    };
+    let record: *mut SnapshotEvent = entry.as_mut_ptr();
+    // SAFETY: the ring reserved a whole record, 8-byte aligned; fields are written in place because the record is
+    // larger than the BPF stack.
+    let filled = unsafe {
+        (*record).header = header;
+        (*record).bias = admitted.bias;
+        (*record).objspace = objspace;
+        (*record).register = admitted.register;
+        (*record).comm = aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default();
+        (*record).slots = admitted.image.spans;
+        (*record).reserved = 0;
+        fill(admitted, objspace, (&raw mut (*record).data).cast())
+    };
+    if filled.is_err() {
+        entry.discard(NO_WAKEUP);
+        count(Counter::SnapshotReadFailed);
+        return;
+    }
+    if admitted.register != 0 && admitted.register != objspace {
+        count(Counter::RegisterMismatch);
+    }
+    entry.submit(0);
+    count(Counter::SnapshotSubmitted);
+}
+
+/// # Safety
+/// `data` must be valid for `SLOTS * SLOT_BYTES` bytes of writing.
+#[inline(always)]
+unsafe fn fill(admitted: &Admitted, objspace: u64, data: *mut u8) -> Result<(), ()> {
+    let used = admitted.image.spans as usize;
+    for slot in 0..SLOTS {
+        if slot >= used {
+            break;
+        }
+        let span = admitted.image.span[slot];
+        // SAFETY: the slot lies inside `data`.
+        let target = unsafe { data.add(slot * SLOT_BYTES) };
+        let base = if span.via == Span::DIRECT {
+            objspace
+        } else {
+            usermem::read(objspace.wrapping_add(u64::from(span.via))).ok_or(())?
+        };
+        if base == 0 {
+            // SAFETY: as above; a slot is SLOT_BYTES long and 8-byte aligned.
+            unsafe { zero(target) };
+            continue;
+        }
+        // SAFETY: the copy is bounded by the size of the slot.
+        unsafe {
+            usermem::copy::<{ SLOT_BYTES as u32 }>(
+                base.wrapping_add(u64::from(span.offset)),
+                u32::from(span.len),
+                target,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `slot` must be valid for [`SLOT_BYTES`] bytes of writing and 8-byte aligned.
+#[inline(always)]
+unsafe fn zero(slot: *mut u8) {
+    for word in 0..SLOT_BYTES / 8 {
+        // SAFETY: the caller's promise. Volatile, or LLVM makes a call to memset of it, which BPF lacks.
+        unsafe { slot.cast::<u64>().add(word).write_volatile(0) };
+    }
+}
+
+/// Emits a finished pause.
+#[inline(always)]
+pub fn pause(admitted: &Admitted, scope: &Scope, ts_ns: u64) {
+    let header = header(admitted, Kind::Pause, Point::GcExit, ts_ns);
+    let Some(mut entry) = GC_RING.reserve::<PauseEvent>(0) else {
+        count(Counter::PauseRingFull);
+        return;
+    };
+    entry.write(PauseEvent {
+        header,
+        begin_ns: scope.begin_ns,
+        start_ns: scope.start_ns,
+        end_mark_ns: scope.end_mark_ns,
+        end_sweep_ns: scope.end_sweep_ns,
+        count: scope.count,
+        enter_site: scope.enter_site,
+        flags: scope.flags,
+        nested: scope.nested,
+    });
+    entry.submit(NO_WAKEUP);
+    count(Counter::PauseSubmitted);
+}
+
+/// Emits a lifecycle record of a followed process and wakes the reader.
+#[inline(always)]
+pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, other: u32) {
+    count(Counter::Lives);
+    let Some(mut slot): Option<RingBufEntry<LifeEvent>> = LIFE_RING.reserve::<LifeEvent>(0) else {
+        count(Counter::LifeRingFull);
+        return;
+    };
+    slot.write(LifeEvent {
+        header: Header {
+            kind: kind as u32,
+            point: 0,
+            tgid,
+            tid,
+            // SAFETY: a plain helper call.
+            ts_ns: unsafe { bpf_ktime_get_ns() },
+            seq: entry.seq,
+            image: entry.image,
+            reserved: 0,
+        },
+        other,
+        reserved: 0,
+        comm: aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default(),
+    });
+    slot.submit(0);
+    count(Counter::LifeSubmitted);
+}

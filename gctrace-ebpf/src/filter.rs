@@ -1,0 +1,102 @@
+//! Selection: the first thing every GC program does.
+
+use aya_ebpf::{EbpfContext as _, helpers::bpf_get_attach_cookie, programs::ProbeContext};
+use gctrace_common::{
+    config::{ImageConfig, ProcessEntry, SELECT_ALL},
+    cookie::{Cookie, NO_REGISTER},
+    stats::Counter,
+};
+
+use crate::{
+    maps::{self, PROCESSES, config, count},
+    usermem,
+};
+
+/// A hit that passed selection.
+pub struct Admitted {
+    pub tgid: u32,
+    pub tid: u32,
+    pub image_index: u32,
+    pub image: &'static ImageConfig,
+    /// Load bias: run-time minus stated addresses.
+    pub bias: u64,
+    /// Stated address of the probed instruction.
+    pub site: u64,
+    /// Objspace pointer from the site's register, or 0.
+    pub register: u64,
+    pub process: *mut ProcessEntry,
+}
+
+/// Thread group id and thread id of the current task. (Aya's `EbpfContext::pid()` is the thread id.)
+#[inline(always)]
+pub fn tgid_tid() -> (u32, u32) {
+    let raw = aya_ebpf::helpers::bpf_get_current_pid_tgid();
+    ((raw >> 32) as u32, raw as u32)
+}
+
+/// Selects, finds the image, and counts what became of the hit.
+#[inline(always)]
+pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
+    count(Counter::Hits);
+    let config = config();
+    let (tgid, tid) = tgid_tid();
+    if tgid == config.own_tgid {
+        count(Counter::Own);
+        return None;
+    }
+    let Some(process) = process_entry(tgid, config.select == SELECT_ALL) else {
+        // In the listed mode an unknown process is one that was not selected; else the map was full.
+        count(if config.select == SELECT_ALL { Counter::NoImage } else { Counter::Filtered });
+        return None;
+    };
+    // SAFETY: a map value pointer, valid while the program runs.
+    let flags = unsafe { (*process).flags };
+    if config.select != SELECT_ALL && flags & ProcessEntry::SELECTED == 0 {
+        count(Counter::Filtered);
+        return None;
+    }
+    let ip = usermem::instruction_pointer(ctx);
+    let (image_index, bias, site, register) = if config.has_cookie != 0 {
+        // SAFETY: a plain helper call with the program's own context.
+        let cookie = Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
+        let register =
+            if cookie.register == NO_REGISTER { 0 } else { usermem::register(ctx, cookie.register) };
+        (u32::from(cookie.image), ip.wrapping_sub(cookie.address), cookie.address, register)
+    } else {
+        if flags & ProcessEntry::IMAGE_KNOWN == 0 {
+            count(Counter::NoImage);
+            return None;
+        }
+        // SAFETY: as above.
+        let (image, bias) = unsafe { ((*process).image, (*process).bias) };
+        (image, bias, ip.wrapping_sub(bias), 0)
+    };
+    let Some(image) = maps::image(image_index) else {
+        count(Counter::NoImage);
+        return None;
+    };
+    count(Counter::Admitted);
+    if flags & ProcessEntry::RUBY == 0 {
+        // SAFETY: as above; only this bit is ever set here, so a lost race with another thread changes nothing.
+        unsafe { (*process).flags = flags | ProcessEntry::RUBY };
+    }
+    Some(Admitted { tgid, tid, image_index, image, bias, site, register, process })
+}
+
+#[inline(always)]
+fn process_entry(tgid: u32, create: bool) -> Option<*mut ProcessEntry> {
+    if let Some(entry) = PROCESSES.get_ptr_mut(&tgid) {
+        return Some(entry);
+    }
+    if !create {
+        return None;
+    }
+    // BPF_NOEXIST: another thread may have been faster, whose entry must stay.
+    const BPF_NOEXIST: u64 = 1;
+    let _lost_race = PROCESSES.insert(&tgid, &ProcessEntry::default(), BPF_NOEXIST);
+    let entry = PROCESSES.get_ptr_mut(&tgid);
+    if entry.is_none() {
+        count(Counter::ProcessMapFull);
+    }
+    entry
+}

@@ -1,0 +1,132 @@
+//! The GC points: what is read and noted at each.
+
+use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
+use gctrace_common::{
+    event::Point,
+    scope::{Leave, Reenter, Scope},
+    stats::Counter,
+};
+
+use crate::{
+    emit,
+    filter::{Admitted, admit},
+    maps::{SCOPES, count},
+    usermem,
+};
+
+/// One hit at a GC point.
+#[inline(always)]
+pub fn hit(ctx: &ProbeContext, point: Point) -> u32 {
+    // SAFETY: a plain helper call. Taken first, so that our own work is not inside the measured pause's start.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if let Some(admitted) = admit(ctx) {
+        match point {
+            Point::GcStart => start(&admitted, now),
+            Point::GcEndMark => end_mark(&admitted, now),
+            Point::GcEndSweep => end_sweep(&admitted, now),
+            Point::GcEnter => enter(ctx, &admitted, now),
+            Point::GcExit => exit(&admitted, now),
+        }
+    }
+    0
+}
+
+#[inline(always)]
+fn start(admitted: &Admitted, now: u64) {
+    count(Counter::Starts);
+    note(admitted, |scope| scope.start_ns = now);
+    emit::snapshot(admitted, Point::GcStart, now, objspace(admitted));
+}
+
+#[inline(always)]
+fn end_mark(admitted: &Admitted, now: u64) {
+    count(Counter::EndMarks);
+    note(admitted, |scope| scope.end_mark_ns = now);
+}
+
+#[inline(always)]
+fn end_sweep(admitted: &Admitted, now: u64) {
+    count(Counter::EndSweeps);
+    note(admitted, |scope| scope.end_sweep_ns = now);
+    emit::snapshot(admitted, Point::GcEndSweep, now, objspace(admitted));
+}
+
+#[inline(always)]
+fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
+    count(Counter::Enters);
+    let key = key(admitted);
+    let sp = usermem::stack_pointer(ctx);
+    if let Some(open) = SCOPES.get_ptr_mut(&key) {
+        // SAFETY: a map value pointer; only this thread uses this key.
+        match unsafe { (*open).reenter(sp) } {
+            Reenter::Nested => return count(Counter::ScopeNested),
+            Reenter::Stale => count(Counter::ScopeStale),
+        }
+    }
+    let Some(objspace) = objspace(admitted) else { return count(Counter::EnterReadFailed) };
+    let image = admitted.image;
+    let (Some(flags), Some(gc_count)) = (
+        usermem::read::<u32>(objspace.wrapping_add(u64::from(image.flags))),
+        usermem::read::<u64>(objspace.wrapping_add(u64::from(image.count))),
+    ) else {
+        return count(Counter::EnterReadFailed);
+    };
+    let scope = Scope {
+        sp,
+        begin_ns: now,
+        count: gc_count,
+        enter_site: admitted.site,
+        flags,
+        depth: 1,
+        ..Scope::default()
+    };
+    if SCOPES.insert(&key, &scope, 0).is_err() {
+        return count(Counter::ScopeMapFull);
+    }
+    count(Counter::ScopeOpened);
+    // rb_objspace_call_finalizer forbids GC, then enters (gc.c, every version): the last moment at which the heap
+    // is whole. GC.start under GC.disable looks the same here; user space drops that one at its GC_START.
+    if flags & image.mode_mask == 0 && flags & image.dont_gc_mask != 0 {
+        count(Counter::Shutdowns);
+        emit::snapshot(admitted, Point::GcEnter, now, Some(objspace));
+    }
+}
+
+#[inline(always)]
+fn exit(admitted: &Admitted, now: u64) {
+    count(Counter::Exits);
+    let key = key(admitted);
+    let Some(open) = SCOPES.get_ptr_mut(&key) else { return count(Counter::OrphanExit) };
+    // SAFETY: a map value pointer; only this thread uses this key.
+    let scope = unsafe { &mut *open };
+    match scope.leave() {
+        Leave::Inner => count(Counter::ExitNested),
+        Leave::Outermost => {
+            emit::pause(admitted, scope, now);
+            // A failed removal leaves an entry that the next enter finds stale and counts.
+            let _gone = SCOPES.remove(&key);
+        }
+    }
+}
+
+/// Notes a time in the thread's open pause.
+#[inline(always)]
+fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) {
+    let Some(open) = SCOPES.get_ptr_mut(&key(admitted)) else { return count(Counter::OrphanMark) };
+    // SAFETY: a map value pointer; only this thread uses this key.
+    set(unsafe { &mut *open });
+    count(Counter::MarkNoted);
+}
+
+#[inline(always)]
+fn key(admitted: &Admitted) -> u64 {
+    u64::from(admitted.tgid) << 32 | u64::from(admitted.tid)
+}
+
+/// `(*ruby_current_vm_ptr)->objspace`.
+#[inline(always)]
+fn objspace(admitted: &Admitted) -> Option<u64> {
+    let vm: u64 = usermem::read(admitted.bias.wrapping_add(admitted.image.vm_ptr))?;
+    let objspace: u64 = usermem::read(vm.wrapping_add(u64::from(admitted.image.vm_objspace)))?;
+    if objspace == 0 { None } else { Some(objspace) }
+}

@@ -1,0 +1,65 @@
+//! Fork, exec and exit of followed processes. Unfollowed ones cost one map look-up.
+
+use aya_ebpf::programs::TracePointContext;
+use gctrace_common::{config::ProcessEntry, event::Kind};
+
+use crate::{
+    emit,
+    filter::tgid_tid,
+    maps::{PROCESSES, config},
+};
+
+/// `CLONE_THREAD` (include/uapi/linux/sched.h): the new task is a thread of the same process.
+const CLONE_THREAD: u64 = 0x0001_0000;
+
+/// A child inherits the selection of its parent before it can run.
+#[inline(always)]
+pub fn forked(ctx: &TracePointContext) -> u32 {
+    let (tgid, tid) = tgid_tid();
+    // SAFETY: the value is copied out at once.
+    let Some(parent) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
+    let config = config();
+    // SAFETY: the offsets come from the tracepoint's own format file.
+    let (Ok(child), Ok(flags)) = (unsafe {
+        (
+            ctx.read_at::<i32>(config.newtask_pid as usize),
+            ctx.read_at::<u64>(config.newtask_clone_flags as usize),
+        )
+    }) else {
+        return 0;
+    };
+    if flags & CLONE_THREAD != 0 {
+        return 0;
+    }
+    let child = child as u32;
+    let _full_is_counted_at_the_first_hit =
+        PROCESSES.insert(&child, &ProcessEntry { seq: 0, ..parent }, 0);
+    emit::life(Kind::Fork, tgid, tid, parent, child);
+    0
+}
+
+/// The program is replaced: selection stays, what was known of the image goes.
+#[inline(always)]
+pub fn execed() -> u32 {
+    let (tgid, tid) = tgid_tid();
+    // SAFETY: the value is copied out at once.
+    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
+    let kept = ProcessEntry { flags: entry.flags & ProcessEntry::SELECTED, ..ProcessEntry::default() };
+    let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
+    emit::life(Kind::Exec, tgid, tid, entry, 0);
+    0
+}
+
+/// The leader's end is taken for the end of the process (Ruby's main thread ends last).
+#[inline(always)]
+pub fn exited() -> u32 {
+    let (tgid, tid) = tgid_tid();
+    if tgid != tid {
+        return 0;
+    }
+    // SAFETY: the value is copied out at once.
+    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
+    let _gone = PROCESSES.remove(&tgid);
+    emit::life(Kind::Exit, tgid, tid, entry, 0);
+    0
+}

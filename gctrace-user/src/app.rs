@@ -1,0 +1,388 @@
+//! Wires the pipeline, answers signals, shuts down in order.
+
+use std::{
+    io::{self, BufWriter, IsTerminal as _, Write as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::Child,
+    sync::mpsc::{Receiver, TryRecvError, sync_channel},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+use crate::{
+    bpf::{self, LoadError, LoadOptions, Loaded},
+    cli::{Format, Settings, UsageError},
+    discover::{self, Found, Start},
+    enrich::clock::{WallClock, monotonic_ns},
+    export::{ExportError, Exporter, jsonl::Jsonl, pprof::Pprof, text::Text, tunemygc::TuneMyGc},
+    ledger::Ledger,
+    pipeline::{Images, Pipeline},
+    preflight::{self, Missing},
+};
+
+/// How long records may lie in the ring when no event woke us.
+const TICK: Duration = Duration::from_millis(50);
+/// Findings waiting for the data thread; the control thread waits when it is full.
+const FINDINGS: usize = 1024;
+
+/// A run that did its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// At least one process was traced.
+    Done,
+    /// No Ruby process matched the selection.
+    NothingMatched,
+    /// Something could not be written (it was said when it happened).
+    OutputFailed,
+}
+
+impl Outcome {
+    /// The process's exit status.
+    pub fn exit_status(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::NothingMatched => 1,
+            Self::OutputFailed => 2,
+        }
+    }
+}
+
+/// Why a run could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Wrong flags.
+    #[error("{0}")]
+    Usage(#[from] UsageError),
+    /// Missing privilege or kernel feature.
+    #[error("{0}")]
+    Missing(#[from] Missing),
+    /// The BPF object could not be loaded.
+    #[error("{0}")]
+    Load(#[from] LoadError),
+    /// An output cannot be written.
+    #[error("{0}")]
+    Export(#[from] ExportError),
+    /// The control thread failed.
+    #[error("{0}")]
+    Control(String),
+    /// The operating system refused something basic.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Failure {
+    /// The process's exit status.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::Missing(_) | Self::Load(_) => 3,
+            Self::Usage(_) | Self::Export(_) | Self::Control(_) | Self::System { .. } => 2,
+        }
+    }
+}
+
+/// Writes one diagnostic line to standard error.
+pub fn say(line: &str) {
+    // If standard error is closed there is nobody to tell.
+    let _closed = writeln!(io::stderr(), "{line}");
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
+    move |source| Failure::System { what, source }
+}
+
+/// Runs until the duration is over, the command has ended, or a signal comes.
+pub fn run(settings: Settings) -> Result<Outcome, Failure> {
+    let host = preflight::check()?;
+    let clock = WallClock::measure();
+    let exporters = exporters(&settings, clock)?;
+    let signals = Signals::install()?;
+    let own_pid = std::process::id();
+    let Loaded { probes, rings, counters } = bpf::load(&LoadOptions {
+        all: settings.selection.all,
+        own_pid,
+        tracefs: &host.tracefs,
+        gc_ring_bytes: settings.gc_ring_bytes,
+    })?;
+    let (sender, findings) = sync_channel(FINDINGS);
+    let (stop, stopped) = UnixStream::pair().map_err(system("making a socket pair"))?;
+    let images = Images::default();
+    let start = Start {
+        probes,
+        images: images.clone(),
+        selection: settings.selection.clone(),
+        sender,
+        stop: OwnedFd::from(stopped),
+        own_pid,
+    };
+    let control = std::thread::Builder::new()
+        .name("gctrace-control".to_owned())
+        .spawn(move || discover::run(start))
+        .map_err(system("starting the control thread"))?;
+    let mut run = Run {
+        pipeline: Pipeline::new(exporters, images),
+        rings,
+        findings,
+        settings: &settings,
+        child: None,
+        matched: false,
+        fatal: None,
+        deadline: None,
+        progress: Progress::new(&settings),
+    };
+    run.until_end(&signals)?;
+    // Probes off first: what is in the rings afterwards is all there will ever be.
+    drop(stop);
+    run.drain_while(|| !control.is_finished(), &signals);
+    if control.join().is_err() {
+        run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
+    }
+    while run.pipeline.drain(&mut run.rings) {}
+    run.pipeline.detach(monotonic_ns());
+    let ledger = Ledger { kernel: counters.read(), user: run.pipeline.counts() };
+    run.pipeline.finish(&ledger);
+    run.progress.clear();
+    say(&format!("gctrace: {}", ledger.summary()));
+    match run.fatal {
+        Some(reason) => Err(Failure::Control(reason)),
+        None if run.pipeline.failure().is_some() => Ok(Outcome::OutputFailed),
+        None if ledger.user.processes == 0 && !run.matched => Ok(Outcome::NothingMatched),
+        None => Ok(Outcome::Done),
+    }
+}
+
+fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Exporter>>, Failure> {
+    let stdout = || BufWriter::with_capacity(64 << 10, io::stdout());
+    let mut exporters: Vec<Box<dyn Exporter>> = Vec::new();
+    match settings.format {
+        Format::Text => exporters.push(Box::new(Text::new(stdout(), clock))),
+        Format::Jsonl => exporters.push(Box::new(Jsonl::new(stdout(), clock))),
+        Format::Quiet => {}
+    }
+    if let Some(dir) = &settings.tunemygc {
+        exporters.push(Box::new(TuneMyGc::new(dir, clock)?));
+    }
+    if let Some(path) = &settings.pprof {
+        exporters.push(Box::new(Pprof::new(path, clock)?));
+    }
+    Ok(exporters)
+}
+
+/// Signals as a readable descriptor.
+struct Signals {
+    end: UnixStream,
+    child: UnixStream,
+}
+
+impl Signals {
+    fn install() -> Result<Self, Failure> {
+        let pipe = || {
+            let (read, write) = UnixStream::pair()?;
+            read.set_nonblocking(true)?;
+            Ok((read, write))
+        };
+        let (end, end_write) = pipe().map_err(system("making a socket pair"))?;
+        let (child, child_write) = pipe().map_err(system("making a socket pair"))?;
+        let register = |signal, stream: &UnixStream| {
+            signal_hook::low_level::pipe::register(signal, stream.try_clone()?).map(drop)
+        };
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            register(signal, &end_write).map_err(system("installing a signal handler"))?;
+        }
+        register(SIGCHLD, &child_write).map_err(system("installing a signal handler"))?;
+        Ok(Self { end, child })
+    }
+
+    /// Takes one signal to end, if there is one.
+    fn take_end(&self) -> bool {
+        let mut byte = [0];
+        io::Read::read(&mut &self.end, &mut byte).is_ok_and(|n| n > 0)
+    }
+
+    fn clear_child(&self) {
+        let mut bytes = [0; 64];
+        while io::Read::read(&mut &self.child, &mut bytes).is_ok_and(|n| n > 0) {}
+    }
+}
+
+struct Run<'a> {
+    pipeline: Pipeline,
+    rings: bpf::Rings,
+    findings: Receiver<Found>,
+    settings: &'a Settings,
+    child: Option<Child>,
+    matched: bool,
+    fatal: Option<String>,
+    deadline: Option<Instant>,
+    progress: Progress,
+}
+
+impl Run<'_> {
+    /// The main loop.
+    fn until_end(&mut self, signals: &Signals) -> Result<(), Failure> {
+        loop {
+            let more = self.pipeline.drain(&mut self.rings);
+            let ended = self.take_findings();
+            if ended || self.fatal.is_some() || self.pipeline.stdout_closed() || signals.take_end() {
+                return Ok(());
+            }
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) || self.command_ended(signals)
+            {
+                return Ok(());
+            }
+            self.progress.show(self.deadline, &self.pipeline);
+            if !more {
+                self.wait(signals)?;
+            }
+        }
+    }
+
+    fn wait(&self, signals: &Signals) -> Result<(), Failure> {
+        let (gc, life) = (self.rings.gc_fd(), self.rings.life_fd());
+        let mut fds = [
+            PollFd::from_borrowed_fd(gc, PollFlags::IN),
+            PollFd::from_borrowed_fd(life, PollFlags::IN),
+            PollFd::from_borrowed_fd(signals.end.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(signals.child.as_fd(), PollFlags::IN),
+        ];
+        let left = self
+            .deadline
+            .map_or(TICK, |deadline| deadline.saturating_duration_since(Instant::now()).min(TICK));
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(system("waiting for events")(error.into())),
+        }
+    }
+
+    /// Takes what the control thread has found. Returns whether the run is over before it began: only pids were
+    /// selected, and none of them is a Ruby.
+    fn take_findings(&mut self) -> bool {
+        loop {
+            match self.findings.try_recv() {
+                Ok(found) => {
+                    if self.take(found) {
+                        return true;
+                    }
+                }
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn take(&mut self, found: Found) -> bool {
+        match found {
+            Found::Process { pid, image, state } => {
+                self.matched = true;
+                self.pipeline.add_process(pid, image, state);
+            }
+            Found::Refused { pid, path, reason } => {
+                let who = pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
+                self.note(&format!("gctrace: {who}{} is not traced: {reason}", path.display()));
+                self.pipeline.refuse(pid, &path.to_string_lossy(), &reason);
+            }
+            Found::NotRuby { pid, reason } => self.note(&format!("gctrace: pid {pid}: {reason}")),
+            Found::Ready { processes, probes, images } => {
+                self.note(&format!(
+                    "gctrace: ready: {processes} Ruby processes, {probes} probes on {images} Ruby images"
+                ));
+                self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
+                let selection = &self.settings.selection;
+                return processes == 0 && !selection.all && selection.command.is_none();
+            }
+            Found::Spawned(child) => self.child = Some(child),
+            Found::Fatal(reason) => self.fatal = Some(reason),
+        }
+        false
+    }
+
+    fn note(&mut self, line: &str) {
+        self.progress.clear();
+        say(line);
+    }
+
+    fn command_ended(&mut self, signals: &Signals) -> bool {
+        signals.clear_child();
+        let Some(child) = self.child.as_mut() else { return false };
+        match child.try_wait() {
+            Ok(None) => false,
+            Ok(Some(status)) => {
+                if !status.success() {
+                    let command = self.settings.selection.command.as_deref().unwrap_or_default().join(" ");
+                    self.note(&format!("gctrace: `{command}` ended with {status}"));
+                }
+                true
+            }
+            Err(error) => {
+                self.note(&format!("gctrace: waiting for the command: {error}"));
+                true
+            }
+        }
+    }
+
+    /// Keeps the rings empty while the probes are being detached. A second signal leaves at once.
+    fn drain_while(&mut self, busy: impl Fn() -> bool, signals: &Signals) {
+        while busy() {
+            let more = self.pipeline.drain(&mut self.rings);
+            self.take_findings();
+            if signals.take_end() {
+                say("gctrace: leaving at once; outputs may be incomplete");
+                std::process::exit(2);
+            }
+            if !more {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        self.take_findings();
+    }
+}
+
+/// A line on the terminal that says that something is going on, where no data is written to it.
+struct Progress {
+    shown: bool,
+    enabled: bool,
+    last: Option<Instant>,
+}
+
+impl Progress {
+    fn new(settings: &Settings) -> Self {
+        let data_on_terminal = settings.format != Format::Quiet && io::stdout().is_terminal();
+        Self { shown: false, enabled: io::stderr().is_terminal() && !data_on_terminal, last: None }
+    }
+
+    fn show(&mut self, deadline: Option<Instant>, pipeline: &Pipeline) {
+        let now = Instant::now();
+        if !self.enabled || self.last.is_some_and(|last| now - last < Duration::from_millis(500)) {
+            return;
+        }
+        self.last = Some(now);
+        self.shown = true;
+        let counts = pipeline.counts();
+        let left = deadline.map_or_else(
+            || "Ctrl-C to finish".to_owned(),
+            |deadline| format!("{} s left", deadline.saturating_duration_since(now).as_secs() + 1),
+        );
+        let _closed = write!(
+            io::stderr(),
+            "\r\x1b[Kgctrace: {} cycles of {} processes, {left}",
+            counts.cycles,
+            counts.processes
+        );
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _closed = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Attaching probes to images and telling the programs which processes are selected.
+
+use std::{
+    num::NonZeroU32,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf,
+    maps::{Array, HashMap, MapData, MapError},
+    programs::{
+        Program, ProgramError,
+        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
+    },
+};
+use gctrace_common::{
+    config::{ImageConfig, MAX_IMAGES, ProcessEntry},
+    cookie::{Cookie, NO_REGISTER},
+    event::Point,
+};
+
+use super::load::{GC_PROGRAMS, LoadError};
+use crate::ruby::plan::ProbeSite;
+
+/// Which processes a probe fires for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every process that maps the image, now or later; the programs filter.
+    All,
+    /// One process, not its children.
+    One(NonZeroU32),
+}
+
+/// Why an image could not be probed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// More images than the object has room for.
+    #[error("more than {MAX_IMAGES} different Ruby images on this host; the further ones are not traced")]
+    TooManyImages,
+    /// A site does not fit the attach cookie.
+    #[error("the {point} site at {address:#x} of {path} does not fit an attach cookie")]
+    Cookie {
+        /// Event name.
+        point: &'static str,
+        /// Stated virtual address.
+        address: u64,
+        /// The image.
+        path: PathBuf,
+    },
+    /// The kernel refused the probe.
+    #[error("attaching the {point} probe at file offset {offset:#x} of {path}: {source}")]
+    Attach {
+        /// Event name.
+        point: &'static str,
+        /// File offset.
+        offset: u64,
+        /// The image.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: ProgramError,
+    },
+    /// A map could not be written.
+    #[error("writing the BPF map `{map}`: {source}")]
+    Map {
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: MapError,
+    },
+    /// The object lacks a program: cannot happen after loading.
+    #[error("the BPF object has no program `{0}`")]
+    NoProgram(&'static str),
+}
+
+/// The attached programs. Dropping it detaches everything.
+pub struct Probes {
+    ebpf: Ebpf,
+    images: Array<MapData, ImageConfig>,
+    processes: HashMap<MapData, u32, ProcessEntry>,
+    has_cookie: bool,
+    next_image: u32,
+    attached: usize,
+}
+
+impl Probes {
+    pub(super) fn new(mut ebpf: Ebpf, has_cookie: bool) -> Result<Self, LoadError> {
+        let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
+        let images = Array::try_from(map(&mut ebpf, "IMAGES")?)
+            .map_err(|source| LoadError::Map { map: "IMAGES", source })?;
+        let processes = HashMap::try_from(map(&mut ebpf, "PROCESSES")?)
+            .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
+        Ok(Self { ebpf, images, processes, has_cookie, next_image: 0, attached: 0 })
+    }
+
+    /// Whether the kernel hands cookies to uprobes (Linux 5.15). Without them a process must be told to the programs
+    /// by [`Probes::set_process`] before its hits can be read.
+    pub fn has_cookie(&self) -> bool {
+        self.has_cookie
+    }
+
+    /// Probes attached so far.
+    pub fn attached(&self) -> usize {
+        self.attached
+    }
+
+    /// Reserves the next image index and configures it. Done before [`Probes::attach`], so that the first hit finds
+    /// its image.
+    pub fn add_image(&mut self, config: &ImageConfig) -> Result<u32, AttachError> {
+        if self.next_image >= MAX_IMAGES {
+            return Err(AttachError::TooManyImages);
+        }
+        let index = self.next_image;
+        self.images.set(index, config, 0).map_err(|source| AttachError::Map { map: "IMAGES", source })?;
+        self.next_image += 1;
+        Ok(index)
+    }
+
+    /// Attaches all sites of an image through `path`, or none: a failure detaches those already attached.
+    pub fn attach(
+        &mut self,
+        image: u32,
+        sites: &[ProbeSite],
+        path: &Path,
+        scope: Scope,
+    ) -> Result<(), AttachError> {
+        let mut done: Vec<(usize, UProbeLinkId)> = Vec::with_capacity(sites.len());
+        // Exits first, starts last: a pause that begins while we attach is then seen with its end or not at all.
+        let mut order: Vec<&ProbeSite> = sites.iter().collect();
+        order.sort_by_key(|site| std::cmp::Reverse(site.point));
+        for site in order {
+            match self.attach_one(image, site, path, scope) {
+                Ok(link) => done.push((site.point as usize, link)),
+                Err(error) => {
+                    self.detach(done);
+                    return Err(error);
+                }
+            }
+        }
+        self.attached += sites.len();
+        Ok(())
+    }
+
+    fn attach_one(
+        &mut self,
+        image: u32,
+        site: &ProbeSite,
+        path: &Path,
+        scope: Scope,
+    ) -> Result<UProbeLinkId, AttachError> {
+        let point = site.point.name();
+        let cookie = Cookie {
+            image: image as u16,
+            register: site.register.unwrap_or(NO_REGISTER),
+            address: site.address.0,
+        };
+        if !cookie.fits() {
+            return Err(AttachError::Cookie { point, address: site.address.0, path: path.to_owned() });
+        }
+        let attach_point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(site.file_offset.0),
+            cookie: self.has_cookie.then(|| cookie.pack()),
+        };
+        let scope = match scope {
+            Scope::All => UProbeScope::AllProcesses,
+            Scope::One(pid) => UProbeScope::OneProcess(pid),
+        };
+        let name = program_name(site.point);
+        let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else {
+            return Err(AttachError::NoProgram(name));
+        };
+        program.attach(attach_point, path, scope).map_err(|source| AttachError::Attach {
+            point,
+            offset: site.file_offset.0,
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    fn detach(&mut self, links: Vec<(usize, UProbeLinkId)>) {
+        for (program, link) in links {
+            let Some(Program::UProbe(program)) = self.ebpf.program_mut(GC_PROGRAMS[program]) else {
+                continue;
+            };
+            if let Err(error) = program.detach(link) {
+                log::warn!("detaching a probe after a failed attach: {error}");
+            }
+        }
+    }
+
+    /// Selects a process; its children inherit the selection in the kernel.
+    pub fn select(&mut self, pid: u32) -> Result<(), AttachError> {
+        self.update(pid, |entry| entry.flags |= ProcessEntry::SELECTED)
+    }
+
+    /// Whether the user (or inheritance in the kernel) selected the process.
+    pub fn is_selected(&self, pid: u32) -> bool {
+        self.processes.get(&pid, 0).is_ok_and(|entry| entry.flags & ProcessEntry::SELECTED != 0)
+    }
+
+    /// Forgets a process.
+    pub fn forget(&mut self, pid: u32) {
+        // It may have exited, which removes the entry in the kernel.
+        if let Err(error) = self.processes.remove(&pid) {
+            log::debug!("forgetting pid {pid}: {error}");
+        }
+    }
+
+    /// Follows a process (its fork, exec and exit are reported), and tells image and load bias for kernels without
+    /// cookies.
+    pub fn set_process(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
+        self.update(pid, |entry| {
+            entry.image = image;
+            entry.bias = bias;
+            entry.flags |= ProcessEntry::IMAGE_KNOWN;
+        })
+    }
+
+    fn update(&mut self, pid: u32, change: impl FnOnce(&mut ProcessEntry)) -> Result<(), AttachError> {
+        let error = |source| AttachError::Map { map: "PROCESSES", source };
+        let mut entry = match self.processes.get(&pid, 0) {
+            Ok(entry) => entry,
+            Err(MapError::KeyNotFound) => ProcessEntry::default(),
+            Err(source) => return Err(error(source)),
+        };
+        let before = entry;
+        change(&mut entry);
+        if entry == before {
+            return Ok(());
+        }
+        self.processes.insert(pid, entry, 0).map_err(error)
+    }
+}
+
+fn program_name(point: Point) -> &'static str {
+    GC_PROGRAMS[point as usize]
+}

@@ -1,0 +1,101 @@
+//! New executable mappings of every process, as the kernel makes them (`PERF_RECORD_MMAP2`, Linux 3.16): the moment
+//! at which a Ruby image enters a process.
+
+use std::os::fd::BorrowedFd;
+
+use perf_event::{Builder, Sampler, data::Record, events::Software};
+
+use super::raw;
+
+/// Bytes of one CPU's buffer; a mapping record is about 100 bytes.
+const BUFFER_BYTES: usize = 64 << 10;
+
+/// An executable mapping that a process has just made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecMapping {
+    /// The process.
+    pub pid: u32,
+    /// Start address of the mapping in it.
+    pub address: u64,
+    /// File name as the process sees it.
+    pub file: Vec<u8>,
+}
+
+/// Why mappings cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// The kernel refused the event.
+    #[error("watching for new mappings on CPU {cpu} (perf_event_open): {source} (needs CAP_PERFMON or root)")]
+    Open {
+        /// The CPU.
+        cpu: u32,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The CPUs could not be listed.
+    #[error("listing the online CPUs: {0}")]
+    Cpus(#[source] std::io::Error),
+}
+
+/// Mapping records of all CPUs.
+pub struct MappingWatch {
+    samplers: Vec<Sampler>,
+    lost: u64,
+}
+
+impl MappingWatch {
+    /// Starts watching on every online CPU.
+    pub fn start() -> Result<Self, WatchError> {
+        let cpus = aya::util::online_cpus().map_err(|(_, source)| WatchError::Cpus(source))?;
+        let mut samplers = Vec::with_capacity(cpus.len());
+        for cpu in cpus {
+            let open = |source| WatchError::Open { cpu, source };
+            let mut counter = Builder::new(Software::DUMMY)
+                .any_pid()
+                .one_cpu(cpu as usize)
+                .mmap(true)
+                .mmap2(true)
+                .exclude_kernel(true)
+                .exclude_hv(true)
+                .wakeup_watermark(1)
+                .build()
+                .map_err(open)?;
+            counter.enable().map_err(open)?;
+            samplers.push(counter.sampled(BUFFER_BYTES).map_err(open)?);
+        }
+        Ok(Self { samplers, lost: 0 })
+    }
+
+    /// Descriptors that become readable when there are records.
+    pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.samplers.iter().map(raw::borrow_fd).collect()
+    }
+
+    /// Mapping records lost because nobody read them in time; each may hide an image, so the caller scans `/proc`.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Takes all waiting records.
+    pub fn drain(&mut self, mut sink: impl FnMut(ExecMapping)) {
+        for sampler in &mut self.samplers {
+            while let Some(record) = sampler.next_record() {
+                match record.parse_record() {
+                    Ok(Record::Mmap2(map)) => {
+                        sink(ExecMapping { pid: map.pid, address: map.addr, file: map.filename.to_vec() });
+                    }
+                    Ok(Record::Mmap(map)) => {
+                        sink(ExecMapping { pid: map.pid, address: map.addr, file: map.filename.to_vec() });
+                    }
+                    Ok(Record::Lost(lost)) => self.lost += lost.lost,
+                    Ok(_) => {}
+                    Err(error) => {
+                        log::debug!("a perf record could not be parsed: {error}");
+                        self.lost += 1;
+                    }
+                }
+            }
+        }
+    }
+}

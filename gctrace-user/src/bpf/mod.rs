@@ -1,0 +1,13 @@
+//! The kernel side: loading the object, attaching it, reading its rings. The only module that names aya.
+
+mod attach;
+mod load;
+mod mmaps;
+#[expect(unsafe_code, reason = "system calls that no library wraps safely")]
+mod raw;
+mod rings;
+
+pub use attach::{AttachError, Probes, Scope};
+pub use load::{LoadError, LoadOptions, Loaded, load};
+pub use mmaps::{ExecMapping, MappingWatch, WatchError};
+pub use rings::{CounterReader, Rings};

@@ -1,0 +1,73 @@
+//! The ring buffers and the counters.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use aya::{
+    Ebpf,
+    maps::{Array, MapData, RingBuf},
+};
+use gctrace_common::stats::Counter;
+
+use super::load::LoadError;
+
+/// The two rings of the object.
+pub struct Rings {
+    gc: RingBuf<MapData>,
+    life: RingBuf<MapData>,
+}
+
+impl Rings {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
+        let mut ring = |map: &'static str| {
+            let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
+            RingBuf::try_from(taken).map_err(|source| LoadError::Map { map, source })
+        };
+        Ok(Self { gc: ring("GC_RING")?, life: ring("LIFE_RING")? })
+    }
+
+    /// Readable when the GC ring has woken its reader.
+    pub fn gc_fd(&self) -> BorrowedFd<'_> {
+        self.gc.as_fd()
+    }
+
+    /// Readable when the lifecycle ring has woken its reader.
+    pub fn life_fd(&self) -> BorrowedFd<'_> {
+        self.life.as_fd()
+    }
+
+    /// Hands up to `limit` GC records to `sink`; returns how many there were.
+    pub fn drain_gc(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
+        drain(&mut self.gc, limit, sink)
+    }
+
+    /// Hands up to `limit` lifecycle records to `sink`; returns how many there were.
+    pub fn drain_life(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
+        drain(&mut self.life, limit, sink)
+    }
+}
+
+fn drain(ring: &mut RingBuf<MapData>, limit: usize, mut sink: impl FnMut(&[u8])) -> usize {
+    for taken in 0..limit {
+        let Some(record) = ring.next() else { return taken };
+        sink(&record);
+    }
+    limit
+}
+
+/// Reads the kernel's counters.
+pub struct CounterReader {
+    map: Array<MapData, u64>,
+}
+
+impl CounterReader {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
+        let map = ebpf.take_map("COUNTERS").ok_or(LoadError::Missing("COUNTERS"))?;
+        let map = Array::try_from(map).map_err(|source| LoadError::Map { map: "COUNTERS", source })?;
+        Ok(Self { map })
+    }
+
+    /// All counters, in the order of [`Counter::ALL`]; `None` if the kernel would not read one.
+    pub fn read(&self) -> Option<Vec<u64>> {
+        Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
+    }
+}

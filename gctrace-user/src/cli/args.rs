@@ -1,0 +1,119 @@
+//! Flags as they are written. Parsing does nothing but parse.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Parser, ValueEnum};
+
+/// Watch the GC of CRuby processes from the kernel: no gem, no restart, no signal, no pause.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gctrace",
+    version,
+    after_help = "Examples:\n  \
+        sudo gctrace --all-ruby                          every Ruby on this host, until Ctrl-C\n  \
+        sudo gctrace --pid 4242 --duration 30s           one process, for half a minute\n  \
+        sudo gctrace --all-ruby --tunemygc sets/         a TuneMyGC sample set per process\n  \
+        sudo gctrace --pprof gc.pb.gz -- ruby script.rb  a command and all it starts\n\n\
+        Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.\n\
+        Standard output carries data, standard error diagnostics (RUST_LOG=debug for more)."
+)]
+pub struct Args {
+    /// Trace every Ruby process, running now or started later
+    #[arg(long)]
+    pub all_ruby: bool,
+
+    /// Trace this process (repeatable)
+    #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Vec<u32>,
+
+    /// Stop after this time, e.g. 500ms, 30s, 5m [default: until Ctrl-C or the end of COMMAND]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// What to write to standard output
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    pub format: FormatArg,
+
+    /// Write no cycles to standard output
+    #[arg(long, short)]
+    pub quiet: bool,
+
+    /// Write a TuneMyGC sample set per process to this directory
+    #[arg(long, value_name = "DIR")]
+    pub tunemygc: Option<PathBuf>,
+
+    /// Write GC pauses as a pprof profile (open with `go tool pprof`)
+    #[arg(long, value_name = "FILE")]
+    pub pprof: Option<PathBuf>,
+
+    /// Size of the kernel ring for GC events, e.g. 4MiB; a power of two
+    #[arg(long, value_name = "BYTES", value_parser = parse_ring, hide_short_help = true)]
+    pub gc_ring: Option<u32>,
+
+    /// Start this command and trace it and everything it starts
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormatArg {
+    /// One readable line per GC cycle
+    Text,
+    /// One JSON object per line
+    Jsonl,
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("unknown unit `{unit}`; use ms, s, m or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| "give a number and a unit, such as 30s".to_owned())?;
+    Duration::try_from_secs_f64(number * seconds)
+        .ok()
+        .filter(|time| !time.is_zero())
+        .ok_or_else(|| "give a time above zero, such as 30s".to_owned())
+}
+
+fn parse_ring(text: &str) -> Result<u32, String> {
+    let (number, factor) = match text.strip_suffix("MiB").or_else(|| text.strip_suffix('M')) {
+        Some(number) => (number, 1 << 20),
+        None => match text.strip_suffix("KiB").or_else(|| text.strip_suffix('K')) {
+            Some(number) => (number, 1 << 10),
+            None => (text, 1),
+        },
+    };
+    number
+        .parse::<u32>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor))
+        .filter(|bytes| bytes.is_power_of_two() && (16 << 10..=1 << 30).contains(bytes))
+        .ok_or_else(|| "give a power of two from 16KiB to 1024MiB".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    /// The definition is consistent, and short forms of times and sizes mean what they say.
+    #[test]
+    fn definition() {
+        Args::command().debug_assert();
+        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_mins(2)));
+        for wrong in ["", "s", "-1s", "0", "1d", "1e400s", "9999999999999999999999h"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_ring("16KiB"), Ok(16 << 10));
+        for wrong in ["1", "3MiB", "8192MiB", "x"] {
+            assert!(parse_ring(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Flags resolved to what the run does.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::args::{Args, FormatArg};
+use crate::discover::Selection;
+
+/// What goes to standard output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Lines for people.
+    Text,
+    /// JSON lines.
+    Jsonl,
+    /// Nothing.
+    Quiet,
+}
+
+/// A run.
+#[derive(Debug)]
+pub struct Settings {
+    /// Which processes.
+    pub selection: Selection,
+    /// For how long.
+    pub duration: Option<Duration>,
+    /// Standard output.
+    pub format: Format,
+    /// Directory for sample sets.
+    pub tunemygc: Option<PathBuf>,
+    /// File for the profile.
+    pub pprof: Option<PathBuf>,
+    /// Size of the GC ring, bytes.
+    pub gc_ring_bytes: Option<u32>,
+}
+
+/// Flags that do not make a run.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum UsageError {
+    /// Nothing was selected.
+    #[error("nothing is selected: give --all-ruby, --pid PID or -- COMMAND (see gctrace --help)")]
+    NothingSelected,
+    /// gctrace cannot trace itself.
+    #[error("--pid {0} is gctrace itself, which is never traced")]
+    OwnPid(u32),
+}
+
+impl Settings {
+    /// Resolves flags.
+    pub fn resolve(args: Args, own_pid: u32) -> Result<Self, UsageError> {
+        let Args { all_ruby, mut pids, duration, format, quiet, tunemygc, pprof, gc_ring, command } = args;
+        pids.sort_unstable();
+        pids.dedup();
+        if pids.contains(&own_pid) {
+            return Err(UsageError::OwnPid(own_pid));
+        }
+        let command = (!command.is_empty()).then_some(command);
+        if !all_ruby && pids.is_empty() && command.is_none() {
+            return Err(UsageError::NothingSelected);
+        }
+        let format = match (quiet, format) {
+            (true, _) => Format::Quiet,
+            (false, FormatArg::Text) => Format::Text,
+            (false, FormatArg::Jsonl) => Format::Jsonl,
+        };
+        let selection = Selection { all: all_ruby, pids, command };
+        Ok(Self { selection, duration, format, tunemygc, pprof, gc_ring_bytes: gc_ring })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    fn resolve(words: &[&str]) -> Result<Settings, UsageError> {
+        Settings::resolve(Args::try_parse_from(words).unwrap(), 77)
+    }
+
+    /// Selectors form a union; none, or gctrace itself, is bad usage.
+    #[test]
+    fn selection() {
+        let run =
+            resolve(&["gctrace", "--pid", "5", "--pid", "4", "--pid", "5", "--", "ruby", "-v"]).unwrap();
+        assert_eq!(run.selection.pids, [4, 5]);
+        assert_eq!(run.selection.command.unwrap(), ["ruby", "-v"]);
+        assert_eq!(resolve(&["gctrace"]).unwrap_err(), UsageError::NothingSelected);
+        assert_eq!(resolve(&["gctrace", "--pid", "77"]).unwrap_err(), UsageError::OwnPid(77));
+    }
+}

@@ -1,0 +1,25 @@
+//! Viewing bytes as a record.
+
+use gctrace_common::event::{LifeEvent, PauseEvent, SnapshotEvent};
+
+/// Marks types of which any bit pattern is a valid value.
+///
+/// # Safety
+/// The type must be `repr(C)` and consist of integers and byte arrays only.
+pub(super) unsafe trait Plain {}
+
+// SAFETY: `repr(C)`, integers and byte arrays only (see gctrace-common).
+unsafe impl Plain for SnapshotEvent {}
+// SAFETY: as above.
+unsafe impl Plain for PauseEvent {}
+// SAFETY: as above.
+unsafe impl Plain for LifeEvent {}
+
+/// The record at the start of `bytes`; `None` if they are too few or misaligned (the kernel aligns to 8 bytes).
+pub(super) fn view<T: Plain>(bytes: &[u8]) -> Option<&T> {
+    if bytes.len() < size_of::<T>() || !bytes.as_ptr().cast::<T>().is_aligned() {
+        return None;
+    }
+    // SAFETY: length and alignment were checked, any bit pattern is valid, and the borrow is kept.
+    Some(unsafe { &*bytes.as_ptr().cast::<T>() })
+}

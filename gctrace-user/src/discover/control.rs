@@ -1,0 +1,469 @@
+//! The control thread: scans, watches, analyses, attaches, and tells the data thread what it found.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    num::NonZeroU32,
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    sync::{Arc, mpsc::SyncSender},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{
+    identity::ImageKey,
+    installed,
+    mappings::{self, ExecutableMapping},
+};
+use crate::{
+    bpf::{MappingWatch, Probes, Scope},
+    elf::{ElfImage, LoadSegment, RubyPresence, probe_ruby},
+    enrich::clock::monotonic_ns,
+    model::Image,
+    pipeline::{Images, KnownImage},
+    ruby::{
+        analyse,
+        plan::{AttachPlan, PlanError, plan},
+        prove,
+    },
+};
+
+/// Which processes are traced.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Every Ruby process.
+    pub all: bool,
+    /// These.
+    pub pids: Vec<u32>,
+    /// This one, started by us, and its descendants.
+    pub command: Option<Vec<String>>,
+}
+
+/// What the control thread tells the data thread.
+#[derive(Debug)]
+pub enum Found {
+    /// A process runs a probed image.
+    Process {
+        /// The process.
+        pid: u32,
+        /// Its image.
+        image: u32,
+        /// Its VM's state, read from its memory outside a GC: time and snapshot data.
+        state: Option<(u64, Vec<u8>)>,
+    },
+    /// A process or an image is not traced.
+    Refused {
+        /// The process, if it is about one.
+        pid: Option<u32>,
+        /// The image file.
+        path: PathBuf,
+        /// The reason and the remedy.
+        reason: String,
+    },
+    /// A selected pid is not there or is no Ruby.
+    NotRuby {
+        /// The pid.
+        pid: u32,
+        /// What was found instead.
+        reason: String,
+    },
+    /// Everything present at start has been looked at.
+    Ready {
+        /// Processes that are traced now.
+        processes: usize,
+        /// Probes attached.
+        probes: usize,
+        /// Images probed.
+        images: usize,
+    },
+    /// The command was started.
+    Spawned(Child),
+    /// Tracing cannot go on.
+    Fatal(String),
+}
+
+/// What the control thread needs to run.
+pub struct Start {
+    /// The loaded probes.
+    pub probes: Probes,
+    /// What to trace.
+    pub selection: Selection,
+    /// Where images are made known before they are probed.
+    pub images: Images,
+    /// Where findings go.
+    pub sender: SyncSender<Found>,
+    /// Becomes readable (end of file) when the thread is to end.
+    pub stop: OwnedFd,
+    /// Pid of gctrace.
+    pub own_pid: u32,
+}
+
+/// What is known of an image file.
+#[derive(Clone)]
+enum Verdict {
+    NotRuby,
+    Traced(Arc<Traced>),
+    Refused(Arc<str>),
+}
+
+struct Traced {
+    index: u32,
+    plan: AttachPlan,
+    segments: Vec<LoadSegment>,
+}
+
+struct Control {
+    probes: Probes,
+    selection: Selection,
+    sender: SyncSender<Found>,
+    own_pid: u32,
+    verdicts: HashMap<ImageKey, Verdict>,
+    /// Process and image pairs already told.
+    told: HashSet<(u32, u32)>,
+    refused_told: HashSet<(u32, ImageKey)>,
+    images: Images,
+    /// Images probed.
+    attached: usize,
+}
+
+/// Runs until told to stop. Returns (and so detaches) only then.
+pub fn run(start: Start) {
+    let Start { probes, selection, images, sender, stop, own_pid } = start;
+    let mut control = Control {
+        probes,
+        selection,
+        sender,
+        own_pid,
+        verdicts: HashMap::new(),
+        told: HashSet::new(),
+        refused_told: HashSet::new(),
+        images,
+        attached: 0,
+    };
+    // Watching starts before the scan, so that nothing falls between the two.
+    let mut watch = match MappingWatch::start() {
+        Ok(watch) => watch,
+        Err(error) => return control.tell(Found::Fatal(error.to_string())),
+    };
+    if let Err(reason) = control.begin() {
+        return control.tell(Found::Fatal(reason));
+    }
+    control.watch(&mut watch, &stop);
+}
+
+impl Control {
+    fn tell(&self, found: Found) {
+        // The data thread has ended: so shall we, at the next look at `stop`.
+        if self.sender.send(found).is_err() {
+            log::debug!("the data thread is gone");
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), String> {
+        if self.watches_others() {
+            for path in installed::images() {
+                self.add_installed(&path);
+            }
+            if let Some(program) = self.selection.command.as_ref().and_then(|args| args.first()) {
+                for path in installed::images_of(Path::new(program)) {
+                    self.add_installed(&path);
+                }
+            }
+        }
+        for pid in self.selection.pids.clone() {
+            if self.watches_others() || self.selection.pids.len() > 1 {
+                self.probes.select(pid).map_err(|e| e.to_string())?;
+            }
+            self.inspect_selected(pid);
+        }
+        if self.selection.all {
+            self.scan();
+        }
+        self.tell(Found::Ready {
+            processes: self.told.len(),
+            probes: self.probes.attached(),
+            images: self.attached,
+        });
+        if let Some(command) = self.selection.command.clone() {
+            self.spawn(&command)?;
+        }
+        Ok(())
+    }
+
+    /// Whether processes that do not exist yet can be selected.
+    fn watches_others(&self) -> bool {
+        self.selection.all || self.selection.command.is_some()
+    }
+
+    /// A run that selects exactly one pid puts its probes on that process only: others then pay nothing.
+    fn scope(&self) -> Scope {
+        match (self.watches_others(), self.selection.pids.as_slice()) {
+            (false, [pid]) => NonZeroU32::new(*pid).map_or(Scope::All, Scope::One),
+            _ => Scope::All,
+        }
+    }
+
+    /// Starts the command. Children of a selected process are selected in the kernel before they run, so gctrace
+    /// selects itself for the moment of the fork (its own hits are dropped before selection is looked at).
+    fn spawn(&mut self, command: &[String]) -> Result<(), String> {
+        let Some((program, args)) = command.split_first() else { return Ok(()) };
+        self.probes.select(self.own_pid).map_err(|e| e.to_string())?;
+        let child = Command::new(program).args(args).spawn();
+        self.probes.forget(self.own_pid);
+        let child = child
+            .map_err(|e| format!("starting `{program}`: {e}; give a program that exists and may be run"))?;
+        self.tell(Found::Spawned(child));
+        Ok(())
+    }
+
+    fn scan(&mut self) {
+        let processes = match procfs::process::all_processes() {
+            Ok(processes) => processes,
+            Err(error) => {
+                log::warn!("listing /proc: {error}");
+                return;
+            }
+        };
+        for pid in processes.flatten().map(|process| process.pid as u32) {
+            if pid != self.own_pid {
+                self.inspect(pid);
+            }
+        }
+    }
+
+    fn inspect_selected(&mut self, pid: u32) {
+        let reason = match mappings::of_process(pid) {
+            Err(procfs::ProcError::NotFound(_)) => "no such process".to_owned(),
+            Err(error) => format!("its mappings cannot be read: {error}"),
+            Ok(mappings) => {
+                let count = mappings.len();
+                if self.inspect_mappings(pid, &mappings) {
+                    return;
+                }
+                format!(
+                    "not a Ruby process: none of its {count} executable mappings holds a CRuby interpreter"
+                )
+            }
+        };
+        self.tell(Found::NotRuby { pid, reason });
+    }
+
+    fn inspect(&mut self, pid: u32) {
+        match mappings::of_process(pid) {
+            Ok(mappings) => {
+                self.inspect_mappings(pid, &mappings);
+            }
+            Err(error) => log::debug!("pid {pid}: {error}"),
+        }
+    }
+
+    /// Looks at every executable mapping; returns whether one is a Ruby (traced or refused).
+    fn inspect_mappings(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> bool {
+        let mut ruby = false;
+        for mapping in mappings {
+            let file = mapping.file(pid);
+            let Ok(key) = ImageKey::of(&file) else { continue };
+            let verdict = match self.verdicts.get(&key) {
+                Some(verdict) => verdict.clone(),
+                None => self.judge(key, &file, &mapping.path),
+            };
+            match verdict {
+                Verdict::NotRuby => {}
+                Verdict::Traced(traced) => {
+                    ruby = true;
+                    self.found(pid, mapping, &traced);
+                }
+                Verdict::Refused(reason) => {
+                    ruby = true;
+                    if self.wants(pid) && self.refused_told.insert((pid, key)) {
+                        self.tell(Found::Refused {
+                            pid: Some(pid),
+                            path: mapping.path.clone(),
+                            reason: reason.to_string(),
+                        });
+                    }
+                }
+            }
+        }
+        ruby
+    }
+
+    fn add_installed(&mut self, path: &Path) {
+        let Ok(key) = ImageKey::of(path) else { return };
+        if self.verdicts.contains_key(&key) {
+            return;
+        }
+        if let Verdict::Refused(reason) = self.judge(key, path, path) {
+            // Nobody runs it yet; it is told when somebody does.
+            log::info!("{} is installed and would not be traced: {reason}", path.display());
+        }
+    }
+
+    fn judge(&mut self, key: ImageKey, file: &Path, shown: &Path) -> Verdict {
+        let verdict = match self.judge_file(file, shown) {
+            Ok(verdict) => verdict,
+            Err(reason) => Verdict::Refused(reason.into()),
+        };
+        self.verdicts.insert(key, verdict.clone());
+        verdict
+    }
+
+    fn judge_file(&mut self, path: &Path, shown: &Path) -> Result<Verdict, String> {
+        let Ok(file) = File::open(path) else { return Ok(Verdict::NotRuby) };
+        match probe_ruby(&file) {
+            Ok(Some(RubyPresence::Defines)) => {}
+            Ok(_) => return Ok(Verdict::NotRuby),
+            Err(error) => {
+                // A broken file that nothing says is a Ruby is nobody's business.
+                log::debug!("{}: {error}", shown.display());
+                return Ok(Verdict::NotRuby);
+            }
+        }
+        let (plan, segments) = plan_file(&file, shown).map_err(|e| e.to_string())?;
+        let index = self.probes.add_image(&plan.config).map_err(|e| e.to_string())?;
+        let image = Image {
+            index,
+            path: shown.to_owned(),
+            version: plan.analysis.version,
+            build_id: plan.analysis.build_id.as_ref().map(ToString::to_string),
+            stat_keys: plan.layout.keys.iter().map(|key| key.name).collect(),
+            probes: plan.sites.len(),
+            has_symbols: plan.analysis.has_symbols,
+        };
+        let during_gc = 1 << plan.analysis.vm.during_gc_bit;
+        self.images.add(KnownImage { image: Arc::new(image), layout: plan.layout.clone(), during_gc });
+        self.probes.attach(index, &plan.sites, path, self.scope()).map_err(|e| e.to_string())?;
+        self.attached += 1;
+        Ok(Verdict::Traced(Arc::new(Traced { index, plan, segments })))
+    }
+
+    fn wants(&self, pid: u32) -> bool {
+        self.selection.all || self.selection.pids.contains(&pid) || self.probes.is_selected(pid)
+    }
+
+    fn found(&mut self, pid: u32, mapping: &ExecutableMapping, traced: &Traced) {
+        if !self.wants(pid) {
+            return;
+        }
+        let Some(bias) = bias(mapping, &traced.segments) else { return };
+        if let Err(error) = self.probes.set_process(pid, traced.index, bias) {
+            log::warn!("pid {pid}: {error}");
+        }
+        let state = match read_state(pid, bias, &traced.plan) {
+            Ok(state) => state,
+            Err(failed) => {
+                return self.tell(Found::Refused {
+                    pid: Some(pid),
+                    path: mapping.path.clone(),
+                    reason: failed.to_string(),
+                });
+            }
+        };
+        self.told.insert((pid, traced.index));
+        self.tell(Found::Process { pid, image: traced.index, state });
+    }
+
+    /// Handles new mappings until told to stop.
+    fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd) {
+        let mut lost = 0;
+        loop {
+            {
+                let fds = watch.fds();
+                let mut polled: Vec<PollFd<'_>> =
+                    fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+                polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
+                let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+                match poll(&mut polled, Some(&timeout)) {
+                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => {
+                        return self.tell(Found::Fatal(format!("waiting for new mappings: {error}")));
+                    }
+                }
+                if polled.last().is_some_and(|fd| !fd.revents().is_empty()) {
+                    return;
+                }
+            }
+            let mut pids = Vec::new();
+            watch.drain(|mapping| {
+                if pids.last() != Some(&mapping.pid) {
+                    pids.push(mapping.pid);
+                }
+            });
+            if watch.lost() != lost {
+                lost = watch.lost();
+                log::info!("{lost} mapping records lost so far; scanning /proc");
+                self.scan();
+            }
+            pids.sort_unstable();
+            pids.dedup();
+            for pid in pids {
+                if pid != self.own_pid && self.watches_others() {
+                    self.inspect(pid);
+                }
+            }
+        }
+    }
+}
+
+fn plan_file(file: &File, shown: &Path) -> Result<(AttachPlan, Vec<LoadSegment>), PlanError> {
+    let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
+    let image = ElfImage::read(file).map_err(elf)?;
+    let analysis = analyse(&image)?;
+    let plan = plan(&image, analysis)?;
+    Ok((plan, image.segments().to_vec()))
+}
+
+/// Actual minus stated addresses of a mapping.
+fn bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -> Option<u64> {
+    let page = rustix::param::page_size() as u64;
+    segments
+        .iter()
+        .filter(|segment| segment.executable)
+        .find(|segment| {
+            let first = segment.offset.0 / page * page;
+            (first..segment.offset.0 + segment.file_size).contains(&mapping.offset)
+        })
+        .map(|segment| {
+            let stated = mapping.offset.wrapping_sub(segment.offset.0).wrapping_add(segment.address.0);
+            mapping.start.wrapping_sub(stated)
+        })
+}
+
+/// How often a state is read again when the VM was busy.
+const STATE_TRIES: u32 = 5;
+
+/// Reads the state of a VM from its memory, between two GCs, and proves the layout on it. `None`: the VM is not set
+/// up yet, is collecting, or the process is gone; its first GC event will be proven instead.
+fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<Option<(u64, Vec<u8>)>, prove::FailedProof> {
+    let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return Ok(None) };
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        memory.read_exact_at(&mut bytes, address).ok()?;
+        Some(u64::from_le_bytes(bytes)).filter(|&word| word != 0)
+    };
+    let read = || {
+        let vm = word(bias.wrapping_add(plan.config.vm_ptr))?;
+        let objspace = word(vm.wrapping_add(u64::from(plan.config.vm_objspace)))?;
+        prove::read_spans(&plan.layout, objspace, |address, buffer| {
+            memory.read_exact_at(buffer, address).is_ok()
+        })
+    };
+    let mut failed = None;
+    for _ in 0..STATE_TRIES {
+        let ts_ns = monotonic_ns();
+        let (Some(first), Some(second)) = (read(), read()) else { return Ok(None) };
+        // Two equal reads outside a GC: what changes in between is only what an allocation changes.
+        if !prove::is_quiet(&plan.layout, &first) || !prove::same_cycle(&plan.layout, &first, &second) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            continue;
+        }
+        match prove::between_cycles(&plan.layout, &second) {
+            Ok(()) => return Ok(Some((ts_ns, second))),
+            // Read while the program runs, so a failure must repeat to count.
+            Err(error) => failed = Some(error),
+        }
+    }
+    failed.map_or(Ok(None), Err)
+}

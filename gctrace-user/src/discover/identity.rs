@@ -1,0 +1,52 @@
+//! Identity of an image file across paths, containers and processes.
+
+use std::{
+    io,
+    os::{linux::fs::MetadataExt as _, unix::fs::MetadataExt},
+    path::Path,
+};
+
+/// `OVERLAYFS_SUPER_MAGIC` (include/uapi/linux/magic.h).
+const OVERLAYFS: i64 = 0x794c_7630;
+
+/// What makes two paths the same image. On overlayfs the device number differs from mount to mount while uprobes sit
+/// on the one lower inode, so there the device does not count: the same lower file attached through two containers
+/// would count every hit twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ImageKey {
+    device: Option<u64>,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl ImageKey {
+    /// The identity of the file behind `path` (links are followed).
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let metadata = std::fs::metadata(path)?;
+        let overlay = rustix::fs::statfs(path).is_ok_and(|fs| fs.f_type as i64 == OVERLAYFS);
+        Ok(Self {
+            device: (!overlay).then(|| metadata.st_dev()),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Links lead to the same identity, copies do not.
+    #[test]
+    fn links_and_copies() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, copy) = (dir.path().join("a"), dir.path().join("b"), dir.path().join("c"));
+        std::fs::write(&file, "x").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        std::fs::copy(&file, &copy).unwrap();
+        assert_eq!(ImageKey::of(&file).unwrap(), ImageKey::of(&link).unwrap());
+        assert_ne!(ImageKey::of(&file).unwrap(), ImageKey::of(&copy).unwrap());
+    }
+}

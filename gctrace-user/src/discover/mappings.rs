@@ -1,0 +1,65 @@
+//! Executable mappings of a process.
+
+use std::path::PathBuf;
+
+use procfs::{
+    ProcError,
+    process::{MMPermissions, MMapPath, Process},
+};
+
+/// One executable file mapping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecutableMapping {
+    /// First address.
+    pub start: u64,
+    /// One past the last address.
+    pub end: u64,
+    /// File offset of the first address.
+    pub offset: u64,
+    /// Path as the process sees it, without the mark of a deleted file.
+    pub path: PathBuf,
+}
+
+impl ExecutableMapping {
+    /// The mapped file itself, whatever has become of its path: works across mount namespaces and for deleted files.
+    pub fn file(&self, pid: u32) -> PathBuf {
+        PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end))
+    }
+}
+
+/// The executable file mappings of a process, in address order.
+pub fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
+    let maps = Process::new(pid as i32)?.maps()?;
+    Ok(maps
+        .into_iter()
+        .filter(|map| map.perms.contains(MMPermissions::EXECUTE))
+        .filter_map(|map| {
+            let MMapPath::Path(path) = map.pathname else { return None };
+            let text = path.to_string_lossy();
+            let path = text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from);
+            Some(ExecutableMapping { start: map.address.0, end: map.address.1, offset: map.offset, path })
+        })
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This test's own program is among its executable mappings, and the map_files path leads to it.
+    #[test]
+    fn own_program() {
+        let exe = std::fs::read_link("/proc/self/exe").unwrap();
+        let mappings = of_process(std::process::id()).unwrap();
+        assert!(mappings.iter().any(|m| m.path == exe), "{mappings:?}");
+    }
+
+    /// A process that is gone is an error, not an empty list.
+    #[test]
+    fn vanished() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        assert!(of_process(pid).is_err());
+    }
+}

@@ -1,0 +1,9 @@
+//! Finding Ruby processes and images, now and later, and having them probed. The slow path, on a thread of its own.
+
+mod control;
+mod identity;
+mod installed;
+mod mappings;
+
+pub use control::{Found, Selection, Start, run};
+pub use identity::ImageKey;

@@ -1,0 +1,241 @@
+//! The ELF header, the program headers and the section headers.
+
+use object::LittleEndian as LE;
+use object::elf;
+use object::pod::{self, Pod};
+
+use super::source::read_bytes;
+use super::{ElfError, ReadAt};
+use crate::address::{FileOffset, Svma};
+
+/// Processor an image is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// AMD64.
+    X86_64,
+    /// 64-bit ARM.
+    Aarch64,
+}
+
+/// A `PT_LOAD` program header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadSegment {
+    /// First stated address.
+    pub address: Svma,
+    /// File offset of that address.
+    pub offset: FileOffset,
+    /// Bytes backed by the file.
+    pub file_size: u64,
+    /// Bytes in memory.
+    pub memory_size: u64,
+    /// Whether it is mapped executable.
+    pub executable: bool,
+}
+
+/// A section header.
+#[derive(Clone, Debug)]
+pub(crate) struct Section {
+    pub(crate) name: String,
+    pub(crate) kind: elf::SectionType,
+    pub(crate) flags: elf::SectionFlags,
+    pub(crate) address: u64,
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) link: u32,
+}
+
+/// All headers of one file.
+#[derive(Debug)]
+pub(crate) struct Headers {
+    pub(crate) machine: Machine,
+    /// `ET_EXEC`: addresses in the file are final.
+    pub(crate) fixed_position: bool,
+    /// `ET_REL`: symbol values are relative to their section.
+    pub(crate) relocatable: bool,
+    pub(crate) segments: Vec<LoadSegment>,
+    pub(crate) has_interpreter: bool,
+    pub(crate) sections: Vec<Section>,
+}
+
+/// Sections or program headers beyond this number are not an image that gctrace should load.
+const MAX_HEADERS: u64 = 4096;
+const MAX_SECTION_NAMES: u64 = 1 << 20;
+
+impl Headers {
+    /// Reads the headers of a 64-bit little-endian ELF file for any machine in [`Machine`].
+    pub(crate) fn read(source: &(impl ReadAt + ?Sized)) -> Result<Self, ElfError> {
+        let header = read_file_header(source)?;
+        let machine = match header.e_machine.get(LE) {
+            elf::EM_X86_64 => Machine::X86_64,
+            elf::EM_AARCH64 => Machine::Aarch64,
+            _ => return Err(ElfError::Unsupported("machine is neither x86-64 nor aarch64")),
+        };
+        Self::read_rest(source, &header, machine)
+    }
+
+    /// As [`Headers::read`] for a file of any machine, such as a BPF object.
+    pub(crate) fn read_any_machine(source: &(impl ReadAt + ?Sized)) -> Result<Self, ElfError> {
+        let header = read_file_header(source)?;
+        Self::read_rest(source, &header, Machine::X86_64)
+    }
+
+    fn read_rest(
+        source: &(impl ReadAt + ?Sized),
+        header: &elf::FileHeader64<LE>,
+        machine: Machine,
+    ) -> Result<Self, ElfError> {
+        let program_headers: Vec<elf::ProgramHeader64<LE>> = read_table(
+            source,
+            "program headers",
+            header.e_phoff.get(LE),
+            u64::from(header.e_phnum.get(LE)),
+            MAX_HEADERS,
+        )?;
+        let segments = program_headers
+            .iter()
+            .filter(|p| p.p_type.get(LE) == elf::PT_LOAD)
+            .map(|p| LoadSegment {
+                address: Svma(p.p_vaddr.get(LE)),
+                offset: FileOffset(p.p_offset.get(LE)),
+                file_size: p.p_filesz.get(LE),
+                memory_size: p.p_memsz.get(LE),
+                executable: p.p_flags.get(LE).0 & elf::PF_X.0 != 0,
+            })
+            .collect();
+        Ok(Self {
+            machine,
+            fixed_position: header.e_type.get(LE) == elf::ET_EXEC,
+            relocatable: header.e_type.get(LE) == elf::ET_REL,
+            segments,
+            has_interpreter: program_headers.iter().any(|p| p.p_type.get(LE) == elf::PT_INTERP),
+            sections: read_sections(source, header)?,
+        })
+    }
+
+    pub(crate) fn section(&self, name: &str) -> Option<&Section> {
+        self.sections.iter().find(|s| s.name == name)
+    }
+
+    pub(crate) fn section_of_kind(&self, kind: elf::SectionType) -> Option<&Section> {
+        self.sections.iter().find(|s| s.kind == kind)
+    }
+
+    /// The section that a section's `sh_link` names, such as the string table of a symbol table.
+    pub(crate) fn linked(&self, section: &Section) -> Option<&Section> {
+        self.sections.get(section.link as usize)
+    }
+}
+
+impl Section {
+    /// Whether the section is mapped at run time.
+    pub(crate) fn is_allocated(&self) -> bool {
+        self.flags.0 & elf::SHF_ALLOC.0 != 0
+    }
+
+    /// Whether the file holds bytes for it.
+    pub(crate) fn has_bytes(&self) -> bool {
+        self.kind != elf::SHT_NOBITS && self.kind != elf::SHT_NULL
+    }
+
+    /// Reads the contents, at most `limit` bytes.
+    pub(crate) fn read(
+        &self,
+        source: &(impl ReadAt + ?Sized),
+        what: &'static str,
+        limit: u64,
+    ) -> Result<Vec<u8>, ElfError> {
+        if !self.has_bytes() {
+            return Ok(Vec::new());
+        }
+        if self.flags.0 & elf::SHF_COMPRESSED.0 != 0 {
+            return Err(ElfError::malformed(what, "the section is compressed"));
+        }
+        read_bytes(source, what, self.offset, self.size, limit)
+    }
+}
+
+fn read_file_header(source: &(impl ReadAt + ?Sized)) -> Result<elf::FileHeader64<LE>, ElfError> {
+    let what = "the ELF header";
+    let size = size_of::<elf::FileHeader64<LE>>() as u64;
+    let file_size = source.size().map_err(|source| ElfError::Io { what, source })?;
+    if file_size < size {
+        return Err(ElfError::NotElf);
+    }
+    let bytes = read_bytes(source, what, 0, size, size)?;
+    let Ok((header, _)) = pod::from_bytes::<elf::FileHeader64<LE>>(&bytes) else {
+        return Err(ElfError::NotElf);
+    };
+    if header.e_ident.magic != elf::ELFMAG {
+        return Err(ElfError::NotElf);
+    }
+    if header.e_ident.class != elf::ELFCLASS64 {
+        return Err(ElfError::Unsupported("not 64-bit"));
+    }
+    if header.e_ident.data != elf::ELFDATA2LSB {
+        return Err(ElfError::Unsupported("not little-endian"));
+    }
+    Ok(*header)
+}
+
+/// Reads `count` records of type `T`.
+fn read_table<T: Pod>(
+    source: &(impl ReadAt + ?Sized),
+    what: &'static str,
+    offset: u64,
+    count: u64,
+    limit: u64,
+) -> Result<Vec<T>, ElfError> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if count > limit {
+        return Err(ElfError::malformed(what, format!("{count} entries, more than {limit}")));
+    }
+    let size = count * size_of::<T>() as u64;
+    let bytes = read_bytes(source, what, offset, size, size)?;
+    Ok(records::<T>(&bytes).to_vec())
+}
+
+/// The bytes as records, without an incomplete last one.
+pub(crate) fn records<T: Pod>(bytes: &[u8]) -> &[T] {
+    pod::slice_from_bytes(bytes, bytes.len() / size_of::<T>()).map_or(&[], |(records, _)| records)
+}
+
+/// The NUL-terminated string at `offset` of a string table; `None` if it is not there, not UTF-8 or absurdly long.
+pub(crate) fn string_at(table: &[u8], offset: usize) -> Option<&str> {
+    /// Bounds the work on a hostile table in which every name is the rest of the table.
+    const MAX_NAME: usize = 4096;
+    let tail = table.get(offset..)?;
+    let tail = &tail[..tail.len().min(MAX_NAME)];
+    let end = tail.iter().position(|&byte| byte == 0)?;
+    std::str::from_utf8(&tail[..end]).ok()
+}
+
+fn read_sections(
+    source: &(impl ReadAt + ?Sized),
+    header: &elf::FileHeader64<LE>,
+) -> Result<Vec<Section>, ElfError> {
+    let raw: Vec<elf::SectionHeader64<LE>> = read_table(
+        source,
+        "section headers",
+        header.e_shoff.get(LE),
+        u64::from(header.e_shnum.get(LE)),
+        MAX_HEADERS,
+    )?;
+    let names = match raw.get(usize::from(header.e_shstrndx.get(LE).0)) {
+        Some(s) => {
+            read_bytes(source, "section names", s.sh_offset.get(LE), s.sh_size.get(LE), MAX_SECTION_NAMES)?
+        }
+        None => Vec::new(),
+    };
+    let section = |s: &elf::SectionHeader64<LE>| Section {
+        name: string_at(&names, s.sh_name.get(LE) as usize).unwrap_or_default().to_owned(),
+        kind: s.sh_type.get(LE),
+        flags: s.sh_flags.get(LE),
+        address: s.sh_addr.get(LE),
+        offset: s.sh_offset.get(LE),
+        size: s.sh_size.get(LE),
+        link: s.sh_link.get(LE),
+    };
+    Ok(raw.iter().map(section).collect())
+}

@@ -1,0 +1,24 @@
+//! Reading ELF images.
+//!
+//! Everything here treats the file as hostile: sizes are capped before memory is allocated for them, arithmetic on
+//! header fields is checked, and a broken part is an [`ElfError`] that names it.
+
+mod error;
+mod frames;
+mod headers;
+mod image;
+mod plt;
+mod probe;
+mod source;
+mod symbols;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub use error::ElfError;
+pub use frames::FunctionRange;
+pub use headers::{LoadSegment, Machine};
+pub use image::{BuildId, ElfImage};
+pub use plt::Relocation;
+pub use probe::{RubyPresence, probe_ruby, read_symbol_u64};
+pub use source::ReadAt;
+pub use symbols::{Symbol, SymbolTable};

@@ -1,0 +1,132 @@
+//! Dynamic relocations, and the PLT stubs that jump through the slots they fill.
+
+use object::LittleEndian as LE;
+use object::elf;
+
+use super::headers::{Headers, records};
+use super::{ElfError, ReadAt};
+use crate::address::Svma;
+
+const MAX_RELOCATIONS: u64 = 64 << 20;
+const MAX_PLT: u64 = 4 << 20;
+
+/// What the dynamic linker stores in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Relocation {
+    /// The address of a dynamic symbol plus `addend`.
+    Symbol {
+        /// Index in `.dynsym`.
+        index: u32,
+        /// Added to the symbol's address.
+        addend: i64,
+    },
+    /// An address inside the image.
+    Image(Svma),
+    /// The TLS module number of the image (general dynamic model; the next slot holds the offset).
+    TlsModule,
+    /// The offset of a variable in the TLS block of its module.
+    TlsModuleOffset {
+        /// Index in `.dynsym`, 0 for none.
+        index: u32,
+        /// Added to the symbol's offset.
+        addend: i64,
+    },
+    /// The offset of a variable from the thread pointer.
+    TlsOffset {
+        /// Index in `.dynsym`, 0 for none.
+        index: u32,
+        /// Added to the symbol's offset.
+        addend: i64,
+    },
+    /// A TLS descriptor.
+    TlsDescriptor {
+        /// Index in `.dynsym`, 0 for none.
+        index: u32,
+        /// Added to the symbol's offset.
+        addend: i64,
+    },
+}
+
+/// Reads the x86-64 relocations of `.rela.dyn` and `.rela.plt`, sorted by slot.
+pub(crate) fn relocations(
+    source: &(impl ReadAt + ?Sized),
+    headers: &Headers,
+) -> Result<Vec<(Svma, Relocation)>, ElfError> {
+    let mut slots = Vec::new();
+    for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_RELA && s.is_allocated()) {
+        let bytes = section.read(source, "relocations", MAX_RELOCATIONS)?;
+        slots.extend(records::<elf::Rela64<LE>>(&bytes).iter().filter_map(relocation));
+    }
+    slots.sort_by_key(|&(slot, _)| slot);
+    Ok(slots)
+}
+
+fn relocation(rela: &elf::Rela64<LE>) -> Option<(Svma, Relocation)> {
+    let info = rela.r_info.get(LE);
+    let index = (info >> 32) as u32;
+    let addend = rela.r_addend.get(LE);
+    let relocation = match elf::RelocationType(info as u32) {
+        elf::R_X86_64_GLOB_DAT | elf::R_X86_64_JUMP_SLOT => Relocation::Symbol { index, addend: 0 },
+        elf::R_X86_64_64 => Relocation::Symbol { index, addend },
+        elf::R_X86_64_RELATIVE => Relocation::Image(Svma(addend as u64)),
+        elf::R_X86_64_DTPMOD64 => Relocation::TlsModule,
+        elf::R_X86_64_DTPOFF64 => Relocation::TlsModuleOffset { index, addend },
+        elf::R_X86_64_TPOFF64 => Relocation::TlsOffset { index, addend },
+        elf::R_X86_64_TLSDESC => Relocation::TlsDescriptor { index, addend },
+        _ => return None,
+    };
+    Some((Svma(rela.r_offset.get(LE)), relocation))
+}
+
+/// Finds the PLT stubs: address of the stub and the slot it jumps through, sorted by stub.
+pub(crate) fn stubs(
+    source: &(impl ReadAt + ?Sized),
+    headers: &Headers,
+) -> Result<Vec<(Svma, Svma)>, ElfError> {
+    let mut found = Vec::new();
+    for name in [".plt", ".plt.sec", ".plt.got"] {
+        let Some(section) = headers.section(name) else { continue };
+        let bytes = section.read(source, "a procedure linkage table", MAX_PLT)?;
+        scan_stubs(&bytes, section.address, &mut found);
+    }
+    found.sort_by_key(|&(stub, _)| stub);
+    Ok(found)
+}
+
+/// Stubs are 8 or 16 bytes, so every one begins at a multiple of 8.
+fn scan_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>) {
+    const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
+    const BND: &[u8] = &[0xf2];
+    const JMP_RIP_RELATIVE: &[u8] = &[0xff, 0x25];
+
+    for start in (0..bytes.len()).step_by(8) {
+        let stub = &bytes[start..];
+        let code = stub.strip_prefix(ENDBR64).unwrap_or(stub);
+        let code = code.strip_prefix(BND).unwrap_or(code);
+        let Some(code) = code.strip_prefix(JMP_RIP_RELATIVE) else { continue };
+        let Some((displacement, rest)) = code.split_first_chunk::<4>() else { continue };
+        let next = address.wrapping_add((bytes.len() - rest.len()) as u64);
+        let slot = next.wrapping_add_signed(i32::from_le_bytes(*displacement).into());
+        found.push((Svma(address.wrapping_add(start as u64)), Svma(slot)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lazy, IBT (`endbr64; bnd jmp`) and `.plt.got` stubs are recognised, the resolver entry is not.
+    #[test]
+    fn stub_shapes() {
+        let resolver = [0xff, 0x35, 2, 0, 0, 0, 0xff, 0x25, 4, 0, 0, 0, 0x0f, 0x1f, 0x40, 0];
+        let lazy = [0xff, 0x25, 0, 1, 0, 0, 0x68, 0, 0, 0, 0, 0xe9, 0, 0, 0, 0];
+        let ibt = [0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 0, 2, 0, 0, 0x0f, 0x1f, 0x44, 0, 0];
+        let short = [0xff, 0x25, 0xfc, 0xff, 0xff, 0xff, 0x66, 0x90];
+        let mut found = Vec::new();
+        scan_stubs(&[&resolver[..], &lazy, &ibt, &short].concat(), 0x1000, &mut found);
+        assert_eq!(
+            found,
+            [(Svma(0x1010), Svma(0x1116)), (Svma(0x1020), Svma(0x122b)), (Svma(0x1030), Svma(0x1032)),]
+        );
+    }
+}

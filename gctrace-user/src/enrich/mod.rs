@@ -1,0 +1,4 @@
+//! What the kernel's records do not carry: wall time, memory, who the process is.
+
+pub mod clock;
+pub mod proc;

@@ -1,0 +1,139 @@
+//! Facts from `/proc`. Every reader answers `None` for a process that is gone.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::Arc,
+};
+
+use procfs::process::Process as ProcProcess;
+
+use crate::model::{Image, Memory, Process};
+
+/// Value shown instead of a secret.
+const REDACTED: &str = "[redacted]";
+
+/// Reads resident memory of one process again and again through one open file.
+#[derive(Debug)]
+pub struct MemoryReader {
+    status: File,
+}
+
+impl MemoryReader {
+    /// Opens `/proc/PID/status`.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { status: File::open(format!("/proc/{pid}/status"))? })
+    }
+
+    /// Current and peak resident set size; `None` once the process is gone.
+    pub fn read(&self) -> Option<Memory> {
+        let mut buffer = [0; 4096];
+        let len = self.status.read_at(&mut buffer, 0).ok()?;
+        let text = std::str::from_utf8(&buffer[..len]).ok()?;
+        let rss = kib(text, "VmRSS:")?;
+        // The two counters are batched differently, so the current one can be ahead of the peak.
+        let peak_rss = kib(text, "VmHWM:")?.max(rss);
+        Some(Memory { rss, peak_rss })
+    }
+}
+
+fn kib(status: &str, field: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    let number: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(number * 1024)
+}
+
+/// Whether the process is there and not a zombie.
+pub fn is_running(pid: u32) -> bool {
+    let stat = ProcProcess::new(pid as i32).and_then(|process| process.stat());
+    stat.is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X' | 'x'))
+}
+
+/// Describes a process as far as it can be read.
+pub fn describe(pid: u32, comm: &str, image: Arc<Image>) -> Process {
+    let process = ProcProcess::new(pid as i32).ok();
+    let stat = process.as_ref().and_then(|p| p.stat().ok());
+    let ns_pid = process
+        .as_ref()
+        .and_then(|p| p.status().ok())
+        .and_then(|status| status.nspid.and_then(|pids| pids.last().copied()))
+        .map(|pid| pid as u32);
+    let start_ts = stat.as_ref().and_then(|stat| start_seconds(stat.starttime));
+    Process {
+        pid,
+        ns_pid,
+        ppid: stat.as_ref().map(|stat| stat.ppid as u32),
+        comm: stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone()),
+        cmdline: process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty()),
+        start_ts,
+        hostname: hostname(pid),
+        gc_env: gc_env(pid).unwrap_or_default(),
+        image,
+    }
+}
+
+/// Epoch seconds of a start time in ticks since boot.
+fn start_seconds(ticks: u64) -> Option<f64> {
+    let boot = procfs::boot_time_secs().ok()?;
+    Some(boot as f64 + ticks as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// `RUBY_GC_*` of the initial environment; the token is a secret and is not kept.
+fn gc_env(pid: u32) -> Option<BTreeMap<String, String>> {
+    let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    Some(parse_gc_env(&bytes))
+}
+
+fn parse_gc_env(environ: &[u8]) -> BTreeMap<String, String> {
+    environ
+        .split(|&b| b == 0)
+        .filter_map(|entry| {
+            String::from_utf8_lossy(entry).split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()))
+        })
+        .filter(|(key, _)| key.starts_with("RUBY_GC_"))
+        .map(|(key, value)| if key == "RUBY_GC_TOKEN" { (key, REDACTED.to_owned()) } else { (key, value) })
+        .collect()
+}
+
+/// Host name of the process's UTS namespace: ours if it is the same namespace, else what the container's root says
+/// (runtimes write the name they set to /etc/hostname).
+fn hostname(pid: u32) -> Option<String> {
+    let theirs = fs::read_link(format!("/proc/{pid}/ns/uts")).ok()?;
+    let ours = fs::read_link("/proc/self/ns/uts").ok()?;
+    if theirs == ours {
+        return Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
+    }
+    let text = fs::read_to_string(Path::new(&format!("/proc/{pid}/root/etc/hostname"))).ok()?;
+    let name = text.trim();
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only GC variables are kept, and the token never is.
+    #[test]
+    fn environment() {
+        let environ =
+            b"PATH=/bin\0RUBY_GC_TOKEN=secret\0RUBY_GC_HEAP_GROWTH_FACTOR=1.2\0RUBYOPT=-W0\0BROKEN\0\xff=x\0";
+        let env = parse_gc_env(environ);
+        assert_eq!(env.len(), 2);
+        assert_eq!(env["RUBY_GC_TOKEN"], REDACTED);
+        assert_eq!(env["RUBY_GC_HEAP_GROWTH_FACTOR"], "1.2");
+    }
+
+    /// Memory of this very process is plausible, and of a vanished one absent.
+    #[test]
+    fn memory() {
+        let memory = MemoryReader::open(std::process::id()).unwrap().read().unwrap();
+        assert!(memory.rss > 0 && memory.peak_rss >= memory.rss);
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let reader = MemoryReader::open(child.id()).unwrap();
+        child.wait().unwrap();
+        assert!(reader.read().is_none());
+    }
+}

@@ -1,0 +1,76 @@
+//! Exporters: one file per format. They see domain types only. Wire types are private to their file.
+
+use std::path::PathBuf;
+
+use crate::{
+    ledger::Ledger,
+    model::{EndReason, GcCycle, GcState, Process},
+};
+
+mod file;
+pub mod jsonl;
+pub mod pprof;
+pub mod text;
+pub mod tunemygc;
+
+/// Version that outputs name as their producer.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How tracing of one process ended.
+#[derive(Clone, Debug)]
+pub struct ProcessEnd {
+    /// Why.
+    pub reason: EndReason,
+    /// When, `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// The VM's state when it began to shut down, if it did.
+    pub shutdown: Option<GcState>,
+    /// Cycles reported.
+    pub cycles: u64,
+    /// GC records the kernel lost.
+    pub lost: u64,
+}
+
+/// Why something could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// Writing to standard output failed.
+    #[error("writing to standard output: {0}")]
+    Stdout(#[source] std::io::Error),
+    /// Writing a file failed.
+    #[error("writing {path}: {source}; nothing was left behind, and tracing went on")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ExportError {
+    /// Whether the reader of standard output has gone away, which is how pipelines end.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Stdout(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// A destination of what was seen.
+pub trait Exporter {
+    /// A process is traced from now on; `state` is its VM's state at that time, if it could be read.
+    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError>;
+    /// A process (or an image) is not traced.
+    fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// A cycle is complete, or was cut short.
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError>;
+    /// Tracing of a process ended.
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError>;
+    /// The run ended.
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError>;
+    /// Hand out what is buffered.
+    fn flush(&mut self) -> Result<(), ExportError> {
+        Ok(())
+    }
+}

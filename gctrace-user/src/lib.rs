@@ -1,0 +1,21 @@
+//! gctrace: watches the GC of every CRuby process on a Linux host from the kernel.
+//!
+//! See `ARCHITECTURE.md` for the map and the invariants. Data flows one way: ring → [`decode`] → [`enrich`] →
+//! [`aggregate`] → [`export`]; control flows `/proc` → [`discover`] → [`ruby`] → [`bpf`].
+#![deny(unsafe_code)]
+
+pub mod address;
+pub mod aggregate;
+pub mod app;
+pub mod bpf;
+pub mod cli;
+pub mod decode;
+pub mod discover;
+pub mod elf;
+pub mod enrich;
+pub mod export;
+pub mod ledger;
+pub mod model;
+pub mod pipeline;
+pub mod preflight;
+pub mod ruby;

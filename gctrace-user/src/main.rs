@@ -1,0 +1,30 @@
+//! Parse, run, exit status.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use gctrace_user::{
+    app,
+    cli::{Args, Settings},
+};
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let code = u8::try_from(error.exit_code()).unwrap_or(2);
+            // Help and version go to stdout; if that is closed nobody wants them.
+            let _closed = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    let result = Settings::resolve(args, std::process::id()).map_err(app::Failure::from).and_then(app::run);
+    match result {
+        Ok(outcome) => ExitCode::from(outcome.exit_status()),
+        Err(failure) => {
+            app::say(&format!("gctrace: {failure}"));
+            ExitCode::from(failure.exit_status())
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The domain types that aggregation produces and exporters consume. Not serialisable on purpose: every wire format
+//! has its own types beside its exporter.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use crate::ruby::{RubyVersion, stat::GcInfo};
+
+/// What is known of a traced process. Facts that could not be read (it had already exited) are `None`.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Pid in the host's pid namespace.
+    pub pid: u32,
+    /// Pid in the process's own namespace.
+    pub ns_pid: Option<u32>,
+    /// Parent's pid, host namespace.
+    pub ppid: Option<u32>,
+    /// Name of the main thread.
+    pub comm: String,
+    /// Arguments.
+    pub cmdline: Option<Vec<String>>,
+    /// Start time, epoch seconds.
+    pub start_ts: Option<f64>,
+    /// Host name of the process's UTS namespace.
+    pub hostname: Option<String>,
+    /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted.
+    pub gc_env: BTreeMap<String, String>,
+    /// The Ruby it runs.
+    pub image: Arc<Image>,
+}
+
+/// A Ruby image as exporters see it.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Index in the kernel's image table.
+    pub index: u32,
+    /// Path as the first process that mapped it saw it.
+    pub path: PathBuf,
+    /// Version.
+    pub version: RubyVersion,
+    /// Build id, hexadecimal, if the file has one.
+    pub build_id: Option<String>,
+    /// Names of this Ruby's `GC.stat` keys, in its order.
+    pub stat_keys: Vec<&'static str>,
+    /// Probes attached.
+    pub probes: usize,
+    /// Whether the file has symbols that the sites were cross-checked with.
+    pub has_symbols: bool,
+}
+
+/// Memory of a process when its event was handled, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Resident set size.
+    pub rss: u64,
+    /// Its highest value so far, never below `rss`.
+    pub peak_rss: u64,
+}
+
+/// The VM's state at one GC event.
+#[derive(Clone, Debug)]
+pub struct GcState {
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// Thread.
+    pub tid: u32,
+    /// `GC.stat`, in the order of [`Image::stat_keys`].
+    pub stat: Vec<u64>,
+    /// `GC.latest_gc_info`.
+    pub info: GcInfo,
+    /// Memory, if the process could still be read.
+    pub memory: Option<Memory>,
+}
+
+/// One GC pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Length, nanoseconds; equals `mark_ns + sweep_ns + other_ns`.
+    pub ns: u64,
+    /// Of it, marking.
+    pub mark_ns: u64,
+    /// Of it, sweeping (and compacting).
+    pub sweep_ns: u64,
+    /// Of it, neither: setting up and tearing down.
+    pub other_ns: u64,
+}
+
+impl Pause {
+    /// The phase in which the pause begins its work.
+    pub fn first_phase(&self) -> Phase {
+        if self.mark_ns > 0 {
+            Phase::Mark
+        } else if self.sweep_ns > 0 {
+            Phase::Sweep
+        } else {
+            Phase::Other
+        }
+    }
+
+    /// The pause by phase.
+    pub fn phases(&self) -> [(Phase, u64); 3] {
+        [(Phase::Mark, self.mark_ns), (Phase::Sweep, self.sweep_ns), (Phase::Other, self.other_ns)]
+    }
+}
+
+/// A phase of a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Marking.
+    Mark,
+    /// Sweeping and compacting.
+    Sweep,
+    /// Neither.
+    Other,
+}
+
+impl Phase {
+    /// The word used in labels and frames.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mark => "marking",
+            Self::Sweep => "sweeping",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// One GC cycle: from `GC_START` to the end of its (lazy) sweep.
+#[derive(Clone, Debug)]
+pub struct GcCycle {
+    /// Name of the thread that started it.
+    pub comm: String,
+    /// `GC.count` of the cycle.
+    pub count: u64,
+    /// At `GC_START`.
+    pub start: GcState,
+    /// At `GC_END_SWEEP`; `None` if tracing or the process ended before.
+    pub end: Option<GcState>,
+    /// Its pauses, in order.
+    pub pauses: Vec<Pause>,
+    /// GC records of this process that the kernel lost before this cycle was reported, since the last report.
+    pub lost: u64,
+}
+
+impl GcCycle {
+    /// Whether it marks everything.
+    pub fn is_major(&self) -> bool {
+        self.start.info.major_by.is_some()
+    }
+
+    /// `minor` or `major`.
+    pub fn kind(&self) -> &'static str {
+        if self.is_major() { "major" } else { "minor" }
+    }
+
+    /// Sum of its pauses, nanoseconds.
+    pub fn pause_ns(&self) -> u64 {
+        self.pauses.iter().map(|pause| pause.ns).sum()
+    }
+}
+
+/// How tracing of a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// It exited (or was killed).
+    Exited,
+    /// It replaced its program.
+    Execed,
+    /// gctrace stopped.
+    Detached,
+}
+
+impl EndReason {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exited => "exited",
+            Self::Execed => "execed",
+            Self::Detached => "detached",
+        }
+    }
+}

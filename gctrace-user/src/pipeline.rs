@@ -1,0 +1,382 @@
+//! The data path: events in, exporters out. One instance, one thread.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use gctrace_common::event::{Kind, LifeEvent, PauseEvent, Point, SnapshotEvent};
+
+use crate::{
+    aggregate::gc_cycle::{CycleFold, Folded},
+    bpf::Rings,
+    decode::{self, Event},
+    enrich::proc::{self, MemoryReader},
+    export::{ExportError, Exporter, ProcessEnd},
+    ledger::UserCounts,
+    model::{EndReason, GcCycle, GcState, Image, Memory, Process},
+    ruby::{
+        layout::ObjspaceLayout,
+        prove,
+        stat::{GcInfo, Mode},
+    },
+};
+
+/// GC records taken in one go, so that a signal is answered promptly under any load.
+const BATCH: usize = 4096;
+
+/// A probed image and how to read the objspace of its processes.
+#[derive(Debug)]
+pub struct KnownImage {
+    /// What exporters are told of it.
+    pub image: Arc<Image>,
+    /// Its layout.
+    pub layout: ObjspaceLayout,
+    /// Mask of `during_gc` in the flags word.
+    pub during_gc: u32,
+}
+
+/// The images probed so far, by index. The control thread adds an image before it attaches the first probe, so every
+/// record finds its image here.
+#[derive(Clone, Debug, Default)]
+pub struct Images(Arc<RwLock<Vec<Arc<KnownImage>>>>);
+
+impl Images {
+    /// Adds an image.
+    pub fn add(&self, image: KnownImage) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(image));
+    }
+
+    fn get(&self, index: u32) -> Option<Arc<KnownImage>> {
+        let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        images.iter().find(|known| known.image.index == index).cloned()
+    }
+}
+
+/// A process that is traced.
+struct Traced {
+    process: Process,
+    image: Arc<KnownImage>,
+    fold: CycleFold,
+    memory: Option<MemoryReader>,
+    cycles: u64,
+    lost: u64,
+}
+
+/// State of the data path.
+pub struct Pipeline {
+    exporters: Vec<Box<dyn Exporter>>,
+    images: Images,
+    traced: HashMap<u32, Traced>,
+    /// Processes that failed a proof, with the image it was about.
+    refused: HashMap<u32, u32>,
+    lives: VecDeque<(Kind, LifeEvent)>,
+    counts: UserCounts,
+    stdout_closed: bool,
+    failure: Option<String>,
+}
+
+impl Pipeline {
+    /// A path into these exporters.
+    pub fn new(exporters: Vec<Box<dyn Exporter>>, images: Images) -> Self {
+        Self {
+            exporters,
+            images,
+            traced: HashMap::new(),
+            refused: HashMap::new(),
+            lives: VecDeque::new(),
+            counts: UserCounts::default(),
+            stdout_closed: false,
+            failure: None,
+        }
+    }
+
+    /// User-space counters so far.
+    pub fn counts(&self) -> UserCounts {
+        self.counts
+    }
+
+    /// Whether the reader of standard output is gone.
+    pub fn stdout_closed(&self) -> bool {
+        self.stdout_closed
+    }
+
+    /// The first thing that could not be written, if any.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// A process runs a probed image.
+    pub fn add_process(&mut self, pid: u32, image: u32, state: Option<(u64, Vec<u8>)>) {
+        let Some(known) = self.images.get(image) else { return };
+        let already = self.traced.get(&pid).is_some_and(|traced| traced.process.image.index == image);
+        // The finding may be older than the exit that has already been handled.
+        if already || !proc::is_running(pid) {
+            return;
+        }
+        self.trace(pid, "", &known, state);
+    }
+
+    /// A process or image is not traced.
+    pub fn refuse(&mut self, pid: Option<u32>, path: &str, reason: &str) {
+        self.counts.refused += 1;
+        self.export(|exporter| exporter.refused(pid, path, reason));
+    }
+
+    /// Takes what is in the rings. Returns whether there may be more.
+    pub fn drain(&mut self, rings: &mut Rings) -> bool {
+        let lives = &mut self.lives;
+        let counts = &mut self.counts;
+        rings.drain_life(BATCH, |bytes| match decode::decode(bytes) {
+            Ok(Event::Life(kind, event)) => {
+                counts.decoded_lives += 1;
+                lives.push_back((kind, event));
+            }
+            Ok(_) => counts.undecodable += 1,
+            Err(error) => {
+                counts.undecodable += 1;
+                log::warn!("a lifecycle record could not be decoded: {error}");
+            }
+        });
+        // Whatever a process emitted before it forked, execed or exited is in the GC ring by now: both rings are
+        // merged by time.
+        let taken = rings.drain_gc(BATCH, |bytes| match decode::decode(bytes) {
+            Ok(event) => {
+                self.lives_until(event.ts_ns());
+                self.gc_event(&event);
+            }
+            Err(error) => {
+                self.counts.undecodable += 1;
+                log::warn!("a GC record could not be decoded: {error}");
+            }
+        });
+        let more = taken == BATCH;
+        if !more {
+            self.lives_until(u64::MAX);
+        }
+        self.export(|exporter| exporter.flush());
+        more
+    }
+
+    /// Tracing ends: reports what is still running.
+    pub fn detach(&mut self, now_ns: u64) {
+        let mut pids: Vec<u32> = self.traced.keys().copied().collect();
+        pids.sort_unstable();
+        for pid in pids {
+            self.end(pid, EndReason::Detached, now_ns);
+        }
+    }
+
+    /// Writes the end of every output.
+    pub fn finish(&mut self, ledger: &crate::ledger::Ledger) {
+        self.export(|exporter| exporter.finish(ledger));
+    }
+
+    fn lives_until(&mut self, ts_ns: u64) {
+        while let Some((kind, event)) = self.lives.front().copied()
+            && event.header.ts_ns < ts_ns
+        {
+            self.lives.pop_front();
+            let pid = event.header.tgid;
+            match kind {
+                // The child is traced from its first GC event on; it carries the parent's image.
+                Kind::Fork => {}
+                Kind::Exec => self.end(pid, EndReason::Execed, event.header.ts_ns),
+                Kind::Exit => self.end(pid, EndReason::Exited, event.header.ts_ns),
+                Kind::Snapshot | Kind::Pause => {}
+            }
+            self.refused.remove(&pid);
+        }
+    }
+
+    fn gc_event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Snapshot(point, snapshot) => {
+                self.counts.decoded_snapshots += 1;
+                self.snapshot(*point, snapshot);
+            }
+            Event::Pause(pause) => {
+                self.counts.decoded_pauses += 1;
+                self.pause(pause);
+            }
+            Event::Life(..) => self.counts.undecodable += 1,
+        }
+    }
+
+    fn snapshot(&mut self, point: Point, event: &SnapshotEvent) {
+        let header = &event.header;
+        let pid = header.tgid;
+        if self.refused.contains_key(&pid) {
+            self.counts.refused_records += 1;
+            return;
+        }
+        let current = self.traced.get(&pid).map(|traced| traced.image.clone());
+        let current = current.filter(|known| known.image.index == header.image);
+        let Some(known) = current.or_else(|| self.images.get(header.image)) else {
+            self.counts.refused_records += 1;
+            return;
+        };
+        if let Err(failed) = prove_event(&known, point, event) {
+            self.counts.refused_records += 1;
+            self.refused.insert(pid, header.image);
+            // Nothing of it was reported from a proven state unless an earlier event passed; end what there is.
+            self.end(pid, EndReason::Detached, header.ts_ns);
+            self.refuse(Some(pid), &known.image.path.to_string_lossy(), &failed.to_string());
+            return;
+        }
+        if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
+            self.trace(pid, &decode::comm(&event.comm), &known, None);
+        }
+        let Some(traced) = self.traced.get_mut(&pid) else { return };
+        let gap = traced.fold.sequence(header.seq);
+        traced.lost += gap;
+        self.counts.lost_records += gap;
+        let memory = traced.read_memory();
+        self.counts.memory_unread += u64::from(memory.is_none());
+        let state = decode_state(&known.layout, header.ts_ns, header.tid, &event.data, memory);
+        let count = known.layout.count.read(&event.data).unwrap_or_default();
+        match point {
+            Point::GcStart => {
+                self.counts.cycles_started += 1;
+                let before = traced.fold.counts().cut_short;
+                let folded = traced.fold.start(decode::comm(&event.comm), count, state);
+                self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
+                self.report(pid, folded);
+            }
+            Point::GcEndSweep => {
+                let before = traced.fold.counts().end_without_start;
+                traced.fold.end_sweep(count, state);
+                let orphan = traced.fold.counts().end_without_start - before;
+                self.counts.ends_without_start += orphan;
+                self.counts.cycle_ends += 1 - orphan;
+            }
+            Point::GcEnter | Point::GcExit | Point::GcEndMark => {
+                self.counts.shutdown_states += 1;
+                traced.fold.maybe_shutdown(state);
+            }
+        }
+    }
+
+    fn pause(&mut self, event: &PauseEvent) {
+        let pid = event.header.tgid;
+        // A process that only ever paused outside cycles (one that exits without a GC) has nothing to report.
+        let Some(traced) = self.traced.get_mut(&pid) else {
+            if self.refused.contains_key(&pid) {
+                self.counts.refused_records += 1;
+            } else {
+                self.counts.pauses_outside += 1;
+            }
+            return;
+        };
+        let gap = traced.fold.sequence(event.header.seq);
+        traced.lost += gap;
+        self.counts.lost_records += gap;
+        let mode = prove::mode(&traced.image.layout, event.flags);
+        let (_, inside, folded) = traced.fold.pause(event, mode);
+        if inside {
+            self.counts.pauses_in_cycles += 1;
+        } else {
+            self.counts.pauses_outside += 1;
+        }
+        self.report(pid, folded);
+    }
+
+    fn trace(&mut self, pid: u32, comm: &str, known: &Arc<KnownImage>, state: Option<(u64, Vec<u8>)>) {
+        // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
+        self.end(pid, EndReason::Execed, state.as_ref().map_or(0, |(ts, _)| *ts));
+        let process = proc::describe(pid, comm, known.image.clone());
+        let memory = MemoryReader::open(pid).ok();
+        let traced = Traced {
+            process: process.clone(),
+            image: known.clone(),
+            fold: CycleFold::default(),
+            memory,
+            cycles: 0,
+            lost: 0,
+        };
+        let state =
+            state.map(|(ts_ns, data)| decode_state(&known.layout, ts_ns, pid, &data, traced.read_memory()));
+        self.traced.insert(pid, traced);
+        self.counts.processes += 1;
+        self.export(|exporter| exporter.process(&process, state.as_ref()));
+    }
+
+    fn end(&mut self, pid: u32, reason: EndReason, ts_ns: u64) {
+        let Some(mut traced) = self.traced.remove(&pid) else { return };
+        let (open, shutdown) = traced.fold.finish();
+        if let Some(cycle) = open {
+            self.counts.cycles_unfinished += 1;
+            self.counts.cycles += 1;
+            traced.cycles += 1;
+            self.export(|exporter| exporter.cycle(&traced.process, &cycle));
+        }
+        let end = ProcessEnd { reason, ts_ns, shutdown, cycles: traced.cycles, lost: traced.lost };
+        self.export(|exporter| exporter.ended(&traced.process, &end));
+    }
+
+    fn report(&mut self, pid: u32, folded: Folded) {
+        for cycle in folded.cycles {
+            self.counts.cycles += 1;
+            let Some(traced) = self.traced.get_mut(&pid) else { continue };
+            traced.cycles += 1;
+            let process = traced.process.clone();
+            self.export_cycle(&process, &cycle);
+        }
+    }
+
+    fn export_cycle(&mut self, process: &Process, cycle: &GcCycle) {
+        self.export(|exporter| exporter.cycle(process, cycle));
+    }
+
+    /// Hands something to every exporter; one that fails does not stop the others.
+    fn export(&mut self, mut hand: impl FnMut(&mut dyn Exporter) -> Result<(), ExportError>) {
+        for exporter in &mut self.exporters {
+            let Err(error) = hand(exporter.as_mut()) else { continue };
+            if error.is_broken_pipe() {
+                self.stdout_closed = true;
+                continue;
+            }
+            self.counts.export_failures += 1;
+            if self.failure.is_none() {
+                crate::app::say(&format!("gctrace: {error}"));
+                self.failure = Some(error.to_string());
+            }
+        }
+    }
+}
+
+impl Traced {
+    fn read_memory(&self) -> Option<Memory> {
+        self.memory.as_ref().and_then(MemoryReader::read)
+    }
+}
+
+fn prove_event(known: &KnownImage, point: Point, event: &SnapshotEvent) -> Result<(), prove::FailedProof> {
+    if event.register != 0 && event.register != event.objspace {
+        return Err(prove::FailedProof {
+            check: "the site's register holds the objspace",
+            detail: format!("register {:#x}, VM pointer leads to {:#x}", event.register, event.objspace),
+        });
+    }
+    prove::at_event(&known.layout, point, &event.data, known.during_gc)
+}
+
+fn decode_state(
+    layout: &ObjspaceLayout,
+    ts_ns: u64,
+    tid: u32,
+    data: &[u8],
+    memory: Option<Memory>,
+) -> GcState {
+    let read = |place: crate::ruby::layout::Place| place.read(data).unwrap_or_default();
+    let mode: Mode = prove::mode(layout, read(layout.flags) as u32);
+    let info = GcInfo::decode(
+        read(layout.latest_gc_info) as u32,
+        layout.need_major_gc.map(|place| read(place) as u32),
+        mode,
+        layout.weak_references.map(|(weak, retained)| (read(weak), read(retained))),
+    );
+    // The places of a layout lie inside a snapshot by construction.
+    let stat = layout.keys.iter().map(|key| key.value(data).unwrap_or_default()).collect();
+    GcState { ts_ns, tid, stat, info, memory }
+}

@@ -1,0 +1,258 @@
+//! Static acceptance: what must hold of a set of sites before any of them is probed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use gctrace_common::event::Point;
+use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+use super::code::{Body, Code};
+use super::sites::{Field, Findings, Site, base_name, hook_events};
+use super::vm_path::VmPath;
+use super::x86::{immediate, is_memory};
+use crate::address::Svma;
+
+/// One acceptance check and its outcome.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// What was checked.
+    pub name: &'static str,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// Outcome of a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It holds.
+    Passed,
+    /// It does not hold, and why.
+    Failed(String),
+    /// It makes no statement about this image, and why.
+    NotApplicable(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed(reason) => write!(f, "failed: {reason}"),
+            Self::NotApplicable(reason) => write!(f, "not applicable: {reason}"),
+        }
+    }
+}
+
+/// Runs all checks.
+pub(super) fn accept(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Vec<Check> {
+    let check = |name, outcome| Check { name, outcome };
+    vec![
+        check("every event has its sites", every_event(findings)),
+        check("every pause that begins also ends in the same function", enters_have_exits(findings)),
+        check("pauses begin where gc_enter guards against recursion", enter_string(findings)),
+        check("guards test objspace->hook_events", guarded_field(vm, findings)),
+        check("guards and scan agree", agreement(findings)),
+        check("the cycle counter is incremented beside GC_START", counter(code, vm, findings)),
+        check("nothing jumps between a test and its jump", undivided(findings)),
+        check("probed instructions are emulated by the kernel", probeable(code, findings)),
+        check("accessors reach the same objspace", accessors(vm)),
+        check("symbols name the expected functions", symbols(code, findings)),
+    ]
+}
+
+fn require(holds: bool, reason: impl FnOnce() -> String) -> Outcome {
+    if holds { Outcome::Passed } else { Outcome::Failed(reason()) }
+}
+
+fn list(addresses: &[Svma]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn every_event(findings: &Findings) -> Outcome {
+    for point in Point::ALL {
+        let owners = findings.owners(point);
+        if owners.is_empty() {
+            return Outcome::Failed(format!("no site for {}", point.name()));
+        }
+        if point == Point::GcStart && owners.len() > 1 {
+            return Outcome::Failed(format!("GC_START in {} functions", owners.len()));
+        }
+    }
+    let addresses: BTreeSet<Svma> = findings.sites.iter().map(|site| site.address).collect();
+    require(addresses.len() == findings.sites.len(), || "two events at one instruction".to_owned())
+}
+
+fn enters_have_exits(findings: &Findings) -> Outcome {
+    let exits = findings.owners(Point::GcExit);
+    let missing: Vec<Svma> = findings.owners(Point::GcEnter).difference(&exits).copied().collect();
+    require(missing.is_empty(), || format!("no GC_EXIT in {}", list(&missing)))
+}
+
+fn enter_string(findings: &Findings) -> Outcome {
+    let Some(expected) = &findings.enter_string_owners else {
+        return Outcome::NotApplicable("gc_enter has no such guard (Ruby before 3.0)".to_owned());
+    };
+    let found = findings.owners(Point::GcEnter);
+    let differing: Vec<Svma> = expected.symmetric_difference(&found).copied().collect();
+    require(differing.is_empty(), || format!("only one of both in {}", list(&differing)))
+}
+
+fn guarded_field(vm: &VmPath, findings: &Findings) -> Outcome {
+    match findings.field {
+        None => Outcome::NotApplicable("rb_gc_event_hook tests inside (Ruby 3.4)".to_owned()),
+        Some(Field::Global(address)) => {
+            Outcome::NotApplicable(format!("guards test the global at {address:#x} (Ruby 4.0)"))
+        }
+        Some(field) => require(field == hook_events(vm.flags), || {
+            format!("guards test {field:x?}, objspace->flags is at {:#x}", vm.flags)
+        }),
+    }
+}
+
+fn agreement(findings: &Findings) -> Outcome {
+    if !findings.disputed.is_empty() {
+        return Outcome::Failed(format!("disputed guards at {}", list(&findings.disputed)));
+    }
+    require(findings.unguarded.is_empty(), || {
+        format!("hook calls without a guard at {}", list(&findings.unguarded))
+    })
+}
+
+fn undivided(findings: &Findings) -> Outcome {
+    require(findings.entered_midway.is_empty(), || list(&findings.entered_midway))
+}
+
+/// `gc_start` increments `profile.count` just before its event (gc.c).
+fn counter(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Outcome {
+    let Some(owner) = findings.owners(Point::GcStart).first().and_then(|&owner| code.owner_of(owner)) else {
+        return Outcome::Failed("no GC_START".to_owned());
+    };
+    let body = code.body(owner);
+    let incremented = (0..body.instructions.len()).any(|index| increments(&body, index, vm.count));
+    require(incremented, || format!("nothing adds 1 to [objspace+{:#x}] in {}", vm.count, code.start(owner)))
+}
+
+/// Whether the instruction stores `[R + offset] + 1` to `[R + offset]`.
+fn increments(body: &Body, index: usize, offset: u32) -> bool {
+    let instruction = &body.instructions[index];
+    if !is_memory(instruction, 0) || !addresses_field(instruction, offset) {
+        return false;
+    }
+    match instruction.mnemonic() {
+        Mnemonic::Inc => true,
+        Mnemonic::Add => immediate(instruction, 1) == Some(1),
+        Mnemonic::Sub => immediate(instruction, 1) == Some(u64::MAX),
+        Mnemonic::Mov => instruction.op1_kind() == OpKind::Register && loaded_plus_one(body, index, offset),
+        _ => false,
+    }
+}
+
+/// Whether the register that the instruction at `store` stores was loaded from the same field and incremented since.
+fn loaded_plus_one(body: &Body, store: usize, offset: u32) -> bool {
+    /// Instructions between load and store.
+    const MAX_DISTANCE: usize = 16;
+    let mut register = body.instructions[store].op1_register();
+    let mut incremented = false;
+    for instruction in body.instructions[store.saturating_sub(MAX_DISTANCE)..store].iter().rev() {
+        if instruction.op0_kind() != OpKind::Register || instruction.op0_register() != register {
+            continue;
+        }
+        match instruction.mnemonic() {
+            Mnemonic::Add if immediate(instruction, 1) == Some(1) => incremented = true,
+            Mnemonic::Inc => incremented = true,
+            Mnemonic::Lea if instruction.memory_displacement64() == 1 => {
+                incremented = true;
+                register = instruction.memory_base();
+            }
+            Mnemonic::Mov if is_memory(instruction, 1) => {
+                return incremented && addresses_field(instruction, offset);
+            }
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn addresses_field(instruction: &Instruction, offset: u32) -> bool {
+    instruction.memory_displacement64() == u64::from(offset)
+        && instruction.memory_index() == Register::None
+        && instruction.memory_size().size() == 8
+        && !matches!(instruction.memory_base(), Register::None | Register::RSP | Register::RIP)
+}
+
+/// Every probe must sit on an instruction that begins where the decoder says one begins, in an executable segment,
+/// and that the kernel emulates instead of single-stepping (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops`).
+fn probeable(code: &Code<'_>, findings: &Findings) -> Outcome {
+    for site in &findings.sites {
+        if let Err(reason) = probeable_site(code, site) {
+            return Outcome::Failed(format!("{} at {}: {reason}", site.point.name(), site.address));
+        }
+    }
+    Outcome::Passed
+}
+
+fn probeable_site(code: &Code<'_>, site: &Site) -> Result<(), &'static str> {
+    if code.image.svma_to_file_offset(site.address).is_none() {
+        return Err("not in an executable segment");
+    }
+    let function = code.image.function_index(site.address).ok_or("not in a function")?;
+    let instructions = code.decode(function);
+    let index = instructions.binary_search_by_key(&site.address.0, Instruction::ip);
+    let instruction = index.map(|index| instructions[index]).map_err(|_| "not an instruction")?;
+    if instruction.flow_control() == FlowControl::ConditionalBranch {
+        // The kernel refuses a 16-bit operand size; loop and jrcxz are no Jcc at all.
+        let near = instruction.is_jcc_short_or_near() && instruction.op0_kind() == OpKind::NearBranch64;
+        return if near { Ok(()) } else { Err("a kind of jump that the kernel single-steps") };
+    }
+    match instruction.code() {
+        Opcode::Call_rel32_64 | Opcode::Jmp_rel8_64 | Opcode::Jmp_rel32_64 => Ok(()),
+        _ => Err("an instruction that the kernel single-steps"),
+    }
+}
+
+/// [`VmPath`] is only derived if `rb_gc_count` and `rb_during_gc` agree about the objspace, and `rb_gc_enable` too
+/// where it can be evaluated.
+fn accessors(vm: &VmPath) -> Outcome {
+    require(vm.dont_gc_bit != Some(vm.during_gc_bit), || {
+        format!("during_gc and dont_gc are both bit {}", vm.during_gc_bit)
+    })
+}
+
+/// Where the file has symbols, the sites must lie in the functions that the sources say. Inlining can only move them
+/// into other functions of the GC.
+fn symbols(code: &Code<'_>, findings: &Findings) -> Outcome {
+    if code.image.symbols().is_empty() {
+        return Outcome::NotApplicable("the file is stripped".to_owned());
+    }
+    for site in &findings.sites {
+        let name = site.owner_name.as_deref().map_or("", base_name);
+        if !plausible_owner(site.point, name) {
+            return Outcome::Failed(format!("{} at {} is in {name:?}", site.point.name(), site.address));
+        }
+    }
+    Outcome::Passed
+}
+
+fn plausible_owner(point: Point, name: &str) -> bool {
+    let starts_with = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    match point {
+        Point::GcStart => starts_with(&["gc_start", "garbage_collect"]),
+        Point::GcEndMark => starts_with(&["gc_marks", "gc_start", "gc_rest", "gc_continue"]),
+        Point::GcEndSweep => starts_with(&["gc_sweep", "gc_start", "gc_rest", "gc_continue", "gc_marks"]),
+        Point::GcEnter | Point::GcExit => {
+            const CALLERS: &[&str] = &[
+                "gc_",
+                "garbage_collect",
+                "heap_",
+                "newobj",
+                "objspace_",
+                "ractor_cache_",
+                "rb_gc",
+                "rb_newobj",
+                "rb_objspace_",
+                "ruby_gc_",
+                "ruby_x",
+            ];
+            starts_with(CALLERS) || (point == Point::GcExit && name == "rb_memerror")
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Access to the code of an image: functions with the parts that the compiler moved away from them, and what their
+//! calls lead to. Functions are decoded when asked for and not kept.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
+
+use iced_x86::{FlowControl, Instruction};
+
+use super::references::{Kind, Reference, decode, find_references};
+use crate::address::Svma;
+use crate::elf::ElfImage;
+
+/// The code of one image. A function is named by the index of its extent in [`ElfImage::functions`].
+pub(super) struct Code<'a> {
+    pub(super) image: &'a ElfImage,
+    /// Cold part → function it was split from.
+    parents: BTreeMap<usize, usize>,
+    /// Extents whose role has been decided.
+    examined: BTreeSet<usize>,
+}
+
+/// What a call or jump leads to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Callee<'a> {
+    /// Its address, if it is in this image (also behind a PLT stub).
+    pub(super) address: Option<Svma>,
+    /// Its name, if it is a dynamic symbol.
+    pub(super) name: Option<&'a str>,
+}
+
+impl<'a> Code<'a> {
+    pub(super) fn new(image: &'a ElfImage) -> Self {
+        Self { image, parents: BTreeMap::new(), examined: BTreeSet::new() }
+    }
+
+    /// The function that an extent belongs to: itself, or the one it was split from.
+    pub(super) fn owner(&self, function: usize) -> usize {
+        *self.parents.get(&function).unwrap_or(&function)
+    }
+
+    /// The function that owns the code at an address.
+    pub(super) fn owner_of(&self, address: Svma) -> Option<usize> {
+        Some(self.owner(self.image.function_index(address)?))
+    }
+
+    /// The extents of a function, in the order of their addresses.
+    pub(super) fn parts(&self, owner: usize) -> Vec<usize> {
+        let cold = self.parents.iter().filter(|&(_, &parent)| parent == owner).map(|(&part, _)| part);
+        let mut parts: Vec<usize> = cold.chain([owner]).collect();
+        parts.sort_unstable();
+        parts
+    }
+
+    /// First address of a function.
+    pub(super) fn start(&self, function: usize) -> Svma {
+        self.image.functions()[function].start
+    }
+
+    /// Decodes one extent.
+    pub(super) fn decode(&self, function: usize) -> Vec<Instruction> {
+        decode(self.image, function)
+    }
+
+    /// Decodes a function with its cold parts.
+    pub(super) fn body(&self, owner: usize) -> Body {
+        Body::new(self.parts(owner).into_iter().map(|part| self.decode(part)))
+    }
+
+    /// What a call or jump leads to; empty for one that only run time can tell.
+    pub(super) fn callee(&self, instruction: &Instruction) -> Callee<'a> {
+        if instruction.is_call_near_indirect() || instruction.is_jmp_near_indirect() {
+            if !instruction.is_ip_rel_memory_operand() {
+                return Callee::default();
+            }
+            return self.through_slot(Svma(instruction.ip_rel_memory_address()));
+        }
+        let target = Svma(instruction.near_branch_target());
+        if target.0 == 0 {
+            return Callee::default();
+        }
+        if let Some(slot) = self.image.stub_slot(target) {
+            return self.through_slot(slot);
+        }
+        let name = self.image.dynamic_symbols().at(target).next().map(|symbol| symbol.name);
+        Callee { address: Some(target), name }
+    }
+
+    fn through_slot(&self, slot: Svma) -> Callee<'a> {
+        Callee { address: self.image.pointer(slot), name: self.image.slot_symbol(slot) }
+    }
+
+    /// Decides which of the extents are cold parts, and of which function. Extent C is the cold part of F when it is
+    /// not exported, never called, and entered by jumps from F alone, and either one of those jumps is conditional
+    /// (compilers emit tail calls as unconditional jumps) or its first unwind row shows a frame already set up.
+    pub(super) fn resolve_cold_parts(&mut self, candidates: impl IntoIterator<Item = usize>) {
+        let exported = |function: usize| {
+            self.image.dynamic_symbols().at(self.image.functions()[function].start).next().is_some()
+        };
+        let fresh: Vec<usize> = candidates
+            .into_iter()
+            .filter(|function| !self.examined.contains(function) && !exported(*function))
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect();
+        if fresh.is_empty() {
+            return;
+        }
+        let extents: Vec<Range<u64>> = fresh.iter().map(|&f| extent(self.image, f)).collect();
+        let mut into: HashMap<usize, Vec<Reference>> = HashMap::new();
+        for reference in find_references(self.image, &extents, Kind::Branch) {
+            let Some(function) = self.image.function_index(reference.target) else { continue };
+            if function != reference.function {
+                into.entry(function).or_default().push(reference);
+            }
+        }
+        // A part may be entered from another part of the same function, so what the first round learns can settle
+        // what it left open.
+        for _ in 0..2 {
+            for &function in &fresh {
+                let references = into.get(&function).map_or(&[][..], Vec::as_slice);
+                if let Some(parent) = self.cold_parent(function, references) {
+                    self.parents.insert(function, parent);
+                }
+            }
+        }
+        self.examined.extend(fresh);
+    }
+
+    fn cold_parent(&self, function: usize, references: &[Reference]) -> Option<usize> {
+        let mut conditional = false;
+        let mut owners = HashSet::new();
+        for reference in references {
+            match reference.instruction.flow_control() {
+                FlowControl::ConditionalBranch => conditional = true,
+                FlowControl::UnconditionalBranch => {}
+                FlowControl::Call => return None,
+                _ => continue,
+            }
+            owners.insert(self.owner(reference.function));
+        }
+        owners.remove(&function);
+        let mut owners = owners.into_iter();
+        let (Some(parent), None) = (owners.next(), owners.next()) else { return None };
+        let entry = self.image.functions()[function].entry;
+        // The parent must be a root, or owner() would have to follow chains.
+        (!self.parents.contains_key(&parent) && (conditional || !entry)).then_some(parent)
+    }
+}
+
+fn extent(image: &ElfImage, function: usize) -> Range<u64> {
+    let range = image.functions()[function];
+    range.start.0..range.end.0
+}
+
+/// A decoded function with its cold parts, in the order of addresses.
+pub(super) struct Body {
+    pub(super) instructions: Vec<Instruction>,
+    /// Indices at which a part begins.
+    part_starts: BTreeSet<usize>,
+    /// Target address → indices of the jumps of this function that lead there.
+    jumps: HashMap<u64, Vec<usize>>,
+}
+
+impl Body {
+    pub(super) fn new(parts: impl IntoIterator<Item = Vec<Instruction>>) -> Self {
+        let mut body = Self { instructions: Vec::new(), part_starts: BTreeSet::new(), jumps: HashMap::new() };
+        for part in parts {
+            body.part_starts.insert(body.instructions.len());
+            body.instructions.extend(part);
+        }
+        for (index, instruction) in body.instructions.iter().enumerate() {
+            if is_jump(instruction) {
+                body.jumps.entry(instruction.near_branch_target()).or_default().push(index);
+            }
+        }
+        body
+    }
+
+    /// Index of the instruction that begins at the address.
+    pub(super) fn index_of(&self, address: Svma) -> Option<usize> {
+        self.instructions.binary_search_by_key(&address.0, Instruction::ip).ok()
+    }
+
+    /// Whether a jump of this function leads to the instruction.
+    pub(super) fn is_jump_target(&self, index: usize) -> bool {
+        self.jumps.contains_key(&self.instructions[index].ip())
+    }
+
+    /// Index of the first instruction of the basic block (calls do not end a block).
+    pub(super) fn block_start(&self, index: usize) -> usize {
+        let mut start = index;
+        while !self.is_jump_target(start) && self.falls_into(start) {
+            start -= 1;
+        }
+        start
+    }
+
+    /// Whether the instruction before `index` is in the same part and always continues at `index`.
+    fn falls_into(&self, index: usize) -> bool {
+        if index == 0 || self.part_starts.contains(&index) {
+            return false;
+        }
+        matches!(
+            self.instructions[index - 1].flow_control(),
+            FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall
+        )
+    }
+
+    /// Indices of the conditional jumps that lead to the block which begins at `start`, directly, by falling through,
+    /// or over `hops` blocks that do nothing but continue there.
+    pub(super) fn conditional_predecessors(&self, start: usize, hops: u32) -> Vec<usize> {
+        let mut found = Vec::new();
+        for &jump in self.jumps.get(&self.instructions[start].ip()).map_or(&[][..], Vec::as_slice) {
+            if self.instructions[jump].flow_control() == FlowControl::ConditionalBranch {
+                found.push(jump);
+            } else if hops > 0 {
+                found.extend(self.conditional_predecessors(self.block_start(jump), hops - 1));
+            }
+        }
+        if start == 0 || self.part_starts.contains(&start) {
+            return found;
+        }
+        let before = start - 1;
+        if self.instructions[before].flow_control() == FlowControl::ConditionalBranch {
+            found.push(before);
+        } else if hops > 0 && self.falls_into(start) {
+            found.extend(self.conditional_predecessors(self.block_start(before), hops - 1));
+        }
+        found
+    }
+}
+
+/// Whether it is a direct jump, conditional or not.
+pub(super) fn is_jump(instruction: &Instruction) -> bool {
+    matches!(instruction.flow_control(), FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch)
+}

@@ -1,0 +1,361 @@
+//! From a table of offsets to a plan: which bytes of the objspace a snapshot copies, and where in the copy each
+//! field lies.
+
+use gctrace_common::{
+    config::Span,
+    event::{SLOT_BYTES, SLOTS},
+};
+
+use super::{
+    RubyVersion,
+    stat::{self, Key, Term},
+    tables::TABLES,
+};
+
+/// A field of a C structure.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Path of the member, as in the C source: `profile.count`.
+    pub name: &'static str,
+    /// Byte offset.
+    pub offset: u32,
+    /// Bytes: 1, 2, 4 or 8.
+    pub size: u8,
+}
+
+/// An array of size pools (`size_pools`, 3.1–3.3) or heaps (`heaps`, 3.4) inside the objspace.
+#[derive(Clone, Copy, Debug)]
+pub struct Pools {
+    /// Byte offset of the first element.
+    pub offset: u32,
+    /// Bytes from element to element.
+    pub stride: u32,
+    /// Elements.
+    pub count: u32,
+    /// Members, relative to the element.
+    pub fields: &'static [Field],
+}
+
+/// Offsets inside `rb_objspace_t` for a range of releases.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// First release (major, minor, teeny) it holds for.
+    pub from: (u16, u16, u16),
+    /// Last release it holds for.
+    pub to: (u16, u16, u16),
+    /// `sizeof(rb_objspace_t)`.
+    pub size: u32,
+    /// Byte offset of the `flags` word.
+    pub flags: u32,
+    /// First bit and number of bits of `flags.mode`.
+    pub mode_bits: (u32, u32),
+    /// Members.
+    pub fields: &'static [Field],
+    /// The pools, where the series has them.
+    pub pools: Option<Pools>,
+}
+
+/// Why no layout could be made for a version.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// No table covers the release.
+    #[error("no layout is known for CRuby {0} (known: {1}); upgrade gctrace")]
+    UnknownVersion(RubyVersion, String),
+    /// A table lacks a field that a `GC.stat` key of its series needs: a mistake in gctrace.
+    #[error("the layout table of CRuby {0} lacks `{1}`")]
+    MissingField(RubyVersion, &'static str),
+    /// The fields are spread too widely for one snapshot: a mistake in gctrace.
+    #[error("the layout of CRuby {0} needs {1} spans, a snapshot has {SLOTS}")]
+    TooManySpans(RubyVersion, usize),
+}
+
+/// Where a value lies in a snapshot's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    at: usize,
+    size: u8,
+}
+
+impl Place {
+    /// Reads the value, zero extended; `None` if the data is too short for it.
+    pub fn read(self, data: &[u8]) -> Option<u64> {
+        let bytes = data.get(self.at..self.at + usize::from(self.size))?;
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        Some(u64::from_le_bytes(word))
+    }
+}
+
+/// A `GC.stat` key bound to places: the sum of its terms, divided.
+#[derive(Clone, Debug)]
+pub struct BoundKey {
+    /// The key's name.
+    pub name: &'static str,
+    terms: Vec<(bool, Place)>,
+    divisor: u64,
+}
+
+impl BoundKey {
+    /// The value, in C's `size_t` arithmetic.
+    pub fn value(&self, data: &[u8]) -> Option<u64> {
+        let mut sum = 0_u64;
+        for &(negative, place) in &self.terms {
+            let value = place.read(data)?;
+            sum = if negative { sum.wrapping_sub(value) } else { sum.wrapping_add(value) };
+        }
+        Some(sum / self.divisor)
+    }
+}
+
+/// The objspace layout of one release, bound to the spans of a snapshot.
+#[derive(Clone, Debug)]
+pub struct ObjspaceLayout {
+    /// The table it was made from.
+    pub table: &'static Table,
+    /// What the kernel copies, in slot order.
+    pub spans: Vec<Span>,
+    /// `GC.stat` keys in the order in which this Ruby returns them.
+    pub keys: Vec<BoundKey>,
+    /// The `flags` word.
+    pub flags: Place,
+    /// `profile.count`.
+    pub count: Place,
+    /// `profile.minor_gc_count`.
+    pub minor_gc_count: Place,
+    /// `profile.major_gc_count`.
+    pub major_gc_count: Place,
+    /// `profile.latest_gc_info`.
+    pub latest_gc_info: Place,
+    /// `rgengc.need_major_gc`, for series whose `GC.latest_gc_info` tells it (≥ 3.2).
+    pub need_major_gc: Option<Place>,
+    /// `profile.weak_references_count` and `profile.retained_weak_references_count` (≥ 3.3).
+    pub weak_references: Option<(Place, Place)>,
+}
+
+/// A piece of memory that a layout wants: offset, size, and the pointer to follow first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Piece {
+    via: u16,
+    offset: u32,
+    size: u8,
+}
+
+impl RubyVersion {
+    /// Whether this is release `major.minor.0` or later.
+    pub fn at_least(self, major: u16, minor: u16) -> bool {
+        (self.major, self.minor) >= (major, minor)
+    }
+}
+
+impl Table {
+    /// The table of a release.
+    pub fn of(version: RubyVersion) -> Result<&'static Self, LayoutError> {
+        let v = (version.major, version.minor, version.teeny);
+        TABLES.iter().find(|t| t.from <= v && v <= t.to).ok_or_else(|| {
+            let known: Vec<String> = TABLES
+                .iter()
+                .map(|t| format!("{}.{}.{}–{}.{}.{}", t.from.0, t.from.1, t.from.2, t.to.0, t.to.1, t.to.2))
+                .collect();
+            LayoutError::UnknownVersion(version, known.join(", "))
+        })
+    }
+
+    /// Byte offset of a member of the objspace itself.
+    pub fn offset(&self, name: &str) -> Option<u32> {
+        self.fields.iter().find(|f| f.name == name).map(|f| f.offset)
+    }
+
+    fn piece(&self, name: &str) -> Option<Piece> {
+        let field = self.fields.iter().find(|f| f.name == name)?;
+        Some(Piece { via: Span::DIRECT, offset: field.offset, size: field.size })
+    }
+
+    /// The pieces whose sum is the term's value.
+    fn pieces(&self, term: &Term) -> Option<Vec<Piece>> {
+        match *term {
+            Term::Plus(name) | Term::Minus(name) => Some(vec![self.piece(name)?]),
+            Term::PlusEach(name) | Term::MinusEach(name) => {
+                let pools = self.pools?;
+                let field = pools.fields.iter().find(|f| f.name == name)?;
+                let each = |i| pools.offset + i * pools.stride + field.offset;
+                Some(
+                    (0..pools.count)
+                        .map(|i| Piece { via: Span::DIRECT, offset: each(i), size: field.size })
+                        .collect(),
+                )
+            }
+            Term::FirstWordBehind(name) => {
+                let pointer = self.piece(name)?;
+                Some(vec![Piece { via: u16::try_from(pointer.offset).ok()?, offset: 0, size: 8 }])
+            }
+        }
+    }
+}
+
+impl ObjspaceLayout {
+    /// Plans the snapshot of a release.
+    pub fn of(version: RubyVersion) -> Result<Self, LayoutError> {
+        let table = Table::of(version)?;
+        let keys = stat::keys(version);
+        let flags = Piece { via: Span::DIRECT, offset: table.flags, size: 4 };
+        let mut wanted = vec![flags];
+        for name in
+            ["profile.count", "profile.minor_gc_count", "profile.major_gc_count", "profile.latest_gc_info"]
+        {
+            wanted.push(table.piece(name).ok_or(LayoutError::MissingField(version, name))?);
+        }
+        let optional = |name| table.piece(name);
+        let need_major = if version.at_least(3, 2) { optional("rgengc.need_major_gc") } else { None };
+        let weak = (version.at_least(3, 3))
+            .then(|| {
+                Some((
+                    optional("profile.weak_references_count")?,
+                    optional("profile.retained_weak_references_count")?,
+                ))
+            })
+            .flatten();
+        wanted.extend(need_major);
+        wanted.extend(weak.iter().flat_map(|&(a, b)| [a, b]));
+        let mut bound = Vec::with_capacity(keys.len());
+        for key in &keys {
+            bound
+                .push((key, pieces_of(table, key).map_err(|name| LayoutError::MissingField(version, name))?));
+        }
+        wanted.extend(bound.iter().flat_map(|(_, pieces)| pieces.iter().map(|&(_, piece)| piece)));
+        let spans = pack(wanted);
+        if spans.len() > SLOTS {
+            return Err(LayoutError::TooManySpans(version, spans.len()));
+        }
+        let place = |piece: Piece| locate(&spans, piece);
+        let named = |name| table.piece(name).and_then(place).ok_or(LayoutError::MissingField(version, name));
+        let mut bound_keys = Vec::with_capacity(bound.len());
+        for (key, pieces) in bound {
+            let terms = pieces
+                .into_iter()
+                .map(|(negative, piece)| place(piece).map(|p| (negative, p)))
+                .collect::<Option<Vec<_>>>()
+                .ok_or(LayoutError::MissingField(version, key.name))?;
+            bound_keys.push(BoundKey { name: key.name, terms, divisor: key.divisor });
+        }
+        Ok(Self {
+            table,
+            keys: bound_keys,
+            flags: place(flags).ok_or(LayoutError::MissingField(version, "flags"))?,
+            count: named("profile.count")?,
+            minor_gc_count: named("profile.minor_gc_count")?,
+            major_gc_count: named("profile.major_gc_count")?,
+            latest_gc_info: named("profile.latest_gc_info")?,
+            need_major_gc: need_major.and_then(place),
+            weak_references: weak.and_then(|(a, b)| Some((place(a)?, place(b)?))),
+            spans,
+        })
+    }
+
+    /// Mask of `flags.mode` inside the `flags` word.
+    pub fn mode_mask(&self) -> u32 {
+        let (bit, bits) = self.table.mode_bits;
+        ((1 << bits) - 1) << bit
+    }
+}
+
+fn pieces_of(table: &Table, key: &Key) -> Result<Vec<(bool, Piece)>, &'static str> {
+    let mut all = Vec::new();
+    for term in key.terms {
+        let pieces = table.pieces(term).ok_or(term.name())?;
+        all.extend(pieces.into_iter().map(|piece| (term.is_negative(), piece)));
+    }
+    Ok(all)
+}
+
+/// Packs the wanted pieces into as few spans as a greedy sweep finds; a span is at most a slot long.
+fn pack(mut wanted: Vec<Piece>) -> Vec<Span> {
+    wanted.sort_unstable();
+    let mut spans: Vec<Span> = Vec::new();
+    for piece in wanted {
+        let (start, end) = (piece.offset, piece.offset + u32::from(piece.size));
+        if let Some(last) = spans.last_mut()
+            && last.via == piece.via
+            && end - u32::from(last.offset) <= SLOT_BYTES as u32
+        {
+            last.len = last.len.max((end - u32::from(last.offset)) as u16);
+            continue;
+        }
+        spans.push(Span { offset: start as u16, len: u16::from(piece.size), via: piece.via, reserved: 0 });
+    }
+    spans
+}
+
+fn locate(spans: &[Span], piece: Piece) -> Option<Place> {
+    spans.iter().enumerate().find_map(|(slot, span)| {
+        let start = piece.offset.checked_sub(u32::from(span.offset))?;
+        let inside = span.via == piece.via && start + u32::from(piece.size) <= u32::from(span.len);
+        inside.then_some(Place { at: slot * SLOT_BYTES + start as usize, size: piece.size })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(major: u16, minor: u16, teeny: u16) -> RubyVersion {
+        RubyVersion { major, minor, teeny }
+    }
+
+    /// Every table can be planned at both ends of its range, fits a snapshot, and has the number of keys that Ruby
+    /// of that series returns.
+    #[test]
+    fn every_table_is_complete() {
+        let expected = [((2, 7), 26), ((3, 0), 28), ((3, 1), 29), ((3, 2), 29), ((3, 3), 31), ((3, 4), 30)];
+        for table in TABLES {
+            for (major, minor, teeny) in [table.from, table.to] {
+                let layout = ObjspaceLayout::of(version(major, minor, teeny)).unwrap();
+                let keys = expected.iter().find(|e| e.0 == (major, minor)).unwrap().1;
+                assert_eq!(layout.keys.len(), keys, "CRuby {major}.{minor}");
+                assert_eq!(layout.keys[0].name, "count");
+                for span in &layout.spans {
+                    assert!(usize::from(span.len) <= SLOT_BYTES);
+                    assert!(span.via != Span::DIRECT || u32::from(span.offset + span.len) <= table.size);
+                }
+            }
+        }
+    }
+
+    /// Ranges do not overlap, and versions outside all of them are refused by name.
+    #[test]
+    fn unknown_versions_are_refused() {
+        for pair in TABLES.windows(2) {
+            assert!(pair[0].to < pair[1].from);
+        }
+        for (major, minor, teeny) in [(2, 6, 10), (3, 1, 8), (4, 1, 0), (9, 9, 9)] {
+            let error = ObjspaceLayout::of(version(major, minor, teeny)).unwrap_err().to_string();
+            assert!(error.contains(&format!("{major}.{minor}.{teeny}")), "{error}");
+        }
+    }
+
+    /// A key is the wrapping sum of its terms: free slots = available − allocated + freed (3.1).
+    #[test]
+    fn values_are_summed_from_the_snapshot() {
+        let layout = ObjspaceLayout::of(version(3, 1, 2)).unwrap();
+        let mut data = vec![0; SLOTS * SLOT_BYTES];
+        let mut put = |name: &str, pool: bool, value: u64| {
+            let piece = if pool {
+                layout.table.pieces(&Term::PlusEach(Box::leak(name.to_owned().into_boxed_str()))).unwrap()[0]
+            } else {
+                layout.table.piece(name).unwrap()
+            };
+            let place = locate(&layout.spans, piece).unwrap();
+            data[place.at..place.at + 8].copy_from_slice(&value.to_le_bytes());
+        };
+        put("eden_heap.total_slots", true, 1_000);
+        put("tomb_heap.total_slots", true, 100);
+        put("total_allocated_objects", false, 5_000);
+        put("profile.total_freed_objects", false, 4_200);
+        put("heap_pages.final_slots", false, 7);
+        put("profile.total_time_ns", false, 2_999_999);
+        let get = |name: &str| layout.keys.iter().find(|k| k.name == name).unwrap().value(&data).unwrap();
+        assert_eq!(get("heap_available_slots"), 1_100);
+        assert_eq!(get("heap_live_slots"), 793);
+        assert_eq!(get("heap_free_slots"), 300);
+        assert_eq!(get("time"), 2);
+    }
+}

@@ -1,0 +1,24 @@
+//! What gctrace knows of CRuby: versions, event sites, layouts.
+
+mod accept;
+mod analyse;
+mod code;
+mod eval;
+pub mod layout;
+pub mod plan;
+pub mod prove;
+mod references;
+mod sites;
+pub mod stat;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod version;
+mod vm_path;
+mod x86;
+
+pub use accept::{Check, Outcome};
+pub use analyse::{Refusal, RubyAnalysis, analyse};
+pub use sites::{PauseKind, Site, SiteForm};
+pub use version::{InvalidVersion, RubyVersion};
+pub use vm_path::{VmPath, VmPathError};

@@ -1,0 +1,119 @@
+//! From the analysis of an image to what is attached where: a pure decision.
+
+use std::path::PathBuf;
+
+use gctrace_common::{
+    config::{ImageConfig, Span},
+    event::{Point, SLOTS},
+};
+
+use super::{
+    Refusal, RubyAnalysis,
+    layout::{LayoutError, ObjspaceLayout},
+};
+use crate::{
+    address::{FileOffset, Svma},
+    elf::ElfImage,
+};
+
+/// An instruction to be probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbeSite {
+    /// Which event it is.
+    pub point: Point,
+    /// Where it is, stated.
+    pub address: Svma,
+    /// Where it is in the file.
+    pub file_offset: FileOffset,
+    /// Hardware number of the register that holds the objspace pointer there.
+    pub register: Option<u8>,
+}
+
+/// Everything needed to trace the processes of one image.
+#[derive(Debug)]
+pub struct AttachPlan {
+    /// What the finder found.
+    pub analysis: RubyAnalysis,
+    /// How its objspace is read.
+    pub layout: ObjspaceLayout,
+    /// The image's entry in the kernel.
+    pub config: ImageConfig,
+    /// The probes.
+    pub sites: Vec<ProbeSite>,
+}
+
+/// Why an image is not traced.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The file could not be read.
+    #[error("{path}: {source}")]
+    Elf {
+        /// The file.
+        path: PathBuf,
+        /// What was tried and failed.
+        #[source]
+        source: crate::elf::ElfError,
+    },
+    /// The sites could not be found or failed a check.
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    /// No layout is known for the version.
+    #[error("{0}")]
+    Layout(#[from] LayoutError),
+    /// The table and the machine code disagree: another build configuration or a patched Ruby.
+    #[error(
+        "the code of this CRuby {version} reads `{field}` at {derived:#x} and the layout table says {table:#x}: \
+         a build with other options; its objspace cannot be read exactly"
+    )]
+    LayoutDisagrees {
+        /// Version.
+        version: super::RubyVersion,
+        /// Member.
+        field: &'static str,
+        /// Offset derived from the code.
+        derived: u32,
+        /// Offset in the table.
+        table: u32,
+    },
+    /// A site is not in an executable segment of the file.
+    #[error("the {0} site at {1} is not inside an executable segment")]
+    NotExecutable(&'static str, Svma),
+}
+
+/// Decides what to attach and how to read, or refuses with the reason.
+pub fn plan(image: &ElfImage, analysis: RubyAnalysis) -> Result<AttachPlan, PlanError> {
+    let layout = ObjspaceLayout::of(analysis.version)?;
+    let vm = analysis.vm;
+    let count = layout.table.offset("profile.count").unwrap_or_default();
+    for (field, derived, table) in
+        [("profile.count", vm.count, count), ("flags", vm.flags, layout.table.flags)]
+    {
+        if derived != table {
+            return Err(PlanError::LayoutDisagrees { version: analysis.version, field, derived, table });
+        }
+    }
+    let mut span = [Span::default(); SLOTS];
+    span[..layout.spans.len()].copy_from_slice(&layout.spans);
+    let config = ImageConfig {
+        vm_ptr: vm.vm_ptr.0,
+        vm_objspace: vm.vm_objspace,
+        count: vm.count,
+        flags: vm.flags,
+        mode_mask: layout.mode_mask(),
+        dont_gc_mask: vm.dont_gc_bit.map_or(0, |bit| 1 << bit),
+        spans: layout.spans.len() as u32,
+        reserved: 0,
+        span,
+    };
+    let sites = analysis
+        .sites
+        .iter()
+        .map(|site| {
+            let file_offset = image
+                .svma_to_file_offset(site.address)
+                .ok_or(PlanError::NotExecutable(site.point.name(), site.address))?;
+            Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
+        })
+        .collect::<Result<Vec<_>, PlanError>>()?;
+    Ok(AttachPlan { analysis, layout, config, sites })
+}

@@ -1,0 +1,191 @@
+//! Proof of a layout on the live process: invariants of CRuby's own counters that a wrong layout cannot keep.
+
+use gctrace_common::{
+    config::Span,
+    event::{Point, SLOT_BYTES, SLOTS},
+};
+
+use super::{layout::ObjspaceLayout, stat::Mode};
+
+/// A check that a live process did not pass.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the live check `{check}` failed ({detail}): this Ruby does not keep its GC state where its version says; \
+     nothing is reported for it"
+)]
+pub struct FailedProof {
+    /// Name of the check.
+    pub check: &'static str,
+    /// The values seen.
+    pub detail: String,
+}
+
+/// Copies the layout's spans into snapshot form by a reader of memory.
+pub fn read_spans(
+    layout: &ObjspaceLayout,
+    objspace: u64,
+    mut read: impl FnMut(u64, &mut [u8]) -> bool,
+) -> Option<Vec<u8>> {
+    let mut data = vec![0; SLOTS * SLOT_BYTES];
+    for (slot, span) in layout.spans.iter().enumerate() {
+        let base = if span.via == Span::DIRECT {
+            objspace
+        } else {
+            let mut pointer = [0; 8];
+            if !read(objspace.wrapping_add(u64::from(span.via)), &mut pointer) {
+                return None;
+            }
+            u64::from_le_bytes(pointer)
+        };
+        if base == 0 {
+            continue;
+        }
+        let start = slot * SLOT_BYTES;
+        let target = &mut data[start..start + usize::from(span.len)];
+        if !read(base.wrapping_add(u64::from(span.offset)), target) {
+            return None;
+        }
+    }
+    Some(data)
+}
+
+/// The GC mode of a snapshot.
+pub fn mode(layout: &ObjspaceLayout, flags: u32) -> Mode {
+    Mode::from_bits((flags & layout.mode_mask()) >> layout.table.mode_bits.0)
+}
+
+/// Whether no cycle is running.
+pub fn is_quiet(layout: &ObjspaceLayout, data: &[u8]) -> bool {
+    layout.flags.read(data).is_some_and(|flags| mode(layout, flags as u32) == Mode::None)
+}
+
+/// Whether two snapshots lie between the same two cycles.
+pub fn same_cycle(layout: &ObjspaceLayout, first: &[u8], second: &[u8]) -> bool {
+    layout.flags.read(first) == layout.flags.read(second)
+        && layout.count.read(first) == layout.count.read(second)
+}
+
+/// Checks a snapshot taken outside any cycle.
+pub fn between_cycles(layout: &ObjspaceLayout, data: &[u8]) -> Result<(), FailedProof> {
+    kinds_add_up(layout, data, 0)?;
+    heap_is_consistent(layout, data)
+}
+
+/// Checks a snapshot taken at a GC event. `during_gc` is the mask of that bit in the flags.
+pub fn at_event(
+    layout: &ObjspaceLayout,
+    point: Point,
+    data: &[u8],
+    during_gc: u32,
+) -> Result<(), FailedProof> {
+    let flags = layout.flags.read(data).unwrap_or_default() as u32;
+    let mode = mode(layout, flags);
+    if point != Point::GcEnter && flags & during_gc == 0 {
+        return Err(FailedProof {
+            check: "during_gc is set at a GC event",
+            detail: format!("flags {flags:#x}"),
+        });
+    }
+    let (expected, pending) = match point {
+        // gc_start increments profile.count before the event, and the kind's counter after it (gc_marks_start).
+        Point::GcStart => (Mode::None, 1),
+        Point::GcEndSweep => (Mode::Sweeping, 0),
+        _ => (Mode::None, 0),
+    };
+    let mode_fits = mode == expected || (point == Point::GcEndSweep && mode == Mode::Compacting);
+    if !mode_fits {
+        return Err(FailedProof {
+            check: "GC mode at the event",
+            detail: format!("{} at {}, expected {}", mode.state(), point.name(), expected.state()),
+        });
+    }
+    kinds_add_up(layout, data, pending)?;
+    heap_is_consistent(layout, data)
+}
+
+/// `count = minor + major (+ 1 for a cycle whose kind is not counted yet)`.
+fn kinds_add_up(layout: &ObjspaceLayout, data: &[u8], pending: u64) -> Result<(), FailedProof> {
+    let values = (|| {
+        Some((layout.count.read(data)?, layout.minor_gc_count.read(data)?, layout.major_gc_count.read(data)?))
+    })();
+    let Some((count, minor, major)) = values else {
+        return Err(FailedProof {
+            check: "the snapshot holds the counters",
+            detail: "it is too short".into(),
+        });
+    };
+    if minor.checked_add(major).and_then(|sum| sum.checked_add(pending)) == Some(count) {
+        return Ok(());
+    }
+    Err(FailedProof {
+        check: "count = minor_gc_count + major_gc_count",
+        detail: format!("count {count}, minor {minor}, major {major}, not yet counted {pending}"),
+    })
+}
+
+/// `0 ≤ live ≤ available`, and no key is absurd.
+fn heap_is_consistent(layout: &ObjspaceLayout, data: &[u8]) -> Result<(), FailedProof> {
+    let value = |name: &str| layout.keys.iter().find(|key| key.name == name).and_then(|key| key.value(data));
+    let (Some(live), Some(available), Some(last_slots)) =
+        (value("heap_live_slots"), value("heap_available_slots"), value("heap_final_slots"))
+    else {
+        return Err(FailedProof {
+            check: "the snapshot holds the heap counters",
+            detail: "it is too short".into(),
+        });
+    };
+    let used = live.checked_add(last_slots);
+    if available > 0 && available < 1 << 40 && used.is_some_and(|used| used <= available) {
+        return Ok(());
+    }
+    Err(FailedProof {
+        check: "live + final ≤ available slots",
+        detail: format!("live {live}, final {last_slots}, available {available}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ruby::RubyVersion;
+
+    fn filled(version: RubyVersion, words: &[(u32, u64)]) -> (ObjspaceLayout, Vec<u8>) {
+        let layout = ObjspaceLayout::of(version).unwrap();
+        let mut memory = vec![0_u8; 4096];
+        for &(offset, value) in words {
+            memory[offset as usize..offset as usize + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        let data = read_spans(&layout, 0x1000, |address, buffer| {
+            let start = (address - 0x1000) as usize;
+            buffer.copy_from_slice(&memory[start..start + buffer.len()]);
+            true
+        });
+        (layout, data.unwrap())
+    }
+
+    /// A healthy 3.1 objspace at GC_START passes; the same bytes read with a shifted layout do not.
+    #[test]
+    fn wrong_layouts_fail() {
+        let version = RubyVersion::new(3, 1, 2);
+        // count, minor, major, eden total_slots, allocated, freed, flags (during_gc, mode none)
+        let words = [(440, 10), (384, 6), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];
+        let (layout, data) = filled(version, &words);
+        assert_eq!(at_event(&layout, Point::GcStart, &data, 0x20), Ok(()));
+        for shift in [8, 16, 24] {
+            let moved: Vec<(u32, u64)> =
+                words.iter().map(|&(offset, value)| (offset + shift, value)).collect();
+            let (layout, data) = filled(version, &moved);
+            assert!(at_event(&layout, Point::GcStart, &data, 0x20).is_err(), "shift {shift}");
+        }
+    }
+
+    /// An END_SWEEP site that is really something else is caught by the mode.
+    #[test]
+    fn wrong_event_fails() {
+        let words = [(440, 9), (384, 6), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];
+        let (layout, data) = filled(RubyVersion::new(3, 1, 2), &words);
+        let error = at_event(&layout, Point::GcEndSweep, &data, 0x20).unwrap_err();
+        assert_eq!(error.check, "GC mode at the event");
+        assert!(at_event(&layout, Point::GcEndSweep, &data, 0x40).is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! Finds the instructions at which CRuby tests for its internal GC events.
+//!
+//! The VM guards each event by `if (flags & RUBY_INTERNAL_EVENT_…)` (gc.c, `gc_event_hook`). The five constants,
+//! 1 << 22 to 1 << 26 (include/ruby/internal/event.h), survive stripping, inlining and link-time optimisation, so the
+//! tests are found in the machine code itself, once per inlined copy. Three forms exist:
+//!
+//! - up to 3.3 the flags are `objspace->hook_events`, the word behind `objspace->flags`;
+//! - 3.4 calls `rb_gc_event_hook` with the constant, and the callee tests;
+//! - from 4.0 on the flags are the global `ruby_vm_event_flags`, and the call behind the test is out of line.
+
+mod facts;
+mod finder;
+mod guard;
+mod unit;
+
+use std::collections::BTreeSet;
+
+use gctrace_common::event::Point;
+
+use crate::address::Svma;
+
+pub(super) use finder::{base_name, find, hook_events};
+
+/// How a site was recognised, and what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SiteForm {
+    /// The conditional jump behind a test, found from the hook call that it guards.
+    Guard,
+    /// The conditional jump behind a test, found by the test alone (the hook is inlined behind it).
+    Scan,
+    /// The call of `rb_gc_event_hook`, which tests inside (3.4).
+    Call,
+}
+
+/// Which kind of pause a `GC_ENTER` site begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PauseKind {
+    /// A new cycle: the function also holds the `GC_START` site.
+    Start,
+    /// Running all finalizers at exit (`rb_objspace_call_finalizer`), where symbols tell.
+    Finalizer,
+    /// A step or the rest of a cycle under way.
+    Other,
+}
+
+/// One instruction to probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// The event.
+    pub point: Point,
+    /// The instruction to probe: the conditional jump behind the test, or the call.
+    pub address: Svma,
+    /// The instruction that reads the tested flags; equal to `address` for a call.
+    pub guard: Svma,
+    /// Hardware number (0 rax … 15 r15) of the register that holds the objspace pointer when `address` is reached.
+    pub register: Option<u8>,
+    /// First address of the function that contains the site (of the hot part, if the site is in the cold one).
+    pub owner: Svma,
+    /// Name of that function, where symbols tell.
+    pub owner_name: Option<String>,
+    /// How it was recognised.
+    pub form: SiteForm,
+    /// For a `GC_ENTER` site, which pause it begins.
+    pub pause: Option<PauseKind>,
+}
+
+/// Where the tested flags live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Field {
+    /// In the object space, at this byte offset.
+    Objspace(i64),
+    /// In a global 32-bit variable at this address.
+    Global(u64),
+}
+
+/// What the finder saw, for the acceptance checks.
+#[derive(Debug)]
+pub(super) struct Findings {
+    pub(super) sites: Vec<Site>,
+    /// The flags that the guards test; `None` where the callee tests.
+    pub(super) field: Option<Field>,
+    /// Guards found from a hook call that test other flags than `field`, or that the scan did not see.
+    pub(super) disputed: Vec<Svma>,
+    /// Hook calls with an event constant whose guard was not found.
+    pub(super) unguarded: Vec<Svma>,
+    /// Guards with a branch target between the test and the jump.
+    pub(super) entered_midway: Vec<Svma>,
+    /// Owners of references to the string `"during_gc != 0"` (`gc_enter`, gc.c from 3.0 on); `None` where it is absent.
+    pub(super) enter_string_owners: Option<BTreeSet<Svma>>,
+}
+
+impl Findings {
+    /// The functions that hold sites of an event.
+    pub(super) fn owners(&self, point: Point) -> BTreeSet<Svma> {
+        self.sites.iter().filter(|site| site.point == point).map(|site| site.owner).collect()
+    }
+}
+
+/// The event whose constant is `1 << bit`.
+fn point_of_bit(bit: u32) -> Option<Point> {
+    Point::from_raw(bit.checked_sub(FIRST_EVENT_BIT)?)
+}
+
+/// Bit of `RUBY_INTERNAL_EVENT_GC_START`; the others follow in the order of [`Point`].
+const FIRST_EVENT_BIT: u32 = 22;

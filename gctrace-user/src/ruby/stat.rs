@@ -1,0 +1,346 @@
+//! `GC.stat` and `GC.latest_gc_info` of each series: names, order and formulas.
+//!
+//! Source: `gc_stat_internal` and `gc_info_decode` in gc.c (≤ 3.3) and `rb_gc_impl_stat` in gc/default/default.c
+//! (3.4), read at the last tag of each series.
+
+use super::RubyVersion;
+
+/// A term of a key's sum.
+#[derive(Clone, Copy, Debug)]
+pub enum Term {
+    /// A member of the objspace, added.
+    Plus(&'static str),
+    /// A member of the objspace, subtracted.
+    Minus(&'static str),
+    /// A member of every size pool or heap, added.
+    PlusEach(&'static str),
+    /// A member of every size pool or heap, subtracted.
+    MinusEach(&'static str),
+    /// The first word behind a pointer member (`rb_darray_size`), 0 if it is null; added.
+    FirstWordBehind(&'static str),
+}
+
+impl Term {
+    /// The member's name.
+    pub fn name(&self) -> &'static str {
+        match *self {
+            Self::Plus(n)
+            | Self::Minus(n)
+            | Self::PlusEach(n)
+            | Self::MinusEach(n)
+            | Self::FirstWordBehind(n) => n,
+        }
+    }
+
+    /// Whether the term is subtracted.
+    pub fn is_negative(&self) -> bool {
+        matches!(self, Self::Minus(_) | Self::MinusEach(_))
+    }
+}
+
+/// A `GC.stat` key and its formula.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The key's name.
+    pub name: &'static str,
+    /// What is summed, in `size_t` arithmetic.
+    pub terms: &'static [Term],
+    /// What the sum is divided by (1 000 000 turns nanoseconds into milliseconds).
+    pub divisor: u64,
+}
+
+use Term::{FirstWordBehind, Minus, MinusEach, Plus, PlusEach};
+
+const NS_PER_MS: u64 = 1_000_000;
+
+const fn key(name: &'static str, terms: &'static [Term]) -> Key {
+    Key { name, terms, divisor: 1 }
+}
+
+const fn millis(name: &'static str, terms: &'static [Term]) -> Key {
+    Key { name, terms, divisor: NS_PER_MS }
+}
+
+/// The keys of a release, in the order in which its `GC.stat` returns them.
+pub fn keys(version: RubyVersion) -> Vec<Key> {
+    let mut keys = vec![key("count", &[Plus("profile.count")])];
+    if version.at_least(3, 3) {
+        keys.push(millis("time", &[Plus("profile.marking_time_ns"), Plus("profile.sweeping_time_ns")]));
+        keys.push(millis("marking_time", &[Plus("profile.marking_time_ns")]));
+        keys.push(millis("sweeping_time", &[Plus("profile.sweeping_time_ns")]));
+    } else if version.at_least(3, 1) {
+        keys.push(millis("time", &[Plus("profile.total_time_ns")]));
+    }
+    keys.extend_from_slice(match (version.major, version.minor) {
+        (..=2, _) | (3, 0) => HEAP_2_7,
+        (3, 1) => HEAP_3_1,
+        (3, 2) => HEAP_3_2,
+        (3, 3) => HEAP_3_3,
+        _ => HEAP_3_4,
+    });
+    keys.extend_from_slice(COUNTS);
+    if version.at_least(3, 0) {
+        keys.push(key("read_barrier_faults", &[Plus("profile.read_barrier_faults")]));
+        keys.push(key("total_moved_objects", &[Plus("rcompactor.total_moved")]));
+    }
+    keys.extend_from_slice(GENERATIONS);
+    keys
+}
+
+/// One heap, no pools.
+const HEAP_2_7: &[Key] = &[
+    key("heap_allocated_pages", &[Plus("heap_pages.allocated_pages")]),
+    key("heap_sorted_length", &[Plus("heap_pages.sorted_length")]),
+    key("heap_allocatable_pages", &[Plus("heap_pages.allocatable_pages")]),
+    key("heap_available_slots", &[Plus("eden_heap.total_slots"), Plus("tomb_heap.total_slots")]),
+    key("heap_live_slots", LIVE_GLOBAL),
+    key(
+        "heap_free_slots",
+        &[
+            Plus("eden_heap.total_slots"),
+            Plus("tomb_heap.total_slots"),
+            Minus("total_allocated_objects"),
+            Plus("profile.total_freed_objects"),
+        ],
+    ),
+    key("heap_final_slots", &[Plus("heap_pages.final_slots")]),
+    key("heap_marked_slots", &[Plus("marked_slots")]),
+    key("heap_eden_pages", &[Plus("eden_heap.total_pages")]),
+    key("heap_tomb_pages", &[Plus("tomb_heap.total_pages")]),
+    key("total_allocated_pages", &[Plus("profile.total_allocated_pages")]),
+    key("total_freed_pages", &[Plus("profile.total_freed_pages")]),
+    key("total_allocated_objects", &[Plus("total_allocated_objects")]),
+    key("total_freed_objects", &[Plus("profile.total_freed_objects")]),
+];
+
+const LIVE_GLOBAL: &[Term] =
+    &[Plus("total_allocated_objects"), Minus("profile.total_freed_objects"), Minus("heap_pages.final_slots")];
+
+const FREE_POOLS_GLOBAL: &[Term] = &[
+    PlusEach("eden_heap.total_slots"),
+    PlusEach("tomb_heap.total_slots"),
+    Minus("total_allocated_objects"),
+    Plus("profile.total_freed_objects"),
+];
+
+/// Size pools; pages and objects counted for the whole objspace.
+const HEAP_3_1: &[Key] = &[
+    key("heap_allocated_pages", &[Plus("heap_pages.allocated_pages")]),
+    key("heap_sorted_length", &[Plus("heap_pages.sorted_length")]),
+    key("heap_allocatable_pages", &[PlusEach("allocatable_pages")]),
+    key("heap_available_slots", &[PlusEach("eden_heap.total_slots"), PlusEach("tomb_heap.total_slots")]),
+    key("heap_live_slots", LIVE_GLOBAL),
+    key("heap_free_slots", FREE_POOLS_GLOBAL),
+    key("heap_final_slots", &[Plus("heap_pages.final_slots")]),
+    key("heap_marked_slots", &[Plus("marked_slots")]),
+    key("heap_eden_pages", &[PlusEach("eden_heap.total_pages")]),
+    key("heap_tomb_pages", &[PlusEach("tomb_heap.total_pages")]),
+    key("total_allocated_pages", &[Plus("profile.total_allocated_pages")]),
+    key("total_freed_pages", &[Plus("profile.total_freed_pages")]),
+    key("total_allocated_objects", &[Plus("total_allocated_objects")]),
+    key("total_freed_objects", &[Plus("profile.total_freed_objects")]),
+];
+
+/// As 3.1, with pages counted per pool.
+const HEAP_3_2: &[Key] = &[
+    key("heap_allocated_pages", &[Plus("heap_pages.allocated_pages")]),
+    key("heap_sorted_length", &[Plus("heap_pages.sorted_length")]),
+    key("heap_allocatable_pages", &[PlusEach("allocatable_pages")]),
+    key("heap_available_slots", &[PlusEach("eden_heap.total_slots"), PlusEach("tomb_heap.total_slots")]),
+    key("heap_live_slots", LIVE_GLOBAL),
+    key("heap_free_slots", FREE_POOLS_GLOBAL),
+    key("heap_final_slots", &[Plus("heap_pages.final_slots")]),
+    key("heap_marked_slots", &[Plus("marked_slots")]),
+    key("heap_eden_pages", &[PlusEach("eden_heap.total_pages")]),
+    key("heap_tomb_pages", &[PlusEach("tomb_heap.total_pages")]),
+    key("total_allocated_pages", &[PlusEach("total_allocated_pages")]),
+    key("total_freed_pages", &[PlusEach("total_freed_pages")]),
+    key("total_allocated_objects", &[Plus("total_allocated_objects")]),
+    key("total_freed_objects", &[Plus("profile.total_freed_objects")]),
+];
+
+/// As 3.2, with objects counted per pool.
+const HEAP_3_3: &[Key] = &[
+    key("heap_allocated_pages", &[Plus("heap_pages.allocated_pages")]),
+    key("heap_sorted_length", &[Plus("heap_pages.sorted_length")]),
+    key("heap_allocatable_pages", &[PlusEach("allocatable_pages")]),
+    key("heap_available_slots", &[PlusEach("eden_heap.total_slots"), PlusEach("tomb_heap.total_slots")]),
+    key(
+        "heap_live_slots",
+        &[
+            PlusEach("total_allocated_objects"),
+            MinusEach("total_freed_objects"),
+            Minus("heap_pages.final_slots"),
+        ],
+    ),
+    key(
+        "heap_free_slots",
+        &[
+            PlusEach("eden_heap.total_slots"),
+            PlusEach("tomb_heap.total_slots"),
+            MinusEach("total_allocated_objects"),
+            PlusEach("total_freed_objects"),
+        ],
+    ),
+    key("heap_final_slots", &[Plus("heap_pages.final_slots")]),
+    key("heap_marked_slots", &[Plus("marked_slots")]),
+    key("heap_eden_pages", &[PlusEach("eden_heap.total_pages")]),
+    key("heap_tomb_pages", &[PlusEach("tomb_heap.total_pages")]),
+    key("total_allocated_pages", &[PlusEach("total_allocated_pages")]),
+    key("total_freed_pages", &[PlusEach("total_freed_pages")]),
+    key("total_allocated_objects", &[PlusEach("total_allocated_objects")]),
+    key("total_freed_objects", &[PlusEach("total_freed_objects")]),
+];
+
+/// Heaps instead of pools, no tomb, final slots counted per heap.
+const HEAP_3_4: &[Key] = &[
+    key("heap_allocated_pages", &[FirstWordBehind("heap_pages.sorted")]),
+    key("heap_empty_pages", &[Plus("empty_pages_count")]),
+    key("heap_allocatable_slots", &[Plus("heap_pages.allocatable_slots")]),
+    key("heap_available_slots", &[PlusEach("total_slots")]),
+    key(
+        "heap_live_slots",
+        &[
+            PlusEach("total_allocated_objects"),
+            MinusEach("total_freed_objects"),
+            MinusEach("final_slots_count"),
+        ],
+    ),
+    key(
+        "heap_free_slots",
+        &[PlusEach("total_slots"), MinusEach("total_allocated_objects"), PlusEach("total_freed_objects")],
+    ),
+    key("heap_final_slots", &[PlusEach("final_slots_count")]),
+    key("heap_marked_slots", &[Plus("marked_slots")]),
+    key("heap_eden_pages", &[PlusEach("total_pages")]),
+    key("total_allocated_pages", &[Plus("heap_pages.allocated_pages")]),
+    key("total_freed_pages", &[Plus("heap_pages.freed_pages")]),
+    key("total_allocated_objects", &[PlusEach("total_allocated_objects")]),
+    key("total_freed_objects", &[PlusEach("total_freed_objects")]),
+];
+
+/// After the heap keys, in every series.
+const COUNTS: &[Key] = &[
+    key("malloc_increase_bytes", &[Plus("malloc_params.increase")]),
+    key("malloc_increase_bytes_limit", &[Plus("malloc_params.limit")]),
+    key("minor_gc_count", &[Plus("profile.minor_gc_count")]),
+    key("major_gc_count", &[Plus("profile.major_gc_count")]),
+    key("compact_count", &[Plus("profile.compact_count")]),
+];
+
+/// The last keys of every series.
+const GENERATIONS: &[Key] = &[
+    key("remembered_wb_unprotected_objects", &[Plus("rgengc.uncollectible_wb_unprotected_objects")]),
+    key(
+        "remembered_wb_unprotected_objects_limit",
+        &[Plus("rgengc.uncollectible_wb_unprotected_objects_limit")],
+    ),
+    key("old_objects", &[Plus("rgengc.old_objects")]),
+    key("old_objects_limit", &[Plus("rgengc.old_objects_limit")]),
+    key("oldmalloc_increase_bytes", &[Plus("rgengc.oldmalloc_increase")]),
+    key("oldmalloc_increase_bytes_limit", &[Plus("rgengc.oldmalloc_increase_limit")]),
+];
+
+/// `enum gpr_flag` (gc.c; equal from 2.5 to 4.0).
+mod gpr {
+    pub(super) const MAJOR_BY: [(u32, &str); 5] =
+        [(0x01, "nofree"), (0x02, "oldgen"), (0x04, "shady"), (0x08, "force"), (0x20, "oldmalloc")];
+    pub(super) const BY: [(u32, &str); 5] =
+        [(0x100, "newobj"), (0x200, "malloc"), (0x400, "method"), (0x800, "capi"), (0x1000, "stress")];
+    pub(super) const IMMEDIATE_SWEEP: u32 = 0x2000;
+    pub(super) const HAVE_FINALIZE: u32 = 0x4000;
+}
+
+/// `flags.mode` (`enum gc_mode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// No cycle is running.
+    None,
+    /// Marking, possibly between incremental steps.
+    Marking,
+    /// Sweeping, possibly between lazy steps.
+    Sweeping,
+    /// Compacting (3.0 and later).
+    Compacting,
+}
+
+impl Mode {
+    /// Reads the mode from the (shifted) bits.
+    pub fn from_bits(bits: u32) -> Self {
+        match bits & 3 {
+            0 => Self::None,
+            1 => Self::Marking,
+            2 => Self::Sweeping,
+            _ => Self::Compacting,
+        }
+    }
+
+    /// What `GC.latest_gc_info(:state)` says; compacting is told as sweeping (`gc_info_decode`).
+    pub fn state(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Marking => "marking",
+            Self::Sweeping | Self::Compacting => "sweeping",
+        }
+    }
+}
+
+/// `GC.latest_gc_info`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GcInfo {
+    /// Why it is a major GC; `None` for a minor one.
+    pub major_by: Option<&'static str>,
+    /// Why the next one will be major (outer `None`: the series has no such key).
+    pub need_major_by: Option<Option<&'static str>>,
+    /// What started it.
+    pub gc_by: Option<&'static str>,
+    /// Whether finalizers were run by it.
+    pub have_finalizer: bool,
+    /// Whether it sweeps at once.
+    pub immediate_sweep: bool,
+    /// The state when it was read.
+    pub state: &'static str,
+    /// Weak references and retained weak references (3.3 and later).
+    pub weak_references: Option<(u64, u64)>,
+}
+
+impl GcInfo {
+    /// Decodes `profile.latest_gc_info`.
+    pub fn decode(
+        info: u32,
+        need_major: Option<u32>,
+        mode: Mode,
+        weak_references: Option<(u64, u64)>,
+    ) -> Self {
+        Self {
+            major_by: first(&gpr::MAJOR_BY, info),
+            need_major_by: need_major.map(|flags| first(&gpr::MAJOR_BY, flags)),
+            gc_by: first(&gpr::BY, info),
+            have_finalizer: info & gpr::HAVE_FINALIZE != 0,
+            immediate_sweep: info & gpr::IMMEDIATE_SWEEP != 0,
+            state: mode.state(),
+            weak_references,
+        }
+    }
+}
+
+fn first(names: &[(u32, &'static str)], flags: u32) -> Option<&'static str> {
+    names.iter().find(|(flag, _)| flags & flag != 0).map(|(_, name)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The flag words seen at real cycles decode to what those cycles' `GC.latest_gc_info` said.
+    #[test]
+    fn info_words() {
+        let explicit = GcInfo::decode(0x1_a408 | 0x2000, None, Mode::None, None);
+        assert_eq!((explicit.major_by, explicit.gc_by), (Some("force"), Some("method")));
+        assert!(explicit.immediate_sweep);
+        let minor = GcInfo::decode(0x100, None, Mode::Sweeping, None);
+        assert_eq!((minor.major_by, minor.gc_by, minor.state), (None, Some("newobj"), "sweeping"));
+        let old = GcInfo::decode(0x101, Some(0x2), Mode::Marking, None);
+        assert_eq!((old.major_by, old.need_major_by), (Some("nofree"), Some(Some("oldgen"))));
+    }
+}

@@ -1,0 +1,116 @@
+//! Tests of the analysis on real images.
+
+use std::fs::File;
+use std::path::Path;
+
+use gctrace_common::event::Point;
+
+use super::{PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, analyse};
+use crate::elf::ElfImage;
+use crate::elf::tests::{DEBIAN_LIBRUBY, Damaged, Noise};
+
+/// Build id of Debian's libruby3.1 3.1.2-7+deb12u1 for amd64, of which the exact addresses are known.
+const KNOWN_BUILD: &str = "803542d97ea70c8f19d5fb7f9fd3b828e3e9ada4";
+
+fn image(path: impl AsRef<Path>) -> ElfImage {
+    ElfImage::read(&File::open(path).unwrap()).unwrap()
+}
+
+fn sites(analysis: &RubyAnalysis, point: Point) -> Vec<&Site> {
+    analysis.sites.iter().filter(|site| site.point == point).collect()
+}
+
+/// Debian's stripped 3.1.2 gives the sites that its source and a dynamic comparison with `GC.count` confirm.
+#[test]
+fn debian_libruby() {
+    let analysis = analyse(&image(DEBIAN_LIBRUBY)).unwrap();
+    assert_eq!(analysis.version, RubyVersion::new(3, 1, 2));
+    assert!(analysis.description.starts_with("ruby 3.1.2p20 "));
+    assert!(!analysis.has_symbols);
+    assert_eq!(Point::ALL.map(|point| sites(&analysis, point).len()), [1, 1, 1, 6, 6]);
+    assert!(analysis.sites.iter().all(|site| site.form == SiteForm::Guard && site.register.is_some()));
+    let starts =
+        sites(&analysis, Point::GcEnter).iter().filter(|s| s.pause == Some(PauseKind::Start)).count();
+    assert_eq!(starts, 2);
+
+    let vm = analysis.vm;
+    assert_eq!((vm.vm_objspace, vm.count, vm.flags), (0x450, 0x1b8, 0x10));
+    assert_eq!((vm.during_gc_bit, vm.dont_gc_bit), (5, Some(3)));
+
+    if analysis.build_id.as_ref().map(ToString::to_string).as_deref() != Some(KNOWN_BUILD) {
+        return;
+    }
+    let at = |point| sites(&analysis, point).iter().map(|site| site.address.0).collect::<Vec<_>>();
+    let register = |point| sites(&analysis, point)[0].register;
+    assert_eq!((at(Point::GcStart), register(Point::GcStart)), (vec![0xd580d], Some(14)));
+    assert_eq!((at(Point::GcEndMark), register(Point::GcEndMark)), (vec![0xd4e94], Some(14)));
+    assert_eq!((at(Point::GcEndSweep), register(Point::GcEndSweep)), (vec![0xd79fe], Some(3)));
+    assert_eq!(at(Point::GcEnter), [0xd5643, 0xd5aed, 0xd6147, 0xd91ac, 0xd9767, 0xd98a7]);
+    assert_eq!(at(Point::GcExit), [0x39e20, 0xd5a44, 0xd617f, 0xd92b5, 0xd9782, 0xd9909]);
+    let memory_error = &sites(&analysis, Point::GcExit)[0];
+    assert_eq!(memory_error.owner_name.as_deref(), Some("rb_memerror"));
+}
+
+/// Every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons) is accepted; with symbols the
+/// start of a cycle is in `gc_start` and each event's owner is where its name says.
+#[test]
+fn images_of_the_environment() {
+    let Ok(paths) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
+    for path in paths.split(':').filter(|path| !path.is_empty()) {
+        let image = image(path);
+        let analysis = analyse(&image).unwrap_or_else(|refusal| panic!("{path}: {refusal}"));
+        let [starts, end_marks, end_sweeps, enters, exits] =
+            Point::ALL.map(|point| sites(&analysis, point).len());
+        assert!(starts >= 1 && end_marks >= 1 && end_sweeps >= 1 && enters >= 1 && exits >= 1, "{path}");
+        let by_register = analysis.version < RubyVersion::new(3, 4, 0);
+        assert!(!by_register || analysis.sites.iter().all(|site| site.register.is_some()), "{path}");
+        if !analysis.has_symbols {
+            continue;
+        }
+        let symbol = image.symbol("gc_start").map(|symbol| symbol.address);
+        let owner = sites(&analysis, Point::GcStart)[0].owner;
+        assert!(symbol.is_none() || symbol == Some(owner), "{path}: GC_START is in {owner}");
+        let gc_enter =
+            image.symbols().iter().filter(|s| s.name.split('.').next() == Some("gc_enter")).count();
+        assert!(gc_enter == 0 || enters >= gc_enter, "{path}");
+    }
+}
+
+/// Programs and libraries that are not Ruby are refused for what they are.
+#[test]
+fn other_files_are_refused() {
+    for path in ["/bin/ls", "/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/ruby3.1", "/proc/self/exe"] {
+        assert_eq!(analyse(&image(path)), Err(Refusal::NotRuby), "{path}");
+    }
+}
+
+/// Damage to code and tables leads to a refusal or to sites that still pass every check, never to a panic.
+#[test]
+fn damaged_images() {
+    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    // The text of gc.c, symbols, relocations, constants, unwind table.
+    let regions =
+        [0xc_c000..0xd_c000, 0x3738..0xfe28, 0x1_a098..0x3_2050, 0x28_c000..0x33_ee8e, 0x34_dba0..0x3a_3780];
+    let mut noise = Noise(0x1234_5678_9abc);
+    for region in regions {
+        for _ in 0..10 {
+            let patches = (0..40).flat_map(|_| noise.patches(region.clone())).collect();
+            let Ok(image) = ElfImage::read(&Damaged { bytes: &bytes, patches }) else { continue };
+            let Ok(analysis) = analyse(&image) else { continue };
+            assert!(analysis.sites.iter().all(|site| image.svma_to_file_offset(site.address).is_some()));
+        }
+    }
+}
+
+/// A site whose guard reads another word than `hook_events` (a shifted field in the code) refuses the whole image.
+#[test]
+fn contradiction_is_refused() {
+    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let image = image(DEBIAN_LIBRUBY);
+    let start = analyse(&image).unwrap().sites.into_iter().find(|site| site.point == Point::GcStart).unwrap();
+    // `test byte [r14+0x16], 0x40` with its displacement changed to 0x1a.
+    let displacement = image.svma_to_file_offset(start.guard).unwrap().0 as usize + 3;
+    let damaged = Damaged { bytes: &bytes, patches: vec![(displacement, 0x1a)] };
+    let refusal = analyse(&ElfImage::read(&damaged).unwrap()).unwrap_err();
+    assert!(matches!(refusal, Refusal::Check { .. }), "{refusal}");
+}

@@ -1,0 +1,32 @@
+# Minor collections by newobj and by malloc; major ones by missing free slots, by old objects, by objects without
+# write barriers and by old malloc; marking in steps. One explicit collection only.
+require_relative "support"
+require "strscan"
+
+scale = Integer(ARGV[0] || 1)
+Report.run do |extra|
+  scale.times do
+    kept = []
+    buffers = []
+    Work.small(200_000)
+    Work.large(120)
+    12.times do
+      Work.keep(kept, 25_000)
+      Work.small(10_000)
+      buffers << "y" * 400_000
+    end
+    # Old objects alone: many free slots, few old objects, then batches that survive long enough to become old.
+    kept = []
+    GC.start
+    old = []
+    16.times do
+      Work.keep(old, 10_000)
+      4.times { Work.small(150_000) }
+    end
+    # Many of one kind that has no write barrier: remembered by every minor collection.
+    scanners = Array.new(4_000) { StringScanner.new("z") }
+    6.times { Work.small(120_000) }
+    8.times { Work.large(20, 2 << 20); buffers << "y" * 4_000_000 }
+    extra["kept"] = old.size + scanners.size + buffers.size
+  end
+end

@@ -1,0 +1,220 @@
+/*
+ * An independent witness of the garbage collector, inside the traced process.
+ *
+ * It hooks CRuby's own internal GC events and writes down, at each GC_START and GC_END_SWEEP, every key of GC.stat and
+ * GC.latest_gc_info, and the time and thread of every event. Nothing in the hook allocates a Ruby object or calls
+ * malloc, so the witness does not change what it sees; it reads every key twice and counts keys that differ between
+ * the two readings.
+ *
+ *   Witness.start      (re)starts with an empty log in this process
+ *   Witness.stop       stops logging
+ *   Witness.dump path  writes the log as JSON lines; returns the number of events
+ *   Witness.now        CLOCK_MONOTONIC in nanoseconds
+ *   Witness.collect    a collection asked for by C code
+ */
+#include <ruby.h>
+#include <ruby/debug.h>
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_KEYS 96
+#define MAX_SYMBOLS 64
+#define SYMBOL_BYTES 48
+/* Room for about 400 000 snapshots; only touched pages exist. */
+#define LOG_WORDS ((size_t)16 << 20)
+
+/* One event: ns, tid, event flag; for GC_START and GC_END_SWEEP the stat values and the info values follow. */
+enum { HEAD_WORDS = 3 };
+
+static uint64_t *log_words;
+static size_t used, events, dropped, unstable;
+static int recording, hooked;
+static uint64_t begin_ns, begin_real_ns, end_ns, end_real_ns;
+
+static int stat_count, info_count;
+static VALUE stat_keys[MAX_KEYS], info_keys[MAX_KEYS];
+static char stat_names[MAX_KEYS][SYMBOL_BYTES], info_names[MAX_KEYS][SYMBOL_BYTES];
+
+/* Symbols seen as values of latest_gc_info; they are static symbols, which live for ever. */
+static int symbol_count;
+static VALUE symbols[MAX_SYMBOLS];
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void remember_symbol(VALUE v)
+{
+    for (int i = 0; i < symbol_count; i++)
+        if (symbols[i] == v) return;
+    if (symbol_count < MAX_SYMBOLS) symbols[symbol_count++] = v;
+}
+
+static void on_event(rb_event_flag_t event, VALUE data, VALUE self, ID id, VALUE klass)
+{
+    uint64_t ns = clock_ns(CLOCK_MONOTONIC);
+    (void)data, (void)self, (void)id, (void)klass;
+    if (!recording) return;
+
+    int state = event == RUBY_INTERNAL_EVENT_GC_START || event == RUBY_INTERNAL_EVENT_GC_END_SWEEP;
+    size_t words = HEAD_WORDS + (state ? (size_t)(stat_count + info_count) : 0);
+    if (used + words > LOG_WORDS) {
+        dropped++;
+        return;
+    }
+    uint64_t *w = log_words + used;
+    w[0] = ns;
+    w[1] = (uint64_t)syscall(SYS_gettid);
+    w[2] = (uint64_t)event;
+    if (state) {
+        uint64_t *stat = w + HEAD_WORDS, *info = stat + stat_count;
+        for (int i = 0; i < stat_count; i++) stat[i] = rb_gc_stat(stat_keys[i]);
+        for (int i = 0; i < info_count; i++) {
+            VALUE v = rb_gc_latest_gc_info(info_keys[i]);
+            if (SYMBOL_P(v)) remember_symbol(v);
+            info[i] = (uint64_t)v;
+        }
+        for (int i = 0; i < stat_count; i++) unstable += stat[i] != rb_gc_stat(stat_keys[i]);
+        for (int i = 0; i < info_count; i++) unstable += info[i] != (uint64_t)rb_gc_latest_gc_info(info_keys[i]);
+    }
+    used += words;
+    events++;
+}
+
+static void collect_keys(VALUE hash, VALUE *keys, char names[][SYMBOL_BYTES], int *count)
+{
+    VALUE list = rb_funcall(hash, rb_intern("keys"), 0);
+    *count = 0;
+    for (long i = 0; i < RARRAY_LEN(list); i++) {
+        VALUE key = rb_ary_entry(list, i);
+        if (i >= MAX_KEYS) rb_raise(rb_eRuntimeError, "more keys than the witness has room for");
+        keys[i] = key;
+        snprintf(names[i], SYMBOL_BYTES, "%s", rb_id2name(SYM2ID(key)));
+        *count = (int)i + 1;
+    }
+    RB_GC_GUARD(list);
+}
+
+static VALUE witness_start(VALUE self)
+{
+    if (!log_words) {
+        log_words = mmap(NULL, LOG_WORDS * sizeof(uint64_t), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (log_words == MAP_FAILED) rb_sys_fail("mmap");
+        VALUE gc = rb_const_get(rb_cObject, rb_intern("GC"));
+        collect_keys(rb_funcall(gc, rb_intern("stat"), 0), stat_keys, stat_names, &stat_count);
+        collect_keys(rb_funcall(gc, rb_intern("latest_gc_info"), 0), info_keys, info_names, &info_count);
+    }
+    if (!hooked) {
+        hooked = 1;
+        rb_add_event_hook(on_event,
+                          RUBY_INTERNAL_EVENT_GC_START | RUBY_INTERNAL_EVENT_GC_END_MARK |
+                              RUBY_INTERNAL_EVENT_GC_END_SWEEP | RUBY_INTERNAL_EVENT_GC_ENTER |
+                              RUBY_INTERNAL_EVENT_GC_EXIT,
+                          Qnil);
+    }
+    used = events = dropped = unstable = 0;
+    begin_real_ns = clock_ns(CLOCK_REALTIME);
+    begin_ns = clock_ns(CLOCK_MONOTONIC);
+    recording = 1;
+    return Qnil;
+}
+
+static VALUE witness_stop(VALUE self)
+{
+    recording = 0;
+    end_real_ns = clock_ns(CLOCK_REALTIME);
+    end_ns = clock_ns(CLOCK_MONOTONIC);
+    return Qnil;
+}
+
+static const char *event_name(uint64_t event)
+{
+    switch (event) {
+    case RUBY_INTERNAL_EVENT_GC_START: return "start";
+    case RUBY_INTERNAL_EVENT_GC_END_MARK: return "end_mark";
+    case RUBY_INTERNAL_EVENT_GC_END_SWEEP: return "end_sweep";
+    case RUBY_INTERNAL_EVENT_GC_ENTER: return "enter";
+    case RUBY_INTERNAL_EVENT_GC_EXIT: return "exit";
+    default: return "unknown";
+    }
+}
+
+static void print_value(FILE *out, VALUE v)
+{
+    if (NIL_P(v)) fputs("null", out);
+    else if (v == Qtrue) fputs("true", out);
+    else if (v == Qfalse) fputs("false", out);
+    else if (FIXNUM_P(v)) fprintf(out, "%ld", FIX2LONG(v));
+    else {
+        for (int i = 0; i < symbol_count; i++)
+            if (symbols[i] == v) {
+                fprintf(out, "\"%s\"", rb_id2name(SYM2ID(v)));
+                return;
+            }
+        fputs("\"?\"", out);
+    }
+}
+
+static VALUE witness_dump(VALUE self, VALUE path)
+{
+    FILE *out = fopen(StringValueCStr(path), "w");
+    if (!out) rb_sys_fail_str(path);
+    fprintf(out, "{\"ev\":\"begin\",\"ns\":%llu,\"real_ns\":%llu,\"pid\":%d}\n", (unsigned long long)begin_ns,
+            (unsigned long long)begin_real_ns, (int)getpid());
+    for (size_t at = 0; at < used;) {
+        const uint64_t *w = log_words + at;
+        fprintf(out, "{\"ev\":\"%s\",\"ns\":%llu,\"tid\":%llu", event_name(w[2]), (unsigned long long)w[0],
+                (unsigned long long)w[1]);
+        at += HEAD_WORDS;
+        if (w[2] == RUBY_INTERNAL_EVENT_GC_START || w[2] == RUBY_INTERNAL_EVENT_GC_END_SWEEP) {
+            fputs(",\"stat\":{", out);
+            for (int i = 0; i < stat_count; i++)
+                fprintf(out, "%s\"%s\":%llu", i ? "," : "", stat_names[i],
+                        (unsigned long long)w[HEAD_WORDS + i]);
+            fputs("},\"info\":{", out);
+            for (int i = 0; i < info_count; i++) {
+                fprintf(out, "%s\"%s\":", i ? "," : "", info_names[i]);
+                print_value(out, (VALUE)w[HEAD_WORDS + stat_count + i]);
+            }
+            fputs("}", out);
+            at += (size_t)(stat_count + info_count);
+        }
+        fputs("}\n", out);
+    }
+    fprintf(out, "{\"ev\":\"finish\",\"ns\":%llu,\"real_ns\":%llu,\"events\":%zu,\"dropped\":%zu,\"unstable\":%zu}\n",
+            (unsigned long long)end_ns, (unsigned long long)end_real_ns, events, dropped, unstable);
+    if (fclose(out) != 0) rb_sys_fail_str(path);
+    return SIZET2NUM(events);
+}
+
+static VALUE witness_now(VALUE self)
+{
+    return ULL2NUM(clock_ns(CLOCK_MONOTONIC));
+}
+
+static VALUE witness_collect(VALUE self)
+{
+    rb_gc();
+    return Qnil;
+}
+
+void Init_witness(void)
+{
+    VALUE witness = rb_define_module("Witness");
+    rb_define_module_function(witness, "start", witness_start, 0);
+    rb_define_module_function(witness, "stop", witness_stop, 0);
+    rb_define_module_function(witness, "dump", witness_dump, 1);
+    rb_define_module_function(witness, "now", witness_now, 0);
+    rb_define_module_function(witness, "collect", witness_collect, 0);
+}

@@ -1,0 +1,286 @@
+//! gctrace's lines against the witness's log.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use serde_json::{Map, Value};
+
+use crate::report::GcLine;
+use crate::witness::{Log, Pause};
+
+/// Furthest that the two may be apart in the time of one event.
+const SAME_MOMENT_NS: i64 = 1_000_000;
+/// Slack between readings of one clock by kernel and program.
+const CLOCK_SLACK_NS: u64 = 10_000;
+/// Most that the lengths of one pause may differ, for all but one in twenty.
+const PAUSE_DIFFERENCE_NS: u64 = 200_000;
+
+/// What a comparison covered, and what differed.
+#[derive(Clone, Debug, Default)]
+pub struct Comparison {
+    /// Cycles of which the state at `GC_START` was compared.
+    pub starts: usize,
+    /// Cycles of which the state at `GC_END_SWEEP` was compared.
+    pub ends: usize,
+    /// One line for each difference.
+    pub differences: Vec<String>,
+}
+
+impl Comparison {
+    /// Fails with the first differences, if there are any.
+    pub fn demand_equal(&self) -> Result<()> {
+        let shown = self.differences.iter().take(20).cloned().collect::<Vec<_>>().join("\n");
+        ensure!(
+            self.differences.is_empty(),
+            "{} differences in {} starts and {} ends:\n{shown}",
+            self.differences.len(),
+            self.starts,
+            self.ends
+        );
+        Ok(())
+    }
+}
+
+/// The lines of the log's process that fall into the log's time: of several lives of one pid, the right one.
+fn in_time<'a>(lines: &[&'a GcLine], log: &Log) -> Vec<&'a GcLine> {
+    let from = i64::try_from(log.begin_ns).unwrap_or(i64::MAX) - SAME_MOMENT_NS;
+    let to = i64::try_from(log.end_ns).unwrap_or(i64::MAX).saturating_add(SAME_MOMENT_NS);
+    let falls = |line: &&GcLine| line.pid == log.pid && (from..=to).contains(&monotonic_ns(line, log));
+    lines.iter().copied().filter(falls).collect()
+}
+
+/// Time of `GC_START` on the witness's clock.
+fn monotonic_ns(line: &GcLine, log: &Log) -> i64 {
+    (line.ts * 1e9) as i64 - log.epoch_offset_ns
+}
+
+/// Compares every cycle that the witness saw start, and every end of sweeping, key by key and in the order of keys.
+pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
+    let mut result = Comparison::default();
+    let mut by_count: BTreeMap<u64, &GcLine> = BTreeMap::new();
+    for line in in_time(lines, log) {
+        if by_count.insert(line.count, line).is_some() {
+            result.differences.push(format!("pid {} count {}: more than one line", log.pid, line.count));
+        }
+    }
+
+    for start in log.starts() {
+        let place = format!("pid {} count {} at GC_START", log.pid, start.count());
+        let Some(line) = by_count.get(&start.count()) else {
+            result.differences.push(format!("{place}: no line"));
+            continue;
+        };
+        result.starts += 1;
+        let differences = &mut result.differences;
+        let mut expect = |what: &str, ours: &str, theirs: &str| {
+            if ours != theirs {
+                differences.push(format!("{place}: {what} is {ours}, the witness has {theirs}"));
+            }
+        };
+        expect("kind", &line.kind, start.cycle_kind());
+        let or_none = |reason: Option<&str>| reason.unwrap_or("none").to_owned();
+        expect("gc_by", &or_none(line.gc_by.as_deref()), &or_none(start.reason("gc_by")));
+        expect("major_by", &or_none(line.major_by.as_deref()), &or_none(start.reason("major_by")));
+        expect("tid", &line.tid.to_string(), &start.tid.to_string());
+        let apart = monotonic_ns(line, log) - i64::try_from(start.ns).unwrap_or(i64::MAX);
+        if apart.abs() > SAME_MOMENT_NS {
+            differences.push(format!("{place}: the time is {apart} ns off"));
+        }
+        objects(&format!("{place}: stat"), &line.stat, &start.stat, differences);
+        objects(&format!("{place}: info"), &line.latest_gc_info, &start.info, differences);
+    }
+
+    // The first end may be of a cycle that started before the log, of which there is a line only if gctrace was there.
+    let first = log.starts().next().map_or(u64::MAX, crate::witness::Event::count);
+    let all = lines.iter().filter(|line| line.pid == log.pid);
+    let earlier =
+        all.filter(|line| line.count < first).map(|line| (line.count, *line)).collect::<BTreeMap<_, _>>();
+    for end in log.ends() {
+        let place = format!("pid {} count {} at GC_END_SWEEP", log.pid, end.count());
+        let line = if end.count() < first { earlier.get(&end.count()) } else { by_count.get(&end.count()) };
+        match line.map(|line| (&line.stat_end, &line.latest_gc_info_end, line.complete)) {
+            Some((Some(stat), Some(info), true)) => {
+                result.ends += 1;
+                objects(&format!("{place}: stat"), stat, &end.stat, &mut result.differences);
+                objects(&format!("{place}: info"), info, &end.info, &mut result.differences);
+            }
+            Some((stat, info, complete)) => result.differences.push(format!(
+                "{place}: the line has stat_end {}, latest_gc_info_end {}, complete {complete}",
+                stat.is_some(),
+                info.is_some()
+            )),
+            None if end.count() < first => {}
+            None => result.differences.push(format!("{place}: no line")),
+        }
+    }
+    let (first, last) = (first, log.starts().last().map_or(0, crate::witness::Event::count));
+    let seen = log.starts().count();
+    let ours = by_count.keys().filter(|count| (first..=last).contains(*count)).count();
+    if ours != seen {
+        result
+            .differences
+            .push(format!("pid {}: {ours} lines, the witness saw {seen} cycles start", log.pid));
+    }
+    result
+}
+
+/// Compares two objects including the order of their keys.
+fn objects(
+    place: &str,
+    ours: &Map<String, Value>,
+    theirs: &Map<String, Value>,
+    differences: &mut Vec<String>,
+) {
+    let (our_keys, their_keys) = (ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    if our_keys != their_keys {
+        differences.push(format!("{place}: keys {our_keys:?}, the witness has {their_keys:?}"));
+        return;
+    }
+    for (key, value) in ours {
+        if theirs.get(key) != Some(value) {
+            differences.push(format!("{place}: {key} is {value}, the witness has {:?}", theirs.get(key)));
+        }
+    }
+}
+
+/// Compares the pauses with the witness's. gctrace stands in front of the witness at every event, so both ends of its
+/// pause come just before the witness's: after the witness's previous event and not after its own. The rest of a cycle
+/// that started before the log counts only if there is a line of that cycle.
+pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
+    let first = log.starts().next().map_or(u64::MAX, crate::witness::Event::count);
+    let known =
+        |count: u64| count >= first || lines.iter().any(|line| line.pid == log.pid && line.count == count);
+    let theirs = log.pauses()?.into_iter().filter(|pause| known(pause.count)).collect::<Vec<_>>();
+    let mut ours = lines
+        .iter()
+        .filter(|line| line.pid == log.pid)
+        .flat_map(|line| {
+            line.pauses.iter().map(|p| Pause {
+                begin_ns: p.begin_ns,
+                end_ns: p.begin_ns + p.ns,
+                count: line.count,
+            })
+        })
+        .filter(|pause| (log.begin_ns..=log.end_ns).contains(&pause.begin_ns))
+        .collect::<Vec<_>>();
+    ours.sort_by_key(|pause| pause.begin_ns);
+    ensure!(
+        ours.len() == theirs.len(),
+        "pid {}: {} pauses, the witness has {}; first that has no partner: {:?}",
+        log.pid,
+        ours.len(),
+        theirs.len(),
+        first_unmatched(&ours, &theirs)
+    );
+
+    let mut before = log.begin_ns;
+    let mut far = 0;
+    let (mut our_sum, mut their_sum) = (0, 0);
+    for (index, (a, b)) in ours.iter().zip(&theirs).enumerate() {
+        let place = format!("pid {}: pause {index}, ours {a:?}, the witness's {b:?}", log.pid);
+        ensure!(a.begin_ns + CLOCK_SLACK_NS >= before, "{place}: begins before the previous one ended");
+        ensure!(a.begin_ns <= b.begin_ns + CLOCK_SLACK_NS, "{place}: begins after GC_ENTER");
+        ensure!(a.end_ns + CLOCK_SLACK_NS >= b.begin_ns, "{place}: ends before GC_ENTER");
+        ensure!(a.end_ns <= b.end_ns + CLOCK_SLACK_NS, "{place}: ends after GC_EXIT");
+        ensure!(a.count == b.count, "{place}: different cycles");
+        let (our_ns, their_ns) = (a.end_ns - a.begin_ns, b.end_ns - b.begin_ns);
+        far += usize::from(our_ns.abs_diff(their_ns) > PAUSE_DIFFERENCE_NS);
+        our_sum += our_ns;
+        their_sum += their_ns;
+        before = b.end_ns;
+    }
+    ensure!(
+        far * 20 <= ours.len(),
+        "{far} of {} pauses differ by more than {PAUSE_DIFFERENCE_NS} ns",
+        ours.len()
+    );
+    ensure!(
+        our_sum.abs_diff(their_sum) <= PAUSE_DIFFERENCE_NS * ours.len() as u64,
+        "the pauses sum up to {our_sum} ns, the witness's to {their_sum} ns"
+    );
+    Ok(ours.len())
+}
+
+fn first_unmatched(ours: &[Pause], theirs: &[Pause]) -> Option<Pause> {
+    let mut rest = theirs.iter().peekable();
+    for pause in ours {
+        match rest.next() {
+            Some(other)
+                if pause.begin_ns.abs_diff(other.begin_ns) < 1_000_000 && pause.count == other.count => {}
+            _ => return Some(*pause),
+        }
+    }
+    rest.next().copied()
+}
+
+/// What must hold within every line, whatever the witness says.
+pub fn line_is_sound(line: &GcLine) -> Result<()> {
+    let place = format!("pid {} count {}", line.pid, line.count);
+    let sum = line.pauses.iter().map(|pause| pause.ns).sum::<u64>();
+    ensure!(line.pause_ns == sum, "{place}: pause_ns is {}, its pauses sum up to {sum}", line.pause_ns);
+    ensure!(
+        line.steps == line.pauses.len() as u64,
+        "{place}: {} steps, {} pauses",
+        line.steps,
+        line.pauses.len()
+    );
+    let phases = line.phases.mark_ns + line.phases.sweep_ns + line.phases.other_ns;
+    ensure!(phases == sum, "{place}: the phases sum up to {phases}, the pauses to {sum}");
+    ensure!(
+        line.pauses.windows(2).all(|pair| pair[0].begin_ns + pair[0].ns <= pair[1].begin_ns),
+        "{place}: pauses overlap or are out of order: {:?}",
+        line.pauses
+    );
+    ensure!(
+        (line.kind == "major") == line.major_by.is_some(),
+        "{place}: {} by {:?}",
+        line.kind,
+        line.major_by
+    );
+    ensure!(
+        line.stat.get("count").and_then(Value::as_u64) == Some(line.count),
+        "{place}: stat has another count"
+    );
+    ensure!(
+        line.complete == line.stat_end.is_some(),
+        "{place}: complete {} and stat_end differ",
+        line.complete
+    );
+    if let (Some(rss), Some(peak)) = (line.rss, line.peak_rss) {
+        ensure!(peak >= rss && rss > 0, "{place}: RSS {rss}, peak {peak}");
+    }
+    Ok(())
+}
+
+/// Compares the lines of a process with what the program itself says: which cycles, and how many of each kind.
+pub fn program(lines: &[&GcLine], report: &crate::script::Report) -> Result<()> {
+    let counts = report.counts()?;
+    let ours = lines.iter().filter(|line| line.pid == report.pid && counts.contains(&line.count));
+    let ours = ours.copied().collect::<Vec<_>>();
+    let seen = ours.iter().map(|line| line.count).collect::<Vec<_>>();
+    ensure!(
+        seen.iter().copied().eq(counts.clone()),
+        "pid {}: lines of the cycles {seen:?}, the program counted {counts:?}",
+        report.pid
+    );
+    for kind in ["minor", "major"] {
+        let seen = ours.iter().filter(|line| line.kind == kind).count() as u64;
+        let said = report.growth(&format!("{kind}_gc_count"))?;
+        ensure!(seen == said, "pid {}: {seen} {kind} cycles, the program counted {said}", report.pid);
+    }
+    for line in ours {
+        line_is_sound(line)?;
+        ensure!(line.ruby == report.ruby, "Ruby {} in the line, {} in the program", line.ruby, report.ruby);
+    }
+    Ok(())
+}
+
+/// Checks that the lines of one process, traced since its beginning, begin with its first cycle and leave none out.
+pub fn whole_life(lines: &[&GcLine], pid: u32) -> Result<()> {
+    let counts = lines.iter().filter(|line| line.pid == pid).map(|line| line.count).collect::<Vec<_>>();
+    ensure!(
+        counts.iter().copied().eq(1..=counts.len() as u64),
+        "pid {pid}: cycles of its whole life, but the lines have {counts:?}"
+    );
+    Ok(())
+}

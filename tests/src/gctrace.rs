@@ -1,0 +1,156 @@
+//! Starting, stopping and reading gctrace.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::PATIENCE;
+use crate::child::{Finished, Guarded};
+use crate::ledger;
+use crate::live::{Live, gctrace_binary};
+use crate::report::Report;
+
+/// A gctrace that is about to run.
+#[derive(Debug)]
+pub struct Invocation {
+    command: Command,
+}
+
+impl Invocation {
+    /// gctrace with these arguments and nothing else.
+    pub fn new<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Result<Self> {
+        Ok(Self::of(&gctrace_binary()?, args))
+    }
+
+    /// The same for a binary at another place.
+    pub fn of<I: IntoIterator<Item: AsRef<OsStr>>>(binary: &Path, args: I) -> Self {
+        let mut command = Command::new(binary);
+        command.args(args);
+        Self { command }
+    }
+
+    /// gctrace with these arguments and `--format jsonl`.
+    pub fn jsonl<I: IntoIterator<Item: AsRef<OsStr>>>(args: I) -> Result<Self> {
+        let mut all: Vec<OsString> = vec!["--format".into(), "jsonl".into()];
+        all.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        Self::new(all)
+    }
+
+    /// Adds environment variables, which a COMMAND inherits.
+    #[must_use]
+    pub fn envs(mut self, envs: Vec<(OsString, OsString)>) -> Self {
+        self.command.envs(envs);
+        self
+    }
+
+    /// Gives access to the command for what the other methods do not cover.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Command)) -> Self {
+        change(&mut self.command);
+        self
+    }
+
+    /// Starts it.
+    pub fn start(mut self) -> Result<Gctrace> {
+        Ok(Gctrace { process: Guarded::start("gctrace", &mut self.command)? })
+    }
+
+    /// Starts it and waits until its probes are attached.
+    pub fn start_ready(self) -> Result<Gctrace> {
+        let mut gctrace = self.start()?;
+        gctrace.wait_ready()?;
+        Ok(gctrace)
+    }
+
+    /// Starts it and waits until it ends by itself.
+    pub fn run(self) -> Result<Finished> {
+        self.start()?.wait()
+    }
+}
+
+/// A running gctrace. Dropping it kills it.
+#[derive(Debug)]
+pub struct Gctrace {
+    process: Guarded,
+}
+
+impl Gctrace {
+    /// gctrace on all Rubies, printing jsonl, ready.
+    pub fn all_ruby(_live: &Live) -> Result<Self> {
+        Invocation::jsonl(["--all-ruby"])?.start_ready()
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Waits for the line that says that all probes are attached, and returns it.
+    pub fn wait_ready(&mut self) -> Result<String> {
+        self.process.wait_stderr(PATIENCE, "gctrace: ready", |line| line.starts_with("gctrace: ready"))
+    }
+
+    /// Waits until it has printed a line of this type about this process.
+    pub fn wait_line(&mut self, kind: &str, pid: u32) -> Result<()> {
+        let what = format!("a {kind} line about {pid}");
+        let wanted = |line: &str| {
+            serde_json::from_str::<Value>(line)
+                .is_ok_and(|value| value["type"] == kind && value["pid"].as_u64() == Some(u64::from(pid)))
+        };
+        self.process.wait_stdout(PATIENCE, &what, wanted).map(drop)
+    }
+
+    /// The lines of standard output up to now.
+    pub fn stdout_so_far(&self) -> Vec<String> {
+        self.process.stdout_so_far()
+    }
+
+    /// Interrupts it as Ctrl-C does and returns what it said in jsonl; its ledger must balance and its status be 0.
+    pub fn stop(self) -> Result<Report> {
+        self.stop_by(Signal::INT).map(|(report, _)| report)
+    }
+
+    /// The same with another signal, and with the output as it is.
+    pub fn stop_by(self, signal: Signal) -> Result<(Report, Finished)> {
+        self.process.signal(signal)?;
+        self.done()
+    }
+
+    /// Interrupts it and returns its output as it is.
+    pub fn interrupt(self) -> Result<Finished> {
+        self.process.signal(Signal::INT)?;
+        self.wait()
+    }
+
+    /// Waits until it ends by itself and returns what it said in jsonl; its ledger must balance and its status be 0.
+    pub fn done(self) -> Result<(Report, Finished)> {
+        let finished = self.wait()?;
+        let report = read(&finished)?;
+        Ok((report, finished))
+    }
+
+    /// Waits until it ends by itself, however it does.
+    pub fn wait(self) -> Result<Finished> {
+        self.process.finish(PATIENCE)
+    }
+
+    /// Kills it at once, without any chance to clean up.
+    pub fn kill(self) -> Result<Finished> {
+        self.process.signal(Signal::KILL)?;
+        self.process.finish(Duration::from_secs(60))
+    }
+}
+
+/// Reads the jsonl of a successful run and checks its ledger.
+pub fn read(finished: &Finished) -> Result<Report> {
+    ensure!(finished.status.success(), "gctrace failed with {}:\n{}", finished.status, finished.errors());
+    let report = Report::parse(&finished.stdout)?;
+    ledger::check(&report)
+        .with_context(|| format!("the ledger; diagnostics were:\n{}", finished.errors()))?;
+    Ok(report)
+}

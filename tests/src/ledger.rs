@@ -1,0 +1,79 @@
+//! The sums that must balance at the end of every run.
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Map, Value};
+
+use crate::report::Report;
+
+/// Sums of kernel counters: left = right, as documented with the counters.
+const KERNEL: &[(&[&str], &[&str])] = &[
+    (&["hits"], &["own", "filtered", "no_image", "admitted"]),
+    (&["admitted"], &["starts", "end_marks", "end_sweeps", "enters", "exits"]),
+    (
+        &["starts", "end_sweeps", "shutdowns"],
+        &["snapshot_submitted", "snapshot_ring_full", "snapshot_read_failed"],
+    ),
+    (&["starts", "end_marks", "end_sweeps"], &["mark_noted", "orphan_mark"]),
+    (&["enters"], &["scope_opened", "scope_nested", "scope_map_full", "enter_read_failed"]),
+    (&["exits"], &["pause_submitted", "pause_ring_full", "exit_nested", "orphan_exit"]),
+    (&["lives"], &["life_submitted", "life_ring_full"]),
+];
+
+/// What the kernel handed over is what user space decoded.
+const HANDED_OVER: &[(&str, &str)] = &[
+    ("snapshot_submitted", "decoded_snapshots"),
+    ("pause_submitted", "decoded_pauses"),
+    ("life_submitted", "decoded_lives"),
+];
+
+/// Counters that stay zero on a machine that is not starved: each stands for data that is missing.
+const LOSSES: &[&str] = &[
+    "snapshot_ring_full",
+    "snapshot_read_failed",
+    "scope_map_full",
+    "enter_read_failed",
+    "pause_ring_full",
+    "register_mismatch",
+    "process_map_full",
+    "life_ring_full",
+];
+
+/// Checks that the ledger is there and balances.
+pub fn check(report: &Report) -> Result<()> {
+    let ledger = report.ledger.as_ref().context("no ledger line")?;
+    let (kernel, user) = (&ledger.kernel, &ledger.user);
+    for (left, right) in KERNEL {
+        let (a, b) = (sum(kernel, left)?, sum(kernel, right)?);
+        ensure!(a == b, "{} = {a}, but {} = {b} in {kernel:?}", left.join(" + "), right.join(" + "));
+    }
+    for (submitted, decoded) in HANDED_OVER {
+        let (a, b) = (counter(kernel, submitted)?, counter(user, decoded)?);
+        ensure!(a == b, "{submitted} = {a}, but {decoded} = {b} in {user:?}");
+    }
+    ensure!(counter(user, "undecodable")? == 0, "records that could not be decoded: {user:?}");
+    let cycles = counter(user, "cycles")?;
+    ensure!(cycles == report.gcs.len() as u64, "cycles = {cycles}, but {} gc lines", report.gcs.len());
+    Ok(())
+}
+
+/// Checks that nothing at all was lost in the run.
+pub fn check_lossless(report: &Report) -> Result<()> {
+    check(report)?;
+    let ledger = report.ledger.as_ref().context("no ledger line")?;
+    for name in LOSSES {
+        let value = counter(&ledger.kernel, name)?;
+        ensure!(value == 0, "{name} = {value}");
+    }
+    for gc in &report.gcs {
+        ensure!(gc.lost == 0, "{} events lost before cycle {} of {}", gc.lost, gc.count, gc.pid);
+    }
+    Ok(())
+}
+
+fn sum(counters: &Map<String, Value>, names: &[&str]) -> Result<u64> {
+    names.iter().map(|name| counter(counters, name)).sum()
+}
+
+fn counter(counters: &Map<String, Value>, name: &str) -> Result<u64> {
+    counters.get(name).and_then(Value::as_u64).with_context(|| format!("no counter {name} in {counters:?}"))
+}

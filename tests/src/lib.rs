@@ -1,0 +1,34 @@
+//! Harness of the end-to-end tests: runs gctrace and real Ruby programs side by side, has an independent witness inside
+//! the Ruby processes, and compares what the two saw.
+//!
+//! Live tests need root, a kernel with BPF, Ruby with its headers and a C compiler; `cargo xtask test` installs what is
+//! missing. A test never skips: what it needs is there, or it fails and says what is missing.
+//!
+//! * [`live`]: the preconditions, the lock that keeps live tests apart, the scratch directory
+//! * [`gctrace`]: starts, stops and reads gctrace; every finished run has its [`ledger`] checked
+//! * [`ruby`] and [`script`]: the Rubies to test on and the scripts under `tests/rubies`
+//! * [`witness`]: the C extension that logs the same events from inside, and its log
+//! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
+//! * [`tunemygc`], [`pprof`]: independent readers of the output files
+//! * [`memory`]: whether a process's code is what its file says
+//!
+//! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
+//! (colon-separated Ruby executables; default: `ruby`).
+
+pub mod child;
+pub mod compare;
+pub mod gctrace;
+pub mod ledger;
+pub mod live;
+pub mod memory;
+pub mod pprof;
+pub mod report;
+pub mod ruby;
+pub mod script;
+pub mod tunemygc;
+pub mod witness;
+
+use std::time::Duration;
+
+/// How long anything may take before a test gives up on it; far longer than it ever takes on a slow and busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);

@@ -1,0 +1,88 @@
+//! What every live test begins with.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tempfile::TempDir;
+
+/// A live test in progress: it is root, it is the only one on this machine, and it has a scratch directory, which goes
+/// away with it.
+#[derive(Debug)]
+pub struct Live {
+    scratch: TempDir,
+    /// Unlocked by closing. Declared after the directory, so that it is the last to go.
+    _lock: Option<File>,
+}
+
+impl Live {
+    /// Checks the preconditions and waits for its turn.
+    pub fn begin() -> Result<Self> {
+        ensure!(
+            rustix::process::geteuid().is_root(),
+            "live tests attach probes to the kernel and must run as root: run `sudo -E cargo xtask test`"
+        );
+        let lock_path = std::env::temp_dir().join("gctrace-live-tests.lock");
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path)
+            .with_context(|| format!("cannot open {}", lock_path.display()))?;
+        lock.lock().with_context(|| format!("cannot lock {}", lock_path.display()))?;
+        Ok(Self { scratch: scratch()?, _lock: Some(lock) })
+    }
+
+    /// For tests that run Ruby but not gctrace: no preconditions, no waiting.
+    pub fn without_gctrace() -> Result<Self> {
+        Ok(Self { scratch: scratch()?, _lock: None })
+    }
+
+    /// A path in the scratch directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// A new directory in the scratch directory.
+    pub fn dir(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path(name);
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+fn scratch() -> Result<TempDir> {
+    Ok(tempfile::Builder::new().prefix("gctrace-test-").tempdir_in(work_dir()?)?)
+}
+
+/// Where tests keep what they build: `tmp` in the target directory that the running test was built in.
+pub fn work_dir() -> Result<PathBuf> {
+    let path = target_dir()?.join("tmp").join("gctrace-tests");
+    std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    Ok(path)
+}
+
+/// The profile's directory in the target directory, e.g. `target/debug`.
+fn target_dir() -> Result<PathBuf> {
+    let exe = std::env::current_exe().context("cannot tell the path of the running test")?;
+    let deps = exe.parent().unwrap_or(Path::new("/"));
+    let profile = if deps.ends_with("deps") { deps.parent().unwrap_or(deps) } else { deps };
+    Ok(profile.to_path_buf())
+}
+
+/// The gctrace binary under test.
+pub fn gctrace_binary() -> Result<PathBuf> {
+    let path = match std::env::var_os("GCTRACE_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => target_dir()?.join("gctrace"),
+    };
+    if !path.is_file() {
+        bail!("no gctrace binary at {}: run `cargo xtask test`, which builds it first", path.display());
+    }
+    Ok(path)
+}
+
+/// The repository's directory of Ruby scripts.
+pub fn rubies_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("rubies")
+}

@@ -1,0 +1,173 @@
+//! gctrace's jsonl.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// A `process` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ProcessLine {
+    /// Process id on the host.
+    pub pid: u32,
+    /// Process id in the process's own namespace.
+    pub ns_pid: Option<u32>,
+    /// Its parent's pid.
+    pub ppid: Option<u32>,
+    /// Name of the main thread.
+    pub comm: String,
+    /// Its arguments.
+    pub cmdline: Option<Vec<String>>,
+    /// The Ruby version, e.g. `3.1.2`.
+    pub ruby: String,
+    /// Start time, epoch seconds.
+    pub start_ts: Option<f64>,
+    /// Hostname in the process's own namespace.
+    pub hostname: Option<String>,
+    /// `RUBY_GC_*` of its environment.
+    pub env: Map<String, Value>,
+}
+
+/// One pause of a `gc` line.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct PauseEntry {
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub begin_ns: u64,
+    /// Length in nanoseconds.
+    pub ns: u64,
+}
+
+/// Where the pauses of a cycle went.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Phases {
+    /// Marking, nanoseconds.
+    pub mark_ns: u64,
+    /// Sweeping, nanoseconds.
+    pub sweep_ns: u64,
+    /// Neither, nanoseconds.
+    pub other_ns: u64,
+}
+
+/// A `gc` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct GcLine {
+    /// Time of `GC_START`, epoch seconds.
+    pub ts: f64,
+    /// The process.
+    pub pid: u32,
+    /// The thread that started the cycle.
+    pub tid: u32,
+    /// Its name.
+    pub comm: String,
+    /// The Ruby version.
+    pub ruby: String,
+    /// `GC.stat[:count]` of the cycle.
+    pub count: u64,
+    /// "minor" or "major".
+    pub kind: String,
+    /// What triggered it.
+    pub gc_by: Option<String>,
+    /// Why it is a major one.
+    pub major_by: Option<String>,
+    /// Sum of its pauses, nanoseconds.
+    pub pause_ns: u64,
+    /// Its pauses in order.
+    pub pauses: Vec<PauseEntry>,
+    /// Where the pauses went.
+    pub phases: Phases,
+    /// Number of pauses.
+    pub steps: u64,
+    /// `GC.stat` at `GC_START`, in the order of that Ruby.
+    pub stat: Map<String, Value>,
+    /// `GC.stat` at `GC_END_SWEEP`.
+    pub stat_end: Option<Map<String, Value>>,
+    /// `GC.latest_gc_info` at `GC_START`.
+    pub latest_gc_info: Map<String, Value>,
+    /// `GC.latest_gc_info` at `GC_END_SWEEP`.
+    pub latest_gc_info_end: Option<Map<String, Value>>,
+    /// Resident memory, bytes.
+    pub rss: Option<u64>,
+    /// Peak of it, bytes.
+    pub peak_rss: Option<u64>,
+    /// Events lost before this one in the process.
+    pub lost: u64,
+    /// Whether the end of sweeping was seen.
+    pub complete: bool,
+}
+
+/// An `exit` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ExitLine {
+    /// The process that is gone.
+    pub pid: u32,
+}
+
+/// A `refused` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RefusedLine {
+    /// The process, where it is about one.
+    pub pid: Option<u32>,
+    /// Why.
+    pub reason: String,
+}
+
+/// The `ledger` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LedgerLine {
+    /// Counters of the BPF programs.
+    pub kernel: Map<String, Value>,
+    /// Counters of user space.
+    pub user: Map<String, Value>,
+}
+
+/// Everything gctrace said in one run.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// `process` lines.
+    pub processes: Vec<ProcessLine>,
+    /// `gc` lines, in the order of the output.
+    pub gcs: Vec<GcLine>,
+    /// `exit` lines.
+    pub exits: Vec<ExitLine>,
+    /// `refused` lines.
+    pub refused: Vec<RefusedLine>,
+    /// The `ledger` line, which is the last one.
+    pub ledger: Option<LedgerLine>,
+}
+
+impl Report {
+    /// Reads jsonl. A line that is no JSON, has no known type, lacks a field or follows the ledger is an error.
+    pub fn parse(lines: &[String]) -> Result<Self> {
+        let mut report = Self::default();
+        for line in lines {
+            report.add(line).with_context(|| format!("jsonl line {line}"))?;
+        }
+        Ok(report)
+    }
+
+    fn add(&mut self, line: &str) -> Result<()> {
+        ensure!(self.ledger.is_none(), "a line after the ledger");
+        let value: Value = serde_json::from_str(line)?;
+        match value.get("type").and_then(Value::as_str) {
+            Some("process") => self.processes.push(serde_json::from_value(value)?),
+            Some("gc") => {
+                ensure!(value.get("container").is_some(), "no field container");
+                self.gcs.push(serde_json::from_value(value)?);
+            }
+            Some("exit") => self.exits.push(serde_json::from_value(value)?),
+            Some("refused") => self.refused.push(serde_json::from_value(value)?),
+            Some("ledger") => self.ledger = Some(serde_json::from_value(value)?),
+            other => bail!("unknown type {other:?}"),
+        }
+        Ok(())
+    }
+
+    /// The cycles of one process, in the order of the output.
+    pub fn gcs_of(&self, pid: u32) -> impl Iterator<Item = &GcLine> {
+        self.gcs.iter().filter(move |gc| gc.pid == pid)
+    }
+
+    /// The `process` lines of one pid: more than one after an exec.
+    pub fn processes_of(&self, pid: u32) -> impl Iterator<Item = &ProcessLine> {
+        self.processes.iter().filter(move |process| process.pid == pid)
+    }
+}

@@ -1,0 +1,212 @@
+//! The witness inside the Ruby process: building the C extension, reading its log.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::live::{rubies_dir, work_dir};
+use crate::ruby::Ruby;
+
+/// The path of the extension, built for `ruby`. It is built once per source, Ruby and compiler flags; processes that
+/// build it at the same time each build their own and the last one wins.
+pub fn extension(ruby: &Ruby) -> Result<PathBuf> {
+    let source = rubies_dir().join("witness").join("witness.c");
+    let text = std::fs::read(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let compiler = ruby.config("CC").split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>();
+    let flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"];
+    let includes = ["rubyarchhdrdir", "rubyhdrdir"].map(|key| format!("-I{}", ruby.config(key)));
+
+    let mut hash = DefaultHasher::new();
+    (&text, &compiler, flags, &includes, ruby.version(), ruby.exe()).hash(&mut hash);
+    let dir = work_dir()?.join(format!("witness-{:016x}", hash.finish()));
+    // The name of the file is the name of its Init function.
+    let library = dir.join("witness").with_extension(ruby.config("DLEXT"));
+    if library.is_file() {
+        return Ok(library);
+    }
+
+    std::fs::create_dir_all(&dir)?;
+    let built = tempfile::Builder::new().prefix("witness-").suffix(".part").tempfile_in(&dir)?;
+    let (program, arguments) = compiler.split_first().context("this Ruby names no C compiler")?;
+    let output = Command::new(program)
+        .args(arguments)
+        .args(flags)
+        .args(&includes)
+        .arg("-o")
+        .args([built.path(), &source])
+        .output()
+        .with_context(|| {
+            format!("cannot run {program}: run `cargo xtask test`, which installs a C compiler")
+        })?;
+    ensure!(
+        output.status.success(),
+        "the witness extension does not build (are Ruby's headers there? `cargo xtask test` installs them):\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    built.persist(&library).with_context(|| format!("cannot write {}", library.display()))?;
+    Ok(library)
+}
+
+/// An event's kind in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// `GC_START`.
+    Start,
+    /// `GC_END_MARK`.
+    EndMark,
+    /// `GC_END_SWEEP`.
+    EndSweep,
+    /// `GC_ENTER`.
+    Enter,
+    /// `GC_EXIT`.
+    Exit,
+}
+
+/// One event as the witness saw it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Event {
+    /// What happened.
+    #[serde(rename = "ev")]
+    pub kind: Kind,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub ns: u64,
+    /// Native thread id.
+    pub tid: u32,
+    /// `GC.stat` at `GC_START` and `GC_END_SWEEP`, in its order; else empty.
+    #[serde(default)]
+    pub stat: Map<String, Value>,
+    /// `GC.latest_gc_info` there.
+    #[serde(default)]
+    pub info: Map<String, Value>,
+}
+
+impl Event {
+    /// `GC.stat[:count]` at this event.
+    pub fn count(&self) -> u64 {
+        self.stat.get("count").and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// A string of `latest_gc_info`, or `None` where it is nil.
+    pub fn reason(&self, key: &str) -> Option<&str> {
+        self.info.get(key).and_then(Value::as_str)
+    }
+
+    /// "major" if the collection has a reason for being one, else "minor".
+    pub fn cycle_kind(&self) -> &'static str {
+        if self.reason("major_by").is_some() { "major" } else { "minor" }
+    }
+}
+
+/// One pause as the witness saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// Time of `GC_ENTER`, nanoseconds.
+    pub begin_ns: u64,
+    /// Time of `GC_EXIT`, nanoseconds.
+    pub end_ns: u64,
+    /// The cycle it works for.
+    pub count: u64,
+}
+
+/// A whole log.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// The process.
+    pub pid: u32,
+    /// When it began, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// When it ended, likewise.
+    pub end_ns: u64,
+    /// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC` at the beginning, nanoseconds.
+    pub epoch_offset_ns: i64,
+    /// All events in order.
+    pub events: Vec<Event>,
+}
+
+#[derive(Deserialize)]
+struct Begin {
+    ns: u64,
+    real_ns: u64,
+    pid: u32,
+}
+
+#[derive(Deserialize)]
+struct Finish {
+    ns: u64,
+    events: usize,
+    dropped: u64,
+    unstable: u64,
+}
+
+impl Log {
+    /// Reads a log; an incomplete one, or one of a witness that disturbed what it saw, is an error.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("no witness log at {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("witness log {}", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let lines = text.lines().collect::<Vec<_>>();
+        let [first, middle @ .., last] = lines.as_slice() else { bail!("too short") };
+        let begin: Begin = serde_json::from_str(first).context("its first line")?;
+        let finish: Finish = serde_json::from_str(last).context("its last line")?;
+        let events =
+            middle.iter().map(|line| serde_json::from_str(line)).collect::<Result<Vec<Event>, _>>()?;
+        ensure!(finish.events == events.len(), "{} events announced, {} there", finish.events, events.len());
+        ensure!(finish.dropped == 0, "the witness's buffer was too small for {} events", finish.dropped);
+        ensure!(finish.unstable == 0, "reading GC.stat in the hook changed it {} times", finish.unstable);
+        Ok(Self {
+            pid: begin.pid,
+            begin_ns: begin.ns,
+            end_ns: finish.ns,
+            epoch_offset_ns: i64::try_from(begin.real_ns)? - i64::try_from(begin.ns)?,
+            events,
+        })
+    }
+
+    /// The `GC_START` events, in order.
+    pub fn starts(&self) -> impl Iterator<Item = &Event> {
+        self.events.iter().filter(|event| event.kind == Kind::Start)
+    }
+
+    /// The `GC_END_SWEEP` events, in order.
+    pub fn ends(&self) -> impl Iterator<Item = &Event> {
+        self.events.iter().filter(|event| event.kind == Kind::EndSweep)
+    }
+
+    /// All pauses. One that contains a `GC_START` belongs to the cycle that starts there, any other to the cycle that
+    /// was started last.
+    pub fn pauses(&self) -> Result<Vec<Pause>> {
+        let mut count = self.events.iter().find(|event| !event.stat.is_empty()).map_or(0, |event| {
+            // Before its GC_START the count was one less.
+            event.count() - u64::from(event.kind == Kind::Start)
+        });
+        let mut open: Option<&Event> = None;
+        let mut pauses = Vec::new();
+        for event in &self.events {
+            match event.kind {
+                Kind::Enter => {
+                    ensure!(open.is_none(), "a pause inside a pause at {}", event.ns);
+                    open = Some(event);
+                }
+                Kind::Start => count = event.count(),
+                Kind::Exit => {
+                    let enter =
+                        open.take().with_context(|| format!("an exit without an enter at {}", event.ns))?;
+                    ensure!(enter.tid == event.tid, "a pause changes its thread at {}", event.ns);
+                    pauses.push(Pause { begin_ns: enter.ns, end_ns: event.ns, count });
+                }
+                Kind::EndMark | Kind::EndSweep => {}
+            }
+        }
+        ensure!(open.is_none(), "a pause without end");
+        Ok(pauses)
+    }
+}

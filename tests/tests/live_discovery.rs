@@ -1,0 +1,317 @@
+//! Which processes are traced, and from when on.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::{Gctrace, Invocation};
+use gctrace_tests::live::Live;
+use gctrace_tests::report::{GcLine, Report};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Report as ScriptReport, Script};
+use gctrace_tests::witness::Log;
+use gctrace_tests::{compare, ledger, tunemygc};
+
+/// The process's cycles during the script's work are all there, and equal to the witness's if there was one.
+fn all_counted(report: &Report, script: &ScriptReport, log: Option<&Log>) -> Result<()> {
+    ledger::check_lossless(report)?;
+    let lines = report.gcs_of(script.pid).collect::<Vec<_>>();
+    compare::program(&lines, script)?;
+    if let Some(log) = log {
+        compare::cycles(&lines, log).demand_equal()?;
+    }
+    Ok(())
+}
+
+/// Whether a text names this number, not as a part of another one.
+fn names(text: &str, number: u32) -> bool {
+    text.split(|c: char| !c.is_ascii_digit()).any(|word| word.parse() == Ok(number))
+}
+
+/// The pid of a process that is gone.
+fn vanished_pid() -> Result<u32> {
+    let mut child = Command::new("true").spawn().context("cannot run `true`")?;
+    let pid = child.id();
+    child.wait()?;
+    Ok(pid)
+}
+
+/// Two Rubies at once, one started before and one after gctrace.
+#[test]
+fn one_before_and_one_after() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let mut before = Script::new(&live, &ruby, "explicit.rb")?.arg("30").waiting().start()?;
+        before.wait_for("ready")?;
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let mut after = Script::new(&live, &ruby, "explicit.rb")?.arg("25").waiting().start()?;
+        after.wait_for("ready")?;
+        // Both at once.
+        before.say("go")?;
+        after.say("go")?;
+        let (before, after) = (before.finish()?, after.finish()?);
+        let report = gctrace.stop()?;
+        for done in [&before, &after] {
+            all_counted(&report, &done.report, done.witness.as_ref())?;
+        }
+        let lines = report.gcs_of(after.pid).collect::<Vec<_>>();
+        compare::whole_life(&lines, after.pid)?;
+        compare::pauses(&lines, after.log()?)?;
+        compare::pauses(&report.gcs_of(before.pid).collect::<Vec<_>>(), before.log()?)?;
+    }
+    Ok(())
+}
+
+/// The `process` line tells what the process is.
+#[test]
+fn process_lines_describe_the_process() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let gctrace = Gctrace::all_ruby(&live)?;
+    let script = Script::unwitnessed(&live, &ruby, "explicit.rb")?;
+    let mut script =
+        script.env("RUBY_GC_HEAP_GROWTH_FACTOR", "1.5").env("RUBY_GC_TOKEN", "s3cr3t").waiting().start()?;
+    script.wait_for("ready")?;
+    let started = std::fs::metadata(format!("/proc/{}", script.pid()))?.modified()?;
+    script.say("go")?;
+    let done = script.finish()?;
+    let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+    let processes = report.processes_of(done.pid).collect::<Vec<_>>();
+    let [process] = processes.as_slice() else { anyhow::bail!("not one process line: {processes:?}") };
+    assert_eq!(process.ruby, ruby.version());
+    assert_eq!(process.ns_pid, Some(done.pid));
+    assert_eq!(process.ppid, Some(std::process::id()));
+    assert_eq!(process.env.get("RUBY_GC_HEAP_GROWTH_FACTOR").and_then(|value| value.as_str()), Some("1.5"));
+    assert!(
+        process.cmdline.iter().flatten().any(|word| word.ends_with("explicit.rb")),
+        "{:?}",
+        process.cmdline
+    );
+    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
+    assert_eq!(process.hostname.as_deref(), Some(hostname.trim()));
+    let start = process.start_ts.context("no start_ts")?;
+    let real = started.duration_since(std::time::UNIX_EPOCH)?.as_secs_f64();
+    // The kernel keeps start times in ticks of 10 ms, and the directory's time is when it was first looked at.
+    assert!((real - start).abs() < 60.0, "start_ts {start}, but /proc says {real}");
+    assert!(!finished.stdout.iter().any(|line| line.contains("s3cr3t")), "the token is shown");
+    assert!(!finished.errors().contains("s3cr3t"), "the token is shown");
+    assert!(report.exits.iter().any(|exit| exit.pid == done.pid), "no exit line");
+    Ok(())
+}
+
+/// Cycles of a forked child, and of its child, count under their own pids.
+#[test]
+fn fork() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let running = Script::new(&live, &ruby, "forker.rb")?.start()?;
+        let outputs = running.outputs();
+        let done = running.finish()?;
+        let report = gctrace.stop()?;
+        all_counted(&report, &done.report, done.witness.as_ref())?;
+        compare::whole_life(&report.gcs_of(done.pid).collect::<Vec<_>>(), done.pid)?;
+        let mut parent = done.pid;
+        for (key, suffix) in [("child", ".child"), ("grandchild", ".grandchild")] {
+            let (child, log) = outputs.read(suffix)?;
+            assert_ne!(child.pid, parent);
+            assert!(child.growth("count")? > 0, "the {key} did not collect");
+            all_counted(&report, &child, log.as_ref())?;
+            let process =
+                report.processes_of(child.pid).next().with_context(|| format!("no line about the {key}"))?;
+            assert_eq!(process.ppid, Some(parent), "parent of the {key}");
+            parent = child.pid;
+        }
+    }
+    Ok(())
+}
+
+/// A fork of a process that was there before gctrace.
+#[test]
+fn fork_of_an_earlier_process() -> Result<()> {
+    let live = Live::begin()?;
+    let mut running = Script::new(&live, &Ruby::main()?, "forker.rb")?.waiting().start()?;
+    running.wait_for("ready")?;
+    let gctrace = Gctrace::all_ruby(&live)?;
+    running.say("go")?;
+    let outputs = running.outputs();
+    let done = running.finish()?;
+    let report = gctrace.stop()?;
+    all_counted(&report, &done.report, done.witness.as_ref())?;
+    for suffix in [".child", ".grandchild"] {
+        let (child, log) = outputs.read(suffix)?;
+        all_counted(&report, &child, log.as_ref())?;
+    }
+    Ok(())
+}
+
+/// A program that replaces itself by another Ruby program: two programs under one pid, two sample sets.
+#[test]
+fn exec() -> Result<()> {
+    let live = Live::begin()?;
+    for (index, ruby) in Ruby::all()?.iter().enumerate() {
+        let sets = live.dir(&format!("sets{index}"))?;
+        let args = [OsArg::from("--all-ruby"), "--tunemygc".into(), sets.clone().into()];
+        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        let running = Script::new(&live, ruby, "execer.rb")?.start()?;
+        let outputs = running.outputs();
+        let done = running.finish()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let (after, after_log) = outputs.read(".after")?;
+        assert_eq!(after.pid, done.pid, "exec keeps the pid");
+
+        // Counts begin anew, so the lines of the two programs are told apart by where they begin again.
+        let lines = report.gcs_of(done.pid).collect::<Vec<&GcLine>>();
+        let second =
+            lines.windows(2).position(|pair| pair[1].count <= pair[0].count).context("no second program")?;
+        let (first, second) = lines.split_at(second + 1);
+        for (lines, script, log) in
+            [(first, &done.report, done.witness.as_ref()), (second, &after, after_log.as_ref())]
+        {
+            compare::whole_life(lines, done.pid)?;
+            compare::program(lines, script)?;
+            compare::cycles(lines, log.context("no log")?).demand_equal()?;
+        }
+        let last = report.processes_of(done.pid).last().context("no process line")?;
+        let last_word = last.cmdline.iter().flatten().next_back();
+        assert_eq!(last_word.map(String::as_str), Some("after"), "the line is about the new program");
+        let sets = tunemygc::Set::read_dir(&sets)?;
+        assert_eq!(sets.iter().filter(|set| set.pid == done.pid).count(), 2, "one sample set per program");
+    }
+    Ok(())
+}
+
+type OsArg = std::ffi::OsString;
+
+/// A script that lives 0.3 s while no other Ruby runs, and a second one after it.
+#[test]
+fn short_lives() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let first = Script::unwitnessed(&live, &ruby, "short.rb")?.run()?;
+        let second = Script::new(&live, &ruby, "short.rb")?.run()?;
+        let report = gctrace.stop()?;
+        for done in [&first, &second] {
+            assert!(done.report.growth("count")? > 0, "the script did not collect");
+            all_counted(&report, &done.report, done.witness.as_ref())?;
+            compare::whole_life(&report.gcs_of(done.pid).collect::<Vec<_>>(), done.pid)?;
+        }
+    }
+    Ok(())
+}
+
+/// `-- COMMAND` starts a program, traces it and ends with it.
+#[test]
+fn command() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let (command, env, outputs) = Script::new(&live, &ruby, "explicit.rb")?.arg("12").into_parts();
+        let args = std::iter::once(OsArg::from("--")).chain(command);
+        let (report, _) = Invocation::jsonl(args)?.envs(env).start()?.done()?;
+        let (script, log) = outputs.read("")?;
+        all_counted(&report, &script, log.as_ref())?;
+        let others = report.gcs.iter().filter(|line| line.pid != script.pid).count();
+        assert_eq!(others, 0, "only the command was selected");
+    }
+    Ok(())
+}
+
+/// `--pid` selects that process and nothing else, even of the same image.
+#[test]
+fn only_the_selected_pid() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let mut wanted = Script::new(&live, &ruby, "explicit.rb")?.waiting().start()?;
+        let mut other = Script::new(&live, &ruby, "explicit.rb")?.waiting().start()?;
+        wanted.wait_for("ready")?;
+        other.wait_for("ready")?;
+        let gctrace = Invocation::jsonl(["--pid", &wanted.pid().to_string()])?.start_ready()?;
+        other.say("go")?;
+        wanted.say("go")?;
+        let (wanted, other) = (wanted.finish()?, other.finish()?);
+        let report = gctrace.stop()?;
+        all_counted(&report, &wanted.report, wanted.witness.as_ref())?;
+        assert!(other.report.growth("count")? > 0, "the other one did not collect");
+        assert!(
+            report.gcs.iter().all(|line| line.pid == wanted.pid),
+            "lines of processes that were not selected"
+        );
+        assert!(report.processes.iter().all(|process| process.pid == wanted.pid), "{:?}", report.processes);
+    }
+    Ok(())
+}
+
+/// A pid that is no Ruby and one that is gone give one clear line each, and the others are traced.
+#[test]
+fn bad_pids_do_not_stop_the_others() -> Result<()> {
+    let live = Live::begin()?;
+    let no_ruby = Guarded::start("sleep", Command::new("sleep").arg("600"))?;
+    let gone = vanished_pid()?;
+    let mut script = Script::new(&live, &Ruby::main()?, "explicit.rb")?.waiting().start()?;
+    script.wait_for("ready")?;
+    let pids = [gone, no_ruby.pid(), script.pid()].map(|pid| pid.to_string());
+    let gctrace = Invocation::jsonl(pids.iter().flat_map(|pid| ["--pid", pid]))?.start_ready()?;
+    script.say("go")?;
+    let done = script.finish()?;
+    let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+    all_counted(&report, &done.report, done.witness.as_ref())?;
+    for pid in [gone, no_ruby.pid()] {
+        let lines = finished.stderr.iter().filter(|line| names(line, pid)).collect::<Vec<_>>();
+        assert_eq!(lines.len(), 1, "lines about {pid}: {:?}", finished.stderr);
+        assert!(!report.gcs.iter().any(|line| line.pid == pid));
+    }
+    Ok(())
+}
+
+/// gctrace does not trace itself, and an idle Ruby has a process line and no cycles.
+#[test]
+fn own_process_and_idle_ruby() -> Result<()> {
+    let live = Live::begin()?;
+    let mut idle = Script::unwitnessed(&live, &Ruby::main()?, "idle.rb")?.start()?;
+    idle.wait_for("idle")?;
+    let mut gctrace = Gctrace::all_ruby(&live)?;
+    let own = gctrace.pid();
+    gctrace.wait_line("process", idle.pid())?;
+    let report = gctrace.stop()?;
+    let pid = idle.pid();
+    idle.say("end")?;
+    idle.finish()?;
+    assert_eq!(report.gcs_of(pid).count(), 0, "cycles of an idle program");
+    assert_eq!(report.processes_of(pid).count(), 1);
+    assert!(report.processes.iter().all(|process| process.pid != own), "gctrace lists itself");
+    assert!(report.refused.iter().all(|refused| refused.pid != Some(own)), "gctrace looks at itself");
+    Ok(())
+}
+
+/// Processes that come and go while gctrace looks at them: many short lives at once, all counted.
+#[test]
+fn many_short_lives() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let gctrace = Gctrace::all_ruby(&live)?;
+    let mut noise = Command::new("sh");
+    noise.args([
+        "-c",
+        "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do true; /bin/true; done",
+    ]);
+    let noise = Guarded::start("sh", noise.stdin(Stdio::null()))?;
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        let pair = (0..2)
+            .map(|_| Script::unwitnessed(&live, &ruby, "explicit.rb")?.arg("3").start())
+            .collect::<Result<Vec<_>>>()?;
+        for running in pair {
+            all.push(running.finish()?);
+        }
+    }
+    ensure!(noise.finish(gctrace_tests::PATIENCE)?.status.success());
+    let report = gctrace.stop()?;
+    for done in &all {
+        all_counted(&report, &done.report, None)?;
+        compare::whole_life(&report.gcs_of(done.pid).collect::<Vec<_>>(), done.pid)?;
+        ensure!(report.exits.iter().any(|exit| exit.pid == done.pid), "no exit line of {}", done.pid);
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! What gctrace says, and with which status it ends, when it cannot do what it was asked.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::PATIENCE;
+use gctrace_tests::child::{Finished, Guarded};
+use gctrace_tests::gctrace::{Invocation, read};
+use gctrace_tests::live::{Live, gctrace_binary};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+
+/// The status and that standard error says each of these words.
+fn expect(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
+    let text = finished.errors();
+    ensure!(finished.status.code() == Some(code), "status {} instead of {code}:\n{text}", finished.status);
+    for word in words {
+        ensure!(text.to_lowercase().contains(&word.to_lowercase()), "no word of {word:?} in:\n{text}");
+    }
+    ensure!(!text.contains("panicked"), "a panic:\n{text}");
+    Ok(())
+}
+
+/// Help and version need no privileges and end well.
+#[test]
+fn help_and_version() -> Result<()> {
+    let help = Invocation::new(["--help"])?.run()?;
+    ensure!(help.status.success(), "{}", help.status);
+    let text = help.stdout.join("\n");
+    for word in ["--all-ruby", "--pid", "--duration", "--format", "--tunemygc", "--pprof", "--quiet"] {
+        ensure!(text.contains(word), "{word} is not in the help:\n{text}");
+    }
+    let version = Invocation::new(["--version"])?.run()?;
+    ensure!(version.status.success() && version.stdout.join("").contains("gctrace"), "{version:?}");
+    Ok(())
+}
+
+/// Bad usage is status 2 with the word that is wrong.
+#[test]
+fn bad_usage() -> Result<()> {
+    let _live = Live::begin()?;
+    let cases: [(&[&str], &[&str]); 8] = [
+        (&[], &["--all-ruby"]),
+        (&["--nonsense"], &["--nonsense"]),
+        (&["--all-ruby", "--duration", "soon"], &["soon"]),
+        (&["--all-ruby", "--format", "xml"], &["xml"]),
+        (&["--pid", "ruby"], &["ruby"]),
+        (&["--pid", "-1"], &["-1"]),
+        (&["--all-ruby", "--pprof"], &["--pprof"]),
+        (&["--", "/no/such/program"], &["/no/such/program"]),
+    ];
+    for (args, words) in cases {
+        let finished = Invocation::new(args)?.run()?;
+        expect(&finished, 2, words).with_context(|| format!("gctrace {args:?}"))?;
+        ensure!(finished.stdout.is_empty(), "diagnostics belong to standard error: {:?}", finished.stdout);
+    }
+    Ok(())
+}
+
+/// Without privileges: status 3, and how to get them.
+#[test]
+fn not_root() -> Result<()> {
+    let live = Live::begin()?;
+    // The build's directory need not be open to other users.
+    let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
+    let binary = dir.path().join("gctrace");
+    std::fs::copy(gctrace_binary()?, &binary)?;
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "idle.rb")?.start()?;
+    script.wait_for("idle")?;
+    let pid = script.pid().to_string();
+    for args in [&["--all-ruby"][..], &["--pid", &pid]] {
+        let invocation = Invocation::of(&binary, args).with(|command| {
+            command.uid(65_534).gid(65_534).current_dir(dir.path());
+        });
+        expect(&invocation.run()?, 3, &["root", "sudo"]).with_context(|| format!("gctrace {args:?}"))?;
+    }
+    script.say("end")?;
+    script.finish()?;
+    Ok(())
+}
+
+/// Selected pids of which none is a Ruby: status 1, and a line that says so of each.
+#[test]
+fn nothing_matched_by_pid() -> Result<()> {
+    let _live = Live::begin()?;
+    let no_ruby = Guarded::start("sleep", Command::new("sleep").arg("600"))?;
+    let pid = no_ruby.pid().to_string();
+    let finished = Invocation::new(["--pid", &pid, "--duration", "2s"])?.run()?;
+    expect(&finished, 1, &[&pid, "ruby"])
+}
+
+/// No Ruby at all during --duration: status 1.
+#[test]
+fn no_ruby_found() -> Result<()> {
+    let _live = Live::begin()?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let finished = Invocation::jsonl(["--all-ruby", "--duration", "1s"])?.run()?;
+        if finished.status.code() == Some(1) {
+            return expect(&finished, 1, &["ruby"]);
+        }
+        // Somebody else's Ruby may be running on this machine.
+        let report = read(&finished)?;
+        ensure!(!report.processes.is_empty(), "status 0, but no process was found:\n{}", finished.errors());
+        ensure!(Instant::now() < deadline, "other Rubies run on this machine: {:?}", report.processes);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Output that cannot be written is told at once, with the path, and before anything is traced.
+#[test]
+fn unwritable_outputs() -> Result<()> {
+    let live = Live::begin()?;
+    let file = live.path("file");
+    std::fs::write(&file, "in the way")?;
+    let below_a_file = file.join("sets");
+    let nowhere = live.path("no/such/dir/gc.pb.gz");
+    let cases: [(&str, &Path); 4] = [
+        ("--tunemygc", &file),
+        ("--tunemygc", &below_a_file),
+        ("--pprof", &nowhere),
+        ("--pprof", &below_a_file),
+    ];
+    for (option, path) in cases {
+        let args = [
+            "--all-ruby".as_ref(),
+            "--duration".as_ref(),
+            "600s".as_ref(),
+            option.as_ref(),
+            path.as_os_str(),
+        ];
+        let finished = Invocation::new(args)?.run()?;
+        let name = path.to_string_lossy();
+        expect(&finished, 2, &[&name]).with_context(|| format!("{option} {name}"))?;
+    }
+    ensure!(std::fs::read_to_string(&file)? == "in the way", "a file of the user was overwritten");
+    Ok(())
+}
+
+/// A command that fails does not take what was seen with it.
+#[test]
+fn failing_command() -> Result<()> {
+    let _live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let program = ruby.exe().to_string_lossy().into_owned();
+    let args = ["--", &program, "-e", "3.times { GC.start }; exit 9"];
+    let finished = Invocation::jsonl(args)?.run()?;
+    let report = read(&finished)?;
+    ensure!(report.gcs.len() >= 3, "{} cycles of at least 3", report.gcs.len());
+    Ok(())
+}
+
+/// Where tracefs is not mounted, gctrace either does without, mounts it, or says what to do.
+#[test]
+fn without_tracefs() -> Result<()> {
+    let live = Live::begin()?;
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "idle.rb")?.start()?;
+    script.wait_for("idle")?;
+    let binary = gctrace_binary()?;
+    let mut command = Command::new("unshare");
+    // A mount namespace of its own: nothing changes outside.
+    command.args(["--mount", "sh", "-c"]);
+    command.arg(
+        "umount /sys/kernel/tracing; umount /sys/kernel/debug/tracing; umount /sys/kernel/debug; exec \"$@\"",
+    );
+    command.args(["sh".as_ref(), binary.as_os_str()]);
+    command.args(["--pid", &script.pid().to_string(), "--duration", "1s"]);
+    let finished = Guarded::start("unshare", &mut command)?.finish(PATIENCE)?;
+    script.say("end")?;
+    script.finish()?;
+    match finished.status.code() {
+        Some(0) => Ok(()),
+        _ => expect(&finished, 3, &["tracefs", "mount"]),
+    }
+}

@@ -1,0 +1,161 @@
+//! Every cycle, its reason, its state and its pauses, against what the program and the witness inside it say.
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Gctrace;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::{GcLine, Report};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Done, Script};
+use gctrace_tests::{compare, ledger};
+
+/// The lines about one process.
+fn lines(report: &Report, pid: u32) -> Vec<&GcLine> {
+    report.gcs_of(pid).collect()
+}
+
+/// Each explicit collection is there with the reason that `GC.latest_gc_info` gave right after it.
+fn explicit_ones_match(lines: &[&GcLine], done: &Done) -> Result<()> {
+    let explicit =
+        done.report.extra.get("explicit").and_then(|list| list.as_array()).context("no explicit list")?;
+    for one in explicit {
+        let line = lines.iter().find(|line| Some(line.count) == one["count"].as_u64());
+        let line = line.with_context(|| format!("no line for {one}"))?;
+        ensure!(line.gc_by.as_deref() == one["gc_by"].as_str(), "gc_by {:?}, but {one}", line.gc_by);
+        ensure!(
+            line.major_by.as_deref() == one["major_by"].as_str(),
+            "major_by {:?}, but {one}",
+            line.major_by
+        );
+    }
+    Ok(())
+}
+
+/// Runs scripts with a witness under one gctrace and compares all cycles, states and pauses.
+fn witnessed(name: &str, args: &[&str]) -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let script = args.iter().fold(Script::new(&live, &ruby, name)?, |script, arg| script.arg(arg));
+        let done = script.run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let lines = lines(&report, done.pid);
+        compare::program(&lines, &done.report)?;
+        compare::whole_life(&lines, done.pid)?;
+        let comparison = compare::cycles(&lines, done.log()?);
+        comparison.demand_equal()?;
+        let expected = done.report.growth("count")?;
+        ensure!(comparison.starts as u64 == expected, "{} starts compared of {expected}", comparison.starts);
+        ensure!(comparison.ends as u64 + 1 >= expected, "{} ends compared of {expected}", comparison.ends);
+        compare::pauses(&lines, done.log()?)?;
+    }
+    Ok(())
+}
+
+/// Explicit collections with allocation in between: number, kind and reasons are exact, twenty runs in a row.
+#[test]
+fn explicit_cycles_twenty_runs_in_a_row() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let runs = (0..20)
+            .map(|round| Script::new(&live, &ruby, "explicit.rb")?.arg((5 + round).to_string()).run())
+            .collect::<Result<Vec<_>>>()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        for done in &runs {
+            let lines = lines(&report, done.pid);
+            compare::program(&lines, &done.report)?;
+            compare::whole_life(&lines, done.pid)?;
+            explicit_ones_match(&lines, done)?;
+            compare::cycles(&lines, done.log()?).demand_equal()?;
+            compare::pauses(&lines, done.log()?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The same for programs as they are anywhere, without a witness inside, and with a gctrace of their own each.
+#[test]
+fn explicit_cycles_without_witness() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        for round in 0..4 {
+            let gctrace = Gctrace::all_ruby(&live)?;
+            let done =
+                Script::unwitnessed(&live, &ruby, "explicit.rb")?.arg((8 + round).to_string()).run()?;
+            let report = gctrace.stop()?;
+            ledger::check_lossless(&report)?;
+            let lines = lines(&report, done.pid);
+            compare::program(&lines, &done.report)?;
+            compare::whole_life(&lines, done.pid)?;
+            explicit_ones_match(&lines, &done)?;
+        }
+    }
+    Ok(())
+}
+
+/// Collections that the program's needs cause, incremental marking among them, equal the witness's key by key.
+#[test]
+fn pressure_equals_the_witness() -> Result<()> {
+    witnessed("pressure.rb", &[])
+}
+
+/// Compaction, explicit and automatic.
+#[test]
+fn compaction_equals_the_witness() -> Result<()> {
+    witnessed("compact.rb", &[])
+}
+
+/// GC.stress.
+#[test]
+fn stress_equals_the_witness() -> Result<()> {
+    witnessed("stress.rb", &[])
+}
+
+/// All ways to ask for a collection, and GC switched off and on.
+#[test]
+fn modes_equal_the_witness() -> Result<()> {
+    witnessed("modes.rb", &[])
+}
+
+/// Collections on several threads are attributed to the right one.
+#[test]
+fn threads_equal_the_witness() -> Result<()> {
+    witnessed("threads.rb", &[])
+}
+
+/// The pauses of minor and of major cycles, each by themselves, sum up to what lies between `GC_ENTER` and `GC_EXIT`.
+#[test]
+fn pause_sums_by_kind() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let done = Script::new(&live, &ruby, "explicit.rb")?.arg("40").run()?;
+        let report = gctrace.stop()?;
+        let (lines, log) = (lines(&report, done.pid), done.log()?);
+        let pauses = log.pauses()?;
+        for kind in ["minor", "major"] {
+            let counts = log.starts().filter(|event| event.cycle_kind() == kind).map(|event| event.count());
+            let counts = counts.collect::<Vec<_>>();
+            // The last cycle may go on after the log.
+            let counts = &counts[..counts.len() - 1];
+            let of_kind = pauses.iter().filter(|pause| counts.contains(&pause.count)).collect::<Vec<_>>();
+            let theirs = of_kind.iter().map(|pause| pause.end_ns - pause.begin_ns).sum::<u64>();
+            let ours = lines.iter().filter(|line| counts.contains(&line.count)).collect::<Vec<_>>();
+            assert!(ours.iter().all(|line| line.kind == kind));
+            assert_eq!(
+                ours.iter().map(|line| line.steps).sum::<u64>(),
+                of_kind.len() as u64,
+                "{kind} pauses"
+            );
+            let sum = ours.iter().map(|line| line.pause_ns).sum::<u64>();
+            assert!(
+                sum.abs_diff(theirs) <= 200_000 * of_kind.len() as u64,
+                "{kind}: {sum} ns, the witness has {theirs} ns in {} pauses",
+                of_kind.len()
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,201 @@
+//! What gctrace leaves behind, however it ends: programs that never noticed, code as it was, whole files or none.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use gctrace_tests::gctrace::{Gctrace, Invocation};
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Done, Running, Script};
+use gctrace_tests::{compare, ledger, memory, pprof, tunemygc};
+use rustix::process::Signal;
+
+/// Starts the program that collects garbage until it is told to stop.
+fn steady(live: &Live, ruby: &Ruby) -> Result<Running> {
+    let mut running = Script::unwitnessed(live, ruby, "steady.rb")?.start()?;
+    running.wait_for("ready")?;
+    Ok(running)
+}
+
+/// Stops it; its output and status must be those of an undisturbed run.
+fn stop(mut running: Running) -> Result<Done> {
+    ensure!(running.running()?, "the program has ended by itself");
+    running.say("stop")?;
+    let done = running.finish_any()?;
+    ensure!(done.finished.status.code() == Some(7), "the program ended with {}", done.finished.status);
+    ensure!(done.finished.stdout == ["ready", "checksum 524657833"], "it printed {:?}", done.finished.stdout);
+    ensure!(done.finished.stderr.is_empty(), "it complained: {:?}", done.finished.stderr);
+    Ok(done)
+}
+
+/// Waits until the code of the program is what it was before.
+fn restored(pid: u32, before: &[u64]) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let changed = memory::changed_code(pid)?;
+        if changed == before {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "bytes of the program's code are still changed at {changed:x?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// gctrace on all Rubies with output files, ready, in the middle of tracing `pid`.
+fn in_the_middle(pid: u32, sets: &Path, profile: &Path) -> Result<Gctrace> {
+    let args = [
+        "--all-ruby".as_ref(),
+        "--tunemygc".as_ref(),
+        sets.as_os_str(),
+        "--pprof".as_ref(),
+        profile.as_ref(),
+    ];
+    let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
+    gctrace.wait_line("gc", pid)?;
+    Ok(gctrace)
+}
+
+/// The program that the other tests disturb prints what it should when nobody does.
+#[test]
+fn undisturbed_program() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let running = steady(&live, &ruby)?;
+        stop(running)?;
+    }
+    Ok(())
+}
+
+/// kill -9 of gctrace in the middle of a run: the program goes on, no probe remains, no half file is left, and the
+/// next gctrace works.
+#[test]
+fn killed_in_the_middle() -> Result<()> {
+    let live = Live::begin()?;
+    for (index, ruby) in Ruby::all()?.iter().enumerate() {
+        let events = memory::uprobe_events()?;
+        let program = steady(&live, ruby)?;
+        let before = memory::changed_code(program.pid())?;
+        let out = live.dir(&format!("out{index}"))?;
+        let (sets, profile) = (live.dir(&format!("out{index}/sets"))?, out.join("gc.pb.gz"));
+        let gctrace = in_the_middle(program.pid(), &sets, &profile)?;
+        // The check would notice a probe: while gctrace runs it finds some.
+        ensure!(memory::changed_code(program.pid())?.len() > before.len(), "no probe in the program's code");
+        let killed = gctrace.kill()?;
+        ensure!(!killed.status.success(), "it was not killed: {}", killed.status);
+
+        restored(program.pid(), &before)?;
+        ensure!(memory::uprobe_events()? == events, "probes are left in uprobe_events");
+        tunemygc::Set::read_dir(&sets)?;
+        let left = tunemygc::files(&out)?;
+        for path in left.iter().filter(|path| **path != sets) {
+            ensure!(path == &profile, "{} is left behind", path.display());
+            pprof::Profile::open(path)?;
+        }
+
+        let mut again = Gctrace::all_ruby(&live)?;
+        again.wait_line("gc", program.pid())?;
+        let report = again.stop()?;
+        ensure!(report.gcs_of(program.pid()).next().is_some(), "the next gctrace sees nothing");
+        stop(program)?;
+    }
+    Ok(())
+}
+
+/// Killed while programs start and end all the time, several times over.
+#[test]
+fn killed_while_programs_come_and_go() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    for _ in 0..3 {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let scripts =
+            (0..3).map(|_| Script::new(&live, &ruby, "explicit.rb")?.start()).collect::<Result<Vec<_>>>()?;
+        gctrace.kill()?;
+        for running in scripts {
+            let done = running.finish()?;
+            ensure!(done.finished.errors().is_empty(), "the program complained: {}", done.finished.errors());
+            ensure!(done.log()?.starts().count() as u64 == done.report.growth("count")?);
+        }
+    }
+    Ok(())
+}
+
+/// After an orderly end the program's code is as it was, too.
+#[test]
+fn interrupted_leaves_no_probe() -> Result<()> {
+    let live = Live::begin()?;
+    let events = memory::uprobe_events()?;
+    let program = steady(&live, &Ruby::main()?)?;
+    let before = memory::changed_code(program.pid())?;
+    let mut gctrace = Gctrace::all_ruby(&live)?;
+    gctrace.wait_line("gc", program.pid())?;
+    let report = gctrace.stop()?;
+    ledger::check(&report)?;
+    restored(program.pid(), &before)?;
+    ensure!(memory::uprobe_events()? == events, "probes are left in uprobe_events");
+    stop(program)?;
+    Ok(())
+}
+
+/// SIGTERM, and the end of --duration, flush everything seen so far to all outputs while the program goes on.
+#[test]
+fn termination_and_duration_flush() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    for (index, by_signal) in [true, false].into_iter().enumerate() {
+        let program = steady(&live, &ruby)?;
+        let (sets, profile) = (live.dir(&format!("sets{index}"))?, live.path(&format!("gc{index}.pb.gz")));
+        let (report, done) = if by_signal {
+            let gctrace = in_the_middle(program.pid(), &sets, &profile)?;
+            let done = Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
+            (gctrace.stop_by(Signal::TERM)?.0, done)
+        } else {
+            let args = ["--all-ruby", "--duration", "15s", "--tunemygc"].map(std::ffi::OsStr::new);
+            let args = args.into_iter().chain([sets.as_os_str(), "--pprof".as_ref(), profile.as_os_str()]);
+            let gctrace = Invocation::jsonl(args)?.start_ready()?;
+            let done = Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
+            (gctrace.done()?.0, done)
+        };
+        compare::program(&report.gcs_of(done.pid).collect::<Vec<_>>(), &done.report)?;
+        let written = tunemygc::Set::read_dir(&sets)?;
+        for pid in [program.pid(), done.pid] {
+            let of_pid = written.iter().filter(|set| set.pid == pid).collect::<Vec<_>>();
+            let [set] = of_pid.as_slice() else { anyhow::bail!("{} sample sets of {pid}", of_pid.len()) };
+            ensure!(
+                set.of("GC_CYCLE_STARTED").count() == report.gcs_of(pid).count(),
+                "cycles in the set of {pid}"
+            );
+        }
+        let opened = pprof::Profile::open(&profile)?;
+        let pauses = report.gcs.iter().map(|line| line.steps).sum::<u64>();
+        ensure!(
+            opened.total("gc-pauses/count")? == pauses,
+            "{:?}, {pauses} in jsonl",
+            opened.total("gc-pauses/count")
+        );
+        stop(program)?;
+    }
+    Ok(())
+}
+
+/// A traced program that is killed is a line, not a failure; the others go on.
+#[test]
+fn killed_program() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let (victim, other) = (steady(&live, &ruby)?, steady(&live, &ruby)?);
+    let mut gctrace = Gctrace::all_ruby(&live)?;
+    gctrace.wait_line("gc", victim.pid())?;
+    victim.signal(Signal::KILL)?;
+    let pid = victim.pid();
+    drop(victim);
+    gctrace.wait_line("exit", pid)?;
+    let done = Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
+    let other_pid = other.pid();
+    stop(other)?;
+    let report = gctrace.stop()?;
+    compare::program(&report.gcs_of(done.pid).collect::<Vec<_>>(), &done.report)?;
+    ensure!(report.gcs_of(other_pid).next().is_some(), "nothing about the other program");
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! `cargo xtask demo`: what gctrace shows, on a program that comes with it.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, IsTerminal as _, Read, Write as _, stderr, stdout},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::mpsc::{RecvTimeoutError, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::Signal;
+
+use crate::{
+    setup::{self, Purpose},
+    util::{Running, as_root, cargo, progress, root, run, short, target_dir},
+};
+
+const SECONDS: u64 = 10;
+
+/// Runs the command.
+pub(crate) fn run_demo() -> Result<()> {
+    setup::ensure(&[Purpose::Demo])?;
+    progress("demo: building gctrace (a few minutes the first time)");
+    run(cargo().args(["build", "--release", "--package", "gctrace-user"]))?;
+    let folder = target_dir()?.join("demo");
+    let (sets, pprof) = (folder.join("tunemygc"), folder.join("gc.pb.gz"));
+    fs::create_dir_all(&sets).with_context(|| format!("cannot create {}", sets.display()))?;
+    for old in [&sets, &folder] {
+        remove_files(old)?;
+    }
+
+    let mut workload = Command::new(ruby());
+    workload.arg(root().join("tests/rubies/demo_web.rb")).arg("60").stdout(Stdio::piped());
+    let mut workload = Running::start(&mut workload).context("cannot start the demonstration workload")?;
+    progress(format!(
+        "demo: a Ruby workload runs as process {}; tracing every Ruby for {SECONDS} s",
+        workload.pid()
+    ));
+
+    let mut gctrace = as_root(target_dir()?.join("release/gctrace"), "trace other processes")?;
+    gctrace.args(["--all-ruby", "--duration", &format!("{SECONDS}s"), "--tunemygc"]).arg(&sets);
+    gctrace.arg("--pprof").arg(&pprof);
+    let lines = watch(&mut gctrace)?;
+
+    workload.signal(Signal::TERM)?;
+    let own = workload.child().stdout.take();
+    workload.wait(Duration::from_secs(10))?;
+    let mut account = String::new();
+    if let Some(mut pipe) = own {
+        pipe.read_to_string(&mut account).context("cannot read what the workload said")?;
+    }
+    report(&lines, account.trim(), &sets, &pprof)
+}
+
+/// Runs gctrace, shows its lines as they come with a countdown below them, and returns those of standard output.
+fn watch(command: &mut Command) -> Result<Vec<String>> {
+    let mut gctrace =
+        Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()))?;
+    let (send, receive) = channel();
+    let readers = [
+        gctrace.child().stdout.take().map(|pipe| forward(pipe, true, send.clone())),
+        gctrace.child().stderr.take().map(|pipe| forward(pipe, false, send)),
+    ];
+    let terminal = stderr().is_terminal();
+    let (begin, mut lines) = (Instant::now(), Vec::new());
+    loop {
+        let received = receive.recv_timeout(Duration::from_millis(200));
+        if terminal {
+            eprint!("\r\x1b[K");
+        }
+        match received {
+            Ok((true, line)) => {
+                println!("{line}");
+                stdout().flush().context("cannot write to standard output")?;
+                lines.push(line);
+            }
+            Ok((false, line)) => eprintln!("{line}"),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        if terminal {
+            let done = begin.elapsed().as_secs().min(SECONDS);
+            let (bar, rest) = ("#".repeat(done as usize), ".".repeat((SECONDS - done) as usize));
+            eprint!("[{bar}{rest}] {} s left, {} lines", SECONDS - done, lines.len());
+        }
+    }
+    for reader in readers.into_iter().flatten() {
+        // A reader ends with its pipe and cannot fail.
+        let _ = reader.join();
+    }
+    let status = gctrace.wait(Duration::from_secs(10))?;
+    if !status.success() {
+        bail!("gctrace ended with {status}; its own lines above say why");
+    }
+    Ok(lines)
+}
+
+/// Sends each line of a pipe on, marked as output or diagnostics.
+fn forward(
+    pipe: impl Read + Send + 'static,
+    output: bool,
+    to: Sender<(bool, String)>,
+) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            if to.send((output, String::from_utf8_lossy(&line).into_owned())).is_err() {
+                break;
+            }
+        }
+    })
+}
+
+fn report(lines: &[String], account: &str, sets: &Path, pprof: &Path) -> Result<()> {
+    let cycles: Vec<Cycle> = lines.iter().filter_map(|line| Cycle::read(line)).collect();
+    let majors = cycles.iter().filter(|cycle| cycle.major).count();
+    let pauses: Vec<f64> = cycles.iter().filter_map(|cycle| cycle.pause_ms).collect();
+    println!();
+    println!("GC cycles seen    {} ({majors} major, {} minor)", cycles.len(), cycles.len() - majors);
+    if pauses.len() == cycles.len() && !pauses.is_empty() {
+        let total: f64 = pauses.iter().sum();
+        let longest = pauses.iter().copied().fold(0.0, f64::max);
+        println!("paused by them    {total:.1} ms in {SECONDS} s, longest {longest:.2} ms");
+    }
+    println!("the program says  {account} (over its whole life)");
+    let mut written = Vec::new();
+    for entry in fs::read_dir(sets).with_context(|| format!("cannot read {}", sets.display()))? {
+        written.push(entry.with_context(|| format!("cannot read {}", sets.display()))?.path());
+    }
+    written.sort();
+    if written.is_empty() {
+        bail!("gctrace wrote no TuneMyGC set into {}", sets.display());
+    }
+    if !pprof.is_file() {
+        bail!("gctrace wrote no profile to {}", pprof.display());
+    }
+    for set in &written {
+        println!("TuneMyGC set      {0}    open it: less {0}", short(set));
+    }
+    println!(
+        "pprof profile     {0}    open it: go tool pprof -top {0}    (apt install golang-go)",
+        short(pprof)
+    );
+    println!("Next: sudo {} --all-ruby", short(&target_dir()?.join("release/gctrace")));
+    Ok(())
+}
+
+/// What the summary needs of a line: `… #42 minor newobj 1.23ms …`.
+#[derive(Debug, PartialEq)]
+struct Cycle {
+    major: bool,
+    pause_ms: Option<f64>,
+}
+
+impl Cycle {
+    /// Reads the line of a GC cycle; other lines are `None`.
+    fn read(line: &str) -> Option<Self> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let kind = words.windows(2).position(|pair| {
+            let count = pair[0].strip_prefix('#').is_some_and(|count| count.parse::<u64>().is_ok());
+            count && matches!(pair[1], "minor" | "major")
+        })? + 1;
+        // The reasons between the kind and the pause are words.
+        let pause_ms = words[kind + 1..].iter().find_map(|word| milliseconds(word));
+        Some(Self { major: words[kind] == "major", pause_ms })
+    }
+}
+
+/// Reads a duration: `1.5ms`, `900µs`, `2s`, `0`.
+fn milliseconds(text: &str) -> Option<f64> {
+    let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor = match unit {
+        "µs" => 1e-3,
+        "ms" | "" => 1.0,
+        "s" => 1e3,
+        _ => return None,
+    };
+    Some(number.parse::<f64>().ok()? * factor)
+}
+
+/// Debian's Ruby where there is one, whatever else comes first on `PATH`.
+pub(crate) fn ruby() -> PathBuf {
+    let debian = Path::new("/usr/bin/ruby");
+    if debian.exists() { debian.into() } else { "ruby".into() }
+}
+
+fn remove_files(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+        if path.is_file() {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cycle lines are told from others, whatever the name of the program, and their pauses are read in any unit.
+    #[test]
+    fn cycle_lines() {
+        let read =
+            Cycle::read("12:00:01.001 77 puma #1 x #42 major force, nofree 1.50ms 1.00ms 0 1").unwrap();
+        assert_eq!(read, Cycle { major: true, pause_ms: Some(1.5) });
+        assert_eq!(
+            Cycle::read("12:00:01.001 77 ruby #43 minor newobj 900µs 1.00s").unwrap().pause_ms,
+            Some(0.9)
+        );
+        assert_eq!(Cycle::read("77 ruby #44 minor ?").unwrap().pause_ms, None);
+        assert_eq!(Cycle::read("TIME PID COMM GC KIND WHY PAUSE"), None);
+    }
+}

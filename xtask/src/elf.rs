@@ -1,0 +1,54 @@
+//! What is kept of a linked BPF object, and what two objects are compared by.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use object::{
+    Object as _, ObjectSection as _,
+    build::{
+        ByteString,
+        elf::{Builder, SectionData},
+    },
+    elf::{SHF_ALLOC, SHT_STRTAB},
+    read::{File, SectionFlags},
+};
+
+/// Takes DWARF out of a BPF object. Programs, maps, symbols and BTF (types, and the source lines that the verifier
+/// quotes in its log) stay. Relocations of BTF go with DWARF: no loader applies them.
+pub(crate) fn strip(object: &[u8]) -> Result<Vec<u8>> {
+    let mut builder = Builder::read(object).context("the linked object is no ELF file")?;
+    for section in &mut builder.sections {
+        section.delete = is_debug(&section.name);
+    }
+    builder.delete_orphans();
+    // LLVM keeps the names of sections and of symbols in one table, the writer in two.
+    if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
+        let names = builder.sections.add();
+        names.name = ByteString::from(".shstrtab");
+        names.sh_type = SHT_STRTAB;
+        names.sh_addralign = 1;
+        names.data = SectionData::SectionString;
+    }
+    let mut stripped = Vec::new();
+    builder.write(&mut stripped).context("cannot write the object without debug information")?;
+    Ok(stripped)
+}
+
+fn is_debug(name: &ByteString<'_>) -> bool {
+    [b".debug_".as_slice(), b".rel.debug_", b".rel.BTF"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The sections the kernel is given (code, maps, constants, licence), by name.
+pub(crate) fn loaded_sections(object: &[u8]) -> Result<BTreeMap<String, Vec<u8>>> {
+    let file = File::parse(object).context("not an ELF file")?;
+    let mut sections = BTreeMap::new();
+    for section in file.sections() {
+        let SectionFlags::Elf { sh_flags, .. } = section.flags() else { continue };
+        if sh_flags & SHF_ALLOC == SHF_ALLOC {
+            let name = section.name().context("a section without a name")?.to_owned();
+            let data = section.data().with_context(|| format!("section {name} cannot be read"))?;
+            sections.insert(name, data.to_vec());
+        }
+    }
+    Ok(sections)
+}

@@ -1,0 +1,52 @@
+//! Development commands of gctrace: `cargo xtask <command>`.
+//!
+//! Each command installs what it lacks, says on stderr what it does, and leaves its results under the build directory.
+
+mod bench;
+mod demo;
+mod ebpf;
+mod elf;
+mod setup;
+mod test;
+mod toolchain;
+mod util;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Development commands of gctrace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what the other commands need (through apt, only what is missing).
+    Setup(setup::Args),
+    /// Rebuild the committed BPF objects, or check that they belong to the sources.
+    Ebpf(ebpf::Args),
+    /// Trace a bundled Ruby workload for ten seconds and show what comes out.
+    Demo,
+    /// Build everything and run all tests; those on real Rubies as root.
+    Test(test::Args),
+    /// Measure what gctrace costs: paired runs of Ruby scripts with and without it.
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Setup(args) => setup::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Ebpf(args) => ebpf::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Demo => demo::run_demo().map(|()| ExitCode::SUCCESS),
+        Command::Test(args) => test::run_tests(&args),
+        Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("xtask: error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,125 @@
+//! `cargo xtask setup`: installs what the other commands need.
+
+use std::{path::Path, process::Command};
+
+use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
+
+use crate::{
+    toolchain,
+    util::{as_root, is_root, output, progress, run_quiet, which},
+};
+
+/// Arguments of `setup`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// What to prepare for (default: everything).
+    #[arg(long = "for", value_enum, value_name = "PURPOSE")]
+    purpose: Vec<Purpose>,
+}
+
+/// What a machine is prepared for.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Purpose {
+    /// Building gctrace: a C linker.
+    Build,
+    /// The demonstration: Ruby.
+    Demo,
+    /// The tests: Ruby with headers, a C compiler, make, Go's pprof.
+    Test,
+    /// Rebuilding the BPF objects: Debian's rustc with its BPF standard library, and bpf-linker.
+    Ebpf,
+}
+
+/// A Debian package, with the command by which another origin of the same thing is accepted.
+struct Need {
+    package: &'static str,
+    command: Option<&'static str>,
+}
+
+const fn package(package: &'static str) -> Need {
+    Need { package, command: None }
+}
+
+const fn command(package: &'static str, command: &'static str) -> Need {
+    Need { package, command: Some(command) }
+}
+
+const CC: Need = command("gcc", "cc");
+const LIBC: Need = package("libc6-dev");
+const MAKE: Need = command("make", "make");
+const RUBY: Need = package("ruby");
+const RUBY_DEV: Need = package("ruby-dev");
+const GO: Need = command("golang-go", "go");
+const RUSTC: Need = package("rustc-web");
+const CARGO: Need = package("cargo-web");
+const BPF_CORE: Need = package("libstd-rust-web-dev-bpf");
+
+impl Purpose {
+    const fn needs(self) -> &'static [Need] {
+        match self {
+            Self::Build => &[CC, LIBC],
+            Self::Demo => &[CC, LIBC, RUBY],
+            Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO],
+            Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let all = [Purpose::Build, Purpose::Demo, Purpose::Test, Purpose::Ebpf];
+    ensure(if args.purpose.is_empty() { &all } else { &args.purpose })?;
+    progress("setup: everything needed is there");
+    Ok(())
+}
+
+/// Installs what is missing for these purposes.
+pub(crate) fn ensure(purposes: &[Purpose]) -> Result<()> {
+    let mut missing: Vec<&str> = Vec::new();
+    for need in purposes.iter().flat_map(|purpose| purpose.needs()) {
+        if !missing.contains(&need.package) && !is_there(need) {
+            missing.push(need.package);
+        }
+    }
+    if !missing.is_empty() {
+        install(&missing)?;
+    }
+    if purposes.contains(&Purpose::Ebpf) {
+        toolchain::ensure_linker()?;
+    }
+    Ok(())
+}
+
+fn is_there(need: &Need) -> bool {
+    if need.command.is_some_and(|name| which(name).is_some()) {
+        return true;
+    }
+    let mut query = Command::new("dpkg-query");
+    query.args(["--show", "--showformat=${db:Status-Status}", need.package]);
+    output(&mut query).is_ok_and(|status| status.trim() == "installed")
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    let list = packages.join(" ");
+    if !Path::new("/usr/bin/apt-get").exists() {
+        bail!(
+            "these Debian packages are missing and there is no apt-get here: {list}. Install what they hold by hand"
+        );
+    }
+    if !is_root() && which("sudo").is_none() {
+        bail!("these packages are missing: {list}. As root: apt-get update && apt-get install {list}");
+    }
+    progress(format!("setup: installing {list} (apt-get, may take minutes)"));
+    if let Err(error) = run_quiet(apt()?.arg("update")) {
+        progress(format!("setup: going on with the package lists that are there: {error:#}"));
+    }
+    run_quiet(apt()?.args(["install", "--no-install-recommends"]).args(packages))
+        .with_context(|| format!("cannot install {list}"))
+}
+
+fn apt() -> Result<Command> {
+    let mut command = as_root("env", "install packages")?;
+    command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-y", "-q", "-o", "DPkg::Lock::Timeout=300"]);
+    Ok(command)
+}

@@ -1,0 +1,228 @@
+//! Paths, child processes and privileges, shared by the commands.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Root folder of the checkout.
+pub(crate) fn root() -> PathBuf {
+    let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&manifest).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Folder of the build: the one this program was built in.
+pub(crate) fn target_dir() -> Result<PathBuf> {
+    let exe = env::current_exe().context("cannot tell where this program lies")?;
+    exe.ancestors()
+        .nth(2)
+        .map(Path::to_path_buf)
+        .with_context(|| format!("no build folder above {}", exe.display()))
+}
+
+/// A cargo command in the root folder, run by the cargo that started us.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// Says what happens next.
+pub(crate) fn progress(line: impl AsRef<str>) {
+    eprintln!("xtask: {}", line.as_ref());
+}
+
+/// A path as short as it can be said from the current folder.
+pub(crate) fn short(path: &Path) -> String {
+    let cwd = env::current_dir().unwrap_or_default();
+    path.strip_prefix(&cwd).unwrap_or(path).display().to_string()
+}
+
+/// A command as one types it.
+pub(crate) fn line(command: &Command) -> String {
+    let words: Vec<_> = std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(OsStr::to_string_lossy)
+        .collect();
+    words.join(" ")
+}
+
+/// Runs a command on our terminal and returns how it ended.
+pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
+    command.status().with_context(|| format!("cannot run `{}`", line(command)))
+}
+
+/// Runs a command on our terminal and fails when it fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let status = status(command)?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", line(command));
+    }
+    Ok(())
+}
+
+/// Runs a command silently; what it said becomes part of the error when it fails.
+pub(crate) fn run_quiet(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}
+
+/// Runs a command and returns its standard output.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{}`", line(command)))?;
+    if !output.status.success() {
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<_> = said.lines().collect();
+        let tail = lines[lines.len().saturating_sub(40)..].join("\n");
+        bail!("`{}` failed ({}); its last lines:\n{tail}", line(command), output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("`{}` did not answer in UTF-8", line(command)))
+}
+
+/// First program of that name on `PATH`.
+pub(crate) fn which(name: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// Whether we run as root.
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A command that runs as root: directly, or through sudo. `why` completes "root is needed to …".
+pub(crate) fn as_root(program: impl AsRef<OsStr>, why: &str) -> Result<Command> {
+    if is_root() {
+        return Ok(Command::new(program));
+    }
+    if which("sudo").is_none() {
+        bail!("root is needed to {why}, and there is no sudo here: run the same command as root");
+    }
+    let mut command = Command::new("sudo");
+    command.arg("-E").arg(program);
+    Ok(command)
+}
+
+/// SHA-256 of some bytes in hexadecimal, by coreutils.
+pub(crate) fn sha256(bytes: &[u8]) -> Result<String> {
+    let mut child = Command::new("sha256sum")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run `sha256sum` (package coreutils)")?;
+    // It reads to the end before it writes, so this cannot block for ever. The pipe closes with the statement.
+    child
+        .stdin
+        .take()
+        .context("no pipe to sha256sum")?
+        .write_all(bytes)
+        .context("cannot write to sha256sum")?;
+    let output = child.wait_with_output().context("cannot wait for sha256sum")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    match text.split_whitespace().next() {
+        Some(hash) if output.status.success() && hash.len() == 64 => Ok(hash.to_owned()),
+        _ => bail!("sha256sum answered {text:?} ({})", output.status),
+    }
+}
+
+/// A child process that does not outlive this value.
+pub(crate) struct Running {
+    child: Child,
+    name: String,
+}
+
+impl Running {
+    /// Starts a command.
+    pub(crate) fn start(command: &mut Command) -> Result<Self> {
+        let child = command.spawn().with_context(|| format!("cannot start `{}`", line(command)))?;
+        Ok(Self { child, name: line(command) })
+    }
+
+    /// The child itself.
+    pub(crate) fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Its process number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().with_context(|| format!("cannot wait for `{}`", self.name))
+    }
+
+    /// Sends a signal to exactly this process, unless it has ended.
+    pub(crate) fn signal(&mut self, signal: Signal) -> Result<()> {
+        if self.ended()?.is_none() {
+            kill_process(Pid::from_child(&self.child), signal)
+                .with_context(|| format!("cannot send {signal:?} to `{}`", self.name))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for its end, but not longer than `limit`.
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if Instant::now() > end {
+                bail!("`{}` did not end within {} s", self.name, limit.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Nothing more can be done here about a child that cannot be killed or waited for.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The hash is the published one of the empty and of a short text.
+    #[test]
+    fn sha256_of_known_texts() {
+        assert_eq!(sha256(b"").unwrap(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(
+            sha256(b"abc").unwrap(),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+    }
+
+    /// An error names the command and repeats what it said.
+    #[test]
+    fn failing_command_is_quoted() {
+        let error =
+            run_quiet(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err().to_string();
+        assert!(error.contains("why") && error.contains("exit status: 3"), "{error}");
+    }
+
+    /// A child does not outlive its guard.
+    #[test]
+    fn dropped_child_is_gone() {
+        let child = Running::start(Command::new("sleep").arg("60")).unwrap();
+        let proc = PathBuf::from(format!("/proc/{}", child.pid()));
+        assert!(proc.exists());
+        drop(child);
+        assert!(!proc.exists());
+    }
+}

@@ -57,7 +57,7 @@ impl Span {
 }
 
 /// What the programs must know of one Ruby image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ImageConfig {
     /// Stated virtual address of the global VM pointer (`ruby_current_vm_ptr`).
@@ -72,7 +72,7 @@ pub struct ImageConfig {
     pub mode_mask: u32,
     /// Mask of `dont_gc` inside `flags`.
     pub dont_gc_mask: u32,
-    /// Number of spans used; 0 marks an unused entry.
+    /// Number of spans used; 0 marks an entry that is closed: no hit of the image is an event.
     pub spans: u32,
     /// Zero.
     pub reserved: u32,

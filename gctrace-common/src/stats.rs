@@ -35,7 +35,7 @@ counters! {
     Own = "own",
     /// Hits of processes that the user did not select.
     Filtered = "filtered",
-    /// Hits whose image is not known (no cookies and no entry), or is no longer configured.
+    /// Hits whose image is closed (its probes are being attached or detached) or not known (no cookies, no entry).
     NoImage = "no_image",
     /// Hits that passed selection.
     Admitted = "admitted",

@@ -102,10 +102,10 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
 }
 
 /// Runs until the duration is over, the command has ended, or a signal comes.
-pub fn run(settings: Settings) -> Result<Outcome, Failure> {
+pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let host = preflight::check()?;
     let clock = WallClock::measure();
-    let exporters = exporters(&settings, clock)?;
+    let exporters = exporters(settings, clock)?;
     let signals = Signals::install()?;
     let own_pid = std::process::id();
     let Loaded { probes, rings, counters } = bpf::load(&LoadOptions {
@@ -133,12 +133,12 @@ pub fn run(settings: Settings) -> Result<Outcome, Failure> {
         pipeline: Pipeline::new(exporters, images),
         rings,
         findings,
-        settings: &settings,
+        settings,
         child: None,
         matched: false,
         fatal: None,
         deadline: None,
-        progress: Progress::new(&settings),
+        progress: Progress::new(settings),
     };
     run.until_end(&signals)?;
     // Probes off first: what is in the rings afterwards is all there will ever be.

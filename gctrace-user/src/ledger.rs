@@ -160,22 +160,22 @@ impl Ledger {
             + self.kernel(C::PauseRingFull)
             + self.kernel(C::SnapshotReadFailed)
             + self.kernel(C::EnterReadFailed);
-        let mut text = format!(
-            "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused",
+        let begun_before = match u.ends_without_start {
+            0 => String::new(),
+            n => format!(", {n} cycles had begun before tracing"),
+        };
+        let imbalances: String =
+            self.imbalances().iter().map(|text| format!("; LEDGER DOES NOT BALANCE: {text}")).collect();
+        format!(
+            "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused\
+             {begun_before}{imbalances}",
             u.cycles,
             u.processes,
             u.cycles_unfinished,
             self.kernel(C::Hits),
             self.kernel(C::Filtered),
             u.refused,
-        );
-        if u.ends_without_start > 0 {
-            text.push_str(&format!(", {} cycles had begun before tracing", u.ends_without_start));
-        }
-        for imbalance in self.imbalances() {
-            text.push_str(&format!("; LEDGER DOES NOT BALANCE: {imbalance}"));
-        }
-        text
+        )
     }
 }
 

@@ -19,7 +19,9 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    let result = Settings::resolve(args, std::process::id()).map_err(app::Failure::from).and_then(app::run);
+    let result = Settings::resolve(args, std::process::id())
+        .map_err(app::Failure::from)
+        .and_then(|settings| app::run(&settings));
     match result {
         Ok(outcome) => ExitCode::from(outcome.exit_status()),
         Err(failure) => {

@@ -179,11 +179,10 @@ impl Pipeline {
             self.lives.pop_front();
             let pid = event.header.tgid;
             match kind {
-                // The child is traced from its first GC event on; it carries the parent's image.
-                Kind::Fork => {}
                 Kind::Exec => self.end(pid, EndReason::Execed, event.header.ts_ns),
                 Kind::Exit => self.end(pid, EndReason::Exited, event.header.ts_ns),
-                Kind::Snapshot | Kind::Pause => {}
+                // A forked child is traced from its first GC event on, which tells its image.
+                Kind::Fork | Kind::Snapshot | Kind::Pause => {}
             }
             self.refused.remove(&pid);
         }

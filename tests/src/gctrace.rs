@@ -142,7 +142,7 @@ impl Gctrace {
     /// Kills it at once, without any chance to clean up.
     pub fn kill(self) -> Result<Finished> {
         self.process.signal(Signal::KILL)?;
-        self.process.finish(Duration::from_secs(60))
+        self.process.finish(Duration::from_mins(1))
     }
 }
 

@@ -31,4 +31,4 @@ pub mod witness;
 use std::time::Duration;
 
 /// How long anything may take before a test gives up on it; far longer than it ever takes on a slow and busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_mins(2);

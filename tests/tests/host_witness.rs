@@ -5,13 +5,13 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{self, Script};
-use gctrace_tests::witness::{Kind, Log};
+use gctrace_tests::witness::{Event, Kind, Log};
 use gctrace_tests::{compare, ledger};
 
 /// The log is in itself sound, and counts what the script's own `GC.stat` counts.
 fn check(report: &script::Report, log: &Log) -> Result<()> {
     ensure!(report.pid == log.pid, "the log is of {}, the report of {}", log.pid, report.pid);
-    let counts = log.starts().map(|event| event.count()).collect::<Vec<_>>();
+    let counts = log.starts().map(Event::count).collect::<Vec<_>>();
     ensure!(
         counts == report.counts()?.collect::<Vec<_>>(),
         "cycles {counts:?}, the script has {:?}",

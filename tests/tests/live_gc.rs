@@ -6,6 +6,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
+use gctrace_tests::witness::Event;
 use gctrace_tests::{compare, ledger};
 
 /// The lines about one process.
@@ -35,7 +36,7 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
     let live = Live::begin()?;
     for ruby in Ruby::all()? {
         let gctrace = Gctrace::all_ruby(&live)?;
-        let script = args.iter().fold(Script::new(&live, &ruby, name)?, |script, arg| script.arg(arg));
+        let script = args.iter().fold(Script::new(&live, &ruby, name)?, Script::arg);
         let done = script.run()?;
         let report = gctrace.stop()?;
         ledger::check_lossless(&report)?;
@@ -136,7 +137,7 @@ fn pause_sums_by_kind() -> Result<()> {
         let (lines, log) = (lines(&report, done.pid), done.log()?);
         let pauses = log.pauses()?;
         for kind in ["minor", "major"] {
-            let counts = log.starts().filter(|event| event.cycle_kind() == kind).map(|event| event.count());
+            let counts = log.starts().filter(|event| event.cycle_kind() == kind).map(Event::count);
             let counts = counts.collect::<Vec<_>>();
             // The last cycle may go on after the log.
             let counts = &counts[..counts.len() - 1];

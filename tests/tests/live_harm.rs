@@ -31,7 +31,7 @@ fn stop(mut running: Running) -> Result<Done> {
 
 /// Waits until the code of the program is what it was before.
 fn restored(pid: u32, before: &[u64]) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_mins(1);
     loop {
         let changed = memory::changed_code(pid)?;
         if changed == before {

@@ -257,11 +257,11 @@ fn text_lines() -> Result<()> {
         }
         for one in done.report.extra.get("explicit").and_then(Value::as_array).context("no explicit list")? {
             let number = format!("#{}", one["count"]);
-            let line = lines.iter().find(|line| has(line, &number)).context("no line")?;
+            let shown = lines.iter().find(|line| has(line, &number)).context("no line")?;
             let kind = if one["major_by"].is_null() { "minor" } else { "major" };
             let reasons = [Some(kind), one["gc_by"].as_str(), one["major_by"].as_str()];
             for word in reasons.into_iter().flatten() {
-                ensure!(has(line, word), "no {word} in {line}");
+                ensure!(has(shown, word), "no {word} in {shown}");
             }
         }
     }

@@ -5,6 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 
 use crate::{
+    demo::ruby,
     setup::{self, Purpose},
     util::{as_root, cargo, is_root, progress, run, status, target_dir},
 };
@@ -40,6 +41,9 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         live.args(["--config", &format!("target.'cfg(all())'.runner = [{program:?}, \"-E\"]")]);
     }
     live.env("GCTRACE_BIN", target_dir()?.join("release/gctrace"));
+    if std::env::var_os("GCTRACE_RUBIES").is_none() {
+        live.env("GCTRACE_RUBIES", ruby());
+    }
     let live_passed = status(finish(&mut live, args, &["--test-threads=1"]))?.success();
 
     if !host_passed {

@@ -58,7 +58,7 @@ pub enum AttachError {
         path: PathBuf,
         /// The kernel's answer.
         #[source]
-        source: ProgramError,
+        source: Box<ProgramError>,
     },
     /// A map could not be written.
     #[error("writing the BPF map `{map}`: {source}")]
@@ -67,7 +67,7 @@ pub enum AttachError {
         map: &'static str,
         /// The kernel's answer.
         #[source]
-        source: MapError,
+        source: Box<MapError>,
     },
     /// The object lacks a program: cannot happen after loading.
     #[error("the BPF object has no program `{0}`")]
@@ -105,16 +105,31 @@ impl Probes {
         self.attached
     }
 
-    /// Reserves the next image index and configures it. Done before [`Probes::attach`], so that the first hit finds
-    /// its image.
-    pub fn add_image(&mut self, config: &ImageConfig) -> Result<u32, AttachError> {
+    /// Reserves the next image index.
+    pub fn reserve_image(&mut self) -> Result<u32, AttachError> {
         if self.next_image >= MAX_IMAGES {
             return Err(AttachError::TooManyImages);
         }
-        let index = self.next_image;
-        self.images.set(index, config, 0).map_err(|source| AttachError::Map { map: "IMAGES", source })?;
         self.next_image += 1;
-        Ok(index)
+        Ok(self.next_image - 1)
+    }
+
+    /// Opens an image: from here on its hits are events. Done after all its probes are attached, because attaching
+    /// takes a while and half of the events would be worse than none.
+    pub fn open_image(&mut self, index: u32, config: &ImageConfig) -> Result<(), AttachError> {
+        self.images
+            .set(index, config, 0)
+            .map_err(|source| AttachError::Map { map: "IMAGES", source: Box::new(source) })
+    }
+
+    /// Closes all images: from here on no hit is an event, although detaching the probes takes about 0.1 s each.
+    pub fn close_images(&mut self) {
+        for index in 0..self.next_image {
+            let closed = ImageConfig::default();
+            if let Err(error) = self.images.set(index, closed, 0) {
+                log::warn!("closing image {index}: {error}");
+            }
+        }
     }
 
     /// Attaches all sites of an image through `path`, or none: a failure detaches those already attached.
@@ -174,7 +189,7 @@ impl Probes {
             point,
             offset: site.file_offset.0,
             path: path.to_owned(),
-            source,
+            source: Box::new(source),
         })
     }
 
@@ -218,7 +233,7 @@ impl Probes {
     }
 
     fn update(&mut self, pid: u32, change: impl FnOnce(&mut ProcessEntry)) -> Result<(), AttachError> {
-        let error = |source| AttachError::Map { map: "PROCESSES", source };
+        let error = |source| AttachError::Map { map: "PROCESSES", source: Box::new(source) };
         let mut entry = match self.processes.get(&pid, 0) {
             Ok(entry) => entry,
             Err(MapError::KeyNotFound) => ProcessEntry::default(),

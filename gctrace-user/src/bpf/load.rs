@@ -209,7 +209,7 @@ fn newtask_offsets(tracefs: &std::path::Path) -> Result<(u32, u32), LoadError> {
     Ok((offset("pid")?, offset("clone_flags")?))
 }
 
-/// Finds `field:TYPE NAME;	offset:N;` in a tracepoint's format file.
+/// Finds the offset of a `field:` line in a tracepoint's format file.
 fn format_offset(text: &str, field: &str) -> Option<u32> {
     text.lines().find_map(|line| {
         let mut parts = line.trim().split(';').map(str::trim);

@@ -151,6 +151,7 @@ pub fn run(start: Start) {
         return control.tell(Found::Fatal(reason));
     }
     control.watch(&mut watch, &stop);
+    control.probes.close_images();
 }
 
 impl Control {
@@ -322,7 +323,7 @@ impl Control {
             }
         }
         let (plan, segments) = plan_file(&file, shown).map_err(|e| e.to_string())?;
-        let index = self.probes.add_image(&plan.config).map_err(|e| e.to_string())?;
+        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {
             index,
             path: shown.to_owned(),
@@ -335,6 +336,7 @@ impl Control {
         let during_gc = 1 << plan.analysis.vm.during_gc_bit;
         self.images.add(KnownImage { image: Arc::new(image), layout: plan.layout.clone(), during_gc });
         self.probes.attach(index, &plan.sites, path, self.scope()).map_err(|e| e.to_string())?;
+        self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.attached += 1;
         Ok(Verdict::Traced(Arc::new(Traced { index, plan, segments })))
     }
@@ -434,7 +436,7 @@ fn bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -> Option<u64> {
 /// How often a state is read again when the VM was busy.
 const STATE_TRIES: u32 = 5;
 
-/// Reads the state of a VM from its memory, between two GCs, and proves the layout on it. `None`: the VM is not set
+/// Reads the state of a VM from its memory, between two GC pauses, and proves the layout on it. `None`: the VM is not set
 /// up yet, is collecting, or the process is gone; its first GC event will be proven instead.
 fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<Option<(u64, Vec<u8>)>, prove::FailedProof> {
     let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return Ok(None) };
@@ -450,16 +452,19 @@ fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<Option<(u64, Vec
             memory.read_exact_at(buffer, address).is_ok()
         })
     };
+    let during_gc = 1 << plan.analysis.vm.during_gc_bit;
     let mut failed = None;
     for _ in 0..STATE_TRIES {
         let ts_ns = monotonic_ns();
         let (Some(first), Some(second)) = (read(), read()) else { return Ok(None) };
         // Two equal reads outside a GC: what changes in between is only what an allocation changes.
-        if !prove::is_quiet(&plan.layout, &first) || !prove::same_cycle(&plan.layout, &first, &second) {
+        if !prove::is_outside_gc(&plan.layout, &first, during_gc)
+            || !prove::no_gc_between(&plan.layout, &first, &second)
+        {
             std::thread::sleep(std::time::Duration::from_millis(1));
             continue;
         }
-        match prove::between_cycles(&plan.layout, &second) {
+        match prove::outside_gc(&plan.layout, &second) {
             Ok(()) => return Ok(Some((ts_ns, second))),
             // Read while the program runs, so a failure must repeat to count.
             Err(error) => failed = Some(error),

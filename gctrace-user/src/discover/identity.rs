@@ -24,7 +24,7 @@ impl ImageKey {
     /// The identity of the file behind `path` (links are followed).
     pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = std::fs::metadata(path)?;
-        let overlay = rustix::fs::statfs(path).is_ok_and(|fs| fs.f_type as i64 == OVERLAYFS);
+        let overlay = rustix::fs::statfs(path).is_ok_and(|fs| fs.f_type == OVERLAYFS);
         Ok(Self {
             device: (!overlay).then(|| metadata.st_dev()),
             inode: metadata.ino(),

@@ -25,7 +25,7 @@ const LIB_DIRS: [&str; 6] = [
 ];
 
 /// Paths of files that hold a Ruby interpreter, each once.
-pub fn images() -> BTreeSet<PathBuf> {
+pub(super) fn images() -> BTreeSet<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
     dirs.extend(BIN_DIRS.iter().map(PathBuf::from));
@@ -46,7 +46,7 @@ pub fn images() -> BTreeSet<PathBuf> {
 }
 
 /// The files that hold the interpreter which this executable would run: itself, or the libraries it loads.
-pub fn images_of(executable: &Path) -> Vec<PathBuf> {
+pub(super) fn images_of(executable: &Path) -> Vec<PathBuf> {
     let Ok(executable) = fs::canonicalize(executable) else { return Vec::new() };
     let Ok(file) = File::open(&executable) else { return Vec::new() };
     match probe_ruby(&file) {

@@ -9,7 +9,7 @@ use procfs::{
 
 /// One executable file mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExecutableMapping {
+pub(super) struct ExecutableMapping {
     /// First address.
     pub start: u64,
     /// One past the last address.
@@ -22,13 +22,13 @@ pub struct ExecutableMapping {
 
 impl ExecutableMapping {
     /// The mapped file itself, whatever has become of its path: works across mount namespaces and for deleted files.
-    pub fn file(&self, pid: u32) -> PathBuf {
+    pub(super) fn file(&self, pid: u32) -> PathBuf {
         PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end))
     }
 }
 
 /// The executable file mappings of a process, in address order.
-pub fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
+pub(super) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
     let maps = Process::new(pid as i32)?.maps()?;
     Ok(maps
         .into_iter()
@@ -46,7 +46,7 @@ pub fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
 mod tests {
     use super::*;
 
-    /// This test's own program is among its executable mappings, and the map_files path leads to it.
+    /// This test's own program is among its executable mappings, and the `map_files` path leads to it.
     #[test]
     fn own_program() {
         let exe = std::fs::read_link("/proc/self/exe").unwrap();

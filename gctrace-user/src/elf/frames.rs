@@ -11,6 +11,8 @@ use crate::address::Svma;
 
 /// More functions than in any Ruby; bounds the memory that a hostile file can ask for.
 const MAX_FUNCTIONS: usize = 1 << 20;
+/// Compilers share a handful of common information entries among all functions.
+const MAX_CACHED_CIES: usize = 1 << 12;
 /// DWARF number of the stack pointer on x86-64.
 const STACK_POINTER: gimli::Register = gimli::Register(7);
 
@@ -63,7 +65,9 @@ pub(crate) fn function_ranges<'a>(
                     return Ok(cie.clone());
                 }
                 let cie = section.cie_from_offset(bases, offset)?;
-                cies.insert(offset.0, cie.clone());
+                if cies.len() < MAX_CACHED_CIES {
+                    cies.insert(offset.0, cie.clone());
+                }
                 Ok(cie)
             };
         let fde = partial.parse(get_cie).map_err(malformed)?;

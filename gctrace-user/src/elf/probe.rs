@@ -66,31 +66,27 @@ fn defines_ruby(
     }
     // Looking for the two names first costs one pass over the names; most files end here.
     let names = strings.read(source, "symbol names", MAX_TABLE)?;
-    let offsets = RUBY_OBJECTS.map(|object| find_name(&names, object));
-    if offsets.contains(&None) {
+    let offsets = RUBY_OBJECTS.map(|object| name_offsets(&names, object));
+    if offsets.iter().any(Vec::is_empty) {
         return Ok(false);
     }
     defines_all(source, table, &offsets)
 }
 
-/// Offset of a whole name in a string table. A name may share the end of a longer one, so any offset at which the
-/// bytes match will do only if a symbol refers to it; the linker makes one of them.
-fn find_name(names: &[u8], name: &[u8]) -> Option<u32> {
-    let mut start = 0;
-    while let Some(found) = names.get(start..)?.windows(name.len()).position(|window| window == name) {
-        let at = start + found;
-        if at > 0 && names[at - 1] == 0 {
-            return u32::try_from(at).ok();
-        }
-        start = at + 1;
-    }
-    None
+/// Offsets in a string table at which a name is found, including those inside longer names: linkers let a name share
+/// the end of another one.
+fn name_offsets(names: &[u8], name: &[u8]) -> Vec<u32> {
+    const MAX_OFFSETS: usize = 16;
+    let first = name[0];
+    let candidates = names.iter().enumerate().filter(|&(_, &byte)| byte == first);
+    let matches = candidates.filter(|&(at, _)| names[at..].starts_with(name));
+    matches.map(|(at, _)| at as u32).take(MAX_OFFSETS).collect()
 }
 
 fn defines_all(
     source: &(impl ReadAt + ?Sized),
     table: &Section,
-    offsets: &[Option<u32>; 2],
+    offsets: &[Vec<u32>; 2],
 ) -> Result<bool, ElfError> {
     let mut defined = [false; 2];
     let mut position = 0;
@@ -99,8 +95,8 @@ fn defines_all(
         let offset = table.offset.checked_add(position).ok_or(ElfError::OutOfFile { what: "symbols" })?;
         let bytes = read_bytes(source, "symbols", offset, size, CHUNK)?;
         for symbol in records::<elf::Sym64<LE>>(&bytes) {
-            let name = Some(symbol.st_name.get(LE));
-            let Some(which) = offsets.iter().position(|&offset| offset == name) else { continue };
+            let name = symbol.st_name.get(LE);
+            let Some(which) = offsets.iter().position(|offsets| offsets.contains(&name)) else { continue };
             defined[which] |= symbol.st_shndx.get(LE) != elf::SHN_UNDEF;
         }
         if defined == [true; 2] {

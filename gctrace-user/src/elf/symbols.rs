@@ -7,8 +7,8 @@ use super::headers::{Headers, Section, records, string_at};
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
 
-/// Symbol and string tables of 64 MiB belong to something that is not a Ruby.
-const MAX_TABLE: u64 = 64 << 20;
+/// Symbol and string tables of 32 MiB belong to something that is not a Ruby.
+const MAX_TABLE: u64 = 32 << 20;
 
 /// A defined symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,6 +59,7 @@ enum Line<'a> {
 }
 
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "the names are the wire format")]
 struct Gc<'a> {
     ts: f64,
     pid: u32,
@@ -87,6 +88,7 @@ struct Gc<'a> {
 }
 
 #[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "the names are the wire format")]
 struct Phases {
     mark_ns: u64,
     sweep_ns: u64,

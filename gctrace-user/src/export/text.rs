@@ -130,8 +130,8 @@ fn time_of_day(epoch: f64) -> String {
 pub(crate) fn duration(ns: u64) -> String {
     match ns {
         0 => "0".to_owned(),
-        ..1_000_000 => format!("{:.0}µs", ns as f64 / 1e3),
-        ..1_000_000_000 => format!("{:.2}ms", ns as f64 / 1e6),
+        1..1_000_000 => format!("{:.0}µs", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2}ms", ns as f64 / 1e6),
         _ => format!("{:.2}s", ns as f64 / 1e9),
     }
 }
@@ -139,7 +139,7 @@ pub(crate) fn duration(ns: u64) -> String {
 fn count(n: u64) -> String {
     match n {
         ..100_000 => n.to_string(),
-        ..100_000_000 => format!("{:.1}k", n as f64 / 1e3),
+        100_000..100_000_000 => format!("{:.1}k", n as f64 / 1e3),
         _ => format!("{:.1}M", n as f64 / 1e6),
     }
 }

@@ -7,7 +7,7 @@ use gctrace_common::event::Point;
 use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::code::{Body, Code};
-use super::sites::{Field, Findings, Site, base_name, hook_events};
+use super::sites::{Field, Findings, MAX_SITES, Site, base_name, hook_events};
 use super::vm_path::VmPath;
 use super::x86::{immediate, is_memory};
 use crate::address::Svma;
@@ -68,6 +68,9 @@ fn list(addresses: &[Svma]) -> String {
 }
 
 fn every_event(findings: &Findings) -> Outcome {
+    if findings.sites.len() > MAX_SITES {
+        return Outcome::Failed(format!("more than {MAX_SITES} sites"));
+    }
     for point in Point::ALL {
         let owners = findings.owners(point);
         if owners.is_empty() {
@@ -254,5 +257,110 @@ fn plausible_owner(point: Point, name: &str) -> bool {
             ];
             starts_with(CALLERS) || (point == Point::GcExit && name == "rb_memerror")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ruby::sites::SiteForm;
+
+    const VM: VmPath = VmPath {
+        vm_ptr: Svma(0x1000),
+        vm_objspace: 0x450,
+        count: 0x1b8,
+        flags: 0x10,
+        during_gc_bit: 5,
+        dont_gc_bit: Some(3),
+    };
+
+    /// One site of each event, all in one function.
+    fn findings() -> Findings {
+        let site = |(index, point)| Site {
+            point,
+            address: Svma(0x100 + index as u64 * 0x10),
+            guard: Svma(0x100 + index as u64 * 0x10),
+            register: Some(3),
+            owner: Svma(0x100),
+            owner_name: None,
+            form: SiteForm::Guard,
+            pause: None,
+        };
+        Findings {
+            sites: Point::ALL.into_iter().enumerate().map(site).collect(),
+            field: Some(hook_events(VM.flags)),
+            disputed: Vec::new(),
+            unguarded: Vec::new(),
+            entered_midway: Vec::new(),
+            enter_string_owners: Some(BTreeSet::from([Svma(0x100)])),
+        }
+    }
+
+    fn failed(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Failed(_))
+    }
+
+    /// The consistent set passes.
+    #[test]
+    fn consistent_findings_pass() {
+        let findings = findings();
+        for outcome in [
+            every_event(&findings),
+            enters_have_exits(&findings),
+            enter_string(&findings),
+            guarded_field(&VM, &findings),
+            agreement(&findings),
+            undivided(&findings),
+            accessors(&VM),
+        ] {
+            assert_eq!(outcome, Outcome::Passed);
+        }
+    }
+
+    /// A missing event, a second owner of `GC_START` and one address for two events fail.
+    #[test]
+    fn wrong_numbers_fail() {
+        for point in Point::ALL {
+            let mut findings = findings();
+            findings.sites.retain(|site| site.point != point);
+            assert!(failed(&every_event(&findings)));
+        }
+        let mut second = findings();
+        second.sites.push(Site { owner: Svma(0x900), address: Svma(0x910), ..second.sites[0].clone() });
+        assert!(failed(&every_event(&second)));
+        let mut shared = findings();
+        shared.sites[1].address = shared.sites[0].address;
+        assert!(failed(&every_event(&shared)));
+    }
+
+    /// A pause that begins where none ends, or where `gc_enter` is not, fails; before 3.0 the string says nothing.
+    #[test]
+    fn stray_enters_fail() {
+        let mut findings = findings();
+        findings.sites[3].owner = Svma(0x900);
+        assert!(failed(&enters_have_exits(&findings)));
+        assert!(failed(&enter_string(&findings)));
+        findings.enter_string_owners = None;
+        assert!(matches!(enter_string(&findings), Outcome::NotApplicable(_)));
+    }
+
+    /// Guards on another word, guards the scan did not see, hook calls without a guard and jumps into a guard fail.
+    #[test]
+    fn doubtful_guards_fail() {
+        let other_word = Findings { field: Some(Field::Objspace(0x18)), ..findings() };
+        assert!(failed(&guarded_field(&VM, &other_word)));
+        assert!(failed(&agreement(&Findings { disputed: vec![Svma(1)], ..findings() })));
+        assert!(failed(&agreement(&Findings { unguarded: vec![Svma(1)], ..findings() })));
+        assert!(failed(&undivided(&Findings { entered_midway: vec![Svma(1)], ..findings() })));
+    }
+
+    /// Compiler clones of a function keep its name; functions outside the GC are not plausible owners.
+    #[test]
+    fn names_of_owners() {
+        assert!(plausible_owner(Point::GcStart, base_name("gc_start.constprop.0")));
+        assert!(plausible_owner(Point::GcEndSweep, base_name("gc_sweep_step.isra.0")));
+        assert!(plausible_owner(Point::GcExit, "rb_memerror"));
+        assert!(!plausible_owner(Point::GcEnter, "rb_memerror"));
+        assert!(!plausible_owner(Point::GcStart, "vm_exec_core"));
     }
 }

@@ -7,8 +7,13 @@ use std::ops::Range;
 use iced_x86::{FlowControl, Instruction};
 
 use super::references::{Kind, Reference, decode, find_references};
+use super::x86::has_frame_pointer;
 use crate::address::Svma;
 use crate::elf::ElfImage;
+
+/// Instructions in a basic block, and jumps to one, that are looked at: bounds the work on hostile code.
+const MAX_BLOCK: usize = 4096;
+const MAX_PREDECESSORS: usize = 64;
 
 /// The code of one image. A function is named by the index of its extent in [`ElfImage::functions`].
 pub(super) struct Code<'a> {
@@ -157,17 +162,25 @@ pub(super) struct Body {
     pub(super) instructions: Vec<Instruction>,
     /// Indices at which a part begins.
     part_starts: BTreeSet<usize>,
+    /// Whether rbp addresses the stack frame.
+    pub(super) frame_pointer: bool,
     /// Target address → indices of the jumps of this function that lead there.
     jumps: HashMap<u64, Vec<usize>>,
 }
 
 impl Body {
     pub(super) fn new(parts: impl IntoIterator<Item = Vec<Instruction>>) -> Self {
-        let mut body = Self { instructions: Vec::new(), part_starts: BTreeSet::new(), jumps: HashMap::new() };
+        let mut body = Self {
+            instructions: Vec::new(),
+            part_starts: BTreeSet::new(),
+            frame_pointer: false,
+            jumps: HashMap::new(),
+        };
         for part in parts {
             body.part_starts.insert(body.instructions.len());
             body.instructions.extend(part);
         }
+        body.frame_pointer = has_frame_pointer(&body.instructions);
         for (index, instruction) in body.instructions.iter().enumerate() {
             if is_jump(instruction) {
                 body.jumps.entry(instruction.near_branch_target()).or_default().push(index);
@@ -189,7 +202,7 @@ impl Body {
     /// Index of the first instruction of the basic block (calls do not end a block).
     pub(super) fn block_start(&self, index: usize) -> usize {
         let mut start = index;
-        while !self.is_jump_target(start) && self.falls_into(start) {
+        while index - start < MAX_BLOCK && !self.is_jump_target(start) && self.falls_into(start) {
             start -= 1;
         }
         start
@@ -210,7 +223,8 @@ impl Body {
     /// or over `hops` blocks that do nothing but continue there.
     pub(super) fn conditional_predecessors(&self, start: usize, hops: u32) -> Vec<usize> {
         let mut found = Vec::new();
-        for &jump in self.jumps.get(&self.instructions[start].ip()).map_or(&[][..], Vec::as_slice) {
+        let jumps = self.jumps.get(&self.instructions[start].ip()).map_or(&[][..], Vec::as_slice);
+        for &jump in jumps.iter().take(MAX_PREDECESSORS) {
             if self.instructions[jump].flow_control() == FlowControl::ConditionalBranch {
                 found.push(jump);
             } else if hops > 0 {
@@ -233,4 +247,45 @@ impl Body {
 /// Whether it is a direct jump, conditional or not.
 pub(super) fn is_jump(instruction: &Instruction) -> bool {
     matches!(instruction.flow_control(), FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch)
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+
+    fn decode(address: u64, code: &[u8]) -> Vec<Instruction> {
+        Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter().collect()
+    }
+
+    /// A slow path in a cold part is traced back to the conditional jumps that lead there, also over one plain jump.
+    #[test]
+    fn predecessors() {
+        // 0x100: nop; 0x101: jne 0x200; 0x107: je 0x10a; 0x109: nop; 0x10a: jmp 0x202; 0x10f: ret
+        let hot = [0x90, 0x0f, 0x85, 0xf9, 0, 0, 0, 0x74, 0x01, 0x90, 0xe9, 0xf3, 0, 0, 0, 0xc3];
+        // 0x200: nop; 0x201: nop; 0x202: call; 0x207: nop; 0x208: ret
+        let cold = [0x90, 0x90, 0xe8, 0, 0, 0, 0, 0x90, 0xc3];
+        let body = Body::new([decode(0x100, &hot), decode(0x200, &cold)]);
+        let index = |address| body.index_of(Svma(address)).unwrap();
+
+        let start = body.block_start(index(0x207));
+        assert_eq!(start, index(0x202));
+        // From 0x202 back over the fall-through from 0x200, and over the jump at 0x10a to the block it ends.
+        let mut jumps = body.conditional_predecessors(start, 1);
+        jumps.sort_unstable();
+        assert_eq!(jumps, [index(0x101), index(0x107)]);
+        assert!(body.conditional_predecessors(start, 0).is_empty());
+        assert!(body.is_jump_target(index(0x10a)) && !body.is_jump_target(index(0x109)));
+        assert_eq!(body.index_of(Svma(0x102)), None);
+    }
+
+    /// The first instruction of a part has nothing before it, whatever lies at lower addresses.
+    #[test]
+    fn parts_are_separate() {
+        let body = Body::new([decode(0x100, &[0x90, 0x90]), decode(0x200, &[0x90, 0x90])]);
+        let second = body.index_of(Svma(0x201)).unwrap();
+        assert_eq!(body.block_start(second), body.index_of(Svma(0x200)).unwrap());
+        assert!(body.conditional_predecessors(body.block_start(second), 3).is_empty());
+    }
 }

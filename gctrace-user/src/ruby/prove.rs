@@ -54,19 +54,20 @@ pub fn mode(layout: &ObjspaceLayout, flags: u32) -> Mode {
     Mode::from_bits((flags & layout.mode_mask()) >> layout.table.mode_bits.0)
 }
 
-/// Whether no cycle is running.
-pub fn is_quiet(layout: &ObjspaceLayout, data: &[u8]) -> bool {
-    layout.flags.read(data).is_some_and(|flags| mode(layout, flags as u32) == Mode::None)
+/// Whether the VM is not inside a GC pause. (A lazily swept cycle may be running: the program's own `GC.stat` is
+/// called in that state, too.) `during_gc` is the mask of that bit in the flags.
+pub fn is_outside_gc(layout: &ObjspaceLayout, data: &[u8], during_gc: u32) -> bool {
+    layout.flags.read(data).is_some_and(|flags| flags as u32 & during_gc == 0)
 }
 
-/// Whether two snapshots lie between the same two cycles.
-pub fn same_cycle(layout: &ObjspaceLayout, first: &[u8], second: &[u8]) -> bool {
+/// Whether two snapshots lie between the same two GC pauses.
+pub fn no_gc_between(layout: &ObjspaceLayout, first: &[u8], second: &[u8]) -> bool {
     layout.flags.read(first) == layout.flags.read(second)
         && layout.count.read(first) == layout.count.read(second)
 }
 
-/// Checks a snapshot taken outside any cycle.
-pub fn between_cycles(layout: &ObjspaceLayout, data: &[u8]) -> Result<(), FailedProof> {
+/// Checks a snapshot taken outside any pause.
+pub fn outside_gc(layout: &ObjspaceLayout, data: &[u8]) -> Result<(), FailedProof> {
     kinds_add_up(layout, data, 0)?;
     heap_is_consistent(layout, data)
 }
@@ -163,7 +164,7 @@ mod tests {
         (layout, data.unwrap())
     }
 
-    /// A healthy 3.1 objspace at GC_START passes; the same bytes read with a shifted layout do not.
+    /// A healthy 3.1 objspace at `GC_START` passes; the same bytes read with a shifted layout do not.
     #[test]
     fn wrong_layouts_fail() {
         let version = RubyVersion::new(3, 1, 2);
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// An END_SWEEP site that is really something else is caught by the mode.
+    /// An `END_SWEEP` site that is really something else is caught by the mode.
     #[test]
     fn wrong_event_fails() {
         let words = [(440, 9), (384, 6), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];

@@ -1,6 +1,6 @@
 //! Small questions about x86-64 instructions.
 
-use iced_x86::{Instruction, InstructionInfoFactory, OpAccess, OpKind, Register};
+use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 
 /// Hardware number of the general-purpose register that `register` is a part of (0 rax … 15 r15).
 pub(super) fn register_number(register: Register) -> Option<usize> {
@@ -47,4 +47,15 @@ pub(super) fn written_registers(
 /// Whether an access changes, or may change, what it accesses.
 fn is_write(access: OpAccess) -> bool {
     matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
+}
+
+/// Whether the code sets up rbp as a frame pointer, so that it addresses locals.
+pub(super) fn has_frame_pointer(instructions: &[Instruction]) -> bool {
+    instructions.iter().any(|instruction| {
+        instruction.mnemonic() == Mnemonic::Mov
+            && is_register(instruction, 0)
+            && is_register(instruction, 1)
+            && instruction.op0_register() == Register::RBP
+            && instruction.op1_register() == Register::RSP
+    })
 }

@@ -11,11 +11,14 @@ use crate::ruby::code::Code;
 use crate::ruby::x86::{immediate, is_high_byte, is_memory, register_number, written_registers};
 
 /// Instructions in one run, over all functions it enters.
-const MAX_STEPS: u32 = 2000;
+const MAX_STEPS: u32 = 600;
 /// Calls that are followed into each other.
 const MAX_DEPTH: u32 = 5;
 /// Functions beyond this size are no accessors; calls to them are not followed.
 const MAX_CALLEE: u64 = 0x400;
+
+/// Functions beyond this size are not decoded at all.
+const MAX_FUNCTION: u64 = 0x8000;
 
 /// Registers that a call preserves under the System V ABI: rbx, rsp, rbp, r12–r15.
 const PRESERVED: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
@@ -96,6 +99,9 @@ impl<'a> Machine<'a> {
         // Each round is one function: tail calls continue in the next.
         for _ in 0..=MAX_DEPTH {
             let Some(function) = self.code.image.function_index(address) else { return Value::Unknown };
+            if self.code.image.functions()[function].size() > MAX_FUNCTION {
+                return Value::Unknown;
+            }
             let instructions = self.code.decode(function);
             match self.run_instructions(&instructions, address, depth) {
                 Next::Return => return self.registers[RAX].clone(),
@@ -410,4 +416,39 @@ fn is_zeroing(instruction: &Instruction) -> bool {
     instruction.op0_kind() == OpKind::Register
         && instruction.op1_kind() == OpKind::Register
         && instruction.op0_register() == instruction.op1_register()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::elf::ElfImage;
+    use crate::elf::tests::DEBIAN_LIBRUBY;
+
+    fn evaluate(image: &ElfImage, function: &str) -> Value {
+        let address = image.symbol(function).unwrap().address;
+        Machine::new(&Code::new(image), 0).run(address)
+    }
+
+    /// Accessors become the expressions that their source says, through slots of the global offset table.
+    #[test]
+    fn accessors() {
+        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+        let vm_ptr = image.symbol("ruby_current_vm_ptr").unwrap().address;
+        let count = evaluate(&image, "rb_gc_count");
+        assert_eq!(count.to_string(), format!("[[[@{vm_ptr}+0x0]:8+0x450]:8+0x1b8]:8"));
+    }
+
+    /// `rb_thread_current` starts from the thread-local `ruby_current_ec`, over `__tls_get_addr`.
+    #[test]
+    fn thread_local() {
+        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+        let offset = image.symbol("ruby_current_ec").unwrap().address;
+        let mut value = evaluate(&image, "rb_thread_current");
+        while let Value::Load { base, .. } = value {
+            value = (*base).clone();
+        }
+        assert_eq!(value, Value::TlsAddress(offset.0 as i64));
+    }
 }

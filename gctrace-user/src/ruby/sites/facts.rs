@@ -9,7 +9,7 @@ use super::Field;
 use super::guard::{event_test, point_of_constant};
 use crate::address::Svma;
 use crate::ruby::code::{Code, is_jump};
-use crate::ruby::x86::{first_register, immediate};
+use crate::ruby::x86::{first_register, has_frame_pointer, immediate};
 
 /// Instructions before a call in which its constant arguments are set up.
 const MAX_SETUP: usize = 14;
@@ -39,6 +39,7 @@ pub(super) struct Facts {
 pub(super) fn collect(code: &Code<'_>, function: usize) -> Facts {
     let instructions = code.decode(function);
     let extent = code.image.functions()[function];
+    let frame_pointer = has_frame_pointer(&instructions);
     let mut facts = Facts::default();
     for (index, instruction) in instructions.iter().enumerate() {
         let target = Svma(instruction.near_branch_target());
@@ -54,7 +55,7 @@ pub(super) fn collect(code: &Code<'_>, function: usize) -> Facts {
         {
             facts.event_calls.extend(event_call(code, &instructions, index));
         }
-        if let Some(test) = event_test(code.image, &instructions, index) {
+        if let Some(test) = event_test(code.image, &instructions, frame_pointer, index) {
             facts.event_tests.push((test.field, test.point, Svma(instruction.ip())));
         }
     }

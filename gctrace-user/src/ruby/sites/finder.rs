@@ -17,6 +17,8 @@ use crate::ruby::x86::{register_number, written_registers};
 /// A function that receives this many distinct event constants runs the hooks. In every CRuby the next best function
 /// receives at most two.
 const MIN_EVENTS: usize = 3;
+/// Optimised builds have 10 to 40 sites. Acceptance refuses a set beyond this, so no more need be looked at.
+pub(in crate::ruby) const MAX_SITES: usize = 256;
 /// Rounds in which new functions may be discovered: cold parts of members, callers of the hook, their cold parts.
 const MAX_ROUNDS: usize = 6;
 /// Names of functions that run the finalizers at exit (gc.c up to 3.3, gc/default/default.c).
@@ -126,6 +128,9 @@ impl Finder<'_, '_> {
         let mut found = Vec::new();
         for (&extent, facts) in self.facts {
             for &call in facts.event_calls.iter().filter(|call| call.callee == hook) {
+                if found.len() > MAX_SITES {
+                    return found;
+                }
                 let owner = self.code.owner(extent);
                 let guards = self.guards_of_call(owner, call);
                 found.push((call, guards));
@@ -141,7 +146,7 @@ impl Finder<'_, '_> {
         let jumps = body.conditional_predecessors(body.block_start(index), 1);
         let guard = |jump| {
             let setter = flag_setter(&body.instructions, jump)?;
-            let test = event_test(code.image, &body.instructions, setter)?;
+            let test = event_test(code.image, &body.instructions, body.frame_pointer, setter)?;
             (test.point == call.point).then(|| guard(body, owner, &test, Some(jump)))
         };
         jumps.into_iter().filter_map(guard).collect()
@@ -250,10 +255,15 @@ impl Finder<'_, '_> {
         for (&extent, facts) in self.facts {
             let owner = self.code.owner(extent);
             for &(_, _, address) in facts.event_tests.iter().filter(|(tested, _, _)| *tested == field) {
+                if found.len() > MAX_SITES {
+                    return found;
+                }
                 let code = self.code;
                 let body = self.body(owner);
                 let Some(index) = body.index_of(address) else { continue };
-                let Some(test) = event_test(code.image, &body.instructions, index) else { continue };
+                let Some(test) = event_test(code.image, &body.instructions, body.frame_pointer, index) else {
+                    continue;
+                };
                 let jump = jump_behind(&body.instructions, index);
                 found.push(guard(body, owner, &test, jump));
             }

@@ -5,7 +5,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
 use super::{FIRST_EVENT_BIT, Field, point_of_bit};
 use crate::address::Svma;
 use crate::elf::ElfImage;
-use crate::ruby::x86::{first_register, immediate, is_memory, is_register};
+use crate::ruby::x86::{first_register, immediate, is_high_byte, is_memory, is_register};
 use gctrace_common::event::Point;
 
 /// Instructions between a load and the test of what it loaded, or between two loads of a pointer chain.
@@ -28,7 +28,13 @@ pub(super) struct EventTest {
 
 /// If the instruction tests exactly one bit of memory, or of a register just loaded from memory, and the bit is an
 /// event's bit of some 32-bit word.
-pub(super) fn event_test(image: &ElfImage, instructions: &[Instruction], index: usize) -> Option<EventTest> {
+/// `frame_pointer` tells whether rbp addresses the stack frame in this code.
+pub(super) fn event_test(
+    image: &ElfImage,
+    instructions: &[Instruction],
+    frame_pointer: bool,
+    index: usize,
+) -> Option<EventTest> {
     let instruction = &instructions[index];
     let bit = tested_bit(instruction)?;
     let load = if is_memory(instruction, 0) { index } else { load_of_tested(instructions, index)? };
@@ -47,8 +53,7 @@ pub(super) fn event_test(image: &ElfImage, instructions: &[Instruction], index: 
         return Some(EventTest { load, test: index, base: None, field: Field::Global(word as u64), point });
     }
     let base = memory.memory_base();
-    let frame_pointer = base == Register::RBP && has_frame_pointer(instructions);
-    if !base.is_gpr64() || base == Register::RSP || frame_pointer {
+    if !base.is_gpr64() || base == Register::RSP || (frame_pointer && base == Register::RBP) {
         return None;
     }
     let displacement = memory.memory_displacement64() as i64;
@@ -82,7 +87,7 @@ fn tested_bit(instruction: &Instruction) -> Option<u32> {
 
 /// Index of the load into the register that the instruction tests.
 fn load_of_tested(instructions: &[Instruction], index: usize) -> Option<usize> {
-    if crate::ruby::x86::is_high_byte(instructions[index].op0_register()) {
+    if is_high_byte(instructions[index].op0_register()) {
         return None;
     }
     let register = first_register(&instructions[index])?;
@@ -127,17 +132,6 @@ fn pointer_from_slot(
     from_slot.then(|| image.pointer(Svma(instruction.ip_rel_memory_address())))?
 }
 
-/// Whether the code sets up rbp as a frame pointer, so that it addresses locals.
-fn has_frame_pointer(instructions: &[Instruction]) -> bool {
-    instructions.iter().any(|instruction| {
-        instruction.mnemonic() == Mnemonic::Mov
-            && is_register(instruction, 0)
-            && is_register(instruction, 1)
-            && instruction.op0_register() == Register::RBP
-            && instruction.op1_register() == Register::RSP
-    })
-}
-
 /// Index of the instruction whose result the conditional jump at `jump` depends on.
 pub(super) fn flag_setter(instructions: &[Instruction], jump: usize) -> Option<usize> {
     /// Instructions between the two that do not touch the flags.
@@ -179,4 +173,97 @@ pub(super) fn jump_behind(instructions: &[Instruction], test: usize) -> Option<u
 pub(super) fn point_of_constant(value: u64) -> Option<Point> {
     (value.is_power_of_two() && value >= 1 << FIRST_EVENT_BIT)
         .then(|| point_of_bit(value.trailing_zeros()))?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+    use crate::elf::tests::DEBIAN_LIBRUBY;
+    use crate::ruby::x86::has_frame_pointer;
+
+    fn image() -> ElfImage {
+        ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap()
+    }
+
+    fn decode(address: u64, code: &[u8]) -> Vec<Instruction> {
+        Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter().collect()
+    }
+
+    /// The event tests in a piece of code: load, field and event.
+    fn tests_in(address: u64, code: &[u8]) -> Vec<(usize, Field, Point)> {
+        let image = image();
+        let instructions = decode(address, code);
+        let tests = (0..instructions.len())
+            .filter_map(|index| event_test(&image, &instructions, has_frame_pointer(&instructions), index));
+        tests.map(|test| (test.load, test.field, test.point)).collect()
+    }
+
+    /// The same test narrowed to a byte, on a whole loaded word, and by bit number is the same event of the same word.
+    #[test]
+    fn test_shapes() {
+        let word = Field::Objspace(0x14);
+        // test byte [r14+0x16], 0x40
+        assert_eq!(tests_in(0, &[0x41, 0xf6, 0x46, 0x16, 0x40]), [(0, word, Point::GcStart)]);
+        // test dword [rbx+0x14], 0x2000000
+        assert_eq!(tests_in(0, &[0xf7, 0x43, 0x14, 0, 0, 0, 2]), [(0, word, Point::GcEnter)]);
+        // mov eax, [rbx+0x14]; cmp eax, ecx; test eax, 0x4000000
+        let loaded = [0x8b, 0x43, 0x14, 0x39, 0xc8, 0xa9, 0, 0, 0, 4];
+        assert_eq!(tests_in(0, &loaded), [(0, word, Point::GcExit)]);
+        // bt dword [rbx+0x14], 23
+        assert_eq!(tests_in(0, &[0x0f, 0xba, 0x63, 0x14, 23]), [(0, word, Point::GcEndMark)]);
+        // mov rax, [rbp+8]; mov eax, [rax+0x14]; and eax, 0x1000000
+        let unoptimised = [0x48, 0x8b, 0x45, 8, 0x8b, 0x40, 0x14, 0x25, 0, 0, 0, 1];
+        assert_eq!(tests_in(0, &unoptimised), [(1, word, Point::GcEndSweep)]);
+    }
+
+    /// Locals, other bits and tests of several bits are no event tests.
+    #[test]
+    fn other_tests() {
+        // test byte [rsp+0x17], 4
+        assert_eq!(tests_in(0, &[0xf6, 0x44, 0x24, 0x17, 4]), []);
+        // mov rbp, rsp; test byte [rbp+0x17], 4
+        assert_eq!(tests_in(0, &[0x48, 0x89, 0xe5, 0xf6, 0x45, 0x17, 4]), []);
+        // test byte [rbp+0x17], 4 where rbp is an ordinary register
+        assert_eq!(tests_in(0, &[0xf6, 0x45, 0x17, 4]).len(), 1);
+        // test byte [rbx+0x16], 0x20
+        assert_eq!(tests_in(0, &[0xf6, 0x43, 0x16, 0x20]), []);
+        // test byte [rbx+0x16], 0xc0
+        assert_eq!(tests_in(0, &[0xf6, 0x43, 0x16, 0xc0]), []);
+        // mov eax, [rbx+0x14]; call; test eax, 0x4000000
+        assert_eq!(tests_in(0, &[0x8b, 0x43, 0x14, 0xe8, 0, 0, 0, 0, 0xa9, 0, 0, 0, 4]), []);
+    }
+
+    /// A global word is recognised directly and through its slot in the global offset table (the form of 4.0).
+    #[test]
+    fn global_flags() {
+        let image = image();
+        let global = image.symbol("ruby_current_vm_ptr").unwrap().address;
+        let slot = image.slots_of(global).next().unwrap();
+        // mov rax, [rip+slot]; test byte [rax+3], 4
+        let displacement = (slot.0 - 7) as u32;
+        let through_slot =
+            [&[0x48, 0x8b, 0x05][..], &displacement.to_le_bytes(), &[0xf6, 0x40, 3, 4]].concat();
+        assert_eq!(tests_in(0, &through_slot), [(1, Field::Global(global.0), Point::GcExit)]);
+        // test byte [rip+0x1008], 2 at 0x1000: the last byte of the word at 0x200c
+        let direct = [0xf6, 0x05, 0x08, 0x10, 0, 0, 2];
+        assert_eq!(tests_in(0x1000, &direct), [(0, Field::Global(0x200c), Point::GcEnter)]);
+    }
+
+    /// The jump behind a test and the test before a jump are found over moves, but not over calls.
+    #[test]
+    fn test_and_jump() {
+        // test byte [r14+0x16], 0x40; mov rax, rbx; jne
+        let near = decode(0, &[0x41, 0xf6, 0x46, 0x16, 0x40, 0x48, 0x89, 0xd8, 0x75, 0]);
+        assert_eq!((jump_behind(&near, 0), flag_setter(&near, 2)), (Some(2), Some(0)));
+        // test; call; jne
+        let call = decode(0, &[0x41, 0xf6, 0x46, 0x16, 0x40, 0xe8, 0, 0, 0, 0, 0x75, 0]);
+        assert_eq!((jump_behind(&call, 0), flag_setter(&call, 2)), (None, None));
+        // and eax, 0x40; test eax, eax; jne
+        let masked = decode(0, &[0x83, 0xe0, 0x40, 0x85, 0xc0, 0x75, 0]);
+        assert_eq!(flag_setter(&masked, 2), Some(0));
+    }
 }

@@ -19,7 +19,7 @@ use gctrace_common::event::Point;
 
 use crate::address::Svma;
 
-pub(super) use finder::{base_name, find, hook_events};
+pub(super) use finder::{MAX_SITES, base_name, find, hook_events};
 
 /// How a site was recognised, and what is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

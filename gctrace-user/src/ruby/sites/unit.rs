@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::address::Svma;
+use crate::elf::SymbolTable;
 use crate::ruby::code::Code;
 use crate::ruby::references::{Kind, find_references};
 
@@ -68,12 +69,16 @@ fn exported_cluster(code: &Code<'_>) -> Option<Range<u64>> {
         // rb_gc_for_fd and its like (io.c) are not part of the GC.
         (prefixed && !name.ends_with("_fd")) || name == "rb_newobj_of" || name == "rb_during_gc"
     };
-    let table = if image.dynamic_symbols().is_empty() { image.symbols() } else { image.dynamic_symbols() };
-    let addresses: Vec<u64> = table
-        .iter()
-        .filter(|symbol| is_gc_function(symbol.name) && image.function_index(symbol.address).is_some())
-        .map(|symbol| symbol.address.0)
-        .collect();
+    let addresses_in = |table: &SymbolTable| -> Vec<u64> {
+        let functions = table
+            .iter()
+            .filter(|symbol| is_gc_function(symbol.name) && image.function_index(symbol.address).is_some());
+        functions.map(|symbol| symbol.address.0).collect()
+    };
+    let mut addresses = addresses_in(image.dynamic_symbols());
+    if addresses.is_empty() {
+        addresses = addresses_in(image.symbols());
+    }
     let median = *addresses.get(addresses.len() / 2)?;
     let near = || addresses.iter().copied().filter(|address| address.abs_diff(median) < CLUSTER_RADIUS);
     Some(near().min()?..near().max()?)

@@ -164,8 +164,10 @@ impl Ledger {
             0 => String::new(),
             n => format!(", {n} cycles had begun before tracing"),
         };
-        let imbalances: String =
-            self.imbalances().iter().map(|text| format!("; LEDGER DOES NOT BALANCE: {text}")).collect();
+        let imbalances = match self.imbalances() {
+            none if none.is_empty() => String::new(),
+            some => format!("; LEDGER DOES NOT BALANCE: {}", some.join("; ")),
+        };
         format!(
             "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused\
              {begun_before}{imbalances}",

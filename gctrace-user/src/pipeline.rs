@@ -177,14 +177,14 @@ impl Pipeline {
             && event.header.ts_ns < ts_ns
         {
             self.lives.pop_front();
-            let pid = event.header.tgid;
-            match kind {
-                Kind::Exec => self.end(pid, EndReason::Execed, event.header.ts_ns),
-                Kind::Exit => self.end(pid, EndReason::Exited, event.header.ts_ns),
+            let reason = match kind {
+                Kind::Exec => EndReason::Execed,
+                Kind::Exit => EndReason::Exited,
                 // A forked child is traced from its first GC event on, which tells its image.
-                Kind::Fork | Kind::Snapshot | Kind::Pause => {}
-            }
-            self.refused.remove(&pid);
+                Kind::Fork | Kind::Snapshot | Kind::Pause => continue,
+            };
+            self.end(event.header.tgid, reason, event.header.ts_ns);
+            self.refused.remove(&event.header.tgid);
         }
     }
 

@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value};
 
-use crate::report::GcLine;
-use crate::witness::{Log, Pause};
+use crate::report::{GcLine, Report};
+use crate::witness::{Event, Kind, Log, Pause};
 
-/// Furthest that the two may be apart in the time of one event.
+/// Furthest that the two may be apart in the time of one event, for all but one in twenty (and one): the thread may be preempted
+/// between the two readings of the clock. It is also the slack of converting between the clocks.
 const SAME_MOMENT_NS: i64 = 1_000_000;
 /// Slack between readings of one clock by kernel and program.
 const CLOCK_SLACK_NS: u64 = 10_000;
-/// Most that the lengths of one pause may differ, for all but one in twenty.
+/// Most that the lengths of one pause may differ, for all but one in twenty (and one).
 const PAUSE_DIFFERENCE_NS: u64 = 200_000;
 
 /// What a comparison covered, and what differed.
@@ -43,8 +44,7 @@ impl Comparison {
 
 /// The lines of the log's process that fall into the log's time: of several lives of one pid, the right one.
 fn in_time<'a>(lines: &[&'a GcLine], log: &Log) -> Vec<&'a GcLine> {
-    let from = i64::try_from(log.begin_ns).unwrap_or(i64::MAX) - SAME_MOMENT_NS;
-    let to = i64::try_from(log.end_ns).unwrap_or(i64::MAX).saturating_add(SAME_MOMENT_NS);
+    let (from, to) = (log.begin_ns as i64 - SAME_MOMENT_NS, log.end_ns as i64 + SAME_MOMENT_NS);
     let falls = |line: &&GcLine| line.pid == log.pid && (from..=to).contains(&monotonic_ns(line, log));
     lines.iter().copied().filter(falls).collect()
 }
@@ -64,7 +64,15 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         }
     }
 
-    for start in log.starts() {
+    let mut far = Vec::new();
+    let mut enter_ns = log.begin_ns;
+    for start in &log.events {
+        if start.kind == Kind::Enter {
+            enter_ns = start.ns;
+        }
+        if start.kind != Kind::Start {
+            continue;
+        }
         let place = format!("pid {} count {} at GC_START", log.pid, start.count());
         let Some(line) = by_count.get(&start.count()) else {
             result.differences.push(format!("{place}: no line"));
@@ -82,16 +90,25 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         expect("gc_by", &or_none(line.gc_by.as_deref()), &or_none(start.reason("gc_by")));
         expect("major_by", &or_none(line.major_by.as_deref()), &or_none(start.reason("major_by")));
         expect("tid", &line.tid.to_string(), &start.tid.to_string());
-        let apart = monotonic_ns(line, log) - i64::try_from(start.ns).unwrap_or(i64::MAX);
-        if apart.abs() > SAME_MOMENT_NS {
-            differences.push(format!("{place}: the time is {apart} ns off"));
+        // gctrace stands between the witness's GC_ENTER and its GC_START.
+        let (after, before) = (enter_ns as i64 - SAME_MOMENT_NS, start.ns as i64 + SAME_MOMENT_NS);
+        let ns = monotonic_ns(line, log);
+        let late = ns - start.ns as i64;
+        if !(after..=before).contains(&ns) {
+            differences.push(format!("{place}: the time is {late} ns off, outside its pause"));
+        } else if late.abs() > SAME_MOMENT_NS {
+            far.push(format!("{place}: the time is {late} ns off"));
         }
         objects(&format!("{place}: stat"), &line.stat, &start.stat, differences);
         objects(&format!("{place}: info"), &line.latest_gc_info, &start.info, differences);
     }
 
+    if far.len() > 1 + result.starts / 20 {
+        result.differences.append(&mut far);
+    }
+
     // The first end may be of a cycle that started before the log, of which there is a line only if gctrace was there.
-    let first = log.starts().next().map_or(u64::MAX, crate::witness::Event::count);
+    let first = log.starts().next().map_or(u64::MAX, Event::count);
     let all = lines.iter().filter(|line| line.pid == log.pid);
     let earlier =
         all.filter(|line| line.count < first).map(|line| (line.count, *line)).collect::<BTreeMap<_, _>>();
@@ -113,7 +130,7 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
             None => result.differences.push(format!("{place}: no line")),
         }
     }
-    let (first, last) = (first, log.starts().last().map_or(0, crate::witness::Event::count));
+    let (first, last) = (first, log.starts().last().map_or(0, Event::count));
     let seen = log.starts().count();
     let ours = by_count.keys().filter(|count| (first..=last).contains(*count)).count();
     if ours != seen {
@@ -147,7 +164,7 @@ fn objects(
 /// pause come just before the witness's: after the witness's previous event and not after its own. The rest of a cycle
 /// that started before the log counts only if there is a line of that cycle.
 pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
-    let first = log.starts().next().map_or(u64::MAX, crate::witness::Event::count);
+    let first = log.starts().next().map_or(u64::MAX, Event::count);
     let known =
         |count: u64| count >= first || lines.iter().any(|line| line.pid == log.pid && line.count == count);
     let theirs = log.pauses()?.into_iter().filter(|pause| known(pause.count)).collect::<Vec<_>>();
@@ -275,7 +292,19 @@ pub fn program(lines: &[&GcLine], report: &crate::script::Report) -> Result<()> 
     Ok(())
 }
 
-/// Checks that the lines of one process, traced since its beginning, begin with its first cycle and leave none out.
+/// Checks that a process that came and went while gctrace ran, and stayed one program, has one `process` and one `exit`
+/// line, that nothing about it was refused, and that its cycles begin with the first and leave none out.
+pub fn one_life(report: &Report, pid: u32) -> Result<()> {
+    let processes = report.processes_of(pid).collect::<Vec<_>>();
+    ensure!(processes.len() == 1, "pid {pid}: {} process lines: {processes:?}", processes.len());
+    let exits = report.exits.iter().filter(|exit| exit.pid == pid).count();
+    ensure!(exits == 1, "pid {pid}: {exits} exit lines");
+    let refused = report.refused.iter().filter(|refused| refused.pid == Some(pid)).collect::<Vec<_>>();
+    ensure!(refused.is_empty(), "pid {pid}: {refused:?}");
+    whole_life(&report.gcs_of(pid).collect::<Vec<_>>(), pid)
+}
+
+/// Checks that the lines of one program, traced since its beginning, begin with its first cycle and leave none out.
 pub fn whole_life(lines: &[&GcLine], pid: u32) -> Result<()> {
     let counts = lines.iter().filter(|line| line.pid == pid).map(|line| line.count).collect::<Vec<_>>();
     ensure!(

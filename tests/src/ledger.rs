@@ -65,7 +65,7 @@ pub fn check_lossless(report: &Report) -> Result<()> {
         ensure!(value == 0, "{name} = {value}");
     }
     for gc in &report.gcs {
-        ensure!(gc.lost == 0, "{} events lost before cycle {} of {}", gc.lost, gc.count, gc.pid);
+        ensure!(gc.lost == 0, "{} events lost before cycle {} of {}: {ledger:?}", gc.lost, gc.count, gc.pid);
     }
     Ok(())
 }

@@ -42,7 +42,7 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
         ledger::check_lossless(&report)?;
         let lines = lines(&report, done.pid);
         compare::program(&lines, &done.report)?;
-        compare::whole_life(&lines, done.pid)?;
+        compare::one_life(&report, done.pid)?;
         let comparison = compare::cycles(&lines, done.log()?);
         comparison.demand_equal()?;
         let expected = done.report.growth("count")?;
@@ -67,7 +67,7 @@ fn explicit_cycles_twenty_runs_in_a_row() -> Result<()> {
         for done in &runs {
             let lines = lines(&report, done.pid);
             compare::program(&lines, &done.report)?;
-            compare::whole_life(&lines, done.pid)?;
+            compare::one_life(&report, done.pid)?;
             explicit_ones_match(&lines, done)?;
             compare::cycles(&lines, done.log()?).demand_equal()?;
             compare::pauses(&lines, done.log()?)?;
@@ -89,7 +89,7 @@ fn explicit_cycles_without_witness() -> Result<()> {
             ledger::check_lossless(&report)?;
             let lines = lines(&report, done.pid);
             compare::program(&lines, &done.report)?;
-            compare::whole_life(&lines, done.pid)?;
+            compare::one_life(&report, done.pid)?;
             explicit_ones_match(&lines, &done)?;
         }
     }

@@ -12,7 +12,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::pprof::{self, Profile};
 use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::script::{Report as ScriptReport, Script};
+use gctrace_tests::script::{Done, Report as ScriptReport, Script};
 use gctrace_tests::tunemygc::{self, Sample, Set};
 use serde_json::{Map, Value};
 
@@ -147,7 +147,7 @@ fn files_appear_complete() -> Result<()> {
     let dir = live.dir("sets")?;
     let gctrace = writing("--tunemygc", &dir)?;
     let over = AtomicBool::new(false);
-    let (seen, pids) = std::thread::scope(|scope| -> Result<_> {
+    let (seen, (runs, report)) = std::thread::scope(|scope| -> Result<_> {
         let watcher = scope.spawn(|| -> Result<usize> {
             let mut looks = 0;
             loop {
@@ -164,24 +164,23 @@ fn files_appear_complete() -> Result<()> {
                 }
             }
         });
-        let run = || -> Result<Vec<u32>> {
-            let scripts = ["explicit.rb", "stress.rb", "explicit.rb", "modes.rb", "explicit.rb"];
-            let pids = scripts
-                .iter()
-                .map(|name| Ok(Script::unwitnessed(&live, &ruby, name)?.run()?.pid))
-                .collect::<Result<_>>()?;
-            gctrace.stop()?;
-            Ok(pids)
+        let run = || -> Result<(Vec<Done>, Report)> {
+            let scripts =
+                ["explicit.rb", "stress.rb", "explicit.rb", "modes.rb", "explicit.rb", "explicit.rb"];
+            let runs = scripts.iter().map(|name| Script::unwitnessed(&live, &ruby, name)?.run());
+            Ok((runs.collect::<Result<_>>()?, gctrace.stop()?))
         };
-        let pids = run();
+        let runs = run();
         over.store(true, Ordering::Release);
         let seen = watcher.join().map_err(|_| anyhow::anyhow!("the watcher panicked"))??;
-        Ok((seen, pids?))
+        Ok((seen, runs?))
     })?;
     let sets = Set::read_dir(&dir)?;
     ensure!(seen > 0, "the watcher saw nothing");
-    for pid in pids {
-        set_of(&sets, pid)?;
+    for done in runs {
+        let set = set_of(&sets, done.pid)?;
+        set_equals_lines(set, &report, &done.report)?;
+        whole_life(set)?;
     }
     Ok(())
 }

@@ -95,6 +95,9 @@ pub(crate) fn ensure_linker() -> Result<()> {
     let tools = tool_dirs()?.into_iter().next().context("no folder to install bpf-linker into")?;
     progress(format!("setup: building bpf-linker {LINKER_VERSION} (about two minutes)"));
     let mut command = clean(Command::new(CARGO));
+    // LLVM does the work; the linker's own code need not be fast, but soon there.
+    command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
+    command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command.env("RUSTC", RUSTC);
     command.args(["install", "bpf-linker", "--version", LINKER_VERSION, "--locked", "--no-default-features"]);
     command.args(["--features", &format!("rust-llvm-{LLVM_MAJOR}"), "--root"]).arg(&tools);

@@ -254,7 +254,7 @@ impl Finder<'_, '_> {
         let mut found = Vec::new();
         for (&extent, facts) in self.facts {
             let owner = self.code.owner(extent);
-            for &(_, _, address) in facts.event_tests.iter().filter(|(tested, _, _)| *tested == field) {
+            for &(_, _, address) in &facts.event_tests {
                 if found.len() > MAX_SITES {
                     return found;
                 }
@@ -264,6 +264,10 @@ impl Finder<'_, '_> {
                 let Some(test) = event_test(code.image, &body.instructions, body.frame_pointer, index) else {
                     continue;
                 };
+                // Seen with the whole function around it, a register may turn out to hold the address of a global.
+                if test.field != field {
+                    continue;
+                }
                 let jump = jump_behind(&body.instructions, index);
                 found.push(guard(body, owner, &test, jump));
             }

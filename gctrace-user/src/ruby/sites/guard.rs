@@ -1,11 +1,11 @@
 //! Recognises tests of a single bit of memory.
 
-use iced_x86::{FlowControl, Instruction, Mnemonic, Register};
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, Register};
 
 use super::{FIRST_EVENT_BIT, Field, point_of_bit};
 use crate::address::Svma;
 use crate::elf::ElfImage;
-use crate::ruby::x86::{first_register, immediate, is_high_byte, is_memory, is_register};
+use crate::ruby::x86::{first_register, immediate, is_high_byte, is_memory, is_register, written_registers};
 use gctrace_common::event::Point;
 
 /// Instructions between a load and the test of what it loaded, or between two loads of a pointer chain.
@@ -57,11 +57,16 @@ pub(super) fn event_test(
         return None;
     }
     let displacement = memory.memory_displacement64() as i64;
-    if let Some(pointer) = pointer_from_slot(image, instructions, load, base) {
+    let (point, word) = within_word(displacement)?;
+    let pointer = match definition(instructions, load, base) {
+        Some(at) => global_pointer(image, &instructions[at]),
+        None if word == 0 => only_global_pointer(image, instructions, base),
+        None => None,
+    };
+    if let Some(pointer) = pointer {
         let (point, word) = within_word((pointer.0 as i64).checked_add(displacement)?)?;
         return Some(EventTest { load, test: index, base: None, field: Field::Global(word as u64), point });
     }
-    let (point, word) = within_word(displacement)?;
     (word >= 0).then_some(EventTest {
         load,
         test: index,
@@ -116,20 +121,41 @@ fn definition(instructions: &[Instruction], index: usize, register: Register) ->
     None
 }
 
-/// The address in `base` if it comes straight from a slot of the global offset table.
-fn pointer_from_slot(
-    image: &ElfImage,
-    instructions: &[Instruction],
-    index: usize,
-    base: Register,
-) -> Option<Svma> {
-    let instruction = &instructions[definition(instructions, index, base)?];
-    let from_slot = instruction.mnemonic() == Mnemonic::Mov && instruction.is_ip_rel_memory_operand();
-    let address = instruction.mnemonic() == Mnemonic::Lea && instruction.is_ip_rel_memory_operand();
-    if address {
-        return Some(Svma(instruction.ip_rel_memory_address()));
+/// The address that the instruction takes from a slot of the global offset table, or computes itself.
+fn global_pointer(image: &ElfImage, instruction: &Instruction) -> Option<Svma> {
+    if !instruction.is_ip_rel_memory_operand() {
+        return None;
     }
-    from_slot.then(|| image.pointer(Svma(instruction.ip_rel_memory_address())))?
+    let address = Svma(instruction.ip_rel_memory_address());
+    match instruction.mnemonic() {
+        Mnemonic::Mov => image.pointer(address),
+        Mnemonic::Lea => Some(address),
+        _ => None,
+    }
+}
+
+/// The global address that a register holds all through a function: every instruction that writes it, except to
+/// restore the caller's value at the end, writes that address. Compilers keep the address of the event flags in a
+/// register from one test to the next.
+fn only_global_pointer(image: &ElfImage, instructions: &[Instruction], base: Register) -> Option<Svma> {
+    /// Bounds the work on hostile code.
+    const MAX_FUNCTION: usize = 20_000;
+    if instructions.len() > MAX_FUNCTION {
+        return None;
+    }
+    let mut factory = InstructionInfoFactory::new();
+    let mut found = None;
+    for instruction in instructions {
+        let restores = instruction.mnemonic() == Mnemonic::Pop;
+        if restores || !written_registers(&mut factory, instruction).contains(&base) {
+            continue;
+        }
+        let pointer = global_pointer(image, instruction)?;
+        if *found.get_or_insert(pointer) != pointer {
+            return None;
+        }
+    }
+    found
 }
 
 /// Index of the instruction whose result the conditional jump at `jump` depends on.
@@ -248,6 +274,19 @@ mod tests {
         let through_slot =
             [&[0x48, 0x8b, 0x05][..], &displacement.to_le_bytes(), &[0xf6, 0x40, 3, 4]].concat();
         assert_eq!(tests_in(0, &through_slot), [(1, Field::Global(global.0), Point::GcExit)]);
+        // mov r14, [rip+slot]; call; test byte [r14+3], 4; pop r14
+        let kept = [
+            &[0x4c, 0x8b, 0x35][..],
+            &displacement.to_le_bytes(),
+            &[0xe8, 0, 0, 0, 0],
+            &[0x41, 0xf6, 0x46, 3, 4],
+            &[0x41, 0x5e],
+        ]
+        .concat();
+        assert_eq!(tests_in(0, &kept), [(2, Field::Global(global.0), Point::GcExit)]);
+        // The same with another value for r14 somewhere: mov r14, rax
+        let changed = [&kept[..], &[0x49, 0x89, 0xc6]].concat();
+        assert_eq!(tests_in(0, &changed), [(2, Field::Objspace(0), Point::GcExit)]);
         // test byte [rip+0x1008], 2 at 0x1000: the last byte of the word at 0x200c
         let direct = [0xf6, 0x05, 0x08, 0x10, 0, 0, 2];
         assert_eq!(tests_in(0x1000, &direct), [(0, Field::Global(0x200c), Point::GcEnter)]);

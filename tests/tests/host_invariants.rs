@@ -1,0 +1,91 @@
+//! The invariants of ARCHITECTURE.md that can be read off the sources.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+/// All Rust files below a folder, with their paths relative to it.
+fn sources(dir: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut waiting = vec![dir.to_owned()];
+    while let Some(next) = waiting.pop() {
+        for entry in fs::read_dir(&next).expect("a source folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                waiting.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(dir).expect("below the folder").to_string_lossy().into_owned();
+                found.push((name, fs::read_to_string(&path).expect("a source file")));
+            }
+        }
+    }
+    assert!(found.len() > 3, "{} holds sources", dir.display());
+    found
+}
+
+/// Lines of code (no comments) that contain `needle` outside the allowed places.
+fn offenders(needle: &str, allowed: &[&str]) -> Vec<String> {
+    sources(&root().join("gctrace-user/src"))
+        .into_iter()
+        .filter(|(name, _)| !allowed.iter().any(|prefix| name.starts_with(prefix)))
+        .filter(|(_, text)| {
+            text.lines().map(str::trim_start).any(|line| !line.starts_with("//") && line.contains(needle))
+        })
+        .map(|(name, _)| name)
+        .collect()
+}
+
+/// Each library is named only in the modules that wrap it.
+#[test]
+fn libraries_stay_in_their_modules() {
+    for (needle, allowed) in [
+        ("aya::", &["bpf/"][..]),
+        ("perf_event::", &["bpf/"]),
+        ("serde_json", &["export/", "collector/"]),
+        ("prost", &["export/", "collector/"]),
+        ("object::", &["elf/", "ruby/"]),
+        ("gimli", &["elf/", "ruby/"]),
+        ("iced_x86", &["elf/", "ruby/"]),
+        ("procfs::", &["discover/", "enrich/"]),
+    ] {
+        assert_eq!(offenders(needle, allowed), Vec::<String>::new(), "{needle} outside {allowed:?}");
+    }
+}
+
+/// `unsafe` is used only where the architecture says.
+#[test]
+fn unsafe_stays_in_its_modules() {
+    assert_eq!(offenders("unsafe {", &["bpf/raw.rs", "decode/pod.rs"]), Vec::<String>::new());
+    assert_eq!(offenders("unsafe impl", &["bpf/raw.rs", "decode/pod.rs"]), Vec::<String>::new());
+}
+
+/// Pure modules read no clock and do no I/O.
+#[test]
+fn pure_modules_stay_pure() {
+    let pure = ["aggregate/", "decode/", "ruby/", "model.rs"];
+    for (name, text) in sources(&root().join("gctrace-user/src")) {
+        if !pure.iter().any(|prefix| name.starts_with(prefix)) {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for needle in ["std::fs", "File::open", "Instant::now", "SystemTime::now", "clock_gettime"] {
+            let found =
+                code.lines().any(|line| !line.trim_start().starts_with("//") && line.contains(needle));
+            assert!(!found, "{name} contains `{needle}`");
+        }
+    }
+}
+
+/// BPF programs use `tgid_tid()`: the library's `pid()` is a thread id, which everybody gets wrong once.
+#[test]
+fn bpf_code_does_not_use_the_misleading_pid() {
+    for (name, text) in sources(&root().join("gctrace-ebpf/src")) {
+        let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        assert!(!code.contains("ctx.pid()"), "{name}");
+    }
+}

@@ -136,23 +136,24 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         settings,
         child: None,
         matched: false,
+        closed: false,
         fatal: None,
         deadline: None,
         progress: Progress::new(settings),
     };
     run.until_end(&signals)?;
-    // Probes off first: what is in the rings afterwards is all there will ever be.
+    // Images are closed first: what is in the rings afterwards is all there will ever be. Outputs are finished while
+    // the probes are being detached.
     drop(stop);
-    run.drain_while(|| !control.is_finished(), &signals);
-    if control.join().is_err() {
-        run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
-    }
+    run.drain_until_closed(|| control.is_finished(), &signals);
     while run.pipeline.drain(&mut run.rings) {}
     run.pipeline.detach(monotonic_ns());
     let ledger = Ledger { kernel: counters.read(), user: run.pipeline.counts() };
     run.pipeline.finish(&ledger);
-    run.progress.clear();
-    say(&format!("gctrace: {}", ledger.summary()));
+    run.note(&format!("gctrace: {}", ledger.summary()));
+    if control.join().is_err() {
+        run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
+    }
     match run.fatal {
         Some(reason) => Err(Failure::Control(reason)),
         None if run.pipeline.failure().is_some() => Ok(Outcome::OutputFailed),
@@ -222,6 +223,7 @@ struct Run<'a> {
     settings: &'a Settings,
     child: Option<Child>,
     matched: bool,
+    closed: bool,
     fatal: Option<String>,
     deadline: Option<Instant>,
     progress: Progress,
@@ -302,6 +304,7 @@ impl Run<'_> {
             }
             Found::Spawned(child) => self.child = Some(child),
             Found::Fatal(reason) => self.fatal = Some(reason),
+            Found::Closed => self.closed = true,
         }
         false
     }
@@ -330,9 +333,9 @@ impl Run<'_> {
         }
     }
 
-    /// Keeps the rings empty while the probes are being detached. A second signal leaves at once.
-    fn drain_while(&mut self, busy: impl Fn() -> bool, signals: &Signals) {
-        while busy() {
+    /// Keeps the rings empty until no further record can come. A second signal leaves at once.
+    fn drain_until_closed(&mut self, gone: impl Fn() -> bool, signals: &Signals) {
+        while !self.closed && !gone() {
             let more = self.pipeline.drain(&mut self.rings);
             self.take_findings();
             if signals.take_end() {
@@ -340,7 +343,7 @@ impl Run<'_> {
                 std::process::exit(2);
             }
             if !more {
-                std::thread::sleep(Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(2));
             }
         }
         self.take_findings();

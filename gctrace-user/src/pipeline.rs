@@ -70,6 +70,8 @@ pub struct Pipeline {
     traced: HashMap<u32, Traced>,
     /// Processes that failed a proof, with the image it was about.
     refused: HashMap<u32, u32>,
+    /// Sequence numbers of processes of which only pauses of unseen cycles came so far.
+    waiting: HashMap<u32, u64>,
     lives: VecDeque<(Kind, LifeEvent)>,
     counts: UserCounts,
     stdout_closed: bool,
@@ -84,6 +86,7 @@ impl Pipeline {
             images,
             traced: HashMap::new(),
             refused: HashMap::new(),
+            waiting: HashMap::new(),
             lives: VecDeque::new(),
             counts: UserCounts::default(),
             stdout_closed: false,
@@ -185,6 +188,7 @@ impl Pipeline {
             };
             self.end(event.header.tgid, reason, event.header.ts_ns);
             self.refused.remove(&event.header.tgid);
+            self.waiting.remove(&event.header.tgid);
         }
     }
 
@@ -258,11 +262,12 @@ impl Pipeline {
 
     fn pause(&mut self, event: &PauseEvent) {
         let pid = event.header.tgid;
-        // A process that only ever paused outside cycles (one that exits without a GC) has nothing to report.
+        // A process is traced from its first snapshot on; a pause before it belongs to a cycle that had begun earlier.
         let Some(traced) = self.traced.get_mut(&pid) else {
             if self.refused.contains_key(&pid) {
                 self.counts.refused_records += 1;
             } else {
+                self.waiting.insert(pid, event.header.seq);
                 self.counts.pauses_outside += 1;
             }
             return;
@@ -288,7 +293,7 @@ impl Pipeline {
         let traced = Traced {
             process: process.clone(),
             image: known.clone(),
-            fold: CycleFold::default(),
+            fold: CycleFold::after(self.waiting.remove(&pid).unwrap_or_default()),
             memory,
             cycles: 0,
             lost: 0,

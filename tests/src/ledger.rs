@@ -65,7 +65,15 @@ pub fn check_lossless(report: &Report) -> Result<()> {
         ensure!(value == 0, "{name} = {value}");
     }
     for gc in &report.gcs {
-        ensure!(gc.lost == 0, "{} events lost before cycle {} of {}: {ledger:?}", gc.lost, gc.count, gc.pid);
+        ensure!(
+            gc.lost == 0,
+            "{} events lost before cycle {} of {:?}, whose first line is of cycle {:?}; the kernel lost none: {:?}",
+            gc.lost,
+            gc.count,
+            report.processes_of(gc.pid).map(|process| (process.pid, &process.cmdline)).collect::<Vec<_>>(),
+            report.gcs_of(gc.pid).next().map(|first| first.count),
+            ledger.user
+        );
     }
     Ok(())
 }

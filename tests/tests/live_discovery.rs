@@ -84,6 +84,37 @@ fn attached_in_the_middle_of_a_cycle() -> Result<()> {
     Ok(())
 }
 
+/// Programs that collect garbage all the time while gctrace attaches: from the first line on, no cycle is missing and
+/// nothing counts as lost, because nothing was.
+#[test]
+fn attached_to_busy_programs() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    for _ in 0..3 {
+        let mut programs = (0..2)
+            .map(|_| Script::unwitnessed(&live, &ruby, "steady.rb")?.arg("lazy").start())
+            .collect::<Result<Vec<_>>>()?;
+        for program in &mut programs {
+            program.wait_for("ready")?;
+        }
+        let mut gctrace = Gctrace::all_ruby(&live)?;
+        for program in &programs {
+            gctrace.wait_line("gc", program.pid())?;
+        }
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        for mut program in programs {
+            let counts = report.gcs_of(program.pid()).map(|line| line.count).collect::<Vec<_>>();
+            ensure!(counts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "cycles {counts:?}");
+            let processes = report.processes_of(program.pid()).count();
+            ensure!(processes == 1, "{processes} process lines");
+            program.say("stop")?;
+            program.finish_any()?;
+        }
+    }
+    Ok(())
+}
+
 /// The `process` line tells what the process is.
 #[test]
 fn process_lines_describe_the_process() -> Result<()> {

@@ -52,7 +52,7 @@ pub(crate) fn run_demo() -> Result<()> {
     if let Some(mut pipe) = own {
         pipe.read_to_string(&mut account).context("cannot read what the workload said")?;
     }
-    report(&lines, account.trim(), &sets, &pprof)
+    report(&lines, workload.pid(), account.trim(), &sets, &pprof)
 }
 
 /// Runs gctrace, shows its lines as they come with a countdown below them, and returns those of standard output.
@@ -113,7 +113,7 @@ fn forward(
     })
 }
 
-fn report(lines: &[String], account: &str, sets: &Path, pprof: &Path) -> Result<()> {
+fn report(lines: &[String], pid: u32, account: &str, sets: &Path, pprof: &Path) -> Result<()> {
     let cycles: Vec<Cycle> = lines.iter().filter_map(|line| Cycle::read(line)).collect();
     let majors = cycles.iter().filter(|cycle| cycle.major).count();
     let pauses: Vec<f64> = cycles.iter().filter_map(|cycle| cycle.pause_ms).collect();
@@ -129,14 +129,15 @@ fn report(lines: &[String], account: &str, sets: &Path, pprof: &Path) -> Result<
     for entry in fs::read_dir(sets).with_context(|| format!("cannot read {}", sets.display()))? {
         written.push(entry.with_context(|| format!("cannot read {}", sets.display()))?.path());
     }
-    written.sort();
     if written.is_empty() {
         bail!("gctrace wrote no TuneMyGC set into {}", sets.display());
     }
     if !pprof.is_file() {
         bail!("gctrace wrote no profile to {}", pprof.display());
     }
-    for set in &written {
+    // The workload's own set first; other Ruby processes of this host may have theirs.
+    written.sort_by_key(|path| !path.to_string_lossy().contains(&format!("-{pid}-")));
+    for set in &written[..1] {
         println!("TuneMyGC set      {0}    open it: less {0}", short(set));
     }
     println!(

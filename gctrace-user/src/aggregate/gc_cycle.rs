@@ -42,6 +42,11 @@ pub struct CycleFold {
 }
 
 impl CycleFold {
+    /// A fold that takes up after record number `seq` of its process.
+    pub fn after(seq: u64) -> Self {
+        Self { last_seq: seq, ..Self::default() }
+    }
+
     /// Notes the sequence number of a record; a gap is records lost in the kernel.
     pub fn sequence(&mut self, seq: u64) -> u64 {
         let gap = seq.saturating_sub(self.last_seq.saturating_add(1));

@@ -4,7 +4,10 @@ use std::{
     collections::{HashMap, HashSet},
     fs::File,
     num::NonZeroU32,
-    os::{fd::OwnedFd, unix::fs::FileExt},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::{Arc, mpsc::SyncSender},
@@ -20,7 +23,7 @@ use super::{
 use crate::{
     bpf::{MappingWatch, Probes, Scope},
     elf::{ElfImage, LoadSegment, RubyPresence, probe_ruby},
-    enrich::clock::monotonic_ns,
+    enrich::{clock::monotonic_ns, proc::is_running},
     model::Image,
     pipeline::{Images, KnownImage},
     ruby::{
@@ -82,6 +85,8 @@ pub enum Found {
     Spawned(Child),
     /// Tracing cannot go on.
     Fatal(String),
+    /// No further record will be made. The probes are being detached, which takes about 0.1 s each.
+    Closed,
 }
 
 /// What the control thread needs to run.
@@ -152,6 +157,7 @@ pub fn run(start: Start) {
     }
     control.watch(&mut watch, &stop);
     control.probes.close_images();
+    control.tell(Found::Closed);
 }
 
 impl Control {
@@ -174,10 +180,10 @@ impl Control {
             }
         }
         for pid in self.selection.pids.clone() {
-            if self.watches_others() || self.selection.pids.len() > 1 {
-                self.probes.select(pid).map_err(|e| e.to_string())?;
+            self.probes.select(pid).map_err(|e| e.to_string())?;
+            if !self.inspect_selected(pid) {
+                self.probes.forget(pid);
             }
-            self.inspect_selected(pid);
         }
         if self.selection.all {
             self.scan();
@@ -234,14 +240,15 @@ impl Control {
         }
     }
 
-    fn inspect_selected(&mut self, pid: u32) {
+    /// Returns whether it is a Ruby.
+    fn inspect_selected(&mut self, pid: u32) -> bool {
         let reason = match mappings::of_process(pid) {
             Err(procfs::ProcError::NotFound(_)) => "no such process".to_owned(),
             Err(error) => format!("its mappings cannot be read: {error}"),
             Ok(mappings) => {
                 let count = mappings.len();
                 if self.inspect_mappings(pid, &mappings) {
-                    return;
+                    return true;
                 }
                 format!(
                     "not a Ruby process: none of its {count} executable mappings holds a CRuby interpreter"
@@ -249,6 +256,7 @@ impl Control {
             }
         };
         self.tell(Found::NotRuby { pid, reason });
+        false
     }
 
     fn inspect(&mut self, pid: u32) {
@@ -335,7 +343,9 @@ impl Control {
         };
         let during_gc = 1 << plan.analysis.vm.during_gc_bit;
         self.images.add(KnownImage { image: Arc::new(image), layout: plan.layout.clone(), during_gc });
-        self.probes.attach(index, &plan.sites, path, self.scope()).map_err(|e| e.to_string())?;
+        // Through our own descriptor: the process whose mapping this is may exit at any moment.
+        let opened = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        self.probes.attach(index, &plan.sites, &opened, self.scope()).map_err(|e| e.to_string())?;
         self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.attached += 1;
         Ok(Verdict::Traced(Arc::new(Traced { index, plan, segments })))
@@ -352,6 +362,10 @@ impl Control {
         let Some(bias) = bias(mapping, &traced.segments) else { return };
         if let Err(error) = self.probes.set_process(pid, traced.index, bias) {
             log::warn!("pid {pid}: {error}");
+        }
+        if !is_running(pid) {
+            // Its exit may have been reported before it was followed, and then nobody removes it.
+            return self.probes.forget(pid);
         }
         let state = match read_state(pid, bias, &traced.plan) {
             Ok(state) => state,
@@ -457,6 +471,9 @@ fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<Option<(u64, Vec
     for _ in 0..STATE_TRIES {
         let ts_ns = monotonic_ns();
         let (Some(first), Some(second)) = (read(), read()) else { return Ok(None) };
+        if !prove::is_set_up(&plan.layout, &first) {
+            return Ok(None);
+        }
         // Two equal reads outside a GC: what changes in between is only what an allocation changes.
         if !prove::is_outside_gc(&plan.layout, &first, during_gc)
             || !prove::no_gc_between(&plan.layout, &first, &second)

@@ -46,10 +46,13 @@ fn kib(status: &str, field: &str) -> Option<u64> {
     Some(number * 1024)
 }
 
-/// Whether the process is there and not a zombie.
+/// `PF_EXITING` (include/linux/sched.h): set before the kernel reports the exit (`sched_process_exit`).
+const PF_EXITING: u32 = 0x4;
+
+/// Whether the process is there and its exit has not been reported yet.
 pub fn is_running(pid: u32) -> bool {
     let stat = ProcProcess::new(pid as i32).and_then(|process| process.stat());
-    stat.is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X' | 'x'))
+    stat.is_ok_and(|stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x'))
 }
 
 /// Describes a process as far as it can be read.

@@ -60,6 +60,12 @@ pub fn is_outside_gc(layout: &ObjspaceLayout, data: &[u8], during_gc: u32) -> bo
     layout.flags.read(data).is_some_and(|flags| flags as u32 & during_gc == 0)
 }
 
+/// Whether the heap has been set up. The VM pointer is set some time before, with an objspace full of zeros.
+pub fn is_set_up(layout: &ObjspaceLayout, data: &[u8]) -> bool {
+    let available = layout.keys.iter().find(|key| key.name == "heap_available_slots");
+    available.and_then(|key| key.value(data)).is_some_and(|slots| slots > 0)
+}
+
 /// Whether two snapshots lie between the same two GC pauses.
 pub fn no_gc_between(layout: &ObjspaceLayout, first: &[u8], second: &[u8]) -> bool {
     layout.flags.read(first) == layout.flags.read(second)

@@ -112,6 +112,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         all: settings.selection.all,
         own_pid,
         tracefs: &host.tracefs,
+        cookies: settings.cookies,
         gc_ring_bytes: settings.gc_ring_bytes,
     })?;
     let (sender, findings) = sync_channel(FINDINGS);

@@ -186,6 +186,11 @@ impl Pipeline {
                 // A forked child is traced from its first GC event on, which tells its image.
                 Kind::Fork | Kind::Snapshot | Kind::Pause => continue,
             };
+            if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
+                let gap = traced.fold.sequence_end(event.header.seq);
+                traced.lost += gap;
+                self.counts.lost_records += gap;
+            }
             self.end(event.header.tgid, reason, event.header.ts_ns);
             self.refused.remove(&event.header.tgid);
             self.waiting.remove(&event.header.tgid);

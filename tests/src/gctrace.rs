@@ -95,6 +95,11 @@ impl Gctrace {
         self.process.wait_stderr(PATIENCE, "gctrace: ready", |line| line.starts_with("gctrace: ready"))
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+
     /// Waits until it has printed a line of this type about this process.
     pub fn wait_line(&mut self, kind: &str, pid: u32) -> Result<()> {
         let what = format!("a {kind} line about {pid}");

@@ -78,6 +78,12 @@ pub fn check_lossless(report: &Report) -> Result<()> {
     Ok(())
 }
 
+/// GC records that the kernel numbered but could not hand over.
+pub fn kernel_losses(report: &Report) -> Result<u64> {
+    let ledger = report.ledger.as_ref().context("no ledger line")?;
+    sum(&ledger.kernel, &["snapshot_ring_full", "snapshot_read_failed", "pause_ring_full"])
+}
+
 fn sum(counters: &Map<String, Value>, names: &[&str]) -> Result<u64> {
     names.iter().map(|name| counter(counters, name)).sum()
 }

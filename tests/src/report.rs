@@ -99,6 +99,8 @@ pub struct GcLine {
 pub struct ExitLine {
     /// The process that is gone.
     pub pid: u32,
+    /// GC records of it that the kernel lost.
+    pub lost: u64,
 }
 
 /// A `refused` line.

@@ -62,6 +62,22 @@ fn one_before_and_one_after() -> Result<()> {
     Ok(())
 }
 
+/// On kernels before 5.15, which hand no cookies to uprobes, image and load bias come from what was found in /proc:
+/// the numbers are the same.
+#[test]
+fn without_attach_cookies() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let mut script = Script::new(&live, &ruby, "explicit.rb")?.arg("20").waiting().start()?;
+        script.wait_for("ready")?;
+        let gctrace = Invocation::jsonl(["--all-ruby", "--without-cookies"])?.start_ready()?;
+        script.say("go")?;
+        let done = script.finish()?;
+        all_counted(&gctrace.stop()?, &done.report, done.witness.as_ref())?;
+    }
+    Ok(())
+}
+
 /// A process that is in the middle of a cycle when gctrace comes: that cycle is not reported, nothing of it counts as
 /// lost, and every cycle from then on is exact.
 #[test]

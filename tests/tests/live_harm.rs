@@ -199,3 +199,29 @@ fn killed_program() -> Result<()> {
     ensure!(report.gcs_of(other_pid).next().is_some(), "nothing about the other program");
     Ok(())
 }
+
+/// When the ring overflows (gctrace itself is held up) the program goes on, the losses are told with the process, to
+/// the record, and the ledger balances.
+#[test]
+fn overflow_is_told() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let running = steady(&live, &ruby)?;
+        let pid = running.pid();
+        let arguments = ["--pid", &pid.to_string(), "--gc-ring", "16KiB"];
+        let mut gctrace = Invocation::jsonl(arguments)?.start_ready()?;
+        gctrace.wait_line("gc", pid)?;
+        gctrace.signal(Signal::STOP)?;
+        std::thread::sleep(Duration::from_secs(1));
+        gctrace.signal(Signal::CONT)?;
+        stop(running)?;
+        let report = gctrace.stop()?;
+        let lost = ledger::kernel_losses(&report)?;
+        assert!(lost > 0, "nothing was lost, so nothing was tested");
+        let exit = report.exits.iter().find(|exit| exit.pid == pid);
+        assert_eq!(exit.map(|exit| exit.lost), Some(lost));
+        assert!(report.gcs_of(pid).any(|cycle| cycle.lost > 0), "no cycle tells the loss before it");
+        assert!(report.gcs_of(pid).map(|cycle| cycle.lost).sum::<u64>() <= lost);
+    }
+    Ok(())
+}

@@ -55,6 +55,11 @@ impl CycleFold {
         gap
     }
 
+    /// The process ended having numbered `seq` records: what is missing at the end was lost, too.
+    pub fn sequence_end(&mut self, seq: u64) -> u64 {
+        self.sequence(seq.saturating_add(1))
+    }
+
     /// What could not be attributed so far.
     pub fn counts(&self) -> FoldCounts {
         self.counts

@@ -109,6 +109,8 @@ pub struct LoadOptions<'a> {
     pub own_pid: u32,
     /// Where tracefs is mounted.
     pub tracefs: &'a std::path::Path,
+    /// Use attach cookies where the kernel has them.
+    pub cookies: bool,
     /// Bytes of the GC ring, if not the default.
     pub gc_ring_bytes: Option<u32>,
 }
@@ -130,7 +132,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let mut config = Config {
         select: if options.all { SELECT_ALL } else { SELECT_LISTED },
         own_tgid: options.own_pid,
-        has_cookie: 1,
+        has_cookie: u32::from(options.cookies),
         newtask_pid: newtask.0,
         newtask_clone_flags: newtask.1,
         reserved: 0,
@@ -139,7 +141,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     // never sees it.
     let mut ebpf = match load_programs(config, options.gc_ring_bytes) {
         Ok(ebpf) => ebpf,
-        Err(first @ LoadError::Program { .. }) => {
+        Err(first @ LoadError::Program { .. }) if options.cookies => {
             config.has_cookie = 0;
             match load_programs(config, options.gc_ring_bytes) {
                 Ok(ebpf) => ebpf,

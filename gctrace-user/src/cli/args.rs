@@ -50,6 +50,10 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", value_parser = parse_ring, hide_short_help = true)]
     pub gc_ring: Option<u32>,
 
+    /// Behave as on kernels before 5.15, which have no attach cookies (for tests)
+    #[arg(long, hide = true)]
+    pub without_cookies: bool,
+
     /// Start this command and trace it and everything it starts
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,

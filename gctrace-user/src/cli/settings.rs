@@ -29,6 +29,8 @@ pub struct Settings {
     pub tunemygc: Option<PathBuf>,
     /// File for the profile.
     pub pprof: Option<PathBuf>,
+    /// Use attach cookies where the kernel has them.
+    pub cookies: bool,
     /// Size of the GC ring, bytes.
     pub gc_ring_bytes: Option<u32>,
 }
@@ -47,7 +49,18 @@ pub enum UsageError {
 impl Settings {
     /// Resolves flags.
     pub fn resolve(args: Args, own_pid: u32) -> Result<Self, UsageError> {
-        let Args { all_ruby, mut pids, duration, format, quiet, tunemygc, pprof, gc_ring, command } = args;
+        let Args {
+            all_ruby,
+            mut pids,
+            duration,
+            format,
+            quiet,
+            tunemygc,
+            pprof,
+            gc_ring,
+            without_cookies,
+            command,
+        } = args;
         pids.sort_unstable();
         pids.dedup();
         if pids.contains(&own_pid) {
@@ -63,7 +76,15 @@ impl Settings {
             (false, FormatArg::Jsonl) => Format::Jsonl,
         };
         let selection = Selection { all: all_ruby, pids, command };
-        Ok(Self { selection, duration, format, tunemygc, pprof, gc_ring_bytes: gc_ring })
+        Ok(Self {
+            selection,
+            duration,
+            format,
+            tunemygc,
+            pprof,
+            gc_ring_bytes: gc_ring,
+            cookies: !without_cookies,
+        })
     }
 }
 

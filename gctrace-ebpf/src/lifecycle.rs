@@ -32,8 +32,7 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
         return 0;
     }
     let child = child as u32;
-    let _full_is_counted_at_the_first_hit =
-        PROCESSES.insert(&child, &ProcessEntry { seq: 0, ..parent }, 0);
+    let _full_is_counted_at_the_first_hit = PROCESSES.insert(&child, &ProcessEntry { seq: 0, ..parent }, 0);
     emit::life(Kind::Fork, tgid, tid, parent, child);
     0
 }

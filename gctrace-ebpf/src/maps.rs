@@ -10,7 +10,8 @@ use aya_ebpf::{
 use gctrace_common::{
     ABI_HASH,
     config::{
-        Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_IMAGES, MAX_PROCESSES, MAX_SCOPES, ProcessEntry,
+        Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_IMAGES, MAX_PROCESSES, MAX_SCOPES,
+        ProcessEntry,
     },
     scope::Scope,
     stats::Counter,

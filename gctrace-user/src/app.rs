@@ -158,7 +158,12 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     match run.fatal {
         Some(reason) => Err(Failure::Control(reason)),
         None if run.pipeline.failure().is_some() => Ok(Outcome::OutputFailed),
-        None if ledger.user.processes == 0 && !run.matched => Ok(Outcome::NothingMatched),
+        None if ledger.user.processes == 0 && !run.matched => {
+            say(
+                "gctrace: nothing matched: no CRuby process was running or started in that time under this selection",
+            );
+            Ok(Outcome::NothingMatched)
+        }
         None => Ok(Outcome::Done),
     }
 }

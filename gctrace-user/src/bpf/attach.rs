@@ -225,6 +225,10 @@ impl Probes {
     /// Follows a process (its fork, exec and exit are reported), and tells image and load bias for kernels without
     /// cookies.
     pub fn set_process(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
+        if self.has_cookie && self.processes.get(&pid, 0).is_ok() {
+            // The programs may be counting in the entry at this moment: rewriting it could undo a count.
+            return Ok(());
+        }
         self.update(pid, |entry| {
             entry.image = image;
             entry.bias = bias;

@@ -37,8 +37,17 @@ pub enum ExportError {
     /// Writing to standard output failed.
     #[error("writing to standard output: {0}")]
     Stdout(#[source] std::io::Error),
+    /// An output cannot be written, found out before tracing began.
+    #[error("{path} cannot be written: {source}; make its directory, or name another place")]
+    Unwritable {
+        /// The file or directory.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
     /// Writing a file failed.
-    #[error("writing {path}: {source}; nothing was left behind, and tracing went on")]
+    #[error("writing {path}: {source}; nothing was left behind, and the other outputs are complete")]
     File {
         /// The file.
         path: PathBuf,

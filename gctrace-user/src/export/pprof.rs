@@ -136,7 +136,8 @@ impl Pprof {
     /// The profile goes to `path`.
     pub fn new(path: &Path, clock: WallClock) -> Result<Self, ExportError> {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        file::check_writable(dir).map_err(|source| ExportError::File { path: path.to_owned(), source })?;
+        file::check_writable(dir)
+            .map_err(|source| ExportError::Unwritable { path: path.to_owned(), source })?;
         let (totals, images) = (BTreeMap::new(), BTreeMap::new());
         Ok(Self { path: path.to_owned(), clock, began_ns: monotonic_ns(), totals, images })
     }

@@ -310,7 +310,7 @@ struct Open {
 impl TuneMyGc {
     /// Sets go to files in `dir`, which is made if it is not there.
     pub fn new(dir: &Path, clock: WallClock) -> Result<Self, ExportError> {
-        let error = |source| ExportError::File { path: dir.to_owned(), source };
+        let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
         std::fs::create_dir_all(dir).map_err(error)?;
         file::check_writable(dir).map_err(error)?;
         Ok(Self { dir: dir.to_owned(), clock, open: HashMap::new(), written: Vec::new() })

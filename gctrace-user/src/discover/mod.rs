@@ -4,6 +4,7 @@ mod control;
 mod identity;
 mod installed;
 mod mappings;
+mod state;
 
 pub use control::{Found, Selection, Start, run};
 pub use identity::ImageKey;

@@ -4,10 +4,13 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     os::fd::AsRawFd,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::{
+    fs::{AtFlags, CWD, Mode, OFlags},
+    io::Errno,
+};
 
 /// Writes `bytes` to `path`, replacing what was there. The bytes are on disk under no name at all (`O_TMPFILE`) until
 /// they are complete.
@@ -16,70 +19,88 @@ pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
     };
-    match open_unnamed(dir) {
-        Ok(mut file) => {
-            fill(&mut file, bytes)?;
-            publish(&file, path)
+    let mut file = Unpublished::create(dir)?;
+    file.fill(bytes)?;
+    file.replace(path)
+}
+
+/// Writes `bytes` to a new file in `dir`: `STEM.json`, or with a number behind the stem if that is taken (the same
+/// process traced before, or after an exec). What is there is never overwritten.
+pub(super) fn write_new(dir: &Path, stem: &str, extension: &str, bytes: &[u8]) -> io::Result<()> {
+    let mut file = Unpublished::create(dir)?;
+    file.fill(bytes)?;
+    for number in 1..=10_000 {
+        let name =
+            if number == 1 { format!("{stem}{extension}") } else { format!("{stem}-{number}{extension}") };
+        match file.publish(&dir.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => return result,
         }
-        // Some file systems have no unnamed files; a named one, removed on any error, is the next best.
-        Err(error)
-            if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) =>
-        {
-            let mut file = tempfile::Builder::new().permissions(permissions()).tempfile_in(dir)?;
-            fill(file.as_file_mut(), bytes)?;
-            file.persist(path).map_err(|error| error.error)?;
-            Ok(())
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
+/// A complete file that has no name yet.
+enum Unpublished {
+    Unnamed(File),
+    /// Some file systems have no unnamed files; a named one, removed when it is dropped, is the next best.
+    Named(tempfile::NamedTempFile),
+}
+
+impl Unpublished {
+    fn create(dir: &Path) -> io::Result<Self> {
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
+        match rustix::fs::open(dir, flags, mode) {
+            Ok(file) => Ok(Self::Unnamed(File::from(file))),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+                let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+                Ok(Self::Named(tempfile::Builder::new().permissions(permissions).tempfile_in(dir)?))
+            }
+            Err(error) => Err(error.into()),
         }
-        Err(error) => Err(error),
+    }
+
+    fn fill(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let file = match self {
+            Self::Unnamed(file) => file,
+            Self::Named(file) => file.as_file_mut(),
+        };
+        file.write_all(bytes)?;
+        file.sync_data()
+    }
+
+    /// Gives the file a name that is not taken.
+    fn publish(&self, path: &Path) -> io::Result<()> {
+        let from = match self {
+            Self::Unnamed(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
+            Self::Named(file) => file.path().to_owned(),
+        };
+        Ok(rustix::fs::linkat(CWD, &from, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+    }
+
+    /// Gives the file a name, replacing what has it. Linking cannot replace, so the complete file gets another name
+    /// first and is renamed over.
+    fn replace(&self, path: &Path) -> io::Result<()> {
+        match self.publish(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => return result,
+        }
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".{}.tmp", std::process::id()));
+        let other = path.with_file_name(name);
+        self.publish(&other)?;
+        fs::rename(&other, path).inspect_err(|_| {
+            if let Err(error) = fs::remove_file(&other) {
+                log::warn!("removing {}: {error}", other.display());
+            }
+        })
     }
 }
 
 /// Checks that files can be made in a directory, without leaving one there.
 pub(super) fn check_writable(dir: &Path) -> io::Result<()> {
-    match open_unnamed(dir) {
-        Err(error)
-            if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) =>
-        {
-            tempfile::tempfile_in(dir).map(drop)
-        }
-        result => result.map(drop),
-    }
-}
-
-fn open_unnamed(dir: &Path) -> io::Result<File> {
-    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-    let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-    Ok(File::from(rustix::fs::open(dir, flags, mode)?))
-}
-
-fn permissions() -> fs::Permissions {
-    std::os::unix::fs::PermissionsExt::from_mode(0o644)
-}
-
-fn fill(file: &mut File, bytes: &[u8]) -> io::Result<()> {
-    file.write_all(bytes)?;
-    file.sync_data()
-}
-
-fn publish(file: &File, path: &Path) -> io::Result<()> {
-    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let link = |target: &Path| rustix::fs::linkat(CWD, &unnamed, CWD, target, AtFlags::SYMLINK_FOLLOW);
-    match link(path) {
-        Ok(()) => Ok(()),
-        // Linking cannot replace: give the complete file another name and rename it over.
-        Err(rustix::io::Errno::EXIST) => {
-            let mut name = path.file_name().unwrap_or_default().to_owned();
-            name.push(format!(".{}.tmp", std::process::id()));
-            let other = path.with_file_name(name);
-            link(&other)?;
-            fs::rename(&other, path).inspect_err(|_| {
-                if let Err(error) = fs::remove_file(&other) {
-                    log::warn!("removing {}: {error}", other.display());
-                }
-            })
-        }
-        Err(error) => Err(error.into()),
-    }
+    Unpublished::create(dir).map(drop)
 }
 
 #[cfg(test)]
@@ -96,6 +117,19 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    /// A new file never takes another one's name.
+    #[test]
+    fn new_files_get_new_names() {
+        let dir = tempfile::tempdir().unwrap();
+        for content in ["a", "b", "c"] {
+            write_new(dir.path(), "set", ".json", content.as_bytes()).unwrap();
+        }
+        for (name, content) in [("set.json", "a"), ("set-2.json", "b"), ("set-3.json", "c")] {
+            assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), content);
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     /// A directory that is not there is an error with nothing left behind.

@@ -1,26 +1,11 @@
-//! TuneMyGC sample sets: one set per process, as the protocol's agent would have sent them.
+//! The wire format of sample sets, both ways.
 //!
 //! Header: 11 elements (readers also accept the agent's 12, which carry the spy ids at position 8). Samples: 8
 //! elements (readers also accept 7, from before thread ids). Times are epoch seconds.
 
-use std::{
-    collections::HashMap,
-    fmt::Write as _,
-    path::{Path, PathBuf},
-};
+use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
-
-use super::{ExportError, Exporter, ProcessEnd, VERSION, file};
-use crate::{
-    enrich::clock::WallClock,
-    ledger::Ledger,
-    model::{EndReason, GcCycle, GcState, Memory, Process},
-    ruby::stat::GcInfo,
-};
-
-/// A set is written out and begun anew at this many samples (about 3 MB), which bounds memory.
-const MAX_SAMPLES: usize = 10_000;
 
 /// Name of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,177 +275,6 @@ fn integer(place: impl Into<String>, value: &Value) -> Result<u64, ProtocolError
     value.as_u64().ok_or_else(|| bad(place, "is not a non-negative integer"))
 }
 
-/// Collects sets and writes each to its file when its process ends.
-pub struct TuneMyGc {
-    dir: PathBuf,
-    clock: WallClock,
-    open: HashMap<u32, Open>,
-    written: Vec<PathBuf>,
-}
-
-/// The set of a process that is being traced.
-struct Open {
-    set: SampleSet,
-    name: String,
-    part: u32,
-    booted: bool,
-    last_memory: Option<Memory>,
-}
-
-impl TuneMyGc {
-    /// Sets go to files in `dir`, which is made if it is not there.
-    pub fn new(dir: &Path, clock: WallClock) -> Result<Self, ExportError> {
-        let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
-        std::fs::create_dir_all(dir).map_err(error)?;
-        file::check_writable(dir).map_err(error)?;
-        Ok(Self { dir: dir.to_owned(), clock, open: HashMap::new(), written: Vec::new() })
-    }
-
-    /// Files written so far.
-    pub fn written(&self) -> &[PathBuf] {
-        &self.written
-    }
-
-    fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
-        let clock = self.clock;
-        let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
-        // Once the process is gone its last known memory stands.
-        let memory = state.memory.or(open.last_memory);
-        open.last_memory = memory;
-        open.set.samples.push(Sample {
-            ts: clock.epoch_seconds(state.ts_ns),
-            peak_rss: memory.map(|memory| memory.peak_rss),
-            current_rss: memory.map(|memory| memory.rss),
-            event,
-            stat: state.stat.clone(),
-            latest_gc_info: info_map(&state.info),
-            meta: Value::Null,
-            thread_id: (state.tid != process.pid).then_some(u64::from(state.tid)),
-        });
-        if open.set.samples.len() >= MAX_SAMPLES {
-            self.write(process.pid, false)?;
-        }
-        Ok(())
-    }
-
-    /// Writes the set of a process; `last` ends it, else its next part begins.
-    fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
-        let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
-        let suffix = if open.part == 0 && last { String::new() } else { format!("-part{}", open.part) };
-        let path = self.dir.join(format!("{}{suffix}.json", open.name));
-        let text = open.set.to_json();
-        open.set.samples.clear();
-        open.part += 1;
-        let empty_tail = last
-            && open.part > 1
-            && text.len() == SampleSet { samples: vec![], ..open.set.clone() }.to_json().len();
-        if last {
-            self.open.remove(&pid);
-        }
-        if empty_tail {
-            return Ok(());
-        }
-        file::write_atomically(&path, text.as_bytes())
-            .map_err(|source| ExportError::File { path: path.clone(), source })?;
-        self.written.push(path);
-        Ok(())
-    }
-}
-
-fn info_map(info: &GcInfo) -> Map<String, Value> {
-    let mut map = Map::new();
-    let mut put = |key: &str, value: Value| map.insert(key.to_owned(), value);
-    put("major_by", json!(info.major_by));
-    if let Some(need) = info.need_major_by {
-        put("need_major_by", json!(need));
-    }
-    put("gc_by", json!(info.gc_by));
-    put("have_finalizer", json!(info.have_finalizer));
-    put("immediate_sweep", json!(info.immediate_sweep));
-    put("state", json!(info.state));
-    if let Some((weak, retained)) = info.weak_references {
-        put("weak_references_count", json!(weak));
-        put("retained_weak_references_count", json!(retained));
-    }
-    map
-}
-
-impl Exporter for TuneMyGc {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        let header = Header {
-            token: None,
-            ruby_version: process.image.version.to_string(),
-            rails_version: "0.0".to_owned(),
-            gc_env: process.gc_env.iter().map(|(key, value)| (key.clone(), json!(value))).collect(),
-            agent_version: VERSION.to_owned(),
-            gc_opts: Vec::new(),
-            gc_constants: Map::new(),
-            stat_keys: process.image.stat_keys.iter().map(|key| (*key).to_owned()).collect(),
-            spy_ids: None,
-            hostname: process.hostname.clone().unwrap_or_default(),
-            ppid: u64::from(process.ppid.unwrap_or_default()),
-            pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
-        };
-        let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
-        let mut name = format!("tunemygc-{}-{start}", process.pid);
-        // After an exec the same process, with the same start time, runs another program: another set.
-        let taken = self
-            .written
-            .iter()
-            .filter(|path| path.file_stem().is_some_and(|stem| stem.to_string_lossy().starts_with(&name)));
-        let taken = taken.count();
-        if taken > 0 {
-            let _infallible = write!(name, "-exec{taken}");
-        }
-        let set = SampleSet { header, samples: Vec::new() };
-        self.open.insert(process.pid, Open { set, name, part: 0, booted: false, last_memory: None });
-        if let Some(state) = state {
-            self.push(process, EventName::Booted, state)?;
-            self.booted(process.pid);
-        }
-        Ok(())
-    }
-
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        if self.open.get(&process.pid).is_some_and(|open| !open.booted) {
-            // Nothing could be read before the VM's first GC: that is where our knowledge begins.
-            self.push(process, EventName::Booted, &cycle.start)?;
-            self.booted(process.pid);
-        }
-        self.push(process, EventName::GcCycleStarted, &cycle.start)?;
-        match &cycle.end {
-            Some(end) => self.push(process, EventName::GcCycleEnded, end),
-            None => Ok(()),
-        }
-    }
-
-    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
-        if end.reason == EndReason::Exited
-            && let Some(state) = &end.shutdown
-        {
-            self.push(process, EventName::Terminated, state)?;
-        }
-        self.write(process.pid, true)
-    }
-
-    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        let mut pids: Vec<u32> = self.open.keys().copied().collect();
-        pids.sort_unstable();
-        for pid in pids {
-            self.write(pid, true)?;
-        }
-        Ok(())
-    }
-}
-
-impl TuneMyGc {
-    fn booted(&mut self, pid: u32) {
-        if let Some(open) = self.open.get_mut(&pid) {
-            open.booted = true;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -473,7 +287,7 @@ mod tests {
             current_rss: Some(132_255_744),
             event: EventName::GcCycleStarted,
             stat,
-            latest_gc_info: info_map(&GcInfo::decode(0x100, None, crate::ruby::stat::Mode::None, None)),
+            latest_gc_info: Map::from_iter([("gc_by".to_owned(), json!("newobj"))]),
             meta: Value::Null,
             thread_id: None,
         }
@@ -485,7 +299,7 @@ mod tests {
             ruby_version: "3.1.2".into(),
             rails_version: "0.0".into(),
             gc_env: Map::new(),
-            agent_version: VERSION.into(),
+            agent_version: "0.1.0".into(),
             gc_opts: vec![],
             gc_constants: Map::new(),
             stat_keys: vec!["count".into(), "time".into()],

@@ -1,0 +1,173 @@
+//! TuneMyGC sample sets: one set per process, as the protocol's agent would have sent them.
+//! The wire format is in [`set`].
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Map, Value, json};
+
+mod set;
+
+pub use set::{EventName, Header, ProtocolError, Sample, SampleSet};
+
+use super::{ExportError, Exporter, ProcessEnd, VERSION, file};
+use crate::{
+    enrich::clock::WallClock,
+    ledger::Ledger,
+    model::{EndReason, GcCycle, GcState, Memory, Process},
+    ruby::stat::GcInfo,
+};
+
+/// A set is written out and begun anew at this many samples (about 3 MB), which bounds memory.
+const MAX_SAMPLES: usize = 10_000;
+
+/// Collects sets and writes each to its file when its process ends.
+pub struct TuneMyGc {
+    dir: PathBuf,
+    clock: WallClock,
+    open: HashMap<u32, Open>,
+}
+
+/// The set of a process that is being traced.
+struct Open {
+    set: SampleSet,
+    name: String,
+    part: u32,
+    booted: bool,
+    last_memory: Option<Memory>,
+}
+
+impl TuneMyGc {
+    /// Sets go to files in `dir`, which is made if it is not there.
+    pub fn new(dir: &Path, clock: WallClock) -> Result<Self, ExportError> {
+        let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
+        std::fs::create_dir_all(dir).map_err(error)?;
+        file::check_writable(dir).map_err(error)?;
+        Ok(Self { dir: dir.to_owned(), clock, open: HashMap::new() })
+    }
+
+    fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
+        let clock = self.clock;
+        let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
+        // Once the process is gone its last known memory stands.
+        let memory = state.memory.or(open.last_memory);
+        open.last_memory = memory;
+        open.set.samples.push(Sample {
+            ts: clock.epoch_seconds(state.ts_ns),
+            peak_rss: memory.map(|memory| memory.peak_rss),
+            current_rss: memory.map(|memory| memory.rss),
+            event,
+            stat: state.stat.clone(),
+            latest_gc_info: info_map(&state.info),
+            meta: Value::Null,
+            thread_id: (state.tid != process.pid).then_some(u64::from(state.tid)),
+        });
+        if open.set.samples.len() >= MAX_SAMPLES {
+            self.write(process.pid, false)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what there is of the set of a process; `last` ends it, else its next part begins.
+    fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
+        let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
+        let text = (!open.set.samples.is_empty()).then(|| open.set.to_json());
+        open.set.samples.clear();
+        open.part += u32::from(!last || open.part > 0);
+        let part = if open.part > 0 { format!("-part{}", open.part) } else { String::new() };
+        let stem = format!("{}{part}", open.name);
+        if last {
+            self.open.remove(&pid);
+        }
+        let Some(text) = text else { return Ok(()) };
+        file::write_new(&self.dir, &stem, ".json", text.as_bytes())
+            .map_err(|source| ExportError::File { path: self.dir.join(format!("{stem}.json")), source })
+    }
+}
+
+fn info_map(info: &GcInfo) -> Map<String, Value> {
+    let mut map = Map::new();
+    let mut put = |key: &str, value: Value| map.insert(key.to_owned(), value);
+    put("major_by", json!(info.major_by));
+    if let Some(need) = info.need_major_by {
+        put("need_major_by", json!(need));
+    }
+    put("gc_by", json!(info.gc_by));
+    put("have_finalizer", json!(info.have_finalizer));
+    put("immediate_sweep", json!(info.immediate_sweep));
+    put("state", json!(info.state));
+    if let Some((weak, retained)) = info.weak_references {
+        put("weak_references_count", json!(weak));
+        put("retained_weak_references_count", json!(retained));
+    }
+    map
+}
+
+impl Exporter for TuneMyGc {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        let header = Header {
+            token: None,
+            ruby_version: process.image.version.to_string(),
+            rails_version: "0.0".to_owned(),
+            gc_env: process.gc_env.iter().map(|(key, value)| (key.clone(), json!(value))).collect(),
+            agent_version: VERSION.to_owned(),
+            gc_opts: Vec::new(),
+            gc_constants: Map::new(),
+            stat_keys: process.image.stat_keys.iter().map(|key| (*key).to_owned()).collect(),
+            spy_ids: None,
+            hostname: process.hostname.clone().unwrap_or_default(),
+            ppid: u64::from(process.ppid.unwrap_or_default()),
+            pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
+        };
+        let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
+        let name = format!("tunemygc-{}-{start}", process.pid);
+        let set = SampleSet { header, samples: Vec::new() };
+        self.open.insert(process.pid, Open { set, name, part: 0, booted: false, last_memory: None });
+        if let Some(state) = state {
+            self.push(process, EventName::Booted, state)?;
+            self.booted(process.pid);
+        }
+        Ok(())
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
+        if self.open.get(&process.pid).is_some_and(|open| !open.booted) {
+            // Nothing could be read before the VM's first GC: that is where our knowledge begins.
+            self.push(process, EventName::Booted, &cycle.start)?;
+            self.booted(process.pid);
+        }
+        self.push(process, EventName::GcCycleStarted, &cycle.start)?;
+        match &cycle.end {
+            Some(end) => self.push(process, EventName::GcCycleEnded, end),
+            None => Ok(()),
+        }
+    }
+
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
+        if end.reason == EndReason::Exited
+            && let Some(state) = &end.shutdown
+        {
+            self.push(process, EventName::Terminated, state)?;
+        }
+        self.write(process.pid, true)
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        let mut pids: Vec<u32> = self.open.keys().copied().collect();
+        pids.sort_unstable();
+        for pid in pids {
+            self.write(pid, true)?;
+        }
+        Ok(())
+    }
+}
+
+impl TuneMyGc {
+    fn booted(&mut self, pid: u32) {
+        if let Some(open) = self.open.get_mut(&pid) {
+            open.booted = true;
+        }
+    }
+}

@@ -35,7 +35,7 @@ counters! {
     Own = "own",
     /// Hits of processes that the user did not select.
     Filtered = "filtered",
-    /// Hits whose image is closed (its probes are being attached or detached) or not known (no cookies, no entry).
+    /// Hits whose image is closed (its probes are being attached) or not known (no cookies, no entry).
     NoImage = "no_image",
     /// Hits that passed selection.
     Admitted = "admitted",

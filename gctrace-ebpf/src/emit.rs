@@ -10,7 +10,7 @@ use gctrace_common::{
 
 use crate::{
     filter::Admitted,
-    maps::{GC_RING, LIFE_RING, add_one, count},
+    maps::{GC_RING, LIFE_RING, add_one, closed, count},
     usermem,
 };
 
@@ -151,6 +151,9 @@ pub fn pause(admitted: &Admitted, scope: &Scope, ts_ns: u64) {
 /// Emits a lifecycle record of a followed process and wakes the reader.
 #[inline(always)]
 pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, other: u32) {
+    if closed() {
+        return;
+    }
     count(Counter::Lives);
     let Some(mut slot): Option<RingBufEntry<LifeEvent>> = LIFE_RING.reserve::<LifeEvent>(0) else {
         count(Counter::LifeRingFull);

@@ -10,7 +10,7 @@ use gctrace_common::{
 use crate::{
     emit,
     filter::{Admitted, admit},
-    maps::{SCOPES, count},
+    maps::{SCOPES, closed, count},
     usermem,
 };
 
@@ -19,6 +19,9 @@ use crate::{
 pub fn hit(ctx: &ProbeContext, point: Point) -> u32 {
     // SAFETY: a plain helper call. Taken first, so that our own work is not inside the measured pause's start.
     let now = unsafe { bpf_ktime_get_ns() };
+    if closed() {
+        return 0;
+    }
     if let Some(admitted) = admit(ctx) {
         match point {
             Point::GcStart => start(&admitted, now),

@@ -46,6 +46,11 @@ static COUNTERS: Array<u64> = Array::with_max_entries(Counter::ALL.len() as u32,
 #[map]
 static IMAGES: Array<ImageConfig> = Array::with_max_entries(MAX_IMAGES, 0);
 
+/// One word: 1 once the run is over. From then on nothing is counted or emitted, although detaching takes a while, so
+/// that the counters can be read while they stand still.
+#[map]
+static GATE: Array<u32> = Array::with_max_entries(1, 0);
+
 /// Keyed by tgid. Not an LRU map: an evicted entry would silently unselect a process.
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
@@ -78,6 +83,12 @@ pub fn count(counter: Counter) {
 pub unsafe fn add_one(cell: *mut u64) {
     // SAFETY: the caller's promise.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, 1) };
+}
+
+/// Whether the run is over.
+#[inline(always)]
+pub fn closed() -> bool {
+    GATE.get(0).is_none_or(|&closed| closed != 0)
 }
 
 /// The image with this index, if it is configured.

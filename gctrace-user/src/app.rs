@@ -143,13 +143,15 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         progress: Progress::new(settings),
     };
     run.until_end(&signals)?;
-    // Images are closed first: what is in the rings afterwards is all there will ever be. Outputs are finished while
+    // The gate is closed first: what is in the rings afterwards is all there will ever be. Outputs are finished while
     // the probes are being detached.
     drop(stop);
     run.drain_until_closed(|| control.is_finished(), &signals);
+    // Settled counters mean that no program is running any more, so the rings are complete, too.
+    let kernel = counters.read_settled();
     while run.pipeline.drain(&mut run.rings) {}
     run.pipeline.detach(monotonic_ns());
-    let ledger = Ledger { kernel: counters.read(), user: run.pipeline.counts() };
+    let ledger = Ledger { kernel, user: run.pipeline.counts() };
     run.pipeline.finish(&ledger);
     run.note(&format!("gctrace: {}", ledger.summary()));
     if control.join().is_err() {

@@ -181,29 +181,41 @@ impl Log {
         self.events.iter().filter(|event| event.kind == Kind::EndSweep)
     }
 
-    /// All pauses. One that contains a `GC_START` belongs to the cycle that starts there, any other to the cycle that
-    /// was started last.
+    /// The pauses of cycles. One that contains a `GC_START` belongs to the cycle that starts there, any other to the
+    /// cycle that is running. From 3.4 on the VM also enters and leaves the GC while no cycle is running, to find that
+    /// there is nothing to continue (`gc_continue`, gc/default/default.c): those belong to none.
     pub fn pauses(&self) -> Result<Vec<Pause>> {
         let mut count = self.events.iter().find(|event| !event.stat.is_empty()).map_or(0, |event| {
             // Before its GC_START the count was one less.
             event.count() - u64::from(event.kind == Kind::Start)
         });
         let mut open: Option<&Event> = None;
+        // What was going on before the first event is not known: an earlier cycle may be swept still.
+        let mut running = true;
+        let mut part_of_a_cycle = true;
         let mut pauses = Vec::new();
         for event in &self.events {
             match event.kind {
                 Kind::Enter => {
                     ensure!(open.is_none(), "a pause inside a pause at {}", event.ns);
                     open = Some(event);
+                    part_of_a_cycle = running;
                 }
-                Kind::Start => count = event.count(),
+                Kind::Start => {
+                    count = event.count();
+                    running = true;
+                    part_of_a_cycle = true;
+                }
                 Kind::Exit => {
                     let enter =
                         open.take().with_context(|| format!("an exit without an enter at {}", event.ns))?;
                     ensure!(enter.tid == event.tid, "a pause changes its thread at {}", event.ns);
-                    pauses.push(Pause { begin_ns: enter.ns, end_ns: event.ns, count });
+                    if part_of_a_cycle {
+                        pauses.push(Pause { begin_ns: enter.ns, end_ns: event.ns, count });
+                    }
                 }
-                Kind::EndMark | Kind::EndSweep => {}
+                Kind::EndSweep => running = false,
+                Kind::EndMark => {}
             }
         }
         ensure!(open.is_none(), "a pause without end");

@@ -79,6 +79,7 @@ pub struct Probes {
     ebpf: Ebpf,
     images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
+    gate: Array<MapData, u32>,
     has_cookie: bool,
     next_image: u32,
     attached: usize,
@@ -91,7 +92,9 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "IMAGES", source })?;
         let processes = HashMap::try_from(map(&mut ebpf, "PROCESSES")?)
             .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
-        Ok(Self { ebpf, images, processes, has_cookie, next_image: 0, attached: 0 })
+        let gate = Array::try_from(map(&mut ebpf, "GATE")?)
+            .map_err(|source| LoadError::Map { map: "GATE", source })?;
+        Ok(Self { ebpf, images, processes, gate, has_cookie, next_image: 0, attached: 0 })
     }
 
     /// Whether the kernel hands cookies to uprobes (Linux 5.15). Without them a process must be told to the programs
@@ -122,14 +125,9 @@ impl Probes {
             .map_err(|source| AttachError::Map { map: "IMAGES", source: Box::new(source) })
     }
 
-    /// Closes all images: from here on no hit is an event, although detaching the probes takes about 0.1 s each.
-    pub fn close_images(&mut self) {
-        for index in 0..self.next_image {
-            let closed = ImageConfig::default();
-            if let Err(error) = self.images.set(index, closed, 0) {
-                log::warn!("closing image {index}: {error}");
-            }
-        }
+    /// Ends the run: from here on nothing is counted or emitted, although detaching the probes takes about 0.1 s each.
+    pub fn close(&mut self) -> Result<(), AttachError> {
+        self.gate.set(0, 1, 0).map_err(|source| AttachError::Map { map: "GATE", source: Box::new(source) })
     }
 
     /// Attaches all sites of an image through `path`, or none: a failure detaches those already attached.

@@ -1,6 +1,9 @@
 //! The ring buffers and the counters.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
 
 use aya::{
     Ebpf,
@@ -9,6 +12,9 @@ use aya::{
 use gctrace_common::stats::Counter;
 
 use super::load::LoadError;
+
+/// How often the counters are read again at most; a program runs for some microseconds.
+const SETTLE_TRIES: u32 = 100;
 
 /// The two rings of the object.
 pub struct Rings {
@@ -66,8 +72,23 @@ impl CounterReader {
         Ok(Self { map })
     }
 
-    /// All counters, in the order of [`Counter::ALL`]; `None` if the kernel would not read one.
-    pub fn read(&self) -> Option<Vec<u64>> {
+    /// All counters after [`super::Probes::close`], in the order of [`Counter::ALL`]: read again until they stand
+    /// still, because a program that had passed the gate may be in the middle of its work. `None` if the kernel would
+    /// not read one.
+    pub fn read_settled(&self) -> Option<Vec<u64>> {
+        let mut last = self.read()?;
+        for _ in 0..SETTLE_TRIES {
+            std::thread::sleep(Duration::from_millis(1));
+            let next = self.read()?;
+            if next == last {
+                break;
+            }
+            last = next;
+        }
+        Some(last)
+    }
+
+    fn read(&self) -> Option<Vec<u64>> {
         Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
     }
 }

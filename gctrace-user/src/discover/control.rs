@@ -153,7 +153,9 @@ pub fn run(start: Start) {
         return control.tell(Found::Fatal(reason));
     }
     control.watch(&mut watch, &stop);
-    control.probes.close_images();
+    if let Err(error) = control.probes.close() {
+        log::warn!("{error}; the ledger may not balance");
+    }
     control.tell(Found::Closed);
 }
 

@@ -1,7 +1,8 @@
 //! Pairing of `GC_ENTER` and `GC_EXIT` on one thread: a pure state machine, run by the BPF programs on a map entry
 //! keyed by thread and by the host tests on plain values.
 
-/// An open pause of one thread.
+/// The pause of one thread. Entries outlive their pauses (depth 0): opening one in place is much cheaper than inserting
+/// and deleting a map entry for every pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Scope {
@@ -21,7 +22,7 @@ pub struct Scope {
     pub enter_site: u64,
     /// `objspace->flags` at the outermost `GC_ENTER`.
     pub flags: u32,
-    /// Enters not yet exited: 1 for the outermost alone.
+    /// Enters not yet exited: 0 between pauses, 1 for the outermost alone.
     pub depth: u32,
     /// Nested enters seen.
     pub nested: u32,
@@ -31,18 +32,22 @@ pub struct Scope {
 
 const _: () = assert!(size_of::<Scope>() == 72);
 
-/// What a further `GC_ENTER` on a thread with an open pause means.
+/// What a `GC_ENTER` means on a thread that has had a pause before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reenter {
+    /// No pause is open: a new one begins.
+    Fresh,
     /// It is called from inside the open pause.
     Nested,
     /// The open pause is stale: the stack has unwound past it (an exception left the GC), so its exit never comes.
     Stale,
 }
 
-/// What a `GC_EXIT` on a thread with an open pause means.
+/// What a `GC_EXIT` means on a thread that has had a pause before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
+    /// No pause is open: the enter was not seen.
+    Orphan,
     /// A nested enter was left; the pause goes on.
     Inner,
     /// The pause ends.
@@ -50,9 +55,17 @@ pub enum Leave {
 }
 
 impl Scope {
+    /// Whether a pause is open.
+    pub fn is_open(&self) -> bool {
+        self.depth > 0
+    }
+
     /// A further enter with the stack pointer `sp`. Stacks grow down: a nested enter is strictly below the first.
-    /// For `Stale` the caller replaces the scope.
+    /// For `Fresh` and `Stale` the caller replaces the scope.
     pub fn reenter(&mut self, sp: u64) -> Reenter {
+        if self.depth == 0 {
+            return Reenter::Fresh;
+        }
         if sp >= self.sp {
             return Reenter::Stale;
         }
@@ -63,11 +76,15 @@ impl Scope {
 
     /// An exit on this thread.
     pub fn leave(&mut self) -> Leave {
-        if self.depth > 1 {
-            self.depth -= 1;
-            return Leave::Inner;
+        match self.depth {
+            0 => return Leave::Orphan,
+            1 => {
+                self.depth = 0;
+                return Leave::Outermost;
+            }
+            _ => self.depth -= 1,
         }
-        Leave::Outermost
+        Leave::Inner
     }
 }
 
@@ -90,6 +107,9 @@ mod tests {
         assert_eq!(scope.leave(), Leave::Inner);
         assert_eq!(scope.leave(), Leave::Outermost);
         assert_eq!(scope.nested, 2);
+        assert!(!scope.is_open());
+        assert_eq!(scope.leave(), Leave::Orphan);
+        assert_eq!(scope.reenter(0x0f00), Reenter::Fresh);
     }
 
     /// An enter at or above the stack pointer of the open pause shows that the pause was left without an exit.
@@ -112,27 +132,34 @@ mod tests {
         };
         for _ in 0..2_000 {
             let (mut opened, mut nested, mut stale, mut closed) = (0_u32, 0_u32, 0_u32, 0_u32);
-            let mut current: Option<Scope> = None;
+            let mut scope = Scope::default();
+            let mut orphans = 0_u32;
+            let mut exits = 0_u32;
+            let mut inner = 0_u32;
             for _ in 0..64 {
                 let r = next();
                 if r & 1 == 0 {
                     let sp = 0x1000 + (r >> 8) % 0x100;
-                    match current.as_mut().map(|s| s.reenter(sp)) {
-                        Some(Reenter::Nested) => nested += 1,
+                    match scope.reenter(sp) {
+                        Reenter::Nested => nested += 1,
                         other => {
-                            stale += u32::from(other.is_some());
+                            stale += u32::from(other == Reenter::Stale);
                             opened += 1;
-                            current = Some(open(sp));
+                            scope = open(sp);
                         }
                     }
-                } else if let Some(scope) = current.as_mut()
-                    && scope.leave() == Leave::Outermost
-                {
-                    closed += 1;
-                    current = None;
+                } else {
+                    exits += 1;
+                    match scope.leave() {
+                        Leave::Outermost => closed += 1,
+                        Leave::Inner => inner += 1,
+                        Leave::Orphan => orphans += 1,
+                    }
                 }
             }
-            assert_eq!(opened, closed + stale + u32::from(current.is_some()));
+            assert_eq!(opened, closed + stale + u32::from(scope.is_open()));
+            assert_eq!(exits, closed + inner + orphans);
+            assert!(inner <= nested);
             assert!(nested < 64);
         }
     }

@@ -59,22 +59,25 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
     count(Counter::Enters);
     let key = key(admitted);
     let sp = usermem::stack_pointer(ctx);
-    if let Some(open) = SCOPES.get_ptr_mut(&key) {
+    let existing = SCOPES.get_ptr_mut(&key);
+    if let Some(scope) = existing {
         // SAFETY: a map value pointer; only this thread uses this key.
-        match unsafe { (*open).reenter(sp) } {
+        match unsafe { (*scope).reenter(sp) } {
+            Reenter::Fresh => {}
             Reenter::Nested => return count(Counter::ScopeNested),
             Reenter::Stale => count(Counter::ScopeStale),
         }
     }
-    let Some(objspace) = objspace(admitted) else { return count(Counter::EnterReadFailed) };
     let image = admitted.image;
-    let (Some(flags), Some(gc_count)) = (
-        usermem::read::<u32>(objspace.wrapping_add(u64::from(image.flags))),
-        usermem::read::<u64>(objspace.wrapping_add(u64::from(image.count))),
-    ) else {
-        return count(Counter::EnterReadFailed);
-    };
-    let scope = Scope {
+    // The register is proven against the VM pointer at every snapshot; here it saves two reads.
+    let known = if admitted.register == 0 { objspace(admitted) } else { Some(admitted.register) };
+    let state = known.and_then(|objspace| {
+        let flags: u32 = usermem::read(objspace.wrapping_add(u64::from(image.flags)))?;
+        let gc_count: u64 = usermem::read(objspace.wrapping_add(u64::from(image.count)))?;
+        Some((objspace, flags, gc_count))
+    });
+    let Some((objspace, flags, gc_count)) = state else { return count(Counter::EnterReadFailed) };
+    let opened = Scope {
         sp,
         begin_ns: now,
         count: gc_count,
@@ -83,8 +86,11 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
         depth: 1,
         ..Scope::default()
     };
-    if SCOPES.insert(&key, &scope, 0).is_err() {
-        return count(Counter::ScopeMapFull);
+    match existing {
+        // SAFETY: as above.
+        Some(scope) => unsafe { *scope = opened },
+        None if SCOPES.insert(&key, &opened, 0).is_err() => return count(Counter::ScopeMapFull),
+        None => {}
     }
     count(Counter::ScopeOpened);
     // rb_objspace_call_finalizer forbids GC, then enters (gc.c, every version): the last moment at which the heap
@@ -103,12 +109,9 @@ fn exit(admitted: &Admitted, now: u64) {
     // SAFETY: a map value pointer; only this thread uses this key.
     let scope = unsafe { &mut *open };
     match scope.leave() {
+        Leave::Orphan => count(Counter::OrphanExit),
         Leave::Inner => count(Counter::ExitNested),
-        Leave::Outermost => {
-            emit::pause(admitted, scope, now);
-            // A failed removal leaves an entry that the next enter finds stale and counts.
-            let _gone = SCOPES.remove(&key);
-        }
+        Leave::Outermost => emit::pause(admitted, scope, now),
     }
 }
 
@@ -117,7 +120,11 @@ fn exit(admitted: &Admitted, now: u64) {
 fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) {
     let Some(open) = SCOPES.get_ptr_mut(&key(admitted)) else { return count(Counter::OrphanMark) };
     // SAFETY: a map value pointer; only this thread uses this key.
-    set(unsafe { &mut *open });
+    let scope = unsafe { &mut *open };
+    if !scope.is_open() {
+        return count(Counter::OrphanMark);
+    }
+    set(scope);
     count(Counter::MarkNoted);
 }
 

@@ -55,7 +55,7 @@ static GATE: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
-/// Keyed by `tgid << 32 | tid`. LRU, because a thread can die inside a pause.
+/// Keyed by `tgid << 32 | tid`. LRU, because entries stay when their threads are gone.
 #[map]
 pub static SCOPES: LruHashMap<u64, Scope> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
 

@@ -162,7 +162,9 @@ impl Build {
 fn flags(arch: &str) -> Result<String> {
     let mut flags = vec![
         format!("--cfg=bpf_target_arch=\"{arch}\""),
-        "-Cdebuginfo=2".to_owned(),
+        // No line information: BTF would carry the text of the standard library's lines where its sources happen to
+        // be installed, and the object would differ from machine to machine.
+        "-Cdebuginfo=0".to_owned(),
         "-Clink-arg=--btf".to_owned(),
         format!("--remap-path-prefix={PLACE}/src=."),
     ];

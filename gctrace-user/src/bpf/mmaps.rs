@@ -17,6 +17,10 @@ pub struct ExecMapping {
     pub pid: u32,
     /// Start address of the mapping in it.
     pub address: u64,
+    /// Bytes.
+    pub len: u64,
+    /// File offset of the start.
+    pub offset: u64,
     /// File name as the process sees it.
     pub file: Vec<u8>,
 }
@@ -82,12 +86,13 @@ impl MappingWatch {
         for sampler in &mut self.samplers {
             while let Some(record) = sampler.next_record() {
                 match record.parse_record() {
-                    Ok(Record::Mmap2(map)) => {
-                        sink(ExecMapping { pid: map.pid, address: map.addr, file: map.filename.to_vec() });
-                    }
-                    Ok(Record::Mmap(map)) => {
-                        sink(ExecMapping { pid: map.pid, address: map.addr, file: map.filename.to_vec() });
-                    }
+                    Ok(Record::Mmap2(map)) => sink(ExecMapping {
+                        pid: map.pid,
+                        address: map.addr,
+                        len: map.len,
+                        offset: map.pgoff,
+                        file: map.filename.to_vec(),
+                    }),
                     Ok(Record::Lost(lost)) => self.lost += lost.lost,
                     Ok(_) => {}
                     Err(error) => {

@@ -116,14 +116,18 @@ struct Traced {
     segments: Vec<LoadSegment>,
 }
 
+/// Bounds the memory for not telling a refusal twice.
+const REFUSALS_REMEMBERED: usize = 4096;
+
 struct Control {
     probes: Probes,
     selection: Selection,
     sender: SyncSender<Found>,
     own_pid: u32,
     verdicts: HashMap<ImageKey, Verdict>,
-    /// Process and image pairs already told.
-    told: HashSet<(u32, u32)>,
+    /// Processes that are traced.
+    processes: usize,
+    /// Refusals already told; forgotten when there are very many.
     refused_told: HashSet<(u32, ImageKey)>,
     images: Images,
     /// Images probed.
@@ -139,7 +143,7 @@ pub fn run(start: Start) {
         sender,
         own_pid,
         verdicts: HashMap::new(),
-        told: HashSet::new(),
+        processes: 0,
         refused_told: HashSet::new(),
         images,
         attached: 0,
@@ -188,7 +192,7 @@ impl Control {
             self.scan();
         }
         self.tell(Found::Ready {
-            processes: self.told.len(),
+            processes: self.processes,
             probes: self.probes.attached(),
             images: self.attached,
         });
@@ -285,6 +289,9 @@ impl Control {
                 }
                 Verdict::Refused(reason) => {
                     ruby = true;
+                    if self.refused_told.len() > REFUSALS_REMEMBERED {
+                        self.refused_told.clear();
+                    }
                     if self.wants(pid) && self.refused_told.insert((pid, key)) {
                         self.tell(Found::Refused {
                             pid: Some(pid),
@@ -376,7 +383,7 @@ impl Control {
                 });
             }
         };
-        self.told.insert((pid, traced.index));
+        self.processes += 1;
         self.tell(Found::Process { pid, image: traced.index, state });
     }
 
@@ -400,22 +407,16 @@ impl Control {
                     return;
                 }
             }
-            let mut pids = Vec::new();
-            watch.drain(|mapping| {
-                if pids.last() != Some(&mapping.pid) {
-                    pids.push(mapping.pid);
-                }
-            });
+            let mut new = Vec::new();
+            watch.drain(|mapping| new.push(mapping));
             if watch.lost() != lost {
                 lost = watch.lost();
                 log::info!("{lost} mapping records lost so far; scanning /proc");
                 self.scan();
             }
-            pids.sort_unstable();
-            pids.dedup();
-            for pid in pids {
-                if pid != self.own_pid && self.watches_others() {
-                    self.inspect(pid);
+            for mapping in new {
+                if mapping.pid != self.own_pid && self.watches_others() {
+                    self.inspect_mappings(mapping.pid, &[mapping.into()]);
                 }
             }
         }

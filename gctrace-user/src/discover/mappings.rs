@@ -1,11 +1,13 @@
 //! Executable mappings of a process.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::PathBuf};
 
 use procfs::{
     ProcError,
     process::{MMPermissions, MMapPath, Process},
 };
+
+use crate::bpf::ExecMapping;
 
 /// One executable file mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,17 @@ impl ExecutableMapping {
     /// The mapped file itself, whatever has become of its path: works across mount namespaces and for deleted files.
     pub(super) fn file(&self, pid: u32) -> PathBuf {
         PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end))
+    }
+}
+
+impl From<ExecMapping> for ExecutableMapping {
+    fn from(new: ExecMapping) -> Self {
+        Self {
+            start: new.address,
+            end: new.address.saturating_add(new.len),
+            offset: new.offset,
+            path: PathBuf::from(OsString::from_vec(new.file)),
+        }
     }
 }
 

@@ -81,7 +81,8 @@ counters! {
     PauseRingFull = "pause_ring_full",
     /// Snapshots at which the site's register and the VM pointer disagree about the objspace.
     RegisterMismatch = "register_mismatch",
-    /// Processes that could not be entered because the `PROCESSES` map was full; their hits are `no_image`.
+    /// Processes (met at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
+    /// full; their hits are `no_image` or `filtered`.
     ProcessMapFull = "process_map_full",
     /// Fork, exec and exit events of followed processes.
     Lives = "lives",

@@ -1,12 +1,12 @@
 //! Fork, exec and exit of followed processes. Unfollowed ones cost one map look-up.
 
 use aya_ebpf::programs::TracePointContext;
-use gctrace_common::{config::ProcessEntry, event::Kind};
+use gctrace_common::{config::ProcessEntry, event::Kind, stats::Counter};
 
 use crate::{
     emit,
     filter::tgid_tid,
-    maps::{PROCESSES, config},
+    maps::{PROCESSES, config, count},
 };
 
 /// `CLONE_THREAD` (include/uapi/linux/sched.h): the new task is a thread of the same process.
@@ -32,7 +32,9 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
         return 0;
     }
     let child = child as u32;
-    let _full_is_counted_at_the_first_hit = PROCESSES.insert(&child, &ProcessEntry { seq: 0, ..parent }, 0);
+    if PROCESSES.insert(&child, &ProcessEntry { seq: 0, ..parent }, 0).is_err() {
+        count(Counter::ProcessMapFull);
+    }
     emit::life(Kind::Fork, tgid, tid, parent, child);
     0
 }

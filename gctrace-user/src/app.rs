@@ -18,7 +18,10 @@ use crate::{
     bpf::{self, LoadError, LoadOptions, Loaded},
     cli::{Format, Settings, UsageError},
     discover::{self, Found, Start},
-    enrich::clock::{WallClock, monotonic_ns},
+    enrich::{
+        clock::{WallClock, monotonic_ns},
+        proc::is_running,
+    },
     export::{ExportError, Exporter, jsonl::Jsonl, pprof::Pprof, text::Text, tunemygc::TuneMyGc},
     ledger::Ledger,
     pipeline::{Images, Pipeline},
@@ -300,6 +303,16 @@ impl Run<'_> {
                 let who = pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
                 self.note(&format!("gctrace: {who}{} is not traced: {reason}", path.display()));
                 self.pipeline.refuse(pid, &path.to_string_lossy(), &reason);
+            }
+            Found::Unproven { pid, image, path, reason } => {
+                self.note(&format!("gctrace: pid {pid}: {} is not traced: {reason}", path.display()));
+                let path = path.to_string_lossy();
+                if is_running(pid) {
+                    self.pipeline.refuse_process(pid, image, &path, &reason, monotonic_ns());
+                } else {
+                    // Its exit has been handled: remembering the pid would hit the next process that gets it.
+                    self.pipeline.refuse(Some(pid), &path, &reason);
+                }
             }
             Found::NotRuby { pid, reason } => self.note(&format!("gctrace: pid {pid}: {reason}")),
             Found::Ready { processes, probes, images } => {

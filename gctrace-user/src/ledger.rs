@@ -159,7 +159,10 @@ impl Ledger {
         let lost = self.kernel(C::SnapshotRingFull)
             + self.kernel(C::PauseRingFull)
             + self.kernel(C::SnapshotReadFailed)
-            + self.kernel(C::EnterReadFailed);
+            + self.kernel(C::EnterReadFailed)
+            + self.kernel(C::ScopeMapFull)
+            + self.kernel(C::ProcessMapFull)
+            + self.kernel(C::LifeRingFull);
         let begun_before = match u.ends_without_start {
             0 => String::new(),
             n => format!(", {n} cycles had begun before tracing"),

@@ -114,7 +114,7 @@ impl Pipeline {
         let Some(known) = self.images.get(image) else { return };
         let already = self.traced.get(&pid).is_some_and(|traced| traced.process.image.index == image);
         // The finding may be older than the exit that has already been handled.
-        if already || !proc::is_running(pid) {
+        if already || self.refused.contains_key(&pid) || !proc::is_running(pid) {
             return;
         }
         self.trace(pid, "", &known, state);
@@ -124,6 +124,13 @@ impl Pipeline {
     pub fn refuse(&mut self, pid: Option<u32>, path: &str, reason: &str) {
         self.counts.refused += 1;
         self.export(|exporter| exporter.refused(pid, path, reason));
+    }
+
+    /// The VM of a followed process did not pass a proof: what is traced of it ends, and nothing is reported any more.
+    pub fn refuse_process(&mut self, pid: u32, image: u32, path: &str, reason: &str, ts_ns: u64) {
+        self.refused.insert(pid, image);
+        self.end(pid, EndReason::Detached, ts_ns);
+        self.refuse(Some(pid), path, reason);
     }
 
     /// Takes what is in the rings. Returns whether there may be more.
@@ -226,11 +233,8 @@ impl Pipeline {
         };
         if let Err(failed) = prove_event(&known, point, event) {
             self.counts.refused_records += 1;
-            self.refused.insert(pid, header.image);
-            // Nothing of it was reported from a proven state unless an earlier event passed; end what there is.
-            self.end(pid, EndReason::Detached, header.ts_ns);
-            self.refuse(Some(pid), &known.image.path.to_string_lossy(), &failed.to_string());
-            return;
+            let path = known.image.path.to_string_lossy();
+            return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
         }
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
             self.trace(pid, &decode::comm(&event.comm), &known, None);
@@ -388,4 +392,129 @@ fn decode_state(
     // The places of a layout lie inside a snapshot by construction.
     let stat = layout.keys.iter().map(|key| key.value(data).unwrap_or_default()).collect();
     GcState { ts_ns, tid, stat, info, memory }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{cell::RefCell, rc::Rc};
+
+    use gctrace_common::event::{Header, SNAPSHOT_BYTES};
+
+    use super::*;
+    use crate::ruby::RubyVersion;
+
+    /// Notes the names of what it is handed.
+    struct Notes(Rc<RefCell<Vec<&'static str>>>);
+
+    impl Exporter for Notes {
+        fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
+            self.0.borrow_mut().push("process");
+            Ok(())
+        }
+        fn refused(&mut self, _: Option<u32>, _: &str, _: &str) -> Result<(), ExportError> {
+            self.0.borrow_mut().push("refused");
+            Ok(())
+        }
+        fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
+            self.0.borrow_mut().push("cycle");
+            Ok(())
+        }
+        fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+            self.0.borrow_mut().push("ended");
+            Ok(())
+        }
+        fn finish(&mut self, _: &crate::ledger::Ledger) -> Result<(), ExportError> {
+            Ok(())
+        }
+    }
+
+    /// Above the kernel's largest pid, so that no process of this machine is described.
+    const PID: u32 = 1 << 23;
+    const DURING_GC: u32 = 0x20;
+
+    fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
+        let version = RubyVersion::new(3, 1, 2);
+        let layout = ObjspaceLayout::of(version).unwrap();
+        let image = Image {
+            index: 0,
+            path: "/libruby.so".into(),
+            version,
+            build_id: None,
+            stat_keys: layout.keys.iter().map(|key| key.name).collect(),
+            probes: 5,
+            has_symbols: false,
+        };
+        let images = Images::default();
+        images.add(KnownImage { image: Arc::new(image), layout: layout.clone(), during_gc: DURING_GC });
+        let notes = Rc::new(RefCell::new(Vec::new()));
+        (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images), notes, layout)
+    }
+
+    /// A snapshot at `GC_START` of a healthy 3.1 heap, with its `minor_gc_count` moved by `shift`.
+    fn snapshot(layout: &ObjspaceLayout, seq: u64, shift: u64) -> SnapshotEvent {
+        let words =
+            [(440, 10), (384, 6 + shift), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];
+        let data = prove::read_spans(layout, 0x1000, |address, buffer| {
+            for (at, byte) in buffer.iter_mut().enumerate() {
+                let offset = address - 0x1000 + at as u64;
+                let word = words.iter().find(|(start, _)| (*start..start + 8).contains(&offset));
+                *byte = word
+                    .map_or(0, |(start, value): &(u64, u64)| value.to_le_bytes()[(offset - start) as usize]);
+            }
+            true
+        });
+        let mut bytes = [0; SNAPSHOT_BYTES];
+        bytes.copy_from_slice(&data.unwrap());
+        let header = Header {
+            kind: Kind::Snapshot as u32,
+            point: Point::GcStart as u32,
+            tgid: PID,
+            tid: PID,
+            ts_ns: seq,
+            seq,
+            image: 0,
+            reserved: 0,
+        };
+        SnapshotEvent {
+            header,
+            bias: 0,
+            objspace: 0x1000,
+            register: 0x1000,
+            comm: [0; 16],
+            slots: layout.spans.len() as u32,
+            reserved: 0,
+            data: bytes,
+        }
+    }
+
+    /// One event that breaks an invariant ends the process's tracing; sound ones afterwards are not reported either.
+    #[test]
+    fn a_failed_proof_is_final() {
+        let (mut pipeline, notes, layout) = pipeline();
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+        assert_eq!(*notes.borrow(), ["process"]);
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 1));
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 3, 0));
+        assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused"]);
+        assert_eq!((pipeline.counts().refused_records, pipeline.counts().refused), (2, 1));
+    }
+
+    /// A site whose register holds something else than the objspace is caught at its first event.
+    #[test]
+    fn a_wrong_register_is_refused() {
+        let (mut pipeline, notes, layout) = pipeline();
+        let event = SnapshotEvent { register: 0x2000, ..snapshot(&layout, 1, 0) };
+        pipeline.snapshot(Point::GcStart, &event);
+        assert_eq!(*notes.borrow(), ["refused"]);
+    }
+
+    /// A process whose state failed the proof when it was found is not reported by its events, however sound.
+    #[test]
+    fn an_unproven_process_stays_refused() {
+        let (mut pipeline, notes, layout) = pipeline();
+        pipeline.refuse_process(PID, 0, "/libruby.so", "test", 1);
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+        pipeline.add_process(PID, 0, None);
+        assert_eq!(*notes.borrow(), ["refused"]);
+    }
 }

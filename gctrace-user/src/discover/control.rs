@@ -62,6 +62,17 @@ pub enum Found {
         /// The reason and the remedy.
         reason: String,
     },
+    /// The VM of a process did not pass the live proof, although its image did: nothing of it may be reported.
+    Unproven {
+        /// The process.
+        pid: u32,
+        /// The image.
+        image: u32,
+        /// The image file.
+        path: PathBuf,
+        /// The check that failed.
+        reason: String,
+    },
     /// A selected pid is not there or is no Ruby.
     NotRuby {
         /// The pid.
@@ -243,6 +254,16 @@ impl Control {
         }
     }
 
+    /// Looks at everything that can be selected, after mapping records were lost.
+    fn look_again(&mut self) {
+        if self.watches_others() {
+            return self.scan();
+        }
+        for pid in self.selection.pids.clone() {
+            self.inspect(pid);
+        }
+    }
+
     /// Returns whether it is a Ruby.
     fn inspect_selected(&mut self, pid: u32) -> bool {
         let reason = match mappings::of_process(pid) {
@@ -316,8 +337,17 @@ impl Control {
         }
     }
 
-    fn judge(&mut self, key: ImageKey, file: &Path, shown: &Path) -> Verdict {
-        let verdict = match self.judge_file(file, shown) {
+    fn judge(&mut self, key: ImageKey, path: &Path, shown: &Path) -> Verdict {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) => {
+                // The process is gone, or we are out of descriptors: that says nothing about the image, so nothing is
+                // remembered, and the next process that maps it is looked at again.
+                log::debug!("{}: {error}", shown.display());
+                return Verdict::NotRuby;
+            }
+        };
+        let verdict = match self.judge_file(&file, shown) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Refused(reason.into()),
         };
@@ -325,9 +355,8 @@ impl Control {
         verdict
     }
 
-    fn judge_file(&mut self, path: &Path, shown: &Path) -> Result<Verdict, String> {
-        let Ok(file) = File::open(path) else { return Ok(Verdict::NotRuby) };
-        match probe_ruby(&file) {
+    fn judge_file(&mut self, file: &File, shown: &Path) -> Result<Verdict, String> {
+        match probe_ruby(file) {
             Ok(Some(RubyPresence::Defines)) => {}
             Ok(_) => return Ok(Verdict::NotRuby),
             Err(error) => {
@@ -336,7 +365,7 @@ impl Control {
                 return Ok(Verdict::NotRuby);
             }
         }
-        let (plan, segments) = plan_file(&file, shown).map_err(|e| e.to_string())?;
+        let (plan, segments) = plan_file(file, shown).map_err(|e| e.to_string())?;
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {
             index,
@@ -376,8 +405,9 @@ impl Control {
         let state = match read_state(pid, bias, &traced.plan) {
             Ok(state) => state,
             Err(failed) => {
-                return self.tell(Found::Refused {
-                    pid: Some(pid),
+                return self.tell(Found::Unproven {
+                    pid,
+                    image: traced.index,
                     path: mapping.path.clone(),
                     reason: failed.to_string(),
                 });
@@ -412,10 +442,11 @@ impl Control {
             if watch.lost() != lost {
                 lost = watch.lost();
                 log::info!("{lost} mapping records lost so far; scanning /proc");
-                self.scan();
+                self.look_again();
             }
             for mapping in new {
-                if mapping.pid != self.own_pid && self.watches_others() {
+                let selectable = self.watches_others() || self.selection.pids.contains(&mapping.pid);
+                if mapping.pid != self.own_pid && selectable {
                     self.inspect_mappings(mapping.pid, &[mapping.into()]);
                 }
             }

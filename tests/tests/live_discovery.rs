@@ -214,6 +214,30 @@ fn fork_of_an_earlier_process() -> Result<()> {
     Ok(())
 }
 
+/// A single --pid goes on over an exec of that process.
+#[test]
+fn selected_pid_execs() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let mut running = Script::new(&live, &ruby, "execer.rb")?.waiting().start()?;
+        running.wait_for("ready")?;
+        let gctrace = Invocation::jsonl(["--pid", &running.pid().to_string()])?.start_ready()?;
+        running.say("go")?;
+        let outputs = running.outputs();
+        let done = running.finish()?;
+        let report = gctrace.stop()?;
+        let (after, _) = outputs.read(".after")?;
+        let lines = report.gcs_of(done.pid).collect::<Vec<&GcLine>>();
+        let second =
+            lines.windows(2).position(|pair| pair[1].count <= pair[0].count).context("no second program")?;
+        let (first, second) = lines.split_at(second + 1);
+        compare::program(first, &done.report)?;
+        compare::program(second, &after)?;
+        ledger::check_lossless(&report)?;
+    }
+    Ok(())
+}
+
 /// A program that replaces itself by another Ruby program: two programs under one pid, two sample sets.
 #[test]
 fn exec() -> Result<()> {

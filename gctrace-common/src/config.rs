@@ -32,8 +32,9 @@ pub struct Config {
     pub newtask_pid: u32,
     /// Byte offset of `clone_flags` there.
     pub newtask_clone_flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Byte offset of the user thread pointer in the kernel's `task_struct` (`thread.fsbase` on x86-64; from the
+    /// kernel's BTF), or 0 where it is not known: then no image may use [`Span::CACHE`] or [`Span::LOCAL`].
+    pub task_thread_pointer: u32,
 }
 
 /// One piece of the objspace that a snapshot copies.
@@ -44,8 +45,8 @@ pub struct Span {
     pub offset: u16,
     /// Bytes, 1..=[`SLOT_BYTES`].
     pub len: u16,
-    /// [`Span::DIRECT`], or the byte offset in `rb_objspace_t` of a pointer to follow first. A null pointer yields
-    /// zero bytes (CRuby's own readers of such fields treat null as empty).
+    /// [`Span::DIRECT`], [`Span::CACHE`], [`Span::LOCAL`], or the byte offset in `rb_objspace_t` of a pointer to
+    /// follow first. A null pointer yields zero bytes (CRuby's own readers of such fields treat null as empty).
     pub via: u16,
     /// Zero.
     pub reserved: u16,
@@ -54,6 +55,31 @@ pub struct Span {
 impl Span {
     /// [`Span::via`] of a span of the objspace itself.
     pub const DIRECT: u16 = u16::MAX;
+    /// [`Span::via`] of a span of the object cache (`rb_ractor_newobj_cache_t`) of the Ractor that the thread runs.
+    pub const CACHE: u16 = u16::MAX - 1;
+    /// [`Span::via`] of a thread-local variable of the thread: the address is [`ThreadPath::local`], plus `offset`.
+    pub const LOCAL: u16 = u16::MAX - 2;
+}
+
+/// How to get from the thread at a probe to what the VM keeps per thread and per Ractor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ThreadPath {
+    /// Stated address of the word that holds the image's TLS module id (a `DTPMOD64` GOT slot), whose block is found
+    /// in the thread's dynamic thread vector; 0: the offsets below count from the thread pointer (static executables).
+    pub module: u64,
+    /// Byte offset of `ruby_current_ec` in the TLS block.
+    pub ec: i64,
+    /// Byte offset there of the variable that [`Span::LOCAL`] copies (`malloc_increase_local`, gc.c ≥ 4.0).
+    pub local: i64,
+    /// Byte offset of `thread_ptr` in `rb_execution_context_t`.
+    pub ec_thread: u32,
+    /// Byte offset of `ractor` in `rb_thread_t`.
+    pub thread_ractor: u32,
+    /// Byte offset of `newobj_cache` in `rb_ractor_t`.
+    pub ractor_cache: u32,
+    /// Bytes from entry to entry of the dynamic thread vector: 16 with glibc, 8 with musl.
+    pub dtv_entry: u32,
 }
 
 /// What the programs must know of one Ruby image.
@@ -76,6 +102,8 @@ pub struct ImageConfig {
     pub spans: u32,
     /// Zero.
     pub reserved: u32,
+    /// The way to per-thread data; used only where a span asks for it.
+    pub thread: ThreadPath,
     /// The spans, in the order of the snapshot's slots.
     pub span: [Span; SLOTS],
 }
@@ -105,6 +133,7 @@ impl ProcessEntry {
 
 const _: () = assert!(size_of::<Config>() == 24);
 const _: () = assert!(size_of::<Span>() == 8);
-const _: () = assert!(size_of::<ImageConfig>() == 40 + 8 * SLOTS);
+const _: () = assert!(size_of::<ThreadPath>() == 40);
+const _: () = assert!(size_of::<ImageConfig>() == 80 + 8 * SLOTS);
 const _: () = assert!(size_of::<ProcessEntry>() == 24);
 const _: () = assert!(SLOT_BYTES <= 256 && SLOTS <= 64);

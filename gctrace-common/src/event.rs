@@ -1,9 +1,9 @@
 //! The records that travel through the ring buffers, in host byte order.
 
 /// Bytes of one objspace span slot in a [`SnapshotEvent`].
-pub const SLOT_BYTES: usize = 128;
+pub const SLOT_BYTES: usize = 256;
 /// Number of span slots in a [`SnapshotEvent`].
-pub const SLOTS: usize = 16;
+pub const SLOTS: usize = 12;
 /// Bytes of object-space data in a [`SnapshotEvent`].
 pub const SNAPSHOT_BYTES: usize = SLOT_BYTES * SLOTS;
 

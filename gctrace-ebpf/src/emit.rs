@@ -11,7 +11,7 @@ use gctrace_common::{
 use crate::{
     filter::Admitted,
     maps::{GC_RING, LIFE_RING, add_one, closed, count},
-    usermem,
+    thread, usermem,
 };
 
 /// Submit without waking the reader: it drains on its own timer.
@@ -86,6 +86,7 @@ pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<
 #[inline(always)]
 unsafe fn fill(admitted: &Admitted, objspace: u64, data: *mut u8) -> Result<(), ()> {
     let used = admitted.image.spans as usize;
+    let mut block = 0;
     for slot in 0..SLOTS {
         if slot >= used {
             break;
@@ -93,10 +94,19 @@ unsafe fn fill(admitted: &Admitted, objspace: u64, data: *mut u8) -> Result<(), 
         let span = admitted.image.span[slot];
         // SAFETY: the slot lies inside `data`.
         let target = unsafe { data.add(slot * SLOT_BYTES) };
-        let base = if span.via == Span::DIRECT {
-            objspace
-        } else {
-            usermem::read(objspace.wrapping_add(u64::from(span.via))).ok_or(())?
+        let base = match span.via {
+            Span::DIRECT => objspace,
+            Span::CACHE | Span::LOCAL => {
+                if block == 0 {
+                    block = thread::block(admitted).ok_or(())?;
+                }
+                if span.via == Span::LOCAL {
+                    block.wrapping_add_signed(admitted.image.thread.local)
+                } else {
+                    thread::object_cache(admitted, block).ok_or(())?
+                }
+            }
+            pointer => usermem::read(objspace.wrapping_add(u64::from(pointer))).ok_or(())?,
         };
         if base == 0 {
             // SAFETY: as above; a slot is SLOT_BYTES long and 8-byte aligned.

@@ -15,6 +15,7 @@ mod filter;
 mod gc;
 mod lifecycle;
 mod maps;
+mod thread;
 mod usermem;
 
 #[uprobe]

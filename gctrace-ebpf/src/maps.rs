@@ -29,7 +29,7 @@ static CONFIG: Global<Config> = Global::new(Config {
     has_cookie: 1,
     newtask_pid: 0,
     newtask_clone_flags: 0,
-    reserved: 0,
+    task_thread_pointer: 0,
 });
 
 /// GC records. A ring of their own, so that no other family's storm can lose them.

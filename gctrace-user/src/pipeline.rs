@@ -434,7 +434,7 @@ mod tests {
 
     fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
         let version = RubyVersion::new(3, 1, 2);
-        let layout = ObjspaceLayout::of(version).unwrap();
+        let layout = ObjspaceLayout::of(version, false).unwrap();
         let image = Image {
             index: 0,
             path: "/libruby.so".into(),

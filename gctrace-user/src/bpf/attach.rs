@@ -81,12 +81,13 @@ pub struct Probes {
     processes: HashMap<MapData, u32, ProcessEntry>,
     gate: Array<MapData, u32>,
     has_cookie: bool,
+    reads_threads: bool,
     next_image: u32,
     attached: usize,
 }
 
 impl Probes {
-    pub(super) fn new(mut ebpf: Ebpf, has_cookie: bool) -> Result<Self, LoadError> {
+    pub(super) fn new(mut ebpf: Ebpf, has_cookie: bool, reads_threads: bool) -> Result<Self, LoadError> {
         let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
         let images = Array::try_from(map(&mut ebpf, "IMAGES")?)
             .map_err(|source| LoadError::Map { map: "IMAGES", source })?;
@@ -94,7 +95,12 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
         let gate = Array::try_from(map(&mut ebpf, "GATE")?)
             .map_err(|source| LoadError::Map { map: "GATE", source })?;
-        Ok(Self { ebpf, images, processes, gate, has_cookie, next_image: 0, attached: 0 })
+        Ok(Self { ebpf, images, processes, gate, has_cookie, reads_threads, next_image: 0, attached: 0 })
+    }
+
+    /// Whether the programs can find what a Ruby keeps per thread.
+    pub fn reads_threads(&self) -> bool {
+        self.reads_threads
     }
 
     /// Whether the kernel hands cookies to uprobes (Linux 5.15). Without them a process must be told to the programs

@@ -14,6 +14,7 @@ use gctrace_common::{
 
 use super::{
     attach::Probes,
+    kernel_types,
     rings::{CounterReader, Rings},
 };
 use crate::elf;
@@ -129,13 +130,17 @@ pub struct Loaded {
 pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     check_abi(OBJECT)?;
     let newtask = newtask_offsets(options.tracefs)?;
+    let thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
+        log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
+        0
+    });
     let mut config = Config {
         select: if options.all { SELECT_ALL } else { SELECT_LISTED },
         own_tgid: options.own_pid,
         has_cookie: u32::from(options.cookies),
         newtask_pid: newtask.0,
         newtask_clone_flags: newtask.1,
-        reserved: 0,
+        task_thread_pointer: thread_pointer,
     };
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
@@ -160,7 +165,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     }
     let rings = Rings::take(&mut ebpf)?;
     let counters = CounterReader::take(&mut ebpf)?;
-    let probes = Probes::new(ebpf, config.has_cookie != 0)?;
+    let probes = Probes::new(ebpf, config.has_cookie != 0, thread_pointer != 0)?;
     Ok(Loaded { probes, rings, counters })
 }
 

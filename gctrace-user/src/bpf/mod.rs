@@ -1,6 +1,7 @@
 //! The kernel side: loading the object, attaching it, reading its rings. The only module that names aya.
 
 mod attach;
+mod kernel_types;
 mod load;
 mod mmaps;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]

@@ -365,7 +365,8 @@ impl Control {
                 return Ok(Verdict::NotRuby);
             }
         }
-        let (plan, segments) = plan_file(file, shown).map_err(|e| e.to_string())?;
+        let (plan, segments) =
+            plan_file(file, shown, self.probes.reads_threads()).map_err(|e| e.to_string())?;
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {
             index,
@@ -454,10 +455,14 @@ impl Control {
     }
 }
 
-fn plan_file(file: &File, shown: &Path) -> Result<(AttachPlan, Vec<LoadSegment>), PlanError> {
+fn plan_file(
+    file: &File,
+    shown: &Path,
+    reads_threads: bool,
+) -> Result<(AttachPlan, Vec<LoadSegment>), PlanError> {
     let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
     let image = ElfImage::read(file).map_err(elf)?;
     let analysis = analyse(&image)?;
-    let plan = plan(&image, analysis)?;
+    let plan = plan(&image, analysis, reads_threads)?;
     Ok((plan, image.segments().to_vec()))
 }

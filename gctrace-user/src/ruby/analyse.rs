@@ -1,5 +1,7 @@
 //! From an ELF image to everything that probing its GC needs, or to the reason why not.
 
+use gctrace_common::config::ThreadPath;
+
 use super::accept::{Check, Outcome, accept};
 use super::code::Code;
 use super::sites::{Site, find};
@@ -24,6 +26,13 @@ pub struct RubyAnalysis {
     pub checks: Vec<Check>,
     /// Whether the file has a symbol table.
     pub has_symbols: bool,
+}
+
+impl RubyAnalysis {
+    /// The way to what the VM keeps per thread, where it is known. Not derived yet.
+    pub fn thread_path(&self) -> Option<ThreadPath> {
+        None
+    }
 }
 
 /// Why an image is not probed.

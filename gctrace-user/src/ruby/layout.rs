@@ -8,7 +8,7 @@ use gctrace_common::{
 
 use super::{
     RubyVersion,
-    stat::{self, Key, Term},
+    stat::{self, Key, Sign, Term},
     tables::TABLES,
 };
 
@@ -53,6 +53,21 @@ pub struct Table {
     pub fields: &'static [Field],
     /// The pools, where the series has them.
     pub pools: Option<Pools>,
+    /// What each Ractor keeps for itself, where the series does so (4.0).
+    pub caches: Option<Caches>,
+}
+
+/// The object cache that each Ractor has (`rb_ractor_newobj_cache_t`) and how to get there.
+#[derive(Clone, Copy, Debug)]
+pub struct Caches {
+    /// `heap_caches` inside the cache: one element for each heap.
+    pub heaps: Pools,
+    /// Byte offset of `thread_ptr` in `rb_execution_context_t`.
+    pub ec_thread: u32,
+    /// Byte offset of `ractor` in `rb_thread_t`.
+    pub thread_ractor: u32,
+    /// Byte offset of `newobj_cache` in `rb_ractor_t`.
+    pub ractor_cache: u32,
 }
 
 /// Why no layout could be made for a version.
@@ -91,7 +106,7 @@ impl Place {
 pub struct BoundKey {
     /// The key's name.
     pub name: &'static str,
-    terms: Vec<(bool, Place)>,
+    terms: Vec<(Sign, Place)>,
     divisor: u64,
 }
 
@@ -99,9 +114,13 @@ impl BoundKey {
     /// The value, in C's `size_t` arithmetic.
     pub fn value(&self, data: &[u8]) -> Option<u64> {
         let mut sum = 0_u64;
-        for &(negative, place) in &self.terms {
+        for &(sign, place) in &self.terms {
             let value = place.read(data)?;
-            sum = if negative { sum.wrapping_sub(value) } else { sum.wrapping_add(value) };
+            sum = match sign {
+                Sign::Plus => sum.wrapping_add(value),
+                Sign::Minus => sum.wrapping_sub(value),
+                Sign::Signed => sum.saturating_add_signed(i64::from(value as i32)),
+            };
         }
         Some(sum / self.divisor)
     }
@@ -116,6 +135,12 @@ pub struct ObjspaceLayout {
     pub spans: Vec<Span>,
     /// `GC.stat` keys in the order in which this Ruby returns them.
     pub keys: Vec<BoundKey>,
+    /// `GC.stat_heap` keys of each heap, in this Ruby's order; empty before 3.2.
+    pub heaps: Vec<Vec<BoundKey>>,
+    /// Keys that are not read, because nothing leads to what the VM keeps per thread.
+    pub absent: Vec<&'static str>,
+    /// Whether the spans include per-thread data: [`Span::CACHE`] or [`Span::LOCAL`].
+    pub per_thread: bool,
     /// The `flags` word.
     pub flags: Place,
     /// `profile.count`.
@@ -188,15 +213,51 @@ impl Table {
                 let pointer = self.piece(name)?;
                 Some(vec![Piece { via: u16::try_from(pointer.offset).ok()?, offset: 0, size: 8 }])
             }
+            Term::PlusCached(name) | Term::MinusCached(name) => {
+                let count = self.caches?.heaps.count;
+                (0..count).map(|heap| self.cached(heap, name)).collect()
+            }
+            Term::PlusLocal => Some(vec![Piece { via: Span::LOCAL, offset: 0, size: 4 }]),
         }
+    }
+
+    /// The piece of one heap's key.
+    fn heap_piece(&self, heap: u32, term: &Term) -> Option<Piece> {
+        match *term {
+            Term::Plus(name) | Term::Minus(name) => {
+                let pools = self.pools?;
+                let field = pools.fields.iter().find(|f| f.name == name)?;
+                let offset = pools.offset + heap * pools.stride + field.offset;
+                Some(Piece { via: Span::DIRECT, offset, size: field.size })
+            }
+            Term::PlusCached(name) | Term::MinusCached(name) => self.cached(heap, name),
+            _ => None,
+        }
+    }
+
+    fn cached(&self, heap: u32, name: &str) -> Option<Piece> {
+        let heaps = self.caches?.heaps;
+        let field = heaps.fields.iter().find(|f| f.name == name)?;
+        let offset = heaps.offset + heap * heaps.stride + field.offset;
+        Some(Piece { via: Span::CACHE, offset, size: field.size })
     }
 }
 
 impl ObjspaceLayout {
-    /// Plans the snapshot of a release.
-    pub fn of(version: RubyVersion) -> Result<Self, LayoutError> {
+    /// Plans the snapshot of a release. Without `per_thread`, keys that need what the VM keeps per thread are absent.
+    pub fn of(version: RubyVersion, per_thread: bool) -> Result<Self, LayoutError> {
         let table = Table::of(version)?;
-        let keys = stat::keys(version);
+        let mut absent = Vec::new();
+        let mut wants = |keys: Vec<Key>| -> Vec<Key> {
+            let (kept, dropped): (Vec<Key>, Vec<Key>) =
+                keys.into_iter().partition(|key| per_thread || !key.terms.iter().any(Term::is_per_thread));
+            absent.extend(dropped.iter().map(|key| key.name));
+            kept
+        };
+        let keys = wants(stat::keys(version));
+        let heap_keys = wants(stat::heap_keys(version));
+        absent.sort_unstable();
+        absent.dedup();
         let flags = Piece { via: Span::DIRECT, offset: table.flags, size: 4 };
         let mut wanted = vec![flags];
         for name in
@@ -222,24 +283,45 @@ impl ObjspaceLayout {
                 .push((key, pieces_of(table, key).map_err(|name| LayoutError::MissingField(version, name))?));
         }
         wanted.extend(bound.iter().flat_map(|(_, pieces)| pieces.iter().map(|&(_, piece)| piece)));
+        let heap_count = if heap_keys.is_empty() { 0 } else { table.pools.map_or(0, |pools| pools.count) };
+        let mut heaps = Vec::new();
+        for heap in 0..heap_count {
+            let mut keys = Vec::with_capacity(heap_keys.len());
+            for key in &heap_keys {
+                let mut pieces = Vec::with_capacity(key.terms.len());
+                for term in key.terms {
+                    let piece = table.heap_piece(heap, term);
+                    pieces.push((term.sign(), piece.ok_or(LayoutError::MissingField(version, term.name()))?));
+                }
+                wanted.extend(pieces.iter().map(|&(_, piece)| piece));
+                keys.push((key, pieces));
+            }
+            heaps.push(keys);
+        }
         let spans = pack(wanted);
         if spans.len() > SLOTS {
             return Err(LayoutError::TooManySpans(version, spans.len()));
         }
         let place = |piece: Piece| locate(&spans, piece);
         let named = |name| table.piece(name).and_then(place).ok_or(LayoutError::MissingField(version, name));
-        let mut bound_keys = Vec::with_capacity(bound.len());
-        for (key, pieces) in bound {
-            let terms = pieces
-                .into_iter()
-                .map(|(negative, piece)| place(piece).map(|p| (negative, p)))
-                .collect::<Option<Vec<_>>>()
-                .ok_or(LayoutError::MissingField(version, key.name))?;
-            bound_keys.push(BoundKey { name: key.name, terms, divisor: key.divisor });
-        }
+        let bind = |keys: Vec<(&Key, Vec<(Sign, Piece)>)>| -> Result<Vec<BoundKey>, LayoutError> {
+            keys.into_iter()
+                .map(|(key, pieces)| {
+                    let terms = pieces
+                        .into_iter()
+                        .map(|(sign, piece)| place(piece).map(|p| (sign, p)))
+                        .collect::<Option<Vec<_>>>()
+                        .ok_or(LayoutError::MissingField(version, key.name))?;
+                    Ok(BoundKey { name: key.name, terms, divisor: key.divisor })
+                })
+                .collect()
+        };
         Ok(Self {
             table,
-            keys: bound_keys,
+            keys: bind(bound)?,
+            heaps: heaps.into_iter().map(bind).collect::<Result<_, _>>()?,
+            absent,
+            per_thread: spans.iter().any(|span| matches!(span.via, Span::CACHE | Span::LOCAL)),
             flags: place(flags).ok_or(LayoutError::MissingField(version, "flags"))?,
             count: named("profile.count")?,
             minor_gc_count: named("profile.minor_gc_count")?,
@@ -258,11 +340,11 @@ impl ObjspaceLayout {
     }
 }
 
-fn pieces_of(table: &Table, key: &Key) -> Result<Vec<(bool, Piece)>, &'static str> {
+fn pieces_of(table: &Table, key: &Key) -> Result<Vec<(Sign, Piece)>, &'static str> {
     let mut all = Vec::new();
     for term in key.terms {
         let pieces = table.pieces(term).ok_or(term.name())?;
-        all.extend(pieces.into_iter().map(|piece| (term.is_negative(), piece)));
+        all.extend(pieces.into_iter().map(|piece| (term.sign(), piece)));
     }
     Ok(all)
 }
@@ -308,7 +390,7 @@ mod tests {
         let expected = [((2, 7), 26), ((3, 0), 28), ((3, 1), 29), ((3, 2), 29), ((3, 3), 31), ((3, 4), 30)];
         for table in TABLES {
             for (major, minor, teeny) in [table.from, table.to] {
-                let layout = ObjspaceLayout::of(version(major, minor, teeny)).unwrap();
+                let layout = ObjspaceLayout::of(version(major, minor, teeny), false).unwrap();
                 let keys = expected.iter().find(|e| e.0 == (major, minor)).unwrap().1;
                 assert_eq!(layout.keys.len(), keys, "CRuby {major}.{minor}");
                 assert_eq!(layout.keys[0].name, "count");
@@ -327,7 +409,7 @@ mod tests {
             assert!(pair[0].to < pair[1].from);
         }
         for (major, minor, teeny) in [(2, 6, 10), (3, 1, 8), (4, 1, 0), (9, 9, 9)] {
-            let error = ObjspaceLayout::of(version(major, minor, teeny)).unwrap_err().to_string();
+            let error = ObjspaceLayout::of(version(major, minor, teeny), false).unwrap_err().to_string();
             assert!(error.contains(&format!("{major}.{minor}.{teeny}")), "{error}");
         }
     }
@@ -335,7 +417,7 @@ mod tests {
     /// A key is the wrapping sum of its terms: free slots = available − allocated + freed (3.1).
     #[test]
     fn values_are_summed_from_the_snapshot() {
-        let layout = ObjspaceLayout::of(version(3, 1, 2)).unwrap();
+        let layout = ObjspaceLayout::of(version(3, 1, 2), false).unwrap();
         let mut data = vec![0; SLOTS * SLOT_BYTES];
         let mut put = |name: &str, pool: bool, value: u64| {
             let piece = if pool {

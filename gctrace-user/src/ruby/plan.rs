@@ -80,9 +80,11 @@ pub enum PlanError {
     NotExecutable(&'static str, Svma),
 }
 
-/// Decides what to attach and how to read, or refuses with the reason.
-pub fn plan(image: &ElfImage, analysis: RubyAnalysis) -> Result<AttachPlan, PlanError> {
-    let layout = ObjspaceLayout::of(analysis.version)?;
+/// Decides what to attach and how to read, or refuses with the reason. `reads_threads`: whether the kernel side can
+/// find what the VM keeps per thread.
+pub fn plan(image: &ElfImage, analysis: RubyAnalysis, reads_threads: bool) -> Result<AttachPlan, PlanError> {
+    let thread = if reads_threads { analysis.thread_path() } else { None };
+    let layout = ObjspaceLayout::of(analysis.version, thread.is_some())?;
     let vm = analysis.vm;
     let count = layout.table.offset("profile.count").unwrap_or_default();
     for (field, derived, table) in
@@ -103,6 +105,7 @@ pub fn plan(image: &ElfImage, analysis: RubyAnalysis) -> Result<AttachPlan, Plan
         dont_gc_mask: vm.dont_gc_bit.map_or(0, |bit| 1 << bit),
         spans: layout.spans.len() as u32,
         reserved: 0,
+        thread: thread.unwrap_or_default(),
         span,
     };
     let sites = analysis

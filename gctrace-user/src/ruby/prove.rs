@@ -20,7 +20,7 @@ pub struct FailedProof {
     pub detail: String,
 }
 
-/// Copies the layout's spans into snapshot form by a reader of memory.
+/// Copies the layout's spans into snapshot form by a reader of memory. What is kept per thread stays zero.
 pub fn read_spans(
     layout: &ObjspaceLayout,
     objspace: u64,
@@ -28,14 +28,16 @@ pub fn read_spans(
 ) -> Option<Vec<u8>> {
     let mut data = vec![0; SLOTS * SLOT_BYTES];
     for (slot, span) in layout.spans.iter().enumerate() {
-        let base = if span.via == Span::DIRECT {
-            objspace
-        } else {
-            let mut pointer = [0; 8];
-            if !read(objspace.wrapping_add(u64::from(span.via)), &mut pointer) {
-                return None;
+        let base = match span.via {
+            Span::DIRECT => objspace,
+            Span::CACHE | Span::LOCAL => continue,
+            via => {
+                let mut pointer = [0; 8];
+                if !read(objspace.wrapping_add(u64::from(via)), &mut pointer) {
+                    return None;
+                }
+                u64::from_le_bytes(pointer)
             }
-            u64::from_le_bytes(pointer)
         };
         if base == 0 {
             continue;
@@ -157,7 +159,7 @@ mod tests {
     use crate::ruby::RubyVersion;
 
     fn filled(version: RubyVersion, words: &[(u32, u64)]) -> (ObjspaceLayout, Vec<u8>) {
-        let layout = ObjspaceLayout::of(version).unwrap();
+        let layout = ObjspaceLayout::of(version, false).unwrap();
         let mut memory = vec![0_u8; 4096];
         for &(offset, value) in words {
             memory[offset as usize..offset as usize + 8].copy_from_slice(&value.to_le_bytes());

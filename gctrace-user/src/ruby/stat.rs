@@ -1,7 +1,7 @@
 //! `GC.stat` and `GC.latest_gc_info` of each series: names, order and formulas.
 //!
 //! Source: `gc_stat_internal` and `gc_info_decode` in gc.c (≤ 3.3) and `rb_gc_impl_stat` in gc/default/default.c
-//! (3.4), read at the last tag of each series.
+//! (3.4 and later), read at the last tag of each series.
 
 use super::RubyVersion;
 
@@ -18,6 +18,13 @@ pub enum Term {
     MinusEach(&'static str),
     /// The first word behind a pointer member (`rb_darray_size`), 0 if it is null; added.
     FirstWordBehind(&'static str),
+    /// A member of every heap's part of the object cache of the thread's Ractor (4.0), added.
+    PlusCached(&'static str),
+    /// The same, subtracted.
+    MinusCached(&'static str),
+    /// The thread's own `malloc_increase_local` (4.0), a signed number; the sum stops at 0, as in
+    /// `atomic_sub_nounderflow` (gc/default/default.c).
+    PlusLocal,
 }
 
 impl Term {
@@ -28,14 +35,37 @@ impl Term {
             | Self::Minus(n)
             | Self::PlusEach(n)
             | Self::MinusEach(n)
-            | Self::FirstWordBehind(n) => n,
+            | Self::FirstWordBehind(n)
+            | Self::PlusCached(n)
+            | Self::MinusCached(n) => n,
+            Self::PlusLocal => "malloc_increase_local",
         }
     }
 
-    /// Whether the term is subtracted.
-    pub fn is_negative(&self) -> bool {
-        matches!(self, Self::Minus(_) | Self::MinusEach(_))
+    /// How the term enters the sum.
+    pub fn sign(&self) -> Sign {
+        match self {
+            Self::Minus(_) | Self::MinusEach(_) | Self::MinusCached(_) => Sign::Minus,
+            Self::PlusLocal => Sign::Signed,
+            _ => Sign::Plus,
+        }
     }
+
+    /// Whether it is kept per thread or per Ractor, outside the objspace.
+    pub fn is_per_thread(&self) -> bool {
+        matches!(self, Self::PlusCached(_) | Self::MinusCached(_) | Self::PlusLocal)
+    }
+}
+
+/// How a term enters a sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// Added.
+    Plus,
+    /// Subtracted.
+    Minus,
+    /// A signed number is added, and the sum does not fall below 0.
+    Signed,
 }
 
 /// A `GC.stat` key and its formula.
@@ -49,7 +79,7 @@ pub struct Key {
     pub divisor: u64,
 }
 
-use Term::{FirstWordBehind, Minus, MinusEach, Plus, PlusEach};
+use Term::{FirstWordBehind, Minus, MinusCached, MinusEach, Plus, PlusCached, PlusEach, PlusLocal};
 
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -72,20 +102,106 @@ pub fn keys(version: RubyVersion) -> Vec<Key> {
         keys.push(millis("time", &[Plus("profile.total_time_ns")]));
     }
     keys.extend_from_slice(match (version.major, version.minor) {
-        (..=2, _) | (3, 0) => HEAP_2_7,
+        (..=2, _) | (3, 0) => HEAP_2_7, // 2.6 has the same heap
         (3, 1) => HEAP_3_1,
         (3, 2) => HEAP_3_2,
         (3, 3) => HEAP_3_3,
-        _ => HEAP_3_4,
+        (3, 4) => HEAP_3_4,
+        _ => HEAP_4_0,
     });
-    keys.extend_from_slice(COUNTS);
+    keys.extend_from_slice(if version.at_least(4, 0) { MALLOC_4_0 } else { MALLOC });
+    keys.extend_from_slice(&GC_COUNTS[..if version.at_least(2, 7) { 3 } else { 2 }]);
     if version.at_least(3, 0) {
         keys.push(key("read_barrier_faults", &[Plus("profile.read_barrier_faults")]));
         keys.push(key("total_moved_objects", &[Plus("rcompactor.total_moved")]));
     }
     keys.extend_from_slice(GENERATIONS);
+    keys.push(key(
+        "oldmalloc_increase_bytes",
+        if version.at_least(4, 0) {
+            &[Plus("malloc_counters.oldmalloc_increase"), PlusLocal]
+        } else {
+            &[Plus("rgengc.oldmalloc_increase")]
+        },
+    ));
+    keys.push(key("oldmalloc_increase_bytes_limit", &[Plus("rgengc.oldmalloc_increase_limit")]));
     keys
 }
+
+/// The keys of each heap of a release, in the order in which its `GC.stat_heap` returns them; none before 3.2. Terms
+/// are members of the size pool or heap.
+pub fn heap_keys(version: RubyVersion) -> Vec<Key> {
+    let mut keys = match (version.major, version.minor) {
+        (..=2, _) | (3, ..=1) => return Vec::new(),
+        (3, 2 | 3) => POOL_3_2.to_vec(),
+        (3, _) => POOL_3_4.to_vec(),
+        _ => POOL_4_0.to_vec(),
+    };
+    keys.push(key("force_major_gc_count", &[Plus("force_major_gc_count")]));
+    if version.at_least(3, 3) {
+        keys.push(key(
+            "force_incremental_marking_finish_count",
+            &[Plus("force_incremental_marking_finish_count")],
+        ));
+        keys.push(key(
+            "total_allocated_objects",
+            if version.at_least(4, 0) {
+                &[Plus("total_allocated_objects"), PlusCached("allocated_objects_count")]
+            } else {
+                &[Plus("total_allocated_objects")]
+            },
+        ));
+        keys.push(key("total_freed_objects", &[Plus("total_freed_objects")]));
+    }
+    keys
+}
+
+/// Size pools with an eden and a tomb (`gc_stat_heap_internal`, gc.c).
+const POOL_3_2: &[Key] = &[
+    key("slot_size", &[Plus("slot_size")]),
+    key("heap_allocatable_pages", &[Plus("allocatable_pages")]),
+    key("heap_eden_pages", &[Plus("eden_heap.total_pages")]),
+    key("heap_eden_slots", &[Plus("eden_heap.total_slots")]),
+    key("heap_tomb_pages", &[Plus("tomb_heap.total_pages")]),
+    key("heap_tomb_slots", &[Plus("tomb_heap.total_slots")]),
+    key("total_allocated_pages", &[Plus("total_allocated_pages")]),
+    key("total_freed_pages", &[Plus("total_freed_pages")]),
+];
+
+/// Heaps (`stat_one_heap`, gc/default/default.c).
+const POOL_3_4: &[Key] = &[
+    key("slot_size", &[Plus("slot_size")]),
+    key("heap_eden_pages", &[Plus("total_pages")]),
+    key("heap_eden_slots", &[Plus("total_slots")]),
+    key("total_allocated_pages", &[Plus("total_allocated_pages")]),
+];
+
+/// As 3.4, with live, free and final slots.
+const POOL_4_0: &[Key] = &[
+    key("slot_size", &[Plus("slot_size")]),
+    key(
+        "heap_live_slots",
+        &[
+            Plus("total_allocated_objects"),
+            PlusCached("allocated_objects_count"),
+            Minus("total_freed_objects"),
+            Minus("final_slots_count"),
+        ],
+    ),
+    key(
+        "heap_free_slots",
+        &[
+            Plus("total_slots"),
+            Minus("total_allocated_objects"),
+            MinusCached("allocated_objects_count"),
+            Plus("total_freed_objects"),
+        ],
+    ),
+    key("heap_final_slots", &[Plus("final_slots_count")]),
+    key("heap_eden_pages", &[Plus("total_pages")]),
+    key("heap_eden_slots", &[Plus("total_slots")]),
+    key("total_allocated_pages", &[Plus("total_allocated_pages")]),
+];
 
 /// One heap, no pools.
 const HEAP_2_7: &[Key] = &[
@@ -219,10 +335,55 @@ const HEAP_3_4: &[Key] = &[
     key("total_freed_objects", &[PlusEach("total_freed_objects")]),
 ];
 
-/// After the heap keys, in every series.
-const COUNTS: &[Key] = &[
+/// As 3.4, where each Ractor counts its newest objects for itself.
+const HEAP_4_0: &[Key] = &[
+    key("heap_allocated_pages", &[FirstWordBehind("heap_pages.sorted")]),
+    key("heap_empty_pages", &[Plus("empty_pages_count")]),
+    key("heap_allocatable_slots", &[Plus("heap_pages.allocatable_slots")]),
+    key("heap_available_slots", &[PlusEach("total_slots")]),
+    key(
+        "heap_live_slots",
+        &[
+            PlusEach("total_allocated_objects"),
+            PlusCached("allocated_objects_count"),
+            MinusEach("total_freed_objects"),
+            MinusEach("final_slots_count"),
+        ],
+    ),
+    key(
+        "heap_free_slots",
+        &[
+            PlusEach("total_slots"),
+            MinusEach("total_allocated_objects"),
+            MinusCached("allocated_objects_count"),
+            PlusEach("total_freed_objects"),
+        ],
+    ),
+    key("heap_final_slots", &[PlusEach("final_slots_count")]),
+    key("heap_marked_slots", &[Plus("marked_slots")]),
+    key("heap_eden_pages", &[PlusEach("total_pages")]),
+    key("total_allocated_pages", &[Plus("heap_pages.allocated_pages")]),
+    key("total_freed_pages", &[Plus("heap_pages.freed_pages")]),
+    key(
+        "total_allocated_objects",
+        &[PlusEach("total_allocated_objects"), PlusCached("allocated_objects_count")],
+    ),
+    key("total_freed_objects", &[PlusEach("total_freed_objects")]),
+];
+
+const MALLOC: &[Key] = &[
     key("malloc_increase_bytes", &[Plus("malloc_params.increase")]),
     key("malloc_increase_bytes_limit", &[Plus("malloc_params.limit")]),
+];
+
+/// Each native thread counts its newest bytes for itself.
+const MALLOC_4_0: &[Key] = &[
+    key("malloc_increase_bytes", &[Plus("malloc_counters.increase"), PlusLocal]),
+    key("malloc_increase_bytes_limit", &[Plus("malloc_params.limit")]),
+];
+
+/// After the heap and malloc keys; the last one from 2.7 on.
+const GC_COUNTS: &[Key] = &[
     key("minor_gc_count", &[Plus("profile.minor_gc_count")]),
     key("major_gc_count", &[Plus("profile.major_gc_count")]),
     key("compact_count", &[Plus("profile.compact_count")]),
@@ -237,8 +398,6 @@ const GENERATIONS: &[Key] = &[
     ),
     key("old_objects", &[Plus("rgengc.old_objects")]),
     key("old_objects_limit", &[Plus("rgengc.old_objects_limit")]),
-    key("oldmalloc_increase_bytes", &[Plus("rgengc.oldmalloc_increase")]),
-    key("oldmalloc_increase_bytes_limit", &[Plus("rgengc.oldmalloc_increase_limit")]),
 ];
 
 /// `enum gpr_flag` (gc.c; equal from 2.5 to 4.0).

@@ -49,6 +49,7 @@ pub(super) static TABLES: &[Table] = &[
             f("rgengc.oldmalloc_increase_limit", 536, 8),
         ],
         pools: None,
+        caches: None,
     },
     // Offsets read from 3.0.7.
     Table {
@@ -90,6 +91,7 @@ pub(super) static TABLES: &[Table] = &[
             f("rcompactor.total_moved", 1040, 8),
         ],
         pools: None,
+        caches: None,
     },
     // Offsets read from 3.1.7.
     Table {
@@ -140,6 +142,7 @@ pub(super) static TABLES: &[Table] = &[
                 f("tomb_heap.total_slots", 152, 8),
             ],
         }),
+        caches: None,
     },
     // Offsets read from 3.2.11.
     Table {
@@ -191,6 +194,7 @@ pub(super) static TABLES: &[Table] = &[
                 f("tomb_heap.total_slots", 192, 8),
             ],
         }),
+        caches: None,
     },
     // Offsets read from 3.3.11.
     Table {
@@ -246,6 +250,7 @@ pub(super) static TABLES: &[Table] = &[
                 f("tomb_heap.total_slots", 216, 8),
             ],
         }),
+        caches: None,
     },
     // Offsets read from 3.4.9.
     Table {
@@ -298,5 +303,6 @@ pub(super) static TABLES: &[Table] = &[
                 f("total_slots", 136, 8),
             ],
         }),
+        caches: None,
     },
 ];

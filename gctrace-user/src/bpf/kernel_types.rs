@@ -1,0 +1,232 @@
+//! Byte offsets of members of kernel structures, from the kernel's own description of its types (BTF, in
+//! `/sys/kernel/btf/vmlinux` since Linux 5.4, where `CONFIG_DEBUG_INFO_BTF` is set). The BPF programs are not relocated
+//! against kernel types (Rust has no CO-RE), so what they read of the kernel is looked up here.
+//!
+//! Format: Documentation/bpf/btf.rst.
+
+use std::{fs, path::Path};
+
+/// Why an offset is not known.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BtfError {
+    /// The description could not be read.
+    #[error("reading {path}: {source} (this kernel was built without CONFIG_DEBUG_INFO_BTF?)")]
+    Read {
+        /// The file.
+        path: String,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not what the format says.
+    #[error("the kernel's BTF is not understood: {0}")]
+    Malformed(&'static str),
+    /// A type or member is not there.
+    #[error("the kernel's BTF has no `{0}`")]
+    Missing(String),
+}
+
+/// Where the kernel describes its types.
+const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
+
+/// Offset of the user thread pointer (`fs` base on x86-64) in `task_struct`.
+pub(super) fn task_thread_pointer() -> Result<u32, BtfError> {
+    let members: &[&str] =
+        if cfg!(target_arch = "x86_64") { &["thread", "fsbase"] } else { &["thread", "uw", "tp_value"] };
+    let bytes = read(Path::new(VMLINUX))?;
+    Btf::parse(&bytes)?.member_offset("task_struct", members)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
+    fs::read(path).map_err(|source| BtfError::Read { path: path.display().to_string(), source })
+}
+
+const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+/// Typedef, volatile, const, restrict, type tag: a name for another type.
+const ALIASES: [u32; 5] = [8, 9, 10, 11, 18];
+/// Structures inside structures; deeper is malformed.
+const MAX_DEPTH: u32 = 16;
+
+struct Btf<'a> {
+    /// Offset of each type in `types`, by id − 1.
+    starts: Vec<u32>,
+    types: &'a [u8],
+    strings: &'a [u8],
+}
+
+#[derive(Clone, Copy)]
+struct Type {
+    name: u32,
+    kind: u32,
+    members: u32,
+    /// Member offsets carry a bit-field size in their upper byte.
+    bit_fields: bool,
+    target: u32,
+}
+
+impl<'a> Btf<'a> {
+    fn parse(bytes: &'a [u8]) -> Result<Self, BtfError> {
+        const MAGIC: u32 = 0xeb9f;
+        let word = |at| word(bytes, at).ok_or(BtfError::Malformed("the header is cut off"));
+        if word(0)? & 0xffff != MAGIC {
+            return Err(BtfError::Malformed("the magic number is wrong"));
+        }
+        let header = word(4)?;
+        let section = |at: usize| -> Result<&'a [u8], BtfError> {
+            let start = u64::from(header) + u64::from(word(at)?);
+            let end = start + u64::from(word(at + 4)?);
+            bytes.get(start as usize..end as usize).ok_or(BtfError::Malformed("a section is cut off"))
+        };
+        let mut btf = Self { starts: Vec::new(), types: section(8)?, strings: section(16)? };
+        let mut at = 0;
+        while at < btf.types.len() {
+            let kind = btf.read(at).ok_or(BtfError::Malformed("a type is cut off"))?;
+            btf.starts.push(at as u32);
+            let extra = match kind.kind {
+                1 | 14 | 17 => 4,
+                3 => 12,
+                KIND_STRUCT | KIND_UNION | 15 | 19 => kind.members as usize * 12,
+                6 | 13 => kind.members as usize * 8,
+                2 | 7..=12 | 16 | 18 => 0,
+                _ => return Err(BtfError::Malformed("a kind of type is unknown")),
+            };
+            at += 12 + extra;
+        }
+        Ok(btf)
+    }
+
+    fn read(&self, at: usize) -> Option<Type> {
+        let info = word(self.types, at + 4)?;
+        Some(Type {
+            name: word(self.types, at)?,
+            kind: info >> 24 & 0x1f,
+            members: info & 0xffff,
+            bit_fields: info >> 31 != 0,
+            target: word(self.types, at + 8)?,
+        })
+    }
+
+    fn by_id(&self, id: u32) -> Option<(usize, Type)> {
+        let start = *self.starts.get(id.checked_sub(1)? as usize)? as usize;
+        Some((start, self.read(start)?))
+    }
+
+    fn name(&self, offset: u32) -> &[u8] {
+        let rest = self.strings.get(offset as usize..).unwrap_or_default();
+        rest.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
+
+    fn member_offset(&self, structure: &str, members: &[&str]) -> Result<u32, BtfError> {
+        let missing = || BtfError::Missing(format!("{structure}.{}", members.join(".")));
+        let mut id = (1..=self.starts.len() as u32)
+            .find(|&id| {
+                self.by_id(id)
+                    .is_some_and(|(_, t)| t.kind == KIND_STRUCT && self.name(t.name) == structure.as_bytes())
+            })
+            .ok_or_else(missing)?;
+        let mut bits = 0_u32;
+        for member in members {
+            let (offset, target) = self.member(id, member.as_bytes(), MAX_DEPTH).ok_or_else(missing)?;
+            bits = bits.checked_add(offset).ok_or_else(missing)?;
+            id = target;
+        }
+        Ok(bits / 8)
+    }
+
+    /// Bit offset and type of a member, looked for inside anonymous structures and unions, too.
+    fn member(&self, id: u32, wanted: &[u8], depth: u32) -> Option<(u32, u32)> {
+        let depth = depth.checked_sub(1)?;
+        let (start, kind) = self.by_id(id)?;
+        if ALIASES.contains(&kind.kind) {
+            return self.member(kind.target, wanted, depth);
+        }
+        if !matches!(kind.kind, KIND_STRUCT | KIND_UNION) {
+            return None;
+        }
+        (0..kind.members as usize).find_map(|index| {
+            let at = start + 12 + index * 12;
+            let name = self.name(word(self.types, at)?);
+            let target = word(self.types, at + 4)?;
+            let offset = word(self.types, at + 8)?;
+            let offset = if kind.bit_fields { offset & 0x00ff_ffff } else { offset };
+            if name == wanted {
+                return Some((offset, target));
+            }
+            if !name.is_empty() {
+                return None;
+            }
+            let (inner, target) = self.member(target, wanted, depth)?;
+            Some((offset + inner, target))
+        })
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..at.checked_add(4)?)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// `struct inner { u64 a; u64 fsbase; }; struct task_struct { u32; struct { struct inner thread; }; }`
+    fn sample() -> Vec<u8> {
+        let strings = b"\0task_struct\0thread\0fsbase\0int\0inner\0";
+        let name =
+            |text: &str| strings.windows(text.len()).position(|w| w == text.as_bytes()).unwrap() as u32;
+        let structure = KIND_STRUCT << 24;
+        let words = [
+            // 1: int
+            vec![name("int"), 1 << 24, 8, 64],
+            // 2: struct inner
+            vec![name("inner"), structure | 2, 16, 0, 1, 0, name("fsbase"), 1, 64],
+            // 3: anonymous struct { struct inner thread; }
+            vec![0, structure | 1, 16, name("thread"), 2, 0],
+            // 4: struct task_struct, with bit-field offsets
+            vec![name("task_struct"), 1 << 31 | structure | 2, 24, name("int"), 1, 4 << 24, 0, 3, 64],
+        ];
+        let types: Vec<u8> = words.concat().iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let header = [0x0001_eb9f, 24, 0, types.len() as u32, types.len() as u32, strings.len() as u32];
+        let mut bytes: Vec<u8> = header.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        bytes.extend(types);
+        bytes.extend(strings);
+        bytes
+    }
+
+    /// Members are found inside anonymous structures, and their offsets add up.
+    #[test]
+    fn nested_members() {
+        let bytes = sample();
+        let btf = Btf::parse(&bytes).unwrap();
+        assert_eq!(btf.member_offset("task_struct", &["thread", "fsbase"]).unwrap(), 16);
+        assert!(btf.member_offset("task_struct", &["thread", "gsbase"]).is_err());
+        assert!(btf.member_offset("nothing", &["thread"]).is_err());
+    }
+
+    /// Of this machine's kernel, where it describes itself: the thread pointer lies at a sane, aligned place.
+    #[test]
+    fn this_kernel() {
+        if !Path::new(VMLINUX).exists() {
+            return;
+        }
+        let offset = task_thread_pointer().unwrap();
+        assert!(offset > 0 && offset.is_multiple_of(8), "{offset}");
+    }
+
+    proptest! {
+        /// Damaged descriptions are errors, never panics.
+        #[test]
+        fn damage(at in 0_usize..260, byte: u8, cut in 0_usize..260) {
+            let mut bytes = sample();
+            let end = bytes.len();
+            bytes[at % end] = byte;
+            bytes.truncate(end - cut % end);
+            if let Ok(btf) = Btf::parse(&bytes) {
+                let _either = btf.member_offset("task_struct", &["thread", "fsbase"]);
+            }
+        }
+    }
+}

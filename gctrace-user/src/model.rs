@@ -41,6 +41,8 @@ pub struct Image {
     pub build_id: Option<String>,
     /// Names of this Ruby's `GC.stat` keys, in its order.
     pub stat_keys: Vec<&'static str>,
+    /// Names of the keys of each heap in its `GC.stat_heap`, in its order; empty before 3.2.
+    pub heap_keys: Vec<&'static str>,
     /// Probes attached.
     pub probes: usize,
     /// Whether the file has symbols that the sites were cross-checked with.
@@ -65,6 +67,8 @@ pub struct GcState {
     pub tid: u32,
     /// `GC.stat`, in the order of [`Image::stat_keys`].
     pub stat: Vec<u64>,
+    /// `GC.stat_heap`: the values of each heap, in the order of [`Image::heap_keys`]; empty before 3.2.
+    pub heaps: Vec<Vec<u64>>,
     /// `GC.latest_gc_info`.
     pub info: GcInfo,
     /// Memory, if the process could still be read.
@@ -78,6 +82,8 @@ pub struct Pause {
     pub begin_ns: u64,
     /// Length, nanoseconds; equals `mark_ns + sweep_ns + other_ns`.
     pub ns: u64,
+    /// What the VM entered the GC for, where that is certain.
+    pub kind: Option<PauseKind>,
     /// Of it, marking.
     pub mark_ns: u64,
     /// Of it, sweeping (and compacting).
@@ -101,6 +107,31 @@ impl Pause {
     /// The pause by phase.
     pub fn phases(&self) -> [(Phase, u64); 3] {
         [(Phase::Mark, self.mark_ns), (Phase::Sweep, self.sweep_ns), (Phase::Other, self.other_ns)]
+    }
+}
+
+/// What the VM enters the GC for (`enum gc_enter_event`, gc.c).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PauseKind {
+    /// A new cycle begins.
+    Start,
+    /// A step of incremental marking or lazy sweeping.
+    Continue,
+    /// The rest of a cycle at once.
+    Rest,
+    /// Running the finalizers of all objects at exit.
+    Finalizer,
+}
+
+impl PauseKind {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Continue => "continue",
+            Self::Rest => "rest",
+            Self::Finalizer => "finalizer",
+        }
     }
 }
 

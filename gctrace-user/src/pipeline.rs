@@ -14,9 +14,9 @@ use crate::{
     enrich::proc::{self, MemoryReader},
     export::{ExportError, Exporter, ProcessEnd},
     ledger::UserCounts,
-    model::{EndReason, GcCycle, GcState, Image, Memory, Process},
+    model::{EndReason, GcCycle, GcState, Image, Memory, PauseKind, Process},
     ruby::{
-        layout::ObjspaceLayout,
+        layout::{BoundKey, ObjspaceLayout},
         prove,
         stat::{GcInfo, Mode},
     },
@@ -34,6 +34,8 @@ pub struct KnownImage {
     pub layout: ObjspaceLayout,
     /// Mask of `during_gc` in the flags word.
     pub during_gc: u32,
+    /// What is known of the kind of pause by its `GC_ENTER` site (stated address).
+    pub pause_kinds: HashMap<u64, PauseKind>,
 }
 
 /// The images probed so far, by index. The control thread adds an image before it attaches the first probe, so every
@@ -285,7 +287,8 @@ impl Pipeline {
         traced.lost += gap;
         self.counts.lost_records += gap;
         let mode = prove::mode(&traced.image.layout, event.flags);
-        let (_, inside, folded) = traced.fold.pause(event, mode);
+        let kind = traced.image.pause_kinds.get(&event.enter_site).copied();
+        let (_, inside, folded) = traced.fold.pause(event, mode, kind);
         if inside {
             self.counts.pauses_in_cycles += 1;
         } else {
@@ -390,8 +393,9 @@ fn decode_state(
         layout.weak_references.map(|(weak, retained)| (read(weak), read(retained))),
     );
     // The places of a layout lie inside a snapshot by construction.
-    let stat = layout.keys.iter().map(|key| key.value(data).unwrap_or_default()).collect();
-    GcState { ts_ns, tid, stat, info, memory }
+    let values = |keys: &[BoundKey]| keys.iter().map(|key| key.value(data).unwrap_or_default()).collect();
+    let heaps = layout.heaps.iter().map(|keys| values(keys)).collect();
+    GcState { ts_ns, tid, stat: values(&layout.keys), heaps, info, memory }
 }
 
 #[cfg(test)]
@@ -441,11 +445,17 @@ mod tests {
             version,
             build_id: None,
             stat_keys: layout.keys.iter().map(|key| key.name).collect(),
+            heap_keys: vec![],
             probes: 5,
             has_symbols: false,
         };
         let images = Images::default();
-        images.add(KnownImage { image: Arc::new(image), layout: layout.clone(), during_gc: DURING_GC });
+        images.add(KnownImage {
+            image: Arc::new(image),
+            layout: layout.clone(),
+            during_gc: DURING_GC,
+            pause_kinds: HashMap::new(),
+        });
         let notes = Rc::new(RefCell::new(Vec::new()));
         (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images), notes, layout)
     }

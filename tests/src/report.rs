@@ -34,6 +34,22 @@ pub struct PauseEntry {
     pub begin_ns: u64,
     /// Length in nanoseconds.
     pub ns: u64,
+    /// What the VM entered the GC for, where that is certain.
+    pub kind: Option<PauseKind>,
+}
+
+/// What the VM enters the GC for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseKind {
+    /// A new cycle.
+    Start,
+    /// A step of it.
+    Continue,
+    /// The rest of it.
+    Rest,
+    /// Finalizers at exit.
+    Finalizer,
 }
 
 /// Where the pauses of a cycle went.
@@ -80,6 +96,8 @@ pub struct GcLine {
     pub stat: Map<String, Value>,
     /// `GC.stat` at `GC_END_SWEEP`.
     pub stat_end: Option<Map<String, Value>>,
+    /// `GC.stat_heap` at `GC_END_SWEEP`, where this Ruby has it.
+    pub stat_heap_end: Option<Map<String, Value>>,
     /// `GC.latest_gc_info` at `GC_START`.
     pub latest_gc_info: Map<String, Value>,
     /// `GC.latest_gc_info` at `GC_END_SWEEP`.

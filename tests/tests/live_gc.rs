@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Gctrace;
 use gctrace_tests::live::Live;
-use gctrace_tests::report::{GcLine, Report};
+use gctrace_tests::report::{GcLine, PauseKind, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use gctrace_tests::witness::Event;
@@ -49,6 +49,17 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
         ensure!(comparison.starts as u64 == expected, "{} starts compared of {expected}", comparison.starts);
         ensure!(comparison.ends as u64 + 1 >= expected, "{} ends compared of {expected}", comparison.ends);
         compare::pauses(&lines, done.log()?)?;
+        starts_come_first(&lines)?;
+    }
+    Ok(())
+}
+
+/// A cycle starts in its first pause and in no other.
+fn starts_come_first(lines: &[&GcLine]) -> Result<()> {
+    for line in lines {
+        let starts = line.pauses.iter().map(|pause| pause.kind == Some(PauseKind::Start)).collect::<Vec<_>>();
+        let expected = (0..starts.len()).map(|at| at == 0).collect::<Vec<_>>();
+        ensure!(starts == expected, "count {}: pauses {:?}", line.count, line.pauses);
     }
     Ok(())
 }
@@ -124,6 +135,34 @@ fn modes_equal_the_witness() -> Result<()> {
 #[test]
 fn threads_equal_the_witness() -> Result<()> {
     witnessed("threads.rb", &[])
+}
+
+/// `GC.stat_heap` at the end of each explicit collection is what the program reads right after it, heap by heap and key
+/// by key, and in the same order. Rubies without it have no such field.
+#[test]
+fn stat_heap_equals_the_program() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let done = Script::new(&live, &ruby, "heaps.rb")?.run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let lines = lines(&report, done.pid);
+        let seen = done.report.extra.get("heaps").and_then(|list| list.as_array()).context("no heaps")?;
+        if ["2.6", "2.7", "3.0", "3.1"].contains(&&ruby.version()[..3]) {
+            ensure!(lines.iter().all(|line| line.stat_heap_end.is_none()), "no such thing before 3.2");
+        } else {
+            ensure!(!seen.is_empty(), "the program has read nothing");
+        }
+        for one in seen {
+            let at = lines.iter().position(|line| Some(line.count) == one["count"].as_u64());
+            let ours = at.and_then(|at| lines[at].stat_heap_end.as_ref());
+            let ours = ours.with_context(|| format!("no stat_heap at count {}", one["count"]))?;
+            let (ours, theirs) = (serde_json::to_string(ours)?, one["heaps"].to_string());
+            ensure!(ours == theirs, "count {}: {ours}, the program has {theirs}", one["count"]);
+        }
+    }
+    Ok(())
 }
 
 /// The pauses of minor and of major cycles, each by themselves, sum up to what lies between `GC_ENTER` and `GC_EXIT`.

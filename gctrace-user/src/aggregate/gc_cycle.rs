@@ -3,7 +3,7 @@
 use gctrace_common::event::PauseEvent;
 
 use crate::{
-    model::{GcCycle, GcState, Pause},
+    model::{GcCycle, GcState, Pause, PauseKind},
     ruby::stat::Mode,
 };
 
@@ -94,9 +94,14 @@ impl CycleFold {
         self.shutdown = Some(state);
     }
 
-    /// A pause has ended. `mode` is the GC mode at its beginning.
-    pub fn pause(&mut self, event: &PauseEvent, mode: Mode) -> (Pause, bool, Folded) {
-        let pause = split(event, mode);
+    /// A pause has ended. `mode` is the GC mode at its beginning, `kind` what its site says.
+    pub fn pause(
+        &mut self,
+        event: &PauseEvent,
+        mode: Mode,
+        kind: Option<PauseKind>,
+    ) -> (Pause, bool, Folded) {
+        let pause = split(event, mode, kind);
         let belongs = event.start_ns != 0 || mode != Mode::None;
         let expected = event.count + u64::from(event.start_ns != 0);
         let mut folded = Folded::default();
@@ -127,7 +132,7 @@ impl CycleFold {
 }
 
 /// Splits a pause into phases by the marks inside it and the mode at its beginning.
-fn split(event: &PauseEvent, mode: Mode) -> Pause {
+fn split(event: &PauseEvent, mode: Mode, kind: Option<PauseKind>) -> Pause {
     let (begin, end) = (event.begin_ns, event.header.ts_ns.max(event.begin_ns));
     let inside = |ts: u64| (ts != 0).then(|| ts.clamp(begin, end));
     let (start, marked, swept) =
@@ -138,7 +143,10 @@ fn split(event: &PauseEvent, mode: Mode) -> Pause {
         marked.or((matches!(mode, Mode::Sweeping | Mode::Compacting) && start.is_none()).then_some(begin));
     let sweep_ns = sweep_from.map_or(0, |from| swept.unwrap_or(end).saturating_sub(from));
     let ns = end - begin;
-    Pause { begin_ns: begin, ns, mark_ns, sweep_ns, other_ns: ns.saturating_sub(mark_ns + sweep_ns) }
+    // A cycle starts in no other pause than its own; a nested one could be anything.
+    let started = (start.is_some() && event.nested == 0).then_some(PauseKind::Start);
+    let other_ns = ns.saturating_sub(mark_ns + sweep_ns);
+    Pause { begin_ns: begin, ns, kind: kind.or(started), mark_ns, sweep_ns, other_ns }
 }
 
 #[cfg(test)]
@@ -149,7 +157,7 @@ mod tests {
 
     fn state(ts_ns: u64) -> GcState {
         let info = GcInfo::decode(0x100, None, Mode::None, None);
-        GcState { ts_ns, tid: 1, stat: vec![], info, memory: None }
+        GcState { ts_ns, tid: 1, stat: vec![], heaps: vec![], info, memory: None }
     }
 
     fn pause(begin: u64, end: u64, marks: (u64, u64, u64), count: u64) -> PauseEvent {
@@ -182,7 +190,7 @@ mod tests {
         let mut fold = CycleFold::default();
         assert!(fold.start("ruby".into(), 5, state(110)).cycles.is_empty());
         fold.end_sweep(5, state(190));
-        let (_, inside, folded) = fold.pause(&pause(100, 200, (110, 150, 190), 4), Mode::None);
+        let (_, inside, folded) = fold.pause(&pause(100, 200, (110, 150, 190), 4), Mode::None, None);
         assert!(inside);
         let cycle = &folded.cycles[0];
         assert_eq!((cycle.count, cycle.pause_ns()), (5, 100));
@@ -196,10 +204,10 @@ mod tests {
     fn lazy_sweep() {
         let mut fold = CycleFold::default();
         fold.start("ruby".into(), 5, state(110));
-        assert!(fold.pause(&pause(100, 200, (110, 150, 0), 4), Mode::None).2.cycles.is_empty());
-        assert!(fold.pause(&pause(300, 310, (0, 0, 0), 5), Mode::Sweeping).2.cycles.is_empty());
+        assert!(fold.pause(&pause(100, 200, (110, 150, 0), 4), Mode::None, None).2.cycles.is_empty());
+        assert!(fold.pause(&pause(300, 310, (0, 0, 0), 5), Mode::Sweeping, None).2.cycles.is_empty());
         fold.end_sweep(5, state(405));
-        let folded = fold.pause(&pause(400, 410, (0, 0, 405), 5), Mode::Sweeping).2;
+        let folded = fold.pause(&pause(400, 410, (0, 0, 405), 5), Mode::Sweeping, None).2;
         assert_eq!(folded.cycles[0].pauses.len(), 3);
         assert_eq!(folded.cycles[0].pause_ns(), 120);
         assert_eq!(folded.cycles[0].pauses[2].sweep_ns, 5);
@@ -209,7 +217,7 @@ mod tests {
     #[test]
     fn attached_in_the_middle() {
         let mut fold = CycleFold::default();
-        let (_, inside, _) = fold.pause(&pause(100, 200, (0, 0, 0), 4), Mode::Sweeping);
+        let (_, inside, _) = fold.pause(&pause(100, 200, (0, 0, 0), 4), Mode::Sweeping, None);
         assert!(!inside);
         fold.end_sweep(4, state(300));
         assert_eq!(fold.counts(), FoldCounts { end_without_start: 1, pauses_outside: 1, cut_short: 0 });
@@ -237,7 +245,7 @@ mod tests {
         fold.start("ruby".into(), 1, state(2));
         assert!(fold.finish().1.is_none());
         fold.maybe_shutdown(state(3));
-        fold.pause(&pause(3, 4, (0, 0, 0), 1), Mode::None);
+        fold.pause(&pause(3, 4, (0, 0, 0), 1), Mode::None, None);
         assert_eq!(fold.finish().1.unwrap().ts_ns, 3);
     }
 }

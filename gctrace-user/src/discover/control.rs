@@ -22,10 +22,10 @@ use crate::{
     bpf::{MappingWatch, Probes, Scope},
     elf::{ElfImage, LoadSegment, RubyPresence, probe_ruby},
     enrich::proc::is_running,
-    model::Image,
+    model::{Image, PauseKind},
     pipeline::{Images, KnownImage},
     ruby::{
-        analyse,
+        self, Site, analyse,
         plan::{AttachPlan, PlanError, plan},
     },
 };
@@ -374,11 +374,23 @@ impl Control {
             version: plan.analysis.version,
             build_id: plan.analysis.build_id.as_ref().map(ToString::to_string),
             stat_keys: plan.layout.keys.iter().map(|key| key.name).collect(),
+            heap_keys: plan
+                .layout
+                .heaps
+                .first()
+                .map_or_else(Vec::new, |keys| keys.iter().map(|key| key.name).collect()),
             probes: plan.sites.len(),
             has_symbols: plan.analysis.has_symbols,
         };
         let during_gc = 1 << plan.analysis.vm.during_gc_bit;
-        self.images.add(KnownImage { image: Arc::new(image), layout: plan.layout.clone(), during_gc });
+        let pause_kinds =
+            plan.analysis.sites.iter().filter_map(|site| Some((site.address.0, pause_kind(site)?))).collect();
+        self.images.add(KnownImage {
+            image: Arc::new(image),
+            layout: plan.layout.clone(),
+            during_gc,
+            pause_kinds,
+        });
         // Through our own descriptor: the process whose mapping this is may exit at any moment.
         let opened = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         self.probes.attach(index, &plan.sites, &opened, self.scope()).map_err(|e| e.to_string())?;
@@ -465,4 +477,13 @@ fn plan_file(
     let analysis = analyse(&image)?;
     let plan = plan(&image, analysis, reads_threads)?;
     Ok((plan, image.segments().to_vec()))
+}
+
+/// What the site's function tells about the pauses that begin there.
+fn pause_kind(site: &Site) -> Option<PauseKind> {
+    match site.pause? {
+        ruby::PauseKind::Start => Some(PauseKind::Start),
+        ruby::PauseKind::Finalizer => Some(PauseKind::Finalizer),
+        ruby::PauseKind::Other => None,
+    }
 }

@@ -8,7 +8,7 @@ use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
-    model::{GcCycle, GcState, Pause, Process},
+    model::{GcCycle, GcState, Pause, PauseKind, Process},
     ruby::stat::GcInfo,
 };
 
@@ -79,6 +79,10 @@ struct Gc<'a> {
     end_ts: Option<f64>,
     stat: Stat<'a>,
     stat_end: Option<Stat<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stat_heap: Option<StatHeap<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stat_heap_end: Option<StatHeap<'a>>,
     latest_gc_info: Info,
     latest_gc_info_end: Option<Info>,
     rss: Option<u64>,
@@ -99,6 +103,29 @@ struct Phases {
 struct PauseSpan {
     begin_ns: u64,
     ns: u64,
+    kind: Option<&'static str>,
+    mark_ns: u64,
+    sweep_ns: u64,
+}
+
+impl PauseSpan {
+    fn of(pause: &Pause) -> Self {
+        let Pause { begin_ns, ns, kind, mark_ns, sweep_ns, other_ns: _ } = *pause;
+        Self { begin_ns, ns, kind: kind.map(PauseKind::name), mark_ns, sweep_ns }
+    }
+}
+
+/// `GC.stat_heap`: an object of each heap's number and its keys.
+struct StatHeap<'a> {
+    keys: &'a [&'static str],
+    heaps: &'a [Vec<u64>],
+}
+
+impl Serialize for StatHeap<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let heap = |values| Stat { keys: self.keys, values };
+        serializer.collect_map(self.heaps.iter().enumerate().map(|(at, values)| (at, heap(values))))
+    }
 }
 
 /// `GC.stat` as an object in the order of its Ruby.
@@ -160,6 +187,11 @@ fn stat_of<'a>(process: &'a Process, state: &'a GcState) -> Stat<'a> {
     Stat { keys: &process.image.stat_keys, values: &state.stat }
 }
 
+fn stat_heap_of<'a>(process: &'a Process, state: &'a GcState) -> Option<StatHeap<'a>> {
+    let keys = process.image.heap_keys.as_slice();
+    (!keys.is_empty()).then_some(StatHeap { keys, heaps: &state.heaps })
+}
+
 impl<W: Write> Exporter for Jsonl<W> {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
         self.write(&Line::Process {
@@ -207,11 +239,13 @@ impl<W: Write> Exporter for Jsonl<W> {
             pause_ns: cycle.pause_ns(),
             phases,
             steps: cycle.pauses.len(),
-            pauses: cycle.pauses.iter().map(|p| PauseSpan { begin_ns: p.begin_ns, ns: p.ns }).collect(),
+            pauses: cycle.pauses.iter().map(PauseSpan::of).collect(),
             complete: end.is_some(),
             end_ts: end.map(|state| self.clock.epoch_seconds(state.ts_ns)),
             stat: stat_of(process, start),
             stat_end: end.map(|state| stat_of(process, state)),
+            stat_heap: stat_heap_of(process, start),
+            stat_heap_end: end.and_then(|state| stat_heap_of(process, state)),
             latest_gc_info: Info(start.info),
             latest_gc_info_end: end.map(|state| Info(state.info)),
             rss: start.memory.map(|memory| memory.rss),

@@ -16,6 +16,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::{
     bpf::{self, LoadError, LoadOptions, Loaded},
+    cache::Cache,
     cli::{Format, Settings, UsageError},
     discover::{self, Found, Start},
     enrich::{
@@ -123,6 +124,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let images = Images::default();
     let start = Start {
         probes,
+        cache: settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at),
         images: images.clone(),
         selection: settings.selection.clone(),
         sender,

@@ -8,6 +8,7 @@ pub mod address;
 pub mod aggregate;
 pub mod app;
 pub mod bpf;
+pub mod cache;
 pub mod cli;
 pub mod decode;
 pub mod discover;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Parser, ValueEnum};
+use clap::{Args as ClapArgs, Parser, ValueEnum};
 
 /// Watch the GC of CRuby processes from the kernel: no gem, no restart, no signal, no pause.
 #[derive(Debug, Parser)]
@@ -54,9 +54,25 @@ pub struct Args {
     #[arg(long, hide = true)]
     pub without_cookies: bool,
 
+    /// The cache of analyses.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+
     /// Start this command and trace it and everything it starts
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// Where analyses of Ruby images are kept.
+#[derive(Debug, ClapArgs)]
+pub struct CacheArgs {
+    /// Keep analyses of Ruby images here [default: /var/cache/gctrace; not as root: ~/.cache/gctrace]
+    #[arg(long, value_name = "DIR", hide_short_help = true, conflicts_with = "no_cache")]
+    pub cache_dir: Option<PathBuf>,
+
+    /// Analyse every Ruby image anew and keep nothing
+    #[arg(long, hide_short_help = true)]
+    pub no_cache: bool,
 }
 
 /// `--format`.

@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::args::{Args, FormatArg};
-use crate::discover::Selection;
+use super::args::{Args, CacheArgs, FormatArg};
+use crate::{cache, discover::Selection};
 
 /// What goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub struct Settings {
     pub cookies: bool,
     /// Size of the GC ring, bytes.
     pub gc_ring_bytes: Option<u32>,
+    /// Where analyses are kept; `None`: nowhere.
+    pub cache_dir: Option<PathBuf>,
 }
 
 /// Flags that do not make a run.
@@ -44,6 +46,13 @@ pub enum UsageError {
     /// gctrace cannot trace itself.
     #[error("--pid {0} is gctrace itself, which is never traced")]
     OwnPid(u32),
+}
+
+impl CacheArgs {
+    /// The directory that these flags mean.
+    pub(super) fn dir(self) -> Option<PathBuf> {
+        if self.no_cache { None } else { self.cache_dir.or_else(cache::default_dir) }
+    }
 }
 
 impl Settings {
@@ -59,6 +68,7 @@ impl Settings {
             pprof,
             gc_ring,
             without_cookies,
+            cache,
             command,
         } = args;
         pids.sort_unstable();
@@ -84,6 +94,7 @@ impl Settings {
             pprof,
             gc_ring_bytes: gc_ring,
             cookies: !without_cookies,
+            cache_dir: cache.dir(),
         })
     }
 }

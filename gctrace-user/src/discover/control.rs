@@ -16,18 +16,17 @@ use super::{
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
+    planned::{Planned, plan_file},
     state::{bias, read_state},
 };
 use crate::{
     bpf::{MappingWatch, Probes, Scope},
-    elf::{ElfImage, LoadSegment, RubyPresence, probe_ruby},
+    cache::Cache,
+    elf::{LoadSegment, RubyPresence, probe_ruby},
     enrich::proc::is_running,
     model::{Image, PauseKind},
     pipeline::{Images, KnownImage},
-    ruby::{
-        self, Site, analyse,
-        plan::{AttachPlan, PlanError, plan},
-    },
+    ruby::{self, Site, plan::AttachPlan},
 };
 
 /// Which processes are traced.
@@ -103,6 +102,8 @@ pub struct Start {
     pub probes: Probes,
     /// What to trace.
     pub selection: Selection,
+    /// Analyses made before.
+    pub cache: Cache,
     /// Where images are made known before they are probed.
     pub images: Images,
     /// Where findings go.
@@ -135,6 +136,7 @@ struct Control {
     selection: Selection,
     sender: SyncSender<Found>,
     own_pid: u32,
+    cache: Cache,
     verdicts: HashMap<ImageKey, Verdict>,
     /// Processes that are traced.
     processes: usize,
@@ -147,12 +149,13 @@ struct Control {
 
 /// Runs until told to stop. Returns (and so detaches) only then.
 pub fn run(start: Start) {
-    let Start { probes, selection, images, sender, stop, own_pid } = start;
+    let Start { probes, selection, cache, images, sender, stop, own_pid } = start;
     let mut control = Control {
         probes,
         selection,
         sender,
         own_pid,
+        cache,
         verdicts: HashMap::new(),
         processes: 0,
         refused_told: HashSet::new(),
@@ -365,8 +368,9 @@ impl Control {
                 return Ok(Verdict::NotRuby);
             }
         }
-        let (plan, segments) =
-            plan_file(file, shown, self.probes.reads_threads()).map_err(|e| e.to_string())?;
+        let reads_threads = self.probes.reads_threads();
+        let Planned { plan, segments, .. } =
+            plan_file(file, shown, reads_threads, &mut self.cache).map_err(|e| e.to_string())?;
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {
             index,
@@ -416,7 +420,7 @@ impl Control {
             return self.probes.forget(pid);
         }
         let state = match read_state(pid, bias, &traced.plan) {
-            Ok(state) => state,
+            Ok(state) => state.data(),
             Err(failed) => {
                 return self.tell(Found::Unproven {
                     pid,
@@ -465,18 +469,6 @@ impl Control {
             }
         }
     }
-}
-
-fn plan_file(
-    file: &File,
-    shown: &Path,
-    reads_threads: bool,
-) -> Result<(AttachPlan, Vec<LoadSegment>), PlanError> {
-    let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
-    let image = ElfImage::read(file).map_err(elf)?;
-    let analysis = analyse(&image)?;
-    let plan = plan(&image, analysis, reads_threads)?;
-    Ok((plan, image.segments().to_vec()))
 }
 
 /// What the site's function tells about the pauses that begin there.

@@ -4,7 +4,10 @@ mod control;
 mod identity;
 mod installed;
 mod mappings;
+mod planned;
 mod state;
 
 pub use control::{Found, Selection, Start, run};
 pub use identity::ImageKey;
+pub use planned::Planned;
+pub use state::VmState;

@@ -1,6 +1,6 @@
 //! Where an image lies in a process, and the state of its VM, read from its memory.
 
-use std::{fs::File, os::unix::fs::FileExt as _, time::Duration};
+use std::{cell::Cell, fs::File, io, os::unix::fs::FileExt as _, time::Duration};
 
 use super::mappings::ExecutableMapping;
 use crate::{
@@ -28,33 +28,60 @@ pub(super) fn bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -> Opt
 /// How often a state is read again when the VM was busy.
 const STATE_TRIES: u32 = 5;
 
-/// Reads the state of a VM from its memory, between two GC pauses, and proves the layout on it. `None`: the VM is not set
-/// up yet, is collecting, or the process is gone; its first GC event will be proven instead.
-pub(super) fn read_state(
-    pid: u32,
-    bias: u64,
-    plan: &AttachPlan,
-) -> Result<Option<(u64, Vec<u8>)>, prove::FailedProof> {
-    let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return Ok(None) };
+/// What reading a VM from its memory gave.
+#[derive(Debug)]
+pub enum VmState {
+    /// Read between two GC pauses and proven: time and snapshot data.
+    Proven(u64, Vec<u8>),
+    /// Proven; but what `GC.stat` returns depends on the thread that asks, and outside an event there is none.
+    PerThread,
+    /// The VM is not set up yet.
+    NotSetUp,
+    /// It was collecting whenever it was looked at.
+    Busy,
+    /// Its memory cannot be read, or it is gone.
+    Unreadable(io::Error),
+}
+
+impl VmState {
+    /// The state, if it could be read; without it the first GC event of the process is proven instead.
+    pub fn data(self) -> Option<(u64, Vec<u8>)> {
+        match self {
+            Self::Proven(ts_ns, data) => Some((ts_ns, data)),
+            Self::PerThread | Self::NotSetUp | Self::Busy | Self::Unreadable(_) => None,
+        }
+    }
+}
+
+/// Reads the state of a VM from its memory, between two GC pauses, and proves the layout on it.
+pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmState, prove::FailedProof> {
+    let memory = match File::open(format!("/proc/{pid}/mem")) {
+        Ok(memory) => memory,
+        Err(error) => return Ok(VmState::Unreadable(error)),
+    };
+    // The last thing that could not be read.
+    let error = Cell::new(None);
+    let get = |address: u64, buffer: &mut [u8]| {
+        memory.read_exact_at(buffer, address).inspect_err(|e| error.set(Some(e.kind()))).is_ok()
+    };
     let word = |address: u64| {
         let mut bytes = [0; 8];
-        memory.read_exact_at(&mut bytes, address).ok()?;
-        Some(u64::from_le_bytes(bytes)).filter(|&word| word != 0)
+        get(address, &mut bytes).then(|| u64::from_le_bytes(bytes)).filter(|&word| word != 0)
     };
     let read = || {
         let vm = word(bias.wrapping_add(plan.config.vm_ptr))?;
         let objspace = word(vm.wrapping_add(u64::from(plan.config.vm_objspace)))?;
-        prove::read_spans(&plan.layout, objspace, |address, buffer| {
-            memory.read_exact_at(buffer, address).is_ok()
-        })
+        prove::read_spans(&plan.layout, objspace, get)
     };
     let during_gc = 1 << plan.analysis.vm.during_gc_bit;
     let mut failed = None;
     for _ in 0..STATE_TRIES {
         let ts_ns = monotonic_ns();
-        let (Some(first), Some(second)) = (read(), read()) else { return Ok(None) };
+        let (Some(first), Some(second)) = (read(), read()) else {
+            return Ok(error.get().map_or(VmState::NotSetUp, |kind| VmState::Unreadable(kind.into())));
+        };
         if !prove::is_set_up(&plan.layout, &first) {
-            return Ok(None);
+            return Ok(VmState::NotSetUp);
         }
         // Two equal reads outside a GC: what changes in between is only what an allocation changes.
         if !prove::is_outside_gc(&plan.layout, &first, during_gc)
@@ -64,12 +91,11 @@ pub(super) fn read_state(
             continue;
         }
         match prove::outside_gc(&plan.layout, &second) {
-            // `GC.stat` depends on the thread that asks; outside an event there is none.
-            Ok(()) if plan.layout.per_thread => return Ok(None),
-            Ok(()) => return Ok(Some((ts_ns, second))),
+            Ok(()) if plan.layout.per_thread => return Ok(VmState::PerThread),
+            Ok(()) => return Ok(VmState::Proven(ts_ns, second)),
             // Read while the program runs, so a failure must repeat to count.
             Err(error) => failed = Some(error),
         }
     }
-    failed.map_or(Ok(None), Err)
+    failed.map_or(Ok(VmState::Busy), Err)
 }

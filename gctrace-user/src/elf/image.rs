@@ -20,7 +20,7 @@ const MAX_DATA: u64 = 64 << 20;
 const MAX_SMALL: u64 = 1 << 20;
 
 /// The GNU build id: a hash of the linked contents that survives stripping.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct BuildId(Box<[u8]>);
 
 impl BuildId {
@@ -295,10 +295,7 @@ impl ElfImage {
 
     /// File offset of a stated address in an executable segment: where a uprobe on it is attached.
     pub fn svma_to_file_offset(&self, address: Svma) -> Option<FileOffset> {
-        let segment = self.segments.iter().find(|s| {
-            s.executable && address.0.checked_sub(s.address.0).is_some_and(|at| at < s.file_size)
-        })?;
-        Some(FileOffset(segment.offset.0.checked_add(address.0 - segment.address.0)?))
+        super::code_offset(&self.segments, address)
     }
 }
 
@@ -334,7 +331,10 @@ fn regions(
 }
 
 /// Reads the build id from the note sections.
-fn build_id(source: &(impl ReadAt + ?Sized), headers: &Headers) -> Result<Option<BuildId>, ElfError> {
+pub(super) fn build_id(
+    source: &(impl ReadAt + ?Sized),
+    headers: &Headers,
+) -> Result<Option<BuildId>, ElfError> {
     let Some(section) = headers.section(".note.gnu.build-id") else { return Ok(None) };
     Ok(parse_build_id(&section.read(source, "the build id", MAX_SMALL)?))
 }

@@ -5,6 +5,7 @@
 
 mod error;
 mod frames;
+mod head;
 mod headers;
 mod image;
 mod plt;
@@ -16,6 +17,7 @@ pub(crate) mod tests;
 
 pub use error::ElfError;
 pub use frames::FunctionRange;
+pub use head::{ImageHead, code_offset};
 pub use headers::{LoadSegment, Machine};
 pub use image::{BuildId, ElfImage};
 pub use plt::Relocation;

@@ -1,10 +1,12 @@
 //! Static acceptance: what must hold of a set of sites before any of them is probed.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 
 use gctrace_common::event::Point;
 use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use serde::{Deserialize, Serialize};
 
 use super::code::{Body, Code};
 use super::sites::{Field, Findings, MAX_SITES, Site, base_name, hook_events};
@@ -13,16 +15,16 @@ use super::x86::{immediate, is_memory};
 use crate::address::Svma;
 
 /// One acceptance check and its outcome.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// What was checked.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// What came of it.
     pub outcome: Outcome,
 }
 
 /// Outcome of a check.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// It holds.
     Passed,
@@ -44,7 +46,7 @@ impl fmt::Display for Outcome {
 
 /// Runs all checks.
 pub(super) fn accept(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Vec<Check> {
-    let check = |name, outcome| Check { name, outcome };
+    let check = |name: &'static str, outcome| Check { name: name.into(), outcome };
     vec![
         check("every event has its sites", every_event(findings)),
         check("every pause that begins also ends in the same function", enters_have_exits(findings)),
@@ -201,6 +203,16 @@ fn probeable_site(code: &Code<'_>, site: &Site) -> Result<(), &'static str> {
     let instructions = code.decode(function);
     let index = instructions.binary_search_by_key(&site.address.0, Instruction::ip);
     let instruction = index.map(|index| instructions[index]).map_err(|_| "not an instruction")?;
+    emulated(&instruction)
+}
+
+/// Whether these bytes, at this address, begin with an instruction that may be probed.
+pub fn may_be_probed(bytes: &[u8], address: Svma) -> bool {
+    let mut decoder = iced_x86::Decoder::with_ip(64, bytes, address.0, iced_x86::DecoderOptions::NONE);
+    emulated(&decoder.decode()).is_ok()
+}
+
+fn emulated(instruction: &Instruction) -> Result<(), &'static str> {
     if instruction.flow_control() == FlowControl::ConditionalBranch {
         // The kernel refuses a 16-bit operand size; loop and jrcxz are no Jcc at all.
         let near = instruction.is_jcc_short_or_near() && instruction.op0_kind() == OpKind::NearBranch64;

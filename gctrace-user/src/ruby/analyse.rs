@@ -1,6 +1,9 @@
 //! From an ELF image to everything that probing its GC needs, or to the reason why not.
 
+use std::borrow::Cow;
+
 use gctrace_common::config::ThreadPath;
+use serde::{Deserialize, Serialize};
 
 use super::accept::{Check, Outcome, accept};
 use super::code::Code;
@@ -10,7 +13,7 @@ use super::vm_path::{VmPath, VmPathError};
 use crate::elf::{BuildId, ElfImage, Machine};
 
 /// What is known of one Ruby image.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RubyAnalysis {
     /// Version of the interpreter.
     pub version: RubyVersion,
@@ -58,7 +61,7 @@ pub enum Refusal {
     #[error("check failed: {name}: {reason}")]
     Check {
         /// Name of the check.
-        name: &'static str,
+        name: Cow<'static, str>,
         /// What is wrong.
         reason: String,
     },
@@ -82,7 +85,7 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
     let checks = accept(&code, &vm, &findings);
     for check in &checks {
         if let Outcome::Failed(reason) = &check.outcome {
-            return Err(Refusal::Check { name: check.name, reason: reason.clone() });
+            return Err(Refusal::Check { name: check.name.clone(), reason: reason.clone() });
         }
     }
     Ok(RubyAnalysis {

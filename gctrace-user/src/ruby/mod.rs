@@ -17,7 +17,7 @@ mod version;
 mod vm_path;
 mod x86;
 
-pub use accept::{Check, Outcome};
+pub use accept::{Check, Outcome, may_be_probed};
 pub use analyse::{Refusal, RubyAnalysis, analyse};
 pub use sites::{PauseKind, Site, SiteForm};
 pub use version::{InvalidVersion, RubyVersion};

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     address::{FileOffset, Svma},
-    elf::ElfImage,
+    elf::{LoadSegment, code_offset},
 };
 
 /// An instruction to be probed.
@@ -80,9 +80,14 @@ pub enum PlanError {
     NotExecutable(&'static str, Svma),
 }
 
-/// Decides what to attach and how to read, or refuses with the reason. `reads_threads`: whether the kernel side can
-/// find what the VM keeps per thread.
-pub fn plan(image: &ElfImage, analysis: RubyAnalysis, reads_threads: bool) -> Result<AttachPlan, PlanError> {
+/// Decides what to attach and how to read, or refuses with the reason. Of the image it needs the segments only, so that
+/// an analysis kept from an earlier run can be planned without reading the code again. `reads_threads`: whether the
+/// kernel side can find what the VM keeps per thread.
+pub fn plan(
+    segments: &[LoadSegment],
+    analysis: RubyAnalysis,
+    reads_threads: bool,
+) -> Result<AttachPlan, PlanError> {
     let thread = if reads_threads { analysis.thread_path() } else { None };
     let layout = ObjspaceLayout::of(analysis.version, thread.is_some())?;
     let vm = analysis.vm;
@@ -112,8 +117,7 @@ pub fn plan(image: &ElfImage, analysis: RubyAnalysis, reads_threads: bool) -> Re
         .sites
         .iter()
         .map(|site| {
-            let file_offset = image
-                .svma_to_file_offset(site.address)
+            let file_offset = code_offset(segments, site.address)
                 .ok_or(PlanError::NotExecutable(site.point.name(), site.address))?;
             Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
         })

@@ -5,7 +5,7 @@ use super::eval::{Machine, Operator, Store, Value};
 use crate::address::Svma;
 
 /// How to get from the image to `rb_objspace_t`, and to the fields in it that the probes read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct VmPath {
     /// The global VM pointer (`ruby_current_vm_ptr`, vm.c).
     pub vm_ptr: Svma,

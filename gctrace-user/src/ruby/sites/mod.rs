@@ -11,18 +11,20 @@
 mod facts;
 mod finder;
 mod guard;
+mod point;
 mod unit;
 
 use std::collections::BTreeSet;
 
 use gctrace_common::event::Point;
+use serde::{Deserialize, Serialize};
 
 use crate::address::Svma;
 
 pub(super) use finder::{MAX_SITES, base_name, find, hook_events};
 
 /// How a site was recognised, and what is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SiteForm {
     /// The conditional jump behind a test, found from the hook call that it guards.
     Guard,
@@ -33,7 +35,7 @@ pub enum SiteForm {
 }
 
 /// Which kind of pause a `GC_ENTER` site begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PauseKind {
     /// A new cycle: the function also holds the `GC_START` site.
     Start,
@@ -44,9 +46,10 @@ pub enum PauseKind {
 }
 
 /// One instruction to probe.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Site {
     /// The event.
+    #[serde(with = "point")]
     pub point: Point,
     /// The instruction to probe: the conditional jump behind the test, or the call.
     pub address: Svma,

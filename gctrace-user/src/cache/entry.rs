@@ -1,0 +1,193 @@
+//! One analysis on disk: what is stored, and what must hold of it before it is believed.
+//!
+//! Layout: [`MAGIC`], identity of the writer (`u64`), length of the payload (`u32`), CRC-32 of the payload (`u32`), all
+//! little-endian, then the payload (postcard). The checksum finds damage; forgery is kept out by the directory's owner.
+
+use gctrace_common::ABI_HASH;
+use serde::{Deserialize, Serialize};
+
+use super::SOURCES;
+use crate::{
+    address::Svma,
+    elf::{BuildId, ElfImage, ImageHead, ReadAt, code_offset},
+    ruby::{RubyAnalysis, Site, may_be_probed},
+};
+
+const MAGIC: [u8; 8] = *b"gctrace\x01";
+const HEADER: usize = MAGIC.len() + 8 + 4 + 4;
+/// Real entries are some kilobytes long; this bounds what a damaged one can make us read.
+pub(super) const MAX_BYTES: usize = 256 << 10;
+/// Bytes of each instruction that are compared with the file: no instruction of interest is longer.
+const CODE_BYTES: usize = 8;
+/// The strings that say which Ruby it is (version.c).
+const STRINGS: [&str; 2] = ["ruby_version", "ruby_description"];
+
+/// Why an entry is not used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum EntryError {
+    /// Not written by gctrace, or by one that wrote another format.
+    #[error("it is not a cache entry of this gctrace's format")]
+    Foreign,
+    /// Written by a gctrace with another finder.
+    #[error("it was written by another version of gctrace")]
+    OtherVersion,
+    /// Shorter or longer than it says.
+    #[error("it is {0} bytes long and says {1}")]
+    Length(usize, usize),
+    /// Changed since it was written.
+    #[error("its checksum is wrong")]
+    Checksum,
+    /// The payload does not decode.
+    #[error("its contents are malformed")]
+    Malformed,
+    /// It is about another file.
+    #[error("it is about another image ({0})")]
+    OtherImage(&'static str),
+    /// The file does not hold what was there when the entry was written.
+    #[error("the image's {0} is not what was analysed, although its build id is the same")]
+    Differs(String),
+}
+
+/// What is stored of an image.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    build_id: BuildId,
+    file_size: u64,
+    analysis: RubyAnalysis,
+    /// Version and description, with their addresses.
+    strings: [(Svma, String); 2],
+    /// The beginnings of the instructions that matter.
+    code: Vec<(Svma, [u8; CODE_BYTES])>,
+}
+
+/// Hash of everything that makes an older entry unusable: the sources of finder and format, and the kernel ABI.
+const fn identity() -> u64 {
+    SOURCES ^ ABI_HASH.rotate_left(1)
+}
+
+/// The instructions of an analysis that are compared with the file: first those that get a probe, then those that their
+/// meaning depends on. Names every field, so that whoever adds one decides about it.
+fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
+    let RubyAnalysis { sites, version: _, description: _, build_id: _, vm: _, checks: _, has_symbols: _ } =
+        analysis;
+    let probed = |sites: &[Site]| sites.iter().map(|site| site.address).collect::<Vec<_>>();
+    (probed(sites), sites.iter().map(|site| site.guard).collect())
+}
+
+impl Entry {
+    /// What is worth storing of an analysis, if the image has a build id.
+    pub(super) fn new(
+        source: &(impl ReadAt + ?Sized),
+        head: &ImageHead,
+        image: &ElfImage,
+        analysis: &RubyAnalysis,
+    ) -> Option<Self> {
+        let string = |name| {
+            let address = image.symbol(name)?.address;
+            Some((address, image.c_string(address)?.to_owned()))
+        };
+        let (probed, others) = instructions(analysis);
+        let code = probed.into_iter().chain(others).map(|address| {
+            let mut bytes = [0; CODE_BYTES];
+            head.read_at(source, address, &mut bytes).then_some((address, bytes))
+        });
+        Some(Self {
+            build_id: head.build_id.clone()?,
+            file_size: head.file_size,
+            analysis: analysis.clone(),
+            strings: [string(STRINGS[0])?, string(STRINGS[1])?],
+            code: code.collect::<Option<_>>()?,
+        })
+    }
+
+    /// As bytes; `None` if it is absurdly large.
+    pub(super) fn encode(&self) -> Option<Vec<u8>> {
+        let payload = postcard::to_stdvec(self).ok()?;
+        let mut bytes = Vec::with_capacity(HEADER + payload.len());
+        bytes.extend(MAGIC);
+        bytes.extend(identity().to_le_bytes());
+        bytes.extend((payload.len() as u32).to_le_bytes());
+        bytes.extend(crc32fast::hash(&payload).to_le_bytes());
+        bytes.extend(payload);
+        (bytes.len() <= MAX_BYTES).then_some(bytes)
+    }
+
+    /// From bytes. Memory is bounded by a small multiple of their number.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, EntryError> {
+        let (magic, rest) = bytes.split_at_checked(MAGIC.len()).ok_or(EntryError::Foreign)?;
+        if magic != MAGIC {
+            return Err(EntryError::Foreign);
+        }
+        let short = || EntryError::Length(bytes.len(), HEADER);
+        let (writer, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (len, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (checksum, payload) = rest.split_first_chunk().ok_or_else(short)?;
+        if u64::from_le_bytes(*writer) != identity() {
+            return Err(EntryError::OtherVersion);
+        }
+        let len = u32::from_le_bytes(*len) as usize;
+        if len != payload.len() {
+            return Err(EntryError::Length(bytes.len(), HEADER.saturating_add(len)));
+        }
+        if u32::from_le_bytes(*checksum) != crc32fast::hash(payload) {
+            return Err(EntryError::Checksum);
+        }
+        match postcard::take_from_bytes(payload) {
+            Ok((entry, [])) => Ok(entry),
+            _ => Err(EntryError::Malformed),
+        }
+    }
+
+    /// The analysis, if the file is the one it was made of.
+    pub(super) fn verified(
+        self,
+        source: &(impl ReadAt + ?Sized),
+        head: &ImageHead,
+    ) -> Result<RubyAnalysis, EntryError> {
+        if head.build_id.as_ref() != Some(&self.build_id) || self.analysis.build_id != head.build_id {
+            return Err(EntryError::OtherImage("another build id"));
+        }
+        if self.file_size != head.file_size {
+            return Err(EntryError::OtherImage("another file size"));
+        }
+        self.verify_strings(source, head)?;
+        self.verify_code(source, head)?;
+        Ok(self.analysis)
+    }
+
+    fn verify_strings(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Result<(), EntryError> {
+        let [(_, version), (_, description)] = &self.strings;
+        if version.parse() != Ok(self.analysis.version) || *description != self.analysis.description {
+            return Err(EntryError::Malformed);
+        }
+        for ((address, text), name) in self.strings.iter().zip(STRINGS) {
+            let mut stored = text.as_bytes().to_vec();
+            stored.push(0);
+            let mut found = vec![0; stored.len()];
+            if !head.read_at(source, *address, &mut found) || found != stored {
+                return Err(EntryError::Differs(name.to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    fn verify_code(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Result<(), EntryError> {
+        let (probed, others) = instructions(&self.analysis);
+        let addresses = probed.iter().chain(&others);
+        if !addresses.eq(self.code.iter().map(|(address, _)| address)) {
+            return Err(EntryError::Malformed);
+        }
+        for (index, (address, stored)) in self.code.iter().enumerate() {
+            let mut found = [0; CODE_BYTES];
+            if !head.read_at(source, *address, &mut found) || found != *stored {
+                return Err(EntryError::Differs(format!("code at {address}")));
+            }
+            // Whatever an entry says, a probe never goes where none may be.
+            let executable = code_offset(&head.segments, *address).is_some();
+            if index < probed.len() && !(executable && may_be_probed(stored, *address)) {
+                return Err(EntryError::Malformed);
+            }
+        }
+        Ok(())
+    }
+}

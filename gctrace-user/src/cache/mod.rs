@@ -1,0 +1,152 @@
+//! Analyses of images kept on disk by build id, so that a second start, or a short-lived Ruby in an unusual place, does
+//! not wait for one. Nothing here can fail a run: what cannot be read is analysed again, what cannot be written is not.
+
+mod dir;
+mod entry;
+#[cfg(test)]
+mod sources;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use self::{
+    dir::{Dir, DirError},
+    entry::{Entry, MAX_BYTES},
+};
+use crate::{
+    elf::{ElfImage, ImageHead, ReadAt},
+    ruby::RubyAnalysis,
+};
+
+/// Where root's cache is.
+const SYSTEM_DIR: &str = "/var/cache/gctrace";
+
+/// The cache of this run.
+#[derive(Debug)]
+pub struct Cache {
+    path: Option<PathBuf>,
+    dir: Option<Dir>,
+}
+
+/// Hash of the sources that make analyses, from the build script.
+const SOURCES: u64 = match u64::from_str_radix(env!("GCTRACE_SOURCES"), 10) {
+    Ok(hash) => hash,
+    Err(_) => panic!("the build script gives a number"),
+};
+
+/// The directory that is used if none is named: root's own, else `gctrace` in the user's cache directory.
+pub fn default_dir() -> Option<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Some(PathBuf::from(SYSTEM_DIR));
+    }
+    let absolute = |name, below: &str| {
+        let dir = PathBuf::from(env::var_os(name)?).join(below);
+        dir.is_absolute().then_some(dir)
+    };
+    Some(absolute("XDG_CACHE_HOME", "").or_else(|| absolute("HOME", ".cache"))?.join("gctrace"))
+}
+
+impl Cache {
+    /// No cache.
+    pub fn none() -> Self {
+        Self { path: None, dir: None }
+    }
+
+    /// The cache in this directory, which is made when there is something to store. A directory that is not safe to use
+    /// is told and not used.
+    pub fn at(path: &Path) -> Self {
+        match Dir::open(path) {
+            Ok(dir) => Self { path: Some(path.to_owned()), dir },
+            Err(error) => {
+                not_used(path, &error);
+                Self::none()
+            }
+        }
+    }
+
+    /// Where it is; `None` if there is none.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The stored analysis of an image, if there is one and the file is still the one that was analysed.
+    pub fn get(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<RubyAnalysis> {
+        let dir = self.dir.as_ref()?;
+        let name = Dir::entry_name(&key(head)?);
+        let path = dir.path().join(&name);
+        let ignored = |why: &dyn std::fmt::Display| {
+            log::warn!(
+                "the cached analysis {} is ignored: {why}; the image is analysed again and the entry replaced \
+                 (should this come back, remove the file)",
+                path.display()
+            );
+        };
+        let bytes = match dir.read(&name, MAX_BYTES) {
+            Ok(bytes) => bytes?,
+            Err(error) => {
+                ignored(&error);
+                return None;
+            }
+        };
+        match Entry::decode(&bytes).and_then(|entry| entry.verified(source, head)) {
+            Ok(analysis) => {
+                log::info!("the analysis {} is used", path.display());
+                Some(analysis)
+            }
+            Err(error) => {
+                ignored(&error);
+                None
+            }
+        }
+    }
+
+    /// Stores an analysis. A failure is told once and ends storing, not the run.
+    pub fn put(
+        &mut self,
+        source: &(impl ReadAt + ?Sized),
+        head: &ImageHead,
+        image: &ElfImage,
+        analysis: &RubyAnalysis,
+    ) {
+        let Some(path) = self.path.clone() else { return };
+        let Some(key) = key(head) else {
+            return log::info!("an image without build id is not cached");
+        };
+        if self.dir.is_none() {
+            match Dir::create(&path) {
+                Ok(dir) => self.dir = Some(dir),
+                Err(error) => {
+                    not_used(&path, &error);
+                    self.path = None;
+                }
+            }
+        }
+        let Some(dir) = &self.dir else { return };
+        let Some(bytes) = Entry::new(source, head, image, analysis).and_then(|entry| entry.encode()) else {
+            return log::info!("the analysis of {key} cannot be cached");
+        };
+        match dir.write(&Dir::entry_name(&key), &bytes).and_then(|()| dir.prune()) {
+            Ok(()) => log::info!("the analysis of {key} is kept in {}", path.display()),
+            Err(error) => {
+                log::warn!(
+                    "the analysis of an image cannot be kept in {}: {error}; the next start analyses it again",
+                    path.display()
+                );
+                self.path = None;
+            }
+        }
+    }
+}
+
+fn not_used(path: &Path, error: &DirError) {
+    log::warn!("the cache directory {} is not used: {error}", path.display());
+}
+
+/// Files without build id have no key: nothing else says cheaply that two files are the same.
+fn key(head: &ImageHead) -> Option<String> {
+    Some(format!("{}-{}", head.build_id.as_ref()?, head.file_size))
+}

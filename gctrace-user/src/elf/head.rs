@@ -1,0 +1,66 @@
+//! What an ELF file says of itself before any of its code is loaded.
+
+use super::headers::Headers;
+use super::image::build_id;
+use super::{BuildId, ElfError, LoadSegment, ReadAt};
+use crate::address::{FileOffset, Svma};
+
+/// The identity of an image and where its contents lie in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageHead {
+    /// Size of the whole file, bytes.
+    pub file_size: u64,
+    /// Its build id, if it has one.
+    pub build_id: Option<BuildId>,
+    /// The loadable segments, as the file lists them.
+    pub segments: Vec<LoadSegment>,
+}
+
+impl ImageHead {
+    /// Reads headers and build id, which takes well under a millisecond.
+    pub fn read(source: &(impl ReadAt + ?Sized)) -> Result<Self, ElfError> {
+        let headers = Headers::read(source)?;
+        let file_size = source.size().map_err(|source| ElfError::Io { what: "the file size", source })?;
+        Ok(Self { file_size, build_id: build_id(source, &headers)?, segments: headers.segments })
+    }
+
+    /// Fills `buffer` with what the file holds at a stated address; `false` if it does not hold that many bytes there.
+    pub fn read_at(&self, source: &(impl ReadAt + ?Sized), address: Svma, buffer: &mut [u8]) -> bool {
+        let len = buffer.len() as u64;
+        let offset = self.segments.iter().find_map(|segment| {
+            let at = address.0.checked_sub(segment.address.0)?;
+            let inside = at.checked_add(len)? <= segment.file_size;
+            inside.then(|| segment.offset.0.checked_add(at))?
+        });
+        offset.is_some_and(|offset| source.read_exact_at(buffer, offset).is_ok())
+    }
+}
+
+/// File offset of a stated address in an executable segment: where a uprobe on it is attached.
+pub fn code_offset(segments: &[LoadSegment], address: Svma) -> Option<FileOffset> {
+    let segment = segments
+        .iter()
+        .find(|s| s.executable && address.0.checked_sub(s.address.0).is_some_and(|at| at < s.file_size))?;
+    Some(FileOffset(segment.offset.0.checked_add(address.0 - segment.address.0)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elf::{ElfImage, tests::DEBIAN_LIBRUBY};
+
+    /// The head agrees with the image that is read in full, and reads the bytes that the image has.
+    #[test]
+    fn agrees_with_the_image() {
+        let file = std::fs::File::open(DEBIAN_LIBRUBY).unwrap();
+        let (head, image) = (ImageHead::read(&file).unwrap(), ElfImage::read(&file).unwrap());
+        assert_eq!(head.segments, image.segments());
+        assert_eq!(head.build_id.as_ref(), image.build_id());
+        assert_eq!(head.file_size, file.metadata().unwrap().len());
+        let version = image.symbol("ruby_version").unwrap().address;
+        let mut text = [0; 6];
+        assert!(head.read_at(&file, version, &mut text));
+        assert_eq!(&text, b"3.1.2\0");
+        assert!(!head.read_at(&file, Svma(u64::MAX - 2), &mut text));
+    }
+}

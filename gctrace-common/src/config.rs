@@ -98,10 +98,10 @@ pub struct ImageConfig {
     pub mode_mask: u32,
     /// Mask of `dont_gc` inside `flags`.
     pub dont_gc_mask: u32,
-    /// Number of spans used; 0 marks an entry that is closed: no hit of the image is an event.
+    /// Number of spans used.
     pub spans: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 0 marks an entry that is closed: no hit of the image is an event.
+    pub open: u32,
     /// The way to per-thread data; used only where a span asks for it.
     pub thread: ThreadPath,
     /// The spans, in the order of the snapshot's slots.

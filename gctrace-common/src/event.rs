@@ -21,6 +21,8 @@ pub enum Kind {
     Exec = 4,
     /// [`LifeEvent`]: a followed process is gone.
     Exit = 5,
+    /// [`PhaseEvent`]: one interval between two probes of the last resort.
+    Phase = 6,
 }
 
 impl Kind {
@@ -32,6 +34,7 @@ impl Kind {
             3 => Self::Fork,
             4 => Self::Exec,
             5 => Self::Exit,
+            6 => Self::Phase,
             _ => return None,
         })
     }
@@ -83,13 +86,51 @@ impl Point {
     }
 }
 
+/// What is timed where an image's event sites are not known: the bodies of functions found by their symbols, or what
+/// old USDT probes bracket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Phase {
+    /// USDT `gc__mark__begin` to `gc__mark__end`.
+    Mark = 0,
+    /// USDT `gc__sweep__begin` to `gc__sweep__end`.
+    Sweep = 1,
+    /// The function `gc_start`.
+    Start = 2,
+    /// The function `gc_rest`.
+    Rest = 3,
+    /// The functions `gc_continue` (3.2 and later) and `gc_sweep_step` (before).
+    Continue = 4,
+}
+
+impl Phase {
+    /// All phases, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Mark, Self::Sweep, Self::Start, Self::Rest, Self::Continue];
+
+    /// Reads a phase; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        if (raw as usize) < Self::ALL.len() { Some(Self::ALL[raw as usize]) } else { None }
+    }
+
+    /// The word used on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mark => "mark",
+            Self::Sweep => "sweep",
+            Self::Start => "start",
+            Self::Rest => "rest",
+            Self::Continue => "continue",
+        }
+    }
+}
+
 /// Common head of all records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Header {
     /// A [`Kind`].
     pub kind: u32,
-    /// A [`Point`]; zero where the kind has none.
+    /// A [`Point`], for [`Kind::Phase`] a [`Phase`]; zero where the kind has none.
     pub point: u32,
     /// Thread group id (what user space calls the pid), host pid namespace.
     pub tgid: u32,
@@ -151,6 +192,18 @@ pub struct PauseEvent {
     pub nested: u32,
 }
 
+/// One interval between two probes of the last resort, on one thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct PhaseEvent {
+    /// Common head; `point` is the [`Phase`], `ts_ns` the end.
+    pub header: Header,
+    /// Start of the interval, nanoseconds as in the header.
+    pub begin_ns: u64,
+    /// `comm` of the thread, NUL padded.
+    pub comm: [u8; 16],
+}
+
 /// A process event of a followed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -168,4 +221,5 @@ pub struct LifeEvent {
 const _: () = assert!(size_of::<Header>() == 40);
 const _: () = assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + SNAPSHOT_BYTES);
 const _: () = assert!(size_of::<PauseEvent>() == 40 + 56);
+const _: () = assert!(size_of::<PhaseEvent>() == 64);
 const _: () = assert!(size_of::<LifeEvent>() == 64);

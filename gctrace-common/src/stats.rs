@@ -2,11 +2,12 @@
 //!
 //! The ledger holds if, for every run:
 //! `hits = own + filtered + no_image + admitted`,
-//! `admitted = starts + end_marks + end_sweeps + enters + exits`,
+//! `admitted = starts + end_marks + end_sweeps + enters + exits + phase_begins + phase_ends`,
 //! `starts + end_sweeps + shutdowns = snapshot_submitted + snapshot_ring_full + snapshot_read_failed`,
 //! `starts + end_marks + end_sweeps = mark_noted + orphan_mark`,
 //! `enters = scope_opened + scope_nested + scope_map_full + enter_read_failed`,
 //! `exits = pause_submitted + pause_ring_full + exit_nested + orphan_exit`,
+//! `phase_ends = phase_submitted + phase_ring_full + phase_orphan`,
 //! `lives = life_submitted + life_ring_full`.
 
 macro_rules! counters {
@@ -81,6 +82,16 @@ counters! {
     PauseRingFull = "pause_ring_full",
     /// Snapshots at which the site's register and the VM pointer disagree about the objspace.
     RegisterMismatch = "register_mismatch",
+    /// Admitted hits where a phase begins (probes of the last resort).
+    PhaseBegins = "phase_begins",
+    /// Admitted hits where a phase ends.
+    PhaseEnds = "phase_ends",
+    /// Of those, handed to user space.
+    PhaseSubmitted = "phase_submitted",
+    /// Of those, lost because the GC ring was full.
+    PhaseRingFull = "phase_ring_full",
+    /// Of those, without a begin that we saw on the thread.
+    PhaseOrphan = "phase_orphan",
     /// Processes (met at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
     /// full; their hits are `no_image` or `filtered`.
     ProcessMapFull = "process_map_full",

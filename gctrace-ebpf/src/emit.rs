@@ -3,7 +3,7 @@
 use aya_ebpf::{helpers::bpf_ktime_get_ns, maps::ring_buf::RingBufEntry};
 use gctrace_common::{
     config::{ProcessEntry, Span},
-    event::{Header, Kind, LifeEvent, PauseEvent, Point, SLOT_BYTES, SLOTS, SnapshotEvent},
+    event::{Header, Kind, LifeEvent, PauseEvent, PhaseEvent, Point, SLOT_BYTES, SLOTS, SnapshotEvent},
     scope::Scope,
     stats::Counter,
 };
@@ -156,6 +156,21 @@ pub fn pause(admitted: &Admitted, scope: &Scope, ts_ns: u64) {
     });
     entry.submit(NO_WAKEUP);
     count(Counter::PauseSubmitted);
+}
+
+/// Emits a finished phase.
+#[inline(always)]
+pub fn phase(admitted: &Admitted, phase: u32, begin_ns: u64, ts_ns: u64) {
+    let mut header = header(admitted, Kind::Phase, Point::GcStart, ts_ns);
+    header.point = phase;
+    let Some(mut entry) = GC_RING.reserve::<PhaseEvent>(0) else {
+        count(Counter::PhaseRingFull);
+        return;
+    };
+    let comm = aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default();
+    entry.write(PhaseEvent { header, begin_ns, comm });
+    entry.submit(0);
+    count(Counter::PhaseSubmitted);
 }
 
 /// Emits a lifecycle record of a followed process and wakes the reader.

@@ -24,6 +24,8 @@ pub struct Admitted {
     pub site: u64,
     /// Objspace pointer from the site's register, or 0.
     pub register: u64,
+    /// Register field of the cookie.
+    pub field: u8,
     pub process: *mut ProcessEntry,
 }
 
@@ -56,12 +58,12 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
         return None;
     }
     let ip = usermem::instruction_pointer(ctx);
-    let (image_index, bias, site, register) = if config.has_cookie != 0 {
+    let (image_index, bias, site, register, field) = if config.has_cookie != 0 {
         // SAFETY: a plain helper call with the program's own context.
         let cookie = Cookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
         let register =
             if cookie.register == NO_REGISTER { 0 } else { usermem::register(ctx, cookie.register) };
-        (u32::from(cookie.image), ip.wrapping_sub(cookie.address), cookie.address, register)
+        (u32::from(cookie.image), ip.wrapping_sub(cookie.address), cookie.address, register, cookie.register)
     } else {
         if flags & ProcessEntry::IMAGE_KNOWN == 0 {
             count(Counter::NoImage);
@@ -69,7 +71,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
         }
         // SAFETY: as above.
         let (image, bias) = unsafe { ((*process).image, (*process).bias) };
-        (image, bias, ip.wrapping_sub(bias), 0)
+        (image, bias, ip.wrapping_sub(bias), 0, NO_REGISTER)
     };
     let Some(image) = maps::image(image_index) else {
         count(Counter::NoImage);
@@ -80,7 +82,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
         // SAFETY: as above; only this bit is ever set here, so a lost race with another thread changes nothing.
         unsafe { (*process).flags = flags | ProcessEntry::RUBY };
     }
-    Some(Admitted { tgid, tid, image_index, image, bias, site, register, process })
+    Some(Admitted { tgid, tid, image_index, image, bias, site, register, field, process })
 }
 
 #[inline(always)]

@@ -5,8 +5,9 @@
 #![expect(internal_features, reason = "the only way to an atomic add on the BPF target")]
 
 use aya_ebpf::{
-    macros::{tracepoint, uprobe},
-    programs::{ProbeContext, TracePointContext},
+    EbpfContext as _,
+    macros::{tracepoint, uprobe, uretprobe},
+    programs::{ProbeContext, RetProbeContext, TracePointContext},
 };
 use gctrace_common::event::Point;
 
@@ -15,6 +16,7 @@ mod filter;
 mod gc;
 mod lifecycle;
 mod maps;
+mod phases;
 mod thread;
 mod usermem;
 
@@ -41,6 +43,24 @@ pub fn gc_enter(ctx: ProbeContext) -> u32 {
 #[uprobe]
 pub fn gc_exit(ctx: ProbeContext) -> u32 {
     gc::hit(&ctx, Point::GcExit)
+}
+
+#[uprobe]
+pub fn phase_begin(ctx: ProbeContext) -> u32 {
+    phases::begin(&ctx);
+    0
+}
+
+#[uprobe]
+pub fn phase_end(ctx: ProbeContext) -> u32 {
+    phases::end(&ctx);
+    0
+}
+
+#[uretprobe]
+pub fn phase_return(ctx: RetProbeContext) -> u32 {
+    phases::end(&ProbeContext::new(ctx.as_ptr()));
+    0
 }
 
 /// `task:task_newtask`: a process or thread was created, in the context of its parent and before it runs.

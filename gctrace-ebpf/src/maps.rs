@@ -13,6 +13,7 @@ use gctrace_common::{
         Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_IMAGES, MAX_PROCESSES, MAX_SCOPES,
         ProcessEntry,
     },
+    event::Phase,
     scope::Scope,
     stats::Counter,
 };
@@ -59,6 +60,10 @@ pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX
 #[map]
 pub static SCOPES: LruHashMap<u64, Scope> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
 
+/// Keyed by `tgid << 32 | tid`: when each phase began on the thread, nanoseconds, by number; 0 where it is not running.
+#[map]
+pub static PHASES: LruHashMap<u64, [u64; Phase::ALL.len()]> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
+
 /// The configuration, as constants for the verifier.
 #[inline(always)]
 pub fn config() -> Config {
@@ -94,5 +99,5 @@ pub fn closed() -> bool {
 /// The image with this index, if it is configured.
 #[inline(always)]
 pub fn image(index: u32) -> Option<&'static ImageConfig> {
-    IMAGES.get(index).filter(|image| image.spans != 0)
+    IMAGES.get(index).filter(|image| image.open != 0)
 }

@@ -127,6 +127,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         cache: settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at),
         images: images.clone(),
         selection: settings.selection.clone(),
+        methods: settings.methods,
         sender,
         stop: OwnedFd::from(stopped),
         own_pid,

@@ -23,6 +23,10 @@ user_counters! {
     decoded_snapshots,
     /// Pause records decoded.
     decoded_pauses,
+    /// Phase records decoded.
+    decoded_phases,
+    /// Phases handed to the exporters.
+    phases,
     /// Lifecycle records decoded.
     decoded_lives,
     /// Records that could not be decoded.
@@ -98,9 +102,14 @@ impl Ledger {
                 k(&[C::Own, C::Filtered, C::NoImage, C::Admitted]),
             ),
             (
-                "admitted = starts + end_marks + end_sweeps + enters + exits",
+                "admitted = starts + end_marks + end_sweeps + enters + exits + phase begins and ends",
                 k(&[C::Admitted]),
-                k(&[C::Starts, C::EndMarks, C::EndSweeps, C::Enters, C::Exits]),
+                k(&[C::Starts, C::EndMarks, C::EndSweeps, C::Enters, C::Exits, C::PhaseBegins, C::PhaseEnds]),
+            ),
+            (
+                "phase ends = phases submitted + ring full + orphans",
+                k(&[C::PhaseEnds]),
+                k(&[C::PhaseSubmitted, C::PhaseRingFull, C::PhaseOrphan]),
             ),
             (
                 "starts + end_sweeps + shutdowns = snapshots submitted + ring full + read failed",
@@ -129,13 +138,14 @@ impl Ledger {
             ),
             (
                 "records submitted = records decoded + undecodable",
-                k(&[C::SnapshotSubmitted, C::PauseSubmitted, C::LifeSubmitted]),
-                u.decoded_snapshots + u.decoded_pauses + u.decoded_lives + u.undecodable,
+                k(&[C::SnapshotSubmitted, C::PauseSubmitted, C::PhaseSubmitted, C::LifeSubmitted]),
+                u.decoded_snapshots + u.decoded_pauses + u.decoded_phases + u.decoded_lives + u.undecodable,
             ),
             (
-                "GC records decoded = starts + ends + ends without start + shutdowns + pauses + refused",
-                u.decoded_snapshots + u.decoded_pauses,
+                "GC records decoded = starts + ends + ends without start + shutdowns + pauses + phases + refused",
+                u.decoded_snapshots + u.decoded_pauses + u.decoded_phases,
                 u.cycles_started
+                    + u.phases
                     + u.cycle_ends
                     + u.ends_without_start
                     + u.shutdown_states
@@ -158,6 +168,7 @@ impl Ledger {
         let u = &self.user;
         let lost = self.kernel(C::SnapshotRingFull)
             + self.kernel(C::PauseRingFull)
+            + self.kernel(C::PhaseRingFull)
             + self.kernel(C::SnapshotReadFailed)
             + self.kernel(C::EnterReadFailed)
             + self.kernel(C::ScopeMapFull)
@@ -167,13 +178,17 @@ impl Ledger {
             0 => String::new(),
             n => format!(", {n} cycles had begun before tracing"),
         };
+        let work = match u.phases {
+            0 => String::new(),
+            n => format!(", {n} intervals of GC work without event sites"),
+        };
         let imbalances = match self.imbalances() {
             none if none.is_empty() => String::new(),
             some => format!("; LEDGER DOES NOT BALANCE: {}", some.join("; ")),
         };
         format!(
             "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused\
-             {begun_before}{imbalances}",
+             {begun_before}{work}{imbalances}",
             u.cycles,
             u.processes,
             u.cycles_unfinished,

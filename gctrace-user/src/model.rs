@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use crate::ruby::{RubyVersion, stat::GcInfo};
+use gctrace_common::event::Phase as WorkPhase;
+
+use crate::ruby::{RubyVersion, last_resort::Method, stat::GcInfo};
 
 /// What is known of a traced process. Facts that could not be read (it had already exited) are `None`.
 #[derive(Clone, Debug)]
@@ -43,6 +45,8 @@ pub struct Image {
     pub stat_keys: Vec<&'static str>,
     /// Names of the keys of each heap in its `GC.stat_heap`, in its order; empty before 3.2.
     pub heap_keys: Vec<&'static str>,
+    /// How its GC work is seen.
+    pub method: Method,
     /// Probes attached.
     pub probes: usize,
     /// Whether the file has symbols that the sites were cross-checked with.
@@ -155,6 +159,21 @@ impl Phase {
             Self::Other => "other",
         }
     }
+}
+
+/// An interval of GC work of an image whose event sites are not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GcWork {
+    /// What was timed.
+    pub phase: WorkPhase,
+    /// Thread.
+    pub tid: u32,
+    /// Its name.
+    pub comm: String,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Length, nanoseconds.
+    pub ns: u64,
 }
 
 /// One GC cycle: from `GC_START` to the end of its (lazy) sweep.

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use gctrace_common::event::{Kind, LifeEvent, PauseEvent, Point, SnapshotEvent};
+use gctrace_common::event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
 
 use crate::{
     aggregate::gc_cycle::{CycleFold, Folded},
@@ -14,7 +14,7 @@ use crate::{
     enrich::proc::{self, MemoryReader},
     export::{ExportError, Exporter, ProcessEnd},
     ledger::UserCounts,
-    model::{EndReason, GcCycle, GcState, Image, Memory, PauseKind, Process},
+    model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, PauseKind, Process},
     ruby::{
         layout::{BoundKey, ObjspaceLayout},
         prove,
@@ -30,6 +30,13 @@ const BATCH: usize = 4096;
 pub struct KnownImage {
     /// What exporters are told of it.
     pub image: Arc<Image>,
+    /// How its events are read; `None` where there are only probes of the last resort.
+    pub reading: Option<Reading>,
+}
+
+/// How the events of an image are read.
+#[derive(Debug)]
+pub struct Reading {
     /// Its layout.
     pub layout: ObjspaceLayout,
     /// Mask of `during_gc` in the flags word.
@@ -193,7 +200,7 @@ impl Pipeline {
                 Kind::Exec => EndReason::Execed,
                 Kind::Exit => EndReason::Exited,
                 // A forked child is traced from its first GC event on, which tells its image.
-                Kind::Fork | Kind::Snapshot | Kind::Pause => continue,
+                Kind::Fork | Kind::Snapshot | Kind::Pause | Kind::Phase => continue,
             };
             if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
                 let gap = traced.fold.sequence_end(event.header.seq);
@@ -216,8 +223,37 @@ impl Pipeline {
                 self.counts.decoded_pauses += 1;
                 self.pause(pause);
             }
+            Event::Phase(phase, event) => {
+                self.counts.decoded_phases += 1;
+                self.work(*phase, event);
+            }
             Event::Life(..) => self.counts.undecodable += 1,
         }
+    }
+
+    fn work(&mut self, phase: Phase, event: &PhaseEvent) {
+        let header = &event.header;
+        let pid = header.tgid;
+        let Some(known) = self.images.get(header.image) else {
+            self.counts.refused_records += 1;
+            return;
+        };
+        let comm = decode::comm(&event.comm);
+        if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
+            self.trace(pid, &comm, &known, None);
+        }
+        let Some(traced) = self.traced.get_mut(&pid) else {
+            self.counts.refused_records += 1;
+            return;
+        };
+        let gap = traced.fold.sequence(header.seq);
+        traced.lost += gap;
+        self.counts.lost_records += gap;
+        self.counts.phases += 1;
+        let ns = header.ts_ns.saturating_sub(event.begin_ns);
+        let work = GcWork { phase, tid: header.tid, comm, begin_ns: event.begin_ns, ns };
+        let process = traced.process.clone();
+        self.export(|exporter| exporter.work(&process, &work));
     }
 
     fn snapshot(&mut self, point: Point, event: &SnapshotEvent) {
@@ -229,17 +265,19 @@ impl Pipeline {
         }
         let current = self.traced.get(&pid).map(|traced| traced.image.clone());
         let current = current.filter(|known| known.image.index == header.image);
-        let Some(known) = current.or_else(|| self.images.get(header.image)) else {
+        let known = current.or_else(|| self.images.get(header.image));
+        let Some((known, reading)) = known.as_ref().and_then(|known| Some((known, known.reading.as_ref()?)))
+        else {
             self.counts.refused_records += 1;
             return;
         };
-        if let Err(failed) = prove_event(&known, point, event) {
+        if let Err(failed) = prove_event(reading, point, event) {
             self.counts.refused_records += 1;
             let path = known.image.path.to_string_lossy();
             return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
         }
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
-            self.trace(pid, &decode::comm(&event.comm), &known, None);
+            self.trace(pid, &decode::comm(&event.comm), known, None);
         }
         let Some(traced) = self.traced.get_mut(&pid) else { return };
         let gap = traced.fold.sequence(header.seq);
@@ -247,8 +285,8 @@ impl Pipeline {
         self.counts.lost_records += gap;
         let memory = traced.read_memory();
         self.counts.memory_unread += u64::from(memory.is_none());
-        let state = decode_state(&known.layout, header.ts_ns, header.tid, &event.data, memory);
-        let count = known.layout.count.read(&event.data).unwrap_or_default();
+        let state = decode_state(&reading.layout, header.ts_ns, header.tid, &event.data, memory);
+        let count = reading.layout.count.read(&event.data).unwrap_or_default();
         match point {
             Point::GcStart => {
                 self.counts.cycles_started += 1;
@@ -286,8 +324,12 @@ impl Pipeline {
         let gap = traced.fold.sequence(event.header.seq);
         traced.lost += gap;
         self.counts.lost_records += gap;
-        let mode = prove::mode(&traced.image.layout, event.flags);
-        let kind = traced.image.pause_kinds.get(&event.enter_site).copied();
+        let Some(reading) = traced.image.reading.as_ref() else {
+            self.counts.refused_records += 1;
+            return;
+        };
+        let mode = prove::mode(&reading.layout, event.flags);
+        let kind = reading.pause_kinds.get(&event.enter_site).copied();
         let (_, inside, folded) = traced.fold.pause(event, mode, kind);
         if inside {
             self.counts.pauses_in_cycles += 1;
@@ -310,8 +352,9 @@ impl Pipeline {
             cycles: 0,
             lost: 0,
         };
-        let state =
-            state.map(|(ts_ns, data)| decode_state(&known.layout, ts_ns, pid, &data, traced.read_memory()));
+        let state = state.zip(known.reading.as_ref()).map(|((ts_ns, data), reading)| {
+            decode_state(&reading.layout, ts_ns, pid, &data, traced.read_memory())
+        });
         self.traced.insert(pid, traced);
         self.counts.processes += 1;
         self.export(|exporter| exporter.process(&process, state.as_ref()));
@@ -367,7 +410,7 @@ impl Traced {
     }
 }
 
-fn prove_event(known: &KnownImage, point: Point, event: &SnapshotEvent) -> Result<(), prove::FailedProof> {
+fn prove_event(known: &Reading, point: Point, event: &SnapshotEvent) -> Result<(), prove::FailedProof> {
     if event.register != 0 && event.register != event.objspace {
         return Err(prove::FailedProof {
             check: "the site's register holds the objspace",
@@ -446,16 +489,13 @@ mod tests {
             build_id: None,
             stat_keys: layout.keys.iter().map(|key| key.name).collect(),
             heap_keys: vec![],
+            method: crate::ruby::last_resort::Method::Sites,
             probes: 5,
             has_symbols: false,
         };
         let images = Images::default();
-        images.add(KnownImage {
-            image: Arc::new(image),
-            layout: layout.clone(),
-            during_gc: DURING_GC,
-            pause_kinds: HashMap::new(),
-        });
+        let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
+        images.add(KnownImage { image: Arc::new(image), reading: Some(reading) });
         let notes = Rc::new(RefCell::new(Vec::new()));
         (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images), notes, layout)
     }

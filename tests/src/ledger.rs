@@ -8,7 +8,8 @@ use crate::report::Report;
 /// Sums of kernel counters: left = right, as documented with the counters.
 const KERNEL: &[(&[&str], &[&str])] = &[
     (&["hits"], &["own", "filtered", "no_image", "admitted"]),
-    (&["admitted"], &["starts", "end_marks", "end_sweeps", "enters", "exits"]),
+    (&["admitted"], &["starts", "end_marks", "end_sweeps", "enters", "exits", "phase_begins", "phase_ends"]),
+    (&["phase_ends"], &["phase_submitted", "phase_ring_full", "phase_orphan"]),
     (
         &["starts", "end_sweeps", "shutdowns"],
         &["snapshot_submitted", "snapshot_ring_full", "snapshot_read_failed"],
@@ -23,6 +24,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
 const HANDED_OVER: &[(&str, &str)] = &[
     ("snapshot_submitted", "decoded_snapshots"),
     ("pause_submitted", "decoded_pauses"),
+    ("phase_submitted", "decoded_phases"),
     ("life_submitted", "decoded_lives"),
 ];
 
@@ -33,6 +35,8 @@ const LOSSES: &[&str] = &[
     "scope_map_full",
     "enter_read_failed",
     "pause_ring_full",
+    "phase_ring_full",
+    "phase_orphan",
     "register_mismatch",
     "process_map_full",
     "life_ring_full",

@@ -19,6 +19,10 @@ pub struct ProcessLine {
     pub cmdline: Option<Vec<String>>,
     /// The Ruby version, e.g. `3.1.2`.
     pub ruby: String,
+    /// How its GC work is seen.
+    pub method: String,
+    /// What that does not tell.
+    pub misses: Option<String>,
     /// Start time, epoch seconds.
     pub start_ts: Option<f64>,
     /// Hostname in the process's own namespace.
@@ -112,6 +116,19 @@ pub struct GcLine {
     pub complete: bool,
 }
 
+/// A `work` line: GC work of an image whose event sites are not known.
+#[derive(Clone, Debug, Deserialize)]
+pub struct WorkLine {
+    /// The process.
+    pub pid: u32,
+    /// What was timed.
+    pub phase: String,
+    /// `CLOCK_MONOTONIC`, nanoseconds.
+    pub begin_ns: u64,
+    /// Length in nanoseconds.
+    pub ns: u64,
+}
+
 /// An `exit` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExitLine {
@@ -146,6 +163,8 @@ pub struct Report {
     pub processes: Vec<ProcessLine>,
     /// `gc` lines, in the order of the output.
     pub gcs: Vec<GcLine>,
+    /// `work` lines, in the order of the output.
+    pub works: Vec<WorkLine>,
     /// `exit` lines.
     pub exits: Vec<ExitLine>,
     /// `refused` lines.
@@ -173,6 +192,7 @@ impl Report {
                 ensure!(value.get("container").is_some(), "no field container");
                 self.gcs.push(serde_json::from_value(value)?);
             }
+            Some("work") => self.works.push(serde_json::from_value(value)?),
             Some("exit") => self.exits.push(serde_json::from_value(value)?),
             Some("refused") => self.refused.push(serde_json::from_value(value)?),
             Some("ledger") => self.ledger = Some(serde_json::from_value(value)?),

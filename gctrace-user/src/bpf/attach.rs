@@ -20,6 +20,7 @@ use gctrace_common::{
 };
 
 use super::load::{GC_PROGRAMS, LoadError};
+use super::phases::Semaphore;
 use crate::ruby::plan::ProbeSite;
 
 /// Which processes a probe fires for.
@@ -60,6 +61,19 @@ pub enum AttachError {
         #[source]
         source: Box<ProgramError>,
     },
+    /// The kernel refused a probe of the last resort.
+    #[error("attaching the {phase} probe at file offset {offset:#x} of {path}: {source}")]
+    Phase {
+        /// Phase name.
+        phase: &'static str,
+        /// File offset.
+        offset: u64,
+        /// The image.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A map could not be written.
     #[error("writing the BPF map `{map}`: {source}")]
     Map {
@@ -76,14 +90,16 @@ pub enum AttachError {
 
 /// The attached programs. Dropping it detaches everything.
 pub struct Probes {
-    ebpf: Ebpf,
+    pub(super) ebpf: Ebpf,
     images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
     gate: Array<MapData, u32>,
     has_cookie: bool,
     reads_threads: bool,
     next_image: u32,
-    attached: usize,
+    pub(super) attached: usize,
+    /// Probes with semaphores, attached as long as they are here.
+    pub(super) semaphores: Vec<Semaphore>,
 }
 
 impl Probes {
@@ -95,7 +111,17 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
         let gate = Array::try_from(map(&mut ebpf, "GATE")?)
             .map_err(|source| LoadError::Map { map: "GATE", source })?;
-        Ok(Self { ebpf, images, processes, gate, has_cookie, reads_threads, next_image: 0, attached: 0 })
+        Ok(Self {
+            ebpf,
+            images,
+            processes,
+            gate,
+            has_cookie,
+            reads_threads,
+            next_image: 0,
+            attached: 0,
+            semaphores: Vec::new(),
+        })
     }
 
     /// Whether the programs can find what a Ruby keeps per thread.

@@ -15,6 +15,7 @@ use gctrace_common::{
 use super::{
     attach::Probes,
     kernel_types,
+    phases::PHASE_PROGRAMS,
     rings::{CounterReader, Rings},
 };
 use crate::elf;
@@ -176,7 +177,7 @@ fn load_programs(config: Config, gc_ring_bytes: Option<u32>) -> Result<Ebpf, Loa
         loader.map_max_entries("GC_RING", bytes);
     }
     let mut ebpf = loader.load(OBJECT)?;
-    for program in GC_PROGRAMS {
+    for program in GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS) {
         let Some(Program::UProbe(uprobe)) = ebpf.program_mut(program) else {
             return Err(LoadError::Missing(program));
         };

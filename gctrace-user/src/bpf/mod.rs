@@ -4,6 +4,7 @@ mod attach;
 mod kernel_types;
 mod load;
 mod mmaps;
+mod phases;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]
 mod raw;
 mod rings;

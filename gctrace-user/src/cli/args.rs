@@ -50,6 +50,10 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", value_parser = parse_ring, hide_short_help = true)]
     pub gc_ring: Option<u32>,
 
+    /// How GC work is seen, for finding out why something is not
+    #[arg(long, value_enum, default_value_t = ProbesArg::Auto, hide_short_help = true)]
+    pub probes: ProbesArg,
+
     /// Behave as on kernels before 5.15, which have no attach cookies (for tests)
     #[arg(long, hide = true)]
     pub without_cookies: bool,
@@ -73,6 +77,19 @@ pub struct CacheArgs {
     /// Analyse every Ruby image anew and keep nothing
     #[arg(long, hide_short_help = true)]
     pub no_cache: bool,
+}
+
+/// `--probes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProbesArg {
+    /// The VM's event sites; for images without, functions by symbol or USDT probes
+    Auto,
+    /// The VM's event sites or nothing
+    Sites,
+    /// Functions by symbol or nothing: only how long they run
+    Functions,
+    /// USDT probes or nothing: only marking and sweeping
+    Usdt,
 }
 
 /// `--format`.

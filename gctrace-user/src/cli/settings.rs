@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::args::{Args, CacheArgs, FormatArg};
-use crate::{cache, discover::Selection};
+use super::args::{Args, CacheArgs, FormatArg, ProbesArg};
+use crate::{cache, discover::Selection, ruby::last_resort::Method};
 
 /// What goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Settings {
     pub tunemygc: Option<PathBuf>,
     /// File for the profile.
     pub pprof: Option<PathBuf>,
+    /// How GC work is seen, in order of preference.
+    pub methods: &'static [Method],
     /// Use attach cookies where the kernel has them.
     pub cookies: bool,
     /// Size of the GC ring, bytes.
@@ -67,6 +69,7 @@ impl Settings {
             tunemygc,
             pprof,
             gc_ring,
+            probes,
             without_cookies,
             cache,
             command,
@@ -93,6 +96,12 @@ impl Settings {
             tunemygc,
             pprof,
             gc_ring_bytes: gc_ring,
+            methods: match probes {
+                ProbesArg::Auto => &[Method::Sites, Method::Functions, Method::Usdt],
+                ProbesArg::Sites => &[Method::Sites],
+                ProbesArg::Functions => &[Method::Functions],
+                ProbesArg::Usdt => &[Method::Usdt],
+            },
             cookies: !without_cookies,
             cache_dir: cache.dir(),
         })

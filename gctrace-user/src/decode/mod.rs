@@ -3,7 +3,7 @@
 #[expect(unsafe_code, reason = "reads plain records out of ring memory")]
 mod pod;
 
-use gctrace_common::event::{Kind, LifeEvent, PauseEvent, Point, SnapshotEvent};
+use gctrace_common::event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
 
 /// A decoded record, borrowed from the ring.
 #[derive(Debug)]
@@ -12,6 +12,8 @@ pub enum Event<'a> {
     Snapshot(Point, &'a SnapshotEvent),
     /// One pause.
     Pause(PauseEvent),
+    /// One interval between two probes of the last resort.
+    Phase(Phase, PhaseEvent),
     /// A followed process forked (the child is `other`), replaced its program, or is gone.
     Life(Kind, LifeEvent),
 }
@@ -22,6 +24,7 @@ impl Event<'_> {
         match self {
             Self::Snapshot(_, event) => event.header.ts_ns,
             Self::Pause(event) => event.header.ts_ns,
+            Self::Phase(_, event) => event.header.ts_ns,
             Self::Life(_, event) => event.header.ts_ns,
         }
     }
@@ -53,6 +56,11 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
             Ok(Event::Snapshot(point, event))
         }
         Kind::Pause => Ok(Event::Pause(*pod::view::<PauseEvent>(bytes).ok_or(short)?)),
+        Kind::Phase => {
+            let event: &PhaseEvent = pod::view(bytes).ok_or(short)?;
+            let phase = Phase::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
+            Ok(Event::Phase(phase, *event))
+        }
         Kind::Fork | Kind::Exec | Kind::Exit => {
             Ok(Event::Life(kind, *pod::view::<LifeEvent>(bytes).ok_or(short)?))
         }

@@ -1,6 +1,6 @@
 //! Viewing bytes as a record.
 
-use gctrace_common::event::{LifeEvent, PauseEvent, SnapshotEvent};
+use gctrace_common::event::{LifeEvent, PauseEvent, PhaseEvent, SnapshotEvent};
 
 /// Marks types of which any bit pattern is a valid value.
 ///
@@ -12,6 +12,8 @@ pub(super) unsafe trait Plain {}
 unsafe impl Plain for SnapshotEvent {}
 // SAFETY: as above.
 unsafe impl Plain for PauseEvent {}
+// SAFETY: as above.
+unsafe impl Plain for PhaseEvent {}
 // SAFETY: as above.
 unsafe impl Plain for LifeEvent {}
 

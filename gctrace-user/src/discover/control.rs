@@ -10,23 +10,28 @@ use std::{
     sync::{Arc, mpsc::SyncSender},
 };
 
+use gctrace_common::config::ImageConfig;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
-    planned::{Planned, plan_file},
+    planned::{Head, Planned, last_resort, plan_file, reading, site_image},
     state::{bias, read_state},
 };
 use crate::{
+    app::say,
     bpf::{MappingWatch, Probes, Scope},
     cache::Cache,
     elf::{LoadSegment, RubyPresence, probe_ruby},
     enrich::proc::is_running,
-    model::{Image, PauseKind},
+    model::Image,
     pipeline::{Images, KnownImage},
-    ruby::{self, Site, plan::AttachPlan},
+    ruby::{
+        last_resort::{LastResort, Method},
+        plan::AttachPlan,
+    },
 };
 
 /// Which processes are traced.
@@ -102,6 +107,8 @@ pub struct Start {
     pub probes: Probes,
     /// What to trace.
     pub selection: Selection,
+    /// How GC work is seen, in order of preference.
+    pub methods: &'static [Method],
     /// Analyses made before.
     pub cache: Cache,
     /// Where images are made known before they are probed.
@@ -124,7 +131,8 @@ enum Verdict {
 
 struct Traced {
     index: u32,
-    plan: AttachPlan,
+    /// `None` where there are only probes of the last resort.
+    plan: Option<AttachPlan>,
     segments: Vec<LoadSegment>,
 }
 
@@ -136,6 +144,7 @@ struct Control {
     selection: Selection,
     sender: SyncSender<Found>,
     own_pid: u32,
+    methods: &'static [Method],
     cache: Cache,
     verdicts: HashMap<ImageKey, Verdict>,
     /// Processes that are traced.
@@ -149,12 +158,13 @@ struct Control {
 
 /// Runs until told to stop. Returns (and so detaches) only then.
 pub fn run(start: Start) {
-    let Start { probes, selection, cache, images, sender, stop, own_pid } = start;
+    let Start { probes, selection, methods, cache, images, sender, stop, own_pid } = start;
     let mut control = Control {
         probes,
         selection,
         sender,
         own_pid,
+        methods,
         cache,
         verdicts: HashMap::new(),
         processes: 0,
@@ -368,39 +378,76 @@ impl Control {
                 return Ok(Verdict::NotRuby);
             }
         }
-        let reads_threads = self.probes.reads_threads();
-        let Planned { plan, segments, .. } =
-            plan_file(file, shown, reads_threads, &mut self.cache).map_err(|e| e.to_string())?;
+        let mut refusals: Vec<String> = Vec::new();
+        for &method in self.methods {
+            if method == Method::Sites {
+                let reads_threads = self.probes.reads_threads();
+                match plan_file(file, shown, reads_threads, &mut self.cache) {
+                    Ok(planned) => return self.open_sites(file, shown, planned),
+                    Err(error) => refusals.push(error.to_string()),
+                }
+                continue;
+            }
+            match last_resort(file, method) {
+                Ok((head, last)) => {
+                    let misses = method.misses().unwrap_or_default();
+                    let path = shown.display();
+                    say(&format!("gctrace: {path} is probed by {}: {misses}", method.name()));
+                    for reason in refusals {
+                        say(&format!("gctrace: {path}: why not better: {reason}"));
+                    }
+                    return self.open_last_resort(file, shown, head, &last);
+                }
+                Err(reason) => refusals.push(reason.to_owned()),
+            }
+        }
+        Err(refusals.join("; "))
+    }
+
+    /// Makes an image known, attaches its event sites and opens it.
+    fn open_sites(&mut self, file: &File, shown: &Path, planned: Planned) -> Result<Verdict, String> {
+        let Planned { plan, segments, .. } = planned;
+        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
+        self.images.add(KnownImage {
+            image: Arc::new(site_image(index, shown, &plan)),
+            reading: Some(reading(&plan)),
+        });
+        self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| e.to_string())?;
+        self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
+        self.attached += 1;
+        Ok(Verdict::Traced(Arc::new(Traced { index, plan: Some(plan), segments })))
+    }
+
+    /// The same with the probes of the last resort.
+    fn open_last_resort(
+        &mut self,
+        file: &File,
+        shown: &Path,
+        head: Head,
+        last: &LastResort,
+    ) -> Result<Verdict, String> {
+        if !self.probes.has_cookie() {
+            return Err("probing it by functions or USDT needs attach cookies (Linux 5.15)".to_owned());
+        }
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {
             index,
             path: shown.to_owned(),
-            version: plan.analysis.version,
-            build_id: plan.analysis.build_id.as_ref().map(ToString::to_string),
-            stat_keys: plan.layout.keys.iter().map(|key| key.name).collect(),
-            heap_keys: plan
-                .layout
-                .heaps
-                .first()
-                .map_or_else(Vec::new, |keys| keys.iter().map(|key| key.name).collect()),
-            probes: plan.sites.len(),
-            has_symbols: plan.analysis.has_symbols,
+            version: head.version,
+            build_id: head.build_id,
+            stat_keys: Vec::new(),
+            heap_keys: Vec::new(),
+            method: last.method,
+            probes: last.probes.len(),
+            has_symbols: head.has_symbols,
         };
-        let during_gc = 1 << plan.analysis.vm.during_gc_bit;
-        let pause_kinds =
-            plan.analysis.sites.iter().filter_map(|site| Some((site.address.0, pause_kind(site)?))).collect();
-        self.images.add(KnownImage {
-            image: Arc::new(image),
-            layout: plan.layout.clone(),
-            during_gc,
-            pause_kinds,
-        });
-        // Through our own descriptor: the process whose mapping this is may exit at any moment.
-        let opened = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        self.probes.attach(index, &plan.sites, &opened, self.scope()).map_err(|e| e.to_string())?;
-        self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
+        self.images.add(KnownImage { image: Arc::new(image), reading: None });
+        let scope = self.scope();
+        self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| e.to_string())?;
+        let config = ImageConfig { open: 1, ..ImageConfig::default() };
+        self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
         self.attached += 1;
-        Ok(Verdict::Traced(Arc::new(Traced { index, plan, segments })))
+        Ok(Verdict::Traced(Arc::new(Traced { index, plan: None, segments: head.segments })))
     }
 
     fn wants(&self, pid: u32) -> bool {
@@ -419,9 +466,10 @@ impl Control {
             // Its exit may have been reported before it was followed, and then nobody removes it.
             return self.probes.forget(pid);
         }
-        let state = match read_state(pid, bias, &traced.plan) {
-            Ok(state) => state.data(),
-            Err(failed) => {
+        let state = match traced.plan.as_ref().map(|plan| read_state(pid, bias, plan)) {
+            None => None,
+            Some(Ok(state)) => state.data(),
+            Some(Err(failed)) => {
                 return self.tell(Found::Unproven {
                     pid,
                     image: traced.index,
@@ -471,11 +519,7 @@ impl Control {
     }
 }
 
-/// What the site's function tells about the pauses that begin there.
-fn pause_kind(site: &Site) -> Option<PauseKind> {
-    match site.pause? {
-        ruby::PauseKind::Start => Some(PauseKind::Start),
-        ruby::PauseKind::Finalizer => Some(PauseKind::Finalizer),
-        ruby::PauseKind::Other => None,
-    }
+/// A path to the file through our own descriptor: the process whose mapping it is may exit at any moment.
+fn reopened(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -9,8 +9,11 @@ use std::{
 use crate::{
     cache::Cache,
     elf::{ElfImage, ImageHead, LoadSegment},
+    model::{Image, PauseKind},
+    pipeline::Reading,
     ruby::{
-        analyse,
+        self, RubyVersion, Site, analyse,
+        last_resort::{LastResort, Method},
         plan::{AttachPlan, PlanError, plan},
     },
 };
@@ -40,14 +43,75 @@ pub(super) fn plan_file(
     let head = ImageHead::read(file).map_err(elf)?;
     let known = cache.get(file, &head);
     let cached = known.is_some();
-    let plan = match known {
-        Some(analysis) => plan(&head.segments, analysis, reads_threads)?,
-        None => {
-            let image = ElfImage::read(file).map_err(elf)?;
-            let analysis = analyse(&image)?;
-            cache.put(file, &head, &image, &analysis);
-            plan(&head.segments, analysis, reads_threads)?
-        }
+    let plan = if let Some(analysis) = known {
+        plan(&head.segments, analysis, reads_threads)?
+    } else {
+        let image = ElfImage::read(file).map_err(elf)?;
+        let analysis = analyse(&image)?;
+        cache.put(file, &head, &image, &analysis);
+        plan(&head.segments, analysis, reads_threads)?
     };
     Ok(Planned { plan, segments: head.segments, cached, took: begun.elapsed() })
+}
+
+/// What is told of an image that has only probes of the last resort.
+pub(super) struct Head {
+    pub(super) version: RubyVersion,
+    pub(super) build_id: Option<String>,
+    pub(super) has_symbols: bool,
+    pub(super) segments: Vec<LoadSegment>,
+}
+
+/// Probes of the last resort for an image, or why there are none.
+pub(super) fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'static str> {
+    let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
+    let version = RubyVersion::of_image(&image).ok_or("it does not tell its version")?;
+    let found = match method {
+        Method::Functions => LastResort::functions(version, image.symbols(), image.segments())
+            .ok_or("it has no symbol gc_start")?,
+        Method::Usdt => LastResort::usdt(&image).ok_or("it has no USDT probes")?,
+        Method::Sites => return Err("event sites are no last resort"),
+    };
+    let head = Head {
+        version,
+        build_id: image.build_id().map(ToString::to_string),
+        has_symbols: !image.symbols().is_empty(),
+        segments: image.segments().to_vec(),
+    };
+    Ok((head, found))
+}
+
+/// What exporters are told of an image with event sites.
+pub(super) fn site_image(index: u32, shown: &Path, plan: &AttachPlan) -> Image {
+    let heap = plan.layout.heaps.first();
+    Image {
+        index,
+        path: shown.to_owned(),
+        version: plan.analysis.version,
+        build_id: plan.analysis.build_id.as_ref().map(ToString::to_string),
+        stat_keys: plan.layout.keys.iter().map(|key| key.name).collect(),
+        heap_keys: heap.map_or_else(Vec::new, |keys| keys.iter().map(|key| key.name).collect()),
+        method: Method::Sites,
+        probes: plan.sites.len(),
+        has_symbols: plan.analysis.has_symbols,
+    }
+}
+
+/// How the events of an image with event sites are read.
+pub(super) fn reading(plan: &AttachPlan) -> Reading {
+    let kinds = plan.analysis.sites.iter().filter_map(|site| Some((site.address.0, pause_kind(site)?)));
+    Reading {
+        layout: plan.layout.clone(),
+        during_gc: 1 << plan.analysis.vm.during_gc_bit,
+        pause_kinds: kinds.collect(),
+    }
+}
+
+/// What the site's function tells about the pauses that begin there.
+fn pause_kind(site: &Site) -> Option<PauseKind> {
+    match site.pause? {
+        ruby::PauseKind::Start => Some(PauseKind::Start),
+        ruby::PauseKind::Finalizer => Some(PauseKind::Finalizer),
+        ruby::PauseKind::Other => None,
+    }
 }

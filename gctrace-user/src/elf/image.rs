@@ -11,6 +11,7 @@ use super::headers::{Headers, LoadSegment, Machine, Section, records, string_at}
 use super::plt::{self, Relocation};
 use super::source::read_bytes;
 use super::symbols::{Symbol, SymbolTable};
+use super::usdt::{self, UsdtProbe};
 use super::{ElfError, ReadAt};
 use crate::address::{FileOffset, Svma};
 
@@ -83,6 +84,7 @@ pub struct ElfImage {
     stubs: Vec<(Svma, Svma)>,
     dynamic: DynamicSection,
     has_interpreter: bool,
+    usdt: Vec<UsdtProbe>,
 }
 
 impl ElfImage {
@@ -121,9 +123,15 @@ impl ElfImage {
             stubs: if is_x86 { plt::stubs(source, &headers)? } else { Vec::new() },
             dynamic: DynamicSection::read(source, &headers)?,
             has_interpreter: headers.has_interpreter,
+            usdt: usdt::probes(source, &headers)?,
             text: region(source, text_section, ".text", MAX_TEXT)?,
             segments: headers.segments,
         })
+    }
+
+    /// Its USDT probes.
+    pub fn usdt(&self) -> &[UsdtProbe] {
+        &self.usdt
     }
 
     /// The processor it is made for.

@@ -14,6 +14,7 @@ mod source;
 mod symbols;
 #[cfg(test)]
 pub(crate) mod tests;
+mod usdt;
 
 pub use error::ElfError;
 pub use frames::FunctionRange;
@@ -24,3 +25,4 @@ pub use plt::Relocation;
 pub use probe::{RubyPresence, probe_ruby, read_symbol_u64};
 pub use source::ReadAt;
 pub use symbols::{Symbol, SymbolTable};
+pub use usdt::UsdtProbe;

@@ -1,4 +1,4 @@
-//! JSON lines: `process`, `gc`, `exit`, `refused` and `ledger`.
+//! JSON lines: `process`, `gc`, `work`, `exit`, `refused` and `ledger`.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -8,7 +8,7 @@ use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
-    model::{GcCycle, GcState, Pause, PauseKind, Process},
+    model::{GcCycle, GcState, GcWork, Pause, PauseKind, Process},
     ruby::stat::GcInfo,
 };
 
@@ -30,6 +30,9 @@ enum Line<'a> {
         ruby: String,
         image: String,
         build_id: Option<&'a str>,
+        method: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        misses: Option<&'static str>,
         probes: usize,
         start_ts: Option<f64>,
         hostname: Option<&'a str>,
@@ -38,6 +41,15 @@ enum Line<'a> {
         stat: Option<Stat<'a>>,
     },
     Gc(Box<Gc<'a>>),
+    Work {
+        ts: f64,
+        pid: u32,
+        tid: u32,
+        comm: &'a str,
+        phase: &'static str,
+        begin_ns: u64,
+        ns: u64,
+    },
     Exit {
         ts: f64,
         pid: u32,
@@ -203,6 +215,8 @@ impl<W: Write> Exporter for Jsonl<W> {
             ruby: process.image.version.to_string(),
             image: process.image.path.to_string_lossy().into_owned(),
             build_id: process.image.build_id.as_deref(),
+            method: process.image.method.name(),
+            misses: process.image.method.misses(),
             probes: process.image.probes,
             start_ts: process.start_ts,
             hostname: process.hostname.as_deref(),
@@ -253,6 +267,18 @@ impl<W: Write> Exporter for Jsonl<W> {
             stack: None,
             lost: cycle.lost,
         })))
+    }
+
+    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
+        self.write(&Line::Work {
+            ts: self.clock.epoch_seconds(work.begin_ns),
+            pid: process.pid,
+            tid: work.tid,
+            comm: &work.comm,
+            phase: work.phase.name(),
+            begin_ns: work.begin_ns,
+            ns: work.ns,
+        })
     }
 
     fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {

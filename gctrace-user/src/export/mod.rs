@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::{
     ledger::Ledger,
-    model::{EndReason, GcCycle, GcState, Process},
+    model::{EndReason, GcCycle, GcState, GcWork, Process},
 };
 
 mod file;
@@ -74,6 +74,10 @@ pub trait Exporter {
     }
     /// A cycle is complete, or was cut short.
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError>;
+    /// An interval of GC work, of an image whose event sites are not known.
+    fn work(&mut self, _process: &Process, _work: &GcWork) -> Result<(), ExportError> {
+        Ok(())
+    }
     /// Tracing of a process ended.
     fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError>;
     /// The run ended.

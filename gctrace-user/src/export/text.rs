@@ -6,7 +6,7 @@ use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
-    model::{GcCycle, GcState, Process},
+    model::{GcCycle, GcState, GcWork, Process},
 };
 
 /// Writes lines for people.
@@ -42,6 +42,25 @@ impl<W: Write> Text<W> {
             "LIVE",
             "FREE",
             "RSS"
+        )
+    }
+
+    /// Work of an unknown cycle: the columns that are known.
+    fn work_line(&mut self, process: &Process, work: &GcWork) -> std::io::Result<()> {
+        if self.lines.is_multiple_of(HEADING_EVERY) {
+            self.heading()?;
+        }
+        self.lines += 1;
+        writeln!(
+            self.out,
+            "{:<12} {:>7} {:<12} {:>6} {:<5} {:<18} {:>9}",
+            time_of_day(self.clock.epoch_seconds(work.begin_ns)),
+            process.pid,
+            clip(&work.comm, 12),
+            "-",
+            "-",
+            work.phase.name(),
+            duration(work.ns),
         )
     }
 
@@ -99,6 +118,10 @@ impl<W: Write> Exporter for Text<W> {
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
         self.line(process, cycle).map_err(ExportError::Stdout)
+    }
+
+    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
+        self.work_line(process, work).map_err(ExportError::Stdout)
     }
 
     fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {

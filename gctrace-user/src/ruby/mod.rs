@@ -4,6 +4,7 @@ mod accept;
 mod analyse;
 mod code;
 mod eval;
+pub mod last_resort;
 pub mod layout;
 pub mod plan;
 pub mod prove;

@@ -109,7 +109,7 @@ pub fn plan(
         mode_mask: layout.mode_mask(),
         dont_gc_mask: vm.dont_gc_bit.map_or(0, |bit| 1 << bit),
         spans: layout.spans.len() as u32,
-        reserved: 0,
+        open: 1,
         thread: thread.unwrap_or_default(),
         span,
     };

@@ -1,0 +1,67 @@
+//! The probes of the last resort: intervals of GC work where the event sites of an image are not known.
+
+use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
+use gctrace_common::{event::Phase, stats::Counter};
+
+use crate::{
+    emit,
+    filter::{Admitted, admit},
+    maps::{PHASES, closed, count},
+};
+
+/// A phase begins.
+#[inline(always)]
+pub fn begin(ctx: &ProbeContext) {
+    let Some((admitted, now)) = admitted(ctx) else { return };
+    count(Counter::PhaseBegins);
+    let key = key(&admitted);
+    let phase = usize::from(admitted.field);
+    if phase >= Phase::ALL.len() {
+        return;
+    }
+    if let Some(begins) = PHASES.get_ptr_mut(&key) {
+        // SAFETY: a map value pointer; only this thread uses this key; the index was bounded.
+        unsafe { (*begins)[phase] = now };
+        return;
+    }
+    let mut begins = [0; Phase::ALL.len()];
+    begins[phase] = now;
+    // A full LRU map makes room; what was evicted shows as an orphan.
+    let _evicted = PHASES.insert(&key, &begins, 0);
+}
+
+/// A phase ends.
+#[inline(always)]
+pub fn end(ctx: &ProbeContext) {
+    let Some((admitted, now)) = admitted(ctx) else { return };
+    count(Counter::PhaseEnds);
+    let phase = usize::from(admitted.field);
+    let begin = match PHASES.get_ptr_mut(&key(&admitted)) {
+        // SAFETY: as above.
+        Some(begins) if phase < Phase::ALL.len() => unsafe {
+            let begin = (*begins)[phase];
+            (*begins)[phase] = 0;
+            begin
+        },
+        _ => 0,
+    };
+    if begin == 0 {
+        return count(Counter::PhaseOrphan);
+    }
+    emit::phase(&admitted, phase as u32, begin, now);
+}
+
+#[inline(always)]
+fn admitted(ctx: &ProbeContext) -> Option<(Admitted, u64)> {
+    // SAFETY: a plain helper call.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if closed() {
+        return None;
+    }
+    Some((admit(ctx)?, now))
+}
+
+#[inline(always)]
+fn key(admitted: &Admitted) -> u64 {
+    u64::from(admitted.tgid) << 32 | u64::from(admitted.tid)
+}

@@ -1,0 +1,138 @@
+//! Attaching the probes of the last resort.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+    sync::Arc,
+};
+
+use aya::programs::{
+    Program,
+    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope},
+};
+use gctrace_common::cookie::Cookie;
+use perf_event::{
+    Builder, Counter,
+    events::{Event, EventData},
+};
+use perf_event_open_sys::bindings::perf_event_attr;
+
+use super::{AttachError, Probes, Scope, raw};
+use crate::ruby::last_resort::PhaseProbe;
+
+/// Programs of the phases, by [`Edge`](crate::ruby::last_resort::Edge).
+pub(super) const PHASE_PROGRAMS: [&str; 3] = ["phase_begin", "phase_end", "phase_return"];
+
+/// A probe that only we keep alive: Aya cannot attach to probes that count their users in a semaphore.
+pub(super) struct Semaphore {
+    _link: OwnedFd,
+    _event: Counter,
+}
+
+impl Probes {
+    /// Attaches the phases of an image through `path`. Needs attach cookies (Linux 5.15).
+    pub fn attach_phases(
+        &mut self,
+        image: u32,
+        probes: &[PhaseProbe],
+        path: &Path,
+        scope: Scope,
+    ) -> Result<(), AttachError> {
+        for probe in probes {
+            self.attach_phase(image, probe, path, scope)?;
+        }
+        self.attached += probes.len();
+        Ok(())
+    }
+
+    fn attach_phase(
+        &mut self,
+        image: u32,
+        probe: &PhaseProbe,
+        path: &Path,
+        scope: Scope,
+    ) -> Result<(), AttachError> {
+        let cookie =
+            Cookie { image: image as u16, register: probe.phase as u8, address: probe.address.0 }.pack();
+        let name = PHASE_PROGRAMS[probe.edge as usize];
+        let Some(program @ Program::UProbe(_)) = self.ebpf.program_mut(name) else {
+            return Err(AttachError::NoProgram(name));
+        };
+        let offset = probe.file_offset.0;
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| AttachError::Phase {
+            phase: probe.phase.name(),
+            offset,
+            path: path.to_owned(),
+            source,
+        };
+        if let Some(semaphore) = probe.semaphore {
+            let fd = program.fd().map_err(|error| failed(error.into()))?.as_fd();
+            let counted = (|| {
+                let mut builder = Builder::new(CountedUprobe::new(path, offset, semaphore.0)?);
+                match scope {
+                    Scope::All => builder.any_pid().one_cpu(0),
+                    Scope::One(pid) => builder.observe_pid(pid.get() as i32),
+                };
+                let mut event = builder.build()?;
+                let link = raw::link_perf_event(fd, event.as_raw_fd(), cookie)?;
+                event.enable()?;
+                Ok(Semaphore { _link: link, _event: event })
+            })();
+            self.semaphores.push(counted.map_err(|error: io::Error| failed(error.into()))?);
+            return Ok(());
+        }
+        let Program::UProbe(program) = program else { return Err(AttachError::NoProgram(name)) };
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(offset),
+            cookie: Some(cookie),
+        };
+        program.attach(point, path, uprobe_scope(scope)).map_err(|error| failed(error.into()))?;
+        Ok(())
+    }
+}
+
+fn uprobe_scope(scope: Scope) -> UProbeScope {
+    match scope {
+        Scope::All => UProbeScope::AllProcesses,
+        Scope::One(pid) => UProbeScope::OneProcess(pid),
+    }
+}
+
+/// A uprobe whose users the kernel counts in a word of the program (a USDT semaphore).
+struct CountedUprobe {
+    kind: u32,
+    path: CString,
+    offset: u64,
+    semaphore: u64,
+}
+
+impl CountedUprobe {
+    fn new(path: &Path, offset: u64, semaphore: u64) -> io::Result<Self> {
+        let kind = fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+        let kind = kind.trim().parse().map_err(io::Error::other)?;
+        Ok(Self { kind, path: CString::new(path.as_os_str().as_bytes())?, offset, semaphore })
+    }
+}
+
+impl Event for CountedUprobe {
+    fn update_attrs(self, attributes: &mut perf_event_attr) {
+        self.update_attrs_with_data(attributes);
+    }
+
+    /// The kernel reads the path when the event is opened: the builder keeps it until then.
+    fn update_attrs_with_data(self, attributes: &mut perf_event_attr) -> Option<Arc<dyn EventData>> {
+        let path = Arc::new(self.path);
+        attributes.type_ = self.kind;
+        // The file offset of the semaphore is the upper half of `config` (the event source's `format/ref_ctr_offset`,
+        // Linux 4.20).
+        attributes.config = self.semaphore << 32;
+        attributes.config1 = path.as_ptr() as u64;
+        attributes.config2 = self.offset;
+        Some(path)
+    }
+}

@@ -1,0 +1,102 @@
+//! What is told of a Ruby whose event sites are not used: how long GC work takes, and that this is all.
+
+use anyhow::{Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::{Report, WorkLine};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Done, Script};
+use gctrace_tests::witness::{Log, Pause};
+
+/// Slack between readings of one clock by kernel and program, nanoseconds.
+const CLOCK_SLACK_NS: u64 = 10_000;
+
+fn traced(method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
+    let live = Live::begin()?;
+    let gctrace = Invocation::jsonl(["--all-ruby", "--probes", method])?.start_ready()?;
+    let done = Script::new(&live, ruby, "explicit.rb")?.arg("20").run()?;
+    let finished = gctrace.interrupt()?;
+    // Where every Ruby is refused, nothing has matched (status 1).
+    let report = if finished.status.code() == Some(1) {
+        Report::parse(&finished.stdout)?
+    } else {
+        gctrace_tests::gctrace::read(&finished)?
+    };
+    Ok((report, done))
+}
+
+/// Intervals of one phase of the script that fall into the witness's time.
+fn works<'a>(report: &'a Report, log: &'a Log, phase: &'a str) -> Vec<&'a WorkLine> {
+    let during = |work: &&WorkLine| (log.begin_ns..=log.end_ns).contains(&work.begin_ns);
+    report.works.iter().filter(|work| work.pid == log.pid && work.phase == phase).filter(during).collect()
+}
+
+fn inside(work: &WorkLine, pauses: &[Pause]) -> bool {
+    let end = work.begin_ns + work.ns;
+    pauses
+        .iter()
+        .any(|pause| pause.begin_ns <= work.begin_ns + CLOCK_SLACK_NS && end <= pause.end_ns + CLOCK_SLACK_NS)
+}
+
+/// A refusal that names what is missing, where a Ruby has no such probes; nothing else is said of it.
+fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
+    let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
+    ensure!(told.is_some_and(|line| line.reason.contains(reason)), "{:?}", report.refused);
+    ensure!(report.works.is_empty() && report.gcs.is_empty());
+    Ok(())
+}
+
+/// Old USDT probes, whose semaphores the kernel counts up for us: as many marks as the witness has starts, each inside
+/// one of its pauses, and no number that these probes cannot tell.
+#[test]
+fn usdt_marks_equal_the_witness() -> Result<()> {
+    let mut tried = 0;
+    for ruby in Ruby::all()? {
+        let (report, done) = traced("usdt", &ruby)?;
+        let Some(process) = report.processes_of(done.pid).next() else {
+            refused(&report, &done, "no USDT probes")?;
+            continue;
+        };
+        tried += 1;
+        assert_eq!(process.method, "usdt");
+        assert!(process.misses.as_ref().is_some_and(|text| text.contains("GC.stat")));
+        assert!(report.gcs.is_empty(), "cycles are not known by USDT");
+        let log = done.log()?;
+        let pauses = log.pauses()?;
+        let marks = works(&report, log, "mark");
+        ensure!(
+            marks.len() == log.starts().count(),
+            "{} marks, {} starts",
+            marks.len(),
+            log.starts().count()
+        );
+        let sweeps = works(&report, log, "sweep");
+        ensure!(sweeps.len() >= marks.len());
+        for work in marks.iter().chain(&sweeps) {
+            ensure!(inside(work, &pauses), "{work:?} is in no pause");
+        }
+    }
+    ensure!(tried > 0, "no Ruby at hand has USDT probes");
+    Ok(())
+}
+
+/// Functions by symbol: as many calls of `gc_start` that do something as the witness has starts. A stripped Ruby has no
+/// symbols and is refused by that name.
+#[test]
+fn functions_equal_the_witness() -> Result<()> {
+    for ruby in Ruby::all()? {
+        let (report, done) = traced("functions", &ruby)?;
+        let Some(process) = report.processes_of(done.pid).next() else {
+            refused(&report, &done, "no symbol gc_start")?;
+            continue;
+        };
+        assert_eq!(process.method, "functions");
+        let log = done.log()?;
+        let starts = works(&report, log, "start");
+        for start in log.starts() {
+            let around = |work: &&&WorkLine| (work.begin_ns..=work.begin_ns + work.ns).contains(&start.ns);
+            ensure!(starts.iter().filter(around).count() == 1, "count {}", start.count());
+        }
+    }
+    Ok(())
+}

@@ -6,6 +6,7 @@ mod bench;
 mod demo;
 mod ebpf;
 mod elf;
+mod layouts;
 mod setup;
 mod test;
 mod toolchain;
@@ -29,6 +30,8 @@ enum Command {
     Setup(setup::Args),
     /// Rebuild the committed BPF objects, or check that they belong to the sources.
     Ebpf(ebpf::Args),
+    /// Write the committed structure layouts from Rubies with debug information.
+    Layouts(layouts::Args),
     /// Trace a bundled Ruby workload for ten seconds and show what comes out.
     Demo,
     /// Build everything and run all tests; those on real Rubies as root.
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup(args) => setup::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Ebpf(args) => ebpf::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Layouts(args) => layouts::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Demo => demo::run_demo().map(|()| ExitCode::SUCCESS),
         Command::Test(args) => test::run_tests(&args),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),

@@ -1,6 +1,8 @@
 //! From a table of offsets to a plan: which bytes of the objspace a snapshot copies, and where in the copy each
 //! field lies.
 
+use std::borrow::Cow;
+
 use gctrace_common::{
     config::Span,
     event::{SLOT_BYTES, SLOTS},
@@ -9,66 +11,8 @@ use gctrace_common::{
 use super::{
     RubyVersion,
     stat::{self, Key, Sign, Term},
-    tables::TABLES,
+    tables::{self, Array, Table},
 };
-
-/// A field of a C structure.
-#[derive(Clone, Copy, Debug)]
-pub struct Field {
-    /// Path of the member, as in the C source: `profile.count`.
-    pub name: &'static str,
-    /// Byte offset.
-    pub offset: u32,
-    /// Bytes: 1, 2, 4 or 8.
-    pub size: u8,
-}
-
-/// An array of size pools (`size_pools`, 3.1–3.3) or heaps (`heaps`, 3.4) inside the objspace.
-#[derive(Clone, Copy, Debug)]
-pub struct Pools {
-    /// Byte offset of the first element.
-    pub offset: u32,
-    /// Bytes from element to element.
-    pub stride: u32,
-    /// Elements.
-    pub count: u32,
-    /// Members, relative to the element.
-    pub fields: &'static [Field],
-}
-
-/// Offsets inside `rb_objspace_t` for a range of releases.
-#[derive(Clone, Copy, Debug)]
-pub struct Table {
-    /// First release (major, minor, teeny) it holds for.
-    pub from: (u16, u16, u16),
-    /// Last release it holds for.
-    pub to: (u16, u16, u16),
-    /// `sizeof(rb_objspace_t)`.
-    pub size: u32,
-    /// Byte offset of the `flags` word.
-    pub flags: u32,
-    /// First bit and number of bits of `flags.mode`.
-    pub mode_bits: (u32, u32),
-    /// Members.
-    pub fields: &'static [Field],
-    /// The pools, where the series has them.
-    pub pools: Option<Pools>,
-    /// What each Ractor keeps for itself, where the series does so (4.0).
-    pub caches: Option<Caches>,
-}
-
-/// The object cache that each Ractor has (`rb_ractor_newobj_cache_t`) and how to get there.
-#[derive(Clone, Copy, Debug)]
-pub struct Caches {
-    /// `heap_caches` inside the cache: one element for each heap.
-    pub heaps: Pools,
-    /// Byte offset of `thread_ptr` in `rb_execution_context_t`.
-    pub ec_thread: u32,
-    /// Byte offset of `ractor` in `rb_thread_t`.
-    pub thread_ractor: u32,
-    /// Byte offset of `newobj_cache` in `rb_ractor_t`.
-    pub ractor_cache: u32,
-}
 
 /// Why no layout could be made for a version.
 #[derive(Debug, thiserror::Error)]
@@ -130,7 +74,7 @@ impl BoundKey {
 #[derive(Clone, Debug)]
 pub struct ObjspaceLayout {
     /// The table it was made from.
-    pub table: &'static Table,
+    pub table: Cow<'static, Table>,
     /// What the kernel copies, in slot order.
     pub spans: Vec<Span>,
     /// `GC.stat` keys in the order in which this Ruby returns them.
@@ -176,13 +120,9 @@ impl Table {
     /// The table of a release.
     pub fn of(version: RubyVersion) -> Result<&'static Self, LayoutError> {
         let v = (version.major, version.minor, version.teeny);
-        TABLES.iter().find(|t| t.from <= v && v <= t.to).ok_or_else(|| {
-            let known: Vec<String> = TABLES
-                .iter()
-                .map(|t| format!("{}.{}.{}–{}.{}.{}", t.from.0, t.from.1, t.from.2, t.to.0, t.to.1, t.to.2))
-                .collect();
-            LayoutError::UnknownVersion(version, known.join(", "))
-        })
+        let covers = |table: &&Self| table.from <= v && v <= table.to;
+        let found = tables::tables().iter().find(covers);
+        found.ok_or_else(|| LayoutError::UnknownVersion(version, tables::known()))
     }
 
     /// Byte offset of a member of the objspace itself.
@@ -200,7 +140,7 @@ impl Table {
         match *term {
             Term::Plus(name) | Term::Minus(name) => Some(vec![self.piece(name)?]),
             Term::PlusEach(name) | Term::MinusEach(name) => {
-                let pools = self.pools?;
+                let pools = self.pools.as_ref()?;
                 let field = pools.fields.iter().find(|f| f.name == name)?;
                 let each = |i| pools.offset + i * pools.stride + field.offset;
                 Some(
@@ -214,8 +154,7 @@ impl Table {
                 Some(vec![Piece { via: u16::try_from(pointer.offset).ok()?, offset: 0, size: 8 }])
             }
             Term::PlusCached(name) | Term::MinusCached(name) => {
-                let count = self.caches?.heaps.count;
-                (0..count).map(|heap| self.cached(heap, name)).collect()
+                (0..self.caches()?.count).map(|heap| self.cached(heap, name)).collect()
             }
             Term::PlusLocal => Some(vec![Piece { via: Span::LOCAL, offset: 0, size: 4 }]),
         }
@@ -225,7 +164,7 @@ impl Table {
     fn heap_piece(&self, heap: u32, term: &Term) -> Option<Piece> {
         match *term {
             Term::Plus(name) | Term::Minus(name) => {
-                let pools = self.pools?;
+                let pools = self.pools.as_ref()?;
                 let field = pools.fields.iter().find(|f| f.name == name)?;
                 let offset = pools.offset + heap * pools.stride + field.offset;
                 Some(Piece { via: Span::DIRECT, offset, size: field.size })
@@ -235,8 +174,13 @@ impl Table {
         }
     }
 
+    /// What each Ractor caches for each heap.
+    fn caches(&self) -> Option<&Array> {
+        self.structure("ractor_newobj_cache")?.array("heap_caches")
+    }
+
     fn cached(&self, heap: u32, name: &str) -> Option<Piece> {
-        let heaps = self.caches?.heaps;
+        let heaps = self.caches()?;
         let field = heaps.fields.iter().find(|f| f.name == name)?;
         let offset = heaps.offset + heap * heaps.stride + field.offset;
         Some(Piece { via: Span::CACHE, offset, size: field.size })
@@ -246,7 +190,15 @@ impl Table {
 impl ObjspaceLayout {
     /// Plans the snapshot of a release. Without `per_thread`, keys that need what the VM keeps per thread are absent.
     pub fn of(version: RubyVersion, per_thread: bool) -> Result<Self, LayoutError> {
-        let table = Table::of(version)?;
+        Self::with(version, Cow::Borrowed(Table::of(version)?), per_thread)
+    }
+
+    /// Plans the snapshot of a release with this table.
+    pub fn with(
+        version: RubyVersion,
+        table: Cow<'static, Table>,
+        per_thread: bool,
+    ) -> Result<Self, LayoutError> {
         let mut absent = Vec::new();
         let mut wants = |keys: Vec<Key>| -> Vec<Key> {
             let (kept, dropped): (Vec<Key>, Vec<Key>) =
@@ -279,11 +231,14 @@ impl ObjspaceLayout {
         wanted.extend(weak.iter().flat_map(|&(a, b)| [a, b]));
         let mut bound = Vec::with_capacity(keys.len());
         for key in &keys {
-            bound
-                .push((key, pieces_of(table, key).map_err(|name| LayoutError::MissingField(version, name))?));
+            bound.push((
+                key,
+                pieces_of(&table, key).map_err(|name| LayoutError::MissingField(version, name))?,
+            ));
         }
         wanted.extend(bound.iter().flat_map(|(_, pieces)| pieces.iter().map(|&(_, piece)| piece)));
-        let heap_count = if heap_keys.is_empty() { 0 } else { table.pools.map_or(0, |pools| pools.count) };
+        let heap_count =
+            if heap_keys.is_empty() { 0 } else { table.pools.as_ref().map_or(0, |pools| pools.count) };
         let mut heaps = Vec::new();
         for heap in 0..heap_count {
             let mut keys = Vec::with_capacity(heap_keys.len());
@@ -316,8 +271,9 @@ impl ObjspaceLayout {
                 })
                 .collect()
         };
+        let (need_major_gc, weak_references) =
+            (need_major.and_then(place), weak.and_then(|(a, b)| Some((place(a)?, place(b)?))));
         Ok(Self {
-            table,
             keys: bind(bound)?,
             heaps: heaps.into_iter().map(bind).collect::<Result<_, _>>()?,
             absent,
@@ -327,9 +283,10 @@ impl ObjspaceLayout {
             minor_gc_count: named("profile.minor_gc_count")?,
             major_gc_count: named("profile.major_gc_count")?,
             latest_gc_info: named("profile.latest_gc_info")?,
-            need_major_gc: need_major.and_then(place),
-            weak_references: weak.and_then(|(a, b)| Some((place(a)?, place(b)?))),
+            need_major_gc,
+            weak_references,
             spans,
+            table,
         })
     }
 
@@ -387,10 +344,19 @@ mod tests {
     /// of that series returns.
     #[test]
     fn every_table_is_complete() {
-        let expected = [((2, 7), 26), ((3, 0), 28), ((3, 1), 29), ((3, 2), 29), ((3, 3), 31), ((3, 4), 30)];
-        for table in TABLES {
+        let expected = [
+            ((2, 6), 25),
+            ((2, 7), 26),
+            ((3, 0), 28),
+            ((3, 1), 29),
+            ((3, 2), 29),
+            ((3, 3), 31),
+            ((3, 4), 30),
+            ((4, 0), 30),
+        ];
+        for table in tables::tables() {
             for (major, minor, teeny) in [table.from, table.to] {
-                let layout = ObjspaceLayout::of(version(major, minor, teeny), false).unwrap();
+                let layout = ObjspaceLayout::of(version(major, minor, teeny), true).unwrap();
                 let keys = expected.iter().find(|e| e.0 == (major, minor)).unwrap().1;
                 assert_eq!(layout.keys.len(), keys, "CRuby {major}.{minor}");
                 assert_eq!(layout.keys[0].name, "count");
@@ -405,10 +371,10 @@ mod tests {
     /// Ranges do not overlap, and versions outside all of them are refused by name.
     #[test]
     fn unknown_versions_are_refused() {
-        for pair in TABLES.windows(2) {
+        for pair in tables::tables().windows(2) {
             assert!(pair[0].to < pair[1].from);
         }
-        for (major, minor, teeny) in [(2, 6, 10), (3, 1, 8), (4, 1, 0), (9, 9, 9)] {
+        for (major, minor, teeny) in [(2, 5, 9), (3, 1, 8), (4, 1, 0), (9, 9, 9)] {
             let error = ObjspaceLayout::of(version(major, minor, teeny), false).unwrap_err().to_string();
             assert!(error.contains(&format!("{major}.{minor}.{teeny}")), "{error}");
         }

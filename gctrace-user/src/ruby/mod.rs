@@ -11,7 +11,7 @@ pub mod prove;
 mod references;
 mod sites;
 pub mod stat;
-mod tables;
+pub mod tables;
 #[cfg(test)]
 mod tests;
 mod version;

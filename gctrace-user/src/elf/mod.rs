@@ -3,6 +3,7 @@
 //! Everything here treats the file as hostile: sizes are capped before memory is allocated for them, arithmetic on
 //! header fields is checked, and a broken part is an [`ElfError`] that names it.
 
+pub mod debug;
 pub mod dwarf;
 mod error;
 mod frames;

@@ -65,7 +65,7 @@ impl SymbolTable {
         Ok(Self::parse(&bytes, strings))
     }
 
-    fn parse(bytes: &[u8], strings: Vec<u8>) -> Self {
+    pub(super) fn parse(bytes: &[u8], strings: Vec<u8>) -> Self {
         let records: Vec<Record> = records::<elf::Sym64<LE>>(bytes).iter().map(Record::from_elf).collect();
         let mut table = Self { records, by_name: Vec::new(), by_address: Vec::new(), strings };
         let hashed = |i: u32| match table.records[i as usize].kind {

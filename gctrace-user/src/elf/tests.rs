@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 
-use super::{ElfError, ElfImage, Machine, ReadAt, RubyPresence, probe_ruby, read_symbol_u64};
+use super::{ElfError, ElfImage, Machine, ReadAt, RubyPresence, SymbolTable, probe_ruby, read_symbol_u64};
 use crate::address::{FileOffset, Svma};
 
 /// Installed by the project's setup.
@@ -31,6 +31,21 @@ impl ReadAt for Damaged<'_> {
         }
         Ok(())
     }
+}
+
+/// A table of functions: name, address, size.
+pub(crate) fn symbol_table(functions: &[(&str, u64, u64)]) -> SymbolTable {
+    let mut strings = vec![0];
+    let mut records = vec![0; 24];
+    for (name, address, size) in functions {
+        records.extend((strings.len() as u32).to_le_bytes());
+        // STB_LOCAL, STT_FUNC; some section.
+        records.extend([2, 0, 1, 0]);
+        records.extend(address.to_le_bytes());
+        records.extend(size.to_le_bytes());
+        strings.extend(name.bytes().chain([0]));
+    }
+    SymbolTable::parse(&records, strings)
 }
 
 /// Deterministic noise.

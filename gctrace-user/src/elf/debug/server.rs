@@ -1,0 +1,131 @@
+//! debuginfod: debug information over HTTP, by build id. Used only when servers are named; nothing is ever sent else.
+
+use std::fs::File;
+use std::io::{self, Read, Seek as _, Write as _};
+use std::time::Duration;
+
+use ureq::Agent;
+use ureq::tls::{RootCerts, TlsConfig};
+
+use super::Reject;
+use crate::elf::{BuildId, SymbolTable};
+
+/// A symbol or string table larger than this belongs to no Ruby.
+const MAX_SECTION: u64 = 32 << 20;
+/// A debug file larger than this is not downloaded to the end.
+const MAX_FILE: u64 = 512 << 20;
+/// For one answer, from the look-up of the name to the last byte.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// For the connection alone: an unreachable server should not cost more.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// debuginfod servers.
+#[derive(Clone, Debug)]
+pub struct Servers {
+    urls: Vec<String>,
+    agent: Agent,
+}
+
+/// A name of a server that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` in DEBUGINFOD_URLS is no http:// or https:// address")]
+pub struct InvalidServer(String);
+
+impl Servers {
+    /// The servers named in the text of `DEBUGINFOD_URLS`: addresses with spaces between them. `None` if there is none.
+    pub fn parse(text: &str) -> Result<Option<Self>, InvalidServer> {
+        Self::with_timeout(text, TIMEOUT)
+    }
+
+    /// As [`Servers::parse`], with another limit for the time that one answer may take.
+    pub fn with_timeout(text: &str, timeout: Duration) -> Result<Option<Self>, InvalidServer> {
+        let urls = text.split_ascii_whitespace().map(|url| {
+            let known = url.starts_with("http://") || url.starts_with("https://");
+            if known { Ok(url.trim_end_matches('/').to_owned()) } else { Err(InvalidServer(url.to_owned())) }
+        });
+        let urls = urls.collect::<Result<Vec<_>, _>>()?;
+        // The certificates that the host trusts, so that a company's own authority works.
+        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
+        let agent = Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .timeout_connect(Some(CONNECT_TIMEOUT.min(timeout)))
+            .user_agent(concat!("gctrace/", env!("CARGO_PKG_VERSION")))
+            .tls_config(tls)
+            .build()
+            .into();
+        Ok((!urls.is_empty()).then_some(Self { urls, agent }))
+    }
+
+    /// Their addresses, in the order in which they are asked.
+    pub fn urls(&self) -> &[String] {
+        &self.urls
+    }
+
+    fn get(&self, url: &str, limit: u64) -> Result<impl Read + use<>, Reject> {
+        let mut response = self.agent.get(url).call().map_err(|error| match error {
+            ureq::Error::StatusCode(404) => Reject::Absent,
+            error => Reject::Server(error.to_string()),
+        })?;
+        let size = response.body().content_length().unwrap_or(0);
+        if size > limit {
+            return Err(Reject::TooLarge(size, limit));
+        }
+        let body = std::mem::replace(response.body_mut(), ureq::Body::builder().data(Vec::new()));
+        // One byte more than allowed tells that there is more.
+        Ok(body.into_with_config().limit(limit + 1).reader().take(limit + 1))
+    }
+}
+
+/// Asks for a symbol table: the two sections alone where the server has them (some 300 KB), else the whole file.
+pub(super) fn symbols(servers: &Servers, url: &str, id: &BuildId) -> Result<SymbolTable, Reject> {
+    let section = |name: &str| {
+        let mut bytes = Vec::new();
+        servers
+            .get(&format!("{url}/buildid/{id}/section/{name}"), MAX_SECTION)?
+            .read_to_end(&mut bytes)
+            .map_err(broken)?;
+        let size = bytes.len() as u64;
+        if size > MAX_SECTION { Err(Reject::TooLarge(size, MAX_SECTION)) } else { Ok(bytes) }
+    };
+    match section(".symtab").and_then(|symbols| Ok((symbols, section(".strtab")?))) {
+        Ok((symbols, strings)) => {
+            let table = SymbolTable::parse(&symbols, strings);
+            if table.is_empty() { Err(Reject::NoSymbols) } else { Ok(table) }
+        }
+        // Old servers do not know sections.
+        Err(Reject::Absent) => {
+            let file = debug_file(servers, url, id)?;
+            match super::build_id_of(&file)? {
+                Some(found) if found == *id => super::symtab(&file),
+                Some(found) => Err(Reject::OtherBuild { found, wanted: id.clone() }),
+                None => Err(Reject::Server("the file that it sent has no build id".to_owned())),
+            }
+        }
+        Err(reject) => Err(reject),
+    }
+}
+
+/// Downloads a debug file to a nameless temporary file.
+pub(super) fn debug_file(servers: &Servers, url: &str, id: &BuildId) -> Result<File, Reject> {
+    let mut body = servers.get(&format!("{url}/buildid/{id}/debuginfo"), MAX_FILE)?;
+    let mut file = tempfile::tempfile()?;
+    let mut buffer = vec![0; 1 << 16];
+    let mut size = 0;
+    loop {
+        let read = body.read(&mut buffer).map_err(broken)?;
+        if read == 0 {
+            break;
+        }
+        size += read as u64;
+        if size > MAX_FILE {
+            return Err(Reject::TooLarge(size, MAX_FILE));
+        }
+        file.write_all(&buffer[..read])?;
+    }
+    file.rewind()?;
+    Ok(file)
+}
+
+fn broken(error: io::Error) -> Reject {
+    Reject::Server(format!("the answer broke off: {error}"))
+}

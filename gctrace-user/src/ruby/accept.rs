@@ -247,7 +247,7 @@ fn symbols(code: &Code<'_>, findings: &Findings) -> Outcome {
     Outcome::Passed
 }
 
-fn plausible_owner(point: Point, name: &str) -> bool {
+pub(super) fn plausible_owner(point: Point, name: &str) -> bool {
     let starts_with = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     match point {
         Point::GcStart => starts_with(&["gc_start", "garbage_collect"]),

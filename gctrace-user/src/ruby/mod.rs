@@ -16,6 +16,7 @@ pub mod tables;
 mod tests;
 mod version;
 mod vm_path;
+mod witness;
 mod x86;
 
 pub use accept::{Check, Outcome, may_be_probed};
@@ -23,3 +24,4 @@ pub use analyse::{Refusal, RubyAnalysis, analyse};
 pub use sites::{PauseKind, Site, SiteForm};
 pub use version::{InvalidVersion, RubyVersion};
 pub use vm_path::{VmPath, VmPathError};
+pub use witness::{Disagreement, Witness, witness};

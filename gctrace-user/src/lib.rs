@@ -12,6 +12,7 @@ pub mod cache;
 pub mod cli;
 pub mod decode;
 pub mod discover;
+pub mod doctor;
 pub mod elf;
 pub mod enrich;
 pub mod export;

@@ -4,8 +4,9 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use gctrace_user::{
-    app,
-    cli::{Args, Settings},
+    app::{self, Outcome},
+    cli::{Args, Settings, Subcommand},
+    doctor,
 };
 
 fn main() -> ExitCode {
@@ -19,11 +20,18 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
+    if let Some(Subcommand::Doctor(args)) = args.subcommand {
+        return ended(doctor::run(&args.into()).map_err(app::Failure::from));
+    }
     let result = Settings::resolve(args, std::process::id())
         .map_err(app::Failure::from)
         .and_then(|settings| app::run(&settings));
+    ended(result.map(Outcome::exit_status))
+}
+
+fn ended(result: Result<u8, app::Failure>) -> ExitCode {
     match result {
-        Ok(outcome) => ExitCode::from(outcome.exit_status()),
+        Ok(status) => ExitCode::from(status),
         Err(failure) => {
             app::say(&format!("gctrace: {failure}"));
             ExitCode::from(failure.exit_status())

@@ -1,24 +1,36 @@
 //! What must be there before anything is loaded, each with its remedy.
 
 use std::{
-    io,
+    fmt, io,
     path::{Path, PathBuf},
 };
 
 use rustix::{
     mount::{MountFlags, mount},
     process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::CapabilitySet,
 };
 
 /// A missing privilege or kernel feature.
 #[derive(Debug, thiserror::Error)]
 pub enum Missing {
-    /// Not root.
+    /// Not root, or root without its powers.
     #[error(
-        "gctrace needs root (it is running as uid {0}): run it with sudo, or as a service with CAP_BPF, CAP_PERFMON, \
-         CAP_SYS_PTRACE and CAP_SYS_ADMIN"
+        "gctrace needs root or its capabilities; running as uid {uid} it lacks {lacking}: run it with sudo, or give the \
+         service or container these capabilities"
     )]
-    Privilege(u32),
+    Privilege {
+        /// Effective user.
+        uid: u32,
+        /// What is missing.
+        lacking: Lacking,
+    },
+    /// Inside a container.
+    #[error(
+        "gctrace runs in a pid namespace of its own (a container), where the kernel's pids mean nothing: run it on the \
+         host, or start the container with --pid=host"
+    )]
+    PidNamespace,
     /// A kernel older than the ring buffer.
     #[error("this kernel is {0}; gctrace needs Linux 5.8 or later (BPF ring buffer)")]
     Kernel(String),
@@ -32,8 +44,72 @@ pub enum Missing {
     Uprobes(&'static str),
 }
 
+/// A privilege that a run needs.
+#[derive(Debug)]
+pub struct Privilege {
+    /// Its name; with an alternative, the smaller one.
+    pub name: &'static str,
+    /// Any of these is enough.
+    any_of: CapabilitySet,
+    /// What it is for.
+    pub purpose: &'static str,
+}
+
+impl Privilege {
+    /// Whether this process has it.
+    pub fn is_held(&self, effective: CapabilitySet) -> bool {
+        effective.intersects(self.any_of)
+    }
+}
+
+/// Privileges of which some are missing.
+#[derive(Debug)]
+pub struct Lacking(Vec<&'static Privilege>);
+
+impl fmt::Display for Lacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, privilege) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{} ({})", privilege.name, privilege.purpose)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a run needs (include/uapi/linux/capability.h; `CAP_BPF` and `CAP_PERFMON` since 5.8, `CAP_CHECKPOINT_RESTORE`
+/// since 5.9, all three parts of `CAP_SYS_ADMIN`).
+pub static PRIVILEGES: [Privilege; 5] = [
+    Privilege {
+        name: "CAP_BPF",
+        any_of: CapabilitySet::BPF.union(CapabilitySet::SYS_ADMIN),
+        purpose: "loads BPF programs",
+    },
+    Privilege {
+        name: "CAP_PERFMON",
+        any_of: CapabilitySet::PERFMON.union(CapabilitySet::SYS_ADMIN),
+        purpose: "attaches probes",
+    },
+    Privilege {
+        name: "CAP_SYS_PTRACE",
+        any_of: CapabilitySet::SYS_PTRACE,
+        purpose: "looks into other processes",
+    },
+    Privilege {
+        name: "CAP_CHECKPOINT_RESTORE",
+        any_of: CapabilitySet::CHECKPOINT_RESTORE.union(CapabilitySet::SYS_ADMIN),
+        purpose: "opens the files that processes have mapped",
+    },
+    Privilege {
+        name: "CAP_DAC_READ_SEARCH",
+        any_of: CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
+        purpose: "reads tracefs and the memory of other users' processes",
+    },
+];
+
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
+/// The first pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+const HOST_PIDS: &str = "pid:[4026531836]";
 
 /// What the checks found.
 #[derive(Debug)]
@@ -44,25 +120,72 @@ pub struct Host {
 
 /// Checks, mounts tracefs if need be, and raises the limit of open files (one per probe).
 pub fn check() -> Result<Host, Missing> {
-    let uid = rustix::process::geteuid();
-    if !uid.is_root() {
-        return Err(Missing::Privilege(uid.as_raw()));
-    }
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    if parse_release(&release).is_some_and(|version| version < (5, 8)) {
-        return Err(Missing::Kernel(release));
-    }
-    if !Path::new(UPROBE_PMU).exists() {
-        return Err(Missing::Uprobes(UPROBE_PMU));
-    }
+    privileges()?;
+    pid_namespace()?;
+    kernel()?;
+    uprobes()?;
     raise_open_files();
     Ok(Host { tracefs: tracefs()? })
 }
 
+/// The effective capabilities of this process.
+pub fn capabilities() -> CapabilitySet {
+    rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
+}
+
+/// Whether this process may do what a run does.
+pub fn privileges() -> Result<(), Missing> {
+    let effective = capabilities();
+    let lacking: Vec<_> = PRIVILEGES.iter().filter(|privilege| !privilege.is_held(effective)).collect();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    Err(Missing::Privilege { uid: rustix::process::geteuid().as_raw(), lacking: Lacking(lacking) })
+}
+
+/// Whether pids mean the same here as in the kernel's events.
+pub fn pid_namespace() -> Result<(), Missing> {
+    match std::fs::read_link("/proc/self/ns/pid") {
+        Ok(link) if link.as_os_str() != HOST_PIDS => Err(Missing::PidNamespace),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel is recent enough.
+pub fn kernel() -> Result<(), Missing> {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    if parse_release(&release).is_some_and(|version| version < (5, 8)) {
+        return Err(Missing::Kernel(release));
+    }
+    Ok(())
+}
+
+/// Whether the kernel has uprobes.
+pub fn uprobes() -> Result<(), Missing> {
+    if Path::new(UPROBE_PMU).exists() { Ok(()) } else { Err(Missing::Uprobes(UPROBE_PMU)) }
+}
+
+/// Whether this process may mount file systems.
+pub fn may_mount() -> bool {
+    capabilities().contains(CapabilitySet::SYS_ADMIN)
+}
+
+/// Where tracefs is mounted, if it is. `Err`: it may be, but this process cannot look.
+pub fn mounted_tracefs() -> io::Result<Option<PathBuf>> {
+    let mut denied = None;
+    for dir in TRACEFS {
+        match Path::new(dir).join("events").metadata() {
+            Ok(_) => return Ok(Some(PathBuf::from(dir))),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = Some(error),
+            Err(_) => {}
+        }
+    }
+    denied.map_or(Ok(None), Err)
+}
+
 fn tracefs() -> Result<PathBuf, Missing> {
-    let mounted = |dir: &&str| Path::new(dir).join("events").is_dir();
-    if let Some(dir) = TRACEFS.iter().find(|dir| mounted(dir)) {
-        return Ok(PathBuf::from(dir));
+    if let Ok(Some(dir)) = mounted_tracefs() {
+        return Ok(dir);
     }
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("nodev", TRACEFS[0], "tracefs", flags, None).map_err(|error| Missing::Tracefs(error.into()))?;

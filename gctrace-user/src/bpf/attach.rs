@@ -124,6 +124,10 @@ impl Probes {
         })
     }
 
+    pub(super) fn program_mut(&mut self, name: &str) -> Option<&mut Program> {
+        self.ebpf.program_mut(name)
+    }
+
     /// Whether the programs can find what a Ruby keeps per thread.
     pub fn reads_threads(&self) -> bool {
         self.reads_threads

@@ -13,7 +13,7 @@ use gctrace_common::{
 };
 
 use super::{
-    attach::Probes,
+    attach::{AttachError, Probes},
     kernel_types,
     phases::PHASE_PROGRAMS,
     rings::{CounterReader, Rings},
@@ -81,6 +81,9 @@ pub enum LoadError {
         #[source]
         source: MapError,
     },
+    /// The gate could not be closed.
+    #[error("closing the gate: {0}")]
+    Gate(#[source] Box<AttachError>),
     /// A tracepoint's format file could not be read or lacks a field.
     #[error("reading the format of the tracepoint {tracepoint} in {path}: {reason}")]
     TracepointFormat {
@@ -129,33 +132,19 @@ pub struct Loaded {
 
 /// Loads the object, verifies all programs and attaches the lifecycle tracepoints.
 pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
-    check_abi(OBJECT)?;
     let newtask = newtask_offsets(options.tracefs)?;
     let thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
         log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
         0
     });
-    let mut config = Config {
-        select: if options.all { SELECT_ALL } else { SELECT_LISTED },
-        own_tgid: options.own_pid,
-        has_cookie: u32::from(options.cookies),
-        newtask_pid: newtask.0,
-        newtask_clone_flags: newtask.1,
-        task_thread_pointer: thread_pointer,
-    };
-    // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
-    // never sees it.
-    let mut ebpf = match load_programs(config, options.gc_ring_bytes) {
-        Ok(ebpf) => ebpf,
-        Err(first @ LoadError::Program { .. }) if options.cookies => {
-            config.has_cookie = 0;
-            match load_programs(config, options.gc_ring_bytes) {
-                Ok(ebpf) => ebpf,
-                Err(_) => return Err(first),
-            }
-        }
-        Err(error) => return Err(error),
-    };
+    let (mut ebpf, config) = verified(
+        options.all,
+        options.own_pid,
+        options.cookies,
+        options.gc_ring_bytes,
+        newtask,
+        thread_pointer,
+    )?;
     for (program, category, name) in TRACEPOINTS {
         let Some(Program::TracePoint(tracepoint)) = ebpf.program_mut(program) else {
             return Err(LoadError::Missing(program));
@@ -168,6 +157,40 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let counters = CounterReader::take(&mut ebpf)?;
     let probes = Probes::new(ebpf, config.has_cookie != 0, thread_pointer != 0)?;
     Ok(Loaded { probes, rings, counters })
+}
+
+/// Offsets in `task:task_newtask` that the verifier accepts, for loading where nothing is attached.
+pub(super) const TRIED_NEWTASK: (u32, u32) = (8, 32);
+
+/// Loads the object and has every program verified. Nothing is attached.
+pub(super) fn verified(
+    all: bool,
+    own_pid: u32,
+    cookies: bool,
+    gc_ring_bytes: Option<u32>,
+    newtask: (u32, u32),
+    thread_pointer: u32,
+) -> Result<(Ebpf, Config), LoadError> {
+    check_abi(OBJECT)?;
+    let mut config = Config {
+        select: if all { SELECT_ALL } else { SELECT_LISTED },
+        own_tgid: own_pid,
+        has_cookie: u32::from(cookies),
+        newtask_pid: newtask.0,
+        newtask_clone_flags: newtask.1,
+        task_thread_pointer: thread_pointer,
+    };
+    // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
+    // never sees it.
+    let ebpf = match load_programs(config, gc_ring_bytes) {
+        Ok(ebpf) => ebpf,
+        Err(first @ LoadError::Program { .. }) if cookies => {
+            config.has_cookie = 0;
+            load_programs(config, gc_ring_bytes).map_err(|_| first)?
+        }
+        Err(error) => return Err(error),
+    };
+    Ok((ebpf, config))
 }
 
 fn load_programs(config: Config, gc_ring_bytes: Option<u32>) -> Result<Ebpf, LoadError> {
@@ -204,7 +227,7 @@ fn check_abi(object: &[u8]) -> Result<(), LoadError> {
 }
 
 /// Byte offsets of `pid` and `clone_flags` in the `task:task_newtask` record of the running kernel.
-fn newtask_offsets(tracefs: &std::path::Path) -> Result<(u32, u32), LoadError> {
+pub(super) fn newtask_offsets(tracefs: &std::path::Path) -> Result<(u32, u32), LoadError> {
     let path = tracefs.join("events/task/task_newtask/format");
     let error = |reason: String| LoadError::TracepointFormat {
         tracepoint: "task:task_newtask",

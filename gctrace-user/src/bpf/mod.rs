@@ -1,6 +1,7 @@
 //! The kernel side: loading the object, attaching it, reading its rings. The only module that names aya.
 
 mod attach;
+mod check;
 mod kernel_types;
 mod load;
 mod mmaps;
@@ -10,6 +11,7 @@ mod raw;
 mod rings;
 
 pub use attach::{AttachError, Probes, Scope};
+pub use check::{KernelCheck, Tried, check};
 pub use load::{LoadError, LoadOptions, Loaded, load};
 pub use mmaps::{ExecMapping, MappingWatch, WatchError};
 pub use rings::{CounterReader, Rings};

@@ -13,11 +13,17 @@ use clap::{Args as ClapArgs, Parser, ValueEnum};
         sudo gctrace --all-ruby                          every Ruby on this host, until Ctrl-C\n  \
         sudo gctrace --pid 4242 --duration 30s           one process, for half a minute\n  \
         sudo gctrace --all-ruby --tunemygc sets/         a TuneMyGC sample set per process\n  \
-        sudo gctrace --pprof gc.pb.gz -- ruby script.rb  a command and all it starts\n\n\
+        sudo gctrace --pprof gc.pb.gz -- ruby script.rb  a command and all it starts\n  \
+        sudo gctrace doctor                              what works here, and why the rest does not\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.\n\
         Standard output carries data, standard error diagnostics (RUST_LOG=debug for more)."
 )]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    /// Other things than tracing.
+    #[command(subcommand)]
+    pub subcommand: Option<Subcommand>,
+
     /// Trace every Ruby process, running now or started later
     #[arg(long)]
     pub all_ruby: bool,
@@ -67,6 +73,47 @@ pub struct Args {
     pub command: Vec<String>,
 }
 
+/// Other things that gctrace does.
+#[derive(Debug, clap::Subcommand)]
+pub enum Subcommand {
+    /// Say what works on this host and for each Ruby, and why the rest does not
+    Doctor(DoctorArgs),
+}
+
+/// Flags of `gctrace doctor`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+        sudo gctrace doctor                          this host, every Ruby that runs or is installed\n  \
+        sudo gctrace doctor --pid 4242 -v            one process, with every check\n  \
+        sudo gctrace doctor /opt/rubies/3.4/bin/ruby a Ruby that need not run\n\n\
+        Exit status: 0 everything works, 1 nothing matched, 2 something does not work, 3 missing privilege or kernel \
+        feature.\nNothing is attached to any Ruby, nothing is stopped.")]
+pub struct DoctorArgs {
+    /// Every Ruby, running or installed [default, if nothing else is given]
+    #[arg(long)]
+    pub all_ruby: bool,
+
+    /// This process (repeatable)
+    #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pids: Vec<u32>,
+
+    /// Ruby images or executables
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// What to write to standard output
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    pub format: FormatArg,
+
+    /// Show every check, not only what is wrong
+    #[arg(long, short)]
+    pub verbose: bool,
+
+    /// The cache of analyses.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+}
+
 /// Where analyses of Ruby images are kept.
 #[derive(Debug, ClapArgs)]
 pub struct CacheArgs {
@@ -95,7 +142,7 @@ pub enum ProbesArg {
 /// `--format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FormatArg {
-    /// One readable line per GC cycle
+    /// Lines for people
     Text,
     /// One JSON object per line
     Jsonl,

@@ -3,5 +3,5 @@
 mod args;
 mod settings;
 
-pub use args::Args;
-pub use settings::{Format, Settings, UsageError};
+pub use args::{Args, DoctorArgs, Subcommand};
+pub use settings::{DoctorSettings, Format, Settings, UsageError};

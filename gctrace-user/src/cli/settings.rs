@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::args::{Args, CacheArgs, FormatArg, ProbesArg};
+use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg};
 use crate::{cache, discover::Selection, ruby::last_resort::Method};
 
 /// What goes to standard output.
@@ -39,6 +39,44 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
 }
 
+/// An examination.
+#[derive(Debug)]
+pub struct DoctorSettings {
+    /// Which processes.
+    pub selection: Selection,
+    /// Which files.
+    pub files: Vec<PathBuf>,
+    /// Standard output.
+    pub format: Format,
+    /// Whether everything is shown.
+    pub verbose: bool,
+    /// Where analyses are kept; `None`: nowhere.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl From<DoctorArgs> for DoctorSettings {
+    fn from(args: DoctorArgs) -> Self {
+        let DoctorArgs { all_ruby, pids, files, format, verbose, cache } = args;
+        let all = all_ruby || (pids.is_empty() && files.is_empty());
+        Self {
+            selection: Selection { all, pids, command: None },
+            files,
+            format: format.into(),
+            verbose,
+            cache_dir: cache.dir(),
+        }
+    }
+}
+
+impl From<FormatArg> for Format {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Text => Self::Text,
+            FormatArg::Jsonl => Self::Jsonl,
+        }
+    }
+}
+
 /// Flags that do not make a run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UsageError {
@@ -61,6 +99,7 @@ impl Settings {
     /// Resolves flags.
     pub fn resolve(args: Args, own_pid: u32) -> Result<Self, UsageError> {
         let Args {
+            subcommand: _,
             all_ruby,
             mut pids,
             duration,
@@ -83,11 +122,7 @@ impl Settings {
         if !all_ruby && pids.is_empty() && command.is_none() {
             return Err(UsageError::NothingSelected);
         }
-        let format = match (quiet, format) {
-            (true, _) => Format::Quiet,
-            (false, FormatArg::Text) => Format::Text,
-            (false, FormatArg::Jsonl) => Format::Jsonl,
-        };
+        let format = if quiet { Format::Quiet } else { format.into() };
         let selection = Selection { all: all_ruby, pids, command };
         Ok(Self {
             selection,

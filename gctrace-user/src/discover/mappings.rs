@@ -1,6 +1,11 @@
 //! Executable mappings of a process.
 
-use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::PathBuf};
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::{ffi::OsStringExt as _, fs::MetadataExt as _},
+    path::PathBuf,
+};
 
 use procfs::{
     ProcError,
@@ -18,6 +23,8 @@ pub(super) struct ExecutableMapping {
     pub end: u64,
     /// File offset of the first address.
     pub offset: u64,
+    /// Inode of the file, as the process's maps say; 0 if that is not known.
+    pub inode: u64,
     /// Path as the process sees it, without the mark of a deleted file.
     pub path: PathBuf,
 }
@@ -27,6 +34,22 @@ impl ExecutableMapping {
     pub(super) fn file(&self, pid: u32) -> PathBuf {
         PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end))
     }
+
+    /// A path that opens the mapped file with what privileges there are: [`ExecutableMapping::file`] where it may be
+    /// used, else the file's own path, if it is still the same file.
+    pub(super) fn open_path(&self, pid: u32) -> io::Result<PathBuf> {
+        let file = self.file(pid);
+        let error = match std::fs::metadata(&file) {
+            Ok(_) => return Ok(file),
+            Err(error) => error,
+        };
+        let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
+        let path = PathBuf::from(format!("/proc/{pid}/root")).join(inside);
+        match std::fs::metadata(&path) {
+            Ok(metadata) if self.inode != 0 && metadata.ino() == self.inode => Ok(path),
+            _ => Err(error),
+        }
+    }
 }
 
 impl From<ExecMapping> for ExecutableMapping {
@@ -35,6 +58,7 @@ impl From<ExecMapping> for ExecutableMapping {
             start: new.address,
             end: new.address.saturating_add(new.len),
             offset: new.offset,
+            inode: 0,
             path: PathBuf::from(OsString::from_vec(new.file)),
         }
     }
@@ -50,9 +74,25 @@ pub(super) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> 
             let MMapPath::Path(path) = map.pathname else { return None };
             let text = path.to_string_lossy();
             let path = text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from);
-            Some(ExecutableMapping { start: map.address.0, end: map.address.1, offset: map.offset, path })
+            Some(ExecutableMapping {
+                start: map.address.0,
+                end: map.address.1,
+                offset: map.offset,
+                inode: map.inode,
+                path,
+            })
         })
         .collect())
+}
+
+/// File offset in `/proc/self/exe` of a function of this program that is never called.
+pub fn own_code() -> Option<u64> {
+    fn never_called() {}
+    let address = never_called as *const () as u64;
+    let exe = std::fs::read_link("/proc/self/exe").ok()?;
+    let mappings = of_process(std::process::id()).ok()?;
+    let mapping = mappings.iter().find(|m| m.path == exe && (m.start..m.end).contains(&address))?;
+    Some(address - mapping.start + mapping.offset)
 }
 
 #[cfg(test)]

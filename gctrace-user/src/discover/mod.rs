@@ -6,8 +6,11 @@ mod installed;
 mod mappings;
 mod planned;
 mod state;
+mod survey;
 
 pub use control::{Found, Selection, Start, run};
 pub use identity::ImageKey;
+pub use mappings::own_code;
 pub use planned::Planned;
 pub use state::VmState;
+pub use survey::{ImageFound, Miss, ProcessFound, Subject, Subjects, Survey, survey};

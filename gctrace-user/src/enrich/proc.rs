@@ -55,6 +55,15 @@ pub fn is_running(pid: u32) -> bool {
     stat.is_ok_and(|stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x'))
 }
 
+/// Its command line as one line, or the name of its main thread.
+pub fn command_line(pid: u32) -> Option<String> {
+    let process = ProcProcess::new(pid as i32).ok()?;
+    let words = process.cmdline().ok().filter(|words| !words.is_empty());
+    let line = words.map(|words| words.join(" ")).or_else(|| Some(process.stat().ok()?.comm))?;
+    // Programs write what they like there, for example when they set a title.
+    Some(line.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+}
+
 /// Describes a process as far as it can be read.
 pub fn describe(pid: u32, comm: &str, image: Arc<Image>) -> Process {
     let process = ProcProcess::new(pid as i32).ok();

@@ -7,6 +7,7 @@ use crate::{
     model::{EndReason, GcCycle, GcState, GcWork, Process},
 };
 
+pub mod doctor;
 mod file;
 pub mod jsonl;
 pub mod pprof;

@@ -1,0 +1,147 @@
+//! What the kernel lets gctrace do, tried piece by piece: the object is loaded as for a run, and attached to nothing but
+//! gctrace itself and the kernel's own tracepoints, with its gate closed.
+
+use std::{error::Error, num::NonZeroU32, path::Path};
+
+use aya::{maps::MapType, programs::Program, sys::is_map_supported};
+use gctrace_common::event::Point;
+
+use super::{
+    MappingWatch, Probes, Scope, kernel_types,
+    load::{LoadError, TRACEPOINTS, TRIED_NEWTASK, newtask_offsets, verified},
+};
+use crate::{
+    address::{FileOffset, Svma},
+    ruby::plan::ProbeSite,
+};
+
+/// The outcome of one attempt: it worked, or why not.
+pub type Tried = Result<(), String>;
+
+/// What was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelCheck {
+    /// Making a ring buffer map (Linux 5.8).
+    pub ring_buffer: Tried,
+    /// Loading every program and map of a run through the verifier.
+    pub programs: Tried,
+    /// Attach cookies (Linux 5.15).
+    pub cookies: Tried,
+    /// Attaching a uprobe; to an instruction of gctrace's own, for this process only.
+    pub uprobe: Tried,
+    /// Attaching to the lifecycle tracepoints: category and name of each.
+    pub tracepoints: Vec<(String, Tried)>,
+    /// Watching for new executable mappings (`perf_event_open`).
+    pub mappings: Tried,
+    /// The kernel's description of its types (BTF), and in it where a thread's own memory begins.
+    pub kernel_types: Tried,
+}
+
+/// Tries everything. `own_code`: file offset in `/proc/self/exe` of an instruction that is never executed.
+pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> KernelCheck {
+    let not_tried = || Err("not tried: the programs cannot be loaded".to_owned());
+    let mut check = KernelCheck {
+        ring_buffer: match is_map_supported(MapType::RingBuf) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("the kernel has no ring buffer map".to_owned()),
+            Err(error) => Err(brief(&error)),
+        },
+        programs: not_tried(),
+        cookies: not_tried(),
+        uprobe: not_tried(),
+        tracepoints: TRACEPOINTS
+            .map(|(_, category, name)| (format!("{category}:{name}"), not_tried()))
+            .to_vec(),
+        mappings: MappingWatch::start().map(drop).map_err(|error| brief(&error)),
+        kernel_types: kernel_types::task_thread_pointer().map(drop).map_err(|error| brief(&error)),
+    };
+    match probes(tracefs, cookies) {
+        Err(error) => check.programs = Err(brief(&error)),
+        Ok(mut probes) => {
+            check.programs = Ok(());
+            check.cookies = if probes.has_cookie() {
+                Ok(())
+            } else {
+                Err("the kernel gives uprobes no cookies (Linux 5.15 does)".to_owned())
+            };
+            check.tracepoints = TRACEPOINTS
+                .map(|(program, category, name)| {
+                    (format!("{category}:{name}"), tracepoint(&mut probes, program, category, name))
+                })
+                .to_vec();
+            check.uprobe = uprobe(&mut probes, own_code);
+        }
+    }
+    check
+}
+
+/// The programs of a run, loaded and gated.
+fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
+    // Without tracefs the offsets only have to satisfy the verifier.
+    let newtask = tracefs.map_or(Ok(TRIED_NEWTASK), newtask_offsets)?;
+    let (ebpf, config) = verified(false, std::process::id(), cookies, None, newtask, 0)?;
+    let mut probes = Probes::new(ebpf, config.has_cookie != 0, false)?;
+    probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
+    Ok(probes)
+}
+
+fn tracepoint(probes: &mut Probes, program: &'static str, category: &str, name: &str) -> Tried {
+    let Some(Program::TracePoint(tracepoint)) = probes.program_mut(program) else {
+        return Err(LoadError::Missing(program).to_string());
+    };
+    let link = tracepoint.attach(category, name).map_err(|error| brief(&error))?;
+    tracepoint.detach(link).map_err(|error| brief(&error))
+}
+
+fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> Tried {
+    let offset = own_code.ok_or("gctrace's own code was not found in /proc/self/maps")?;
+    let pid = NonZeroU32::new(std::process::id()).ok_or("gctrace has no pid")?;
+    let site = ProbeSite {
+        point: Point::GcStart,
+        address: Svma(offset),
+        file_offset: FileOffset(offset),
+        register: None,
+    };
+    let attached = probes.attach(0, &[site], Path::new("/proc/self/exe"), Scope::One(pid));
+    attached.map_err(|error| brief(&error))
+}
+
+/// The first line of an error with its innermost cause; the verifier's log is long.
+fn brief(error: &dyn Error) -> String {
+    let line = |text: &str| text.lines().next().unwrap_or_default().trim_end().to_owned();
+    let mut text = line(&error.to_string());
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let cause = line(&innermost.to_string());
+    if !text.contains(&cause) {
+        text = format!("{text}: {cause}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An error keeps its innermost cause and loses its length.
+    #[test]
+    fn brief_errors() {
+        let cause = std::io::Error::from_raw_os_error(1);
+        let error = LoadError::TracepointFormat {
+            tracepoint: "task:task_newtask",
+            path: "/x".into(),
+            reason: format!("{cause}\nline\nline"),
+        };
+        assert!(brief(&error).ends_with("Operation not permitted (os error 1)"), "{}", brief(&error));
+        let error = LoadError::Program {
+            program: "gc_start",
+            source: aya::programs::ProgramError::LoadError {
+                io_error: cause,
+                verifier_log: aya::VerifierLog::default(),
+            },
+        };
+        assert!(brief(&error).contains("Operation not permitted"), "{}", brief(&error));
+    }
+}

@@ -1,0 +1,299 @@
+//! One look at the Rubies of a host, with the eyes of a run and without attaching anything.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
+
+use procfs::ProcError;
+
+use super::{
+    Selection, VmState,
+    identity::ImageKey,
+    installed,
+    mappings::{self, ExecutableMapping},
+    planned::{Planned, plan_file},
+    state::{bias, read_state},
+};
+use crate::{
+    cache::Cache,
+    elf::{BuildId, ElfImage, RubyPresence, probe_ruby},
+    enrich::proc::command_line,
+    ruby::{plan::PlanError, prove::FailedProof},
+};
+
+/// What to look at.
+#[derive(Debug)]
+pub struct Subjects {
+    /// Processes.
+    pub selection: Selection,
+    /// Image files, or executables that load one.
+    pub files: Vec<PathBuf>,
+    /// Whether the kernel side can find what the VM keeps per thread.
+    pub reads_threads: bool,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// Ruby images, in the order in which they were met.
+    pub images: Vec<ImageFound>,
+    /// Ruby processes, by pid.
+    pub processes: Vec<ProcessFound>,
+    /// Named processes and files that are no Ruby, or cannot be looked at, and why.
+    pub misses: Vec<Miss>,
+    /// Processes looked at.
+    pub looked_at: usize,
+    /// Processes that could not be looked at for lack of privilege.
+    pub denied: usize,
+}
+
+/// A file that holds a Ruby interpreter.
+#[derive(Debug)]
+pub struct ImageFound {
+    /// Its path, as the first process that maps it sees it.
+    pub path: PathBuf,
+    /// What the file says of itself.
+    pub identity: Identity,
+    /// How a run would trace it, or why it would not.
+    pub planned: Result<Planned, PlanError>,
+    /// Whether the user named this file.
+    pub named: bool,
+}
+
+/// What a file says of itself, traced or not.
+#[derive(Clone, Debug, Default)]
+pub struct Identity {
+    /// `ruby_version`.
+    pub version: Option<String>,
+    /// `ruby_description`.
+    pub description: Option<String>,
+    /// Build id.
+    pub build_id: Option<BuildId>,
+}
+
+impl Identity {
+    fn of(file: &File, planned: Option<&Planned>) -> Self {
+        if let Some(Planned { plan, .. }) = planned {
+            let analysis = &plan.analysis;
+            return Self {
+                version: Some(analysis.version.to_string()),
+                description: Some(analysis.description.clone()),
+                build_id: analysis.build_id.clone(),
+            };
+        }
+        let Ok(image) = ElfImage::read(file) else { return Self::default() };
+        let string = |name| Some(image.c_string(image.symbol(name)?.address)?.to_owned());
+        Self {
+            version: string("ruby_version"),
+            description: string("ruby_description"),
+            build_id: image.build_id().cloned(),
+        }
+    }
+}
+
+/// A process that maps a Ruby image.
+#[derive(Debug)]
+pub struct ProcessFound {
+    /// Its pid.
+    pub pid: u32,
+    /// Index of its image.
+    pub image: usize,
+    /// Its command line, or its name.
+    pub command: Option<String>,
+    /// What reading its VM gave; `None`: not tried, since its image has no plan.
+    pub state: Option<Result<VmState, FailedProof>>,
+}
+
+/// Something named that is no Ruby.
+#[derive(Debug)]
+pub struct Miss {
+    /// What was named.
+    pub subject: Subject,
+    /// Why it is not looked at.
+    pub reason: String,
+    /// Whether it could not be looked at, so that it may be a Ruby.
+    pub denied: bool,
+}
+
+/// Something that the user named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A process.
+    Pid(u32),
+    /// A file.
+    File(PathBuf),
+}
+
+struct Surveyor<'a> {
+    cache: &'a mut Cache,
+    reads_threads: bool,
+    /// Index of the image of a file that holds an interpreter; `None` for other files.
+    known: HashMap<ImageKey, Option<usize>>,
+    survey: Survey,
+}
+
+/// Looks at the subjects. With [`Selection::all`] also at what is installed and not running.
+pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
+    let mut surveyor = Surveyor {
+        cache,
+        reads_threads: subjects.reads_threads,
+        known: HashMap::new(),
+        survey: Survey::default(),
+    };
+    for path in &subjects.files {
+        surveyor.file(path);
+    }
+    let mut pids: BTreeSet<u32> = subjects.selection.pids.iter().copied().collect();
+    for &pid in &pids {
+        surveyor.named_process(pid);
+    }
+    if subjects.selection.all {
+        pids.insert(std::process::id());
+        surveyor.host(&pids);
+    }
+    surveyor.survey
+}
+
+impl Surveyor<'_> {
+    fn file(&mut self, path: &Path) {
+        let mut miss = |reason: String, denied| {
+            let subject = Subject::File(path.to_owned());
+            self.survey.misses.push(Miss { subject, reason, denied });
+        };
+        if let Err(error) = File::open(path).and_then(|file| file.metadata()) {
+            return miss(format!("cannot be opened: {error}"), true);
+        }
+        let images = installed::images_of(path);
+        if images.is_empty() {
+            return miss("neither holds a CRuby interpreter nor loads one from a library".to_owned(), false);
+        }
+        for image in images {
+            match ImageKey::of(&image).and_then(|key| self.image(key, &image, &image)) {
+                Ok(Some(index)) => self.survey.images[index].named = true,
+                Ok(None) => {}
+                Err(error) => self.survey.misses.push(Miss {
+                    subject: Subject::File(image),
+                    reason: format!("cannot be opened: {error}"),
+                    denied: true,
+                }),
+            }
+        }
+    }
+
+    fn named_process(&mut self, pid: u32) {
+        let (reason, denied) = match mappings::of_process(pid) {
+            Err(ProcError::NotFound(_)) => ("no such process".to_owned(), false),
+            Err(ProcError::PermissionDenied(_)) => {
+                ("its mappings cannot be read: it belongs to another user".to_owned(), true)
+            }
+            Err(error) => (format!("its mappings cannot be read: {error}"), true),
+            Ok(mappings) => match self.process(pid, &mappings) {
+                (true, _) => return,
+                (false, Some(error)) => (format!("its program cannot be opened: {error}"), true),
+                (false, None) if mappings.is_empty() => (
+                    "not a Ruby process: it has no program (a kernel thread, or it is exiting)".to_owned(),
+                    false,
+                ),
+                (false, None) => {
+                    let count = mappings.len();
+                    let what = "executable mappings holds a CRuby interpreter";
+                    (format!("not a Ruby process: none of its {count} {what}"), false)
+                }
+            },
+        };
+        self.survey.misses.push(Miss { subject: Subject::Pid(pid), reason, denied });
+    }
+
+    /// Everything that runs, except what has been looked at, then everything that is installed.
+    fn host(&mut self, seen: &BTreeSet<u32>) {
+        match procfs::process::all_processes() {
+            Ok(processes) => {
+                let mut pids: Vec<u32> = processes.flatten().map(|process| process.pid as u32).collect();
+                pids.sort_unstable();
+                pids.retain(|pid| !seen.contains(pid));
+                pids.into_iter().for_each(|pid| self.any_process(pid));
+            }
+            Err(error) => log::warn!("listing /proc: {error}"),
+        }
+        for path in installed::images() {
+            if let Err(error) = ImageKey::of(&path).and_then(|key| self.image(key, &path, &path)) {
+                log::info!("{}: {error}", path.display());
+            }
+        }
+    }
+
+    fn any_process(&mut self, pid: u32) {
+        self.survey.looked_at += 1;
+        match mappings::of_process(pid) {
+            Ok(mappings) => {
+                let (_, error) = self.process(pid, &mappings);
+                let denied = error.is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
+                self.survey.denied += usize::from(denied);
+            }
+            Err(ProcError::PermissionDenied(_)) => self.survey.denied += 1,
+            // It has exited.
+            Err(error) => log::debug!("pid {pid}: {error}"),
+        }
+    }
+
+    /// Returns whether it is a Ruby, and the last thing of it that could not be opened.
+    fn process(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> (bool, Option<io::Error>) {
+        let mut denied = None;
+        let mut ruby = false;
+        for mapping in mappings {
+            let found = mapping.open_path(pid).and_then(|file| {
+                let key = ImageKey::of(&file)?;
+                self.image(key, &file, &mapping.path)
+            });
+            let image = match found {
+                Ok(Some(image)) => image,
+                Ok(None) => continue,
+                Err(error) => {
+                    denied = Some(error);
+                    continue;
+                }
+            };
+            let state = match &self.survey.images[image].planned {
+                Ok(Planned { plan, segments, .. }) => match bias(mapping, segments) {
+                    Some(bias) => Some(read_state(pid, bias, plan)),
+                    // Another executable segment of the image than the one with its code.
+                    None => continue,
+                },
+                Err(_) => None,
+            };
+            ruby = true;
+            let known = self.survey.processes.iter().any(|p| p.pid == pid && p.image == image);
+            if !known {
+                self.survey.processes.push(ProcessFound { pid, image, command: command_line(pid), state });
+            }
+        }
+        (ruby, denied)
+    }
+
+    /// Index of the file's image, if it holds an interpreter.
+    fn image(&mut self, key: ImageKey, path: &Path, shown: &Path) -> io::Result<Option<usize>> {
+        if let Some(known) = self.known.get(&key) {
+            return Ok(*known);
+        }
+        let file = File::open(path)?;
+        let index = match probe_ruby(&file) {
+            Ok(Some(RubyPresence::Defines)) => {
+                let planned = plan_file(&file, shown, self.reads_threads, self.cache);
+                let identity = Identity::of(&file, planned.as_ref().ok());
+                let path = shown.to_owned();
+                self.survey.images.push(ImageFound { path, identity, planned, named: false });
+                Some(self.survey.images.len() - 1)
+            }
+            Ok(_) => None,
+            Err(error) => {
+                log::debug!("{}: {error}", shown.display());
+                None
+            }
+        };
+        self.known.insert(key, index);
+        Ok(index)
+    }
+}

@@ -1,0 +1,249 @@
+//! The host: kernel, privileges, settings that matter.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::report::{HostCheck, HostReport, Status, unprivileged};
+use crate::{
+    bpf::{KernelCheck, Tried},
+    preflight::{self, Missing, PRIVILEGES},
+};
+
+/// Checks the host. `tracefs`: where it is mounted, or why that cannot be told.
+pub(super) fn examine(
+    tracefs: &io::Result<Option<PathBuf>>,
+    kernel: &KernelCheck,
+    cache: Option<&Path>,
+) -> HostReport {
+    let uname = rustix::system::uname();
+    let mut checks = vec![preflighted("kernel", preflight::kernel(), kernel_detail())];
+    checks.extend(privileges());
+    checks.push(preflighted("pid_namespace", preflight::pid_namespace(), "the host's own".to_owned()));
+    checks.push(container());
+    checks.push(preflighted("uprobes", preflight::uprobes(), "built into the kernel".to_owned()));
+    checks.push(mounted_tracefs(tracefs));
+    checks.extend(bpf(kernel, matches!(tracefs, Ok(Some(_)))));
+    checks.extend(settings());
+    checks.extend([bpffs(), cgroups(), cached(cache)]);
+    HostReport {
+        hostname: uname.nodename().to_string_lossy().into_owned(),
+        kernel: uname.release().to_string_lossy().into_owned(),
+        machine: uname.machine().to_string_lossy().into_owned(),
+        uid: rustix::process::geteuid().as_raw(),
+        checks,
+    }
+}
+
+fn check(name: &str, status: Status, detail: impl Into<String>) -> HostCheck {
+    HostCheck { name: name.to_owned(), status, detail: detail.into(), remedy: None }
+}
+
+impl HostCheck {
+    fn with(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+}
+
+/// What a run refuses to start without. The message names the remedy behind its last colon.
+fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostCheck {
+    match result {
+        Ok(()) => check(name, Status::Ok, detail),
+        Err(missing) => {
+            let text = missing.to_string();
+            let remedy = match &missing {
+                Missing::PidNamespace => "run gctrace on the host, or start the container with --pid=host",
+                Missing::Kernel(_) => "boot Linux 5.8 or later",
+                Missing::Uprobes(_) => "boot a kernel with CONFIG_UPROBES and CONFIG_PERF_EVENTS",
+                Missing::Privilege { .. } | Missing::Tracefs(_) => "run gctrace as root",
+            };
+            check(name, Status::Missing, text).with(remedy)
+        }
+    }
+}
+
+fn kernel_detail() -> String {
+    let uname = rustix::system::uname();
+    format!("Linux {}, 5.8 or later is needed", uname.release().to_string_lossy())
+}
+
+fn privileges() -> Vec<HostCheck> {
+    let effective = preflight::capabilities();
+    let one = |privilege: &preflight::Privilege| {
+        let name = privilege.name.to_lowercase();
+        if privilege.is_held(effective) {
+            return check(&name, Status::Ok, format!("held; {}", privilege.purpose));
+        }
+        check(&name, Status::Missing, format!("not held; it {}", privilege.purpose))
+            .with("run it with sudo, or give the service or container the missing capabilities")
+    };
+    PRIVILEGES.iter().map(one).collect()
+}
+
+/// A hint only: what matters is the pid namespace.
+fn container() -> HostCheck {
+    let marks = ["/.dockerenv", "/run/.containerenv"];
+    let named = fs::read_to_string("/run/systemd/container").ok().map(|name| name.trim().to_owned());
+    match named.or_else(|| marks.iter().find(|mark| Path::new(mark).exists()).map(|m| (*m).to_owned())) {
+        Some(mark) => check("container", Status::Info, format!("gctrace runs inside one ({mark})")),
+        None => check("container", Status::Info, "gctrace does not run inside one"),
+    }
+}
+
+fn mounted_tracefs(tracefs: &io::Result<Option<PathBuf>>) -> HostCheck {
+    match tracefs {
+        Ok(Some(dir)) => check("tracefs", Status::Ok, format!("mounted on {}", dir.display())),
+        Ok(None) if preflight::may_mount() => {
+            check("tracefs", Status::Info, "not mounted; a run mounts it on /sys/kernel/tracing")
+        }
+        Ok(None) => {
+            check("tracefs", Status::Missing, "not mounted, and CAP_SYS_ADMIN to mount it is not held")
+                .with("run `mount -t tracefs nodev /sys/kernel/tracing` as root")
+        }
+        Err(error) => check("tracefs", Status::Unknown, format!("not checked: {error}"))
+            .with("run gctrace doctor as root"),
+    }
+}
+
+/// What was tried. Without privileges a failure says nothing of the kernel.
+fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
+    let unprivileged = unprivileged();
+    let tried = |name: &str, tried: &Tried, works: &str, status: Status, remedy: &str| match tried {
+        Ok(()) => check(name, Status::Ok, works),
+        Err(error) if unprivileged => {
+            check(name, Status::Unknown, format!("not checked, for lack of privilege: {error}"))
+                .with("run gctrace doctor as root")
+        }
+        Err(error) => check(name, status, error.clone()).with(remedy),
+    };
+    let config = "boot a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS; should it have them, a security policy \
+                  (lockdown, seccomp, SELinux) forbids BPF";
+    let mut checks = vec![
+        tried(
+            "bpf_ring_buffer",
+            &kernel.ring_buffer,
+            "a map was made",
+            Status::Missing,
+            "boot Linux 5.8 or later",
+        ),
+        tried("bpf_programs", &kernel.programs, "all loaded and verified", Status::Missing, config),
+        tried(
+            "bpf_cookies",
+            &kernel.cookies,
+            "given to uprobes",
+            Status::Limited,
+            "nothing needs doing: without cookies, the first collections of a process that starts during a run can be \
+             missed",
+        ),
+        tried(
+            "uprobe_attach",
+            &kernel.uprobe,
+            "attached to gctrace's own code and detached",
+            Status::Missing,
+            "look at `dmesg` and at the security policy (lockdown, SELinux): uprobes are refused",
+        ),
+        tried(
+            "perf_events",
+            &kernel.mappings,
+            "new executable mappings can be watched",
+            Status::Missing,
+            "look at the security policy: perf_event_open is refused (seccomp does so in many containers)",
+        ),
+        tried(
+            "kernel_types",
+            &kernel.kernel_types,
+            "BTF tells where a thread's own memory begins",
+            Status::Limited,
+            "needed for some GC.stat keys of Ruby 4.0 only: boot a kernel with CONFIG_DEBUG_INFO_BTF",
+        ),
+    ];
+    for (name, outcome) in &kernel.tracepoints {
+        let id = format!("tracepoint {name}");
+        checks.push(if tracefs || unprivileged {
+            tried(
+                &id,
+                outcome,
+                "attached and detached",
+                Status::Missing,
+                "boot a kernel with CONFIG_TRACEPOINTS",
+            )
+        } else {
+            check(&id, Status::Unknown, "not checked: tracefs is not mounted")
+        });
+    }
+    checks
+}
+
+/// Settings that forbid things to some; the attempts above say whether they do here.
+fn settings() -> Vec<HostCheck> {
+    let mut checks = Vec::new();
+    let unprivileged = unprivileged();
+    let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
+    checks.push(match read("/sys/kernel/security/lockdown") {
+        Ok(text) => match text.split_once('[').and_then(|(_, rest)| rest.split_once(']')) {
+            Some(("confidentiality", _)) => check(
+                "lockdown",
+                Status::Missing,
+                "confidentiality: it forbids tracefs and reading memory from BPF",
+            )
+            .with("boot with lockdown=integrity or none"),
+            Some((mode, _)) => {
+                check("lockdown", Status::Ok, format!("{mode}: forbids nothing that gctrace does"))
+            }
+            None => check("lockdown", Status::Unknown, format!("not understood: {text}")),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => check("lockdown", Status::Ok, "not in use"),
+        Err(error) => check("lockdown", Status::Unknown, format!("not checked: {error}")),
+    });
+    for (name, path, matters) in [
+        ("perf_event_paranoid", "/proc/sys/kernel/perf_event_paranoid", "CAP_PERFMON"),
+        ("unprivileged_bpf_disabled", "/proc/sys/kernel/unprivileged_bpf_disabled", "CAP_BPF"),
+    ] {
+        let Ok(value) = read(path) else { continue };
+        let detail = if unprivileged {
+            format!("{value}; with {matters} it does not matter")
+        } else {
+            format!("{value}; does not matter with {matters}, which is held")
+        };
+        checks.push(check(name, Status::Info, detail));
+    }
+    if let Ok(scope) = read("/proc/sys/kernel/yama/ptrace_scope") {
+        checks.push(if scope == "3" {
+            check("ptrace_scope", Status::Limited, "3: nobody may read another process's memory")
+                .with("nothing needs doing: each process is proven at its first GC instead of beforehand")
+        } else {
+            check("ptrace_scope", Status::Info, format!("{scope}; does not matter with CAP_SYS_PTRACE"))
+        });
+    }
+    checks
+}
+
+fn bpffs() -> HostCheck {
+    let mounted = fs::read_to_string("/proc/self/mounts")
+        .is_ok_and(|text| text.lines().any(|line| line.split(' ').nth(2) == Some("bpf")));
+    let detail = if mounted { "mounted; not needed" } else { "not mounted; not needed" };
+    check("bpffs", Status::Info, detail)
+}
+
+fn cgroups() -> HostCheck {
+    let has = |path: &str| Path::new(path).exists();
+    let detail = if has("/sys/fs/cgroup/cgroup.controllers") {
+        "v2"
+    } else if has("/sys/fs/cgroup/unified/cgroup.controllers") {
+        "v1 with v2 beside it (hybrid)"
+    } else if has("/sys/fs/cgroup") {
+        "v1"
+    } else {
+        "none mounted on /sys/fs/cgroup"
+    };
+    check("cgroups", Status::Info, detail)
+}
+
+fn cached(cache: Option<&Path>) -> HostCheck {
+    match cache {
+        Some(path) => check("cache", Status::Info, format!("analyses are kept in {}", path.display())),
+        None => check("cache", Status::Info, "analyses are not kept: every start analyses every Ruby again"),
+    }
+}

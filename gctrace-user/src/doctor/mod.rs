@@ -1,0 +1,64 @@
+//! `gctrace doctor`: what works on this host and for each Ruby, and why the rest does not. Reads and tries; attaches
+//! nothing to Ruby and changes nothing.
+
+mod confidence;
+mod features;
+mod host;
+pub mod report;
+mod ruby;
+mod text;
+
+use std::io::{self, BufWriter, IsTerminal as _, Write};
+
+use crate::{
+    bpf,
+    cache::Cache,
+    cli::{DoctorSettings, Format},
+    discover::{self, Subjects},
+    export::{ExportError, doctor::write_jsonl},
+    preflight,
+};
+
+use self::report::{Report, Summary};
+pub use text::Style;
+
+/// Examines, prints, and returns the exit status.
+pub fn run(settings: &DoctorSettings) -> Result<u8, ExportError> {
+    let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
+    let report = examine(settings, &mut cache);
+    let stdout = io::stdout();
+    let style = Style {
+        colour: stdout.is_terminal()
+            && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
+        verbose: settings.verbose,
+    };
+    let mut out = BufWriter::new(stdout);
+    let written = match settings.format {
+        Format::Jsonl => write_jsonl(&mut out, &report),
+        Format::Text | Format::Quiet => text::write(&mut out, &report, style),
+    };
+    match written.and_then(|()| out.flush()) {
+        // The reader has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.map_err(ExportError::Stdout)?,
+    }
+    Ok(report.summary.exit_status)
+}
+
+fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
+    let tracefs = preflight::mounted_tracefs();
+    let mounted = tracefs.as_ref().ok().and_then(Option::as_deref);
+    let kernel = bpf::check(mounted, discover::own_code(), true);
+    let subjects = Subjects {
+        selection: settings.selection.clone(),
+        files: settings.files.clone(),
+        reads_threads: kernel.kernel_types.is_ok(),
+    };
+    let survey = discover::survey(&subjects, cache);
+    let host = host::examine(&tracefs, &kernel, cache.path());
+    let (images, processes) = ruby::examine(&survey, subjects.reads_threads);
+    let misses = survey.misses;
+    let summary = Summary::of(&host, &images, &processes, &misses, survey.looked_at, survey.denied);
+    Report { host, images, processes, misses, summary }
+}

@@ -1,0 +1,137 @@
+//! The Rubies: how each image and process would be traced.
+
+use gctrace_common::event::Point;
+
+use super::{
+    confidence, features,
+    report::{Confidence, ImageReport, ProcessReport, Proof, Refused, SiteCount, Tracing},
+};
+use crate::{
+    discover::{ImageFound, Planned, ProcessFound, Survey, VmState},
+    ruby::{
+        Outcome, Refusal, RubyAnalysis, SiteForm,
+        layout::LayoutError,
+        plan::{AttachPlan, PlanError},
+        prove::FailedProof,
+    },
+};
+
+/// Reports on what a survey found.
+pub(super) fn examine(survey: &Survey, reads_threads: bool) -> (Vec<ImageReport>, Vec<ProcessReport>) {
+    let users = |index| survey.processes.iter().filter(|process| process.image == index).count();
+    let images =
+        survey.images.iter().enumerate().map(|(index, found)| image(found, users(index), reads_threads));
+    let processes = survey.processes.iter().map(|found| {
+        let plan = survey.images[found.image].planned.as_ref().ok().map(|planned| &planned.plan);
+        process(found, plan)
+    });
+    (images.collect(), processes.collect())
+}
+
+fn image(found: &ImageFound, processes: usize, reads_threads: bool) -> ImageReport {
+    let (confidence, tracing, features) = match &found.planned {
+        Ok(planned) => {
+            (confidence::of(&planned.plan), Ok(tracing(planned)), features::of(&planned.plan, reads_threads))
+        }
+        Err(error) => {
+            let refused = Refused { reason: error.to_string(), remedy: remedy(error) };
+            let features = features::none(&refused);
+            ((Confidence::None, "not traced".to_owned()), Err(refused), features)
+        }
+    };
+    let text = |text: &String| (!text.is_empty()).then(|| text.clone());
+    ImageReport {
+        path: found.path.clone(),
+        version: found.identity.version.as_ref().and_then(text),
+        description: found.identity.description.as_ref().and_then(text),
+        build_id: found.identity.build_id.as_ref().map(ToString::to_string),
+        confidence,
+        tracing,
+        features,
+        processes,
+        named: found.named,
+    }
+}
+
+fn tracing(planned: &Planned) -> Tracing {
+    let AttachPlan { analysis, layout, .. } = &planned.plan;
+    let check = |check: &crate::ruby::Check| match &check.outcome {
+        Outcome::Passed => (check.name.to_string(), None),
+        Outcome::Failed(reason) | Outcome::NotApplicable(reason) => {
+            (check.name.to_string(), Some(reason.clone()))
+        }
+    };
+    let (from, to) = (layout.table.from, layout.table.to);
+    Tracing {
+        sites: Point::ALL.iter().map(|&point| count(analysis, point)).collect(),
+        // Acceptance refuses an image with any other site.
+        slow_sites: 0,
+        symbols: analysis.has_symbols,
+        checks: analysis.checks.iter().map(check).collect(),
+        layout: format!("table of {}.{}.{} to {}.{}.{}", from.0, from.1, from.2, to.0, to.1, to.2),
+        stat_keys: layout.keys.iter().map(|key| key.name).collect(),
+        cached: planned.cached,
+        took_us: planned.took.as_micros(),
+    }
+}
+
+fn count(analysis: &RubyAnalysis, point: Point) -> SiteCount {
+    let sites = || analysis.sites.iter().filter(move |site| site.point == point);
+    let form = |form| sites().filter(|site| site.form == form).count();
+    SiteCount {
+        event: point.name(),
+        guard: form(SiteForm::Guard),
+        scan: form(SiteForm::Scan),
+        call: form(SiteForm::Call),
+        with_register: sites().filter(|site| site.register.is_some()).count(),
+    }
+}
+
+fn process(found: &ProcessFound, plan: Option<&AttachPlan>) -> ProcessReport {
+    let proof = match (&found.state, plan) {
+        (Some(state), Some(plan)) => proof(state, plan),
+        _ => Proof::NotTried,
+    };
+    ProcessReport { pid: found.pid, image: found.image, command: found.command.clone(), proof }
+}
+
+fn proof(state: &Result<VmState, FailedProof>, plan: &AttachPlan) -> Proof {
+    match state {
+        Ok(VmState::Proven(_, data)) => {
+            let value = |name| plan.layout.keys.iter().find(|key| key.name == name)?.value(data);
+            Proof::Passed {
+                count: plan.layout.count.read(data).unwrap_or_default(),
+                live_slots: value("heap_live_slots"),
+                available_slots: value("heap_available_slots"),
+            }
+        }
+        Ok(VmState::PerThread) => Proof::Later("its counters belong to threads"),
+        Ok(VmState::NotSetUp) => Proof::Later("its VM is not set up yet"),
+        Ok(VmState::Busy) => Proof::Later("it was collecting whenever it was looked at"),
+        Ok(VmState::Unreadable(error)) => Proof::Unreadable(error.to_string()),
+        Err(failed) => Proof::Failed(failed.to_string()),
+    }
+}
+
+/// What can be done about an image that is not traced.
+fn remedy(error: &PlanError) -> String {
+    let text = match error {
+        PlanError::Elf { .. } => "the file is damaged or was cut off: reinstall it",
+        PlanError::Refused(refusal) => match refusal {
+            Refusal::Machine(_) => "run gctrace's build for that processor on a host that runs such programs",
+            Refusal::Version(version) if version.at_least(5, 0) => "upgrade gctrace",
+            Refusal::Version(_) => "upgrade Ruby to 2.7 or later",
+            Refusal::NotRuby => "the file is damaged: reinstall it",
+            _ => {
+                "compare the file with its package (`dpkg -V` or `rpm -V`); if it is unchanged, report this with \
+                 `gctrace doctor --format jsonl`"
+            }
+        },
+        PlanError::Layout(LayoutError::UnknownVersion(..)) => "upgrade gctrace",
+        PlanError::Layout(_) | PlanError::NotExecutable(..) => {
+            "this is a mistake in gctrace: report it with `gctrace doctor --format jsonl`"
+        }
+        PlanError::LayoutDisagrees { .. } => "use a Ruby that is built with the usual options",
+    };
+    text.to_owned()
+}

@@ -1,0 +1,294 @@
+//! The report for people: verdicts first, what is wrong and what to do next, the rest only if asked for.
+
+use std::io::{self, Write};
+
+use super::report::{
+    Confidence, Feature, HostCheck, HostReport, ImageReport, ProcessReport, Proof, Report, Status, Tracing,
+    subject,
+};
+
+/// How to print.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Style {
+    /// With colours.
+    pub colour: bool,
+    /// With every check.
+    pub verbose: bool,
+}
+
+/// Working processes of an image that are shown without being asked for.
+const SHOWN: usize = 10;
+/// Characters of a command line that are shown.
+const COMMAND: usize = 70;
+const GREEN: &str = "32";
+const YELLOW: &str = "33";
+const RED: &str = "31";
+const BOLD: &str = "1";
+
+impl Style {
+    fn paint(self, colour: &str, text: &str) -> String {
+        if self.colour { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// Writes a report.
+pub(super) fn write(out: &mut impl Write, report: &Report, style: Style) -> io::Result<()> {
+    let mut page = Page { out, style };
+    page.host(&report.host)?;
+    for (index, image) in report.images.iter().enumerate() {
+        let processes: Vec<&ProcessReport> = report.processes.iter().filter(|p| p.image == index).collect();
+        page.image(image, &processes)?;
+    }
+    page.end(report)
+}
+
+struct Page<'a, W> {
+    out: &'a mut W,
+    style: Style,
+}
+
+impl<W: Write> Page<'_, W> {
+    /// A verdict: what it is about, and the word for it.
+    fn verdict(&mut self, about: &str, colour: &str, verdict: &str) -> io::Result<()> {
+        let (about, verdict) = (self.style.paint(BOLD, about), self.style.paint(colour, verdict));
+        writeln!(self.out, "{about}: {verdict}")
+    }
+
+    /// A labelled line.
+    fn line(&mut self, label: &str, text: &str) -> io::Result<()> {
+        writeln!(self.out, "  {label:<14} {text}")
+    }
+
+    /// The same for something that is wrong.
+    fn problem(&mut self, label: &str, colour: &str, text: &str) -> io::Result<()> {
+        let label = self.style.paint(colour, &format!("{label:<14}"));
+        writeln!(self.out, "  {label} {text}")
+    }
+
+    fn remedy(&mut self, remedy: &str) -> io::Result<()> {
+        let what = self.style.paint(BOLD, "what to do:");
+        writeln!(self.out, "  {:<14} {what} {remedy}", "")
+    }
+
+    fn host(&mut self, host: &HostReport) -> io::Result<()> {
+        let worst = host.checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok);
+        let (colour, verdict) = match worst {
+            Status::Missing => (RED, "gctrace cannot run"),
+            Status::Limited => (YELLOW, "gctrace can run, with limits"),
+            Status::Ok | Status::Info | Status::Unknown => (GREEN, "gctrace can run"),
+        };
+        self.verdict(&format!("Host {}", host.hostname), colour, verdict)?;
+        self.line("kernel", &format!("Linux {} {}", host.kernel, host.machine))?;
+        let who = if host.uid == 0 { "root".to_owned() } else { format!("uid {}", host.uid) };
+        self.line("running as", &who)?;
+        if self.style.verbose {
+            for check in &host.checks {
+                self.host_check(check)?;
+                if let Some(remedy) = &check.remedy {
+                    self.remedy(remedy)?;
+                }
+            }
+            return Ok(());
+        }
+        let tried = host.checks.iter().filter(|check| check.status == Status::Ok).count();
+        self.line("checks", &format!("{tried} passed (all with -v)"))?;
+        self.host_problems(&host.checks)
+    }
+
+    /// What is wrong, with each remedy once, below everything that it mends.
+    fn host_problems(&mut self, checks: &[HostCheck]) -> io::Result<()> {
+        let mut problems: Vec<&HostCheck> =
+            checks.iter().filter(|check| check.status > Status::Info).collect();
+        // The worst first; the others keep their order.
+        problems.sort_by_key(|check| std::cmp::Reverse(check.status));
+        while let Some(first) = problems.first().copied() {
+            let (same, others): (Vec<_>, Vec<_>) =
+                problems.into_iter().partition(|check| check.remedy == first.remedy);
+            for check in same {
+                self.host_check(check)?;
+            }
+            if let Some(remedy) = &first.remedy {
+                self.remedy(remedy)?;
+            }
+            problems = others;
+        }
+        Ok(())
+    }
+
+    fn host_check(&mut self, check: &HostCheck) -> io::Result<()> {
+        let colour = match check.status {
+            Status::Ok => GREEN,
+            Status::Info => BOLD,
+            Status::Unknown | Status::Limited => YELLOW,
+            Status::Missing => RED,
+        };
+        let word = self.style.paint(colour, &format!("{:<8}", check.status.name()));
+        writeln!(self.out, "  {word} {}: {}", check.name, check.detail)
+    }
+
+    fn image(&mut self, image: &ImageReport, processes: &[&ProcessReport]) -> io::Result<()> {
+        let (colour, verdict) = match &image.tracing {
+            Err(_) => (RED, "is not traced"),
+            Ok(_) if image.works() => (GREEN, "works"),
+            Ok(_) => (YELLOW, "works in part"),
+        };
+        let version = image.version.as_deref().unwrap_or("of unknown version");
+        writeln!(self.out)?;
+        self.verdict(&format!("Ruby {version}"), colour, verdict)?;
+        match &image.tracing {
+            Err(refused) => {
+                self.problem("because", RED, &refused.reason)?;
+                self.remedy(&refused.remedy)?;
+            }
+            Ok(_) => self.features(&image.features)?,
+        }
+        self.line("file", &image.path.display().to_string())?;
+        if let Some(description) = &image.description {
+            self.line("ruby -v", description)?;
+        }
+        self.line("build id", image.build_id.as_deref().unwrap_or("none (its analysis is not kept)"))?;
+        if let Ok(tracing) = &image.tracing {
+            self.tracing(tracing, &image.confidence)?;
+        }
+        self.processes(processes)
+    }
+
+    fn features(&mut self, features: &[Feature]) -> io::Result<()> {
+        let working: Vec<&str> =
+            features.iter().filter(|feature| feature.lack.is_none()).map(|f| label(f.name)).collect();
+        self.line("works", &working.join(", "))?;
+        for feature in features {
+            let Some((reason, remedy)) = &feature.lack else { continue };
+            self.problem("limited", YELLOW, &format!("{}: {reason}", label(feature.name)))?;
+            self.remedy(remedy)?;
+        }
+        Ok(())
+    }
+
+    fn tracing(&mut self, tracing: &Tracing, (confidence, reason): &(Confidence, String)) -> io::Result<()> {
+        let total: usize = tracing.sites.iter().map(super::report::SiteCount::total).sum();
+        let symbols = if tracing.symbols { "file with symbols, which agree" } else { "stripped file" };
+        let slow = match tracing.slow_sites {
+            0 => "all cheap (emulated by the kernel)".to_owned(),
+            slow => format!("{slow} of them slow (single-stepped by the kernel, about 20 µs per hit)"),
+        };
+        self.line("probe sites", &format!("{total}, {slow}; {symbols}"))?;
+        self.line("confidence", &format!("{}: {reason}", confidence.name()))?;
+        let source = if tracing.cached { "taken from the cache, verified" } else { "made now" };
+        let took = tracing.took_us as f64 / 1000.0;
+        self.line("analysis", &format!("{source} in {took:.1} ms; {} checks passed", passed(tracing)))?;
+        if !self.style.verbose {
+            return Ok(());
+        }
+        for count in &tracing.sites {
+            let mut found = Vec::new();
+            for (sites, how) in [
+                (count.guard, "found from the hook call"),
+                (count.scan, "found by the test alone"),
+                (count.call, "at the call of the hook"),
+            ] {
+                if sites > 0 {
+                    found.push(format!("{sites} {how}"));
+                }
+            }
+            let text = format!("{} ({} with the heap in a register)", found.join(", "), count.with_register);
+            self.line(count.event, &text)?;
+        }
+        self.line("layout", &tracing.layout)?;
+        for (name, reason) in &tracing.checks {
+            let (word, reason) = match reason {
+                None => (self.style.paint(GREEN, &format!("{:<8}", "ok")), String::new()),
+                Some(reason) => (self.style.paint(BOLD, &format!("{:<8}", "n/a")), format!(": {reason}")),
+            };
+            writeln!(self.out, "  {word} {name}{reason}")?;
+        }
+        self.line("GC.stat", &tracing.stat_keys.join(" "))
+    }
+
+    fn processes(&mut self, processes: &[&ProcessReport]) -> io::Result<()> {
+        if processes.is_empty() {
+            return self.line("processes", "none runs it now");
+        }
+        let is_fine =
+            |process: &&ProcessReport| matches!(process.proof, Proof::Passed { .. } | Proof::Later(_));
+        let (fine, wrong): (Vec<_>, Vec<_>) = processes.iter().copied().partition(is_fine);
+        let shown = if self.style.verbose { fine.len() } else { fine.len().min(SHOWN) };
+        for process in wrong.iter().chain(&fine[..shown]) {
+            self.process(process)?;
+        }
+        if fine.len() > shown {
+            self.line("", &format!("and {} more like these (all with -v)", fine.len() - shown))?;
+        }
+        Ok(())
+    }
+
+    fn process(&mut self, process: &ProcessReport) -> io::Result<()> {
+        let command: String =
+            process.command.as_deref().unwrap_or("(it has exited)").chars().take(COMMAND).collect();
+        let (colour, text) = match &process.proof {
+            Proof::Passed { count, live_slots, available_slots } => {
+                let slots = live_slots.zip(*available_slots);
+                let slots =
+                    slots.map_or(String::new(), |(live, all)| format!(", {live} of {all} slots live"));
+                (GREEN, format!("proven on its memory: GC.count {count}{slots}"))
+            }
+            Proof::Later(reason) => (GREEN, format!("will be proven at its first GC: {reason}")),
+            Proof::Unreadable(error) => (YELLOW, format!("not proven: its memory cannot be read: {error}")),
+            Proof::Failed(reason) => (RED, format!("not traced: {reason}")),
+            Proof::NotTried => (RED, "not traced".to_owned()),
+        };
+        let pid = self.style.paint(colour, &format!("{:<14}", format!("pid {}", process.pid)));
+        writeln!(self.out, "  {pid} {text}  [{command}]")
+    }
+
+    fn end(&mut self, report: &Report) -> io::Result<()> {
+        let summary = &report.summary;
+        if !report.misses.is_empty() {
+            writeln!(self.out)?;
+        }
+        for miss in &report.misses {
+            self.verdict(&subject(&miss.subject), RED, &miss.reason)?;
+        }
+        writeln!(self.out)?;
+        if summary.denied > 0 {
+            let text = format!(
+                "{} of {} processes belong to others and cannot be looked at",
+                summary.denied, summary.looked_at
+            );
+            self.verdict("Not everything was seen", YELLOW, &text)?;
+            self.remedy("run gctrace doctor as root")?;
+        }
+        let (colour, verdict) = match summary.exit_status {
+            0 => (GREEN, "everything works"),
+            1 if report.images.is_empty() => (YELLOW, "nothing matched: no CRuby was found"),
+            1 => (YELLOW, "something named is no Ruby"),
+            2 => (RED, "not everything works; see above"),
+            _ => (RED, "gctrace cannot run here; see `Host` above"),
+        };
+        let plural =
+            |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+        let about = format!(
+            "{}, {}",
+            plural(summary.images, "Ruby", "Rubies"),
+            plural(summary.processes, "process", "processes")
+        );
+        self.verdict(&about, colour, verdict)
+    }
+}
+
+fn passed(tracing: &Tracing) -> usize {
+    tracing.checks.iter().filter(|(_, reason)| reason.is_none()).count()
+}
+
+/// A feature in words.
+fn label(name: &str) -> &str {
+    match name {
+        "gc_cycles" => "GC cycles",
+        "gc_pauses" => "pauses",
+        "gc_stat" => "GC.stat",
+        "latest_gc_info" => "GC.latest_gc_info",
+        "tunemygc" => "TuneMyGC sample sets",
+        "pprof" => "pprof profile",
+        other => other,
+    }
+}

@@ -66,7 +66,7 @@ pub enum Failure {
     #[error("{0}")]
     Missing(#[from] Missing),
     /// The BPF object could not be loaded.
-    #[error("{0}")]
+    #[error("{}", bpf::brief(.0))]
     Load(#[from] LoadError),
     /// An output cannot be written.
     #[error("{0}")]

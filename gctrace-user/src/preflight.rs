@@ -47,7 +47,7 @@ pub enum Missing {
 /// A privilege that a run needs.
 #[derive(Debug)]
 pub struct Privilege {
-    /// Its name; with an alternative, the smaller one.
+    /// Its name.
     pub name: &'static str,
     /// Any of these is enough.
     any_of: CapabilitySet,
@@ -76,18 +76,14 @@ impl fmt::Display for Lacking {
     }
 }
 
-/// What a run needs (include/uapi/linux/capability.h; `CAP_BPF` and `CAP_PERFMON` since 5.8, `CAP_CHECKPOINT_RESTORE`
-/// since 5.9, all three parts of `CAP_SYS_ADMIN`).
-pub static PRIVILEGES: [Privilege; 5] = [
+/// What a run needs (include/uapi/linux/capability.h). The smaller `CAP_BPF`, `CAP_PERFMON` and
+/// `CAP_CHECKPOINT_RESTORE` do not replace `CAP_SYS_ADMIN`: since 6.16, and in stable updates of older series, the kernel
+/// wants it for uprobes (`perf_uprobe_event_init`, kernel/events/core.c).
+pub static PRIVILEGES: [Privilege; 3] = [
     Privilege {
-        name: "CAP_BPF",
-        any_of: CapabilitySet::BPF.union(CapabilitySet::SYS_ADMIN),
-        purpose: "loads BPF programs",
-    },
-    Privilege {
-        name: "CAP_PERFMON",
-        any_of: CapabilitySet::PERFMON.union(CapabilitySet::SYS_ADMIN),
-        purpose: "attaches probes",
+        name: "CAP_SYS_ADMIN",
+        any_of: CapabilitySet::SYS_ADMIN,
+        purpose: "loads BPF programs, attaches probes and opens what processes have mapped",
     },
     Privilege {
         name: "CAP_SYS_PTRACE",
@@ -95,14 +91,9 @@ pub static PRIVILEGES: [Privilege; 5] = [
         purpose: "looks into other processes",
     },
     Privilege {
-        name: "CAP_CHECKPOINT_RESTORE",
-        any_of: CapabilitySet::CHECKPOINT_RESTORE.union(CapabilitySet::SYS_ADMIN),
-        purpose: "opens the files that processes have mapped",
-    },
-    Privilege {
         name: "CAP_DAC_READ_SEARCH",
         any_of: CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
-        purpose: "reads tracefs and the memory of other users' processes",
+        purpose: "reads tracefs and other users' processes",
     },
 ];
 

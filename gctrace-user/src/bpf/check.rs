@@ -106,8 +106,9 @@ fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> Tried {
     attached.map_err(|error| brief(&error))
 }
 
-/// The first line of an error with its innermost cause; the verifier's log is long.
-fn brief(error: &dyn Error) -> String {
+/// The first line of an error with its innermost cause. (Several errors of aya do not tell their cause, and the
+/// verifier's log is long.)
+pub fn brief(error: &dyn Error) -> String {
     let line = |text: &str| text.lines().next().unwrap_or_default().trim_end().to_owned();
     let mut text = line(&error.to_string());
     let mut innermost = error;

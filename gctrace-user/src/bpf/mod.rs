@@ -11,7 +11,7 @@ mod raw;
 mod rings;
 
 pub use attach::{AttachError, Probes, Scope};
-pub use check::{KernelCheck, Tried, check};
+pub use check::{KernelCheck, Tried, brief, check};
 pub use load::{LoadError, LoadOptions, Loaded, load};
 pub use mmaps::{ExecMapping, MappingWatch, WatchError};
 pub use rings::{CounterReader, Rings};

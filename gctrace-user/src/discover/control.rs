@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     app::say,
-    bpf::{MappingWatch, Probes, Scope},
+    bpf::{MappingWatch, Probes, Scope, brief},
     cache::Cache,
     elf::{LoadSegment, RubyPresence, probe_ruby},
     enrich::proc::is_running,
@@ -412,7 +412,7 @@ impl Control {
             image: Arc::new(site_image(index, shown, &plan)),
             reading: Some(reading(&plan)),
         });
-        self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| e.to_string())?;
+        self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
         self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.attached += 1;
         Ok(Verdict::Traced(Arc::new(Traced { index, plan: Some(plan), segments })))
@@ -443,7 +443,7 @@ impl Control {
         };
         self.images.add(KnownImage { image: Arc::new(image), reading: None });
         let scope = self.scope();
-        self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| e.to_string())?;
+        self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| brief(&e))?;
         let config = ImageConfig { open: 1, ..ImageConfig::default() };
         self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
         self.attached += 1;

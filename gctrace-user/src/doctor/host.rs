@@ -87,8 +87,8 @@ fn container() -> HostCheck {
     let marks = ["/.dockerenv", "/run/.containerenv"];
     let named = fs::read_to_string("/run/systemd/container").ok().map(|name| name.trim().to_owned());
     match named.or_else(|| marks.iter().find(|mark| Path::new(mark).exists()).map(|m| (*m).to_owned())) {
-        Some(mark) => check("container", Status::Info, format!("gctrace runs inside one ({mark})")),
-        None => check("container", Status::Info, "gctrace does not run inside one"),
+        Some(mark) => check("container", Status::Info, format!("gctrace seems to run inside one: {mark}")),
+        None => check("container", Status::Info, "no sign that gctrace runs inside one"),
     }
 }
 
@@ -179,7 +179,6 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
 /// Settings that forbid things to some; the attempts above say whether they do here.
 fn settings() -> Vec<HostCheck> {
     let mut checks = Vec::new();
-    let unprivileged = unprivileged();
     let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
     checks.push(match read("/sys/kernel/security/lockdown") {
         Ok(text) => match text.split_once('[').and_then(|(_, rest)| rest.split_once(']')) {
@@ -197,17 +196,12 @@ fn settings() -> Vec<HostCheck> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => check("lockdown", Status::Ok, "not in use"),
         Err(error) => check("lockdown", Status::Unknown, format!("not checked: {error}")),
     });
-    for (name, path, matters) in [
-        ("perf_event_paranoid", "/proc/sys/kernel/perf_event_paranoid", "CAP_PERFMON"),
-        ("unprivileged_bpf_disabled", "/proc/sys/kernel/unprivileged_bpf_disabled", "CAP_BPF"),
+    for (name, path) in [
+        ("perf_event_paranoid", "/proc/sys/kernel/perf_event_paranoid"),
+        ("unprivileged_bpf_disabled", "/proc/sys/kernel/unprivileged_bpf_disabled"),
     ] {
         let Ok(value) = read(path) else { continue };
-        let detail = if unprivileged {
-            format!("{value}; with {matters} it does not matter")
-        } else {
-            format!("{value}; does not matter with {matters}, which is held")
-        };
-        checks.push(check(name, Status::Info, detail));
+        checks.push(check(name, Status::Info, format!("{value}; does not matter with CAP_SYS_ADMIN")));
     }
     if let Ok(scope) = read("/proc/sys/kernel/yama/ptrace_scope") {
         checks.push(if scope == "3" {

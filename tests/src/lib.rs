@@ -9,6 +9,7 @@
 //! * [`ruby`] and [`script`]: the Rubies to test on and the scripts under `tests/rubies`
 //! * [`witness`]: the C extension that logs the same events from inside, and its log
 //! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
+//! * [`doctor`]: what `gctrace doctor` says
 //! * [`tunemygc`], [`pprof`]: independent readers of the output files
 //! * [`memory`]: whether a process's code is what its file says
 //!
@@ -17,6 +18,7 @@
 
 pub mod child;
 pub mod compare;
+pub mod doctor;
 pub mod gctrace;
 pub mod ledger;
 pub mod live;

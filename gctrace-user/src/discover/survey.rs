@@ -186,9 +186,10 @@ impl Surveyor<'_> {
     fn named_process(&mut self, pid: u32) {
         let (reason, denied) = match mappings::of_process(pid) {
             Err(ProcError::NotFound(_)) => ("no such process".to_owned(), false),
-            Err(ProcError::PermissionDenied(_)) => {
-                ("its mappings cannot be read: it belongs to another user".to_owned(), true)
-            }
+            Err(ProcError::PermissionDenied(_)) => (
+                "its mappings cannot be read: it is another user's, or protected by the system".to_owned(),
+                true,
+            ),
             Err(error) => (format!("its mappings cannot be read: {error}"), true),
             Ok(mappings) => match self.process(pid, &mappings) {
                 (true, _) => return,

@@ -8,10 +8,5 @@ pub(super) fn of(plan: &AttachPlan) -> (Confidence, String) {
     let table = plan.layout.table;
     let (from, to) = (table.from, table.to);
     let range = format!("{}.{}.{} to {}.{}.{}", from.0, from.1, from.2, to.0, to.1, to.2);
-    (
-        Confidence::Table,
-        format!(
-            "sites found in the code; layout of the usual builds of {range}, checked against the code in 2 places"
-        ),
-    )
+    (Confidence::Table, format!("layout as {range} is usually built; the code agrees where it was compared"))
 }

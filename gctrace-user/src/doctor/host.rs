@@ -57,7 +57,7 @@ fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostC
                 Missing::PidNamespace => "run gctrace on the host, or start the container with --pid=host",
                 Missing::Kernel(_) => "boot Linux 5.8 or later",
                 Missing::Uprobes(_) => "boot a kernel with CONFIG_UPROBES and CONFIG_PERF_EVENTS",
-                Missing::Privilege { .. } | Missing::Tracefs(_) => "run gctrace as root",
+                Missing::Privilege { .. } | Missing::Tracefs(_) => "run gctrace with sudo",
             };
             check(name, Status::Missing, text).with(remedy)
         }
@@ -103,7 +103,7 @@ fn mounted_tracefs(tracefs: &io::Result<Option<PathBuf>>) -> HostCheck {
                 .with("run `mount -t tracefs nodev /sys/kernel/tracing` as root")
         }
         Err(error) => check("tracefs", Status::Unknown, format!("not checked: {error}"))
-            .with("run gctrace doctor as root"),
+            .with("run gctrace doctor with sudo"),
     }
 }
 
@@ -114,7 +114,7 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
         Ok(()) => check(name, Status::Ok, works),
         Err(error) if unprivileged => {
             check(name, Status::Unknown, format!("not checked, for lack of privilege: {error}"))
-                .with("run gctrace doctor as root")
+                .with("run gctrace doctor with sudo")
         }
         Err(error) => check(name, status, error.clone()).with(remedy),
     };

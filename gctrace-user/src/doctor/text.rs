@@ -37,7 +37,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report, style: Style) -> io::
     page.host(&report.host)?;
     for (index, image) in report.images.iter().enumerate() {
         let processes: Vec<&ProcessReport> = report.processes.iter().filter(|p| p.image == index).collect();
-        page.image(image, &processes)?;
+        page.image(image, &processes, report.summary.host_ready)?;
     }
     page.end(report)
 }
@@ -95,10 +95,11 @@ impl<W: Write> Page<'_, W> {
         self.host_problems(&host.checks)
     }
 
-    /// What is wrong, with each remedy once, below everything that it mends.
+    /// What is wrong, with each remedy once, below everything that it mends. Of what could not be checked only the names
+    /// are told: the reason is one of the problems above.
     fn host_problems(&mut self, checks: &[HostCheck]) -> io::Result<()> {
         let mut problems: Vec<&HostCheck> =
-            checks.iter().filter(|check| check.status > Status::Info).collect();
+            checks.iter().filter(|check| check.status > Status::Unknown).collect();
         // The worst first; the others keep their order.
         problems.sort_by_key(|check| std::cmp::Reverse(check.status));
         while let Some(first) = problems.first().copied() {
@@ -112,7 +113,12 @@ impl<W: Write> Page<'_, W> {
             }
             problems = others;
         }
-        Ok(())
+        let unknown = checks.iter().filter(|check| check.status == Status::Unknown);
+        let unknown: Vec<&str> = unknown.map(|check| check.name.as_str()).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        self.problem("not checked", YELLOW, &format!("{} (why, with -v)", unknown.join(", ")))
     }
 
     fn host_check(&mut self, check: &HostCheck) -> io::Result<()> {
@@ -126,9 +132,15 @@ impl<W: Write> Page<'_, W> {
         writeln!(self.out, "  {word} {}: {}", check.name, check.detail)
     }
 
-    fn image(&mut self, image: &ImageReport, processes: &[&ProcessReport]) -> io::Result<()> {
+    fn image(
+        &mut self,
+        image: &ImageReport,
+        processes: &[&ProcessReport],
+        host_ready: bool,
+    ) -> io::Result<()> {
         let (colour, verdict) = match &image.tracing {
             Err(_) => (RED, "is not traced"),
+            Ok(_) if !host_ready => (YELLOW, "would work if gctrace could run"),
             Ok(_) if image.works() => (GREEN, "works"),
             Ok(_) => (YELLOW, "works in part"),
         };
@@ -252,11 +264,13 @@ impl<W: Write> Page<'_, W> {
         writeln!(self.out)?;
         if summary.denied > 0 {
             let text = format!(
-                "{} of {} processes belong to others and cannot be looked at",
+                "{} of {} processes cannot be looked at (other users', or protected by the system)",
                 summary.denied, summary.looked_at
             );
             self.verdict("Not everything was seen", YELLOW, &text)?;
-            self.remedy("run gctrace doctor as root")?;
+            if !summary.host_ready {
+                self.remedy("run gctrace doctor with sudo")?;
+            }
         }
         let (colour, verdict) = match summary.exit_status {
             0 => (GREEN, "everything works"),

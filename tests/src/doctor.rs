@@ -1,0 +1,74 @@
+//! Running `gctrace doctor` and reading its JSON lines.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::child::Finished;
+use crate::gctrace::Invocation;
+
+/// What doctor said.
+#[derive(Debug)]
+pub struct Diagnosis {
+    /// The host.
+    pub host: Value,
+    /// The images.
+    pub images: Vec<Value>,
+    /// The processes.
+    pub processes: Vec<Value>,
+    /// The sum.
+    pub summary: Value,
+    /// Exit status and raw output.
+    pub finished: Finished,
+}
+
+/// Runs `gctrace doctor --format jsonl` with these arguments and this cache directory.
+pub fn diagnose<I: IntoIterator<Item: AsRef<OsStr>>>(cache: &Path, args: I) -> Result<Diagnosis> {
+    let mut all: Vec<OsString> =
+        vec!["doctor".into(), "--format".into(), "jsonl".into(), "--cache-dir".into(), cache.into()];
+    all.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+    read(Invocation::new(all)?.run()?)
+}
+
+/// Reads what it printed: one `host`, then images, then processes, then one `summary`.
+pub fn read(finished: Finished) -> Result<Diagnosis> {
+    let parse =
+        |line: &String| serde_json::from_str::<Value>(line).with_context(|| format!("not JSON: {line}"));
+    let lines = finished.stdout.iter().map(parse).collect::<Result<Vec<_>>>()?;
+    ensure!(
+        lines.len() >= 2,
+        "doctor said too little:\n{}\n{}",
+        finished.stdout.join("\n"),
+        finished.errors()
+    );
+    let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).cloned().collect::<Vec<_>>();
+    let (images, processes) = (of("image"), of("process"));
+    ensure!(
+        lines[0]["type"] == "host" && lines[lines.len() - 1]["type"] == "summary",
+        "order of lines: {lines:?}"
+    );
+    ensure!(images.len() + processes.len() + 2 == lines.len(), "lines of another type: {lines:?}");
+    let (host, summary) = (lines[0].clone(), lines[lines.len() - 1].clone());
+    let status = finished.status.code().map(i64::from);
+    ensure!(summary["exit_status"].as_i64() == status, "{summary} but {}", finished.status);
+    Ok(Diagnosis { host, images, processes, summary, finished })
+}
+
+impl Diagnosis {
+    /// The host check of this name.
+    pub fn check(&self, name: &str) -> Result<&Value> {
+        let checks = self.host["checks"].as_array().context("no checks")?;
+        checks
+            .iter()
+            .find(|check| check["name"] == name)
+            .with_context(|| format!("no check {name}: {checks:?}"))
+    }
+
+    /// The only image.
+    pub fn image(&self) -> Result<&Value> {
+        ensure!(self.images.len() == 1, "{} images: {:?}", self.images.len(), self.images);
+        Ok(&self.images[0])
+    }
+}

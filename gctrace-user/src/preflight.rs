@@ -99,7 +99,7 @@ pub static PRIVILEGES: [Privilege; 3] = [
 
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
-/// The first pid namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+/// The first pid namespace (`PROC_PID_INIT_INO`, `include/linux/proc_ns.h`).
 const HOST_PIDS: &str = "pid:[4026531836]";
 
 /// What the checks found.

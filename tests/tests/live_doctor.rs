@@ -416,3 +416,21 @@ fn short_lived() -> Result<()> {
     }
     Ok(())
 }
+
+/// In a pid namespace of its own the kernel's pids mean nothing: doctor and a run say so.
+#[test]
+fn inside_a_container() -> Result<()> {
+    let live = Live::begin()?;
+    let inside = |args: &[&str]| -> Result<Finished> {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc"]).arg(gctrace_binary()?).args(args);
+        Guarded::start("unshare", &mut command)?.finish(PATIENCE)
+    };
+    let cache = cache(&live);
+    let diagnosis = read(inside(&["doctor", "--format", "jsonl", "--cache-dir", &cache.to_string_lossy()])?)?;
+    let check = diagnosis.check("pid_namespace")?;
+    ensure!(check["status"] == "missing" && diagnosis.finished.status.code() == Some(3), "{check}");
+    let run = inside(&["--all-ruby", "--duration", "100ms"])?;
+    ensure!(run.status.code() == Some(3) && run.errors().contains("container"), "{run:?}");
+    Ok(())
+}

@@ -136,12 +136,9 @@ mod tests {
             reason: format!("{cause}\nline\nline"),
         };
         assert!(brief(&error).ends_with("Operation not permitted (os error 1)"), "{}", brief(&error));
-        let error = LoadError::Program {
-            program: "gc_start",
-            source: aya::programs::ProgramError::LoadError {
-                io_error: cause,
-                verifier_log: aya::VerifierLog::default(),
-            },
+        let error = LoadError::Map {
+            map: "GATE",
+            source: aya::maps::MapError::CreateError { name: "GATE".to_owned(), io_error: cause },
         };
         assert!(brief(&error).contains("Operation not permitted"), "{}", brief(&error));
     }

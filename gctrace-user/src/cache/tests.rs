@@ -116,7 +116,7 @@ fn unusable_entries() {
 
     let dir = tempfile::tempdir().unwrap();
     let mut cache = Cache::at(dir.path());
-    for contents in [&changed(100)[..], b"", b"someone else's file", &vec![0; 1 << 20]] {
+    for contents in [changed(100), Vec::new(), b"someone else's file".to_vec(), vec![0; 1 << 20]] {
         fs::write(stored(dir.path()), contents).unwrap();
         assert_eq!(cache.get(&sample.file, &sample.head), None);
         cache.put(&sample.file, &sample.head, &sample.image, &sample.analysis);

@@ -39,10 +39,7 @@ impl ExecutableMapping {
     /// used, else the file's own path, if it is still the same file.
     pub(super) fn open_path(&self, pid: u32) -> io::Result<PathBuf> {
         let file = self.file(pid);
-        let error = match std::fs::metadata(&file) {
-            Ok(_) => return Ok(file),
-            Err(error) => error,
-        };
+        let Err(error) = std::fs::metadata(&file) else { return Ok(file) };
         let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
         let path = PathBuf::from(format!("/proc/{pid}/root")).join(inside);
         match std::fs::metadata(&path) {

@@ -43,14 +43,15 @@ pub(super) fn plan_file(
     let head = ImageHead::read(file).map_err(elf)?;
     let known = cache.get(file, &head);
     let cached = known.is_some();
-    let plan = if let Some(analysis) = known {
-        plan(&head.segments, analysis, reads_threads)?
+    let analysis = if let Some(analysis) = known {
+        analysis
     } else {
         let image = ElfImage::read(file).map_err(elf)?;
         let analysis = analyse(&image)?;
         cache.put(file, &head, &image, &analysis);
-        plan(&head.segments, analysis, reads_threads)?
+        analysis
     };
+    let plan = plan(&head.segments, analysis, reads_threads)?;
     Ok(Planned { plan, segments: head.segments, cached, took: begun.elapsed() })
 }
 

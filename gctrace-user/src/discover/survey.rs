@@ -215,7 +215,9 @@ impl Surveyor<'_> {
                 let mut pids: Vec<u32> = processes.flatten().map(|process| process.pid as u32).collect();
                 pids.sort_unstable();
                 pids.retain(|pid| !seen.contains(pid));
-                pids.into_iter().for_each(|pid| self.any_process(pid));
+                for pid in pids {
+                    self.any_process(pid);
+                }
             }
             Err(error) => log::warn!("listing /proc: {error}"),
         }

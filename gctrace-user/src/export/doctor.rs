@@ -90,7 +90,7 @@ struct Refused<'a> {
 #[derive(Serialize)]
 struct Sites {
     event: &'static str,
-    sites: usize,
+    total: usize,
     guard: usize,
     scan: usize,
     call: usize,
@@ -181,7 +181,7 @@ fn image(image: &ImageReport) -> Line<'_> {
 
 fn sites(count: &SiteCount) -> Sites {
     let SiteCount { event, guard, scan, call, with_register } = *count;
-    Sites { event, sites: count.total(), guard, scan, call, with_register }
+    Sites { event, total: count.total(), guard, scan, call, with_register }
 }
 
 fn checks(tracing: &Tracing) -> Vec<Check<'_>> {

@@ -116,6 +116,7 @@ pub fn check() -> Result<Host, Missing> {
     kernel()?;
     uprobes()?;
     raise_open_files();
+    raise_locked_memory();
     Ok(Host { tracefs: tracefs()? })
 }
 
@@ -190,6 +191,23 @@ fn raise_open_files() {
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         log::info!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
+
+/// Whether this kernel counts BPF maps as locked memory of the user, as those before 5.11 do.
+pub fn locks_maps() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    parse_release(&release).is_some_and(|version| version < (5, 11))
+}
+
+/// On kernels that count maps as locked memory, the usual limit of 64 KiB is less than one ring.
+pub fn raise_locked_memory() {
+    if !locks_maps() {
+        return;
+    }
+    let unlimited = Rlimit { current: None, maximum: None };
+    if let Err(error) = setrlimit(Resource::Memlock, unlimited) {
+        log::info!("the limit of locked memory stays as it is: {error}");
     }
 }
 

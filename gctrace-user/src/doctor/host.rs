@@ -25,6 +25,7 @@ pub(super) fn examine(
     checks.push(preflighted("uprobes", preflight::uprobes(), "built into the kernel".to_owned()));
     checks.push(mounted_tracefs(tracefs));
     checks.extend(bpf(kernel, matches!(tracefs, Ok(Some(_)))));
+    checks.extend(locked_memory());
     checks.extend(settings());
     checks.extend([bpffs(), cgroups(), cached(cache)]);
     HostReport {
@@ -174,6 +175,21 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
         });
     }
     checks
+}
+
+/// Only where it matters.
+fn locked_memory() -> Option<HostCheck> {
+    if !preflight::locks_maps() {
+        return None;
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+    Some(match limit.current {
+        None => check("memlock", Status::Ok, "unlimited"),
+        Some(bytes) => {
+            check("memlock", Status::Limited, format!("{bytes} bytes, which count BPF maps on this kernel"))
+                .with("run `ulimit -l unlimited` before, or set LimitMEMLOCK=infinity in the service")
+        }
+    })
 }
 
 /// Settings that forbid things to some; the attempts above say whether they do here.

@@ -49,6 +49,7 @@ pub fn run(settings: &DoctorSettings) -> Result<u8, ExportError> {
 fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
     let tracefs = preflight::mounted_tracefs();
     let mounted = tracefs.as_ref().ok().and_then(Option::as_deref);
+    preflight::raise_locked_memory();
     let kernel = bpf::check(mounted, discover::own_code(), true);
     let subjects = Subjects {
         selection: settings.selection.clone(),

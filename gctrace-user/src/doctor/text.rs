@@ -50,24 +50,24 @@ struct Page<'a, W> {
 impl<W: Write> Page<'_, W> {
     /// A verdict: what it is about, and the word for it.
     fn verdict(&mut self, about: &str, colour: &str, verdict: &str) -> io::Result<()> {
-        let (about, verdict) = (self.style.paint(BOLD, about), self.style.paint(colour, verdict));
-        writeln!(self.out, "{about}: {verdict}")
+        let about = self.style.paint(BOLD, &clean(about));
+        writeln!(self.out, "{about}: {}", self.style.paint(colour, &clean(verdict)))
     }
 
     /// A labelled line.
     fn line(&mut self, label: &str, text: &str) -> io::Result<()> {
-        writeln!(self.out, "  {label:<14} {text}")
+        writeln!(self.out, "  {label:<14} {}", clean(text))
     }
 
     /// The same for something that is wrong.
     fn problem(&mut self, label: &str, colour: &str, text: &str) -> io::Result<()> {
         let label = self.style.paint(colour, &format!("{label:<14}"));
-        writeln!(self.out, "  {label} {text}")
+        writeln!(self.out, "  {label} {}", clean(text))
     }
 
     fn remedy(&mut self, remedy: &str) -> io::Result<()> {
         let what = self.style.paint(BOLD, "what to do:");
-        writeln!(self.out, "  {:<14} {what} {remedy}", "")
+        writeln!(self.out, "  {:<14} {what} {}", "", clean(remedy))
     }
 
     fn host(&mut self, host: &HostReport) -> io::Result<()> {
@@ -129,7 +129,7 @@ impl<W: Write> Page<'_, W> {
             Status::Missing => RED,
         };
         let word = self.style.paint(colour, &format!("{:<8}", check.status.name()));
-        writeln!(self.out, "  {word} {}: {}", check.name, check.detail)
+        writeln!(self.out, "  {word} {}: {}", check.name, clean(&check.detail))
     }
 
     fn image(
@@ -212,7 +212,7 @@ impl<W: Write> Page<'_, W> {
                 None => (self.style.paint(GREEN, &format!("{:<8}", "ok")), String::new()),
                 Some(reason) => (self.style.paint(BOLD, &format!("{:<8}", "n/a")), format!(": {reason}")),
             };
-            writeln!(self.out, "  {word} {name}{reason}")?;
+            writeln!(self.out, "  {word} {name}{}", clean(&reason))?;
         }
         self.line("GC.stat", &tracing.stat_keys.join(" "))
     }
@@ -250,7 +250,7 @@ impl<W: Write> Page<'_, W> {
             Proof::NotTried => (RED, "not traced".to_owned()),
         };
         let pid = self.style.paint(colour, &format!("{:<14}", format!("pid {}", process.pid)));
-        writeln!(self.out, "  {pid} {text}  [{command}]")
+        writeln!(self.out, "  {pid} {}  [{}]", clean(&text), clean(&command))
     }
 
     fn end(&mut self, report: &Report) -> io::Result<()> {
@@ -290,6 +290,12 @@ impl<W: Write> Page<'_, W> {
     }
 }
 
+/// Paths, descriptions and command lines come from files and processes that need not mean well: nothing of them
+/// controls the terminal.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 fn passed(tracing: &Tracing) -> usize {
     tracing.checks.iter().filter(|(_, reason)| reason.is_none()).count()
 }
@@ -304,5 +310,104 @@ fn label(name: &str) -> &str {
         "tunemygc" => "TuneMyGC sample sets",
         "pprof" => "pprof profile",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::{
+        discover::{Miss, Subject},
+        doctor::report::{Refused, Summary},
+    };
+
+    fn check(name: &str, status: Status, remedy: Option<&str>) -> HostCheck {
+        HostCheck {
+            name: name.to_owned(),
+            status,
+            detail: "detail".to_owned(),
+            remedy: remedy.map(str::to_owned),
+        }
+    }
+
+    fn report(checks: Vec<HostCheck>) -> Report {
+        let image = ImageReport {
+            path: PathBuf::from("/lib/\x1b[31mruby.so"),
+            version: None,
+            description: Some("ruby\n3.1.2".to_owned()),
+            build_id: None,
+            confidence: (Confidence::None, "not traced".to_owned()),
+            tracing: Err(Refused { reason: "the reason".to_owned(), remedy: "the remedy".to_owned() }),
+            features: Vec::new(),
+            processes: 1,
+            named: false,
+        };
+        let process = ProcessReport {
+            pid: 7,
+            image: 0,
+            command: Some("evil\x07 title".to_owned()),
+            proof: Proof::NotTried,
+        };
+        let misses = vec![Miss { subject: Subject::Pid(9), reason: "gone".to_owned(), denied: false }];
+        let host = HostReport {
+            hostname: "web-1".to_owned(),
+            kernel: "6.1.0".to_owned(),
+            machine: "x86_64".to_owned(),
+            uid: 0,
+            checks,
+        };
+        let (images, processes) = (vec![image], vec![process]);
+        let summary = Summary::of(&host, &images, &processes, &misses, 10, 0);
+        Report { host, images, processes, misses, summary }
+    }
+
+    fn print(report: &Report, colour: bool, verbose: bool) -> String {
+        let mut out = Vec::new();
+        write(&mut out, report, Style { colour, verbose }).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    /// The worst comes first, a remedy comes once behind all that it mends, and what is as it should be takes one line.
+    #[test]
+    fn problems_with_their_remedies() {
+        let report = report(vec![
+            check("fine", Status::Ok, None),
+            check("slower", Status::Limited, Some("wait")),
+            check("first", Status::Missing, Some("use sudo")),
+            check("dark", Status::Unknown, Some("look")),
+            check("second", Status::Missing, Some("use sudo")),
+        ]);
+        assert_eq!(report.summary.exit_status, 3);
+        let text = print(&report, false, false);
+        let at = |word: &str| text.find(word).unwrap_or_else(|| panic!("no {word} in\n{text}"));
+        assert!(at("gctrace cannot run") < at("first"));
+        assert!(at("first") < at("second") && at("second") < at("use sudo") && at("use sudo") < at("slower"));
+        assert_eq!(text.matches("use sudo").count(), 1);
+        assert!(!text.contains("fine") && text.contains("1 passed") && text.contains("dark (why, with -v)"));
+        assert!(print(&report, false, true).contains("fine"));
+    }
+
+    /// A Ruby that is not traced is status 2 with reason and remedy; colours appear only if wanted; and nothing that a
+    /// file or a process says reaches the terminal as a command.
+    #[test]
+    fn refused_and_hostile() {
+        let report = report(vec![check("fine", Status::Ok, None)]);
+        assert_eq!(report.summary.exit_status, 2);
+        let text = print(&report, false, true);
+        for word in
+            ["is not traced", "the reason", "the remedy", "pid 7", "pid 9", "gone", "not everything works"]
+        {
+            assert!(text.contains(word), "{word}:\n{text}");
+        }
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+        assert!(!text.contains("ruby\n3"));
+        let coloured = print(&report, true, false);
+        assert!(
+            coloured.contains("\x1b[31m")
+                && !coloured.contains("\x1b[31mruby.so")
+                && !coloured.contains('\x07')
+        );
     }
 }

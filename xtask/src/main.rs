@@ -7,6 +7,7 @@ mod demo;
 mod ebpf;
 mod elf;
 mod layouts;
+mod lab;
 mod setup;
 mod test;
 mod toolchain;
@@ -34,6 +35,8 @@ enum Command {
     Layouts(layouts::Args),
     /// Trace a bundled Ruby workload for ten seconds and show what comes out.
     Demo,
+    /// Make roots with Debian's Rubies 2.7, 3.1, 3.3 and 3.4 to test on.
+    Lab(lab::Args),
     /// Build everything and run all tests; those on real Rubies as root.
     Test(test::Args),
     /// Measure what gctrace costs: paired runs of Ruby scripts with and without it.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Command::Ebpf(args) => ebpf::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Layouts(args) => layouts::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Demo => demo::run_demo().map(|()| ExitCode::SUCCESS),
+        Command::Lab(args) => lab::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Test(args) => test::run_tests(&args),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };

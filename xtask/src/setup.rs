@@ -27,6 +27,8 @@ pub(crate) enum Purpose {
     Demo,
     /// The tests: Ruby with headers, a C compiler, make, Go's pprof.
     Test,
+    /// The roots with other Rubies: mmdebstrap.
+    Lab,
     /// Rebuilding the BPF objects: Debian's rustc with its BPF standard library, and bpf-linker.
     Ebpf,
 }
@@ -51,6 +53,7 @@ const MAKE: Need = command("make", "make");
 const RUBY: Need = package("ruby");
 const RUBY_DEV: Need = package("ruby-dev");
 const GO: Need = command("golang-go", "go");
+const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const RUSTC: Need = package("rustc-web");
 const CARGO: Need = package("cargo-web");
 const BPF_CORE: Need = package("libstd-rust-web-dev-bpf");
@@ -61,6 +64,7 @@ impl Purpose {
             Self::Build => &[CC, LIBC],
             Self::Demo => &[CC, LIBC, RUBY],
             Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO],
+            Self::Lab => &[MMDEBSTRAP],
             Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],
         }
     }
@@ -68,7 +72,7 @@ impl Purpose {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let all = [Purpose::Build, Purpose::Demo, Purpose::Test, Purpose::Ebpf];
+    let all = [Purpose::Build, Purpose::Demo, Purpose::Test, Purpose::Lab, Purpose::Ebpf];
     ensure(if args.purpose.is_empty() { &all } else { &args.purpose })?;
     progress("setup: everything needed is there");
     Ok(())

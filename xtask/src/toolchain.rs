@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::util::{self, output, progress, run_quiet, which};
+use crate::util::{cache_dirs, output, progress, run_quiet, which};
 
 /// Later releases no longer use the compiler's own LLVM.
 const LINKER_VERSION: &str = "0.10.3";
@@ -92,7 +92,7 @@ pub(crate) fn ensure_linker() -> Result<()> {
     if linker().is_some() {
         return Ok(());
     }
-    let tools = tool_dirs()?.into_iter().next().context("no folder to install bpf-linker into")?;
+    let tools = cache_dirs("tools")?.into_iter().next().context("no folder to install bpf-linker into")?;
     progress(format!("setup: building bpf-linker {LINKER_VERSION} (about two minutes)"));
     let mut command = clean(Command::new(CARGO));
     // LLVM does the work; the linker's own code need not be fast, but soon there.
@@ -106,20 +106,11 @@ pub(crate) fn ensure_linker() -> Result<()> {
 
 /// The bpf-linker of the right version: on `PATH`, or where `ensure_linker` puts it.
 fn linker() -> Option<PathBuf> {
-    let own = tool_dirs().unwrap_or_default().into_iter().map(|dir| dir.join("bin/bpf-linker"));
+    let own = cache_dirs("tools").unwrap_or_default().into_iter().map(|dir| dir.join("bin/bpf-linker"));
     own.chain(which("bpf-linker")).find(|path| {
         let version = output(clean(Command::new(path)).arg("--version"));
         version.is_ok_and(|text| text.split_whitespace().last() == Some(LINKER_VERSION))
     })
-}
-
-/// Where tools are kept, best first: the user's cache, which survives `cargo clean`, then the build folder.
-fn tool_dirs() -> Result<Vec<PathBuf>> {
-    let cache = env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    let cache = cache.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
-    let mut dirs: Vec<PathBuf> = cache.into_iter().map(|dir| dir.join("gctrace/tools")).collect();
-    dirs.push(util::target_dir()?.join("xtask/tools"));
-    Ok(dirs)
 }
 
 /// The LLVM library that rustc itself loads.

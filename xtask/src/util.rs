@@ -27,6 +27,16 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
         .with_context(|| format!("no build folder above {}", exe.display()))
 }
 
+/// Where things are kept that are costly to make, best first: the user's cache, which survives `cargo clean`, then the
+/// build folder.
+pub(crate) fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
+    let cache = env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let cache = cache.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
+    let mut dirs: Vec<PathBuf> = cache.into_iter().map(|dir| dir.join("gctrace").join(name)).collect();
+    dirs.push(target_dir()?.join("xtask").join(name));
+    Ok(dirs)
+}
+
 /// A cargo command in the root folder, run by the cargo that started us.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

@@ -1,0 +1,195 @@
+//! `cargo xtask lab`: Debian's Rubies of several generations, each in a small root of its own, to test on.
+//!
+//! A root holds the Ruby packages of one suite with what they depend on, unpacked and not configured: the very files
+//! that users have, in about 75 MB. Nothing of it is ever booted; the tests start its Ruby in a chroot.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    setup::{self, Purpose},
+    util::{as_root, cache_dirs, output, progress, run_quiet, short},
+};
+
+/// Arguments of `lab`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Which roots: bullseye (Ruby 2.7), bookworm (3.1), trixie (3.3), experimental (3.4). Default: all.
+    #[arg(value_parser = SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>())]
+    names: Vec<String>,
+}
+
+/// One suite of Debian and the Ruby in it.
+pub(crate) struct Suite {
+    /// Its name, and the name of its root.
+    pub(crate) name: &'static str,
+    /// The suites of the archive that its packages come from.
+    archive: &'static [&'static str],
+    /// The suite with its security updates.
+    security: Option<&'static str>,
+    /// The series of its Ruby.
+    series: &'static str,
+    /// The packages to unpack.
+    packages: &'static [&'static str],
+}
+
+const SUITES: &[Suite] = &[
+    Suite {
+        name: "bullseye",
+        archive: &["bullseye"],
+        security: Some("bullseye-security"),
+        series: "2.7",
+        packages: &["ruby2.7", "ruby2.7-dev"],
+    },
+    Suite {
+        name: "bookworm",
+        archive: &["bookworm"],
+        security: Some("bookworm-security"),
+        series: "3.1",
+        packages: &["ruby3.1", "ruby3.1-dev"],
+    },
+    Suite {
+        name: "trixie",
+        archive: &["trixie"],
+        security: Some("trixie-security"),
+        series: "3.3",
+        packages: &["ruby3.3", "ruby3.3-dev"],
+    },
+    // Experimental is no suite by itself: what its packages depend on is in sid.
+    Suite {
+        name: "experimental",
+        archive: &["sid", "experimental"],
+        security: None,
+        series: "3.4",
+        packages: &["ruby3.4", "ruby3.4-dev"],
+    },
+];
+
+/// The file in a root that says how it was made; a root without it is not complete. The tests know a root by it, and
+/// take from its first line which Ruby is meant.
+const STAMP: &str = ".gctrace-lab";
+
+/// What is left to do after unpacking: the links that the essential packages of a merged /usr would bring, and the
+/// stamp. Arguments: the folder, its final name, the stamp's text.
+const FINISH: &str = r#"
+set -e
+cd "$1"
+for dir in bin lib lib64 sbin; do
+    [ -e "$dir" ] || ln -s "usr/$dir" "$dir"
+done
+printf '%s' "$3" > .gctrace-lab
+chmod 755 .
+rm -rf "$2"
+mv "$1" "$2"
+"#;
+
+impl Suite {
+    /// The executable, seen from inside of its root.
+    fn ruby(&self) -> String {
+        format!("/usr/bin/ruby{}", self.series)
+    }
+
+    /// What the root is made of. A root with another recipe is made anew.
+    fn recipe(&self) -> String {
+        format!(
+            "{}\nsuites {} {}\npackages {}\n",
+            self.ruby(),
+            self.archive.join(" "),
+            self.security.unwrap_or_default(),
+            self.packages.join(" ")
+        )
+    }
+
+    fn is_complete(&self, root: &Path) -> bool {
+        fs::read_to_string(root.join(STAMP)).is_ok_and(|stamp| stamp == self.recipe())
+    }
+
+    /// The lines of `sources.list`.
+    fn sources(&self) -> Result<Vec<String>> {
+        let archive = mirror("Debian")?;
+        let mut lines: Vec<_> =
+            self.archive.iter().map(|suite| format!("deb {archive} {suite} main")).collect();
+        if let Some(suite) = self.security {
+            lines.push(format!("deb {} {suite} main", mirror("Debian-Security")?));
+        }
+        Ok(lines)
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    for ruby in ensure(&args.names)? {
+        println!("{}", ruby.display());
+    }
+    Ok(())
+}
+
+/// Makes the roots that are missing (of all suites if none is named) and returns the path of each one's Ruby.
+pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
+    let lab = cache_dirs("lab")?.into_iter().next().context("no folder for the lab")?;
+    fs::create_dir_all(&lab).with_context(|| format!("cannot create {}", lab.display()))?;
+    // Two at once would each remove what the other is unpacking.
+    let lock = lab.join(".lock");
+    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    lock.lock().context("cannot lock the lab")?;
+    let wanted =
+        SUITES.iter().filter(|suite| names.is_empty() || names.iter().any(|name| name == suite.name));
+    wanted
+        .map(|suite| {
+            let root = lab.join(suite.name);
+            if !suite.is_complete(&root) {
+                make(suite, &root).with_context(|| format!("cannot make the {} root", suite.name))?;
+            }
+            Ok(root.join(suite.ruby().trim_start_matches('/')))
+        })
+        .collect()
+}
+
+fn make(suite: &Suite, root: &Path) -> Result<()> {
+    setup::ensure(&[Purpose::Lab])?;
+    progress(format!("lab: unpacking Ruby {} of {} (10 to 20 s)", suite.series, suite.name));
+    let started = Instant::now();
+    let part = root.with_extension("part");
+    run_quiet(as_root("rm", "make the lab's roots")?.args(["-rf", "--"]).arg(&part))?;
+    let mut command = as_root("mmdebstrap", "make the lab's roots")?;
+    command.args(["--quiet", "--mode=root", "--variant=extract", "--architectures=amd64"]);
+    // An old suite is no longer signed anew.
+    let options = ["APT::Install-Recommends \"false\"", "Acquire::Check-Valid-Until \"false\""];
+    command.args(options.iter().chain(&["Acquire::Languages \"none\""]).map(|o| format!("--aptopt={o}")));
+    command.arg(format!("--include={}", suite.packages.join(",")));
+    command.arg(suite.archive[0]).arg(&part).args(suite.sources()?);
+    run_quiet(&mut command)?;
+    let mut finish = as_root("sh", "make the lab's roots")?;
+    run_quiet(finish.args(["-c", FINISH, "finish"]).args([&part, root]).arg(suite.recipe()))?;
+    progress(format!("lab: {} is there after {:.0} s", short(root), started.elapsed().as_secs_f64()));
+    Ok(())
+}
+
+/// The mirror of this machine for the archive with this label, as its own apt knows it.
+fn mirror(label: &str) -> Result<String> {
+    let ask = || {
+        let mut query = Command::new("apt-get");
+        query.args(["indextargets", "--format", "$(LABEL) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]);
+        let text = output(&mut query)?;
+        let found = text.lines().find_map(|line| line.strip_prefix(&format!("{label} main ")));
+        Ok::<_, anyhow::Error>(found.map(ToOwned::to_owned))
+    };
+    if let Some(uri) = ask()? {
+        return Ok(uri);
+    }
+    // A fresh machine has no package lists yet, and without them apt does not know labels.
+    run_quiet(as_root("apt-get", "read the package lists")?.args(["-q", "update"]))?;
+    match ask()? {
+        Some(uri) => Ok(uri),
+        None => bail!(
+            "apt on this machine knows no mirror of \"{label}\", from which the root could come: add one to \
+             /etc/apt/sources.list, or name the Rubies to test on in GCTRACE_RUBIES"
+        ),
+    }
+}

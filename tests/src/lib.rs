@@ -14,7 +14,7 @@
 //! * [`memory`]: whether a process's code is what its file says
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
-//! (colon-separated Ruby executables; default: `ruby`).
+//! (colon-separated Ruby executables, those in a root of `cargo xtask lab` among them; default: `ruby` and all of these).
 
 pub mod child;
 pub mod compare;

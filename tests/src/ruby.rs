@@ -1,16 +1,41 @@
-//! The Ruby builds that the tests run on.
+//! The Ruby builds that the tests run on: those of this machine, and those in roots of their own.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::PATIENCE;
+use crate::child::Guarded;
+use crate::live::{rubies_dir, work_dir};
+
+/// The file in a root by which it is known, made by `cargo xtask lab`. Its first line is the path of the Ruby in it.
+const STAMP: &str = ".gctrace-lab";
+
+/// Goes into a root and becomes the given command there. The caller has put us into a mount namespace of our own, so
+/// what is mounted here ends with the last process in it, however it ends. Arguments: the root, two folders that shall
+/// be seen in it under their own paths, the command.
+const ENTER: &str = r#"
+set -e
+for dir in "$2" "$3"; do
+    mkdir -p "$1$dir"
+    mount --bind "$dir" "$1$dir"
+done
+root=$1
+shift 3
+exec chroot "$root" "$@"
+"#;
+
 /// One Ruby executable.
 #[derive(Clone, Debug)]
 pub struct Ruby {
+    /// Its path, inside of its root if it has one.
     exe: PathBuf,
+    root: Option<PathBuf>,
+    /// Options that are always given.
+    options: Vec<String>,
     config: BTreeMap<String, String>,
 }
 
@@ -20,43 +45,156 @@ impl Ruby {
         Self::all()?.into_iter().next().context("GCTRACE_RUBIES names no Ruby")
     }
 
-    /// All Rubies to test on: those in `GCTRACE_RUBIES`, or `ruby`.
+    /// All Rubies to test on: those in `GCTRACE_RUBIES`, or `ruby` and those of all roots there are.
     pub fn all() -> Result<Vec<Self>> {
-        let list = std::env::var_os("GCTRACE_RUBIES").unwrap_or_else(|| "ruby".into());
-        std::env::split_paths(&list)
-            .filter(|exe| !exe.as_os_str().is_empty())
-            .map(|exe| Self::at(&exe))
-            .collect()
+        let paths = match std::env::var_os("GCTRACE_RUBIES") {
+            Some(list) => std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect(),
+            None => std::iter::once(PathBuf::from("ruby")).chain(in_roots()?).collect::<Vec<_>>(),
+        };
+        paths.iter().map(|path| Self::at(path)).collect()
     }
 
-    /// The Ruby at `exe`.
-    pub fn at(exe: &Path) -> Result<Self> {
-        let keys =
-            ["ruby_version", "RUBY_PROGRAM_VERSION", "bindir", "CC", "rubyhdrdir", "rubyarchhdrdir", "DLEXT"];
+    /// Does the same with every Ruby, a process of which is there all the time. One that fails does not hide the others.
+    pub fn each(mut test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
+        let mut failures = Vec::new();
+        for ruby in Self::all()? {
+            let resident = ruby.resident()?;
+            if let Err(error) = test(&ruby) {
+                failures.push(format!("Ruby {} ({}): {error:?}", ruby.version(), ruby.label()));
+            }
+            drop(resident);
+        }
+        ensure!(failures.is_empty(), "{} Rubies fail.\n{}", failures.len(), failures.join("\n"));
+        Ok(())
+    }
+
+    /// The Rubies among them that have roots of their own.
+    pub fn rooted() -> Result<Vec<Self>> {
+        let mut all = Self::all()?;
+        all.retain(|ruby| ruby.root.is_some());
+        ensure!(!all.is_empty(), "none of the Rubies is in a root of its own: run `cargo xtask lab`");
+        Ok(all)
+    }
+
+    /// The Ruby at `path`. If a folder above it is a root of the lab, it runs in there.
+    pub fn at(path: &Path) -> Result<Self> {
+        let root = path.ancestors().skip(1).find(|dir| dir.join(STAMP).is_file());
+        let exe =
+            root.and_then(|root| path.strip_prefix(root).ok()).map(|inside| Path::new("/").join(inside));
+        Self::examine(exe.unwrap_or_else(|| path.to_path_buf()), root.map(Path::to_path_buf))
+    }
+
+    /// The same Ruby in a copy of its root.
+    pub fn in_copy(&self, root: &Path) -> Result<Self> {
+        Self::examine(self.exe.clone(), Some(root.to_path_buf()))
+    }
+
+    fn examine(exe: PathBuf, root: Option<PathBuf>) -> Result<Self> {
+        let mut ruby = Self { exe, root, options: Vec::new(), config: BTreeMap::new() };
+        let keys = [
+            "ruby_version",
+            "RUBY_PROGRAM_VERSION",
+            "bindir",
+            "CC",
+            "rubyhdrdir",
+            "rubyarchhdrdir",
+            "DLEXT",
+            "libdir",
+            "LIBRUBY_SO",
+            "LIBRUBY_ALIASES",
+        ];
         let script = "ARGV.each { |key| puts RbConfig::CONFIG[key].to_s }";
-        let output = Command::new(exe)
+        let output = ruby
+            .command()?
             .args(["--disable-gems", "-rrbconfig", "-e", script])
             .args(keys)
             .stdin(Stdio::null())
             .output()
             .with_context(|| {
-                format!("cannot run {}: run `cargo xtask test`, which installs Ruby", exe.display())
+                format!("cannot run {}: run `cargo xtask test`, which installs Ruby", ruby.exe.display())
             })?;
         ensure!(
             output.status.success(),
-            "{} failed: {}",
-            exe.display(),
+            "{} in {:?} failed: {}",
+            ruby.exe.display(),
+            ruby.root,
             String::from_utf8_lossy(&output.stderr)
         );
         let values = String::from_utf8(output.stdout)?;
-        let config =
+        ruby.config =
             keys.iter().map(ToString::to_string).zip(values.lines().map(ToOwned::to_owned)).collect();
-        Ok(Self { exe: exe.to_path_buf(), config })
+        Ok(ruby)
     }
 
-    /// The executable.
+    /// The same Ruby, always with this option.
+    #[must_use]
+    pub fn with_option(mut self, option: &str) -> Self {
+        self.options.push(option.to_owned());
+        self
+    }
+
+    /// What starts it, in its root: program and first arguments. The process that is started becomes the Ruby.
+    pub fn argv(&self) -> Result<Vec<OsString>> {
+        self.argv_of(self.exe.as_os_str())
+    }
+
+    /// What starts another program where this Ruby runs.
+    pub fn argv_of(&self, program: &OsStr) -> Result<Vec<OsString>> {
+        let mut argv: Vec<OsString> = Vec::new();
+        if let Some(root) = &self.root {
+            argv.extend(["unshare", "--mount", "--", "sh", "-c", ENTER, "enter"].map(Into::into));
+            argv.extend([root.into(), work_dir()?.into(), rubies_dir().into()]);
+        }
+        argv.push(program.to_owned());
+        argv.extend(self.options.iter().map(Into::into));
+        Ok(argv)
+    }
+
+    /// A command that starts it.
+    pub fn command(&self) -> Result<Command> {
+        let argv = self.argv()?;
+        let mut command = Command::new(&argv[0]);
+        command.args(&argv[1..]);
+        Ok(command)
+    }
+
+    /// The executable, as it is seen where it runs.
     pub fn exe(&self) -> &OsStr {
         self.exe.as_os_str()
+    }
+
+    /// The root that it runs in, if it has one.
+    pub fn root(&self) -> Option<&Path> {
+        self.root.as_deref()
+    }
+
+    /// A word for it that can stand in a file name: that of its root.
+    pub fn label(&self) -> String {
+        let name =
+            self.root.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        name.unwrap_or_else(|| format!("host-{}", self.version()))
+    }
+
+    /// The path on this machine of a file as the Ruby names it.
+    pub fn host_path(&self, path: &str) -> PathBuf {
+        match &self.root {
+            Some(root) => root.join(path.trim_start_matches('/')),
+            None => PathBuf::from(path),
+        }
+    }
+
+    /// A process of this Ruby that does nothing, for as long as it is kept. A Ruby at a place where gctrace does not look
+    /// for installed ones must be met before a short script's first collection can be seen. The Ruby of the machine
+    /// needs none.
+    pub fn resident(&self) -> Result<Option<Guarded>> {
+        if self.root.is_none() {
+            return Ok(None);
+        }
+        let mut command = self.command()?;
+        command.args(["--disable-gems", "-e", "GC.disable; $stdout.puts 'idle'; $stdout.flush; $stdin.gets"]);
+        let mut idle = Guarded::start("resident Ruby", &mut command)?;
+        idle.wait_stdout(PATIENCE, "idle", |line| line == "idle")?;
+        Ok(Some(idle))
     }
 
     /// `RUBY_VERSION`, e.g. `3.1.2`.
@@ -64,8 +202,33 @@ impl Ruby {
         self.config("RUBY_PROGRAM_VERSION")
     }
 
+    /// Whether its version is at least this.
+    pub fn is_at_least(&self, major: u32, minor: u32) -> bool {
+        let mut numbers = self.version().split('.').map(|number| number.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+    }
+
     /// A value of `RbConfig::CONFIG`, or an empty string.
     pub fn config(&self, key: &str) -> &str {
         self.config.get(key).map_or("", String::as_str)
     }
+}
+
+/// The Rubies of the roots in the user's cache.
+fn in_roots() -> Result<Vec<PathBuf>> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let cache = cache.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
+    let Some(lab) = cache.map(|cache| cache.join("gctrace/lab")) else { return Ok(Vec::new()) };
+    let Ok(entries) = std::fs::read_dir(&lab) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for entry in entries {
+        let root = entry.with_context(|| format!("cannot read {}", lab.display()))?.path();
+        // One without a stamp is being made.
+        if let Ok(stamp) = std::fs::read_to_string(root.join(STAMP)) {
+            let ruby = stamp.lines().next().unwrap_or_default();
+            found.push(root.join(ruby.trim_start_matches('/')));
+        }
+    }
+    found.sort();
+    Ok(found)
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result, ensure};
@@ -151,7 +150,7 @@ impl Script {
 
     /// Starts it.
     pub fn start(self) -> Result<Running> {
-        let mut command = Command::new(self.ruby.exe());
+        let mut command = self.ruby.command()?;
         command.args(&self.args).envs(self.env.iter().map(|(key, value)| (key, value)));
         Ok(Running { process: Guarded::start(self.name, &mut command)?, outputs: self.outputs })
     }
@@ -162,10 +161,10 @@ impl Script {
     }
 
     /// What to start for it, for somebody else who starts it: program and arguments, environment, and its outputs.
-    pub fn into_parts(self) -> (Vec<OsString>, Vec<(OsString, OsString)>, Outputs) {
-        let mut command = vec![self.ruby.exe().to_owned()];
+    pub fn into_parts(self) -> Result<(Vec<OsString>, Vec<(OsString, OsString)>, Outputs)> {
+        let mut command = self.ruby.argv()?;
         command.extend(self.args);
-        (command, self.env, self.outputs)
+        Ok((command, self.env, self.outputs))
     }
 
     fn set(&mut self, key: &str, value: impl AsRef<OsStr>) {

@@ -12,14 +12,17 @@ use serde_json::{Map, Value};
 use crate::live::{rubies_dir, work_dir};
 use crate::ruby::Ruby;
 
-/// The path of the extension, built for `ruby`. It is built once per source, Ruby and compiler flags; processes that
+/// The path of the extension, built for `ruby` by this machine's compiler: it uses nothing of the C library that an older
+/// or a newer one would not have. It is built once per source, Ruby and compiler flags; processes that
 /// build it at the same time each build their own and the last one wins.
 pub fn extension(ruby: &Ruby) -> Result<PathBuf> {
     let source = rubies_dir().join("witness").join("witness.c");
     let text = std::fs::read(&source).with_context(|| format!("cannot read {}", source.display()))?;
-    let compiler = ruby.config("CC").split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>();
+    let compiler = if ruby.root().is_some() { "cc" } else { ruby.config("CC") };
+    let compiler = compiler.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>();
     let flags = ["-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"];
-    let includes = ["rubyarchhdrdir", "rubyhdrdir"].map(|key| format!("-I{}", ruby.config(key)));
+    let includes = ["rubyarchhdrdir", "rubyhdrdir"].map(|key| ruby.host_path(ruby.config(key)));
+    let includes = includes.map(|dir| format!("-I{}", dir.display()));
 
     let mut hash = DefaultHasher::new();
     (&text, &compiler, flags, &includes, ruby.version(), ruby.exe()).hash(&mut hash);
@@ -78,6 +81,8 @@ pub struct Event {
     pub ns: u64,
     /// Native thread id.
     pub tid: u32,
+    /// How often the kernel had taken the CPU from the thread by then.
+    pub preempted: u64,
     /// `GC.stat` at `GC_START` and `GC_END_SWEEP`, in its order; else empty.
     #[serde(default)]
     pub stat: Map<String, Value>,
@@ -112,6 +117,8 @@ pub struct Pause {
     pub end_ns: u64,
     /// The cycle it works for.
     pub count: u64,
+    /// Whether the kernel took the CPU from the thread between the event before the pause and its end.
+    pub preempted: bool,
 }
 
 /// A whole log.
@@ -194,11 +201,14 @@ impl Log {
         let mut running = true;
         let mut part_of_a_cycle = true;
         let mut pauses = Vec::new();
+        let mut previous: Option<&Event> = None;
+        let mut before_enter: Option<&Event> = None;
         for event in &self.events {
             match event.kind {
                 Kind::Enter => {
                     ensure!(open.is_none(), "a pause inside a pause at {}", event.ns);
                     open = Some(event);
+                    before_enter = previous;
                     part_of_a_cycle = running;
                 }
                 Kind::Start => {
@@ -211,12 +221,16 @@ impl Log {
                         open.take().with_context(|| format!("an exit without an enter at {}", event.ns))?;
                     ensure!(enter.tid == event.tid, "a pause changes its thread at {}", event.ns);
                     if part_of_a_cycle {
-                        pauses.push(Pause { begin_ns: enter.ns, end_ns: event.ns, count });
+                        // What a thread had seen that ran before says nothing about this one.
+                        let before = before_enter.filter(|before| before.tid == event.tid);
+                        let preempted = before.is_none_or(|before| before.preempted != event.preempted);
+                        pauses.push(Pause { begin_ns: enter.ns, end_ns: event.ns, count, preempted });
                     }
                 }
                 Kind::EndSweep => running = false,
                 Kind::EndMark => {}
             }
+            previous = Some(event);
         }
         ensure!(open.is_none(), "a pause without end");
         Ok(pauses)

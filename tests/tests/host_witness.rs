@@ -42,21 +42,21 @@ fn check(report: &script::Report, log: &Log) -> Result<()> {
 #[test]
 fn witness_agrees_with_the_program() -> Result<()> {
     let live = Live::without_gctrace()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         for name in ["explicit.rb", "compact.rb", "stress.rb", "modes.rb", "threads.rb", "short.rb"] {
-            let done = Script::new(&live, &ruby, name)?.run()?;
+            let done = Script::new(&live, ruby, name)?.run()?;
             check(&done.report, done.log()?)?;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The pressure script really causes every kind of collection that it is there for, and marking in steps.
 #[test]
 fn pressure_covers_the_reasons() -> Result<()> {
     let live = Live::without_gctrace()?;
-    for ruby in Ruby::all()? {
-        let done = Script::new(&live, &ruby, "pressure.rb")?.run()?;
+    Ruby::each(|ruby| {
+        let done = Script::new(&live, ruby, "pressure.rb")?.run()?;
         let log = done.log()?;
         check(&done.report, log)?;
         for by in ["newobj", "malloc", "method"] {
@@ -70,8 +70,8 @@ fn pressure_covers_the_reasons() -> Result<()> {
             log.events.iter().filter(|event| event.kind != Kind::EndSweep && event.kind != Kind::Enter);
         let order = order.map(|event| event.kind).collect::<Vec<_>>();
         assert!(order.windows(2).any(|pair| pair == [Kind::Start, Kind::Exit]), "no incremental marking");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A child's log is its own, and a program that replaces itself has two.

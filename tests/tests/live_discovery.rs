@@ -40,11 +40,11 @@ fn vanished_pid() -> Result<u32> {
 #[test]
 fn one_before_and_one_after() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let mut before = Script::new(&live, &ruby, "explicit.rb")?.arg("30").waiting().start()?;
+    Ruby::each(|ruby| {
+        let mut before = Script::new(&live, ruby, "explicit.rb")?.arg("30").waiting().start()?;
         before.wait_for("ready")?;
         let gctrace = Gctrace::all_ruby(&live)?;
-        let mut after = Script::new(&live, &ruby, "explicit.rb")?.arg("25").waiting().start()?;
+        let mut after = Script::new(&live, ruby, "explicit.rb")?.arg("25").waiting().start()?;
         after.wait_for("ready")?;
         // Both at once.
         before.say("go")?;
@@ -58,8 +58,8 @@ fn one_before_and_one_after() -> Result<()> {
         compare::one_life(&report, after.pid)?;
         compare::pauses(&lines, after.log()?)?;
         compare::pauses(&report.gcs_of(before.pid).collect::<Vec<_>>(), before.log()?)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// On kernels before 5.15, which hand no cookies to uprobes, image and load bias come from what was found in /proc:
@@ -67,15 +67,15 @@ fn one_before_and_one_after() -> Result<()> {
 #[test]
 fn without_attach_cookies() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let mut script = Script::new(&live, &ruby, "explicit.rb")?.arg("20").waiting().start()?;
+    Ruby::each(|ruby| {
+        let mut script = Script::new(&live, ruby, "explicit.rb")?.arg("20").waiting().start()?;
         script.wait_for("ready")?;
         let gctrace = Invocation::jsonl(["--all-ruby", "--without-cookies"])?.start_ready()?;
         script.say("go")?;
         let done = script.finish()?;
         all_counted(&gctrace.stop()?, &done.report, done.witness.as_ref())?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A process that is in the middle of a cycle when gctrace comes: that cycle is not reported, nothing of it counts as
@@ -83,8 +83,8 @@ fn without_attach_cookies() -> Result<()> {
 #[test]
 fn attached_in_the_middle_of_a_cycle() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let mut script = Script::new(&live, &ruby, "midcycle.rb")?.waiting().start()?;
+    Ruby::each(|ruby| {
+        let mut script = Script::new(&live, ruby, "midcycle.rb")?.waiting().start()?;
         script.wait_for("ready")?;
         let gctrace = Gctrace::all_ruby(&live)?;
         script.say("go")?;
@@ -96,8 +96,8 @@ fn attached_in_the_middle_of_a_cycle() -> Result<()> {
         let earlier = report.gcs_of(done.pid).filter(|line| line.count < first).count();
         assert_eq!(earlier, 0, "lines of a cycle whose start was not seen");
         compare::pauses(&report.gcs_of(done.pid).collect::<Vec<_>>(), done.log()?)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Programs that collect garbage all the time while gctrace attaches: from the first line on, no cycle is missing and
@@ -172,9 +172,9 @@ fn process_lines_describe_the_process() -> Result<()> {
 #[test]
 fn fork() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
-        let running = Script::new(&live, &ruby, "forker.rb")?.start()?;
+        let running = Script::new(&live, ruby, "forker.rb")?.start()?;
         let outputs = running.outputs();
         let done = running.finish()?;
         let report = gctrace.stop()?;
@@ -191,8 +191,8 @@ fn fork() -> Result<()> {
             assert_eq!(process.ppid, Some(parent), "parent of the {key}");
             parent = child.pid;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A fork of a process that was there before gctrace.
@@ -218,8 +218,8 @@ fn fork_of_an_earlier_process() -> Result<()> {
 #[test]
 fn selected_pid_execs() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let mut running = Script::new(&live, &ruby, "execer.rb")?.waiting().start()?;
+    Ruby::each(|ruby| {
+        let mut running = Script::new(&live, ruby, "execer.rb")?.waiting().start()?;
         running.wait_for("ready")?;
         let gctrace = Invocation::jsonl(["--pid", &running.pid().to_string()])?.start_ready()?;
         running.say("go")?;
@@ -234,15 +234,16 @@ fn selected_pid_execs() -> Result<()> {
         compare::program(first, &done.report)?;
         compare::program(second, &after)?;
         ledger::check_lossless(&report)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A program that replaces itself by another Ruby program: two programs under one pid, two sample sets.
 #[test]
 fn exec() -> Result<()> {
     let live = Live::begin()?;
-    for (index, ruby) in Ruby::all()?.iter().enumerate() {
+    Ruby::each(|ruby| {
+        let index = ruby.label();
         let sets = live.dir(&format!("sets{index}"))?;
         let args = [OsArg::from("--all-ruby"), "--tunemygc".into(), sets.clone().into()];
         let gctrace = Invocation::jsonl(args)?.start_ready()?;
@@ -271,8 +272,8 @@ fn exec() -> Result<()> {
         assert_eq!(last_word.map(String::as_str), Some("after"), "the line is about the new program");
         let sets = tunemygc::Set::read_dir(&sets)?;
         assert_eq!(sets.iter().filter(|set| set.pid == done.pid).count(), 2, "one sample set per program");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 type OsArg = std::ffi::OsString;
@@ -281,43 +282,43 @@ type OsArg = std::ffi::OsString;
 #[test]
 fn short_lives() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
-        let first = Script::unwitnessed(&live, &ruby, "short.rb")?.run()?;
-        let second = Script::new(&live, &ruby, "short.rb")?.run()?;
+        let first = Script::unwitnessed(&live, ruby, "short.rb")?.run()?;
+        let second = Script::new(&live, ruby, "short.rb")?.run()?;
         let report = gctrace.stop()?;
         for done in [&first, &second] {
             assert!(done.report.growth("count")? > 0, "the script did not collect");
             all_counted(&report, &done.report, done.witness.as_ref())?;
             compare::one_life(&report, done.pid)?;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// `-- COMMAND` starts a program, traces it and ends with it.
 #[test]
 fn command() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let (command, env, outputs) = Script::new(&live, &ruby, "explicit.rb")?.arg("12").into_parts();
+    Ruby::each(|ruby| {
+        let (command, env, outputs) = Script::new(&live, ruby, "explicit.rb")?.arg("12").into_parts()?;
         let args = std::iter::once(OsArg::from("--")).chain(command);
         let (report, _) = Invocation::jsonl(args)?.envs(env).start()?.done()?;
         let (script, log) = outputs.read("")?;
         all_counted(&report, &script, log.as_ref())?;
         let others = report.gcs.iter().filter(|line| line.pid != script.pid).count();
         assert_eq!(others, 0, "only the command was selected");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// `--pid` selects that process and nothing else, even of the same image.
 #[test]
 fn only_the_selected_pid() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let mut wanted = Script::new(&live, &ruby, "explicit.rb")?.waiting().start()?;
-        let mut other = Script::new(&live, &ruby, "explicit.rb")?.waiting().start()?;
+    Ruby::each(|ruby| {
+        let mut wanted = Script::new(&live, ruby, "explicit.rb")?.waiting().start()?;
+        let mut other = Script::new(&live, ruby, "explicit.rb")?.waiting().start()?;
         wanted.wait_for("ready")?;
         other.wait_for("ready")?;
         let gctrace = Invocation::jsonl(["--pid", &wanted.pid().to_string()])?.start_ready()?;
@@ -332,8 +333,8 @@ fn only_the_selected_pid() -> Result<()> {
             "lines of processes that were not selected"
         );
         assert!(report.processes.iter().all(|process| process.pid == wanted.pid), "{:?}", report.processes);
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A pid that is no Ruby and one that is gone give one clear line each, and the others are traced.

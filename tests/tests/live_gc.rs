@@ -34,9 +34,9 @@ fn explicit_ones_match(lines: &[&GcLine], done: &Done) -> Result<()> {
 /// Runs scripts with a witness under one gctrace and compares all cycles, states and pauses.
 fn witnessed(name: &str, args: &[&str]) -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
-        let script = args.iter().fold(Script::new(&live, &ruby, name)?, Script::arg);
+        let script = args.iter().fold(Script::new(&live, ruby, name)?, Script::arg);
         let done = script.run()?;
         let report = gctrace.stop()?;
         ledger::check_lossless(&report)?;
@@ -50,8 +50,8 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
         ensure!(comparison.ends as u64 + 1 >= expected, "{} ends compared of {expected}", comparison.ends);
         compare::pauses(&lines, done.log()?)?;
         starts_come_first(&lines)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// A cycle starts in its first pause and in no other.
@@ -68,10 +68,10 @@ fn starts_come_first(lines: &[&GcLine]) -> Result<()> {
 #[test]
 fn explicit_cycles_twenty_runs_in_a_row() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
         let runs = (0..20)
-            .map(|round| Script::new(&live, &ruby, "explicit.rb")?.arg((5 + round).to_string()).run())
+            .map(|round| Script::new(&live, ruby, "explicit.rb")?.arg((5 + round).to_string()).run())
             .collect::<Result<Vec<_>>>()?;
         let report = gctrace.stop()?;
         ledger::check_lossless(&report)?;
@@ -83,19 +83,18 @@ fn explicit_cycles_twenty_runs_in_a_row() -> Result<()> {
             compare::cycles(&lines, done.log()?).demand_equal()?;
             compare::pauses(&lines, done.log()?)?;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// The same for programs as they are anywhere, without a witness inside, and with a gctrace of their own each.
 #[test]
 fn explicit_cycles_without_witness() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         for round in 0..4 {
             let gctrace = Gctrace::all_ruby(&live)?;
-            let done =
-                Script::unwitnessed(&live, &ruby, "explicit.rb")?.arg((8 + round).to_string()).run()?;
+            let done = Script::unwitnessed(&live, ruby, "explicit.rb")?.arg((8 + round).to_string()).run()?;
             let report = gctrace.stop()?;
             ledger::check_lossless(&report)?;
             let lines = lines(&report, done.pid);
@@ -103,8 +102,8 @@ fn explicit_cycles_without_witness() -> Result<()> {
             compare::one_life(&report, done.pid)?;
             explicit_ones_match(&lines, &done)?;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Collections that the program's needs cause, incremental marking among them, equal the witness's key by key.
@@ -169,17 +168,20 @@ fn stat_heap_equals_the_program() -> Result<()> {
 #[test]
 fn pause_sums_by_kind() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
-        let done = Script::new(&live, &ruby, "explicit.rb")?.arg("40").run()?;
+        let done = Script::new(&live, ruby, "explicit.rb")?.arg("40").run()?;
         let report = gctrace.stop()?;
         let (lines, log) = (lines(&report, done.pid), done.log()?);
         let pauses = log.pauses()?;
         for kind in ["minor", "major"] {
             let counts = log.starts().filter(|event| event.cycle_kind() == kind).map(Event::count);
             let counts = counts.collect::<Vec<_>>();
-            // The last cycle may go on after the log.
-            let counts = &counts[..counts.len() - 1];
+            // The last cycle may go on after the log, and what a preemption adds to one of the two is not comparable.
+            let counts = counts[..counts.len() - 1].iter().copied();
+            let disturbed = |count: &u64| pauses.iter().any(|pause| pause.count == *count && pause.preempted);
+            let counts = counts.filter(|count| !disturbed(count)).collect::<Vec<_>>();
+            assert!(!counts.is_empty(), "no {kind} cycle without preemption");
             let of_kind = pauses.iter().filter(|pause| counts.contains(&pause.count)).collect::<Vec<_>>();
             let theirs = of_kind.iter().map(|pause| pause.end_ns - pause.begin_ns).sum::<u64>();
             let ours = lines.iter().filter(|line| counts.contains(&line.count)).collect::<Vec<_>>();
@@ -196,6 +198,6 @@ fn pause_sums_by_kind() -> Result<()> {
                 of_kind.len()
             );
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }

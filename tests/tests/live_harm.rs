@@ -60,11 +60,11 @@ fn in_the_middle(pid: u32, sets: &Path, profile: &Path) -> Result<Gctrace> {
 #[test]
 fn undisturbed_program() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let running = steady(&live, &ruby)?;
+    Ruby::each(|ruby| {
+        let running = steady(&live, ruby)?;
         stop(running)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// kill -9 of gctrace in the middle of a run: the program goes on, no probe remains, no half file is left, and the
@@ -72,7 +72,8 @@ fn undisturbed_program() -> Result<()> {
 #[test]
 fn killed_in_the_middle() -> Result<()> {
     let live = Live::begin()?;
-    for (index, ruby) in Ruby::all()?.iter().enumerate() {
+    Ruby::each(|ruby| {
+        let index = ruby.label();
         let events = memory::uprobe_events()?;
         let program = steady(&live, ruby)?;
         let before = memory::changed_code(program.pid())?;
@@ -98,8 +99,8 @@ fn killed_in_the_middle() -> Result<()> {
         let report = again.stop()?;
         ensure!(report.gcs_of(program.pid()).next().is_some(), "the next gctrace sees nothing");
         stop(program)?;
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Killed while programs start and end all the time, several times over.
@@ -205,8 +206,8 @@ fn killed_program() -> Result<()> {
 #[test]
 fn overflow_is_told() -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
-        let running = steady(&live, &ruby)?;
+    Ruby::each(|ruby| {
+        let running = steady(&live, ruby)?;
         let pid = running.pid();
         let arguments = ["--pid", &pid.to_string(), "--gc-ring", "16KiB"];
         let mut gctrace = Invocation::jsonl(arguments)?.start_ready()?;
@@ -222,6 +223,6 @@ fn overflow_is_told() -> Result<()> {
         assert_eq!(exit.map(|exit| exit.lost), Some(lost));
         assert!(report.gcs_of(pid).any(|cycle| cycle.lost > 0), "no cycle tells the loss before it");
         assert!(report.gcs_of(pid).map(|cycle| cycle.lost).sum::<u64>() <= lost);
-    }
-    Ok(())
+        Ok(())
+    })
 }

@@ -101,7 +101,8 @@ fn whole_life(set: &Set) -> Result<()> {
 #[test]
 fn sample_sets_equal_the_lines() -> Result<()> {
     let live = Live::begin()?;
-    for (index, ruby) in Ruby::all()?.iter().enumerate() {
+    Ruby::each(|ruby| {
+        let index = ruby.label();
         let dir = live.dir(&format!("sets{index}"))?;
         let gctrace = writing("--tunemygc", &dir)?;
         let explicit = Script::unwitnessed(&live, ruby, "explicit.rb")?;
@@ -135,8 +136,8 @@ fn sample_sets_equal_the_lines() -> Result<()> {
         }
         let env = &set_of(&sets, explicit.pid)?.env;
         assert_eq!(env.get("RUBY_GC_HEAP_GROWTH_FACTOR").and_then(Value::as_str), Some("1.3"));
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Files appear only when they are complete, and nothing else is left in the directory.
@@ -189,7 +190,8 @@ fn files_appear_complete() -> Result<()> {
 #[test]
 fn pprof_totals_equal_the_lines() -> Result<()> {
     let live = Live::begin()?;
-    for (index, ruby) in Ruby::all()?.iter().enumerate() {
+    Ruby::each(|ruby| {
+        let index = ruby.label();
         let path = live.path(&format!("gc{index}.pb.gz"));
         let gctrace = writing("--pprof", &path)?;
         let pids = ["explicit.rb", "pressure.rb", "threads.rb"]
@@ -225,8 +227,8 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
         }
         let top = pprof::go_tool_pprof(&["-top", "-sample_index=gc-pause-time"], &path)?;
         assert!(top.contains("gc-pause-time") && top.contains("100%"), "{top}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Text output: one line per cycle of the process, with its number, kind and reason; with --quiet none.

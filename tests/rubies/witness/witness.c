@@ -2,7 +2,7 @@
  * An independent witness of the garbage collector, inside the traced process.
  *
  * It hooks CRuby's own internal GC events and writes down, at each GC_START and GC_END_SWEEP, every key of GC.stat and
- * GC.latest_gc_info, and the time and thread of every event. Nothing in the hook allocates a Ruby object or calls
+ * GC.latest_gc_info, and the time, the thread and how often the kernel has preempted it of every event. Nothing in the hook allocates a Ruby object or calls
  * malloc, so the witness does not change what it sees; it reads every key twice and counts keys that differ between
  * the two readings.
  *
@@ -11,7 +11,9 @@
  *   Witness.dump path  writes the log as JSON lines; returns the number of events
  *   Witness.now        CLOCK_MONOTONIC in nanoseconds
  *   Witness.collect    a collection asked for by C code
+ *   Witness.unprotect object  takes the write barrier off an object, as an extension that uses RARRAY_PTR does
  */
+#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include <ruby.h>
 #include <ruby/debug.h>
 
@@ -20,6 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,8 +33,9 @@
 /* Room for about 400 000 snapshots; only touched pages exist. */
 #define LOG_WORDS ((size_t)16 << 20)
 
-/* One event: ns, tid, event flag; for GC_START and GC_END_SWEEP the stat values and the info values follow. */
-enum { HEAD_WORDS = 3 };
+/* One event: ns, tid, event flag, preemptions of the thread; for GC_START and GC_END_SWEEP the stat values and the
+ * info values follow. */
+enum { HEAD_WORDS = 4 };
 
 static uint64_t *log_words;
 static size_t used, events, dropped, unstable;
@@ -76,6 +80,8 @@ static void on_event(rb_event_flag_t event, VALUE data, VALUE self, ID id, VALUE
     w[0] = ns;
     w[1] = (uint64_t)syscall(SYS_gettid);
     w[2] = (uint64_t)event;
+    struct rusage usage;
+    w[3] = getrusage(RUSAGE_THREAD, &usage) == 0 ? (uint64_t)usage.ru_nivcsw : 0;
     if (state) {
         uint64_t *stat = w + HEAD_WORDS, *info = stat + stat_count;
         for (int i = 0; i < stat_count; i++) stat[i] = rb_gc_stat(stat_keys[i]);
@@ -174,8 +180,8 @@ static VALUE witness_dump(VALUE self, VALUE path)
             (unsigned long long)begin_real_ns, (int)getpid());
     for (size_t at = 0; at < used;) {
         const uint64_t *w = log_words + at;
-        fprintf(out, "{\"ev\":\"%s\",\"ns\":%llu,\"tid\":%llu", event_name(w[2]), (unsigned long long)w[0],
-                (unsigned long long)w[1]);
+        fprintf(out, "{\"ev\":\"%s\",\"ns\":%llu,\"tid\":%llu,\"preempted\":%llu", event_name(w[2]),
+                (unsigned long long)w[0], (unsigned long long)w[1], (unsigned long long)w[3]);
         at += HEAD_WORDS;
         if (w[2] == RUBY_INTERNAL_EVENT_GC_START || w[2] == RUBY_INTERNAL_EVENT_GC_END_SWEEP) {
             fputs(",\"stat\":{", out);
@@ -209,6 +215,12 @@ static VALUE witness_collect(VALUE self)
     return Qnil;
 }
 
+static VALUE witness_unprotect(VALUE self, VALUE object)
+{
+    rb_gc_writebarrier_unprotect(object);
+    return Qnil;
+}
+
 void Init_witness(void)
 {
     VALUE witness = rb_define_module("Witness");
@@ -217,4 +229,5 @@ void Init_witness(void)
     rb_define_module_function(witness, "dump", witness_dump, 1);
     rb_define_module_function(witness, "now", witness_now, 0);
     rb_define_module_function(witness, "collect", witness_collect, 0);
+    rb_define_module_function(witness, "unprotect", witness_unprotect, 1);
 }

@@ -132,6 +132,8 @@ pub struct Log {
     pub end_ns: u64,
     /// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC` at the beginning, nanoseconds.
     pub epoch_offset_ns: i64,
+    /// Whether the collector was in the middle of a cycle then.
+    pub begins_in_a_cycle: bool,
     /// All events in order.
     pub events: Vec<Event>,
 }
@@ -141,6 +143,7 @@ struct Begin {
     ns: u64,
     real_ns: u64,
     pid: u32,
+    state: String,
 }
 
 #[derive(Deserialize)]
@@ -173,6 +176,7 @@ impl Log {
             pid: begin.pid,
             begin_ns: begin.ns,
             end_ns: finish.ns,
+            begins_in_a_cycle: begin.state != "none",
             epoch_offset_ns: i64::try_from(begin.real_ns)? - i64::try_from(begin.ns)?,
             events,
         })
@@ -197,8 +201,8 @@ impl Log {
             event.count() - u64::from(event.kind == Kind::Start)
         });
         let mut open: Option<&Event> = None;
-        // What was going on before the first event is not known: an earlier cycle may be swept still.
-        let mut running = true;
+        // An earlier cycle may be marked or swept still.
+        let mut running = self.begins_in_a_cycle;
         let mut part_of_a_cycle = true;
         let mut pauses = Vec::new();
         let mut previous: Option<&Event> = None;

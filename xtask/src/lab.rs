@@ -20,7 +20,7 @@ use crate::{
 /// Arguments of `lab`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Which roots: bullseye (Ruby 2.7), bookworm (3.1), trixie (3.3), experimental (3.4). Default: all.
+    /// Which roots: bullseye (Ruby 2.7), bookworm (3.1), trixie (3.3.8), trixie-security (3.3.13 or later), experimental (3.4). Default: all.
     #[arg(value_parser = SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>())]
     names: Vec<String>,
 }
@@ -54,8 +54,16 @@ const SUITES: &[Suite] = &[
         series: "3.1",
         packages: &["ruby3.1", "ruby3.1-dev"],
     },
+    // The Ruby of the release, and the later one that its security updates have brought.
     Suite {
         name: "trixie",
+        archive: &["trixie"],
+        security: None,
+        series: "3.3",
+        packages: &["ruby3.3", "ruby3.3-dev"],
+    },
+    Suite {
+        name: "trixie-security",
         archive: &["trixie"],
         security: Some("trixie-security"),
         series: "3.3",

@@ -41,6 +41,8 @@ static uint64_t *log_words;
 static size_t used, events, dropped, unstable;
 static int recording, hooked;
 static uint64_t begin_ns, begin_real_ns, end_ns, end_real_ns;
+/* What the collector was in the middle of when the log began. */
+static VALUE begin_state = Qnil;
 
 static int stat_count, info_count;
 static VALUE stat_keys[MAX_KEYS], info_keys[MAX_KEYS];
@@ -130,6 +132,8 @@ static VALUE witness_start(VALUE self)
                           Qnil);
     }
     used = events = dropped = unstable = 0;
+    begin_state = rb_gc_latest_gc_info(ID2SYM(rb_intern("state")));
+    remember_symbol(begin_state);
     begin_real_ns = clock_ns(CLOCK_REALTIME);
     begin_ns = clock_ns(CLOCK_MONOTONIC);
     recording = 1;
@@ -176,8 +180,10 @@ static VALUE witness_dump(VALUE self, VALUE path)
 {
     FILE *out = fopen(StringValueCStr(path), "w");
     if (!out) rb_sys_fail_str(path);
-    fprintf(out, "{\"ev\":\"begin\",\"ns\":%llu,\"real_ns\":%llu,\"pid\":%d}\n", (unsigned long long)begin_ns,
-            (unsigned long long)begin_real_ns, (int)getpid());
+    fprintf(out, "{\"ev\":\"begin\",\"ns\":%llu,\"real_ns\":%llu,\"pid\":%d,\"state\":",
+            (unsigned long long)begin_ns, (unsigned long long)begin_real_ns, (int)getpid());
+    print_value(out, begin_state);
+    fputs("}\n", out);
     for (size_t at = 0; at < used;) {
         const uint64_t *w = log_words + at;
         fprintf(out, "{\"ev\":\"%s\",\"ns\":%llu,\"tid\":%llu,\"preempted\":%llu", event_name(w[2]),

@@ -271,7 +271,10 @@ impl Pipeline {
             self.counts.refused_records += 1;
             return;
         };
-        if let Err(failed) = prove_event(reading, point, event) {
+        // The VM forbids GC until its heap is there, and enters one meanwhile for its first page (heap_prepare, gc.c 3.3).
+        // That is no end, and an objspace full of zeros proves and disproves nothing.
+        let unborn = point == Point::GcEnter && !prove::is_set_up(&reading.layout, &event.data);
+        if !unborn && let Err(failed) = prove_event(reading, point, event) {
             self.counts.refused_records += 1;
             let path = known.image.path.to_string_lossy();
             return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
@@ -304,7 +307,9 @@ impl Pipeline {
             }
             Point::GcEnter | Point::GcExit | Point::GcEndMark => {
                 self.counts.shutdown_states += 1;
-                traced.fold.maybe_shutdown(state);
+                if !unborn {
+                    traced.fold.maybe_shutdown(state);
+                }
             }
         }
     }
@@ -566,5 +571,21 @@ mod tests {
         pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
         pipeline.add_process(PID, 0, None);
         assert_eq!(*notes.borrow(), ["refused"]);
+    }
+
+    /// A GC that is entered before there is a heap (3.3 does so at boot) does not disprove the layout; an event on a heap
+    /// of zeros does.
+    #[test]
+    fn a_heap_that_is_not_set_up_proves_nothing() {
+        let (mut pipeline, notes, layout) = pipeline();
+        let mut early = snapshot(&layout, 1, 0);
+        early.data = [0; SNAPSHOT_BYTES];
+        pipeline.snapshot(Point::GcEnter, &early);
+        assert!(!pipeline.refused.contains_key(&PID), "{:?}", notes.borrow());
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 0));
+        assert_eq!((pipeline.counts.cycles_started, pipeline.counts.lost_records), (1, 0));
+        early.header.seq = 3;
+        pipeline.snapshot(Point::GcStart, &early);
+        assert!(pipeline.refused.contains_key(&PID));
     }
 }

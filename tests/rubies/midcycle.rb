@@ -1,8 +1,16 @@
 # Is in the middle of a cycle, with sweeping left to do, when it says that it is ready.
 require_relative "support"
 
+# Live objects and garbage by turns, so that every page has some free slots and one step of sweeping never suffices. (A
+# small heap whose free slots are all in its last two pages is swept in one step: 3.4 has such a one at boot.)
+kept = []
+300_000.times do |i|
+  kept << [i]
+  [i, i]
+end
 Work.small(20) until GC.latest_gc_info(:state) == :sweeping
 Report.run do |extra|
   extra["state"] = GC.latest_gc_info(:state)
   Work.small(150_000)
+  extra["kept"] = kept.size
 end

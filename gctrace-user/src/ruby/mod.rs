@@ -14,6 +14,8 @@ pub mod stat;
 pub mod tables;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod truth;
 mod version;
 mod vm_path;
 mod witness;

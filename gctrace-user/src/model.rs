@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use gctrace_common::event::Phase as WorkPhase;
 
-use crate::ruby::{RubyVersion, last_resort::Method, stat::GcInfo};
+use crate::ruby::{PauseKind, RubyVersion, last_resort::Method, stat::GcInfo};
 
 /// What is known of a traced process. Facts that could not be read (it had already exited) are `None`.
 #[derive(Clone, Debug)]
@@ -111,31 +111,6 @@ impl Pause {
     /// The pause by phase.
     pub fn phases(&self) -> [(Phase, u64); 3] {
         [(Phase::Mark, self.mark_ns), (Phase::Sweep, self.sweep_ns), (Phase::Other, self.other_ns)]
-    }
-}
-
-/// What the VM enters the GC for (`enum gc_enter_event`, gc.c).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PauseKind {
-    /// A new cycle begins.
-    Start,
-    /// A step of incremental marking or lazy sweeping.
-    Continue,
-    /// The rest of a cycle at once.
-    Rest,
-    /// Running the finalizers of all objects at exit.
-    Finalizer,
-}
-
-impl PauseKind {
-    /// The word used on the wire.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Continue => "continue",
-            Self::Rest => "rest",
-            Self::Finalizer => "finalizer",
-        }
     }
 }
 

@@ -14,8 +14,9 @@ use crate::{
     enrich::proc::{self, MemoryReader},
     export::{ExportError, Exporter, ProcessEnd},
     ledger::UserCounts,
-    model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, PauseKind, Process},
+    model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, Process},
     ruby::{
+        PauseKind,
         layout::{BoundKey, ObjspaceLayout},
         prove,
         stat::{GcInfo, Mode},

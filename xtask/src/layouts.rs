@@ -71,8 +71,12 @@ const SERIES: &[Series] = &[
             ("rb_vm_struct", (3, 2, 7)),
         ],
     ),
-    series((3, 3, 0), (3, 3, 11), &[("rb_vm_struct", (3, 3, 1)), ("rb_vm_struct", (3, 3, 7))]),
-    // Debian's 3.4.11 has no public tag; its machine code gives the same places of everything that GC.stat reads.
+    // Debian's 3.3.13 and 3.4.11 have no public tags; their machine code gives the same places of everything that GC.stat
+    // reads, and every key equals the witness's.
+    Series {
+        longer: &[("rb_objspace", (3, 3, 13))],
+        ..series((3, 3, 0), (3, 3, 11), &[("rb_vm_struct", (3, 3, 1)), ("rb_vm_struct", (3, 3, 7))])
+    },
     Series { longer: &[("rb_objspace", (3, 4, 11))], ..series((3, 4, 0), (3, 4, 9), &[]) },
     series((4, 0, 0), (4, 0, 5), &[("rb_classext_struct", (4, 0, 4))]),
 ];

@@ -3,8 +3,8 @@
 use gctrace_common::event::PauseEvent;
 
 use crate::{
-    model::{GcCycle, GcState, Pause, PauseKind},
-    ruby::stat::Mode,
+    model::{GcCycle, GcState, Pause},
+    ruby::{PauseKind, stat::Mode},
 };
 
 /// A cycle is closed with this many pauses at the most; a lazy sweep of a large heap takes some thousands.

@@ -9,10 +9,10 @@ use std::{
 use crate::{
     cache::Cache,
     elf::{ElfImage, ImageHead, LoadSegment},
-    model::{Image, PauseKind},
+    model::Image,
     pipeline::Reading,
     ruby::{
-        self, RubyVersion, Site, analyse,
+        RubyVersion, analyse,
         last_resort::{LastResort, Method},
         plan::{AttachPlan, PlanError, plan},
     },
@@ -100,19 +100,10 @@ pub(super) fn site_image(index: u32, shown: &Path, plan: &AttachPlan) -> Image {
 
 /// How the events of an image with event sites are read.
 pub(super) fn reading(plan: &AttachPlan) -> Reading {
-    let kinds = plan.analysis.sites.iter().filter_map(|site| Some((site.address.0, pause_kind(site)?)));
+    let kinds = plan.analysis.sites.iter().filter_map(|site| Some((site.address.0, site.pause?)));
     Reading {
         layout: plan.layout.clone(),
         during_gc: 1 << plan.analysis.vm.during_gc_bit,
         pause_kinds: kinds.collect(),
-    }
-}
-
-/// What the site's function tells about the pauses that begin there.
-fn pause_kind(site: &Site) -> Option<PauseKind> {
-    match site.pause? {
-        ruby::PauseKind::Start => Some(PauseKind::Start),
-        ruby::PauseKind::Finalizer => Some(PauseKind::Finalizer),
-        ruby::PauseKind::Other => None,
     }
 }

@@ -200,6 +200,12 @@ impl ElfImage {
         &self.symbols
     }
 
+    /// Makes it the image of the stripped file.
+    #[cfg(test)]
+    pub(crate) fn forget_symbols(&mut self) {
+        self.symbols = SymbolTable::default();
+    }
+
     /// The defined symbol of that name, exported or not.
     pub fn symbol(&self, name: &str) -> Option<Symbol<'_>> {
         self.dynamic_symbols.find(name).or_else(|| self.symbols.find(name))

@@ -8,8 +8,8 @@ use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
-    model::{GcCycle, GcState, GcWork, Pause, PauseKind, Process},
-    ruby::stat::GcInfo,
+    model::{GcCycle, GcState, GcWork, Pause, Process},
+    ruby::{PauseKind, stat::GcInfo},
 };
 
 /// Writes JSON lines.

@@ -81,7 +81,7 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
     }
     let mut code = Code::new(image);
     let vm = VmPath::derive(&code)?;
-    let findings = find(&mut code, vm.flags).ok_or(Refusal::NoGcFunctions)?;
+    let findings = find(&mut code, version, &vm).ok_or(Refusal::NoGcFunctions)?;
     let checks = accept(&code, &vm, &findings);
     for check in &checks {
         if let Outcome::Failed(reason) = &check.outcome {

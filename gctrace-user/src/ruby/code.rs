@@ -15,6 +15,10 @@ use crate::elf::ElfImage;
 const MAX_BLOCK: usize = 4096;
 const MAX_PREDECESSORS: usize = 64;
 
+/// Functions that do not return and that the GC calls; the code behind such a call belongs to something else.
+const NO_RETURN: [&str; 5] =
+    ["__stack_chk_fail", "abort", "rb_bug", "rb_memerror", "ruby_malloc_size_overflow"];
+
 /// The code of one image. A function is named by the index of its extent in [`ElfImage::functions`].
 pub(super) struct Code<'a> {
     pub(super) image: &'a ElfImage,
@@ -68,7 +72,14 @@ impl<'a> Code<'a> {
 
     /// Decodes a function with its cold parts.
     pub(super) fn body(&self, owner: usize) -> Body {
-        Body::new(self.parts(owner).into_iter().map(|part| self.decode(part)))
+        let mut body = Body::new(self.parts(owner).into_iter().map(|part| self.decode(part)));
+        let ends = |instruction: &Instruction| {
+            matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall)
+                && self.callee(instruction).name.is_some_and(|name| NO_RETURN.contains(&name))
+        };
+        let calls = body.instructions.iter().enumerate().filter(|(_, instruction)| ends(instruction));
+        body.no_return = calls.map(|(index, _)| index).collect();
+        body
     }
 
     /// What a call or jump leads to; empty for one that only run time can tell.
@@ -166,6 +177,8 @@ pub(super) struct Body {
     pub(super) frame_pointer: bool,
     /// Target address → indices of the jumps of this function that lead there.
     jumps: HashMap<u64, Vec<usize>>,
+    /// Indices of calls that do not return.
+    no_return: BTreeSet<usize>,
 }
 
 impl Body {
@@ -175,6 +188,7 @@ impl Body {
             part_starts: BTreeSet::new(),
             frame_pointer: false,
             jumps: HashMap::new(),
+            no_return: BTreeSet::new(),
         };
         for part in parts {
             body.part_starts.insert(body.instructions.len());
@@ -217,6 +231,55 @@ impl Body {
             self.instructions[index - 1].flow_control(),
             FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall
         )
+    }
+
+    /// Indices of the instructions that may run next inside this function.
+    pub(super) fn successors(&self, index: usize) -> impl Iterator<Item = usize> {
+        let instruction = &self.instructions[index];
+        let jump =
+            is_jump(instruction).then(|| self.index_of(Svma(instruction.near_branch_target()))).flatten();
+        let continues = matches!(
+            instruction.flow_control(),
+            FlowControl::Next
+                | FlowControl::ConditionalBranch
+                | FlowControl::Call
+                | FlowControl::IndirectCall
+        );
+        let next = index + 1;
+        let following = continues
+            && !self.no_return.contains(&index)
+            && next < self.instructions.len()
+            && !self.part_starts.contains(&next);
+        jump.into_iter().chain(following.then_some(next))
+    }
+
+    /// Indices of the instructions that may have run just before inside this function; `None` if there are none, as at
+    /// its entry, or very many.
+    pub(super) fn predecessors(&self, index: usize) -> Option<Vec<usize>> {
+        let jumps = self.jumps.get(&self.instructions[index].ip()).map_or(&[][..], Vec::as_slice);
+        if jumps.len() > MAX_PREDECESSORS {
+            return None;
+        }
+        let mut found = jumps.to_vec();
+        let before = index.checked_sub(1).filter(|_| !self.part_starts.contains(&index));
+        found.extend(before.filter(|&before| self.successors(before).any(|next| next == index)));
+        found.dedup();
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// Whether the instruction at `to` can run some time after the one at `from`.
+    pub(super) fn leads_to(&self, from: usize, to: usize) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut pending = vec![from];
+        while let Some(index) = pending.pop() {
+            if index == to {
+                return true;
+            }
+            if seen.insert(index) {
+                pending.extend(self.successors(index));
+            }
+        }
+        false
     }
 
     /// Indices of the conditional jumps that lead to the block which begins at `start`, directly, by falling through,

@@ -17,6 +17,12 @@ fn image(path: impl AsRef<Path>) -> ElfImage {
     ElfImage::read(&File::open(path).unwrap()).unwrap()
 }
 
+impl RubyAnalysis {
+    fn addresses(&self) -> Vec<(Point, u64)> {
+        self.sites.iter().map(|site| (site.point, site.address.0)).collect()
+    }
+}
+
 fn sites(analysis: &RubyAnalysis, point: Point) -> Vec<&Site> {
     analysis.sites.iter().filter(|site| site.point == point).collect()
 }
@@ -70,7 +76,9 @@ fn images_of_the_environment() {
     let mut wrong = Vec::new();
     for path in paths.split(':').filter(|path| !path.is_empty()) {
         let name = Path::new(path).file_name().unwrap().to_string_lossy();
-        let image = image(path);
+        let mut image = image(path);
+        let with_symbols = analyse(&image);
+        image.forget_symbols();
         let analysis = match analyse(&image) {
             Ok(analysis) => analysis,
             Err(refusal) => {
@@ -82,12 +90,17 @@ fn images_of_the_environment() {
         let counts = Point::ALL.map(|point| sites(&analysis, point).len().to_string()).join("/");
         let by_register = analysis.version < RubyVersion::new(3, 4, 0);
         let lost = analysis.sites.iter().filter(|site| by_register && site.register.is_none()).count();
+        if with_symbols.as_ref().map(RubyAnalysis::addresses) != Ok(analysis.addresses()) {
+            wrong.push(format!("{path}: other sites with symbols: {:?}", with_symbols.err()));
+        }
         let names = EVENT_FUNCTIONS.map(|(_, name)| name);
         let truth = Truth::read(&std::fs::read(path).unwrap(), &names);
         let errors = truth.as_ref().map_or_else(Vec::new, |truth| differences(&analysis, truth));
         let checked = if truth.is_some() { "DWARF" } else { "no DWARF" };
         println!("{name:28} {counts:14} no register: {lost}  {checked}, {} differences", errors.len());
         wrong.extend(errors.into_iter().map(|error| format!("{path}: {error}")));
+        let kinds = sites(&analysis, Point::GcEnter).iter().map(|s| s.pause).collect::<Vec<_>>();
+        println!("    pauses {kinds:?}");
         let symbol = image.symbol("gc_start").map(|symbol| symbol.address);
         let owner = sites(&analysis, Point::GcStart)[0].owner;
         if symbol.is_some_and(|symbol| symbol != owner) {
@@ -122,6 +135,24 @@ fn differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
             if !sites.iter().any(|site| within(site, instance)) {
                 wrong.push(format!("no {} site in a copy of {name}: {instance:x?}", point.name()));
             }
+        }
+    }
+    for site in sites(analysis, Point::GcEnter) {
+        let Some(found) = site.pause else { continue };
+        let around = truth.instances("gc_enter").into_iter().filter(|i| i.contains(site.guard.0));
+        let callers: Vec<&str> =
+            around.filter_map(|i| i.caller.as_deref()).filter(|c| *c != "gc_enter").collect();
+        let expected = match callers[..] {
+            ["gc_start"] => Some(PauseKind::Start),
+            ["gc_rest"] => Some(PauseKind::Rest),
+            ["gc_continue" | "gc_marks_continue" | "gc_sweep_continue"] => Some(PauseKind::Continue),
+            ["rb_objspace_call_finalizer" | "rb_gc_impl_shutdown_call_finalizer"] => {
+                Some(PauseKind::Finalizer)
+            }
+            _ => None,
+        };
+        if expected != Some(found) {
+            wrong.push(format!("GC_ENTER at {} begins {found:?}, its caller is {callers:?}", site.address));
         }
     }
     wrong

@@ -188,7 +188,7 @@ impl<'a> Machine<'a> {
                 self.assign(instruction, 0, bit);
             }
             Mnemonic::Cmp => self.tested_bit = Value::Unknown,
-            Mnemonic::Xor if is_zeroing(instruction) => self.assign(instruction, 0, Value::Constant(0)),
+            Mnemonic::Xor if is_same_register(instruction) => self.assign(instruction, 0, Value::Constant(0)),
             mnemonic => match operator(mnemonic) {
                 Some(operator) if instruction.op_count() == 2 => {
                     let right = self.operand(instruction, 1);
@@ -207,7 +207,12 @@ impl<'a> Machine<'a> {
 
     /// For `test x, 1 << n` and `bt x, n`: bit n of x. `setne` and `setb` then mean that bit.
     fn single_bit_tested(&mut self, instruction: &Instruction) -> Value {
-        let Some(number) = immediate(instruction, 1) else { return Value::Unknown };
+        let Some(number) = immediate(instruction, 1) else {
+            // `test r, r; setne r` of a bit already isolated, as compilers write it without optimisation.
+            let value = self.operand(instruction, 0);
+            let isolated = instruction.mnemonic() == Mnemonic::Test && is_same_register(instruction);
+            return if isolated && value.as_memory_bit().is_some() { value } else { Value::Unknown };
+        };
         let bit = match instruction.mnemonic() {
             Mnemonic::Bt => (number & 63) as u32,
             _ if number.is_power_of_two() => number.trailing_zeros(),
@@ -411,8 +416,8 @@ fn operator(mnemonic: Mnemonic) -> Option<Operator> {
     })
 }
 
-/// `xor r, r`
-fn is_zeroing(instruction: &Instruction) -> bool {
+/// Both operands are the same register, as in `xor r, r`.
+fn is_same_register(instruction: &Instruction) -> bool {
     instruction.op0_kind() == OpKind::Register
         && instruction.op1_kind() == OpKind::Register
         && instruction.op0_register() == instruction.op1_register()

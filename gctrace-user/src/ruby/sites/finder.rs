@@ -6,12 +6,15 @@ use gctrace_common::event::Point;
 use iced_x86::InstructionInfoFactory;
 
 use super::facts::{EventCall, Facts, collect};
-use super::guard::{EventTest, event_test, flag_setter, jump_behind};
+use super::guard::{EventTest, event_test, flag_setter, jump_behind, reaching_pointer};
+use super::pause::tell_pauses;
 use super::unit::GcUnit;
-use super::{Field, Findings, PauseKind, Site, SiteForm};
+use super::{Field, Findings, Site, SiteForm};
 use crate::address::Svma;
+use crate::ruby::RubyVersion;
 use crate::ruby::code::{Body, Code};
 use crate::ruby::references::{Kind, find_references};
+use crate::ruby::vm_path::VmPath;
 use crate::ruby::x86::{register_number, written_registers};
 
 /// A function that receives this many distinct event constants runs the hooks. In every CRuby the next best function
@@ -19,28 +22,63 @@ use crate::ruby::x86::{register_number, written_registers};
 const MIN_EVENTS: usize = 3;
 /// Optimised builds have 10 to 40 sites. Acceptance refuses a set beyond this, so no more need be looked at.
 pub(in crate::ruby) const MAX_SITES: usize = 256;
+/// The first version in which `rb_gc_event_hook` is a function, called for every event.
+const FIRST_SELF_GUARDED: RubyVersion = RubyVersion::new(3, 4, 0);
 /// Rounds in which new functions may be discovered: cold parts of members, callers of the hook, their cold parts.
 const MAX_ROUNDS: usize = 6;
-/// Names of functions that run the finalizers at exit (gc.c up to 3.3, gc/default/default.c).
-const FINALIZERS: [&str; 2] = ["rb_objspace_call_finalizer", "rb_gc_impl_shutdown_call_finalizer"];
-
-/// Finds the sites. `flags` is the offset of `objspace->flags`. `None` if the image exports no GC functions to start
-/// from.
-pub(in crate::ruby) fn find(code: &mut Code<'_>, flags: u32) -> Option<Findings> {
+/// Finds the sites. `None` if the image exports no GC functions to start from.
+pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion, vm: &VmPath) -> Option<Findings> {
+    let flags = vm.flags;
     let unit = GcUnit::find(code)?;
     let facts = explore(code, unit.functions(code));
-    let mut finder = Finder { code, facts: &facts, bodies: HashMap::new(), hook: vote(&facts) };
+    let hook = vote(&facts);
+    let mut finder = Finder { code, facts: &facts, bodies: HashMap::new(), hook, self_guarded: false };
 
     let guards = finder.guards_of_calls();
+    finder.self_guarded = finder.is_self_guarded(version, &guards);
     let field = finder.choose_field(&guards, flags);
     let mut findings = finder.assemble(&guards, field, flags);
-    let code = finder.code;
+    findings.endless = endless(code, &findings);
     findings.enter_string_owners = unit
         .enter_string
         .map(|extents| extents.into_iter().map(|extent| code.start(code.owner(extent))).collect());
     name_owners(code, &mut findings.sites);
-    tell_pauses(&mut findings);
+    tell_pauses(code, version, vm, &mut findings.sites);
     Some(findings)
+}
+
+/// Functions in which a pause begins that ends neither there nor, where `gc_enter` or `gc_exit` is out of line, by a
+/// call of `gc_exit` there or in each of their callers.
+fn endless(code: &mut Code<'_>, findings: &Findings) -> BTreeSet<Svma> {
+    let exits = findings.owners(Point::GcExit);
+    let enters = findings.owners(Point::GcEnter);
+    let without: Vec<Svma> = enters.difference(&exits).copied().collect();
+    if without.is_empty() || without.len() > MAX_SITES || exits.len() > MAX_SITES {
+        return without.into_iter().collect();
+    }
+    // A function that ends pauses for others begins none itself, and rb_memerror does not return.
+    let memory_error = code.image.symbol("rb_memerror").map(|symbol| symbol.address);
+    let mut ending = exits.clone();
+    for &exit in exits.iter().filter(|&&exit| !enters.contains(&exit) && Some(exit) != memory_error) {
+        ending.extend(calling_functions(code, exit));
+    }
+    let mut endless = BTreeSet::new();
+    for function in without {
+        let callers = calling_functions(code, function);
+        let ends = ending.contains(&function) || (!callers.is_empty() && callers.is_subset(&ending));
+        if !ends {
+            endless.insert(function);
+        }
+    }
+    endless
+}
+
+/// First addresses of the functions that call a function.
+fn calling_functions(code: &mut Code<'_>, function: Svma) -> BTreeSet<Svma> {
+    let callers = callers_of(code, function);
+    code.resolve_cold_parts(callers.iter().copied());
+    let callers = callers.into_iter().map(|extent| code.start(code.owner(extent)));
+    callers.filter(|&caller| caller != function).collect()
 }
 
 /// Collects the facts about the functions of the unit, their cold parts, and all callers of the hook wherever they are.
@@ -119,6 +157,8 @@ struct Finder<'c, 'a> {
     facts: &'c BTreeMap<usize, Facts>,
     bodies: HashMap<usize, Body>,
     hook: Option<Svma>,
+    /// The hook function does the test itself.
+    self_guarded: bool,
 }
 
 impl Finder<'_, '_> {
@@ -167,7 +207,7 @@ impl Finder<'_, '_> {
         if let Some((&field, _)) = votes.iter().max_by_key(|&(_, votes)| *votes) {
             return Some(field);
         }
-        if self.is_self_guarded() {
+        if self.self_guarded {
             return None;
         }
         let mut tested: BTreeMap<Field, BTreeSet<Point>> = BTreeMap::new();
@@ -179,14 +219,26 @@ impl Finder<'_, '_> {
         if tested.contains_key(&expected) {
             return Some(expected);
         }
-        let mut fields = tested.into_keys();
-        fields.next().filter(|_| fields.next().is_none())
+        // 4.0 tests a global; an object whose five bits are tested all over may exist beside it.
+        let only = |wanted: fn(&Field) -> bool| {
+            let mut fields = tested.keys().copied().filter(wanted);
+            fields.next().filter(|_| fields.next().is_none())
+        };
+        only(|field| matches!(field, Field::Global(_))).or_else(|| only(|_| true))
     }
 
-    /// 3.4: the exported hook function does the test itself.
-    fn is_self_guarded(&self) -> bool {
-        let exported = self.code.image.symbol("rb_gc_event_hook");
-        self.hook.is_some_and(|hook| exported.is_some_and(|symbol| symbol.address == hook))
+    /// From 3.4 on `rb_gc_event_hook` does the test itself (gc.c). It is exported in 3.4; in 4.0 the compiler mostly
+    /// moves its test into the callers, and where it does not, none of the calls has a guard.
+    fn is_self_guarded(&self, version: RubyVersion, guards: &[(EventCall, Vec<Guard>)]) -> bool {
+        let Some(hook) = self.hook else { return false };
+        let exported = self.code.image.dynamic_symbols().find("rb_gc_event_hook");
+        if exported.is_some_and(|symbol| symbol.address == hook) {
+            return true;
+        }
+        let called: BTreeSet<Point> = guards.iter().map(|(call, _)| call.point).collect();
+        version >= FIRST_SELF_GUARDED
+            && called.len() == Point::ALL.len()
+            && guards.iter().all(|(_, guards)| guards.is_empty())
     }
 
     fn assemble(&mut self, guards: &[(EventCall, Vec<Guard>)], field: Option<Field>, flags: u32) -> Findings {
@@ -224,11 +276,10 @@ impl Finder<'_, '_> {
             sites.insert((guard.point, guard.jump), self.guard_site(guard, SiteForm::Scan));
         }
 
-        let self_guarded = self.is_self_guarded();
         let mut unguarded = Vec::new();
         for call in open_calls {
             let owner = self.code.owner_of(call.address);
-            if self_guarded {
+            if self.self_guarded {
                 sites.extend(owner.map(|owner| ((call.point, call.address), self.call_site(&call, owner))));
             } else if let Some(at) = scan_only.iter().position(|&(o, p)| Some(o) == owner && p == call.point)
             {
@@ -244,6 +295,7 @@ impl Finder<'_, '_> {
             disputed,
             unguarded,
             entered_midway,
+            endless: BTreeSet::new(),
             enter_string_owners: None,
         }
     }
@@ -261,9 +313,17 @@ impl Finder<'_, '_> {
                 let code = self.code;
                 let body = self.body(owner);
                 let Some(index) = body.index_of(address) else { continue };
-                let Some(test) = event_test(code.image, &body.instructions, body.frame_pointer, index) else {
+                let Some(mut test) = event_test(code.image, &body.instructions, body.frame_pointer, index)
+                else {
                     continue;
                 };
+                if test.field == Field::Objspace(0)
+                    && let Some(base) = test.base
+                    && let Some(Svma(pointer)) = reaching_pointer(code.image, body, test.load, base)
+                {
+                    test.field = Field::Global(pointer);
+                    test.base = None;
+                }
                 // Seen with the whole function around it, a register may turn out to hold the address of a global.
                 if test.field != field {
                     continue;
@@ -335,20 +395,6 @@ fn surviving_register(body: &Body, test: &EventTest, last: usize) -> Option<u8> 
 fn name_owners(code: &Code<'_>, sites: &mut [Site]) {
     for site in sites {
         site.owner_name = code.image.function_name(site.owner).map(str::to_owned);
-    }
-}
-
-fn tell_pauses(findings: &mut Findings) {
-    let starts = findings.owners(Point::GcStart);
-    for site in findings.sites.iter_mut().filter(|site| site.point == Point::GcEnter) {
-        let name = site.owner_name.as_deref().map(base_name);
-        site.pause = Some(if starts.contains(&site.owner) {
-            PauseKind::Start
-        } else if name.is_some_and(|name| FINALIZERS.contains(&name)) {
-            PauseKind::Finalizer
-        } else {
-            PauseKind::Other
-        });
     }
 }
 

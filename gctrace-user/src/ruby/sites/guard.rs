@@ -1,10 +1,13 @@
 //! Recognises tests of a single bit of memory.
 
+use std::collections::BTreeSet;
+
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, Register};
 
 use super::{FIRST_EVENT_BIT, Field, point_of_bit};
 use crate::address::Svma;
 use crate::elf::ElfImage;
+use crate::ruby::code::Body;
 use crate::ruby::x86::{first_register, immediate, is_high_byte, is_memory, is_register, written_registers};
 use gctrace_common::event::Point;
 
@@ -153,6 +156,30 @@ fn only_global_pointer(image: &ElfImage, instructions: &[Instruction], base: Reg
         let pointer = global_pointer(image, instruction)?;
         if *found.get_or_insert(pointer) != pointer {
             return None;
+        }
+    }
+    found
+}
+
+/// The global address that a register holds whichever way the code comes to the instruction at `index`: all
+/// definitions of it that reach there give the same one.
+pub(super) fn reaching_pointer(image: &ElfImage, body: &Body, index: usize, base: Register) -> Option<Svma> {
+    let mut factory = InstructionInfoFactory::new();
+    let mut found = None;
+    let mut seen = BTreeSet::new();
+    let mut pending = body.predecessors(index)?;
+    while let Some(at) = pending.pop() {
+        if !seen.insert(at) {
+            continue;
+        }
+        let instruction = &body.instructions[at];
+        if written_registers(&mut factory, instruction).contains(&base) {
+            let pointer = global_pointer(image, instruction)?;
+            if *found.get_or_insert(pointer) != pointer {
+                return None;
+            }
+        } else {
+            pending.extend(body.predecessors(at)?);
         }
     }
     found

@@ -11,6 +11,7 @@
 mod facts;
 mod finder;
 mod guard;
+mod pause;
 mod point;
 mod unit;
 
@@ -34,15 +35,29 @@ pub enum SiteForm {
     Call,
 }
 
-/// Which kind of pause a `GC_ENTER` site begins.
+/// Which kind of pause a `GC_ENTER` site begins (`enum gc_enter_event`, gc.c).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PauseKind {
-    /// A new cycle: the function also holds the `GC_START` site.
+    /// A new cycle: the code goes on to the `GC_START` site.
     Start,
-    /// Running all finalizers at exit (`rb_objspace_call_finalizer`), where symbols tell.
+    /// A step of incremental marking or lazy sweeping.
+    Continue,
+    /// The rest of a cycle at once.
+    Rest,
+    /// Running all finalizers at exit.
     Finalizer,
-    /// A step or the rest of a cycle under way.
-    Other,
+}
+
+impl PauseKind {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Continue => "continue",
+            Self::Rest => "rest",
+            Self::Finalizer => "finalizer",
+        }
+    }
 }
 
 /// One instruction to probe.
@@ -63,7 +78,7 @@ pub struct Site {
     pub owner_name: Option<String>,
     /// How it was recognised.
     pub form: SiteForm,
-    /// For a `GC_ENTER` site, which pause it begins.
+    /// For a `GC_ENTER` site, which pause it begins; `None` where the code does not prove it.
     pub pause: Option<PauseKind>,
 }
 
@@ -88,6 +103,8 @@ pub(super) struct Findings {
     pub(super) unguarded: Vec<Svma>,
     /// Guards with a branch target between the test and the jump.
     pub(super) entered_midway: Vec<Svma>,
+    /// Functions with a `GC_ENTER` site where neither they nor all their callers hold or call a `GC_EXIT` site.
+    pub(super) endless: BTreeSet<Svma>,
     /// Owners of references to the string `"during_gc != 0"` (`gc_enter`, gc.c from 3.0 on); `None` where it is absent.
     pub(super) enter_string_owners: Option<BTreeSet<Svma>>,
 }

@@ -15,6 +15,9 @@ use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 use crate::witness::{self, Log};
 
+/// Environment variables.
+type Variables = Vec<(OsString, OsString)>;
+
 /// A script that is about to run.
 #[derive(Debug)]
 pub struct Script {
@@ -161,7 +164,7 @@ impl Script {
     }
 
     /// What to start for it, for somebody else who starts it: program and arguments, environment, and its outputs.
-    pub fn into_parts(self) -> Result<(Vec<OsString>, Vec<(OsString, OsString)>, Outputs)> {
+    pub fn into_parts(self) -> Result<(Vec<OsString>, Variables, Outputs)> {
         let mut command = self.ruby.argv()?;
         command.extend(self.args);
         Ok((command, self.env, self.outputs))

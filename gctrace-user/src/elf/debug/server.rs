@@ -83,7 +83,7 @@ pub(super) fn symbols(servers: &Servers, url: &str, id: &BuildId) -> Result<Symb
         servers
             .get(&format!("{url}/buildid/{id}/section/{name}"), MAX_SECTION)?
             .read_to_end(&mut bytes)
-            .map_err(broken)?;
+            .map_err(|error| broken(&error))?;
         let size = bytes.len() as u64;
         if size > MAX_SECTION { Err(Reject::TooLarge(size, MAX_SECTION)) } else { Ok(bytes) }
     };
@@ -112,7 +112,7 @@ pub(super) fn debug_file(servers: &Servers, url: &str, id: &BuildId) -> Result<F
     let mut buffer = vec![0; 1 << 16];
     let mut size = 0;
     loop {
-        let read = body.read(&mut buffer).map_err(broken)?;
+        let read = body.read(&mut buffer).map_err(|error| broken(&error))?;
         if read == 0 {
             break;
         }
@@ -126,6 +126,6 @@ pub(super) fn debug_file(servers: &Servers, url: &str, id: &BuildId) -> Result<F
     Ok(file)
 }
 
-fn broken(error: io::Error) -> Reject {
+fn broken(error: &io::Error) -> Reject {
     Reject::Server(format!("the answer broke off: {error}"))
 }

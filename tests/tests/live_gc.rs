@@ -148,10 +148,10 @@ fn stat_heap_equals_the_program() -> Result<()> {
         ledger::check_lossless(&report)?;
         let lines = lines(&report, done.pid);
         let seen = done.report.extra.get("heaps").and_then(|list| list.as_array()).context("no heaps")?;
-        if !ruby.is_at_least(3, 2) {
-            ensure!(lines.iter().all(|line| line.stat_heap_end.is_none()), "no such thing before 3.2");
-        } else {
+        if ruby.is_at_least(3, 2) {
             ensure!(!seen.is_empty(), "the program has read nothing");
+        } else {
+            ensure!(lines.iter().all(|line| line.stat_heap_end.is_none()), "no such thing before 3.2");
         }
         for one in seen {
             let at = lines.iter().position(|line| Some(line.count) == one["count"].as_u64());

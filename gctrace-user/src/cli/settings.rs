@@ -3,7 +3,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg};
-use crate::{cache, discover::Selection, ruby::last_resort::Method};
+use crate::{
+    cache,
+    discover::Selection,
+    ruby::last_resort::{METHODS, Method},
+};
 
 /// What goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +136,7 @@ impl Settings {
             pprof,
             gc_ring_bytes: gc_ring,
             methods: match probes {
-                ProbesArg::Auto => &[Method::Sites, Method::Functions, Method::Usdt],
+                ProbesArg::Auto => &METHODS,
                 ProbesArg::Sites => &[Method::Sites],
                 ProbesArg::Functions => &[Method::Functions],
                 ProbesArg::Usdt => &[Method::Usdt],

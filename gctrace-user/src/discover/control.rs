@@ -17,7 +17,7 @@ use super::{
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
-    planned::{Head, Planned, last_resort, plan_file, reading, site_image},
+    planned::{Abilities, Choice, Head, Planned, Way, choose, reading, site_image},
     state::{bias, read_state},
 };
 use crate::{
@@ -378,30 +378,22 @@ impl Control {
                 return Ok(Verdict::NotRuby);
             }
         }
-        let mut refusals: Vec<String> = Vec::new();
-        for &method in self.methods {
-            if method == Method::Sites {
-                let reads_threads = self.probes.reads_threads();
-                match plan_file(file, shown, reads_threads, &mut self.cache) {
-                    Ok(planned) => return self.open_sites(file, shown, planned),
-                    Err(error) => refusals.push(error.to_string()),
+        let abilities =
+            Abilities { reads_threads: self.probes.reads_threads(), cookies: self.probes.has_cookie() };
+        let Choice { way, refusals } = choose(file, shown, self.methods, abilities, &mut self.cache);
+        match way {
+            Some(Way::Sites(planned)) => self.open_sites(file, shown, *planned),
+            Some(Way::LastResort(head, last)) => {
+                let misses = last.method.misses().unwrap_or_default();
+                let path = shown.display();
+                say(&format!("gctrace: {path} is probed by {}: {misses}", last.method.name()));
+                for reason in refusals {
+                    say(&format!("gctrace: {path}: why not better: {reason}"));
                 }
-                continue;
+                self.open_last_resort(file, shown, head, &last)
             }
-            match last_resort(file, method) {
-                Ok((head, last)) => {
-                    let misses = method.misses().unwrap_or_default();
-                    let path = shown.display();
-                    say(&format!("gctrace: {path} is probed by {}: {misses}", method.name()));
-                    for reason in refusals {
-                        say(&format!("gctrace: {path}: why not better: {reason}"));
-                    }
-                    return self.open_last_resort(file, shown, head, &last);
-                }
-                Err(reason) => refusals.push(reason.to_owned()),
-            }
+            None => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
         }
-        Err(refusals.join("; "))
     }
 
     /// Makes an image known, attaches its event sites and opens it.
@@ -426,9 +418,6 @@ impl Control {
         head: Head,
         last: &LastResort,
     ) -> Result<Verdict, String> {
-        if !self.probes.has_cookie() {
-            return Err("probing it by functions or USDT needs attach cookies (Linux 5.15)".to_owned());
-        }
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {
             index,

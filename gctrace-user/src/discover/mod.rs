@@ -11,6 +11,6 @@ mod survey;
 pub use control::{Found, Selection, Start, run};
 pub use identity::ImageKey;
 pub use mappings::own_code;
-pub use planned::Planned;
+pub use planned::{Abilities, Choice, Head, Planned, Way, WhyNot};
 pub use state::VmState;
 pub use survey::{ImageFound, Miss, ProcessFound, Subject, Subjects, Survey, survey};

@@ -32,7 +32,7 @@ pub struct Planned {
 }
 
 /// Plans an image file. `shown` is the path that messages name; `reads_threads`: see [`plan`].
-pub(super) fn plan_file(
+fn plan_file(
     file: &File,
     shown: &Path,
     reads_threads: bool,
@@ -55,16 +55,88 @@ pub(super) fn plan_file(
     Ok(Planned { plan, segments: head.segments, cached, took: begun.elapsed() })
 }
 
+/// How an image's GC work is seen.
+#[derive(Debug)]
+pub enum Way {
+    /// By its event sites.
+    Sites(Box<Planned>),
+    /// By probes of the last resort.
+    LastResort(Head, LastResort),
+}
+
+/// Why a method does not serve an image.
+#[derive(Debug, thiserror::Error)]
+pub enum WhyNot {
+    /// There is no plan for its event sites.
+    #[error("{0}")]
+    Sites(#[from] PlanError),
+    /// It offers nothing to the method.
+    #[error("{0}")]
+    LastResort(&'static str),
+}
+
+/// The best way to see an image's GC work.
+#[derive(Debug)]
+pub struct Choice {
+    /// `None`: it is not traced.
+    pub way: Option<Way>,
+    /// Why the methods that were preferred to it do not serve, in order of preference.
+    pub refusals: Vec<WhyNot>,
+}
+
+/// What the kernel can do for probes.
+#[derive(Clone, Copy, Debug)]
+pub struct Abilities {
+    /// Find what the VM keeps per thread.
+    pub reads_threads: bool,
+    /// Hand cookies to probes.
+    pub cookies: bool,
+}
+
+/// Chooses the first of the methods that serves the image.
+pub(super) fn choose(
+    file: &File,
+    shown: &Path,
+    methods: &[Method],
+    abilities: Abilities,
+    cache: &mut Cache,
+) -> Choice {
+    let mut refusals = Vec::new();
+    for &method in methods {
+        let way = if method == Method::Sites {
+            plan_file(file, shown, abilities.reads_threads, cache)
+                .map(|planned| Way::Sites(Box::new(planned)))
+                .map_err(WhyNot::Sites)
+        } else if abilities.cookies {
+            last_resort(file, method)
+                .map(|(head, last)| Way::LastResort(head, last))
+                .map_err(WhyNot::LastResort)
+        } else {
+            Err(WhyNot::LastResort("probing it by functions or USDT needs attach cookies (Linux 5.15)"))
+        };
+        match way {
+            Ok(way) => return Choice { way: Some(way), refusals },
+            Err(why) => refusals.push(why),
+        }
+    }
+    Choice { way: None, refusals }
+}
+
 /// What is told of an image that has only probes of the last resort.
-pub(super) struct Head {
-    pub(super) version: RubyVersion,
-    pub(super) build_id: Option<String>,
-    pub(super) has_symbols: bool,
-    pub(super) segments: Vec<LoadSegment>,
+#[derive(Debug)]
+pub struct Head {
+    /// Version.
+    pub version: RubyVersion,
+    /// Build id, hexadecimal.
+    pub build_id: Option<String>,
+    /// Whether the file has a symbol table.
+    pub has_symbols: bool,
+    /// Where its segments lie.
+    pub segments: Vec<LoadSegment>,
 }
 
 /// Probes of the last resort for an image, or why there are none.
-pub(super) fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'static str> {
+fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'static str> {
     let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
     let version = RubyVersion::of_image(&image).ok_or("it does not tell its version")?;
     let found = match method {

@@ -14,14 +14,14 @@ use super::{
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
-    planned::{Planned, plan_file},
+    planned::{Abilities, Choice, Way, choose},
     state::{bias, read_state},
 };
 use crate::{
     cache::Cache,
     elf::{BuildId, ElfImage, RubyPresence, probe_ruby},
     enrich::proc::command_line,
-    ruby::{plan::PlanError, prove::FailedProof},
+    ruby::{last_resort::METHODS, prove::FailedProof},
 };
 
 /// What to look at.
@@ -31,8 +31,8 @@ pub struct Subjects {
     pub selection: Selection,
     /// Image files, or executables that load one.
     pub files: Vec<PathBuf>,
-    /// Whether the kernel side can find what the VM keeps per thread.
-    pub reads_threads: bool,
+    /// What the kernel can do.
+    pub abilities: Abilities,
 }
 
 /// What was found.
@@ -58,7 +58,7 @@ pub struct ImageFound {
     /// What the file says of itself.
     pub identity: Identity,
     /// How a run would trace it, or why it would not.
-    pub planned: Result<Planned, PlanError>,
+    pub choice: Choice,
     /// Whether the user named this file.
     pub named: bool,
 }
@@ -75,9 +75,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn of(file: &File, planned: Option<&Planned>) -> Self {
-        if let Some(Planned { plan, .. }) = planned {
-            let analysis = &plan.analysis;
+    fn of(file: &File, choice: &Choice) -> Self {
+        if let Some(Way::Sites(planned)) = &choice.way {
+            let analysis = &planned.plan.analysis;
             return Self {
                 version: Some(analysis.version.to_string()),
                 description: Some(analysis.description.clone()),
@@ -103,7 +103,7 @@ pub struct ProcessFound {
     pub image: usize,
     /// Its command line, or its name.
     pub command: Option<String>,
-    /// What reading its VM gave; `None`: not tried, since its image has no plan.
+    /// What reading its VM gave; `None`: not tried, since its image is not traced by its event sites.
     pub state: Option<Result<VmState, FailedProof>>,
 }
 
@@ -129,7 +129,7 @@ pub enum Subject {
 
 struct Surveyor<'a> {
     cache: &'a mut Cache,
-    reads_threads: bool,
+    abilities: Abilities,
     /// Index of the image of a file that holds an interpreter; `None` for other files.
     known: HashMap<ImageKey, Option<usize>>,
     survey: Survey,
@@ -137,12 +137,8 @@ struct Surveyor<'a> {
 
 /// Looks at the subjects. With [`Selection::all`] also at what is installed and not running.
 pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
-    let mut surveyor = Surveyor {
-        cache,
-        reads_threads: subjects.reads_threads,
-        known: HashMap::new(),
-        survey: Survey::default(),
-    };
+    let mut surveyor =
+        Surveyor { cache, abilities: subjects.abilities, known: HashMap::new(), survey: Survey::default() };
     for path in &subjects.files {
         surveyor.file(path);
     }
@@ -259,14 +255,17 @@ impl Surveyor<'_> {
                     continue;
                 }
             };
-            let state = match &self.survey.images[image].planned {
-                Ok(Planned { plan, segments, .. }) => match bias(mapping, segments) {
-                    Some(bias) => Some(read_state(pid, bias, plan)),
-                    // Another executable segment of the image than the one with its code.
-                    None => continue,
-                },
-                Err(_) => None,
+            let (segments, plan) = match &self.survey.images[image].choice.way {
+                Some(Way::Sites(planned)) => (Some(&planned.segments), Some(&planned.plan)),
+                Some(Way::LastResort(head, _)) => (Some(&head.segments), None),
+                None => (None, None),
             };
+            let bias = segments.and_then(|segments| bias(mapping, segments));
+            if segments.is_some() && bias.is_none() {
+                // Another mapping of the file than the one of its code.
+                continue;
+            }
+            let state = plan.zip(bias).map(|(plan, bias)| read_state(pid, bias, plan));
             ruby = true;
             let known = self.survey.processes.iter().any(|p| p.pid == pid && p.image == image);
             if !known {
@@ -284,10 +283,10 @@ impl Surveyor<'_> {
         let file = File::open(path)?;
         let index = match probe_ruby(&file) {
             Ok(Some(RubyPresence::Defines)) => {
-                let planned = plan_file(&file, shown, self.reads_threads, self.cache);
-                let identity = Identity::of(&file, planned.as_ref().ok());
+                let choice = choose(&file, shown, &METHODS, self.abilities, self.cache);
+                let identity = Identity::of(&file, &choice);
                 let path = shown.to_owned();
-                self.survey.images.push(ImageFound { path, identity, planned, named: false });
+                self.survey.images.push(ImageFound { path, identity, choice, named: false });
                 Some(self.survey.images.len() - 1)
             }
             Ok(_) => None,

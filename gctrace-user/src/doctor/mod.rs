@@ -14,7 +14,7 @@ use crate::{
     bpf,
     cache::Cache,
     cli::{DoctorSettings, Format},
-    discover::{self, Subjects},
+    discover::{self, Abilities, Subjects},
     export::{ExportError, doctor::write_jsonl},
     preflight,
 };
@@ -54,11 +54,15 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
     let subjects = Subjects {
         selection: settings.selection.clone(),
         files: settings.files.clone(),
-        reads_threads: kernel.kernel_types.is_ok(),
+        abilities: Abilities {
+            reads_threads: kernel.kernel_types.is_ok(),
+            // What could not be tried, for lack of privilege, is taken to be there.
+            cookies: kernel.cookies.is_ok() || kernel.programs.is_err(),
+        },
     };
     let survey = discover::survey(&subjects, cache);
     let host = host::examine(&tracefs, &kernel, cache.path());
-    let (images, processes) = ruby::examine(&survey, subjects.reads_threads);
+    let (images, processes) = ruby::examine(&survey, subjects.abilities);
     let misses = survey.misses;
     let summary = Summary::of(&host, &images, &processes, &misses, survey.looked_at, survey.denied);
     Report { host, images, processes, misses, summary }

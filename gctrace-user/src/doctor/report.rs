@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::{
     discover::{Miss, Subject},
     preflight,
+    ruby::last_resort::Method,
 };
 
 /// Everything.
@@ -119,8 +120,12 @@ pub struct ImageReport {
     pub build_id: Option<String>,
     /// How sure its reading is, and what that rests on.
     pub confidence: (Confidence, String),
-    /// How it is traced, or why it is not.
-    pub tracing: Result<Tracing, Refused>,
+    /// How its GC work is seen; `None`: it is not traced.
+    pub method: Option<Method>,
+    /// How it is traced by its event sites.
+    pub tracing: Option<Tracing>,
+    /// Why it is not traced by its event sites.
+    pub refused: Option<Refused>,
     /// What works.
     pub features: Vec<Feature>,
     /// Number of processes that run it.
@@ -132,7 +137,7 @@ pub struct ImageReport {
 impl ImageReport {
     /// Whether it is traced and every feature works.
     pub fn works(&self) -> bool {
-        self.tracing.is_ok() && self.features.iter().all(|feature| feature.lack.is_none())
+        self.tracing.is_some() && self.features.iter().all(|feature| feature.lack.is_none())
     }
 
     /// Whether anybody cares: it runs, or it was named.
@@ -240,7 +245,7 @@ pub enum Proof {
     Unreadable(String),
     /// It failed: nothing of this process is reported.
     Failed(String),
-    /// The image is not traced.
+    /// The image is not traced by its event sites, so that nothing of the VM is read.
     NotTried,
 }
 
@@ -293,7 +298,7 @@ impl Summary {
         Self {
             images: images.len(),
             images_working: images.iter().filter(|image| image.works()).count(),
-            images_cached: images.iter().filter(|i| i.tracing.as_ref().is_ok_and(|t| t.cached)).count(),
+            images_cached: images.iter().filter(|i| i.tracing.as_ref().is_some_and(|t| t.cached)).count(),
             processes: processes.len(),
             processes_working,
             misses: misses.len(),

@@ -7,9 +7,10 @@ use super::{
     report::{Confidence, ImageReport, ProcessReport, Proof, Refused, SiteCount, Tracing},
 };
 use crate::{
-    discover::{ImageFound, Planned, ProcessFound, Survey, VmState},
+    discover::{Abilities, ImageFound, Planned, ProcessFound, Survey, VmState, Way, WhyNot},
     ruby::{
         Outcome, Refusal, RubyAnalysis, SiteForm,
+        last_resort::Method,
         layout::LayoutError,
         plan::{AttachPlan, PlanError},
         prove::FailedProof,
@@ -17,27 +18,38 @@ use crate::{
 };
 
 /// Reports on what a survey found.
-pub(super) fn examine(survey: &Survey, reads_threads: bool) -> (Vec<ImageReport>, Vec<ProcessReport>) {
+pub(super) fn examine(survey: &Survey, abilities: Abilities) -> (Vec<ImageReport>, Vec<ProcessReport>) {
     let users = |index| survey.processes.iter().filter(|process| process.image == index).count();
-    let images =
-        survey.images.iter().enumerate().map(|(index, found)| image(found, users(index), reads_threads));
+    let images = survey.images.iter().enumerate().map(|(index, found)| image(found, users(index), abilities));
     let processes = survey.processes.iter().map(|found| {
-        let plan = survey.images[found.image].planned.as_ref().ok().map(|planned| &planned.plan);
+        let plan = match &survey.images[found.image].choice.way {
+            Some(Way::Sites(planned)) => Some(&planned.plan),
+            _ => None,
+        };
         process(found, plan)
     });
     (images.collect(), processes.collect())
 }
 
-fn image(found: &ImageFound, processes: usize, reads_threads: bool) -> ImageReport {
-    let (confidence, tracing, features) = match &found.planned {
-        Ok(planned) => {
-            (confidence::of(&planned.plan), Ok(tracing(planned)), features::of(&planned.plan, reads_threads))
+fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageReport {
+    let refused =
+        found.choice.refusals.first().map(|why| Refused { reason: why.to_string(), remedy: remedy(why) });
+    let method = found.choice.way.as_ref().map(|way| match way {
+        Way::Sites(_) => Method::Sites,
+        Way::LastResort(_, last) => last.method,
+    });
+    let (confidence, tracing, features) = match (&found.choice.way, &refused) {
+        (Some(Way::Sites(planned)), _) => {
+            let plan = &planned.plan;
+            (confidence::of(plan), Some(tracing(planned)), features::of(plan, abilities.reads_threads))
         }
-        Err(error) => {
-            let refused = Refused { reason: error.to_string(), remedy: remedy(error) };
-            let features = features::none(&refused);
-            ((Confidence::None, "not traced".to_owned()), Err(refused), features)
+        (_, Some(refused)) => {
+            let misses = method.and_then(Method::misses);
+            let confidence =
+                misses.map_or((Confidence::None, "not traced"), |misses| (Confidence::Partial, misses));
+            ((confidence.0, confidence.1.to_owned()), None, features::without_sites(refused, method))
         }
+        (_, None) => ((Confidence::None, "not traced".to_owned()), None, Vec::new()),
     };
     let text = |text: &String| (!text.is_empty()).then(|| text.clone());
     ImageReport {
@@ -46,7 +58,9 @@ fn image(found: &ImageFound, processes: usize, reads_threads: bool) -> ImageRepo
         description: found.identity.description.as_ref().and_then(text),
         build_id: found.identity.build_id.as_ref().map(ToString::to_string),
         confidence,
+        method,
         tracing,
+        refused,
         features,
         processes,
         named: found.named,
@@ -114,7 +128,8 @@ fn proof(state: &Result<VmState, FailedProof>, plan: &AttachPlan) -> Proof {
 }
 
 /// What can be done about an image that is not traced.
-fn remedy(error: &PlanError) -> String {
+fn remedy(why: &WhyNot) -> String {
+    let WhyNot::Sites(error) = why else { return "use a kernel of 5.15 or later".to_owned() };
     let text = match error {
         PlanError::Elf { .. } => "the file is damaged or was cut off: reinstall it",
         PlanError::Refused(refusal) => match refusal {

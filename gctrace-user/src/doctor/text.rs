@@ -7,6 +7,8 @@ use super::report::{
     subject,
 };
 
+use crate::ruby::last_resort::Method;
+
 /// How to print.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
@@ -138,31 +140,35 @@ impl<W: Write> Page<'_, W> {
         processes: &[&ProcessReport],
         host_ready: bool,
     ) -> io::Result<()> {
-        let (colour, verdict) = match &image.tracing {
-            Err(_) => (RED, "is not traced"),
-            Ok(_) if !host_ready => (YELLOW, "would work if gctrace could run"),
-            Ok(_) if image.works() => (GREEN, "works"),
-            Ok(_) => (YELLOW, "works in part"),
+        let (colour, verdict) = match image.method {
+            None => (RED, "is not traced"),
+            Some(Method::Functions | Method::Usdt) => (YELLOW, "only the time of its GC work is seen"),
+            Some(Method::Sites) if !host_ready => (YELLOW, "would work if gctrace could run"),
+            Some(Method::Sites) if image.works() => (GREEN, "works"),
+            Some(Method::Sites) => (YELLOW, "works in part"),
         };
         let version = image.version.as_deref().unwrap_or("of unknown version");
         writeln!(self.out)?;
         self.verdict(&format!("Ruby {version}"), colour, verdict)?;
-        match &image.tracing {
-            Err(refused) => {
-                self.problem("because", RED, &refused.reason)?;
+        match &image.refused {
+            Some(refused) => {
+                self.problem("because", colour, &refused.reason)?;
                 self.remedy(&refused.remedy)?;
             }
-            Ok(_) => self.features(&image.features)?,
+            None => self.features(&image.features)?,
+        }
+        if image.refused.is_some() && image.method.is_some() {
+            self.line("seen", &image.confidence.1)?;
         }
         self.line("file", &image.path.display().to_string())?;
         if let Some(description) = &image.description {
             self.line("ruby -v", description)?;
         }
         self.line("build id", image.build_id.as_deref().unwrap_or("none (its analysis is not kept)"))?;
-        if let Ok(tracing) = &image.tracing {
+        if let Some(tracing) = &image.tracing {
             self.tracing(tracing, &image.confidence)?;
         }
-        self.processes(processes)
+        self.processes(processes, image)
     }
 
     fn features(&mut self, features: &[Feature]) -> io::Result<()> {
@@ -217,7 +223,7 @@ impl<W: Write> Page<'_, W> {
         self.line("GC.stat", &tracing.stat_keys.join(" "))
     }
 
-    fn processes(&mut self, processes: &[&ProcessReport]) -> io::Result<()> {
+    fn processes(&mut self, processes: &[&ProcessReport], image: &ImageReport) -> io::Result<()> {
         if processes.is_empty() {
             return self.line("processes", "none runs it now");
         }
@@ -226,7 +232,7 @@ impl<W: Write> Page<'_, W> {
         let (fine, wrong): (Vec<_>, Vec<_>) = processes.iter().copied().partition(is_fine);
         let shown = if self.style.verbose { fine.len() } else { fine.len().min(SHOWN) };
         for process in wrong.iter().chain(&fine[..shown]) {
-            self.process(process)?;
+            self.process(process, image)?;
         }
         if fine.len() > shown {
             self.line("", &format!("and {} more like these (all with -v)", fine.len() - shown))?;
@@ -234,7 +240,7 @@ impl<W: Write> Page<'_, W> {
         Ok(())
     }
 
-    fn process(&mut self, process: &ProcessReport) -> io::Result<()> {
+    fn process(&mut self, process: &ProcessReport, image: &ImageReport) -> io::Result<()> {
         let command: String =
             process.command.as_deref().unwrap_or("(it has exited)").chars().take(COMMAND).collect();
         let (colour, text) = match &process.proof {
@@ -247,6 +253,9 @@ impl<W: Write> Page<'_, W> {
             Proof::Later(reason) => (GREEN, format!("will be proven at its first GC: {reason}")),
             Proof::Unreadable(error) => (YELLOW, format!("not proven: its memory cannot be read: {error}")),
             Proof::Failed(reason) => (RED, format!("not traced: {reason}")),
+            Proof::NotTried if image.method.is_some() => {
+                (YELLOW, "only the time of its GC work is seen".to_owned())
+            }
             Proof::NotTried => (RED, "not traced".to_owned()),
         };
         let pid = self.style.paint(colour, &format!("{:<14}", format!("pid {}", process.pid)));
@@ -303,6 +312,7 @@ fn passed(tracing: &Tracing) -> usize {
 /// A feature in words.
 fn label(name: &str) -> &str {
     match name {
+        "gc_work" => "time of GC work",
         "gc_cycles" => "GC cycles",
         "gc_pauses" => "pauses",
         "gc_stat" => "GC.stat",
@@ -339,7 +349,9 @@ mod tests {
             description: Some("ruby\n3.1.2".to_owned()),
             build_id: None,
             confidence: (Confidence::None, "not traced".to_owned()),
-            tracing: Err(Refused { reason: "the reason".to_owned(), remedy: "the remedy".to_owned() }),
+            method: None,
+            tracing: None,
+            refused: Some(Refused { reason: "the reason".to_owned(), remedy: "the remedy".to_owned() }),
             features: Vec::new(),
             processes: 1,
             named: false,

@@ -9,6 +9,7 @@ use crate::{
     doctor::report::{
         Feature, HostReport, ImageReport, ProcessReport, Proof, Report, SiteCount, Summary, Tracing,
     },
+    ruby::last_resort::Method,
 };
 
 #[derive(Serialize)]
@@ -66,6 +67,7 @@ struct Image<'a> {
     build_id: Option<&'a str>,
     works: bool,
     traced: bool,
+    method: Option<&'static str>,
     confidence: &'static str,
     confidence_reason: &'a str,
     processes: usize,
@@ -154,15 +156,15 @@ fn host<'a>(host: &'a HostReport, summary: &Summary) -> Line<'a> {
 }
 
 fn image(image: &ImageReport) -> Line<'_> {
-    let tracing = image.tracing.as_ref().ok();
-    let refused = image.tracing.as_ref().err();
+    let (tracing, refused) = (image.tracing.as_ref(), image.refused.as_ref());
     Line::Image(Box::new(Image {
         path: image.path.to_string_lossy().into_owned(),
         ruby: image.version.as_deref(),
         description: image.description.as_deref(),
         build_id: image.build_id.as_deref(),
         works: image.works(),
-        traced: tracing.is_some(),
+        traced: image.method.is_some(),
+        method: image.method.map(Method::name),
         confidence: image.confidence.0.name(),
         confidence_reason: &image.confidence.1,
         processes: image.processes,
@@ -214,9 +216,7 @@ fn process<'a>(process: &'a ProcessReport, image: &'a ImageReport) -> Line<'a> {
         Proof::Later(reason) => ("later", Some(*reason), None),
         Proof::Unreadable(error) => ("unreadable", Some(error.as_str()), None),
         Proof::Failed(reason) => ("failed", Some(reason.as_str()), None),
-        Proof::NotTried => {
-            ("not_tried", image.tracing.as_ref().err().map(|refused| refused.reason.as_str()), None)
-        }
+        Proof::NotTried => ("not_tried", image.refused.as_ref().map(|refused| refused.reason.as_str()), None),
     };
     Line::Process {
         pid: process.pid,

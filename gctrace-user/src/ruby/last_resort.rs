@@ -23,6 +23,9 @@ pub enum Method {
     Usdt,
 }
 
+/// All methods, in order of preference.
+pub const METHODS: [Method; 3] = [Method::Sites, Method::Functions, Method::Usdt];
+
 impl Method {
     /// The word used on the wire.
     pub fn name(self) -> &'static str {

@@ -159,12 +159,21 @@ pub struct Tracing {
     pub checks: Vec<(String, Option<String>)>,
     /// How the layout is known.
     pub layout: String,
-    /// Names of the `GC.stat` keys.
-    pub stat_keys: Vec<&'static str>,
+    /// The `GC.stat` keys.
+    pub stat_keys: Vec<KeySource>,
     /// Whether the analysis came from the cache.
     pub cached: bool,
     /// How long it took, microseconds.
     pub took_us: u128,
+}
+
+/// A `GC.stat` key that is read.
+#[derive(Debug, PartialEq, Eq)]
+pub struct KeySource {
+    /// Its name.
+    pub name: &'static str,
+    /// By what it is known where its value lies: `table`.
+    pub known_by: &'static str,
 }
 
 /// The sites of one event.

@@ -3,7 +3,8 @@
 use gctrace_common::event::Point;
 
 use super::{
-    confidence, features,
+    confidence::{self, Judgement},
+    features,
     report::{Confidence, ImageReport, ProcessReport, Proof, Refused, SiteCount, Tracing},
 };
 use crate::{
@@ -40,8 +41,10 @@ fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageRep
     });
     let (confidence, tracing, features) = match (&found.choice.way, &refused) {
         (Some(Way::Sites(planned)), _) => {
-            let plan = &planned.plan;
-            (confidence::of(plan), Some(tracing(planned)), features::of(plan, abilities.reads_threads))
+            let judgement = confidence::of(&planned.plan);
+            let confidence = (judgement.confidence, judgement.reason.clone());
+            let features = features::of(&planned.plan, abilities.reads_threads);
+            (confidence, Some(tracing(planned, judgement)), features)
         }
         (_, Some(refused)) => {
             let misses = method.and_then(Method::misses);
@@ -67,23 +70,22 @@ fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageRep
     }
 }
 
-fn tracing(planned: &Planned) -> Tracing {
-    let AttachPlan { analysis, layout, .. } = &planned.plan;
+fn tracing(planned: &Planned, judgement: Judgement) -> Tracing {
+    let analysis = &planned.plan.analysis;
     let check = |check: &crate::ruby::Check| match &check.outcome {
         Outcome::Passed => (check.name.to_string(), None),
         Outcome::Failed(reason) | Outcome::NotApplicable(reason) => {
             (check.name.to_string(), Some(reason.clone()))
         }
     };
-    let (from, to) = (layout.table.from, layout.table.to);
     Tracing {
         sites: Point::ALL.iter().map(|&point| count(analysis, point)).collect(),
         // Acceptance refuses an image with any other site.
         slow_sites: 0,
         symbols: analysis.has_symbols,
         checks: analysis.checks.iter().map(check).collect(),
-        layout: format!("table of {}.{}.{} to {}.{}.{}", from.0, from.1, from.2, to.0, to.1, to.2),
-        stat_keys: layout.keys.iter().map(|key| key.name).collect(),
+        layout: judgement.layout,
+        stat_keys: judgement.keys,
         cached: planned.cached,
         took_us: planned.took.as_micros(),
     }

@@ -1,6 +1,9 @@
 //! The report for people: verdicts first, what is wrong and what to do next, the rest only if asked for.
 
-use std::io::{self, Write};
+use std::{
+    collections::BTreeSet,
+    io::{self, Write},
+};
 
 use super::report::{
     Confidence, Feature, HostCheck, HostReport, ImageReport, ProcessReport, Proof, Report, Status, Tracing,
@@ -220,7 +223,13 @@ impl<W: Write> Page<'_, W> {
             };
             writeln!(self.out, "  {word} {name}{}", clean(&reason))?;
         }
-        self.line("GC.stat", &tracing.stat_keys.join(" "))
+        let sources: BTreeSet<&str> = tracing.stat_keys.iter().map(|key| key.known_by).collect();
+        for source in sources {
+            let keys = tracing.stat_keys.iter().filter(|key| key.known_by == source);
+            let keys: Vec<&str> = keys.map(|key| key.name).collect();
+            self.line("GC.stat keys", &format!("{} by {source}: {}", keys.len(), keys.join(" ")))?;
+        }
+        Ok(())
     }
 
     fn processes(&mut self, processes: &[&ProcessReport], image: &ImageReport) -> io::Result<()> {

@@ -77,7 +77,7 @@ struct Image<'a> {
     symbols: Option<bool>,
     checks: Option<Vec<Check<'a>>>,
     layout: Option<&'a str>,
-    stat_keys: Option<&'a [&'static str]>,
+    stat_keys: Option<Vec<StatKey>>,
     cached: Option<bool>,
     analysis_us: Option<u128>,
     features: Vec<FeatureLine<'a>>,
@@ -104,6 +104,12 @@ struct Check<'a> {
     name: &'a str,
     outcome: &'static str,
     reason: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct StatKey {
+    name: &'static str,
+    known_by: &'static str,
 }
 
 #[derive(Serialize)]
@@ -174,7 +180,7 @@ fn image(image: &ImageReport) -> Line<'_> {
         symbols: tracing.map(|tracing| tracing.symbols),
         checks: tracing.map(checks),
         layout: tracing.map(|tracing| tracing.layout.as_str()),
-        stat_keys: tracing.map(|tracing| tracing.stat_keys.as_slice()),
+        stat_keys: tracing.map(stat_keys),
         cached: tracing.map(|tracing| tracing.cached),
         analysis_us: tracing.map(|tracing| tracing.took_us),
         features: image.features.iter().map(feature).collect(),
@@ -196,6 +202,10 @@ fn checks(tracing: &Tracing) -> Vec<Check<'_>> {
             reason: reason.as_deref(),
         })
         .collect()
+}
+
+fn stat_keys(tracing: &Tracing) -> Vec<StatKey> {
+    tracing.stat_keys.iter().map(|key| StatKey { name: key.name, known_by: key.known_by }).collect()
 }
 
 fn feature(feature: &Feature) -> FeatureLine<'_> {

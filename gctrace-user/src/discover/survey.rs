@@ -20,7 +20,7 @@ use super::{
 use crate::{
     cache::Cache,
     elf::{BuildId, ElfImage, RubyPresence, probe_ruby},
-    enrich::proc::command_line,
+    enrich::proc::{command_line, is_running},
     ruby::{last_resort::METHODS, prove::FailedProof},
 };
 
@@ -189,6 +189,7 @@ impl Surveyor<'_> {
             Err(error) => (format!("its mappings cannot be read: {error}"), true),
             Ok(mappings) => match self.process(pid, &mappings) {
                 (true, _) => return,
+                (false, _) if !is_running(pid) => ("it exited while it was looked at".to_owned(), false),
                 (false, Some(error)) => (format!("its program cannot be opened: {error}"), true),
                 (false, None) if mappings.is_empty() => (
                     "not a Ruby process: it has no program (a kernel thread, or it is exiting)".to_owned(),
@@ -266,6 +267,10 @@ impl Surveyor<'_> {
                 continue;
             }
             let state = plan.zip(bias).map(|(plan, bias)| read_state(pid, bias, plan));
+            if !is_running(pid) {
+                // What was read says nothing.
+                return (false, None);
+            }
             ruby = true;
             let known = self.survey.processes.iter().any(|p| p.pid == pid && p.image == image);
             if !known {

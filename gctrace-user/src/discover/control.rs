@@ -372,6 +372,11 @@ impl Control {
         match probe_ruby(file) {
             Ok(Some(RubyPresence::Defines)) => {}
             Ok(_) => return Ok(Verdict::NotRuby),
+            Err(error) if installed::names_ruby(shown) => {
+                return Err(format!(
+                    "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
+                ));
+            }
             Err(error) => {
                 // A broken file that nothing says is a Ruby is nobody's business.
                 log::debug!("{}: {error}", shown.display());

@@ -63,6 +63,11 @@ pub(super) fn images_of(executable: &Path) -> Vec<PathBuf> {
     }
 }
 
+/// Whether a path says by its name that the file is a Ruby or a Ruby library.
+pub(super) fn names_ruby(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| is_ruby_name(name) || name.as_encoded_bytes().starts_with(b"libruby"))
+}
+
 /// `ruby`, `ruby3.1`, `ruby2.7` …, not `ruby-lsp`.
 fn is_ruby_name(name: &OsStr) -> bool {
     name.to_str()
@@ -90,6 +95,9 @@ mod tests {
         {
             assert_eq!(is_ruby_name(OsStr::new(name)), expected, "{name}");
         }
+        assert!(
+            names_ruby(Path::new("/opt/lib/libruby-3.1.so.3.1.2")) && !names_ruby(Path::new("/lib/libc.so"))
+        );
     }
 
     /// Debian's ruby is found through its shared library.

@@ -23,6 +23,8 @@ pub struct ProcessLine {
     pub method: String,
     /// What that does not tell.
     pub misses: Option<String>,
+    /// The file that holds the interpreter.
+    pub image: String,
     /// Start time, epoch seconds.
     pub start_ts: Option<f64>,
     /// Hostname in the process's own namespace.

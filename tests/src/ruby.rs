@@ -126,6 +126,12 @@ impl Ruby {
         Ok(ruby)
     }
 
+    /// The same Ruby as another executable, which it is seen as where it runs.
+    #[must_use]
+    pub fn renamed(&self, exe: &Path) -> Self {
+        Self { exe: exe.to_path_buf(), ..self.clone() }
+    }
+
     /// The same Ruby, always with this option.
     #[must_use]
     pub fn with_option(mut self, option: &str) -> Self {
@@ -135,17 +141,12 @@ impl Ruby {
 
     /// What starts it, in its root: program and first arguments. The process that is started becomes the Ruby.
     pub fn argv(&self) -> Result<Vec<OsString>> {
-        self.argv_of(self.exe.as_os_str())
-    }
-
-    /// What starts another program where this Ruby runs.
-    pub fn argv_of(&self, program: &OsStr) -> Result<Vec<OsString>> {
         let mut argv: Vec<OsString> = Vec::new();
         if let Some(root) = &self.root {
             argv.extend(["unshare", "--mount", "--", "sh", "-c", ENTER, "enter"].map(Into::into));
             argv.extend([root.into(), work_dir()?.into(), rubies_dir().into()]);
         }
-        argv.push(program.to_owned());
+        argv.push(self.exe.clone().into());
         argv.extend(self.options.iter().map(Into::into));
         Ok(argv)
     }

@@ -15,9 +15,6 @@ use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 use crate::witness::{self, Log};
 
-/// Environment variables.
-type Variables = Vec<(OsString, OsString)>;
-
 /// A script that is about to run.
 #[derive(Debug)]
 pub struct Script {
@@ -27,6 +24,9 @@ pub struct Script {
     env: Vec<(OsString, OsString)>,
     outputs: Outputs,
 }
+
+/// What somebody else needs who starts a script: program and arguments, environment, and its outputs.
+pub type Parts = (Vec<OsString>, Vec<(OsString, OsString)>, Outputs);
 
 /// Where a script leaves its report and its witness's log.
 #[derive(Clone, Debug)]
@@ -131,6 +131,13 @@ impl Script {
         Ok(script)
     }
 
+    /// The script shall run on this Ruby, which must be the same but for its name.
+    #[must_use]
+    pub fn on(mut self, ruby: &Ruby) -> Self {
+        self.ruby = ruby.clone();
+        self
+    }
+
     /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
@@ -163,8 +170,8 @@ impl Script {
         self.start()?.finish()
     }
 
-    /// What to start for it, for somebody else who starts it: program and arguments, environment, and its outputs.
-    pub fn into_parts(self) -> Result<(Vec<OsString>, Variables, Outputs)> {
+    /// What to start for it, for somebody else who starts it.
+    pub fn into_parts(self) -> Result<Parts> {
         let mut command = self.ruby.argv()?;
         command.extend(self.args);
         Ok((command, self.env, self.outputs))

@@ -130,6 +130,38 @@ fn modes_equal_the_witness() -> Result<()> {
     witnessed("modes.rb", &[])
 }
 
+/// `Process.warmup`, where this Ruby has it.
+#[test]
+fn warmup_equals_the_witness() -> Result<()> {
+    witnessed("warmup.rb", &[])
+}
+
+/// Programs that run as machine code of Ruby's own compiler, where it is built in.
+#[test]
+fn yjit_equals_the_witness() -> Result<()> {
+    let live = Live::begin()?;
+    let mut compared = 0;
+    Ruby::each(|ruby| {
+        let ruby = ruby.clone().with_option("--yjit");
+        let probe = ruby.command()?.args(["-e", "exit(RubyVM::YJIT.enabled?)"]).output()?;
+        if !probe.status.success() {
+            return Ok(());
+        }
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let done = Script::new(&live, &ruby, "explicit.rb")?.arg("20").run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let lines = lines(&report, done.pid);
+        compare::program(&lines, &done.report)?;
+        compare::cycles(&lines, done.log()?).demand_equal()?;
+        compare::pauses(&lines, done.log()?)?;
+        compared += 1;
+        Ok(())
+    })?;
+    ensure!(compared > 0, "no Ruby here has YJIT; Debian's 3.1 does");
+    Ok(())
+}
+
 /// Collections on several threads are attributed to the right one.
 #[test]
 fn threads_equal_the_witness() -> Result<()> {

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
+    lab_built::{self, Outcome},
     setup::{self, Purpose},
     util::{as_root, cache_dirs, output, progress, run_quiet, short},
 };
@@ -23,6 +24,9 @@ pub(crate) struct Args {
     /// Which roots: bullseye (Ruby 2.7), bookworm (3.1), trixie (3.3.8), trixie-security (3.3.13 or later), experimental (3.4). Default: all.
     #[arg(value_parser = SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>())]
     names: Vec<String>,
+    /// Compile the same Rubies from source, too, for symbols and DWARF (20 to 60 minutes each).
+    #[arg(long)]
+    built: bool,
 }
 
 /// One suite of Debian and the Ruby in it.
@@ -30,11 +34,11 @@ pub(crate) struct Suite {
     /// Its name, and the name of its root.
     pub(crate) name: &'static str,
     /// The suites of the archive that its packages come from.
-    archive: &'static [&'static str],
+    pub(crate) archive: &'static [&'static str],
     /// The suite with its security updates.
     security: Option<&'static str>,
     /// The series of its Ruby.
-    series: &'static str,
+    pub(crate) series: &'static str,
     /// The packages to unpack.
     packages: &'static [&'static str],
 }
@@ -118,11 +122,20 @@ impl Suite {
         fs::read_to_string(root.join(STAMP)).is_ok_and(|stamp| stamp == self.recipe())
     }
 
+    /// The source package of its Ruby, built as the release has it; security updates are no release of their own.
+    pub(crate) fn source(&self) -> Option<String> {
+        (!self.name.ends_with("-security")).then(|| format!("ruby{}", self.series))
+    }
+
+    /// The lines of `sources.list` for the release itself.
+    pub(crate) fn archive_sources(&self) -> Result<Vec<String>> {
+        let archive = mirror("Debian")?;
+        Ok(self.archive.iter().map(|suite| format!("deb {archive} {suite} main")).collect())
+    }
+
     /// The lines of `sources.list`.
     fn sources(&self) -> Result<Vec<String>> {
-        let archive = mirror("Debian")?;
-        let mut lines: Vec<_> =
-            self.archive.iter().map(|suite| format!("deb {archive} {suite} main")).collect();
+        let mut lines = self.archive_sources()?;
         if let Some(suite) = self.security {
             lines.push(format!("deb {} {suite} main", mirror("Debian-Security")?));
         }
@@ -135,20 +148,46 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for ruby in ensure(&args.names)? {
         println!("{}", ruby.display());
     }
+    if args.built {
+        for outcome in lab_built::ensure(&args.names)? {
+            match outcome {
+                Outcome::Built(built) => println!("{} {:?}", built.library.display(), built.differing),
+                Outcome::NoSource(suite) => println!("{suite}: no source on the mirror"),
+            }
+        }
+    }
     Ok(())
+}
+
+/// The suites of these names, or all.
+pub(crate) fn chosen(names: &[String]) -> impl Iterator<Item = &'static Suite> {
+    SUITES.iter().filter(move |suite| names.is_empty() || names.iter().any(|name| name == suite.name))
+}
+
+/// The folder of the lab.
+pub(crate) fn dir() -> Result<PathBuf> {
+    cache_dirs("lab")?.into_iter().next().context("no folder for the lab")
+}
+
+/// The command that makes a root of this variant.
+pub(crate) fn mmdebstrap(variant: &str) -> Result<Command> {
+    let mut command = as_root("mmdebstrap", "make the lab's roots")?;
+    command.args(["--quiet", "--mode=root", "--architectures=amd64"]).arg(format!("--variant={variant}"));
+    // An old suite is no longer signed anew.
+    let options = ["APT::Install-Recommends \"false\"", "Acquire::Check-Valid-Until \"false\""];
+    command.args(options.iter().chain(&["Acquire::Languages \"none\""]).map(|o| format!("--aptopt={o}")));
+    Ok(command)
 }
 
 /// Makes the roots that are missing (of all suites if none is named) and returns the path of each one's Ruby.
 pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
-    let lab = cache_dirs("lab")?.into_iter().next().context("no folder for the lab")?;
+    let lab = dir()?;
     fs::create_dir_all(&lab).with_context(|| format!("cannot create {}", lab.display()))?;
     // Two at once would each remove what the other is unpacking.
     let lock = lab.join(".lock");
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     lock.lock().context("cannot lock the lab")?;
-    let wanted =
-        SUITES.iter().filter(|suite| names.is_empty() || names.iter().any(|name| name == suite.name));
-    wanted
+    chosen(names)
         .map(|suite| {
             let root = lab.join(suite.name);
             if !suite.is_complete(&root) {
@@ -165,11 +204,7 @@ fn make(suite: &Suite, root: &Path) -> Result<()> {
     let started = Instant::now();
     let part = root.with_extension("part");
     run_quiet(as_root("rm", "make the lab's roots")?.args(["-rf", "--"]).arg(&part))?;
-    let mut command = as_root("mmdebstrap", "make the lab's roots")?;
-    command.args(["--quiet", "--mode=root", "--variant=extract", "--architectures=amd64"]);
-    // An old suite is no longer signed anew.
-    let options = ["APT::Install-Recommends \"false\"", "Acquire::Check-Valid-Until \"false\""];
-    command.args(options.iter().chain(&["Acquire::Languages \"none\""]).map(|o| format!("--aptopt={o}")));
+    let mut command = mmdebstrap("extract")?;
     command.arg(format!("--include={}", suite.packages.join(",")));
     command.arg(suite.archive[0]).arg(&part).args(suite.sources()?);
     run_quiet(&mut command)?;

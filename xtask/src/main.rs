@@ -8,6 +8,7 @@ mod ebpf;
 mod elf;
 mod lab;
 mod layouts;
+mod lab_built;
 mod setup;
 mod test;
 mod toolchain;

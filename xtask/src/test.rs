@@ -1,11 +1,17 @@
 //! `cargo xtask test`: everything a change must pass.
 
-use std::process::{Command, ExitCode};
+mod built;
 
-use anyhow::Result;
+use std::{
+    ffi::OsString,
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context as _, Result};
 
 use crate::{
     demo::ruby,
+    lab,
     setup::{self, Purpose},
     util::{as_root, cargo, is_root, progress, run, status, target_dir},
 };
@@ -16,14 +22,22 @@ pub(crate) struct Args {
     /// Run only the tests whose name contains this.
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
+    /// Instead of the tests, check the Rubies of `cargo xtask lab --built` (which makes them first): what is found in them
+    /// against their symbols and DWARF, and the witness tests on them; the results go to docs/lab-results.md.
+    #[arg(long, conflicts_with = "filter")]
+    built: bool,
     /// Arguments for the test programs, such as `--nocapture`.
-    #[arg(last = true)]
-    args: Vec<String>,
+    #[arg(last = true, value_name = "ARGS")]
+    rest: Vec<String>,
 }
 
 /// Runs the command; the last thing printed is cargo's own account of the tests.
 pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     setup::ensure(&[Purpose::Test])?;
+    if args.built {
+        return built::run_checks();
+    }
+    let rubies = rubies()?;
     progress("test: building gctrace");
     // The development build is what is tested: its arithmetic overflows are errors.
     run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
@@ -32,18 +46,8 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     host.args(["test", "--no-fail-fast", "--workspace", "--exclude", "gctrace-tests"]);
     let host_passed = status(finish(&mut host, args, &[]))?.success();
 
-    // Probes are a resource of the whole machine: one live test at a time, and as root.
-    let mut live = cargo();
-    live.args(["test", "--no-fail-fast", "--package", "gctrace-tests"]);
-    if !is_root() {
-        let sudo: Command = as_root("true", "run the live tests")?;
-        let program = sudo.get_program().to_string_lossy().into_owned();
-        live.args(["--config", &format!("target.'cfg(all())'.runner = [{program:?}, \"-E\"]")]);
-    }
-    live.env("GCTRACE_BIN", target_dir()?.join("debug/gctrace"));
-    if std::env::var_os("GCTRACE_RUBIES").is_none() {
-        live.env("GCTRACE_RUBIES", ruby());
-    }
+    let mut live = live_tests()?;
+    live.env("GCTRACE_RUBIES", rubies);
     let live_passed = status(finish(&mut live, args, &["--test-threads=1"]))?.success();
 
     if !host_passed {
@@ -52,7 +56,29 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     Ok(if host_passed && live_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// A command for tests on real Rubies. Probes are a resource of the whole machine: one at a time, and as root.
+fn live_tests() -> Result<Command> {
+    let mut live = cargo();
+    live.args(["test", "--no-fail-fast", "--package", "gctrace-tests"]);
+    if !is_root() {
+        let sudo: Command = as_root("true", "run the live tests")?;
+        let program = sudo.get_program().to_string_lossy().into_owned();
+        live.args(["--config", &format!("target.'cfg(all())'.runner = [{program:?}, \"-E\"]")]);
+    }
+    live.env("GCTRACE_BIN", target_dir()?.join("debug/gctrace"));
+    Ok(live)
+}
+
+/// The Rubies to test on: those that the caller names, or this machine's and those of the lab, which is made first.
+fn rubies() -> Result<OsString> {
+    match std::env::var_os("GCTRACE_RUBIES") {
+        Some(rubies) => Ok(rubies),
+        None => std::env::join_paths(std::iter::once(ruby()).chain(lab::ensure(&[])?))
+            .context("the path of a Ruby cannot stand in GCTRACE_RUBIES"),
+    }
+}
+
 /// Appends the filter and the arguments for the test programs.
 fn finish<'a>(command: &'a mut Command, args: &Args, own: &[&str]) -> &'a mut Command {
-    command.args(&args.filter).arg("--").args(own).args(&args.args)
+    command.args(&args.filter).arg("--").args(own).args(&args.rest)
 }

@@ -18,4 +18,4 @@ if ! cargo --version >/dev/null 2>&1; then
     fi
 fi
 
-cargo xtask setup --for test
+cargo xtask setup --for test --for lab

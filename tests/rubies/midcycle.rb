@@ -11,6 +11,6 @@ end
 Work.small(20) until GC.latest_gc_info(:state) == :sweeping
 Report.run do |extra|
   extra["state"] = GC.latest_gc_info(:state)
-  Work.small(150_000)
+  Work.small(600_000)
   extra["kept"] = kept.size
 end

@@ -35,12 +35,12 @@ cd /build
 case "$1" in
 dependencies)
     [ -e dependencies ] && exit 0
-    apt-get -q update
     apt-get -q -y build-dep --no-install-recommends "$2"
     touch dependencies
     ;;
 source)
     [ -d source ] && exit 0
+    apt-get -q update
     if ! apt-get -q source --download-only "$2" >download.log 2>&1; then
         cat download.log
         if grep -q ' 404 ' download.log; then exit 42; fi
@@ -124,8 +124,8 @@ fn build(suite: &'static Suite, source: &str, dir: &Path) -> Result<Outcome> {
     if !results.is_dir() {
         let log = dir.join(suite.name).with_extension("log");
         for (stage, what) in [
-            ("dependencies", "installing what the build needs (some minutes)"),
             ("source", "fetching the source"),
+            ("dependencies", "installing what the build needs (some minutes)"),
             ("compile", "compiling (10 to 40 minutes)"),
             ("results", "comparing with the shipped library"),
         ] {

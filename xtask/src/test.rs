@@ -23,9 +23,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     filter: Option<String>,
     /// Instead of the tests, check the Rubies of `cargo xtask lab --built` (which makes them first): what is found in them
-    /// against their symbols and DWARF, and the witness tests on them; the results go to docs/lab-results.md.
-    #[arg(long, conflicts_with = "filter")]
-    built: bool,
+    /// against their symbols and DWARF, and the witness tests on them; the results go to docs/lab-results.md. Names
+    /// restrict it to these suites.
+    #[arg(long, value_name = "SUITE", num_args = 0.., conflicts_with = "filter")]
+    built: Option<Vec<String>>,
     /// Arguments for the test programs, such as `--nocapture`.
     #[arg(last = true, value_name = "ARGS")]
     rest: Vec<String>,
@@ -34,8 +35,8 @@ pub(crate) struct Args {
 /// Runs the command; the last thing printed is cargo's own account of the tests.
 pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     setup::ensure(&[Purpose::Test])?;
-    if args.built {
-        return built::run_checks();
+    if let Some(names) = &args.built {
+        return built::run_checks(names);
     }
     let rubies = rubies()?;
     progress("test: building gctrace");

@@ -68,8 +68,16 @@ const fn identity() -> u64 {
 /// The instructions of an analysis that are compared with the file: first those that get a probe, then those that their
 /// meaning depends on. Names every field, so that whoever adds one decides about it.
 fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
-    let RubyAnalysis { sites, version: _, description: _, build_id: _, vm: _, checks: _, has_symbols: _ } =
-        analysis;
+    let RubyAnalysis {
+        sites,
+        version: _,
+        description: _,
+        build_id: _,
+        vm: _,
+        checks: _,
+        has_symbols: _,
+        static_probes: _,
+    } = analysis;
     let probed = |sites: &[Site]| sites.iter().map(|site| site.address).collect::<Vec<_>>();
     (probed(sites), sites.iter().map(|site| site.guard).collect())
 }

@@ -4,6 +4,7 @@ use object::LittleEndian as LE;
 use object::elf;
 use object::pod::{self, Pod};
 
+use super::sectionless::{self, Pointer};
 use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 use crate::address::{FileOffset, Svma};
@@ -30,6 +31,8 @@ pub struct LoadSegment {
     pub memory_size: u64,
     /// Whether it is mapped executable.
     pub executable: bool,
+    /// Whether it is mapped writable.
+    pub writable: bool,
 }
 
 /// A section header.
@@ -55,6 +58,8 @@ pub(crate) struct Headers {
     pub(crate) segments: Vec<LoadSegment>,
     pub(crate) has_interpreter: bool,
     pub(crate) sections: Vec<Section>,
+    /// The file has no section headers; the sections are what the program headers tell.
+    pub(crate) sectionless: bool,
 }
 
 /// Sections or program headers beyond this number are not an image that gctrace should load.
@@ -100,15 +105,23 @@ impl Headers {
                 file_size: p.p_filesz.get(LE),
                 memory_size: p.p_memsz.get(LE),
                 executable: p.p_flags.get(LE).0 & elf::PF_X.0 != 0,
+                writable: p.p_flags.get(LE).0 & elf::PF_W.0 != 0,
             })
-            .collect();
+            .collect::<Vec<_>>();
+        let mut sections = read_sections(source, header)?;
+        let sectionless = sections.is_empty() && !segments.is_empty();
+        if sectionless {
+            let pointers: Vec<Pointer> = program_headers.iter().map(pointer).collect();
+            sections = sectionless::sections(source, &segments, &pointers)?;
+        }
         Ok(Self {
             machine,
             fixed_position: header.e_type.get(LE) == elf::ET_EXEC,
             relocatable: header.e_type.get(LE) == elf::ET_REL,
             segments,
             has_interpreter: program_headers.iter().any(|p| p.p_type.get(LE) == elf::PT_INTERP),
-            sections: read_sections(source, header)?,
+            sections,
+            sectionless,
         })
     }
 
@@ -209,6 +222,15 @@ pub(crate) fn string_at(table: &[u8], offset: usize) -> Option<&str> {
     let tail = &tail[..tail.len().min(MAX_NAME)];
     let end = tail.iter().position(|&byte| byte == 0)?;
     std::str::from_utf8(&tail[..end]).ok()
+}
+
+fn pointer(header: &elf::ProgramHeader64<LE>) -> Pointer {
+    Pointer {
+        kind: header.p_type.get(LE),
+        address: header.p_vaddr.get(LE),
+        offset: header.p_offset.get(LE),
+        size: header.p_filesz.get(LE),
+    }
 }
 
 fn read_sections(

@@ -8,6 +8,7 @@ use object::elf;
 
 use super::frames::{self, FunctionRange};
 use super::headers::{Headers, LoadSegment, Machine, Section, records, string_at};
+use super::notes;
 use super::plt::{self, Relocation};
 use super::source::read_bytes;
 use super::symbols::{Symbol, SymbolTable};
@@ -85,11 +86,12 @@ pub struct ElfImage {
     dynamic: DynamicSection,
     has_interpreter: bool,
     usdt: Vec<UsdtProbe>,
+    shadow_stacks: bool,
 }
 
 impl ElfImage {
-    /// Reads an image. Section headers are required (strip keeps them); of the contents only code, constants, unwind
-    /// and symbol tables are read.
+    /// Reads an image. Of the contents only code, constants, unwind and symbol tables are read. Without section headers
+    /// the program headers have to do.
     pub fn read(source: &(impl ReadAt + ?Sized)) -> Result<Self, ElfError> {
         let headers = Headers::read(source)?;
         let text_section = headers.section(".text").ok_or(ElfError::MissingSection(".text"))?;
@@ -109,7 +111,14 @@ impl ElfImage {
         };
         let bss = headers.section(".bss").map(section_range).transpose()?.unwrap_or(0..0);
         let is_x86 = headers.machine == Machine::X86_64;
+        let relocations = if is_x86 { plt::relocations(source, &headers)? } else { Vec::new() };
+        let mut stubs = if is_x86 { plt::stubs(source, &headers)? } else { Vec::new() };
+        if headers.sectionless {
+            // Whole code was searched, so what looks like a stub may be the middle of something else.
+            stubs.retain(|(_, slot)| relocations.binary_search_by_key(slot, |&(slot, _)| slot).is_ok());
+        }
         Ok(Self {
+            shadow_stacks: allows_shadow_stacks(source, &headers)?,
             machine: headers.machine,
             fixed_position: headers.fixed_position,
             build_id: build_id(source, &headers)?,
@@ -119,8 +128,8 @@ impl ElfImage {
             functions,
             dynamic_symbols: symbol_table(elf::SHT_DYNSYM)?,
             symbols: symbol_table(elf::SHT_SYMTAB)?,
-            relocations: if is_x86 { plt::relocations(source, &headers)? } else { Vec::new() },
-            stubs: if is_x86 { plt::stubs(source, &headers)? } else { Vec::new() },
+            relocations,
+            stubs,
             dynamic: DynamicSection::read(source, &headers)?,
             has_interpreter: headers.has_interpreter,
             usdt: usdt::probes(source, &headers)?,
@@ -157,6 +166,11 @@ impl ElfImage {
     /// Whether it names a program interpreter, that is, can be started.
     pub fn has_interpreter(&self) -> bool {
         self.has_interpreter
+    }
+
+    /// Whether it declares that it works with shadow stacks, so that a process may run it with them.
+    pub fn allows_shadow_stacks(&self) -> bool {
+        self.shadow_stacks
     }
 
     /// Shared libraries it needs, by soname.
@@ -349,19 +363,25 @@ pub(super) fn build_id(
     source: &(impl ReadAt + ?Sized),
     headers: &Headers,
 ) -> Result<Option<BuildId>, ElfError> {
-    let Some(section) = headers.section(".note.gnu.build-id") else { return Ok(None) };
-    Ok(parse_build_id(&section.read(source, "the build id", MAX_SMALL)?))
+    let named = |s: &&Section| s.name == ".note.gnu.build-id" || headers.sectionless;
+    for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_NOTE).filter(named) {
+        let notes = section.read(source, "the build id", MAX_SMALL)?;
+        if let Some(found) = notes::build_id_in(&notes) {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
 }
 
-fn parse_build_id(note: &[u8]) -> Option<BuildId> {
-    /// `n_namesz`, `n_descsz`, `n_type` and the name "GNU\0".
-    const PREFIX: usize = 16;
-    let word = |at: usize| Some(u32::from_le_bytes(note.get(at..at + 4)?.try_into().ok()?));
-    if word(0)? != 4 || word(8)? != elf::NT_GNU_BUILD_ID.0 || note.get(12..PREFIX)? != b"GNU\0" {
-        return None;
+/// Whether the note sections say that the code works with shadow stacks.
+fn allows_shadow_stacks(source: &(impl ReadAt + ?Sized), headers: &Headers) -> Result<bool, ElfError> {
+    let named = |s: &&Section| s.name == ".note.gnu.property" || headers.sectionless;
+    for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_NOTE).filter(named) {
+        if notes::allows_shadow_stacks(&section.read(source, "a property note", MAX_SMALL)?) {
+            return Ok(true);
+        }
     }
-    let bytes = note.get(PREFIX..PREFIX.checked_add(word(4)? as usize)?)?;
-    (!bytes.is_empty() && bytes.len() <= 64).then(|| BuildId::new(bytes))
+    Ok(false)
 }
 
 /// The entries of `.dynamic` that gctrace looks at.

@@ -7,11 +7,15 @@ pub mod debug;
 pub mod dwarf;
 mod error;
 mod frames;
+#[cfg(test)]
+mod fuzz;
 mod head;
 mod headers;
 mod image;
+mod notes;
 mod plt;
 mod probe;
+mod sectionless;
 mod source;
 mod symbols;
 #[cfg(test)]

@@ -4,11 +4,15 @@ use object::LittleEndian as LE;
 use object::elf;
 
 use super::headers::{Headers, records};
+use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
 
 const MAX_RELOCATIONS: u64 = 64 << 20;
-const MAX_PLT: u64 = 4 << 20;
+const MAX_PACKED: u64 = 1 << 20;
+const MAX_PACKED_SLOTS: usize = 1 << 20;
+const MAX_DATA: u64 = 64 << 20;
+const MAX_PLT: u64 = 256 << 20;
 
 /// What the dynamic linker stores in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +61,59 @@ pub(crate) fn relocations(
         let bytes = section.read(source, "relocations", MAX_RELOCATIONS)?;
         slots.extend(records::<elf::Rela64<LE>>(&bytes).iter().filter_map(relocation));
     }
+    for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_RELR && s.is_allocated()) {
+        let bytes = section.read(source, "packed relocations", MAX_PACKED)?;
+        slots.extend(packed_relocations(source, headers, &bytes)?);
+    }
     slots.sort_by_key(|&(slot, _)| slot);
+    Ok(slots)
+}
+
+/// `SHT_RELR`: relative relocations whose slots hold the stated address itself.
+fn packed_relocations(
+    source: &(impl ReadAt + ?Sized),
+    headers: &Headers,
+    packed: &[u8],
+) -> Result<Vec<(Svma, Relocation)>, ElfError> {
+    let slots = packed_slots(packed)?;
+    let mut found = Vec::with_capacity(slots.len());
+    for segment in headers.segments.iter().filter(|s| s.writable) {
+        let holds = |slot: u64| {
+            let at = slot.checked_sub(segment.address.0)?;
+            (at.checked_add(8)? <= segment.file_size).then_some(at as usize)
+        };
+        if !slots.iter().any(|&slot| holds(slot).is_some()) {
+            continue;
+        }
+        let data = read_bytes(source, "relocated data", segment.offset.0, segment.file_size, MAX_DATA)?;
+        for (slot, at) in slots.iter().filter_map(|&slot| Some((slot, holds(slot)?))) {
+            let Some(value) = data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()) else { continue };
+            found.push((Svma(slot), Relocation::Image(Svma(u64::from_le_bytes(value)))));
+        }
+    }
+    Ok(found)
+}
+
+/// The slots of a `SHT_RELR` table: an even word is the address of a slot, an odd one a bit map of the 63 slots behind
+/// the last.
+fn packed_slots(packed: &[u8]) -> Result<Vec<u64>, ElfError> {
+    const SLOTS_PER_MAP: u64 = 63;
+    let mut slots = Vec::new();
+    let mut next = 0_u64;
+    for entry in packed.as_chunks::<8>().0 {
+        let entry = u64::from_le_bytes(*entry);
+        if entry & 1 == 0 {
+            slots.push(entry);
+            next = entry.wrapping_add(8);
+        } else {
+            let set = (0..SLOTS_PER_MAP).filter(|bit| entry >> (bit + 1) & 1 == 1);
+            slots.extend(set.map(|bit| next.wrapping_add(8 * bit)));
+            next = next.wrapping_add(8 * SLOTS_PER_MAP);
+        }
+        if slots.len() > MAX_PACKED_SLOTS {
+            return Err(ElfError::malformed("packed relocations", "too many slots"));
+        }
+    }
     Ok(slots)
 }
 
@@ -114,6 +170,14 @@ fn scan_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An address, the slots that a bit map adds behind it, and a second bit map that goes on behind the first.
+    #[test]
+    fn packed() {
+        let table = [0x1000_u64, 0b1011, 1 << 63 | 1].map(u64::to_le_bytes).concat();
+        assert_eq!(packed_slots(&table).unwrap(), [0x1000, 0x1008, 0x1018, 0x1008 + 63 * 8 + 62 * 8]);
+        assert!(packed_slots(&[0xff; 1 << 18]).is_err());
+    }
 
     /// Lazy, IBT (`endbr64; bnd jmp`) and `.plt.got` stubs are recognised, the resolver entry is not.
     #[test]

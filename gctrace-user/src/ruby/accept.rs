@@ -9,7 +9,7 @@ use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Regis
 use serde::{Deserialize, Serialize};
 
 use super::code::{Body, Code};
-use super::sites::{Field, Findings, MAX_SITES, Site, base_name, hook_events};
+use super::sites::{Field, Findings, MAX_SITES, Site, SiteForm, base_name, hook_events};
 use super::vm_path::VmPath;
 use super::x86::{immediate, is_memory};
 use crate::address::Svma;
@@ -59,6 +59,7 @@ pub(super) fn accept(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Vec<C
         check("the cycle counter is incremented beside GC_START", counter(code, vm, findings)),
         check("nothing jumps between a test and its jump", undivided(findings)),
         check("probed instructions are emulated by the kernel", probeable(code, findings)),
+        check("single-stepped calls cannot meet a shadow stack", shadow_stacks(code, findings)),
         check("accessors reach the same objspace", accessors(vm)),
         check("symbols name the expected functions", symbols(code, findings)),
     ]
@@ -238,6 +239,31 @@ fn emulated(instruction: &Instruction) -> Result<(), &'static str> {
     }
 }
 
+/// A call that the kernel single-steps leaves the address of its copy on the shadow stack, so the return faults. Only
+/// images that declare shadow stacks can run with them.
+fn shadow_stacks(code: &Code<'_>, findings: &Findings) -> Outcome {
+    let stepped = |site: &&Site| {
+        let instruction = code.image.function_index(site.address).map(|function| code.decode(function));
+        instruction.is_some_and(|instructions| {
+            let index = instructions.binary_search_by_key(&site.address.0, Instruction::ip);
+            index.is_ok_and(|index| instructions[index].code() == Opcode::Call_rm64)
+        })
+    };
+    let calls: Vec<Svma> = findings
+        .sites
+        .iter()
+        .filter(|s| s.form == SiteForm::Call)
+        .filter(stepped)
+        .map(|s| s.address)
+        .collect();
+    if calls.is_empty() {
+        return Outcome::NotApplicable("no such calls".to_owned());
+    }
+    require(!code.image.allows_shadow_stacks(), || {
+        format!("built with -fno-plt and -fcf-protection, calls at {}", list(&calls))
+    })
+}
+
 /// [`VmPath`] is only derived if `rb_gc_count` and `rb_during_gc` agree about the objspace, and `rb_gc_enable` too
 /// where it can be evaluated.
 fn accessors(vm: &VmPath) -> Outcome {
@@ -289,7 +315,6 @@ pub(super) fn plausible_owner(point: Point, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ruby::sites::SiteForm;
 
     const VM: VmPath = VmPath {
         vm_ptr: Svma(0x1000),

@@ -29,6 +29,9 @@ pub struct RubyAnalysis {
     pub checks: Vec<Check>,
     /// Whether the file has a symbol table.
     pub has_symbols: bool,
+    /// Static probes of the provider `ruby` that the build announces (USDT; 4.1 has `gc__enter` and `gc__exit`). They
+    /// are named here and not attached.
+    pub static_probes: Vec<String>,
 }
 
 impl RubyAnalysis {
@@ -51,6 +54,16 @@ pub enum Refusal {
     /// A version outside the range in which the internal events exist as described.
     #[error("Ruby {0} is not supported (2.6 to 4.x are)")]
     Version(RubyVersion),
+    /// CRuby's GC is in a library of its own, or may be (`--with-modular-gc`, from 3.4 on): `RUBY_GC_LIBRARY` in the
+    /// environment of each process decides which GC runs, so the image alone does not tell where its events are.
+    #[error(
+        "modular GC: this Ruby was built --with-modular-gc and each process chooses its GC by RUBY_GC_LIBRARY; \
+         its events cannot be found in this file"
+    )]
+    ModularGc,
+    /// A GC for such a Ruby.
+    #[error("modular GC: this is a GC library (librubygc) for a Ruby built --with-modular-gc, not a Ruby")]
+    GcLibrary,
     /// The object space was not found.
     #[error("the object space was not found: {0}")]
     VmPath(#[from] VmPathError),
@@ -68,6 +81,8 @@ pub enum Refusal {
 }
 
 const OLDEST: RubyVersion = RubyVersion::new(2, 6, 0);
+/// The first version that can be built with a modular GC. (3.4 named it shared GC in its previews.)
+const FIRST_MODULAR: RubyVersion = RubyVersion::new(3, 4, 0);
 const TOO_NEW: RubyVersion = RubyVersion::new(5, 0, 0);
 
 /// Finds version, object space and event sites of a Ruby image. A pure function of the image.
@@ -75,9 +90,17 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
     if image.machine() != Machine::X86_64 {
         return Err(Refusal::Machine(image.machine()));
     }
-    let version = RubyVersion::of_image(image).ok_or(Refusal::NotRuby)?;
+    let Some(version) = RubyVersion::of_image(image) else {
+        let exported = |name| image.dynamic_symbols().find(name).is_some();
+        let gc_library = exported("rb_gc_impl_objspace_alloc") && exported("rb_gc_impl_start");
+        return Err(if gc_library { Refusal::GcLibrary } else { Refusal::NotRuby });
+    };
     if version < OLDEST || version >= TOO_NEW {
         return Err(Refusal::Version(version));
+    }
+    // ruby_modular_gc_init (gc.c) reads the variable; nothing else names it.
+    if version >= FIRST_MODULAR && !image.find_c_string("RUBY_GC_LIBRARY").is_empty() {
+        return Err(Refusal::ModularGc);
     }
     let mut code = Code::new(image);
     let vm = VmPath::derive(&code)?;
@@ -96,5 +119,11 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
         sites: findings.sites,
         checks,
         has_symbols: !image.symbols().is_empty(),
+        static_probes: image
+            .usdt()
+            .iter()
+            .filter(|probe| probe.provider == "ruby")
+            .map(|probe| probe.name.clone())
+            .collect(),
     })
 }

@@ -5,13 +5,28 @@ use std::path::Path;
 
 use gctrace_common::event::Point;
 
+use super::accept::{Outcome, accept};
+use super::code::Code;
+use super::sites::find;
 use super::truth::{Instance, Truth};
+use super::vm_path::VmPath;
 use super::{PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, analyse};
-use crate::elf::ElfImage;
+use crate::address::Svma;
 use crate::elf::tests::{DEBIAN_LIBRUBY, Damaged, Noise};
+use crate::elf::{ElfImage, Machine, RubyPresence, probe_ruby};
 
 /// Build id of Debian's libruby3.1 3.1.2-7+deb12u1 for amd64, of which the exact addresses are known.
 const KNOWN_BUILD: &str = "803542d97ea70c8f19d5fb7f9fd3b828e3e9ada4";
+
+/// Debian's 3.1.2, as good as any for files that are no Ruby.
+const VM: VmPath = VmPath {
+    vm_ptr: Svma(0x1000),
+    vm_objspace: 0x450,
+    count: 0x1b8,
+    flags: 0x10,
+    during_gc_bit: 5,
+    dont_gc_bit: Some(3),
+};
 
 fn image(path: impl AsRef<Path>) -> ElfImage {
     ElfImage::read(&File::open(path).unwrap()).unwrap()
@@ -40,6 +55,11 @@ fn debian_libruby() {
         sites(&analysis, Point::GcEnter).iter().filter(|s| s.pause == Some(PauseKind::Start)).count();
     assert_eq!(starts, 2);
 
+    assert!(analysis.static_probes.iter().any(|probe| probe == "gc__mark__begin"));
+    let kinds: Vec<_> = sites(&analysis, Point::GcEnter).iter().map(|site| site.pause).collect();
+    assert_eq!(kinds[..3], [Some(PauseKind::Start), Some(PauseKind::Start), Some(PauseKind::Rest)]);
+    assert!(kinds[3..].iter().all(Option::is_none));
+
     let vm = analysis.vm;
     assert_eq!((vm.vm_objspace, vm.count, vm.flags), (0x450, 0x1b8, 0x10));
     assert_eq!((vm.during_gc_bit, vm.dont_gc_bit), (5, Some(3)));
@@ -56,6 +76,16 @@ fn debian_libruby() {
     assert_eq!(at(Point::GcExit), [0x39e20, 0xd5a44, 0xd617f, 0xd92b5, 0xd9782, 0xd9909]);
     let memory_error = &sites(&analysis, Point::GcExit)[0];
     assert_eq!(memory_error.owner_name.as_deref(), Some("rb_memerror"));
+}
+
+/// Images that must be refused (`GCTRACE_RUBY_REFUSED`: path=text in the message, separated by colons).
+#[test]
+fn refused_images_of_the_environment() {
+    let Ok(list) = std::env::var("GCTRACE_RUBY_REFUSED") else { return };
+    for (path, text) in list.split(':').filter_map(|entry| entry.split_once('=')) {
+        let refusal = analyse(&image(path)).expect_err(path).to_string();
+        assert!(refusal.contains(text), "{path}: {refusal}");
+    }
 }
 
 /// The functions whose bodies hold the events (gc.c, gc/default/default.c).
@@ -79,7 +109,12 @@ fn images_of_the_environment() {
         let mut image = image(path);
         let with_symbols = analyse(&image);
         image.forget_symbols();
-        let analysis = match analyse(&image) {
+        let mut stripped = analyse(&image);
+        if stripped.is_err() && with_symbols.is_ok() {
+            println!("{name:28} refused without symbols: {}", stripped.unwrap_err());
+            stripped = with_symbols.clone();
+        }
+        let analysis = match stripped {
             Ok(analysis) => analysis,
             Err(refusal) => {
                 println!("{name:28} refused: {refusal}");
@@ -123,7 +158,11 @@ fn differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
             instance.contains(site.address.0) || instance.contains(site.guard.0)
         };
         for site in &sites {
-            if !instances.iter().any(|instance| within(site, instance)) {
+            // Where clang merges two copies into one, it gives the code line 0 and leaves it out of both.
+            let merged = [site.address, site.guard]
+                .iter()
+                .all(|address| truth.line(address.0).is_some_and(|line| line.line == 0));
+            if !merged && !instances.iter().any(|instance| within(site, instance)) {
                 wrong.push(format!("{} at {} is in no copy of {name}", point.name(), site.address));
             }
         }
@@ -164,6 +203,76 @@ fn other_files_are_refused() {
     for path in ["/bin/ls", "/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/ruby3.1", "/proc/self/exe"] {
         assert_eq!(analyse(&image(path)), Err(Refusal::NotRuby), "{path}");
     }
+}
+
+/// None of the host's programs and libraries is taken for a Ruby, whatever its code looks like, and looking at them costs
+/// next to nothing.
+#[test]
+fn unrelated_files_of_the_host() {
+    /// Of each folder; more would only take longer.
+    const FILES: usize = 150;
+    let mut looked_at = 0;
+    let start = std::time::Instant::now();
+    for folder in ["/usr/bin", "/usr/lib/x86_64-linux-gnu"] {
+        let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().flatten().map(|e| e.path()).collect();
+        paths.sort();
+        let files = paths.into_iter().filter(|path| path.is_file() && !path.is_symlink());
+        let elf = |path: &std::path::PathBuf| {
+            let mut magic = [0; 4];
+            let read = |mut file: File| std::io::Read::read_exact(&mut file, &mut magic);
+            File::open(path).and_then(read).is_ok() && magic == *b"\x7fELF"
+        };
+        for path in files.filter(elf).step_by(3).take(FILES) {
+            let file = File::open(&path).unwrap();
+            let is_ruby = path.file_name().unwrap().to_string_lossy().starts_with("libruby");
+            let defines = matches!(probe_ruby(&file), Ok(Some(RubyPresence::Defines)));
+            assert_eq!(defines, is_ruby, "{}", path.display());
+            if let Ok(image) = ElfImage::read(&file) {
+                assert_eq!(analyse(&image).is_ok(), is_ruby, "{}", path.display());
+                if image.machine() == Machine::X86_64 && !is_ruby {
+                    let mut code = Code::new(&image);
+                    let found = find(&mut code, RubyVersion::new(3, 1, 2), &VM);
+                    let checks = found.map(|findings| accept(&code, &VM, &findings));
+                    let passed = checks.is_some_and(|checks| {
+                        checks.iter().all(|check| !matches!(check.outcome, Outcome::Failed(_)))
+                    });
+                    assert!(!passed, "{}", path.display());
+                }
+            }
+            looked_at += 1;
+        }
+    }
+    println!("{looked_at} files in {:?}", start.elapsed());
+    assert!(looked_at > 50);
+}
+
+/// Time and memory of one analysis, printed for each image of the environment, else for Debian's.
+#[test]
+fn cost_of_an_analysis() {
+    let paths = std::env::var("GCTRACE_RUBY_IMAGES").unwrap_or_else(|_| DEBIAN_LIBRUBY.to_owned());
+    for path in paths.split(':').filter(|path| !path.is_empty()) {
+        let start = std::time::Instant::now();
+        let image = image(path);
+        let read = start.elapsed();
+        let accepted = analyse(&image).is_ok();
+        println!("{path}: read {read:?}, all {:?}, accepted: {accepted}", start.elapsed());
+    }
+}
+
+/// Without section headers the program headers lead to the same sites; without those there is no image.
+#[test]
+fn without_section_headers() {
+    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    // e_shoff, and e_shnum with e_shstrndx.
+    let patches = (0x28..0x30).chain(0x3c..0x40).map(|at| (at, 0)).collect();
+    let analysis = analyse(&ElfImage::read(&Damaged { bytes: &bytes, patches }).unwrap()).unwrap();
+    let whole = analyse(&image(DEBIAN_LIBRUBY)).unwrap();
+    let RubyAnalysis { static_probes, .. } = whole.clone();
+    assert_eq!(RubyAnalysis { static_probes, ..analysis }, whole);
+
+    // e_phnum too.
+    let patches = (0x28..0x30).chain(0x38..0x3a).chain(0x3c..0x40).map(|at| (at, 0)).collect();
+    assert!(ElfImage::read(&Damaged { bytes: &bytes, patches }).is_err());
 }
 
 /// Damage to code and tables leads to a refusal or to sites that still pass every check, never to a panic.

@@ -84,7 +84,6 @@ impl Truth {
     }
 
     /// File and line of the code at an address.
-    #[expect(dead_code, reason = "for the thread sites")]
     pub(super) fn line(&self, address: u64) -> Option<&Line> {
         self.lines.iter().rev().find(|line| (line.address..line.end).contains(&address))
     }

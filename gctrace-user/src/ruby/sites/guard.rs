@@ -167,22 +167,34 @@ pub(super) fn reaching_pointer(image: &ElfImage, body: &Body, index: usize, base
     let mut factory = InstructionInfoFactory::new();
     let mut found = None;
     let mut seen = BTreeSet::new();
-    let mut pending = body.predecessors(index)?;
-    while let Some(at) = pending.pop() {
-        if !seen.insert(at) {
+    let before = |index, register| Some(body.predecessors(index)?.into_iter().map(move |at| (at, register)));
+    let mut pending: Vec<(usize, Register)> = before(index, base)?.collect();
+    while let Some((at, register)) = pending.pop() {
+        if !seen.insert((at, register)) {
             continue;
         }
         let instruction = &body.instructions[at];
-        if written_registers(&mut factory, instruction).contains(&base) {
+        if !written_registers(&mut factory, instruction).contains(&register) {
+            pending.extend(before(at, register)?);
+        } else if let Some(copied) = copied_register(instruction) {
+            pending.extend(before(at, copied)?);
+        } else {
             let pointer = global_pointer(image, instruction)?;
             if *found.get_or_insert(pointer) != pointer {
                 return None;
             }
-        } else {
-            pending.extend(body.predecessors(at)?);
         }
     }
     found
+}
+
+/// The register that a move between 64-bit registers copies.
+fn copied_register(instruction: &Instruction) -> Option<Register> {
+    let copies = instruction.mnemonic() == Mnemonic::Mov
+        && is_register(instruction, 0)
+        && is_register(instruction, 1)
+        && instruction.op1_register().is_gpr64();
+    copies.then(|| instruction.op1_register())
 }
 
 /// Index of the instruction whose result the conditional jump at `jump` depends on.

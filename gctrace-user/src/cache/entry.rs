@@ -77,6 +77,8 @@ fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
         checks: _,
         has_symbols: _,
         static_probes: _,
+        // Not attached yet.
+        thread: _,
     } = analysis;
     let probed = |sites: &[Site]| sites.iter().map(|site| site.address).collect::<Vec<_>>();
     (probed(sites), sites.iter().map(|site| site.guard).collect())

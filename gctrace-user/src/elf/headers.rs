@@ -48,6 +48,7 @@ pub(crate) struct Section {
 }
 
 /// All headers of one file.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of the file header")]
 #[derive(Debug)]
 pub(crate) struct Headers {
     pub(crate) machine: Machine,

@@ -176,7 +176,7 @@ mod tests {
     fn packed() {
         let table = [0x1000_u64, 0b1011, 1 << 63 | 1].map(u64::to_le_bytes).concat();
         assert_eq!(packed_slots(&table).unwrap(), [0x1000, 0x1008, 0x1018, 0x1008 + 63 * 8 + 62 * 8]);
-        assert!(packed_slots(&[0xff; 1 << 18]).is_err());
+        assert!(packed_slots(&vec![0xff; 1 << 18]).is_err());
     }
 
     /// Lazy, IBT (`endbr64; bnd jmp`) and `.plt.got` stubs are recognised, the resolver entry is not.

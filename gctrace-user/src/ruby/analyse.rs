@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::accept::{Check, Outcome, accept};
 use super::code::Code;
-use super::sites::{Site, find};
+use super::sites::{self, Site, ThreadSites, find};
 use super::version::{RubyVersion, description};
 use super::vm_path::{VmPath, VmPathError};
 use crate::elf::{BuildId, ElfImage, Machine};
@@ -32,6 +32,8 @@ pub struct RubyAnalysis {
     /// Static probes of the provider `ruby` that the build announces (USDT; 4.1 has `gc__enter` and `gc__exit`). They
     /// are named here and not attached.
     pub static_probes: Vec<String>,
+    /// Where threads wait for, get and give up the GVL (from 3.2 on). Not attached yet, and never a reason to refuse.
+    pub thread: ThreadSites,
 }
 
 impl RubyAnalysis {
@@ -111,6 +113,7 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
             return Err(Refusal::Check { name: check.name.clone(), reason: reason.clone() });
         }
     }
+    let thread = sites::thread::find(&mut code, version);
     Ok(RubyAnalysis {
         version,
         description: description(image).unwrap_or_default().to_owned(),
@@ -125,5 +128,6 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
             .filter(|probe| probe.provider == "ruby")
             .map(|probe| probe.name.clone())
             .collect(),
+        thread,
     })
 }

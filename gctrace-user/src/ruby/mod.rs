@@ -23,7 +23,7 @@ mod x86;
 
 pub use accept::{Check, Outcome, may_be_probed};
 pub use analyse::{Refusal, RubyAnalysis, analyse};
-pub use sites::{PauseKind, Site, SiteForm};
+pub use sites::{PauseKind, Site, SiteForm, ThreadEvent, ThreadSite, ThreadSites};
 pub use version::{InvalidVersion, RubyVersion};
 pub use vm_path::{VmPath, VmPathError};
 pub use witness::{Disagreement, Witness, witness};

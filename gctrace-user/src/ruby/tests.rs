@@ -1,5 +1,6 @@
 //! Tests of the analysis on real images.
 
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::path::Path;
 
@@ -8,9 +9,9 @@ use gctrace_common::event::Point;
 use super::accept::{Outcome, accept};
 use super::code::Code;
 use super::sites::find;
-use super::truth::{Instance, Truth};
+use super::truth::{Instance, Line, Truth};
 use super::vm_path::VmPath;
-use super::{PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, analyse};
+use super::{PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, ThreadEvent, analyse};
 use crate::address::Svma;
 use crate::elf::tests::{DEBIAN_LIBRUBY, Damaged, Noise};
 use crate::elf::{ElfImage, Machine, RubyPresence, probe_ruby};
@@ -134,6 +135,10 @@ fn images_of_the_environment() {
         let checked = if truth.is_some() { "DWARF" } else { "no DWARF" };
         println!("{name:28} {counts:14} no register: {lost}  {checked}, {} differences", errors.len());
         wrong.extend(errors.into_iter().map(|error| format!("{path}: {error}")));
+        let counts = ThreadEvent::ALL.map(|e| analysis.thread.sites.iter().filter(|s| s.event == e).count());
+        let thread = truth.as_ref().map(|truth| thread_differences(&analysis, truth)).unwrap_or_default();
+        println!("    threads {counts:?} {}, {} differences", analysis.thread.outcome, thread.len());
+        wrong.extend(thread.into_iter().map(|error| format!("{path}: {error}")));
         let kinds = sites(&analysis, Point::GcEnter).iter().map(|s| s.pause).collect::<Vec<_>>();
         println!("    pauses {kinds:?}");
         let symbol = image.symbol("gc_start").map(|symbol| symbol.address);
@@ -143,6 +148,39 @@ fn images_of_the_environment() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Thread sites whose source line is another event's, and, where the finder claims to have all, source lines with code
+/// and without a site.
+fn thread_differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut texts: HashMap<String, Vec<String>> = HashMap::new();
+    let mut event_of = |line: &Line| -> Option<ThreadEvent> {
+        let lines = texts.entry(line.file.clone()).or_insert_with(|| {
+            let text = std::fs::read_to_string(&line.file).unwrap_or_default();
+            text.lines().map(str::to_owned).collect()
+        });
+        let text = lines.get((line.number as usize).checked_sub(1)?)?;
+        let event = text.split_once("RB_INTERNAL_THREAD_HOOK(RUBY_INTERNAL_THREAD_EVENT_")?.1;
+        ThreadEvent::ALL.into_iter().find(|e| event.starts_with(&format!("{e:?}").to_uppercase()))
+    };
+    let mut covered = BTreeSet::new();
+    for site in &analysis.thread.sites {
+        let line = truth.line(site.address.0);
+        let found = line.and_then(&mut event_of);
+        if found != Some(site.event) {
+            wrong.push(format!("{:?} at {} is at line {line:?}", site.event, site.address));
+        }
+        covered.extend(line.map(|line| (line.file.clone(), line.number)));
+    }
+    if analysis.thread.outcome == Outcome::Passed {
+        for line in truth.lines() {
+            if event_of(line).is_some() && !covered.contains(&(line.file.clone(), line.number)) {
+                wrong.push(format!("no thread site for {line:?}"));
+            }
+        }
+    }
+    wrong
 }
 
 /// Sites outside every copy of their function, and copies without a site.
@@ -161,7 +199,7 @@ fn differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
             // Where clang merges two copies into one, it gives the code line 0 and leaves it out of both.
             let merged = [site.address, site.guard]
                 .iter()
-                .all(|address| truth.line(address.0).is_some_and(|line| line.line == 0));
+                .all(|address| truth.line(address.0).is_some_and(|line| line.number == 0));
             if !merged && !instances.iter().any(|instance| within(site, instance)) {
                 wrong.push(format!("{} at {} is in no copy of {name}", point.name(), site.address));
             }

@@ -34,7 +34,7 @@ pub(super) struct Line {
     pub(super) address: u64,
     pub(super) end: u64,
     pub(super) file: String,
-    pub(super) line: u64,
+    pub(super) number: u64,
 }
 
 /// What the DWARF of a file says.
@@ -88,7 +88,6 @@ impl Truth {
         self.lines.iter().rev().find(|line| (line.address..line.end).contains(&address))
     }
 
-    #[expect(dead_code, reason = "for the thread sites")]
     pub(super) fn lines(&self) -> &[Line] {
         &self.lines
     }
@@ -149,8 +148,8 @@ impl Truth {
             {
                 path = format!("{}/{path}", dwarf.attr_string(unit, directory)?.to_string_lossy());
             }
-            let line = row.line().map_or(0, std::num::NonZero::get);
-            last = Some(Line { address: row.address(), end: 0, file: path, line });
+            let number = row.line().map_or(0, std::num::NonZero::get);
+            last = Some(Line { address: row.address(), end: 0, file: path, number });
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ mod finder;
 mod guard;
 mod pause;
 mod point;
+pub(super) mod thread;
 mod unit;
 
 use std::collections::BTreeSet;
@@ -21,6 +22,8 @@ use gctrace_common::event::Point;
 use serde::{Deserialize, Serialize};
 
 use crate::address::Svma;
+
+pub use thread::{ThreadEvent, ThreadSite, ThreadSites};
 
 pub(super) use finder::{MAX_SITES, base_name, find, hook_events};
 

@@ -1,0 +1,386 @@
+//! Finds the instructions at which CRuby tells what its threads do: `RB_INTERNAL_THREAD_HOOK(event, th)` in
+//! thread_pthread.c, from 3.2 on. It is `if (rb_internal_thread_event_hooks) rb_thread_execute_hooks(event, th)`, so
+//! every place reads one static variable, which two exported functions write.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use iced_x86::{ConditionCode, FlowControl, Instruction, Mnemonic, Register};
+use serde::{Deserialize, Serialize};
+
+use super::guard::jump_behind;
+use crate::address::Svma;
+use crate::elf::ElfImage;
+use crate::ruby::RubyVersion;
+use crate::ruby::accept::{Outcome, may_be_probed};
+use crate::ruby::code::{Body, Code};
+use crate::ruby::x86::{first_register, immediate, is_memory, is_register};
+
+/// An event of a thread (`RUBY_INTERNAL_THREAD_EVENT_*`, include/ruby/thread.h of 3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ThreadEvent {
+    /// It begins.
+    Started,
+    /// It wants the GVL.
+    Ready,
+    /// It has got the GVL.
+    Resumed,
+    /// It has given up the GVL.
+    Suspended,
+    /// It ends.
+    Exited,
+}
+
+impl ThreadEvent {
+    /// All of them, in the order of their bits.
+    pub const ALL: [Self; 5] = [Self::Started, Self::Ready, Self::Resumed, Self::Suspended, Self::Exited];
+
+    fn from_constant(value: u64) -> Option<Self> {
+        let bit = value.is_power_of_two().then(|| value.trailing_zeros() as usize)?;
+        Self::ALL.get(bit).copied()
+    }
+}
+
+/// One instruction at which a thread event happens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadSite {
+    /// The event.
+    pub event: ThreadEvent,
+    /// The conditional jump behind the test for hooks.
+    pub address: Svma,
+    /// First address of the function.
+    pub owner: Svma,
+}
+
+/// The thread sites of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadSites {
+    /// Ordered by event and address; incomplete unless `outcome` is passed.
+    pub sites: Vec<ThreadSite>,
+    /// Whether these are all sites there are, and what is missing if not.
+    pub outcome: Outcome,
+}
+
+/// The first version with the hooks.
+const FIRST: RubyVersion = RubyVersion::new(3, 2, 0);
+/// Instructions from the test to the call of the hooks, which may be inlined.
+const MAX_WALK: usize = 192;
+/// References to the variable that are looked at: bounds the work on hostile code. Builds have 10 to 40.
+const MAX_REFERENCES: usize = 256;
+/// Functions that refer to the variable other than those that add and remove hooks: at least the five events' places.
+const MIN_READERS: usize = 2;
+
+/// Finds the thread sites. Never prevents anything else: what is missing is named in the outcome.
+pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> ThreadSites {
+    if version < FIRST {
+        let reason = "Ruby before 3.2 has no thread events".to_owned();
+        return ThreadSites { sites: Vec::new(), outcome: Outcome::NotApplicable(reason) };
+    }
+    match find_sites(code) {
+        Ok((sites, outcome)) => ThreadSites { sites, outcome },
+        Err(reason) => ThreadSites { sites: Vec::new(), outcome: Outcome::Failed(reason.to_owned()) },
+    }
+}
+
+fn find_sites(code: &mut Code<'_>) -> Result<(Vec<ThreadSite>, Outcome), &'static str> {
+    let image = code.image;
+    let export = |name| {
+        let address = image.symbol(name).map(|symbol| symbol.address);
+        address.and_then(|address| image.function_index(address))
+    };
+    let add = export("rb_internal_thread_add_event_hook").ok_or("no rb_internal_thread_add_event_hook")?;
+    let remove =
+        export("rb_internal_thread_remove_event_hook").ok_or("no rb_internal_thread_remove_event_hook")?;
+    let (variable, readers) = hooks_variable(code, add, remove)?;
+    code.resolve_cold_parts(readers.iter().copied());
+    let writers = [code.owner(add), code.owner(remove)];
+    let owners: BTreeSet<usize> =
+        readers.iter().map(|&reader| code.owner(reader)).filter(|owner| !writers.contains(owner)).collect();
+
+    let mut tests: Vec<Test> = Vec::new();
+    for owner in owners {
+        let body = code.body(owner);
+        tests.extend(tests_of(code, &body, owner, variable));
+        if tests.len() > MAX_REFERENCES {
+            return Err("very many references to the hooks");
+        }
+    }
+    Ok(assemble(code, tests))
+}
+
+/// The variable that both functions refer to and that others read: the list of hooks. (The other one both refer to is
+/// its lock, which is only passed by address.)
+fn hooks_variable(
+    code: &Code<'_>,
+    add: usize,
+    remove: usize,
+) -> Result<(Svma, BTreeSet<usize>), &'static str> {
+    let image = code.image;
+    let addressed = |function| -> BTreeSet<u64> {
+        let parts = code.parts(function).into_iter().flat_map(|part| code.decode(part));
+        parts.filter_map(|instruction| address_operand(image, &instruction)).collect()
+    };
+    let is_data = |address: &u64| image.bss().contains(&Svma(*address));
+    let both: Vec<u64> = addressed(add).intersection(&addressed(remove)).copied().filter(is_data).collect();
+    let found = referring(image, &both);
+    let mut candidates = both.iter().filter_map(|&variable| {
+        let functions = found.get(&variable)?;
+        let reads = |&&function: &&usize| {
+            code.decode(function).iter().any(|instruction| reads_quad(image, instruction, variable))
+        };
+        let readers: BTreeSet<usize> = functions.iter().filter(reads).copied().collect();
+        let others = readers.iter().filter(|&&reader| reader != add && reader != remove).count();
+        (others >= MIN_READERS).then_some((Svma(variable), readers))
+    });
+    match (candidates.next(), candidates.next()) {
+        (Some(found), None) => Ok(found),
+        (None, _) => Err("the list of thread event hooks was not found"),
+        _ => Err("several variables may be the list of thread event hooks"),
+    }
+}
+
+/// For each address the extents that may refer to it by a 32-bit displacement, with up to one byte behind that (the
+/// immediate operand of a comparison).
+fn referring(image: &ElfImage, wanted: &[u64]) -> BTreeMap<u64, BTreeSet<usize>> {
+    let mut found: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
+    let (Some(&first), Some(&last)) = (wanted.iter().min(), wanted.iter().max()) else { return found };
+    let (Svma(text), bytes) = image.text();
+    for (at, window) in bytes.array_windows::<4>().enumerate() {
+        let end = text + at as u64 + 4;
+        let displacement = i32::from_le_bytes(*window);
+        let near = end.wrapping_add_signed(displacement.into());
+        let absolute = u64::from(displacement.cast_unsigned());
+        for target in [near, near.wrapping_add(1), absolute] {
+            if target >= first
+                && target <= last
+                && wanted.contains(&target)
+                && (target != absolute || image.is_fixed_position() || target == near)
+            {
+                found.entry(target).or_default().extend(image.function_index(Svma(end - 1)));
+            }
+        }
+    }
+    found
+}
+
+/// The global address that an instruction's memory operand names.
+fn address_operand(image: &ElfImage, instruction: &Instruction) -> Option<u64> {
+    if instruction.is_ip_rel_memory_operand() {
+        return Some(instruction.ip_rel_memory_address());
+    }
+    let operands = 0..instruction.op_count();
+    if !image.is_fixed_position() {
+        return None;
+    }
+    let absolute =
+        instruction.memory_base() == Register::None && instruction.memory_index() == Register::None;
+    if operands.clone().any(|operand| is_memory(instruction, operand)) {
+        return absolute.then(|| instruction.memory_displacement64());
+    }
+    operands.clone().find_map(|operand| immediate(instruction, operand))
+}
+
+/// Whether it reads all eight bytes of the variable.
+fn reads_quad(image: &ElfImage, instruction: &Instruction, variable: u64) -> bool {
+    let reads = match instruction.mnemonic() {
+        Mnemonic::Cmp => is_memory(instruction, 0) && immediate(instruction, 1) == Some(0),
+        Mnemonic::Mov => is_register(instruction, 0) && is_memory(instruction, 1),
+        _ => false,
+    };
+    reads && instruction.memory_size().size() == 8 && address_operand(image, instruction) == Some(variable)
+}
+
+/// A place that reads the list of hooks.
+struct Test {
+    owner: usize,
+    /// The instruction that reads.
+    read: Svma,
+    /// The conditional jump that depends on it.
+    jump: Option<Svma>,
+    /// The event whose hooks run behind it, and the function that runs them if it is not inlined.
+    event: Option<(ThreadEvent, Option<Svma>)>,
+    /// Other reads met on the way.
+    inner: Vec<Svma>,
+    /// Whether something jumps between read and jump.
+    entered_midway: bool,
+}
+
+fn tests_of(code: &Code<'_>, body: &Body, owner: usize, Svma(variable): Svma) -> Vec<Test> {
+    let reads: Vec<usize> = (0..body.instructions.len())
+        .filter(|&index| reads_quad(code.image, &body.instructions[index], variable))
+        .collect();
+    let read_at = |index: &usize| Svma(body.instructions[*index].ip());
+    let all: Vec<Svma> = reads.iter().map(read_at).collect();
+    reads
+        .iter()
+        .map(|&read| {
+            let jump = tested_by(body, read);
+            let walked = jump.and_then(|jump| walk(code, body, jump, &all));
+            Test {
+                owner,
+                read: Svma(body.instructions[read].ip()),
+                jump: jump.map(|jump| Svma(body.instructions[jump].ip())),
+                event: walked.as_ref().map(|walked| (walked.event, walked.executor)),
+                inner: walked.map(|walked| walked.inner).unwrap_or_default(),
+                entered_midway: jump
+                    .is_some_and(|jump| (read + 1..=jump).any(|index| body.is_jump_target(index))),
+            }
+        })
+        .collect()
+}
+
+/// Index of the jump that depends on whether what the instruction reads is zero.
+fn tested_by(body: &Body, read: usize) -> Option<usize> {
+    let instruction = &body.instructions[read];
+    if instruction.mnemonic() == Mnemonic::Cmp {
+        return jump_behind(&body.instructions, read);
+    }
+    /// Instructions between a load and its test.
+    const MAX_DISTANCE: usize = 12;
+    let register = first_register(instruction)?;
+    for (index, next) in body.instructions.iter().enumerate().skip(read + 1).take(MAX_DISTANCE) {
+        let tests = next.mnemonic() == Mnemonic::Test
+            && first_register(next) == Some(register)
+            && is_register(next, 1)
+            && next.op1_register().full_register() == register;
+        if tests {
+            return jump_behind(&body.instructions, index);
+        }
+        if next.flow_control() != FlowControl::Next || first_register(next) == Some(register) {
+            return None;
+        }
+    }
+    None
+}
+
+struct Walked {
+    event: ThreadEvent,
+    executor: Option<Svma>,
+    inner: Vec<Svma>,
+}
+
+/// A way through the code that runs when there are hooks.
+#[derive(Clone)]
+struct Way {
+    at: usize,
+    /// Registers that hold an event constant.
+    constants: HashMap<Register, ThreadEvent>,
+    /// Reads of the list passed on the way; the inlined body of the function that runs the hooks has one.
+    inner: Vec<Svma>,
+}
+
+/// Finds the nearest call that gets an event as its first argument, on the ways on which there are hooks.
+fn walk(code: &Code<'_>, body: &Body, jump: usize, reads: &[Svma]) -> Option<Walked> {
+    /// The inlined body reads the list once.
+    const MAX_INNER: usize = 1;
+    let start = hooked_side(body, jump)?;
+    let mut seen = BTreeSet::new();
+    let mut ways = VecDeque::from([Way { at: start, constants: HashMap::new(), inner: Vec::new() }]);
+    // The side to take at a jump that depends on an inner read.
+    let mut sides: HashMap<usize, usize> = HashMap::new();
+    for _ in 0..MAX_WALK {
+        let mut way = ways.pop_front()?;
+        let Some(instruction) = body.instructions.get(way.at) else { continue };
+        if !seen.insert(way.at) {
+            continue;
+        }
+        let address = Svma(instruction.ip());
+        if reads.contains(&address) {
+            way.inner.push(address);
+            if way.inner.len() > MAX_INNER {
+                continue;
+            }
+            let tested = tested_by(body, way.at);
+            sides.extend(tested.and_then(|jump| Some((jump, hooked_side(body, jump)?))));
+        }
+        let is_call = matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+        let leaves = instruction.flow_control() == FlowControl::UnconditionalBranch
+            && body.index_of(Svma(instruction.near_branch_target())).is_none();
+        if (is_call || leaves)
+            && let Some(&event) = way.constants.get(&Register::RDI)
+        {
+            let executor = code.callee(instruction).address;
+            return Some(Walked { event, executor, inner: way.inner });
+        }
+        if is_call {
+            way.constants.retain(|register, _| PRESERVED.contains(register));
+        } else {
+            follow_constants(&mut way.constants, instruction);
+        }
+        if let Some(&side) = sides.get(&way.at) {
+            ways.push_back(Way { at: side, ..way });
+        } else {
+            ways.extend(body.successors(way.at).map(|next| Way { at: next, ..way.clone() }));
+        }
+    }
+    None
+}
+
+/// Registers that a call preserves (System V ABI).
+const PRESERVED: [Register; 6] =
+    [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
+
+/// Where the code goes on after a comparison with zero if the list is not empty.
+fn hooked_side(body: &Body, jump: usize) -> Option<usize> {
+    let instruction = &body.instructions[jump];
+    match instruction.condition_code() {
+        ConditionCode::ne => body.index_of(Svma(instruction.near_branch_target())),
+        ConditionCode::e => Some(jump + 1),
+        _ => None,
+    }
+}
+
+fn follow_constants(constants: &mut HashMap<Register, ThreadEvent>, instruction: &Instruction) {
+    let Some(register) = first_register(instruction) else { return };
+    let value = match instruction.mnemonic() {
+        Mnemonic::Mov if is_register(instruction, 1) => {
+            constants.get(&instruction.op1_register().full_register()).copied()
+        }
+        Mnemonic::Mov => immediate(instruction, 1).and_then(ThreadEvent::from_constant),
+        Mnemonic::Test | Mnemonic::Cmp | Mnemonic::Push => constants.get(&register).copied(),
+        _ => None,
+    };
+    match value {
+        Some(event) => constants.insert(register, event),
+        None => constants.remove(&register),
+    };
+}
+
+fn assemble(code: &Code<'_>, tests: Vec<Test>) -> (Vec<ThreadSite>, Outcome) {
+    let executors: BTreeSet<usize> = tests
+        .iter()
+        .filter_map(|test| code.owner_of(test.event?.1?))
+        .filter(|&owner| tests.iter().any(|test| test.owner == owner))
+        .collect();
+    let inner: BTreeSet<Svma> = tests.iter().flat_map(|test| test.inner.iter().copied()).collect();
+    let mut sites = Vec::new();
+    let mut open = Vec::new();
+    for test in tests {
+        if executors.contains(&test.owner) || inner.contains(&test.read) {
+            continue;
+        }
+        let (Some(jump), Some((event, _)), false) = (test.jump, test.event, test.entered_midway) else {
+            open.push(test.read.to_string());
+            continue;
+        };
+        let emulated = code.image.read_bytes(jump, 6).is_some_and(|bytes| may_be_probed(bytes, jump));
+        if emulated {
+            sites.push(ThreadSite { event, address: jump, owner: code.start(test.owner) });
+        } else {
+            open.push(jump.to_string());
+        }
+    }
+    sites.sort_by_key(|site| (site.event, site.address));
+    let missing: Vec<String> = ThreadEvent::ALL
+        .into_iter()
+        .filter(|&event| sites.iter().all(|site| site.event != event))
+        .map(|event| format!("{event:?}"))
+        .collect();
+    let outcome = if !open.is_empty() {
+        Outcome::Failed(format!("tests for hooks of an unknown event at {}", open.join(", ")))
+    } else if !missing.is_empty() {
+        Outcome::Failed(format!("no site for {}", missing.join(", ")))
+    } else {
+        Outcome::Passed
+    };
+    (sites, outcome)
+}

@@ -162,8 +162,8 @@ pub struct SnapshotEvent {
     pub comm: [u8; 16],
     /// Number of slots of `data` that are filled, in the order of the image's spans.
     pub slots: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Enters of the thread that are not yet exited, as far as they were seen; 0 outside any pause.
+    pub depth: u32,
     /// The spans, one to a slot of [`SLOT_BYTES`]; bytes beyond a span's length are undefined.
     pub data: [u8; SNAPSHOT_BYTES],
 }

@@ -46,7 +46,7 @@ fn header(admitted: &Admitted, kind: Kind, point: Point, ts_ns: u64) -> Header {
 
 /// Copies the objspace's spans into a record. `objspace` is the address read through the VM pointer.
 #[inline(always)]
-pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<u64>) {
+pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<u64>, depth: u32) {
     let header = header(admitted, Kind::Snapshot, point, ts_ns);
     let Some(objspace) = objspace else {
         count(Counter::SnapshotReadFailed);
@@ -66,7 +66,7 @@ pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<
         (*record).register = admitted.register;
         (*record).comm = aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default();
         (*record).slots = admitted.image.spans;
-        (*record).reserved = 0;
+        (*record).depth = depth;
         fill(admitted, objspace, (&raw mut (*record).data).cast())
     };
     if filled.is_err() {

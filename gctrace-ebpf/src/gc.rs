@@ -37,8 +37,8 @@ pub fn hit(ctx: &ProbeContext, point: Point) -> u32 {
 #[inline(always)]
 fn start(admitted: &Admitted, now: u64) {
     count(Counter::Starts);
-    note(admitted, |scope| scope.start_ns = now);
-    emit::snapshot(admitted, Point::GcStart, now, objspace(admitted));
+    let depth = note(admitted, |scope| scope.start_ns = now);
+    emit::snapshot(admitted, Point::GcStart, now, objspace(admitted), depth);
 }
 
 #[inline(always)]
@@ -50,8 +50,8 @@ fn end_mark(admitted: &Admitted, now: u64) {
 #[inline(always)]
 fn end_sweep(admitted: &Admitted, now: u64) {
     count(Counter::EndSweeps);
-    note(admitted, |scope| scope.end_sweep_ns = now);
-    emit::snapshot(admitted, Point::GcEndSweep, now, objspace(admitted));
+    let depth = note(admitted, |scope| scope.end_sweep_ns = now);
+    emit::snapshot(admitted, Point::GcEndSweep, now, objspace(admitted), depth);
 }
 
 #[inline(always)]
@@ -97,7 +97,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
     // is whole. GC.start under GC.disable looks the same here; user space drops that one at its GC_START.
     if flags & image.mode_mask == 0 && flags & image.dont_gc_mask != 0 {
         count(Counter::Shutdowns);
-        emit::snapshot(admitted, Point::GcEnter, now, Some(objspace));
+        emit::snapshot(admitted, Point::GcEnter, now, Some(objspace), 1);
     }
 }
 
@@ -115,17 +115,22 @@ fn exit(admitted: &Admitted, now: u64) {
     }
 }
 
-/// Notes a time in the thread's open pause.
+/// Notes a time in the thread's open pause. Returns the depth of its enters, 0 if no pause is open.
 #[inline(always)]
-fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) {
-    let Some(open) = SCOPES.get_ptr_mut(&key(admitted)) else { return count(Counter::OrphanMark) };
+fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) -> u32 {
+    let Some(open) = SCOPES.get_ptr_mut(&key(admitted)) else {
+        count(Counter::OrphanMark);
+        return 0;
+    };
     // SAFETY: a map value pointer; only this thread uses this key.
     let scope = unsafe { &mut *open };
     if !scope.is_open() {
-        return count(Counter::OrphanMark);
+        count(Counter::OrphanMark);
+        return 0;
     }
     set(scope);
     count(Counter::MarkNoted);
+    scope.depth
 }
 
 #[inline(always)]

@@ -128,6 +128,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         images: images.clone(),
         selection: settings.selection.clone(),
         methods: settings.methods,
+        plant: settings.plant,
         sender,
         stop: OwnedFd::from(stopped),
         own_pid,

@@ -35,6 +35,8 @@ user_counters! {
     refused_records,
     /// Snapshots that started a cycle.
     cycles_started,
+    /// Snapshots that started a cycle outside any pause that was seen to begin; such cycles are not reported.
+    starts_outside,
     /// Cycles handed to the exporters.
     cycles,
     /// Cycles still running when tracing of their process ended; included in `cycles`.
@@ -145,6 +147,7 @@ impl Ledger {
                 "GC records decoded = starts + ends + ends without start + shutdowns + pauses + phases + refused",
                 u.decoded_snapshots + u.decoded_pauses + u.decoded_phases,
                 u.cycles_started
+                    + u.starts_outside
                     + u.phases
                     + u.cycle_ends
                     + u.ends_without_start

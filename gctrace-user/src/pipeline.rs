@@ -26,6 +26,10 @@ use crate::{
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
 
+/// A cycle starts inside a pause. One that was entered before the probes were attached, or whose entry was evicted from
+/// the kernel's map, seems not to and is not reported; more than this in a row cannot be that.
+const MAX_STARTS_OUTSIDE: u32 = 2;
+
 /// A probed image and how to read the objspace of its processes.
 #[derive(Debug)]
 pub struct KnownImage {
@@ -69,6 +73,8 @@ struct Traced {
     image: Arc<KnownImage>,
     fold: CycleFold,
     memory: Option<MemoryReader>,
+    /// Starts in a row outside any pause.
+    starts_outside: u32,
     cycles: u64,
     lost: u64,
 }
@@ -287,6 +293,23 @@ impl Pipeline {
         let gap = traced.fold.sequence(header.seq);
         traced.lost += gap;
         self.counts.lost_records += gap;
+        if point == Point::GcStart {
+            traced.starts_outside = if event.depth == 0 { traced.starts_outside + 1 } else { 0 };
+            if traced.starts_outside > MAX_STARTS_OUTSIDE {
+                let failed = prove::starts_outside_pauses(traced.starts_outside);
+                self.counts.refused_records += 1;
+                let path = known.image.path.to_string_lossy();
+                return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
+            }
+            if event.depth == 0 {
+                // The pause that it starts in is not known, so its pauses would be too few.
+                self.counts.starts_outside += 1;
+                let before = traced.fold.counts().cut_short;
+                let folded = traced.fold.cut();
+                self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
+                return self.report(pid, folded);
+            }
+        }
         let memory = traced.read_memory();
         self.counts.memory_unread += u64::from(memory.is_none());
         let state = decode_state(&reading.layout, header.ts_ns, header.tid, &event.data, memory);
@@ -355,6 +378,7 @@ impl Pipeline {
             image: known.clone(),
             fold: CycleFold::after(self.waiting.remove(&pid).unwrap_or_default()),
             memory,
+            starts_outside: 0,
             cycles: 0,
             lost: 0,
         };
@@ -538,7 +562,7 @@ mod tests {
             register: 0x1000,
             comm: [0; 16],
             slots: layout.spans.len() as u32,
-            reserved: 0,
+            depth: 1,
             data: bytes,
         }
     }

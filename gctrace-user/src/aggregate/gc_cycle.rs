@@ -65,8 +65,8 @@ impl CycleFold {
         self.counts
     }
 
-    /// `GC_START`.
-    pub fn start(&mut self, comm: String, count: u64, state: GcState) -> Folded {
+    /// A cycle starts of which too little is known to report it.
+    pub fn cut(&mut self) -> Folded {
         self.shutdown = None;
         let mut folded = Folded::default();
         if let Some(cut) = self.close() {
@@ -74,6 +74,12 @@ impl CycleFold {
             folded.cycles.push(cut);
         }
         self.swept = false;
+        folded
+    }
+
+    /// `GC_START`.
+    pub fn start(&mut self, comm: String, count: u64, state: GcState) -> Folded {
+        let folded = self.cut();
         self.open = Some(GcCycle { comm, count, start: state, end: None, pauses: Vec::new(), lost: 0 });
         folded
     }

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use crate::discover::Fault;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
 /// Watch the GC of CRuby processes from the kernel: no gem, no restart, no signal, no pause.
@@ -59,6 +60,10 @@ pub struct Args {
     /// How GC work is seen, for finding out why something is not
     #[arg(long, value_enum, default_value_t = ProbesArg::Auto, hide_short_help = true)]
     pub probes: ProbesArg,
+
+    /// Plant a mistake that the live proofs must catch (for tests)
+    #[arg(long, value_enum, hide = true)]
+    pub plant: Option<Fault>,
 
     /// Behave as on kernels before 5.15, which have no attach cookies (for tests)
     #[arg(long, hide = true)]

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg};
 use crate::{
     cache,
-    discover::Selection,
+    discover::{Fault, Selection},
     ruby::last_resort::{METHODS, Method},
 };
 
@@ -35,6 +35,8 @@ pub struct Settings {
     pub pprof: Option<PathBuf>,
     /// How GC work is seen, in order of preference.
     pub methods: &'static [Method],
+    /// A mistake to plant in every plan.
+    pub plant: Option<Fault>,
     /// Use attach cookies where the kernel has them.
     pub cookies: bool,
     /// Size of the GC ring, bytes.
@@ -113,6 +115,7 @@ impl Settings {
             pprof,
             gc_ring,
             probes,
+            plant,
             without_cookies,
             cache,
             command,
@@ -141,6 +144,7 @@ impl Settings {
                 ProbesArg::Functions => &[Method::Functions],
                 ProbesArg::Usdt => &[Method::Usdt],
             },
+            plant,
             cookies: !without_cookies,
             cache_dir: cache.dir(),
         })

@@ -14,6 +14,7 @@ use gctrace_common::config::ImageConfig;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
+    Fault,
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
@@ -109,6 +110,8 @@ pub struct Start {
     pub selection: Selection,
     /// How GC work is seen, in order of preference.
     pub methods: &'static [Method],
+    /// A mistake to plant in every plan.
+    pub plant: Option<Fault>,
     /// Analyses made before.
     pub cache: Cache,
     /// Where images are made known before they are probed.
@@ -145,6 +148,7 @@ struct Control {
     sender: SyncSender<Found>,
     own_pid: u32,
     methods: &'static [Method],
+    plant: Option<Fault>,
     cache: Cache,
     verdicts: HashMap<ImageKey, Verdict>,
     /// Processes that are traced.
@@ -158,13 +162,14 @@ struct Control {
 
 /// Runs until told to stop. Returns (and so detaches) only then.
 pub fn run(start: Start) {
-    let Start { probes, selection, methods, cache, images, sender, stop, own_pid } = start;
+    let Start { probes, selection, methods, plant, cache, images, sender, stop, own_pid } = start;
     let mut control = Control {
         probes,
         selection,
         sender,
         own_pid,
         methods,
+        plant,
         cache,
         verdicts: HashMap::new(),
         processes: 0,
@@ -403,7 +408,10 @@ impl Control {
 
     /// Makes an image known, attaches its event sites and opens it.
     fn open_sites(&mut self, file: &File, shown: &Path, planned: Planned) -> Result<Verdict, String> {
-        let Planned { plan, segments, .. } = planned;
+        let Planned { mut plan, segments, .. } = planned;
+        if let Some(fault) = self.plant {
+            fault.plant(&mut plan);
+        }
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         self.images.add(KnownImage {
             image: Arc::new(site_image(index, shown, &plan)),

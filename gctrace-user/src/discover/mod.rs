@@ -1,6 +1,7 @@
 //! Finding Ruby processes and images, now and later, and having them probed. The slow path, on a thread of its own.
 
 mod control;
+mod fault;
 mod identity;
 mod installed;
 mod mappings;
@@ -9,6 +10,7 @@ mod state;
 mod survey;
 
 pub use control::{Found, Selection, Start, run};
+pub use fault::Fault;
 pub use identity::ImageKey;
 pub use mappings::own_code;
 pub use planned::{Abilities, Choice, Head, Planned, Way, WhyNot};

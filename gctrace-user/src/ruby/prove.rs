@@ -51,6 +51,11 @@ pub fn read_spans(
     Some(data)
 }
 
+/// `count` cycles in a row have started outside any pause.
+pub fn starts_outside_pauses(count: u32) -> FailedProof {
+    FailedProof { check: "cycles start inside a pause", detail: format!("{count} in a row have not") }
+}
+
 /// The GC mode of a snapshot.
 pub fn mode(layout: &ObjspaceLayout, flags: u32) -> Mode {
     Mode::from_bits((flags & layout.mode_mask()) >> layout.table.mode_bits.0)

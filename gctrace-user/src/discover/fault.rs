@@ -1,0 +1,47 @@
+//! Mistakes planted on request, so that tests can see the live proofs catch them on real processes. Each could be in a
+//! plan if the static checks missed it. Nothing but what gctrace believes is changed.
+
+use gctrace_common::{config::Span, event::Point};
+
+use crate::ruby::plan::AttachPlan;
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Fault {
+    /// Every member of the objspace is read one word further.
+    Layout,
+    /// The sites of `GC_START` and `GC_END_SWEEP` are taken for each other.
+    Starts,
+    /// The sites of `GC_START` and `GC_END_MARK` are taken for each other.
+    Marks,
+    /// The sites of `GC_ENTER` and `GC_EXIT` are taken for each other.
+    Enters,
+}
+
+impl Fault {
+    /// Plants it.
+    pub fn plant(self, plan: &mut AttachPlan) {
+        let mut exchange = |one: Point, two: Point| {
+            for site in &mut plan.sites {
+                if site.point == one {
+                    site.point = two;
+                } else if site.point == two {
+                    site.point = one;
+                }
+            }
+        };
+        match self {
+            Self::Layout => {
+                for span in &mut plan.config.span {
+                    if span.via == Span::DIRECT {
+                        span.offset += 8;
+                    }
+                }
+                plan.layout.spans = plan.config.span[..plan.config.spans as usize].to_vec();
+            }
+            Self::Starts => exchange(Point::GcStart, Point::GcEndSweep),
+            Self::Marks => exchange(Point::GcStart, Point::GcEndMark),
+            Self::Enters => exchange(Point::GcEnter, Point::GcExit),
+        }
+    }
+}

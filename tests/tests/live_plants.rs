@@ -1,0 +1,64 @@
+//! Mistakes that the static checks would have missed, planted in every plan: the live proofs refuse each process by the
+//! name of the check before anything is told of its GC.
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{gctrace, ledger};
+
+/// Each fault is planted for each Ruby, in a run of its own.
+fn refused(fault: &str, checks: &[&str]) -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Ruby::all()? {
+        let gctrace = Invocation::jsonl(["--all-ruby", "--probes", "sites", "--no-cache", "--plant", fault])?
+            .start_ready()?;
+        let done = Script::new(&live, &ruby, "explicit.rb")?.arg("12").run()?;
+        let finished = gctrace.interrupt()?;
+        let report = if finished.status.code() == Some(1) {
+            Report::parse(&finished.stdout)?
+        } else {
+            gctrace::read(&finished)?
+        };
+        ledger::check(&report)?;
+        let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
+        let told = told.with_context(|| format!("{} is not refused", ruby.version()))?;
+        ensure!(checks.iter().any(|check| told.reason.contains(check)), "{}", told.reason);
+        ensure!(report.gcs.is_empty(), "{}: told of a GC: {:?}", ruby.version(), report.gcs.first());
+    }
+    Ok(())
+}
+
+/// A layout that is one word off everywhere.
+#[test]
+fn wrong_layout() -> Result<()> {
+    refused(
+        "layout",
+        &[
+            "count = minor_gc_count + major_gc_count",
+            "live + final",
+            "GC mode at the event",
+            "during_gc is set",
+        ],
+    )
+}
+
+/// A start that is an end of sweeping, and the reverse.
+#[test]
+fn starts_for_ends() -> Result<()> {
+    refused("starts", &["GC mode at the event"])
+}
+
+/// A start that is an end of marking, and the reverse.
+#[test]
+fn starts_for_marks() -> Result<()> {
+    refused("marks", &["GC mode at the event"])
+}
+
+/// An enter that is an exit, and the reverse: no state can tell, but cycles then start between the pauses.
+#[test]
+fn enters_for_exits() -> Result<()> {
+    refused("enters", &["cycles start inside a pause"])
+}

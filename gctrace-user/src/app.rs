@@ -18,7 +18,7 @@ use crate::{
     bpf::{self, LoadError, LoadOptions, Loaded},
     cache::Cache,
     cli::{Format, Settings, UsageError},
-    discover::{self, Found, Start},
+    discover::{self, DebugInfo, Found, Start},
     enrich::{
         clock::{WallClock, monotonic_ns},
         proc::is_running,
@@ -71,6 +71,9 @@ pub enum Failure {
     /// An output cannot be written.
     #[error("{0}")]
     Export(#[from] ExportError),
+    /// A debug file that the user named cannot be used.
+    #[error("{0}")]
+    DebugFile(String),
     /// The control thread failed.
     #[error("{0}")]
     Control(String),
@@ -90,7 +93,11 @@ impl Failure {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Missing(_) | Self::Load(_) => 3,
-            Self::Usage(_) | Self::Export(_) | Self::Control(_) | Self::System { .. } => 2,
+            Self::Usage(_)
+            | Self::DebugFile(_)
+            | Self::Export(_)
+            | Self::Control(_)
+            | Self::System { .. } => 2,
         }
     }
 }
@@ -107,6 +114,9 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
 
 /// Runs until the duration is over, the command has ended, or a signal comes.
 pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
+    let servers = std::env::var("DEBUGINFOD_URLS").ok();
+    let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
+        .map_err(Failure::DebugFile)?;
     let host = preflight::check()?;
     let clock = WallClock::measure();
     let exporters = exporters(settings, clock)?;
@@ -125,6 +135,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let start = Start {
         probes,
         cache: settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at),
+        debug,
         images: images.clone(),
         selection: settings.selection.clone(),
         methods: settings.methods,

@@ -69,6 +69,11 @@ pub struct Args {
     #[arg(long, hide = true)]
     pub without_cookies: bool,
 
+    /// Take the layout of the VM's structures from this unstripped library or separate debug file (repeatable);
+    /// it must be of the same build as the traced Ruby
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub layout_from: Vec<PathBuf>,
+
     /// The cache of analyses.
     #[command(flatten)]
     pub cache: CacheArgs,

@@ -41,6 +41,8 @@ pub struct Settings {
     pub cookies: bool,
     /// Size of the GC ring, bytes.
     pub gc_ring_bytes: Option<u32>,
+    /// Debug files that tell layouts.
+    pub layout_from: Vec<PathBuf>,
     /// Where analyses are kept; `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
 }
@@ -117,6 +119,7 @@ impl Settings {
             probes,
             plant,
             without_cookies,
+            layout_from,
             cache,
             command,
         } = args;
@@ -146,6 +149,7 @@ impl Settings {
             },
             plant,
             cookies: !without_cookies,
+            layout_from,
             cache_dir: cache.dir(),
         })
     }

@@ -15,10 +15,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
     Fault,
+    debuginfo::DebugInfo,
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
-    planned::{Abilities, Choice, Head, Planned, Way, choose, reading, site_image},
+    planned::{Abilities, Around, Choice, Head, Planned, Way, choose, reading, site_image},
     state::{bias, read_state},
 };
 use crate::{
@@ -114,6 +115,8 @@ pub struct Start {
     pub plant: Option<Fault>,
     /// Analyses made before.
     pub cache: Cache,
+    /// Debug information that may be used.
+    pub debug: DebugInfo,
     /// Where images are made known before they are probed.
     pub images: Images,
     /// Where findings go.
@@ -150,6 +153,7 @@ struct Control {
     methods: &'static [Method],
     plant: Option<Fault>,
     cache: Cache,
+    debug: DebugInfo,
     verdicts: HashMap<ImageKey, Verdict>,
     /// Processes that are traced.
     processes: usize,
@@ -162,7 +166,7 @@ struct Control {
 
 /// Runs until told to stop. Returns (and so detaches) only then.
 pub fn run(start: Start) {
-    let Start { probes, selection, methods, plant, cache, images, sender, stop, own_pid } = start;
+    let Start { probes, selection, methods, plant, cache, debug, images, sender, stop, own_pid } = start;
     let mut control = Control {
         probes,
         selection,
@@ -171,6 +175,7 @@ pub fn run(start: Start) {
         methods,
         plant,
         cache,
+        debug,
         verdicts: HashMap::new(),
         processes: 0,
         refused_told: HashSet::new(),
@@ -318,7 +323,7 @@ impl Control {
             let Ok(key) = ImageKey::of(&file) else { continue };
             let verdict = match self.verdicts.get(&key) {
                 Some(verdict) => verdict.clone(),
-                None => self.judge(key, &file, &mapping.path),
+                None => self.judge(key, &file, &mapping.path, &roots_of(pid)),
             };
             match verdict {
                 Verdict::NotRuby => {}
@@ -349,13 +354,13 @@ impl Control {
         if self.verdicts.contains_key(&key) {
             return;
         }
-        if let Verdict::Refused(reason) = self.judge(key, path, path) {
+        if let Verdict::Refused(reason) = self.judge(key, path, path, &[PathBuf::from("/")]) {
             // Nobody runs it yet; it is told when somebody does.
             log::info!("{} is installed and would not be traced: {reason}", path.display());
         }
     }
 
-    fn judge(&mut self, key: ImageKey, path: &Path, shown: &Path) -> Verdict {
+    fn judge(&mut self, key: ImageKey, path: &Path, shown: &Path, roots: &[PathBuf]) -> Verdict {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) => {
@@ -365,7 +370,7 @@ impl Control {
                 return Verdict::NotRuby;
             }
         };
-        let verdict = match self.judge_file(&file, shown) {
+        let verdict = match self.judge_file(&file, shown, roots) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Refused(reason.into()),
         };
@@ -373,7 +378,7 @@ impl Control {
         verdict
     }
 
-    fn judge_file(&mut self, file: &File, shown: &Path) -> Result<Verdict, String> {
+    fn judge_file(&mut self, file: &File, shown: &Path, roots: &[PathBuf]) -> Result<Verdict, String> {
         match probe_ruby(file) {
             Ok(Some(RubyPresence::Defines)) => {}
             Ok(_) => return Ok(Verdict::NotRuby),
@@ -390,7 +395,8 @@ impl Control {
         }
         let abilities =
             Abilities { reads_threads: self.probes.reads_threads(), cookies: self.probes.has_cookie() };
-        let Choice { way, refusals } = choose(file, shown, self.methods, abilities, &mut self.cache);
+        let around = Around { info: &self.debug, roots };
+        let Choice { way, refusals } = choose(file, shown, self.methods, abilities, &mut self.cache, around);
         match way {
             Some(Way::Sites(planned)) => self.open_sites(file, shown, *planned),
             Some(Way::LastResort(head, last)) => {
@@ -524,4 +530,9 @@ impl Control {
 /// A path to the file through our own descriptor: the process whose mapping it is may exit at any moment.
 fn reopened(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Where debug files are looked for: in the file system that the process sees, then in the host's.
+fn roots_of(pid: u32) -> [PathBuf; 2] {
+    [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")]
 }

@@ -1,6 +1,7 @@
 //! Finding Ruby processes and images, now and later, and having them probed. The slow path, on a thread of its own.
 
 mod control;
+mod debuginfo;
 mod fault;
 mod identity;
 mod installed;
@@ -10,6 +11,7 @@ mod state;
 mod survey;
 
 pub use control::{Found, Selection, Start, run};
+pub use debuginfo::DebugInfo;
 pub use fault::Fault;
 pub use identity::ImageKey;
 pub use mappings::own_code;

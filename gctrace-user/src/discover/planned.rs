@@ -2,10 +2,11 @@
 
 use std::{
     fs::File,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
+use super::debuginfo::{DebugInfo, Place};
 use crate::{
     cache::Cache,
     elf::{ElfImage, ImageHead, LoadSegment},
@@ -14,7 +15,7 @@ use crate::{
     ruby::{
         RubyVersion, analyse,
         last_resort::{LastResort, Method},
-        plan::{AttachPlan, PlanError, plan},
+        plan::{AttachPlan, PlanError, plan_with},
     },
 };
 
@@ -31,27 +32,40 @@ pub struct Planned {
     pub took: Duration,
 }
 
-/// Plans an image file. `shown` is the path that messages name; `reads_threads`: see [`plan`].
-fn plan_file(
+/// The debug information that may be used, and where to look for more of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Around<'a> {
+    /// What the user gave and allowed.
+    pub(super) info: &'a DebugInfo,
+    /// Root folders to look below: that of the process, then the host's.
+    pub(super) roots: &'a [PathBuf],
+}
+
+/// Plans an image file. `shown` is the path that messages name; `reads_threads`: see [`plan_with`].
+pub(super) fn plan_file(
     file: &File,
     shown: &Path,
     reads_threads: bool,
     cache: &mut Cache,
+    debug: Around<'_>,
 ) -> Result<Planned, PlanError> {
     let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
     let begun = Instant::now();
     let head = ImageHead::read(file).map_err(elf)?;
     let known = cache.get(file, &head);
     let cached = known.is_some();
+    let place = Place { path: shown, roots: debug.roots };
     let analysis = if let Some(analysis) = known {
         analysis
     } else {
         let image = ElfImage::read(file).map_err(elf)?;
-        let analysis = analyse(&image)?;
+        let mut analysis = analyse(&image)?;
+        debug.info.witness(&image, file, place, &mut analysis)?;
         cache.put(file, &head, &image, &analysis);
         analysis
     };
-    let plan = plan(&head.segments, analysis, reads_threads)?;
+    let table = debug.info.table(analysis.build_id.as_ref(), file, place, analysis.version)?;
+    let plan = plan_with(&head.segments, analysis, reads_threads, table)?;
     Ok(Planned { plan, segments: head.segments, cached, took: begun.elapsed() })
 }
 
@@ -100,11 +114,12 @@ pub(super) fn choose(
     methods: &[Method],
     abilities: Abilities,
     cache: &mut Cache,
+    debug: Around<'_>,
 ) -> Choice {
     let mut refusals = Vec::new();
     for &method in methods {
         let way = if method == Method::Sites {
-            plan_file(file, shown, abilities.reads_threads, cache)
+            plan_file(file, shown, abilities.reads_threads, cache, debug)
                 .map(|planned| Way::Sites(Box::new(planned)))
                 .map_err(WhyNot::Sites)
         } else if abilities.cookies {
@@ -116,7 +131,14 @@ pub(super) fn choose(
         };
         match way {
             Ok(way) => return Choice { way: Some(way), refusals },
-            Err(why) => refusals.push(why),
+            Err(why) => {
+                // The user said what to read it by; that is not answered with something coarser.
+                let final_answer = matches!(why, WhyNot::Sites(PlanError::OtherBuild(_)));
+                refusals.push(why);
+                if final_answer {
+                    break;
+                }
+            }
         }
     }
     Choice { way: None, refusals }

@@ -11,10 +11,11 @@ use procfs::ProcError;
 
 use super::{
     Selection, VmState,
+    debuginfo::DebugInfo,
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
-    planned::{Abilities, Choice, Way, choose},
+    planned::{Abilities, Around, Choice, Way, choose},
     state::{bias, read_state},
 };
 use crate::{
@@ -288,7 +289,9 @@ impl Surveyor<'_> {
         let file = File::open(path)?;
         let index = match probe_ruby(&file) {
             Ok(Some(RubyPresence::Defines)) => {
-                let choice = choose(&file, shown, &METHODS, self.abilities, self.cache);
+                // What is on this host; no server is asked.
+                let around = Around { info: &DebugInfo::default(), roots: &[PathBuf::from("/")] };
+                let choice = choose(&file, shown, &METHODS, self.abilities, self.cache, around);
                 let identity = Identity::of(&file, &choice);
                 let path = shown.to_owned();
                 self.survey.images.push(ImageFound { path, identity, choice, named: false });

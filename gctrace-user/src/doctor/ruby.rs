@@ -144,11 +144,22 @@ fn remedy(why: &WhyNot) -> String {
                  `gctrace doctor --format jsonl`"
             }
         },
-        PlanError::Layout(LayoutError::UnknownVersion(..)) => "upgrade gctrace",
+        PlanError::Layout(LayoutError::UnknownVersion(..)) => {
+            "upgrade gctrace, or give this build's debug file with --layout-from"
+        }
         PlanError::Layout(_) | PlanError::NotExecutable(..) => {
             "this is a mistake in gctrace: report it with `gctrace doctor --format jsonl`"
         }
-        PlanError::LayoutDisagrees { .. } => "use a Ruby that is built with the usual options",
+        PlanError::Disagreement(_) => {
+            "reinstall the Ruby and its debug package; if they belong together, report this with \
+             `gctrace doctor --format jsonl`"
+        }
+        PlanError::OtherBuild(_) | PlanError::DebugInformation(_) => {
+            "give the debug file of exactly this build with --layout-from"
+        }
+        PlanError::LayoutDisagrees { .. } => {
+            "give this build's debug file with --layout-from, or use a Ruby that is built with the usual options"
+        }
     };
     text.to_owned()
 }

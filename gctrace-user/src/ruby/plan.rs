@@ -1,6 +1,6 @@
 //! From the analysis of an image to what is attached where: a pure decision.
 
-use std::path::PathBuf;
+use std::{borrow::Cow, path::PathBuf};
 
 use gctrace_common::{
     config::{ImageConfig, Span},
@@ -8,8 +8,9 @@ use gctrace_common::{
 };
 
 use super::{
-    Refusal, RubyAnalysis,
+    Disagreement, Refusal, RubyAnalysis,
     layout::{LayoutError, ObjspaceLayout},
+    tables::Table,
 };
 use crate::{
     address::{FileOffset, Svma},
@@ -57,6 +58,15 @@ pub enum PlanError {
     /// The sites could not be found or failed a check.
     #[error("{0}")]
     Refused(#[from] Refusal),
+    /// Symbols contradict what the finder found.
+    #[error("{0}")]
+    Disagreement(#[from] Disagreement),
+    /// The debug file that the user named is of another build.
+    #[error("{0}")]
+    OtherBuild(String),
+    /// The debug information that was to tell the layout cannot.
+    #[error("{0}")]
+    DebugInformation(String),
     /// No layout is known for the version.
     #[error("{0}")]
     Layout(#[from] LayoutError),
@@ -88,8 +98,21 @@ pub fn plan(
     analysis: RubyAnalysis,
     reads_threads: bool,
 ) -> Result<AttachPlan, PlanError> {
+    plan_with(segments, analysis, reads_threads, None)
+}
+
+/// As [`plan`], with the layout of exactly this build instead of the committed one of its release.
+pub fn plan_with(
+    segments: &[LoadSegment],
+    analysis: RubyAnalysis,
+    reads_threads: bool,
+    own: Option<Table>,
+) -> Result<AttachPlan, PlanError> {
     let thread = if reads_threads { analysis.thread_path() } else { None };
-    let layout = ObjspaceLayout::of(analysis.version, thread.is_some())?;
+    let layout = match own {
+        Some(table) => ObjspaceLayout::with(analysis.version, Cow::Owned(table), thread.is_some())?,
+        None => ObjspaceLayout::of(analysis.version, thread.is_some())?,
+    };
     let vm = analysis.vm;
     let count = layout.table.offset("profile.count").unwrap_or_default();
     for (field, derived, table) in

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 use super::{Origin, Reject, Search, same_build};
 use crate::elf::headers::{Headers, string_at};
-use crate::elf::{BuildId, ElfError, ElfImage, ReadAt, dwarf};
+use crate::elf::{BuildId, ElfError, ReadAt, dwarf};
 
 /// Where distributions install separate debug files.
 const DEBUG: &str = "/usr/lib/debug";
@@ -19,13 +19,9 @@ const DEBUG: &str = "/usr/lib/debug";
 const MAX_FILE: u64 = 1 << 30;
 
 /// The files that may hold an image's debug information, best first: place, root and path below it.
-pub(super) fn candidates<'a>(
-    image: &ElfImage,
-    source: &dyn ReadAt,
-    search: &Search<'a>,
-) -> Vec<(Origin, &'a Path, PathBuf)> {
+pub(super) fn candidates<'a>(source: &dyn ReadAt, search: &Search<'a>) -> Vec<(Origin, &'a Path, PathBuf)> {
     let mut found = Vec::new();
-    if let Some(path) = image.build_id().and_then(build_id_path) {
+    if let Some(path) = search.build_id.and_then(build_id_path) {
         for root in search.roots {
             found.push((Origin::BuildId(below(root, &path)), root.as_path(), path.clone()));
         }
@@ -64,14 +60,14 @@ fn debug_link(source: &dyn ReadAt) -> Option<(String, u32)> {
 
 /// Opens a candidate and proves that it belongs to the image.
 pub(super) fn open_belonging(
-    image: &ElfImage,
+    search: &Search<'_>,
     source: &dyn ReadAt,
     origin: &Origin,
     root: &Path,
     path: &Path,
 ) -> Result<File, Reject> {
     let file = open_below(root, path)?;
-    let same = same_build(image, &file)?;
+    let same = same_build(search.build_id, &file)?;
     if matches!(origin, Origin::DebugLink(_)) {
         let wanted = debug_link(source).map(|(_, crc)| crc).ok_or(Reject::Absent)?;
         let found = checksum(&file)?;

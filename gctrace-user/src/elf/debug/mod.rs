@@ -24,6 +24,8 @@ use object::elf;
 /// Where to look.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
+    /// The image's build id, if it has one.
+    pub build_id: Option<&'a BuildId>,
     /// The image's path, as its process sees it.
     pub path: &'a Path,
     /// Root folders in the order in which they are searched: that of the process (`/proc/PID/root`), then the host's.
@@ -146,16 +148,16 @@ pub fn symbols(image: &ElfImage, source: &dyn ReadAt, search: &Search<'_>) -> Lo
     let mut trail = Trail::new();
     trail.look(Origin::Embedded, || {
         let inner = embedded::unpack(source)?;
-        same_build(image, inner.as_slice())?;
+        same_build(search.build_id, inner.as_slice())?;
         proven(image, symtab(inner.as_slice())?, false)
     });
-    for (origin, root, path) in local::candidates(image, source, search) {
+    for (origin, root, path) in local::candidates(source, search) {
         trail.look(origin.clone(), || {
-            let file = local::open_belonging(image, source, &origin, root, &path)?;
+            let file = local::open_belonging(search, source, &origin, root, &path)?;
             proven(image, symtab(&file)?, true)
         });
     }
-    if let (Some(servers), Some(id)) = (search.servers, image.build_id()) {
+    if let (Some(servers), Some(id)) = (search.servers, search.build_id) {
         for url in servers.urls() {
             trail.look(Origin::Server(url.clone()), || {
                 proven(image, server::symbols(servers, url, id)?, true)
@@ -166,21 +168,21 @@ pub fn symbols(image: &ElfImage, source: &dyn ReadAt, search: &Search<'_>) -> Lo
 }
 
 /// Looks for the debug information (DWARF) of an image. The image itself is not looked at.
-pub fn types(image: &ElfImage, source: &dyn ReadAt, search: &Search<'_>) -> Located<DebugFile> {
+pub fn types(source: &dyn ReadAt, search: &Search<'_>) -> Located<DebugFile> {
     let mut trail = Trail::new();
-    for (origin, root, path) in local::candidates(image, source, search) {
+    for (origin, root, path) in local::candidates(source, search) {
         trail.look(origin.clone(), || {
-            let file = local::open_belonging(image, source, &origin, root, &path)?;
+            let file = local::open_belonging(search, source, &origin, root, &path)?;
             has_dwarf(&file)?;
             let alt = local::alt_of(&file, root, &path)?;
             Ok(DebugFile { file, alt })
         });
     }
-    if let (Some(servers), Some(id)) = (search.servers, image.build_id()) {
+    if let (Some(servers), Some(id)) = (search.servers, search.build_id) {
         for url in servers.urls() {
             trail.look(Origin::Server(url.clone()), || {
                 let file = server::debug_file(servers, url, id)?;
-                same_build(image, &file)?;
+                same_build(Some(id), &file)?;
                 has_dwarf(&file)?;
                 let alt = match dwarf::alt_link(&file)? {
                     Some(link) => Some(server::debug_file(servers, url, &link.build_id)?),
@@ -218,8 +220,8 @@ fn build_id_of(source: &(impl ReadAt + ?Sized)) -> Result<Option<BuildId>, ElfEr
 }
 
 /// Two different build ids are two different builds.
-fn same_build(image: &ElfImage, source: &(impl ReadAt + ?Sized)) -> Result<bool, Reject> {
-    match (image.build_id(), build_id_of(source)?) {
+fn same_build(wanted: Option<&BuildId>, source: &(impl ReadAt + ?Sized)) -> Result<bool, Reject> {
+    match (wanted, build_id_of(source)?) {
         (Some(wanted), Some(found)) if *wanted != found => {
             Err(Reject::OtherBuild { found, wanted: wanted.clone() })
         }

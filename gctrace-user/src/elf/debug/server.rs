@@ -28,22 +28,22 @@ pub struct Servers {
 
 /// A name of a server that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` in DEBUGINFOD_URLS is no http:// or https:// address")]
+#[error("`{0}` in DEBUGINFOD_URLS is no http:// or https:// address and is not asked")]
 pub struct InvalidServer(String);
 
 impl Servers {
     /// The servers named in the text of `DEBUGINFOD_URLS`: addresses with spaces between them. `None` if there is none.
-    pub fn parse(text: &str) -> Result<Option<Self>, InvalidServer> {
+    /// What cannot be asked is told and left out.
+    pub fn parse(text: &str) -> (Option<Self>, Vec<InvalidServer>) {
         Self::with_timeout(text, TIMEOUT)
     }
 
     /// As [`Servers::parse`], with another limit for the time that one answer may take.
-    pub fn with_timeout(text: &str, timeout: Duration) -> Result<Option<Self>, InvalidServer> {
-        let urls = text.split_ascii_whitespace().map(|url| {
-            let known = url.starts_with("http://") || url.starts_with("https://");
-            if known { Ok(url.trim_end_matches('/').to_owned()) } else { Err(InvalidServer(url.to_owned())) }
-        });
-        let urls = urls.collect::<Result<Vec<_>, _>>()?;
+    pub fn with_timeout(text: &str, timeout: Duration) -> (Option<Self>, Vec<InvalidServer>) {
+        let known = |url: &&str| url.starts_with("http://") || url.starts_with("https://");
+        let (urls, others): (Vec<&str>, Vec<&str>) = text.split_ascii_whitespace().partition(known);
+        let urls: Vec<String> = urls.iter().map(|url| url.trim_end_matches('/').to_owned()).collect();
+        let invalid = others.into_iter().map(|url| InvalidServer(url.to_owned())).collect();
         // The certificates that the host trusts, so that a company's own authority works.
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let agent = Agent::config_builder()
@@ -53,7 +53,7 @@ impl Servers {
             .tls_config(tls)
             .build()
             .into();
-        Ok((!urls.is_empty()).then_some(Self { urls, agent }))
+        ((!urls.is_empty()).then_some(Self { urls, agent }), invalid)
     }
 
     /// Their addresses, in the order in which they are asked.

@@ -245,6 +245,11 @@ fn compose(variants: &[Variant]) -> Vec<Table> {
     tables
 }
 
+/// Whether a release of the same series has a table: then its `GC.stat` keys and their formulas are known too.
+pub fn knows_series(version: RubyVersion) -> bool {
+    tables().iter().any(|table| (table.from.0, table.from.1) == (version.major, version.minor))
+}
+
 /// The releases that have a table, for messages: `2.7.0–2.7.8, 3.0.0–3.0.7`.
 pub(super) fn known() -> String {
     let mut ranges: Vec<(Release, Release)> = Vec::new();

@@ -90,7 +90,8 @@ impl<'a> DwarfFile<'a> {
     /// Finds the units of a file.
     pub(super) fn open(source: &'a dyn ReadAt) -> Result<Self, DwarfError> {
         let headers = Headers::read(source)?;
-        if headers.relocatable {
+        // dwz's supplementary files call themselves relocatable, but there is nothing to relocate.
+        if headers.relocatable && headers.section(".rela.debug_info").is_some() {
             return Err(DwarfError::Unsupported("a relocatable object; link it first (gcc -shared)"));
         }
         if headers.section(".debug_info").is_none_or(|section| !section.has_bytes()) {

@@ -58,6 +58,28 @@ pub(super) struct Entry {
     strings: [(Svma, String); 2],
     /// The beginnings of the instructions that matter.
     code: Vec<(Svma, [u8; CODE_BYTES])>,
+    /// CRC-32 of all executable segments: what a site means depends on the code around it.
+    checksum: u32,
+}
+
+/// CRC-32 of the executable segments, which takes about a millisecond; `None` if they cannot be read or are absurdly
+/// large.
+fn checksum(source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<u32> {
+    const LIMIT: u64 = 256 << 20;
+    let mut hasher = crc32fast::Hasher::new();
+    let mut buffer = vec![0; 64 << 10];
+    let mut total = 0_u64;
+    for segment in head.segments.iter().filter(|segment| segment.executable) {
+        total = total.checked_add(segment.file_size).filter(|&total| total <= LIMIT)?;
+        let mut done = 0;
+        while done < segment.file_size {
+            let len = (segment.file_size - done).min(buffer.len() as u64) as usize;
+            source.read_exact_at(&mut buffer[..len], segment.offset.0.checked_add(done)?).ok()?;
+            hasher.update(&buffer[..len]);
+            done += len as u64;
+        }
+    }
+    Some(hasher.finalize())
 }
 
 /// Hash of everything that makes an older entry unusable: the sources of finder and format, and the kernel ABI.
@@ -107,6 +129,7 @@ impl Entry {
             analysis: analysis.clone(),
             strings: [string(STRINGS[0])?, string(STRINGS[1])?],
             code: code.collect::<Option<_>>()?,
+            checksum: checksum(source, head)?,
         })
     }
 
@@ -162,6 +185,9 @@ impl Entry {
         }
         self.verify_strings(source, head)?;
         self.verify_code(source, head)?;
+        if checksum(source, head) != Some(self.checksum) {
+            return Err(EntryError::Differs("code".to_owned()));
+        }
         Ok(self.analysis)
     }
 

@@ -132,7 +132,9 @@ fn patched_image() {
     let site = sample.analysis.sites[0].address;
     let code = sample.image.svma_to_file_offset(site).unwrap().0 as usize;
     let version = contents.windows(6).position(|window| window == b"3.1.2\0").unwrap();
-    for (at, what) in [(code, "code at"), (code + 7, "code at"), (version + 4, "ruby_version")] {
+    for (at, what) in
+        [(code, "code at"), (code + 7, "code at"), (code - 200, "code"), (version + 4, "ruby_version")]
+    {
         let damaged = Damaged { bytes: &contents, patches: vec![(at, contents[at] ^ 1)] };
         let head = ImageHead::read(&damaged).unwrap();
         let refused = Entry::decode(&sample.bytes).unwrap().verified(&damaged, &head).unwrap_err();

@@ -1,5 +1,5 @@
 //! Finds the instructions at which CRuby tells what its threads do: `RB_INTERNAL_THREAD_HOOK(event, th)` in
-//! thread_pthread.c, from 3.2 on. It is `if (rb_internal_thread_event_hooks) rb_thread_execute_hooks(event, th)`, so
+//! `thread_pthread.c`, from 3.2 on. It is `if (rb_internal_thread_event_hooks) rb_thread_execute_hooks(event, th)`, so
 //! every place reads one static variable, which two exported functions write.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -230,12 +230,12 @@ fn tests_of(code: &Code<'_>, body: &Body, owner: usize, Svma(variable): Svma) ->
 
 /// Index of the jump that depends on whether what the instruction reads is zero.
 fn tested_by(body: &Body, read: usize) -> Option<usize> {
+    /// Instructions between a load and its test.
+    const MAX_DISTANCE: usize = 12;
     let instruction = &body.instructions[read];
     if instruction.mnemonic() == Mnemonic::Cmp {
         return jump_behind(&body.instructions, read);
     }
-    /// Instructions between a load and its test.
-    const MAX_DISTANCE: usize = 12;
     let register = first_register(instruction)?;
     for (index, next) in body.instructions.iter().enumerate().skip(read + 1).take(MAX_DISTANCE) {
         let tests = next.mnemonic() == Mnemonic::Test
@@ -383,4 +383,62 @@ fn assemble(code: &Code<'_>, tests: Vec<Test>) -> (Vec<ThreadSite>, Outcome) {
         Outcome::Passed
     };
     (sites, outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+    use crate::elf::tests::DEBIAN_LIBRUBY;
+
+    const VARIABLE: u64 = 0x2000;
+
+    /// The events of the tests in code at 0x1000, with the addresses of their jumps.
+    fn events(code: &[u8]) -> Vec<(Option<ThreadEvent>, Option<u64>)> {
+        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+        let instructions = Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect();
+        let tests = tests_of(&Code::new(&image), &Body::new([instructions]), 0, Svma(VARIABLE));
+        tests
+            .into_iter()
+            .map(|test| (test.event.map(|(event, _)| event), test.jump.map(|jump| jump.0)))
+            .collect()
+    }
+
+    /// `cmp qword [rip+variable], 0` as the first instruction.
+    fn compare() -> Vec<u8> {
+        let displacement = (VARIABLE - 0x1008) as u32;
+        [&[0x48, 0x83, 0x3d][..], &displacement.to_le_bytes(), &[0]].concat()
+    }
+
+    /// The call on the side with hooks tells the event, whichever side the jump leads to; on the other side it does not.
+    #[test]
+    fn sides() {
+        let call = [0xbf, 2, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xc3];
+        // jne +1; ret; mov edi, 2; call
+        let taken = [&compare()[..], &[0x75, 1, 0xc3], &call].concat();
+        assert_eq!(events(&taken), [(Some(ThreadEvent::Ready), Some(0x1008))]);
+        // je +11; mov edi, 2; call; ret; ret
+        let fallen = [&compare()[..], &[0x74, 11], &call, &[0xc3]].concat();
+        assert_eq!(events(&fallen), [(Some(ThreadEvent::Ready), Some(0x1008))]);
+        // je +1; ret; mov edi, 2; call
+        let other = [&compare()[..], &[0x74, 1, 0xc3], &call].concat();
+        assert_eq!(events(&other), [(None, Some(0x1008))]);
+    }
+
+    /// A call in between takes the constant with it unless it is in a register that calls preserve.
+    #[test]
+    fn constants_over_calls() {
+        // jne +1; ret; mov edi, 8; call; call; ret: the first call has the event.
+        let lock = [0xe8, 0, 1, 0, 0];
+        let head = [&compare()[..], &[0x75, 1, 0xc3]].concat();
+        let kept = [&head[..], &[0xbb, 8, 0, 0, 0], &lock, &[0x89, 0xdf], &lock, &[0xc3]].concat();
+        assert_eq!(events(&kept)[0].0, Some(ThreadEvent::Suspended));
+        let lost = [&head[..], &[0xb8, 8, 0, 0, 0], &lock, &[0x89, 0xc7], &lock, &[0xc3]].concat();
+        assert_eq!(events(&lost)[0].0, None);
+        let none = [&head[..], &[0xbf, 3, 0, 0, 0], &lock, &[0xc3]].concat();
+        assert_eq!(events(&none)[0].0, None);
+    }
 }

@@ -1,59 +1,146 @@
-//! The machine that runs code on symbolic values.
+//! The machine that runs code on symbolic values: functions, calls and jumps.
 
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 
-use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
+use iced_x86::{ConditionCode, FlowControl, Instruction};
 
+use super::condition::{Assumptions, Flags};
+use super::memory::{Memory, Store};
 use super::{Operator, Value};
 use crate::address::Svma;
-use crate::elf::Relocation;
-use crate::ruby::code::Code;
-use crate::ruby::x86::{immediate, is_high_byte, is_memory, register_number, written_registers};
-
-/// Instructions in one run, over all functions it enters.
-const MAX_STEPS: u32 = 600;
-/// Calls that are followed into each other.
-const MAX_DEPTH: u32 = 5;
-/// Functions beyond this size are no accessors; calls to them are not followed.
-const MAX_CALLEE: u64 = 0x400;
-
-/// Functions beyond this size are not decoded at all.
-const MAX_FUNCTION: u64 = 0x8000;
+use crate::elf::ElfImage;
+use crate::ruby::code::{Callee, Code};
 
 /// Registers that a call preserves under the System V ABI: rbx, rsp, rbp, r12–r15.
 const PRESERVED: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
 /// Registers of integer arguments: rdi, rsi, rdx, rcx, r8, r9.
-const ARGUMENTS: [usize; 6] = [7, 6, 2, 1, 8, 9];
-const RAX: usize = 0;
-const RSP: usize = 4;
-const RBP: usize = 5;
-const RDI: usize = 7;
+pub(super) const ARGUMENTS: [usize; 6] = [7, 6, 2, 1, 8, 9];
+pub(super) const RAX: usize = 0;
+pub(super) const RSP: usize = 4;
+pub(super) const RBP: usize = 5;
 
-/// A store to memory outside the stack.
+/// Conditions of which nothing is known that a run with assumptions may meet: it may go round in circles.
+const MAX_UNKNOWN: u32 = 64;
+
+/// How far a run may go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Instructions, over all functions it enters.
+    pub(crate) steps: u32,
+    /// Calls that are followed into each other.
+    pub(crate) depth: u32,
+    /// Bytes of the largest function that is run.
+    pub(crate) function: u64,
+    /// Bytes of the largest function that a call is followed into.
+    pub(crate) callee: u64,
+    /// Whether a call is followed into the exported function of that name.
+    pub(crate) exported: fn(&str) -> bool,
+}
+
+impl Limits {
+    /// For functions that return one field.
+    pub(crate) const ACCESSOR: Self =
+        Self { steps: 600, depth: 5, function: 0x8000, callee: 0x400, exported: |_| true };
+}
+
+/// The code of an image with what has been decoded of it, shared by the machines that run it.
+pub(crate) struct Program<'a> {
+    pub(super) code: &'a Code<'a>,
+    decoded: RefCell<HashMap<usize, Rc<[Instruction]>>>,
+    steps_left: Cell<u32>,
+    pub(super) tls_module: Cell<Option<Svma>>,
+}
+
+impl<'a> Program<'a> {
+    /// A program whose runs may take so many steps in all.
+    pub(crate) fn new(code: &'a Code<'a>, steps: u32) -> Self {
+        Self {
+            code,
+            decoded: RefCell::new(HashMap::new()),
+            steps_left: Cell::new(steps),
+            tls_module: Cell::default(),
+        }
+    }
+
+    /// The image it belongs to.
+    pub(crate) fn image(&self) -> &'a ElfImage {
+        self.code.image
+    }
+
+    /// Steps that its runs may still take.
+    pub(crate) fn steps_left(&self) -> u32 {
+        self.steps_left.get()
+    }
+
+    /// The slot with the image's TLS module id that the code has used.
+    pub(crate) fn tls_module(&self) -> Option<Svma> {
+        self.tls_module.get()
+    }
+
+    fn decode(&self, function: usize) -> Rc<[Instruction]> {
+        let mut decoded = self.decoded.borrow_mut();
+        decoded.entry(function).or_insert_with(|| self.code.decode(function).into()).clone()
+    }
+}
+
+/// Which way conditional jumps go that the code does not decide by itself.
 #[derive(Clone, Debug)]
-pub(crate) struct Store {
-    /// Address it goes to, less `offset`.
-    pub(crate) base: Value,
-    /// Added to `base`, bytes.
-    pub(crate) offset: i64,
-    /// Bytes written.
-    pub(crate) size: u8,
-    /// What is stored.
-    pub(crate) value: Value,
+enum Branching {
+    /// Bit n tells whether the n-th one is taken.
+    Choices(u32),
+    /// As these numbers say; except for the condition at which another way is tried.
+    Assumed(Rc<Assumptions>, Option<Guard>),
+}
+
+/// A condition that a run met and could not decide from the code alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Guard {
+    /// What the flags told.
+    pub(crate) flags: Flags,
+    /// What was asked of them: one of b, e, be, s, l, le.
+    pub(crate) code: ConditionCode,
+    /// The answer that the run went on with.
+    pub(crate) outcome: bool,
+    /// Where it was asked, if the flags are not known well enough to be recognised.
+    address: Option<u64>,
+}
+
+impl Guard {
+    fn is_same_condition(&self, other: &Self) -> bool {
+        self.flags == other.flags && self.code == other.code && self.address == other.address
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The function returned that.
+    Returned(Value),
+    /// It called something that raises, aborts or makes a Bignum.
+    Left,
+    /// The code could not be followed, or not within the limits.
+    Lost,
 }
 
 /// A processor with symbolic registers.
 pub(crate) struct Machine<'a> {
-    code: &'a Code<'a>,
-    registers: [Value; 16],
-    stack: HashMap<i64, Value>,
-    memory: Vec<(Value, i64, Value)>,
-    /// The bit that the zero or carry flag tells, after a test of one.
-    tested_bit: Value,
-    stores: Vec<Store>,
-    /// Bit n tells whether the n-th conditional jump is taken.
-    choices: u32,
+    pub(super) program: Rc<Program<'a>>,
+    pub(super) registers: [Value; 16],
+    /// Low and high 64 bits of xmm0–xmm15.
+    pub(super) vectors: [[Value; 2]; 16],
+    pub(super) flags: Flags,
+    pub(super) memory: Memory,
+    pub(super) stores: Vec<Store>,
+    branching: Branching,
+    guards: Vec<Guard>,
+    limits: Limits,
     steps: u32,
+    /// Conditions met of which nothing was known.
+    unknown_conditions: u32,
+    /// Functions that have been entered and not left: a call to one of them is not followed.
+    active: Vec<usize>,
 }
 
 /// Where a step leads.
@@ -61,32 +148,79 @@ enum Next {
     Following,
     Address(Svma),
     Return,
+    Leave,
     Stop,
 }
 
 impl<'a> Machine<'a> {
-    /// A machine at the entry of a function. `choices`: bit n tells whether the n-th conditional jump is taken.
+    /// A machine at the entry of an accessor. `choices`: bit n tells whether the n-th conditional jump is taken that
+    /// the code does not decide by itself.
     pub(crate) fn new(code: &'a Code<'a>, choices: u32) -> Self {
+        let program = Program::new(code, Limits::ACCESSOR.steps);
+        Self::with(Rc::new(program), Branching::Choices(choices), Limits::ACCESSOR)
+    }
+
+    /// A machine that decides open conditions by `assumptions`, but `other_way` the other way.
+    pub(crate) fn assuming(
+        program: &Rc<Program<'a>>,
+        assumptions: &Rc<Assumptions>,
+        other_way: Option<Guard>,
+        limits: Limits,
+    ) -> Self {
+        Self::with(program.clone(), Branching::Assumed(assumptions.clone(), other_way), limits)
+    }
+
+    fn with(program: Rc<Program<'a>>, branching: Branching, limits: Limits) -> Self {
         let mut registers = [const { Value::Unknown }; 16];
         registers[RSP] = Value::Stack(0);
         for (index, register) in ARGUMENTS.into_iter().enumerate() {
             registers[register] = Value::Argument(index as u8);
         }
         Self {
-            code,
+            program,
             registers,
-            stack: HashMap::new(),
-            memory: Vec::new(),
-            tested_bit: Value::Unknown,
+            vectors: [const { [Value::Unknown, Value::Unknown] }; 16],
+            flags: Flags::Unknown,
+            memory: Memory::default(),
             stores: Vec::new(),
-            choices,
+            branching,
+            guards: Vec::new(),
+            limits,
             steps: 0,
+            unknown_conditions: 0,
+            active: Vec::new(),
         }
+    }
+
+    /// Gives the function's n-th argument a value.
+    pub(crate) fn set_argument(&mut self, index: usize, value: Value) {
+        if let Some(&register) = ARGUMENTS.get(index) {
+            self.registers[register] = value;
+        }
+    }
+
+    /// Lets a 64-bit global variable hold a value.
+    pub(crate) fn set_global(&mut self, address: Svma, value: Value) {
+        self.memory.write(Value::Image(0), address.0.cast_signed(), 8, value);
+    }
+
+    /// The 64-bit global variables that the run has set, in the order of their addresses.
+    pub(crate) fn globals(&self) -> impl Iterator<Item = (Svma, &Value)> {
+        let globals = self.memory.words(&Value::Image(0)).filter(|(_, (size, _))| *size == 8);
+        globals.map(|(offset, (_, value))| (Svma(offset.cast_unsigned()), value))
     }
 
     /// Runs the function at `address` to its return and gives the value it returns.
     pub(crate) fn run(&mut self, address: Svma) -> Value {
-        self.run_function(address, MAX_DEPTH)
+        match self.run_to_end(address) {
+            Ending::Returned(value) => value,
+            Ending::Left | Ending::Lost => Value::Unknown,
+        }
+    }
+
+    /// Runs the function at `address` and tells how that ended.
+    pub(crate) fn run_to_end(&mut self, address: Svma) -> Ending {
+        self.run_function(address, self.limits.depth)
     }
 
     /// The stores outside the stack so far, in order.
@@ -94,22 +228,27 @@ impl<'a> Machine<'a> {
         &self.stores
     }
 
-    fn run_function(&mut self, address: Svma, depth: u32) -> Value {
-        let mut address = address;
-        // Each round is one function: tail calls continue in the next.
-        for _ in 0..=MAX_DEPTH {
-            let Some(function) = self.code.image.function_index(address) else { return Value::Unknown };
-            if self.code.image.functions()[function].size() > MAX_FUNCTION {
-                return Value::Unknown;
+    /// The open conditions met so far, in order, each once.
+    pub(crate) fn guards(&self) -> &[Guard] {
+        &self.guards
+    }
+
+    fn run_function(&mut self, mut address: Svma, depth: u32) -> Ending {
+        // Each round is one part of a function: jumps to its cold part and tail calls continue in the next.
+        loop {
+            let image = self.program.code.image;
+            let Some(function) = image.function_index(address) else { return Ending::Lost };
+            if image.functions()[function].size() > self.limits.function {
+                return Ending::Lost;
             }
-            let instructions = self.code.decode(function);
+            let instructions = self.program.decode(function);
             match self.run_instructions(&instructions, address, depth) {
-                Next::Return => return self.registers[RAX].clone(),
-                Next::Address(tail_call) => address = tail_call,
-                Next::Following | Next::Stop => return Value::Unknown,
+                Next::Return => return Ending::Returned(self.registers[RAX].clone()),
+                Next::Address(elsewhere) => address = elsewhere,
+                Next::Leave => return Ending::Left,
+                Next::Following | Next::Stop => return Ending::Lost,
             }
         }
-        Value::Unknown
     }
 
     /// Runs inside one function; `Next::Address` is a jump out of it.
@@ -117,10 +256,16 @@ impl<'a> Machine<'a> {
         let index_of = |address: Svma| instructions.binary_search_by_key(&address.0, Instruction::ip).ok();
         let Some(mut index) = index_of(start) else { return Next::Stop };
         while let Some(instruction) = instructions.get(index) {
-            self.steps += 1;
-            if self.steps > MAX_STEPS {
+            let left = self.program.steps_left.get();
+            if self.steps >= self.limits.steps
+                || self.unknown_conditions > MAX_UNKNOWN
+                || left == 0
+                || self.memory.is_full()
+            {
                 return Next::Stop;
             }
+            self.steps += 1;
+            self.program.steps_left.set(left - 1);
             match self.step(instruction, depth) {
                 Next::Following => index += 1,
                 Next::Address(target) => match index_of(target) {
@@ -137,16 +282,24 @@ impl<'a> Machine<'a> {
         match instruction.flow_control() {
             FlowControl::Return => return Next::Return,
             FlowControl::ConditionalBranch => {
-                let taken = self.choices & 1 == 1;
-                self.choices >>= 1;
-                return if taken {
-                    Next::Address(Svma(instruction.near_branch_target()))
-                } else {
-                    Next::Following
+                let taken = match instruction.condition_code() {
+                    // jrcxz, loop
+                    ConditionCode::None => return Next::Stop,
+                    code => self.branch(code, instruction.ip()),
                 };
+                let target = Svma(instruction.near_branch_target());
+                return if taken { Next::Address(target) } else { Next::Following };
             }
             FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
-                return self.code.callee(instruction).address.map_or(Next::Stop, Next::Address);
+                let target = self.target(instruction);
+                return match self.known_function(target) {
+                    Some(Ending::Returned(value)) => {
+                        self.registers[RAX] = value;
+                        Next::Return
+                    }
+                    Some(_) => Next::Leave,
+                    None => target.address.map_or(Next::Stop, Next::Address),
+                };
             }
             FlowControl::Call | FlowControl::IndirectCall => return self.call(instruction, depth),
             FlowControl::Next => {}
@@ -156,304 +309,158 @@ impl<'a> Machine<'a> {
         Next::Following
     }
 
-    fn compute(&mut self, instruction: &Instruction) {
-        match instruction.mnemonic() {
-            Mnemonic::Endbr64 | Mnemonic::Nop | Mnemonic::Pause => {}
-            Mnemonic::Mov | Mnemonic::Movzx => {
-                let value = self.operand(instruction, 1);
-                self.assign(instruction, 0, value);
+    /// Whether a conditional jump is taken.
+    fn branch(&mut self, code: ConditionCode, address: u64) -> bool {
+        if let Some(outcome) = self.decide(code, address) {
+            return outcome;
+        }
+        match &mut self.branching {
+            Branching::Choices(choices) => {
+                let taken = *choices & 1 == 1;
+                *choices >>= 1;
+                taken
             }
-            Mnemonic::Lea => {
-                let (base, offset) = self.address(instruction);
-                let value = Value::binary(Operator::Add, base, Value::Constant(offset));
-                self.assign(instruction, 0, value);
-            }
-            Mnemonic::Push => {
-                let value = self.operand(instruction, 0);
-                self.push(value);
-            }
-            Mnemonic::Pop => {
-                let value = self.pop();
-                self.assign(instruction, 0, value);
-            }
-            Mnemonic::Leave => {
-                self.registers[RSP] = self.registers[RBP].clone();
-                self.registers[RBP] = self.pop();
-            }
-            Mnemonic::Inc => self.operate(instruction, Operator::Add, Value::Constant(1)),
-            Mnemonic::Dec => self.operate(instruction, Operator::Subtract, Value::Constant(1)),
-            Mnemonic::Test | Mnemonic::Bt => self.tested_bit = self.single_bit_tested(instruction),
-            Mnemonic::Setne | Mnemonic::Setb => {
-                let bit = self.tested_bit.clone();
-                self.assign(instruction, 0, bit);
-            }
-            Mnemonic::Cmp => self.tested_bit = Value::Unknown,
-            Mnemonic::Xor if is_same_register(instruction) => self.assign(instruction, 0, Value::Constant(0)),
-            mnemonic => match operator(mnemonic) {
-                Some(operator) if instruction.op_count() == 2 => {
-                    let right = self.operand(instruction, 1);
-                    self.operate(instruction, operator, right);
-                }
-                _ => self.forget_results(instruction),
-            },
+            Branching::Assumed(..) => false,
         }
     }
 
-    fn operate(&mut self, instruction: &Instruction, operator: Operator, right: Value) {
-        let left = self.operand(instruction, 0);
-        self.tested_bit = Value::Unknown;
-        self.assign(instruction, 0, Value::binary(operator, left, right));
-    }
-
-    /// For `test x, 1 << n` and `bt x, n`: bit n of x. `setne` and `setb` then mean that bit.
-    fn single_bit_tested(&mut self, instruction: &Instruction) -> Value {
-        let Some(number) = immediate(instruction, 1) else {
-            // `test r, r; setne r` of a bit already isolated, as compilers write it without optimisation.
-            let value = self.operand(instruction, 0);
-            let isolated = instruction.mnemonic() == Mnemonic::Test && is_same_register(instruction);
-            return if isolated && value.as_memory_bit().is_some() { value } else { Value::Unknown };
-        };
-        let bit = match instruction.mnemonic() {
-            Mnemonic::Bt => (number & 63) as u32,
-            _ if number.is_power_of_two() => number.trailing_zeros(),
-            _ => return Value::Unknown,
-        };
-        Value::bit(self.operand(instruction, 0), bit)
-    }
-
-    /// An instruction that is not modelled: everything it writes becomes unknown.
-    fn forget_results(&mut self, instruction: &Instruction) {
-        self.tested_bit = Value::Unknown;
-        for register in written_registers(&mut InstructionInfoFactory::new(), instruction) {
-            if let Some(number) = register_number(register) {
-                self.registers[number] = Value::Unknown;
-            }
+    /// Whether a condition on the flags holds; `None` if only a choice can tell.
+    pub(super) fn decide(&mut self, code: ConditionCode, address: u64) -> Option<bool> {
+        let (code, negated) = canonical(code)?;
+        if !self.flags.is_open() {
+            return Some(self.flags.holds(code, number_of_address)? != negated);
         }
-        if is_memory(instruction, 0) {
-            self.assign(instruction, 0, Value::Unknown);
+        let Branching::Assumed(assumptions, other_way) = &self.branching else { return None };
+        let assumed = self.flags.holds(code, |value| assumptions.number(value));
+        self.unknown_conditions += u32::from(assumed.is_none());
+        let guard = Guard {
+            flags: self.flags.clone(),
+            code,
+            outcome: assumed.unwrap_or(false),
+            address: assumed.is_none().then_some(address),
+        };
+        if let Some(met) = self.guards.iter().find(|met| met.is_same_condition(&guard)) {
+            return Some(met.outcome != negated);
+        }
+        let other = other_way.as_ref().is_some_and(|other| other.is_same_condition(&guard));
+        let outcome = guard.outcome != other;
+        self.guards.push(Guard { outcome, ..guard });
+        Some(outcome != negated)
+    }
+
+    /// What a call or jump leads to, also where a register or slot that the code has computed tells it.
+    fn target(&self, instruction: &Instruction) -> Callee<'a> {
+        let callee = self.program.code.callee(instruction);
+        if callee.address.is_some() || callee.name.is_some() || instruction.op_count() == 0 {
+            return callee;
+        }
+        match self.operand(instruction, 0) {
+            Value::Image(address) => Callee { address: Some(Svma(address)), name: None },
+            _ => callee,
         }
     }
 
     fn call(&mut self, instruction: &Instruction, depth: u32) -> Next {
-        let callee = self.code.callee(instruction);
-        let result = match callee.name {
-            Some("__stack_chk_fail") => return Next::Stop,
-            Some("__tls_get_addr") => self.tls_get_addr(),
-            _ => callee.address.map_or(Value::Unknown, |address| self.follow_call(address, depth)),
+        if let Some(distance) = self.tls_descriptor(instruction) {
+            self.registers[RAX] = distance;
+            return Next::Following;
+        }
+        let callee = self.target(instruction);
+        let known = self.known_function(callee);
+        let result = match known {
+            Some(Ending::Returned(value)) => value,
+            Some(_) => return Next::Leave,
+            None => match callee.address.map(|address| self.follow_call(callee, address, depth)) {
+                // Compilers know which registers a local function leaves alone, and so does this machine.
+                Some(Ending::Returned(_)) => return Next::Following,
+                Some(Ending::Left) => return Next::Leave,
+                Some(Ending::Lost) | None => {
+                    self.forget_memory();
+                    Value::Unknown
+                }
+            },
         };
         for number in (0..16).filter(|number| !PRESERVED.contains(number)) {
             self.registers[number] = Value::Unknown;
         }
+        self.vectors = [const { [Value::Unknown, Value::Unknown] }; 16];
         self.registers[RAX] = result;
-        self.tested_bit = Value::Unknown;
+        self.flags = Flags::Unknown;
         Next::Following
     }
 
-    fn follow_call(&mut self, address: Svma, depth: u32) -> Value {
-        let Some(function) = self.code.image.function_index(address) else { return Value::Unknown };
-        if depth == 0 || self.code.image.functions()[function].size() > MAX_CALLEE {
-            return Value::Unknown;
+    fn follow_call(&mut self, callee: Callee<'_>, address: Svma, depth: u32) -> Ending {
+        let image = self.program.code.image;
+        let Some(function) = image.function_index(address) else { return Ending::Lost };
+        let followed = callee.name.is_none_or(self.limits.exported);
+        let small = image.functions()[function].size() <= self.limits.callee;
+        if depth == 0 || !followed || !small || self.active.contains(&function) {
+            return Ending::Lost;
         }
+        self.active.push(function);
         let preserved = PRESERVED.map(|number| self.registers[number].clone());
         self.push(Value::Unknown);
-        let result = self.run_function(address, depth - 1);
+        let ending = self.run_function(address, depth - 1);
+        self.active.pop();
         for (number, value) in PRESERVED.into_iter().zip(preserved) {
             self.registers[number] = value;
         }
-        result
+        ending
     }
 
-    /// The general dynamic TLS model: rdi points at a pair of slots, module number and offset. The offset has a
-    /// relocation where the variable is a dynamic symbol, and stands in the file where it is local.
-    fn tls_get_addr(&self) -> Value {
-        let Value::Image(slot) = self.registers[RDI] else { return Value::Unknown };
-        let image = self.code.image;
-        if image.relocation(Svma(slot)) != Some(Relocation::TlsModule) {
-            return Value::Unknown;
-        }
-        let offset_slot = Svma(slot.wrapping_add(8));
-        match image.relocation(offset_slot) {
-            Some(Relocation::TlsModuleOffset { index, addend }) => {
-                Value::TlsAddress(image.tls_offset(index, addend))
-            }
-            Some(_) => Value::Unknown,
-            None => {
-                image.read_u64(offset_slot).map_or(Value::Unknown, |offset| Value::TlsAddress(offset as i64))
-            }
-        }
+    /// A function that was not followed may have changed anything but global variables that are set once, and locals
+    /// whose address it was not given.
+    fn forget_memory(&mut self) {
+        let escaped = ARGUMENTS.iter().filter_map(|&register| match self.registers[register] {
+            Value::Stack(offset) => Some(offset),
+            _ => None,
+        });
+        let escaped = escaped.min().unwrap_or(i64::MAX);
+        self.memory.retain(|place, offset| match place {
+            Value::Image(_) => true,
+            Value::Stack(_) => offset < escaped,
+            _ => false,
+        });
     }
 
-    fn push(&mut self, value: Value) {
-        let Value::Stack(top) = self.registers[RSP] else { return };
-        let top = top.wrapping_sub(8);
-        self.registers[RSP] = Value::Stack(top);
-        self.stack.insert(top, value);
+    pub(super) fn push(&mut self, value: Value) {
+        let top = Value::binary(Operator::Subtract, self.registers[RSP].clone(), Value::Constant(8));
+        self.registers[RSP] = top.clone();
+        self.store_at(top, 8, value);
     }
 
-    fn pop(&mut self) -> Value {
-        let Value::Stack(top) = self.registers[RSP] else { return Value::Unknown };
-        self.registers[RSP] = Value::Stack(top.wrapping_add(8));
-        self.stack.get(&top).cloned().unwrap_or(Value::Unknown)
-    }
-
-    fn register(&self, register: Register) -> Value {
-        let Some(number) = register_number(register) else { return Value::Unknown };
-        let value = self.registers[number].clone();
-        if is_high_byte(register) {
-            return Value::binary(Operator::ShiftRight, value, Value::Constant(8));
-        }
+    pub(super) fn pop(&mut self) -> Value {
+        let top = self.registers[RSP].clone();
+        let value = self.load_at(top.clone(), 8);
+        self.registers[RSP] = Value::binary(Operator::Add, top, Value::Constant(8));
         value
-    }
-
-    /// The effective address of a memory operand as base and offset.
-    fn address(&self, instruction: &Instruction) -> (Value, i64) {
-        if instruction.is_ip_rel_memory_operand() {
-            return (Value::Image(instruction.ip_rel_memory_address()), 0);
-        }
-        let offset = instruction.memory_displacement64() as i64;
-        let base = match instruction.memory_base() {
-            Register::None => Value::Constant(0),
-            register => self.register(register),
-        };
-        if instruction.memory_index() == Register::None {
-            return match base {
-                Value::Constant(address) if address == 0 && offset > 0 => (Value::Image(offset as u64), 0),
-                base => (base, offset),
-            };
-        }
-        let scale = Value::Constant(instruction.memory_index_scale().into());
-        let index = Value::binary(Operator::Multiply, self.register(instruction.memory_index()), scale);
-        (Value::binary(Operator::Add, base, index), offset)
-    }
-
-    fn operand(&self, instruction: &Instruction, operand: u32) -> Value {
-        if operand >= instruction.op_count() {
-            return Value::Unknown;
-        }
-        match instruction.op_kind(operand) {
-            OpKind::Register => self.register(instruction.op_register(operand)),
-            OpKind::Memory => self.load(instruction),
-            _ => {
-                immediate(instruction, operand).map_or(Value::Unknown, |value| Value::Constant(value as i64))
-            }
-        }
-    }
-
-    fn load(&self, instruction: &Instruction) -> Value {
-        let size = instruction.memory_size().size() as u8;
-        let (base, offset) = self.address(instruction);
-        if matches!(instruction.memory_segment(), Register::FS | Register::GS) {
-            return Value::Unknown;
-        }
-        match base {
-            Value::Unknown => Value::Unknown,
-            Value::Stack(at) => self.stack.get(&at.wrapping_add(offset)).cloned().unwrap_or(Value::Unknown),
-            Value::Image(at) => self.load_image(at.wrapping_add_signed(offset), size),
-            base => self.stored(&base, offset).unwrap_or_else(|| Value::load(base, offset, size)),
-        }
-    }
-
-    fn load_image(&self, address: u64, size: u8) -> Value {
-        let base = Value::Image(address);
-        if let Some(value) = self.stored(&base, 0) {
-            return value;
-        }
-        match self.code.image.relocation(Svma(address)) {
-            Some(Relocation::TlsOffset { index, addend }) => {
-                Value::TlsAddress(self.code.image.tls_offset(index, addend))
-            }
-            _ if size == 8 => match self.code.image.pointer(Svma(address)) {
-                Some(target) => Value::Image(target.0),
-                None => Value::load(base, 0, size),
-            },
-            _ => Value::load(base, 0, size),
-        }
-    }
-
-    fn stored(&self, base: &Value, offset: i64) -> Option<Value> {
-        let entry = self.memory.iter().rev().find(|(b, o, _)| b == base && *o == offset)?;
-        Some(entry.2.clone())
-    }
-
-    fn assign(&mut self, instruction: &Instruction, operand: u32, value: Value) {
-        match instruction.op_kind(operand) {
-            OpKind::Register => {
-                let register = instruction.op_register(operand);
-                let Some(number) = register_number(register) else { return };
-                self.registers[number] = if is_high_byte(register) { Value::Unknown } else { value };
-            }
-            OpKind::Memory => self.store(instruction, value),
-            _ => {}
-        }
-    }
-
-    fn store(&mut self, instruction: &Instruction, value: Value) {
-        let size = instruction.memory_size().size() as u8;
-        let (base, offset) = self.address(instruction);
-        match base {
-            Value::Stack(at) => {
-                self.stack.insert(at.wrapping_add(offset), value);
-            }
-            Value::Unknown => self.stores.push(Store { base, offset, size, value }),
-            base => {
-                self.stores.push(Store { base: base.clone(), offset, size, value: value.clone() });
-                self.memory.push((base, offset, value));
-            }
-        }
     }
 }
 
-fn operator(mnemonic: Mnemonic) -> Option<Operator> {
-    Some(match mnemonic {
-        Mnemonic::Add => Operator::Add,
-        Mnemonic::Sub => Operator::Subtract,
-        Mnemonic::And => Operator::And,
-        Mnemonic::Or => Operator::Or,
-        Mnemonic::Shl | Mnemonic::Sal => Operator::ShiftLeft,
-        Mnemonic::Shr | Mnemonic::Sar => Operator::ShiftRight,
-        Mnemonic::Imul => Operator::Multiply,
+/// A condition as one of b, e, be, s, l, le, and whether it is the opposite of that.
+fn canonical(code: ConditionCode) -> Option<(ConditionCode, bool)> {
+    use ConditionCode::{a, ae, b, be, e, g, ge, l, le, ne, ns, s};
+    Some(match code {
+        b | e | be | s | l | le => (code, false),
+        ae => (b, true),
+        ne => (e, true),
+        a => (be, true),
+        ns => (s, true),
+        ge => (l, true),
+        g => (le, true),
         _ => return None,
     })
 }
 
-/// Both operands are the same register, as in `xor r, r`.
-fn is_same_register(instruction: &Instruction) -> bool {
-    instruction.op0_kind() == OpKind::Register
-        && instruction.op1_kind() == OpKind::Register
-        && instruction.op0_register() == instruction.op1_register()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs::File;
-
-    use super::*;
-    use crate::elf::ElfImage;
-    use crate::elf::tests::DEBIAN_LIBRUBY;
-
-    fn evaluate(image: &ElfImage, function: &str) -> Value {
-        let address = image.symbol(function).unwrap().address;
-        Machine::new(&Code::new(image), 0).run(address)
-    }
-
-    /// Accessors become the expressions that their source says, through slots of the global offset table.
-    #[test]
-    fn accessors() {
-        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
-        let vm_ptr = image.symbol("ruby_current_vm_ptr").unwrap().address;
-        let count = evaluate(&image, "rb_gc_count");
-        assert_eq!(count.to_string(), format!("[[[@{vm_ptr}+0x0]:8+0x450]:8+0x1b8]:8"));
-    }
-
-    /// `rb_thread_current` starts from the thread-local `ruby_current_ec`, over `__tls_get_addr`.
-    #[test]
-    fn thread_local() {
-        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
-        let offset = image.symbol("ruby_current_ec").unwrap().address;
-        let mut value = evaluate(&image, "rb_thread_current");
-        while let Value::Load { base, .. } = value {
-            value = (*base).clone();
-        }
-        assert_eq!(value, Value::TlsAddress(offset.0 as i64));
-    }
+/// The number of a value that does not depend on memory.
+fn number_of_address(value: &Value) -> Option<u64> {
+    let nothing = Assumptions {
+        object: Value::Unknown,
+        words: std::collections::BTreeMap::new(),
+        field: 0,
+        global: 0,
+        other: 0,
+        narrow: 0,
+    };
+    nothing.number(value)
 }

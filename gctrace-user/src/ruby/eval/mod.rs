@@ -1,11 +1,23 @@
-//! A symbolic evaluator for straight-line machine code: it runs an accessor function of the VM and returns what the
-//! function returns as an expression over memory, such as `[[[@ruby_current_vm_ptr]+0x450]+0x1b8]`.
+//! A symbolic evaluator for machine code: it runs a function of the VM and returns what the function returns as an
+//! expression over memory, such as `[[[@ruby_current_vm_ptr]+0x450]+0x1b8]`.
 //!
-//! It derives struct offsets from the very code that runs, so that nothing about the build has to be guessed.
-//! Conditional jumps follow a given choice; anything it does not understand becomes [`Value::Unknown`], never a guess.
+//! It derives struct offsets from the very code that runs, so that nothing about the build has to be guessed. A
+//! condition that the code does not decide by itself follows a given choice, or numbers assumed for what memory holds
+//! and is recorded as a [`Guard`]. Anything it does not understand becomes [`Value::Unknown`], never a guess. Steps,
+//! call depth and the size of expressions are bounded.
 
+mod compute;
+mod condition;
+mod known;
 mod machine;
+mod memory;
+#[cfg(test)]
+mod tests;
 mod value;
+mod vector;
 
-pub(crate) use machine::{Machine, Store};
-pub(crate) use value::{Operator, Value};
+pub(crate) use condition::{Assumptions, Flags};
+pub(crate) use known::{STATIC_SYMBOL, SYMBOL_SHIFT};
+pub(crate) use machine::{Ending, Guard, Limits, Machine, Program};
+pub(crate) use memory::Store;
+pub(crate) use value::{Operator, Sum, Value};

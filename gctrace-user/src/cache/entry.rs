@@ -101,6 +101,8 @@ fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
         static_probes: _,
         // Not attached yet.
         thread: _,
+        // Offsets, no addresses that get a probe.
+        derived: _,
     } = analysis;
     let probed = |sites: &[Site]| sites.iter().map(|site| site.address).collect::<Vec<_>>();
     (probed(sites), sites.iter().map(|site| site.guard).collect())

@@ -3,6 +3,7 @@
 
 use super::report::{Confidence, KeySource};
 use crate::ruby::plan::AttachPlan;
+use crate::ruby::proof::Source;
 
 /// What is known of an image's layout, and by what.
 pub(super) struct Judgement {
@@ -18,21 +19,25 @@ pub(super) struct Judgement {
 
 /// Judges the layout of a plan.
 pub(super) fn of(plan: &AttachPlan) -> Judgement {
-    let table = &plan.layout.table;
-    let (from, to) = (table.from, table.to);
-    let range = format!("{}.{}.{} to {}.{}.{}", from.0, from.1, from.2, to.0, to.1, to.2);
-    let (confidence, reason) = if plan.layout.absent.is_empty() {
-        (
-            Confidence::Table,
-            format!("layout as {range} is usually built; the code agrees where it was compared"),
-        )
+    let knowledge = &plan.knowledge;
+    let from_table = |parts: &[(&str, Source)]| parts.iter().any(|(_, source)| *source == Source::Table);
+    let (confidence, reason) = if knowledge.absent.is_empty() {
+        let confidence = if from_table(&knowledge.keys) || from_table(&knowledge.fields) {
+            Confidence::Table
+        } else {
+            Confidence::Proven
+        };
+        (confidence, knowledge.to_string())
     } else {
-        (Confidence::Partial, format!("these keys cannot be read: {}", plan.layout.absent.join(", ")))
+        let absent = knowledge.absent.iter().map(|key| format!("{} ({})", key.name, key.reason));
+        let absent = absent.collect::<Vec<_>>().join(", ");
+        (Confidence::Partial, format!("these keys cannot be read: {absent}"))
     };
+    let known = |&(name, source): &(&'static str, Source)| KeySource { name, known_by: source.name() };
     Judgement {
         confidence,
         reason,
-        layout: format!("table of {range}"),
-        keys: plan.layout.keys.iter().map(|key| KeySource { name: key.name, known_by: "table" }).collect(),
+        layout: knowledge.to_string(),
+        keys: knowledge.keys.iter().map(known).collect(),
     }
 }

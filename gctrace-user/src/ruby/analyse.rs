@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::accept::{Check, Outcome, accept};
 use super::code::Code;
+use super::derive::{Derivation, ThreadLayout};
 use super::sites::{self, Site, ThreadSites, find};
 use super::version::{RubyVersion, description};
 use super::vm_path::{VmPath, VmPathError};
@@ -34,12 +35,14 @@ pub struct RubyAnalysis {
     pub static_probes: Vec<String>,
     /// Where threads wait for, get and give up the GVL (from 3.2 on). Not attached yet, and never a reason to refuse.
     pub thread: ThreadSites,
+    /// What the code tells of the layout.
+    pub derived: Derivation,
 }
 
 impl RubyAnalysis {
-    /// The way to what the VM keeps per thread, where it is known. Not derived yet.
+    /// The way to what the VM keeps per thread, where it is known.
     pub fn thread_path(&self) -> Option<ThreadPath> {
-        None
+        self.derived.thread.as_ref().ok().map(ThreadLayout::path)
     }
 }
 
@@ -129,5 +132,6 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
             .map(|probe| probe.name.clone())
             .collect(),
         thread,
+        derived: Derivation::of(&code, &vm),
     })
 }

@@ -1,7 +1,7 @@
 //! From a table of offsets to a plan: which bytes of the objspace a snapshot copies, and where in the copy each
 //! field lies.
 
-use std::borrow::Cow;
+use std::fmt;
 
 use gctrace_common::{
     config::Span,
@@ -10,6 +10,7 @@ use gctrace_common::{
 
 use super::{
     RubyVersion,
+    derive::Formula,
     stat::{self, Key, Sign, Term},
     tables::{self, Array, Table},
 };
@@ -20,6 +21,16 @@ pub enum LayoutError {
     /// No table covers the release.
     #[error("no layout is known for CRuby {0} (known: {1}); upgrade gctrace")]
     UnknownVersion(RubyVersion, String),
+    /// No table covers the release, and its code does not tell enough.
+    #[error("{unknown}; its code does not tell `{field}` either: {reason}")]
+    NotProven {
+        /// That no table covers it.
+        unknown: String,
+        /// What the code does not tell.
+        field: &'static str,
+        /// Why not.
+        reason: String,
+    },
     /// A table lacks a field that a `GC.stat` key of its series needs: a mistake in gctrace.
     #[error("the layout table of CRuby {0} lacks `{1}`")]
     MissingField(RubyVersion, &'static str),
@@ -73,15 +84,16 @@ impl BoundKey {
 /// The objspace layout of one release, bound to the spans of a snapshot.
 #[derive(Clone, Debug)]
 pub struct ObjspaceLayout {
-    /// The table it was made from.
-    pub table: Cow<'static, Table>,
+    /// First bit and number of bits of `flags.mode`.
+    pub mode_bits: (u32, u32),
     /// What the kernel copies, in slot order.
     pub spans: Vec<Span>,
     /// `GC.stat` keys in the order in which this Ruby returns them.
     pub keys: Vec<BoundKey>,
     /// `GC.stat_heap` keys of each heap, in this Ruby's order; empty before 3.2.
     pub heaps: Vec<Vec<BoundKey>>,
-    /// Keys that are not read, because nothing leads to what the VM keeps per thread.
+    /// Keys of this Ruby that are not read: the way to what the VM keeps per thread is not known, or neither a table
+    /// nor the code tells how they are computed.
     pub absent: Vec<&'static str>,
     /// Whether the spans include per-thread data: [`Span::CACHE`] or [`Span::LOCAL`].
     pub per_thread: bool,
@@ -101,12 +113,34 @@ pub struct ObjspaceLayout {
     pub weak_references: Option<(Place, Place)>,
 }
 
-/// A piece of memory that a layout wants: offset, size, and the pointer to follow first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Piece {
-    via: u16,
-    offset: u32,
-    size: u8,
+/// A field that a snapshot copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct Piece {
+    /// Byte offset in the objspace of a pointer to follow first, or [`Span::DIRECT`].
+    pub via: u16,
+    /// Byte offset in the objspace, or behind the pointer.
+    pub offset: u32,
+    /// Bytes.
+    pub size: u8,
+}
+
+impl Piece {
+    /// A field of the objspace itself.
+    pub const fn direct(offset: u32, size: u8) -> Self {
+        Self { via: Span::DIRECT, offset, size }
+    }
+}
+
+impl fmt::Display for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { via, offset, size } = *self;
+        match via {
+            Span::DIRECT => write!(f, "[{offset:#x}]:{size}"),
+            Span::CACHE => write!(f, "[cache+{offset:#x}]:{size}"),
+            Span::LOCAL => write!(f, "[thread-local+{offset:#x}]:{size}"),
+            via => write!(f, "[[{via:#x}]+{offset:#x}]:{size}"),
+        }
+    }
 }
 
 impl RubyVersion {
@@ -130,7 +164,14 @@ impl Table {
         self.fields.iter().find(|f| f.name == name).map(|f| f.offset)
     }
 
-    fn piece(&self, name: &str) -> Option<Piece> {
+    /// The newest table of a series.
+    pub(super) fn newest_of_series(version: RubyVersion) -> Option<&'static Self> {
+        let same = |table: &&Self| (table.to.0, table.to.1) == (version.major, version.minor);
+        tables::tables().iter().filter(same).max_by_key(|table| table.to)
+    }
+
+    /// A member of the objspace itself.
+    pub(super) fn piece(&self, name: &str) -> Option<Piece> {
         let field = self.fields.iter().find(|f| f.name == name)?;
         Some(Piece { via: Span::DIRECT, offset: field.offset, size: field.size })
     }
@@ -187,16 +228,31 @@ impl Table {
     }
 }
 
-impl ObjspaceLayout {
-    /// Plans the snapshot of a release. Without `per_thread`, keys that need what the VM keeps per thread are absent.
-    pub fn of(version: RubyVersion, per_thread: bool) -> Result<Self, LayoutError> {
-        Self::with(version, Cow::Borrowed(Table::of(version)?), per_thread)
-    }
+/// A `GC.stat` or `GC.stat_heap` key and how it is computed.
+pub(super) type WantedKey = (&'static str, Formula);
 
-    /// Plans the snapshot of a release with this table.
-    pub fn with(
+/// What is wanted of an objspace, before it is bound to spans.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) flags: u32,
+    pub(super) mode_bits: (u32, u32),
+    pub(super) count: Piece,
+    pub(super) minor_gc_count: Piece,
+    pub(super) major_gc_count: Piece,
+    pub(super) latest_gc_info: Piece,
+    pub(super) need_major_gc: Option<Piece>,
+    pub(super) weak_references: Option<(Piece, Piece)>,
+    pub(super) keys: Vec<WantedKey>,
+    pub(super) heaps: Vec<Vec<WantedKey>>,
+    pub(super) absent: Vec<&'static str>,
+}
+
+impl Wanted {
+    /// What a table says that a release has. Without `per_thread`, keys that need what the VM keeps per thread are
+    /// absent.
+    pub(super) fn of_table(
         version: RubyVersion,
-        table: Cow<'static, Table>,
+        table: &Table,
         per_thread: bool,
     ) -> Result<Self, LayoutError> {
         let mut absent = Vec::new();
@@ -210,100 +266,109 @@ impl ObjspaceLayout {
         let heap_keys = wants(stat::heap_keys(version));
         absent.sort_unstable();
         absent.dedup();
-        let flags = Piece { via: Span::DIRECT, offset: table.flags, size: 4 };
-        let mut wanted = vec![flags];
-        for name in
-            ["profile.count", "profile.minor_gc_count", "profile.major_gc_count", "profile.latest_gc_info"]
-        {
-            wanted.push(table.piece(name).ok_or(LayoutError::MissingField(version, name))?);
-        }
-        let optional = |name| table.piece(name);
-        let need_major = if version.at_least(3, 2) { optional("rgengc.need_major_gc") } else { None };
-        let weak = (version.at_least(3, 3))
-            .then(|| {
-                Some((
-                    optional("profile.weak_references_count")?,
-                    optional("profile.retained_weak_references_count")?,
-                ))
-            })
-            .flatten();
-        wanted.extend(need_major);
-        wanted.extend(weak.iter().flat_map(|&(a, b)| [a, b]));
-        let mut bound = Vec::with_capacity(keys.len());
-        for key in &keys {
-            bound.push((
-                key,
-                pieces_of(&table, key).map_err(|name| LayoutError::MissingField(version, name))?,
-            ));
-        }
-        wanted.extend(bound.iter().flat_map(|(_, pieces)| pieces.iter().map(|&(_, piece)| piece)));
-        let heap_count =
-            if heap_keys.is_empty() { 0 } else { table.pools.as_ref().map_or(0, |pools| pools.count) };
-        let mut heaps = Vec::new();
-        for heap in 0..heap_count {
-            let mut keys = Vec::with_capacity(heap_keys.len());
-            for key in &heap_keys {
-                let mut pieces = Vec::with_capacity(key.terms.len());
-                for term in key.terms {
-                    let piece = table.heap_piece(heap, term);
-                    pieces.push((term.sign(), piece.ok_or(LayoutError::MissingField(version, term.name()))?));
-                }
-                wanted.extend(pieces.iter().map(|&(_, piece)| piece));
-                keys.push((key, pieces));
-            }
-            heaps.push(keys);
-        }
-        let spans = pack(wanted);
-        if spans.len() > SLOTS {
-            return Err(LayoutError::TooManySpans(version, spans.len()));
-        }
-        let place = |piece: Piece| locate(&spans, piece);
-        let named = |name| table.piece(name).and_then(place).ok_or(LayoutError::MissingField(version, name));
-        let bind = |keys: Vec<(&Key, Vec<(Sign, Piece)>)>| -> Result<Vec<BoundKey>, LayoutError> {
-            keys.into_iter()
-                .map(|(key, pieces)| {
-                    let terms = pieces
-                        .into_iter()
-                        .map(|(sign, piece)| place(piece).map(|p| (sign, p)))
-                        .collect::<Option<Vec<_>>>()
-                        .ok_or(LayoutError::MissingField(version, key.name))?;
-                    Ok(BoundKey { name: key.name, terms, divisor: key.divisor })
-                })
-                .collect()
+        let missing = |name| LayoutError::MissingField(version, name);
+        let named = |name| table.piece(name).ok_or(missing(name));
+        let weak = || {
+            Some((
+                table.piece("profile.weak_references_count")?,
+                table.piece("profile.retained_weak_references_count")?,
+            ))
         };
-        let (need_major_gc, weak_references) =
-            (need_major.and_then(place), weak.and_then(|(a, b)| Some((place(a)?, place(b)?))));
+        let heap_count = if heap_keys.is_empty() { 0 } else { table.pools.as_ref().map_or(0, |p| p.count) };
+        let heap = |heap| -> Result<Vec<WantedKey>, LayoutError> {
+            let wanted = |key: &Key| {
+                let piece = |term: &Term| {
+                    Ok((term.sign(), table.heap_piece(heap, term).ok_or(missing(term.name()))?))
+                };
+                let terms = key.terms.iter().map(piece).collect::<Result<_, LayoutError>>()?;
+                Ok((key.name, Formula::new(terms, key.divisor)))
+            };
+            heap_keys.iter().map(wanted).collect()
+        };
         Ok(Self {
-            keys: bind(bound)?,
-            heaps: heaps.into_iter().map(bind).collect::<Result<_, _>>()?,
-            absent,
-            per_thread: spans.iter().any(|span| matches!(span.via, Span::CACHE | Span::LOCAL)),
-            flags: place(flags).ok_or(LayoutError::MissingField(version, "flags"))?,
+            flags: table.flags,
+            mode_bits: table.mode_bits,
             count: named("profile.count")?,
             minor_gc_count: named("profile.minor_gc_count")?,
             major_gc_count: named("profile.major_gc_count")?,
             latest_gc_info: named("profile.latest_gc_info")?,
-            need_major_gc,
-            weak_references,
+            need_major_gc: version.at_least(3, 2).then(|| table.piece("rgengc.need_major_gc")).flatten(),
+            weak_references: version.at_least(3, 3).then(weak).flatten(),
+            keys: keys
+                .iter()
+                .map(|key| Ok((key.name, pieces_of(table, key).map_err(missing)?)))
+                .collect::<Result<_, LayoutError>>()?,
+            heaps: (0..heap_count).map(heap).collect::<Result<_, _>>()?,
+            absent,
+        })
+    }
+
+    fn pieces(&self) -> Vec<Piece> {
+        let flags = Piece::direct(self.flags, 4);
+        let fixed =
+            [flags, self.count, self.minor_gc_count, self.major_gc_count, self.latest_gc_info].into_iter();
+        let weak = self.weak_references.iter().flat_map(|&(a, b)| [a, b]);
+        let keys = self.keys.iter().chain(self.heaps.iter().flatten());
+        let terms = keys.flat_map(|(_, formula)| formula.terms.iter().map(|&(_, piece)| piece));
+        fixed.chain(self.need_major_gc).chain(weak).chain(terms).collect()
+    }
+}
+
+impl ObjspaceLayout {
+    /// Plans the snapshot of a release from its table alone. Without `per_thread`, keys that need what the VM keeps per
+    /// thread are absent.
+    pub fn of(version: RubyVersion, per_thread: bool) -> Result<Self, LayoutError> {
+        Self::bind(version, Wanted::of_table(version, Table::of(version)?, per_thread)?)
+    }
+
+    /// Plans the snapshot of what is wanted.
+    pub(super) fn bind(version: RubyVersion, wanted: Wanted) -> Result<Self, LayoutError> {
+        let spans = pack(wanted.pieces());
+        if spans.len() > SLOTS {
+            return Err(LayoutError::TooManySpans(version, spans.len()));
+        }
+        let place = |piece: Piece| locate(&spans, piece);
+        let named = |name, piece| place(piece).ok_or(LayoutError::MissingField(version, name));
+        let bind = |keys: Vec<WantedKey>| -> Result<Vec<BoundKey>, LayoutError> {
+            keys.into_iter()
+                .map(|(name, formula)| {
+                    let terms = formula.terms.into_iter();
+                    let terms = terms.map(|(sign, piece)| Ok((sign, named(name, piece)?)));
+                    Ok(BoundKey { name, terms: terms.collect::<Result<_, _>>()?, divisor: formula.divisor })
+                })
+                .collect()
+        };
+        Ok(Self {
+            mode_bits: wanted.mode_bits,
+            keys: bind(wanted.keys)?,
+            heaps: wanted.heaps.into_iter().map(bind).collect::<Result<_, _>>()?,
+            absent: wanted.absent,
+            per_thread: spans.iter().any(|span| matches!(span.via, Span::CACHE | Span::LOCAL)),
+            flags: named("flags", Piece::direct(wanted.flags, 4))?,
+            count: named("profile.count", wanted.count)?,
+            minor_gc_count: named("profile.minor_gc_count", wanted.minor_gc_count)?,
+            major_gc_count: named("profile.major_gc_count", wanted.major_gc_count)?,
+            latest_gc_info: named("profile.latest_gc_info", wanted.latest_gc_info)?,
+            need_major_gc: wanted.need_major_gc.and_then(place),
+            weak_references: wanted.weak_references.and_then(|(a, b)| Some((place(a)?, place(b)?))),
             spans,
-            table,
         })
     }
 
     /// Mask of `flags.mode` inside the `flags` word.
     pub fn mode_mask(&self) -> u32 {
-        let (bit, bits) = self.table.mode_bits;
+        let (bit, bits) = self.mode_bits;
         ((1 << bits) - 1) << bit
     }
 }
 
-fn pieces_of(table: &Table, key: &Key) -> Result<Vec<(Sign, Piece)>, &'static str> {
+fn pieces_of(table: &Table, key: &Key) -> Result<Formula, &'static str> {
     let mut all = Vec::new();
     for term in key.terms {
         let pieces = table.pieces(term).ok_or(term.name())?;
         all.extend(pieces.into_iter().map(|piece| (term.sign(), piece)));
     }
-    Ok(all)
+    Ok(Formula::new(all, key.divisor))
 }
 
 /// Packs the wanted pieces into as few spans as a greedy sweep finds; a span is at most a slot long.
@@ -384,12 +449,13 @@ mod tests {
     #[test]
     fn values_are_summed_from_the_snapshot() {
         let layout = ObjspaceLayout::of(version(3, 1, 2), false).unwrap();
+        let table = Table::of(version(3, 1, 2)).unwrap();
         let mut data = vec![0; SLOTS * SLOT_BYTES];
         let mut put = |name: &str, pool: bool, value: u64| {
             let piece = if pool {
-                layout.table.pieces(&Term::PlusEach(Box::leak(name.to_owned().into_boxed_str()))).unwrap()[0]
+                table.pieces(&Term::PlusEach(Box::leak(name.to_owned().into_boxed_str()))).unwrap()[0]
             } else {
-                layout.table.piece(name).unwrap()
+                table.piece(name).unwrap()
             };
             let place = locate(&layout.spans, piece).unwrap();
             data[place.at..place.at + 8].copy_from_slice(&value.to_le_bytes());

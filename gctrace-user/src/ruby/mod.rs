@@ -3,10 +3,12 @@
 mod accept;
 mod analyse;
 mod code;
+pub mod derive;
 mod eval;
 pub mod last_resort;
 pub mod layout;
 pub mod plan;
+pub mod proof;
 pub mod prove;
 mod references;
 mod sites;

@@ -1,6 +1,6 @@
 //! From the analysis of an image to what is attached where: a pure decision.
 
-use std::{borrow::Cow, path::PathBuf};
+use std::path::PathBuf;
 
 use gctrace_common::{
     config::{ImageConfig, Span},
@@ -10,6 +10,7 @@ use gctrace_common::{
 use super::{
     Disagreement, Refusal, RubyAnalysis,
     layout::{LayoutError, ObjspaceLayout},
+    proof::{Knowledge, settle},
     tables::Table,
 };
 use crate::{
@@ -37,6 +38,8 @@ pub struct AttachPlan {
     pub analysis: RubyAnalysis,
     /// How its objspace is read.
     pub layout: ObjspaceLayout,
+    /// How each part of the layout is known.
+    pub knowledge: Knowledge,
     /// The image's entry in the kernel.
     pub config: ImageConfig,
     /// The probes.
@@ -72,18 +75,18 @@ pub enum PlanError {
     Layout(#[from] LayoutError),
     /// The table and the machine code disagree: another build configuration or a patched Ruby.
     #[error(
-        "the code of this CRuby {version} reads `{field}` at {derived:#x} and the layout table says {table:#x}: \
+        "the code of this CRuby {version} computes `{field}` from {derived} and the layout table says {table}: \
          a build with other options; its objspace cannot be read exactly"
     )]
     LayoutDisagrees {
         /// Version.
         version: super::RubyVersion,
-        /// Member.
-        field: &'static str,
-        /// Offset derived from the code.
-        derived: u32,
-        /// Offset in the table.
-        table: u32,
+        /// Member or key.
+        field: String,
+        /// What the code does, as offsets in the objspace and sizes.
+        derived: String,
+        /// What the table says, in the same form.
+        table: String,
     },
     /// A site is not in an executable segment of the file.
     #[error("the {0} site at {1} is not inside an executable segment")]
@@ -109,19 +112,8 @@ pub fn plan_with(
     own: Option<Table>,
 ) -> Result<AttachPlan, PlanError> {
     let thread = if reads_threads { analysis.thread_path() } else { None };
-    let layout = match own {
-        Some(table) => ObjspaceLayout::with(analysis.version, Cow::Owned(table), thread.is_some())?,
-        None => ObjspaceLayout::of(analysis.version, thread.is_some())?,
-    };
+    let (layout, knowledge) = settle(&analysis, own.as_ref(), thread.is_some())?;
     let vm = analysis.vm;
-    let count = layout.table.offset("profile.count").unwrap_or_default();
-    for (field, derived, table) in
-        [("profile.count", vm.count, count), ("flags", vm.flags, layout.table.flags)]
-    {
-        if derived != table {
-            return Err(PlanError::LayoutDisagrees { version: analysis.version, field, derived, table });
-        }
-    }
     let mut span = [Span::default(); SLOTS];
     span[..layout.spans.len()].copy_from_slice(&layout.spans);
     let config = ImageConfig {
@@ -145,5 +137,5 @@ pub fn plan_with(
             Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
         })
         .collect::<Result<Vec<_>, PlanError>>()?;
-    Ok(AttachPlan { analysis, layout, config, sites })
+    Ok(AttachPlan { analysis, layout, knowledge, config, sites })
 }

@@ -58,7 +58,7 @@ pub fn starts_outside_pauses(count: u32) -> FailedProof {
 
 /// The GC mode of a snapshot.
 pub fn mode(layout: &ObjspaceLayout, flags: u32) -> Mode {
-    Mode::from_bits((flags & layout.mode_mask()) >> layout.table.mode_bits.0)
+    Mode::from_bits((flags & layout.mode_mask()) >> layout.mode_bits.0)
 }
 
 /// Whether the VM is not inside a GC pause. (A lazily swept cycle may be running: the program's own `GC.stat` is

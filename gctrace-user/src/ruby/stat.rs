@@ -58,7 +58,7 @@ impl Term {
 }
 
 /// How a term enters a sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Sign {
     /// Added.
     Plus,
@@ -401,13 +401,13 @@ const GENERATIONS: &[Key] = &[
 ];
 
 /// `enum gpr_flag` (gc.c; equal from 2.5 to 4.0).
-mod gpr {
-    pub(super) const MAJOR_BY: [(u32, &str); 5] =
+pub(super) mod gpr {
+    pub(in crate::ruby) const MAJOR_BY: [(u32, &str); 5] =
         [(0x01, "nofree"), (0x02, "oldgen"), (0x04, "shady"), (0x08, "force"), (0x20, "oldmalloc")];
-    pub(super) const BY: [(u32, &str); 5] =
+    pub(in crate::ruby) const BY: [(u32, &str); 5] =
         [(0x100, "newobj"), (0x200, "malloc"), (0x400, "method"), (0x800, "capi"), (0x1000, "stress")];
-    pub(super) const IMMEDIATE_SWEEP: u32 = 0x2000;
-    pub(super) const HAVE_FINALIZE: u32 = 0x4000;
+    pub(in crate::ruby) const IMMEDIATE_SWEEP: u32 = 0x2000;
+    pub(in crate::ruby) const HAVE_FINALIZE: u32 = 0x4000;
 }
 
 /// `flags.mode` (`enum gc_mode`).

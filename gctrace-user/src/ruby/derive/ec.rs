@@ -1,0 +1,113 @@
+//! The way to the running thread's execution context, and the fields of it that exported accessors give away.
+
+use serde::{Deserialize, Serialize};
+
+use super::NotDerived;
+use crate::address::Svma;
+use crate::ruby::code::Code;
+use crate::ruby::eval::{Machine, Value};
+
+/// Conditional jumps in an accessor whose both ways are tried.
+const BRANCHES: u32 = 3;
+/// Offsets beyond this lie in no structure of interest.
+const MAX_OFFSET: i64 = 1 << 16;
+
+/// Where the pointer to the running `rb_execution_context_t` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CurrentEc {
+    /// A thread-local variable of the image, by its offset in the image's TLS block (`ruby_current_ec`, from 3.0 on).
+    Tls(i64),
+    /// A thread-local variable by its distance from the thread pointer (a static executable).
+    ThreadPointer(i64),
+    /// A global variable (`ruby_current_execution_context_ptr`, up to 2.7).
+    Global(Svma),
+}
+
+impl CurrentEc {
+    /// The place of a variable by its address.
+    pub(super) fn at(base: &Value, offset: i64) -> Option<Self> {
+        match *base {
+            Value::TlsAddress(at) => Some(Self::Tls(at.wrapping_add(offset))),
+            Value::ThreadPointer => Some(Self::ThreadPointer(offset)),
+            Value::Image(address) if offset == 0 => Some(Self::Global(Svma(address))),
+            _ => None,
+        }
+    }
+}
+
+/// What is needed to walk from an event to the Ruby stack, as byte offsets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EcLayout {
+    /// The pointer to the running context.
+    pub current_ec: Result<CurrentEc, NotDerived>,
+    /// `ec.thread_ptr`.
+    pub thread_ptr: Result<u32, NotDerived>,
+    /// `th.self`.
+    pub thread_self: Result<u32, NotDerived>,
+    /// `ec.errinfo`.
+    pub errinfo: Result<u32, NotDerived>,
+    /// `ec.cfp`.
+    pub cfp: Result<u32, NotDerived>,
+}
+
+pub(super) fn derive(code: &Code<'_>) -> EcLayout {
+    let thread = chain(code, "rb_thread_current", 2);
+    let ec = thread.as_ref().map_err(Clone::clone).and_then(|(ec, _)| Ok((current(ec)?, ec.clone())));
+    // A field of the same context, by an accessor that returns it or something behind it.
+    let field = |function, deref| {
+        let (_, ec) = ec.as_ref().map_err(Clone::clone)?;
+        let (its, offsets) = chain(code, function, deref)?;
+        if its != *ec {
+            return Err(NotDerived::Contradiction(format!("{function} reaches another context: {its}")));
+        }
+        Ok(offsets[0])
+    };
+    let offset = |index: usize| thread.as_ref().map(|(_, offsets)| offsets[index]).map_err(Clone::clone);
+    EcLayout {
+        current_ec: ec.as_ref().map(|(current, _)| *current).map_err(Clone::clone),
+        thread_ptr: offset(0),
+        thread_self: offset(1),
+        errinfo: field("rb_errinfo", 1),
+        cfp: field("rb_current_receiver", 2),
+    }
+}
+
+fn current(ec: &Value) -> Result<CurrentEc, NotDerived> {
+    let place = match ec {
+        Value::Load { base, offset, size: 8 } => CurrentEc::at(base, *offset),
+        _ => None,
+    };
+    place.ok_or_else(|| NotDerived::Shape(ec.to_string()))
+}
+
+/// An accessor that returns `[[base + a] + b]…` with that many offsets: the base and the offsets.
+fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<(Value, Vec<u32>), NotDerived> {
+    let address = code.image.symbol(function).ok_or(NotDerived::Missing(function.into()))?.address;
+    let mut last = Value::Unknown;
+    for choices in 0..1 << BRANCHES {
+        let value = Machine::new(code, choices).run(address);
+        if let Some(found) = unwound(&value, levels)
+            && current(&found.0).is_ok()
+        {
+            return Ok(found);
+        }
+        last = value;
+    }
+    if last == Value::Unknown {
+        Err(NotDerived::Lost(function.into()))
+    } else {
+        Err(NotDerived::Shape(last.to_string()))
+    }
+}
+
+fn unwound(value: &Value, levels: usize) -> Option<(Value, Vec<u32>)> {
+    let mut offsets = Vec::new();
+    let mut value = value;
+    for _ in 0..levels {
+        let Value::Load { base, offset: offset @ 0..MAX_OFFSET, size: 8 } = value else { return None };
+        offsets.push(*offset as u32);
+        value = base;
+    }
+    offsets.reverse();
+    Some((value.clone(), offsets))
+}

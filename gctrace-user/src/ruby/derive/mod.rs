@@ -1,0 +1,172 @@
+//! Layouts derived from the code of the image: what `GC.stat` sums and `GC.latest_gc_info` decodes, read off the
+//! functions that do it.
+//!
+//! `rb_gc_stat` and `rb_gc_latest_gc_info` are exported by every CRuby. They are run symbolically once per key, with
+//! that key as their argument; what they return is the key's formula over the objspace. Every condition on memory that
+//! the run met is tried the other way too, and a key counts as derived only if the formula stays the same.
+
+mod ec;
+mod formula;
+mod info;
+mod stat;
+mod symbols;
+#[cfg(test)]
+mod tests;
+mod thread;
+
+pub use ec::{CurrentEc, EcLayout};
+pub use formula::Formula;
+pub use info::InfoLayout;
+pub use stat::{DerivedKey, DerivedStat};
+pub use thread::ThreadLayout;
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use serde::{Deserialize, Serialize};
+
+use super::code::Code;
+use super::eval::{Assumptions, Ending, Guard, Limits, Machine, Program, Value};
+use super::vm_path::VmPath;
+use crate::address::Svma;
+use crate::elf::ElfImage;
+use symbols::Symbols;
+
+/// Instructions that all runs over one image may take together; the largest unoptimised build needs a third of them.
+const STEPS: u32 = 400_000;
+/// Limits of one run. The functions that serve one key are small, those that know all keys are not; unoptimised they
+/// reach 30 KiB.
+const LIMITS: Limits =
+    Limits { steps: 30_000, depth: 8, function: 0x10000, callee: 0x10000, exported: is_accessor };
+/// Conditions of one run that are tried the other way; more make it underivable.
+const MAX_GUARDS: usize = 24;
+
+/// Why something could not be derived.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+pub enum NotDerived {
+    /// A function to start from is not in the image.
+    #[error("no function {0}")]
+    Missing(Cow<'static, str>),
+    /// The code could not be followed to the end.
+    #[error("the code of {0} could not be followed")]
+    Lost(Cow<'static, str>),
+    /// The function has no keys in sight.
+    #[error("{0} sets no symbols up")]
+    NoSymbols(Cow<'static, str>),
+    /// The key is unknown to this function.
+    #[error("{0} does not know this key")]
+    UnknownKey(Cow<'static, str>),
+    /// What is returned is no sum over the objspace.
+    #[error("it is {0}, which is no sum over the objspace")]
+    Shape(String),
+    /// It is not part of this release.
+    #[error("this release has none")]
+    NoSuch,
+    /// It depends on a condition that is not understood.
+    #[error("it depends on a condition: {0}")]
+    Condition(String),
+    /// Another key has the same formula.
+    #[error("{0} is computed in the same way")]
+    Shared(String),
+    /// The code contradicts something that is known.
+    #[error("{0}")]
+    Contradiction(String),
+}
+
+/// Exported functions on the way to the objspace and the running context; all others do something else.
+fn is_accessor(name: &str) -> bool {
+    ["rb_gc_", "rb_current_", "rb_ec_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Everything that was derived from one image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Derivation {
+    /// The `GC.stat` keys.
+    pub stat: Result<DerivedStat, NotDerived>,
+    /// Where `GC.latest_gc_info` looks.
+    pub info: InfoLayout,
+    /// The way to the running thread and its frames.
+    pub ec: EcLayout,
+    /// The way to what the VM keeps per thread and per Ractor (4.0 and later).
+    pub thread: Result<ThreadLayout, NotDerived>,
+    /// Instructions that were run.
+    pub steps: u32,
+}
+
+impl Derivation {
+    /// Derives what the code of the image tells. A pure function of the image.
+    pub(super) fn of(code: &Code<'_>, vm: &VmPath) -> Self {
+        let program = Rc::new(Program::new(code, STEPS));
+        let session =
+            Session { program: program.clone(), objspace: objspace(vm), thread: RefCell::default() };
+        let stat = stat::derive(&session, vm);
+        let info = info::derive(&session, vm);
+        let ec = ec::derive(code);
+        let thread = thread::layout(&session, &ec);
+        Self { stat, info, ec, thread, steps: STEPS - program.steps_left() }
+    }
+}
+
+/// The objspace as `rb_gc_count` reaches it.
+fn objspace(vm: &VmPath) -> Value {
+    let vm_pointer = Value::load(Value::Image(vm.vm_ptr.0), 0, 8);
+    Value::load(vm_pointer, vm.vm_objspace.into(), 8)
+}
+
+/// The runs over one image.
+struct Session<'a> {
+    program: Rc<Program<'a>>,
+    objspace: Value,
+    /// What the formulas have shown of the way to per-thread data.
+    thread: RefCell<thread::Seen>,
+}
+
+/// How a run ended, and what it depended on.
+struct Run {
+    ending: Ending,
+    guards: Vec<Guard>,
+}
+
+impl<'a> Session<'a> {
+    fn image(&self) -> &'a ElfImage {
+        self.program.image()
+    }
+
+    fn function(&self, name: &'static str) -> Result<Svma, NotDerived> {
+        Ok(self.image().symbol(name).ok_or(NotDerived::Missing(name.into()))?.address)
+    }
+
+    /// Numbers for memory: words of the objspace, and one number for every other field of it. Everything else is a
+    /// pointer to an object.
+    fn assumptions(&self, words: BTreeMap<i64, u32>, field: u64) -> Assumptions {
+        const POINTER: u64 = 0x7d12_3456_7800;
+        Assumptions {
+            object: self.objspace.clone(),
+            words,
+            field,
+            global: POINTER,
+            other: POINTER,
+            narrow: 0,
+        }
+    }
+
+    /// Runs a function that decodes a key.
+    fn run(
+        &self,
+        function: Svma,
+        symbols: &Symbols,
+        key: i64,
+        assumptions: &Rc<Assumptions>,
+        other_way: Option<Guard>,
+    ) -> Run {
+        let mut machine = Machine::assuming(&self.program, assumptions, other_way, LIMITS);
+        for symbol in &symbols.all {
+            machine.set_global(symbol.slot, Value::Constant(symbol.value));
+        }
+        machine.set_argument(0, Value::Constant(key));
+        let ending = machine.run_to_end(function);
+        Run { ending, guards: machine.guards().to_vec() }
+    }
+}

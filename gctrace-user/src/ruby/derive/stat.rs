@@ -1,0 +1,213 @@
+//! `GC.stat` (gc.c: `gc_stat_internal`; from 3.4 on gc/default/default.c: `rb_gc_impl_stat`), key by key.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use gctrace_common::config::Span;
+use iced_x86::ConditionCode;
+use serde::{Deserialize, Serialize};
+
+use super::ec::CurrentEc;
+use super::formula::Formula;
+use super::symbols::Symbols;
+use super::{MAX_GUARDS, NotDerived, Session};
+use crate::address::Svma;
+use crate::ruby::eval::{Assumptions, Ending, Flags, Guard, Value};
+use crate::ruby::layout::Piece;
+use crate::ruby::stat::Sign;
+use crate::ruby::vm_path::VmPath;
+
+const FUNCTION: &str = "rb_gc_stat";
+const FIRST: &str = "count";
+/// What every counter is assumed to be: no pointer is null, and no counter is beyond a Fixnum.
+const COUNTER: u64 = 0x40;
+
+/// A key of `GC.stat` as the code computes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DerivedKey {
+    /// Its name.
+    pub name: String,
+    /// Its formula, or why there is none.
+    pub formula: Result<Formula, NotDerived>,
+}
+
+/// The keys in the order of their variables, which is the order in which `GC.stat` returns them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DerivedStat {
+    /// The keys.
+    pub keys: Vec<DerivedKey>,
+}
+
+impl DerivedStat {
+    /// The formula of that key.
+    pub fn formula(&self, name: &str) -> Option<&Formula> {
+        self.keys.iter().find(|key| key.name == name)?.formula.as_ref().ok()
+    }
+
+    /// Why there is no formula of that key.
+    pub(in crate::ruby) fn reason(&self, name: &str) -> String {
+        match self.keys.iter().find(|key| key.name == name) {
+            Some(DerivedKey { formula: Err(reason), .. }) => reason.to_string(),
+            _ => NotDerived::UnknownKey(FUNCTION.into()).to_string(),
+        }
+    }
+
+    /// Number of keys with a formula.
+    pub fn derived(&self) -> usize {
+        self.keys.iter().filter(|key| key.formula.is_ok()).count()
+    }
+}
+
+pub(super) fn derive(session: &Session<'_>, vm: &VmPath) -> Result<DerivedStat, NotDerived> {
+    let function = session.function(FUNCTION)?;
+    let symbols = Symbols::of(session, FUNCTION)?;
+    let assumptions = Rc::new(session.assumptions(BTreeMap::new(), COUNTER));
+    // Other symbols of gc.c may lie before the array of the keys, which begins with `count`.
+    let first = symbols.all.iter().position(|symbol| symbol.name == FIRST).unwrap_or(symbols.all.len());
+    let mut keys: Vec<DerivedKey> = symbols.all[first..]
+        .iter()
+        .map(|symbol| DerivedKey {
+            name: symbol.name.clone(),
+            formula: key(session, function, &symbols, symbol.value, &assumptions),
+        })
+        // Names that only older releases knew, or that only have a symbol.
+        .filter(|key| key.formula != Err(NotDerived::UnknownKey(FUNCTION.into())))
+        .collect();
+    refuse_shared(&mut keys);
+    check_first(&keys, vm)?;
+    Ok(DerivedStat { keys })
+}
+
+/// The formula of one key, the same on every way through the code.
+fn key(
+    session: &Session<'_>,
+    function: Svma,
+    symbols: &Symbols,
+    key: i64,
+    assumptions: &Rc<Assumptions>,
+) -> Result<Formula, NotDerived> {
+    let run = session.run(function, symbols, key, assumptions, None);
+    let value = match run.ending {
+        Ending::Returned(value) => value,
+        Ending::Left => return Err(NotDerived::UnknownKey(FUNCTION.into())),
+        Ending::Lost => return Err(NotDerived::Lost(FUNCTION.into())),
+    };
+    let mut formula = Formula::of(&value, session)?;
+    if run.guards.len() > MAX_GUARDS {
+        return Err(NotDerived::Condition(format!("{} of them", run.guards.len())));
+    }
+    for guard in &run.guards {
+        let other = session.run(function, symbols, key, assumptions, Some(guard.clone()));
+        let same = match &other.ending {
+            // It raises, or makes a Bignum.
+            Ending::Left => true,
+            Ending::Lost => false,
+            Ending::Returned(Value::Constant(0)) => guards_pointer(guard, &formula, &session.objspace),
+            Ending::Returned(value) => Formula::of(value, session).is_ok_and(|other| {
+                formula.outside = formula.outside.max(other.outside);
+                other.agrees_with(&formula)
+            }),
+        };
+        if !same {
+            return Err(NotDerived::Condition(describe(guard)));
+        }
+    }
+    if let Some((place, guard)) = run.guards.iter().find_map(|guard| Some((thread_local(guard)?, guard))) {
+        match local_use(session, function, symbols, key) {
+            Some(LocalUse::None) => {}
+            Some(LocalUse::Added)
+                if formula.divisor == 1 && session.thread.borrow_mut().meets_local(place) =>
+            {
+                formula.terms.push((Sign::Signed, Piece { via: Span::LOCAL, offset: 0, size: 4 }));
+                formula.terms.sort_unstable();
+                formula.outside = 0;
+            }
+            _ => return Err(NotDerived::Condition(describe(guard))),
+        }
+    }
+    Ok(formula)
+}
+
+/// What a thread-local variable has to do with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LocalUse {
+    None,
+    /// It is added; the sum does not fall below 0.
+    Added,
+}
+
+/// From 4.0 on each thread has a signed count of its own that is added to a counter when the counter is asked for,
+/// which does not fall below 0 by that (`malloc_increase_local_flush`). Tries with numbers whether the key is such a
+/// counter.
+fn local_use(session: &Session<'_>, function: Svma, symbols: &Symbols, key: i64) -> Option<LocalUse> {
+    let with = |number: i32| {
+        let mut assumptions = session.assumptions(BTreeMap::new(), COUNTER);
+        assumptions.narrow = u64::from(number.cast_unsigned());
+        let assumptions = Rc::new(assumptions);
+        match session.run(function, symbols, key, &assumptions, None).ending {
+            Ending::Returned(value) => assumptions.number(&value),
+            _ => None,
+        }
+    };
+    let (without, less, more) = (with(0)?, with(-5)?, with(5)?);
+    if (less, more) == (without, without) {
+        return Some(LocalUse::None);
+    }
+    let added = less.checked_add(5) == Some(without) && without + 5 == more && with(-5000)? == 0;
+    added.then_some(LocalUse::Added)
+}
+
+/// The place of a 32-bit thread-local variable that the condition is about.
+fn thread_local(guard: &Guard) -> Option<CurrentEc> {
+    let mut found = None;
+    for value in guard.flags.values() {
+        value.for_each_load(&mut |base, offset, size| {
+            if size == 4 && !matches!(base, Value::Image(_)) {
+                found = found.or(CurrentEc::at(base, offset));
+            }
+        });
+    }
+    found
+}
+
+/// Whether the condition is that the pointer which the formula follows is null: then the value is 0 (`rb_darray_size`).
+fn guards_pointer(guard: &Guard, formula: &Formula, objspace: &Value) -> bool {
+    let Flags::Compare { left, right: Value::Constant(0), size: 8 } = &guard.flags else { return false };
+    let [(Sign::Plus, Piece { via, .. })] = formula.terms[..] else { return false };
+    guard.code == ConditionCode::e && *left == Value::load(objspace.clone(), via.into(), 8)
+}
+
+fn describe(guard: &Guard) -> String {
+    let values: Vec<String> = guard.flags.values().map(ToString::to_string).collect();
+    let text = format!("{:?} of {}", guard.code, values.join(" and "));
+    text.chars().take(160).collect()
+}
+
+/// Two keys with one formula: the code was misread somewhere.
+fn refuse_shared(keys: &mut [DerivedKey]) {
+    for index in 1..keys.len() {
+        let (before, rest) = keys.split_at_mut(index);
+        let Ok(formula) = &rest[0].formula else { continue };
+        let same = |key: &&mut DerivedKey| key.formula.as_ref().is_ok_and(|other| other.agrees_with(formula));
+        if let Some(first) = before.iter_mut().find(same) {
+            first.formula = Err(NotDerived::Shared(rest[0].name.clone()));
+            rest[0].formula = Err(NotDerived::Shared(first.name.clone()));
+        }
+    }
+}
+
+/// The first key is what `rb_gc_count` returns. This guards against names and formulas that are shifted against each
+/// other.
+fn check_first(keys: &[DerivedKey], vm: &VmPath) -> Result<(), NotDerived> {
+    let expected = Formula::new(vec![(Sign::Plus, Piece::direct(vm.count, 8))], 1);
+    let first = keys.first().ok_or(NotDerived::NoSymbols(FUNCTION.into()))?;
+    match &first.formula {
+        Err(reason) => {
+            Err(NotDerived::Condition(format!("the first key of {FUNCTION} is not derived: {reason}")))
+        }
+        Ok(formula) if !formula.agrees_with(&expected) => Err(NotDerived::Contradiction(format!(
+            "its first key is {formula}, and rb_gc_count returns {expected}"
+        ))),
+        Ok(_) => Ok(()),
+    }
+}

@@ -1,0 +1,217 @@
+//! Derivations of real images.
+
+use std::fs::File;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::elf::tests::DEBIAN_LIBRUBY;
+use crate::ruby::version::RubyVersion;
+
+/// Calls with a session over Debian's library.
+pub(super) fn session<T>(call: impl FnOnce(&Session<'_>) -> T) -> T {
+    let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+    let code = Code::new(&image);
+    let vm = VmPath::derive(&code).unwrap();
+    let program = Rc::new(Program::new(&code, STEPS));
+    call(&Session { program, objspace: objspace(&vm), thread: RefCell::default() })
+}
+
+fn of_image(image: &ElfImage) -> Derivation {
+    let code = Code::new(image);
+    let vm = VmPath::derive(&code).unwrap();
+    Derivation::of(&code, &vm)
+}
+
+/// All that Debian's 3.1.2 tells; the offsets are those of the DWARF of a build of the same sources.
+#[test]
+fn debian_libruby() {
+    let derived = of_image(&ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap());
+    let stat = derived.stat.unwrap();
+    assert_eq!((stat.keys.len(), stat.derived()), (29, 29));
+    let formula = |name: &str| stat.formula(name).unwrap().to_string();
+    assert_eq!(formula("count"), "[0x1b8]:8");
+    assert_eq!(formula("time"), "[0x1d8]:8, divided by 1000000");
+    assert_eq!(formula("heap_live_slots"), "[0x18]:8 - [0x138]:8 - [0x1c0]:8");
+    assert_eq!(formula("heap_free_slots"), "[0x78]:8 + [0xc0]:8 + [0x1c0]:8 - [0x18]:8");
+    assert_eq!((derived.info.latest_gc_info, derived.info.mode_bit), (Ok(0x154), Ok(0)));
+    // These keys came with 3.2 and 3.3.
+    let unknown = || NotDerived::UnknownKey("rb_gc_latest_gc_info".into());
+    assert_eq!(derived.info.need_major_gc, Err(unknown()));
+    assert_eq!(derived.info.weak_references_count, Err(unknown()));
+    let ec = derived.ec;
+    assert_eq!(ec.current_ec, Ok(CurrentEc::Tls(8)));
+    let offsets = (ec.thread_ptr, ec.thread_self, ec.errinfo, ec.cfp);
+    assert_eq!(offsets, (Ok(0x30), Ok(0x10), Ok(0x70), Ok(0x10)));
+    assert_eq!(derived.thread, Err(NotDerived::NoSuch));
+}
+
+/// Of every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons) all keys are derived, in
+/// time; `GCTRACE_SHOW_DERIVED` prints them.
+#[test]
+fn images_of_the_environment() {
+    let Ok(paths) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
+    for path in paths.split(':').filter(|path| !path.is_empty()) {
+        let image = ElfImage::read(&File::open(path).unwrap()).unwrap();
+        let begun = processor_time();
+        let derived = of_image(&image);
+        let took = processor_time().saturating_sub(begun);
+        if std::env::var_os("GCTRACE_SHOW_DERIVED").is_some() {
+            show(path, &derived, took);
+        }
+        assert!(took < Duration::from_millis(200), "{path}: {took:?}");
+        let stat = derived.stat.unwrap_or_else(|reason| panic!("{path}: {reason}"));
+        for key in &stat.keys {
+            assert!(key.formula.is_ok(), "{path}: {key:?}");
+        }
+        let version = RubyVersion::of_image(&image).unwrap();
+        let expected = match (version.major, version.minor) {
+            (2, 6) => 25,
+            (2, _) => 26,
+            (3, 0) => 28,
+            (3, 1 | 2) => 29,
+            (3, 3) => 31,
+            _ => 30,
+        };
+        assert_eq!(stat.keys.len(), expected, "{path}");
+        assert!(derived.info.latest_gc_info.is_ok() && derived.info.mode_bit.is_ok(), "{path}");
+        assert!(derived.info.need_major_gc.is_ok() == version.at_least(3, 2), "{path}");
+        assert!(derived.info.weak_references_count.is_ok() == version.at_least(3, 3), "{path}");
+        assert!(derived.thread.is_ok() == version.at_least(4, 0), "{path}: {:?}", derived.thread);
+    }
+}
+
+/// Time that this thread has used: other work on the machine does not count.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn show(path: &str, derived: &Derivation, took: Duration) {
+    println!("{path}: {} instructions in {took:?}", derived.steps);
+    match &derived.stat {
+        Ok(stat) => stat.keys.iter().for_each(|key| match &key.formula {
+            Ok(formula) => println!("  {}: {formula}", key.name),
+            Err(reason) => println!("  {}: not derived: {reason}", key.name),
+        }),
+        Err(reason) => println!("  not derived: {reason}"),
+    }
+    println!("  {:?}\n  {:?}\n  {:?}", derived.info, derived.ec, derived.thread);
+}
+
+/// The bytes of Debian's library with other code in place of `rb_gc_stat`, `rb_gc_latest_gc_info` and all around them.
+fn with_code(code: &[u8]) -> (ElfImage, VmPath) {
+    let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let image = ElfImage::read(&bytes[..]).unwrap();
+    let vm = VmPath::derive(&Code::new(&image)).unwrap();
+    for name in ["rb_gc_stat", "rb_gc_latest_gc_info"] {
+        let start = image.symbol(name).unwrap().address;
+        let at = image.svma_to_file_offset(start).unwrap().0 as usize;
+        let index = image.function_index(start).unwrap();
+        let room = image.functions()[index].size() as usize;
+        // Most of the functions is behind a jump: let the code run on into what follows.
+        for (target, byte) in bytes[at..at + room.max(code.len())].iter_mut().zip(code.iter().cycle()) {
+            *target = *byte;
+        }
+    }
+    (ElfImage::read(&bytes[..]).unwrap(), vm)
+}
+
+/// The thread-local variable is found in every way in which code gets at one.
+#[test]
+fn tls_models() {
+    /// Type of the slot's relocation, code before the use of the slot, opcode of that use, code behind, what is found.
+    type Model<'a> = (u8, &'a [u8], Option<&'a [u8; 3]>, &'a [u8], CurrentEc);
+    let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let image = ElfImage::read(&bytes[..]).unwrap();
+    let function = image.symbol("rb_thread_current").unwrap().address;
+    let code = Code::new(&image);
+    let program = Rc::new(Program::new(&code, STEPS));
+    let nothing = BTreeMap::new();
+    let assumptions =
+        Assumptions { object: Value::Unknown, words: nothing, field: 0, global: 0, other: 0, narrow: 0 };
+    Machine::assuming(&program, &Rc::new(assumptions), None, LIMITS).run(function);
+    let slot = program.tls_module().unwrap();
+    // The record of that slot: r_offset, r_info with the relocation's type in its low half.
+    let record = |window: &[u8]| window[..8] == slot.0.to_le_bytes() && window[8..12] == [16, 0, 0, 0];
+    let kind = bytes.windows(24).position(record).unwrap() + 8;
+
+    // mov rax, [rax+0x30]; mov rax, [rax+0x10]; ret
+    let rest = [0x48, 0x8b, 0x40, 0x30, 0x48, 0x8b, 0x40, 0x10, 0xc3];
+    // Models as instructions, of which one has the distance to the slot as its last four bytes.
+    let (load, add, lea) = (&[0x48, 0x8b, 0x05], &[0x48, 0x03, 0x05], &[0x48, 0x8d, 0x05]);
+    let thread_pointer: &[u8] = &[0x64, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0];
+    let models: [Model<'_>; 5] = [
+        // Local executable: mov rax, fs:[-8]; and mov rax, fs:0; mov rax, [rax-8]
+        (
+            16,
+            &[0x64, 0x48, 0x8b, 0x04, 0x25, 0xf8, 0xff, 0xff, 0xff],
+            None,
+            &[],
+            CurrentEc::ThreadPointer(-8),
+        ),
+        (16, thread_pointer, None, &[0x48, 0x8b, 0x40, 0xf8], CurrentEc::ThreadPointer(-8)),
+        // Initial executable: mov rax, [rip+slot]; mov rax, fs:[rax]; and mov rax, fs:0; add rax, [rip+slot];
+        // mov rax, [rax]
+        (18, &[], Some(load), &[0x64, 0x48, 0x8b, 0x00], CurrentEc::Tls(8)),
+        (18, thread_pointer, Some(add), &[0x48, 0x8b, 0x00], CurrentEc::Tls(8)),
+        // Descriptor: lea rax, [rip+slot]; call [rax]; mov rax, fs:[rax]
+        (36, &[], Some(lea), &[0xff, 0x10, 0x64, 0x48, 0x8b, 0x00], CurrentEc::Tls(8)),
+    ];
+    let at = image.svma_to_file_offset(function).unwrap().0 as usize;
+    for (relocation, before, through_slot, after, expected) in models {
+        let mut code = before.to_vec();
+        if let Some(opcode) = through_slot {
+            code.extend(opcode);
+            let next = function.0 + code.len() as u64 + 4;
+            code.extend((slot.0.wrapping_sub(next) as u32).to_le_bytes());
+        }
+        code.extend(after);
+        code.extend(rest);
+        bytes[kind] = relocation;
+        bytes[at..at + code.len()].copy_from_slice(&code);
+        let image = ElfImage::read(&bytes[..]).unwrap();
+        let ec = ec::derive(&Code::new(&image));
+        assert_eq!(ec.current_ec, Ok(expected), "relocation {relocation}");
+        assert_eq!((ec.thread_ptr, ec.thread_self), (Ok(0x30), Ok(0x10)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever the code is, the evaluation ends within its bounds, and nothing comes of nonsense.
+    #[test]
+    fn random_code(code in proptest::collection::vec(any::<u8>(), 1..600)) {
+        let (image, vm) = with_code(&code);
+        let derived = Derivation::of(&Code::new(&image), &vm);
+        prop_assert!(derived.steps <= STEPS);
+        prop_assert!(derived.stat.is_err());
+        prop_assert!(derived.info.latest_gc_info.is_err());
+    }
+}
+
+/// Loops, recursion and growing values end within the bounds, too.
+#[test]
+fn endless_code() {
+    // jmp self; call self, ret; add rax, rax, jmp; mul rdi, jmp; push rax, jmp; mov rax, [rax], jmp;
+    // lea rax, [rax+rax], mov [rdi], rax, add rdi, 8, jmp
+    let programs: [&[u8]; 7] = [
+        &[0xeb, 0xfe],
+        &[0xe8, 0xfb, 0xff, 0xff, 0xff, 0xc3],
+        &[0x48, 0x01, 0xc0, 0xeb, 0xfb],
+        &[0x48, 0xf7, 0xe7, 0xeb, 0xfb],
+        &[0x50, 0xeb, 0xfd],
+        &[0x48, 0x8b, 0x00, 0xeb, 0xfb],
+        &[0x48, 0x8d, 0x04, 0x00, 0x48, 0x89, 0x07, 0x48, 0x83, 0xc7, 0x08, 0xeb, 0xf3],
+    ];
+    for program in programs {
+        let (image, vm) = with_code(program);
+        let begun = processor_time();
+        let derived = Derivation::of(&Code::new(&image), &vm);
+        let took = processor_time().saturating_sub(begun);
+        assert!(derived.stat.is_err() && derived.steps <= STEPS, "{program:x?}");
+        assert!(took < Duration::from_secs(2), "{program:x?}: {took:?}");
+    }
+}

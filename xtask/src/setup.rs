@@ -53,6 +53,9 @@ const MAKE: Need = command("make", "make");
 const RUBY: Need = package("ruby");
 const RUBY_DEV: Need = package("ruby-dev");
 const GO: Need = command("golang-go", "go");
+const BINUTILS: Need = command("binutils", "objcopy");
+const DWZ: Need = command("dwz", "dwz");
+const XZ: Need = command("xz-utils", "xz");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const RUSTC: Need = package("rustc-web");
 const CARGO: Need = package("cargo-web");
@@ -63,7 +66,7 @@ impl Purpose {
         match self {
             Self::Build => &[CC, LIBC],
             Self::Demo => &[CC, LIBC, RUBY],
-            Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO],
+            Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ],
             Self::Lab => &[MMDEBSTRAP],
             Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],
         }

@@ -65,7 +65,7 @@ pub(super) fn plan_file(
         analysis
     };
     let table = debug.info.table(analysis.build_id.as_ref(), file, place, analysis.version)?;
-    let plan = plan_with(&head.segments, analysis, reads_threads, table)?;
+    let plan = plan_with(&head.segments, analysis, reads_threads, table.as_ref())?;
     Ok(Planned { plan, segments: head.segments, cached, took: begun.elapsed() })
 }
 

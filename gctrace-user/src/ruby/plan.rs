@@ -109,10 +109,10 @@ pub fn plan_with(
     segments: &[LoadSegment],
     analysis: RubyAnalysis,
     reads_threads: bool,
-    own: Option<Table>,
+    own: Option<&Table>,
 ) -> Result<AttachPlan, PlanError> {
     let thread = if reads_threads { analysis.thread_path() } else { None };
-    let (layout, knowledge) = settle(&analysis, own.as_ref(), thread.is_some())?;
+    let (layout, knowledge) = settle(&analysis, own, thread.is_some())?;
     let vm = analysis.vm;
     let mut span = [Span::default(); SLOTS];
     span[..layout.spans.len()].copy_from_slice(&layout.spans);

@@ -73,6 +73,7 @@ impl<'a> Code<'a> {
     /// Decodes a function with its cold parts.
     pub(super) fn body(&self, owner: usize) -> Body {
         let mut body = Body::new(self.parts(owner).into_iter().map(|part| self.decode(part)));
+        body.entry = body.index_of(self.start(owner)).unwrap_or(0);
         let ends = |instruction: &Instruction| {
             matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall)
                 && self.callee(instruction).name.is_some_and(|name| NO_RETURN.contains(&name))
@@ -177,6 +178,8 @@ pub(super) struct Body {
     pub(super) frame_pointer: bool,
     /// Target address → indices of the jumps of this function that lead there.
     jumps: HashMap<u64, Vec<usize>>,
+    /// Index of the instruction at which the function is entered.
+    entry: usize,
     /// Indices of calls that do not return.
     no_return: BTreeSet<usize>,
 }
@@ -188,6 +191,7 @@ impl Body {
             part_starts: BTreeSet::new(),
             frame_pointer: false,
             jumps: HashMap::new(),
+            entry: 0,
             no_return: BTreeSet::new(),
         };
         for part in parts {
@@ -253,18 +257,26 @@ impl Body {
         jump.into_iter().chain(following.then_some(next))
     }
 
-    /// Indices of the instructions that may have run just before inside this function; `None` if there are none, as at
-    /// its entry, or very many.
+    /// Indices of the instructions that may have run just before; `None` at the entry and where there are very many. Empty
+    /// for padding that nothing reaches.
     pub(super) fn predecessors(&self, index: usize) -> Option<Vec<usize>> {
         let jumps = self.jumps.get(&self.instructions[index].ip()).map_or(&[][..], Vec::as_slice);
         if jumps.len() > MAX_PREDECESSORS {
             return None;
         }
         let mut found = jumps.to_vec();
-        let before = index.checked_sub(1).filter(|_| !self.part_starts.contains(&index));
-        found.extend(before.filter(|&before| self.successors(before).any(|next| next == index)));
-        found.dedup();
-        (!found.is_empty()).then_some(found)
+        if index == self.entry {
+            return None;
+        }
+        if self.part_starts.contains(&index) {
+            // A cold part is entered by the jumps of its function only.
+            return Some(found);
+        }
+        let before = index.checked_sub(1)?;
+        if self.successors(before).any(|next| next == index) && !found.contains(&before) {
+            found.push(before);
+        }
+        Some(found)
     }
 
     /// Whether the instruction at `to` can run some time after the one at `from`.

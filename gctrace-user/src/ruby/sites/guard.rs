@@ -331,6 +331,24 @@ mod tests {
         assert_eq!(tests_in(0x1000, &direct), [(0, Field::Global(0x200c), Point::GcEnter)]);
     }
 
+    /// The address of the flags is followed through a copy in another register and past padding that nothing reaches; a
+    /// way on which the register holds something else spoils it.
+    #[test]
+    fn pointers_that_reach() {
+        let image = image();
+        // lea r15, [rip+0xff9]; mov rbp, r15; mov r15, rax
+        let head = [0x4c, 0x8d, 0x3d, 0xf9, 0x0f, 0, 0, 0x4c, 0x89, 0xfd, 0x49, 0x89, 0xc7];
+        // nop; mov r15, rbp; test byte [r15+3], 4
+        let tail = [0x90, 0x49, 0x89, 0xef, 0x41, 0xf6, 0x47, 3, 4];
+        let pointer = |jump: [u8; 2]| {
+            let body = Body::new([decode(0x1000, &[&head[..], &jump, &tail].concat())]);
+            reaching_pointer(&image, &body, 6, Register::R15)
+        };
+        // jmp to the mov; jne to the test
+        assert_eq!(pointer([0xeb, 1]), Some(Svma(0x2000)));
+        assert_eq!(pointer([0x75, 4]), None);
+    }
+
     /// The jump behind a test and the test before a jump are found over moves, but not over calls.
     #[test]
     fn test_and_jump() {

@@ -51,11 +51,11 @@ fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
 #[test]
 fn usdt_marks_equal_the_witness() -> Result<()> {
     let mut tried = 0;
-    for ruby in Ruby::all()? {
-        let (report, done) = traced("usdt", &ruby)?;
+    Ruby::each(|ruby| {
+        let (report, done) = traced("usdt", ruby)?;
         let Some(process) = report.processes_of(done.pid).next() else {
             refused(&report, &done, "no USDT probes")?;
-            continue;
+            return Ok(());
         };
         tried += 1;
         assert_eq!(process.method, "usdt");
@@ -75,7 +75,8 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
         for work in marks.iter().chain(&sweeps) {
             ensure!(inside(work, &pauses), "{work:?} is in no pause");
         }
-    }
+        Ok(())
+    })?;
     ensure!(tried > 0, "no Ruby at hand has USDT probes");
     Ok(())
 }
@@ -84,11 +85,11 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
 /// symbols and is refused by that name.
 #[test]
 fn functions_equal_the_witness() -> Result<()> {
-    for ruby in Ruby::all()? {
-        let (report, done) = traced("functions", &ruby)?;
+    Ruby::each(|ruby| {
+        let (report, done) = traced("functions", ruby)?;
         let Some(process) = report.processes_of(done.pid).next() else {
             refused(&report, &done, "no symbol gc_start")?;
-            continue;
+            return Ok(());
         };
         assert_eq!(process.method, "functions");
         let log = done.log()?;
@@ -97,6 +98,6 @@ fn functions_equal_the_witness() -> Result<()> {
             let around = |work: &&&WorkLine| (work.begin_ns..=work.begin_ns + work.ns).contains(&start.ns);
             ensure!(starts.iter().filter(around).count() == 1, "count {}", start.count());
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }

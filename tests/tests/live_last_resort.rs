@@ -42,7 +42,7 @@ fn inside(work: &WorkLine, pauses: &[Pause]) -> bool {
 fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
     let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
     ensure!(told.is_some_and(|line| line.reason.contains(reason)), "{:?}", report.refused);
-    ensure!(report.works.is_empty() && report.gcs.is_empty());
+    ensure!(report.works.iter().all(|work| work.pid != done.pid) && report.gcs_of(done.pid).count() == 0);
     Ok(())
 }
 

@@ -58,7 +58,8 @@ fn check(built: &Built) -> Result<(String, bool)> {
         let mut live = live_tests()?;
         live.args(["--test", name]);
         if name == "live_gc" {
-            live.args(["--", "--test-threads=1"]);
+            // That one demands a Ruby with YJIT, which not every single one has.
+            live.args(["--", "--test-threads=1", "--skip", "yjit_equals_the_witness"]);
         }
         lived &= status(live.env("GCTRACE_RUBIES", &built.ruby))?.success();
     }

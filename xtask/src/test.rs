@@ -70,11 +70,15 @@ fn live_tests() -> Result<Command> {
     Ok(live)
 }
 
+/// Roots of the lab that the tests run on besides this machine's Ruby (Debian 12 has 3.1, as the root bookworm): one of
+/// each other series.
+const TESTED: [&str; 3] = ["bullseye", "trixie", "experimental"];
+
 /// The Rubies to test on: those that the caller names, or this machine's and those of the lab, which is made first.
 fn rubies() -> Result<OsString> {
     match std::env::var_os("GCTRACE_RUBIES") {
         Some(rubies) => Ok(rubies),
-        None => std::env::join_paths(std::iter::once(ruby()).chain(lab::ensure(&[])?))
+        None => std::env::join_paths(std::iter::once(ruby()).chain(lab::ensure(&TESTED.map(ToOwned::to_owned))?))
             .context("the path of a Ruby cannot stand in GCTRACE_RUBIES"),
     }
 }

@@ -12,10 +12,10 @@ use gctrace_tests::{gctrace, ledger};
 /// Each fault is planted for each Ruby, in a run of its own.
 fn refused(fault: &str, checks: &[&str]) -> Result<()> {
     let live = Live::begin()?;
-    for ruby in Ruby::all()? {
+    Ruby::each(|ruby| {
         let gctrace = Invocation::jsonl(["--all-ruby", "--probes", "sites", "--no-cache", "--plant", fault])?
             .start_ready()?;
-        let done = Script::new(&live, &ruby, "explicit.rb")?.arg("12").run()?;
+        let done = Script::new(&live, ruby, "explicit.rb")?.arg("12").run()?;
         let finished = gctrace.interrupt()?;
         let report = if finished.status.code() == Some(1) {
             Report::parse(&finished.stdout)?
@@ -24,11 +24,11 @@ fn refused(fault: &str, checks: &[&str]) -> Result<()> {
         };
         ledger::check(&report)?;
         let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
-        let told = told.with_context(|| format!("{} is not refused", ruby.version()))?;
+        let told = told.context("it is not refused")?;
         ensure!(checks.iter().any(|check| told.reason.contains(check)), "{}", told.reason);
-        ensure!(report.gcs.is_empty(), "{}: told of a GC: {:?}", ruby.version(), report.gcs.first());
-    }
-    Ok(())
+        ensure!(report.gcs_of(done.pid).count() == 0, "told of a GC: {:?}", report.gcs.first());
+        Ok(())
+    })
 }
 
 /// A layout that is one word off everywhere.

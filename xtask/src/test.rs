@@ -78,8 +78,10 @@ const TESTED: [&str; 3] = ["bullseye", "trixie", "experimental"];
 fn rubies() -> Result<OsString> {
     match std::env::var_os("GCTRACE_RUBIES") {
         Some(rubies) => Ok(rubies),
-        None => std::env::join_paths(std::iter::once(ruby()).chain(lab::ensure(&TESTED.map(ToOwned::to_owned))?))
-            .context("the path of a Ruby cannot stand in GCTRACE_RUBIES"),
+        None => {
+            std::env::join_paths(std::iter::once(ruby()).chain(lab::ensure(&TESTED.map(ToOwned::to_owned))?))
+                .context("the path of a Ruby cannot stand in GCTRACE_RUBIES")
+        }
     }
 }
 

@@ -162,8 +162,7 @@ fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'stat
     let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
     let version = RubyVersion::of_image(&image).ok_or("it does not tell its version")?;
     let found = match method {
-        Method::Functions => LastResort::functions(version, image.symbols(), image.segments())
-            .ok_or("it has no symbol gc_start")?,
+        Method::Functions => LastResort::functions(version, &image).ok_or("it has no symbol gc_start")?,
         Method::Usdt => LastResort::usdt(&image).ok_or("it has no USDT probes")?,
         Method::Sites => return Err("event sites are no last resort"),
     };

@@ -256,11 +256,14 @@ impl ElfImage {
     /// Slots without a relocation record hold the address itself in fixed-position images and where relative
     /// relocations are packed (`DT_RELR`).
     fn link_time_pointer(&self, slot: Svma) -> Option<Svma> {
+        /// The first page of an image has its headers, which no program points to; small numbers such as `Qnil` do not
+        /// become addresses in it where data cannot be told from the offset table (no section headers).
+        const HEADERS: u64 = 4096;
         let bytes = self.got.iter().find_map(|region| region.get(slot.0, 8))?;
         let address = Svma(u64::from_le_bytes(bytes.try_into().ok()?));
         let mapped =
             |s: &LoadSegment| address.0.checked_sub(s.address.0).is_some_and(|at| at < s.memory_size);
-        (address.0 != 0 && self.segments.iter().any(mapped)).then_some(address)
+        (address.0 >= HEADERS && self.segments.iter().any(mapped)).then_some(address)
     }
 
     /// Name of the symbol whose address a slot receives.

@@ -87,6 +87,9 @@ pub struct LastResort {
     pub probes: Vec<PhaseProbe>,
 }
 
+/// The instruction of a USDT probe on x86-64.
+const NOP: u8 = 0x90;
+
 /// A major and minor release.
 type Series = (u16, u16);
 
@@ -103,8 +106,9 @@ const USDT: [(Phase, &str, &str); 2] =
     [(Phase::Mark, "gc__mark__begin", "gc__mark__end"), (Phase::Sweep, "gc__sweep__begin", "gc__sweep__end")];
 
 impl LastResort {
-    /// By the functions' symbols, of the image itself or of its debug file; `gc_start` must be among them.
-    pub fn functions(version: RubyVersion, symbols: &SymbolTable, segments: &[LoadSegment]) -> Option<Self> {
+    /// By the functions' symbols; `gc_start` must be among them, and each must begin a function of the unwind table.
+    pub fn functions(version: RubyVersion, image: &ElfImage) -> Option<Self> {
+        let (symbols, segments) = (image.symbols(), image.segments());
         let series = (version.major, version.minor);
         let mut probes = Vec::new();
         for (from, to, phase, name) in FUNCTIONS {
@@ -113,6 +117,10 @@ impl LastResort {
             }
             for address in bodies(symbols, name) {
                 let file_offset = in_file(segments, address, true)?;
+                let extent = image.functions().get(image.function_index(address)?)?;
+                if extent.start != address {
+                    return None;
+                }
                 let probe = |edge| PhaseProbe { phase, edge, address, file_offset, semaphore: None };
                 probes.extend([probe(Edge::Return), probe(Edge::Begin)]);
             }
@@ -135,6 +143,10 @@ impl LastResort {
                             None => None,
                         };
                         let file_offset = in_file(image.segments(), probe.address, true)?;
+                        // `sys/sdt.h` leaves a one-byte nop; anything else is a damaged file.
+                        if image.read_bytes(probe.address, 1)? != [NOP] {
+                            return None;
+                        }
                         Some(PhaseProbe { phase, edge, address: probe.address, file_offset, semaphore })
                     })
                     .collect()

@@ -90,6 +90,8 @@ pub struct GcLine {
     pub gc_by: Option<String>,
     /// Why it is a major one.
     pub major_by: Option<String>,
+    /// Whether it compacts the heap, where that is known.
+    pub compacting: Option<bool>,
     /// Sum of its pauses, nanoseconds.
     pub pause_ns: u64,
     /// Its pauses in order.

@@ -55,9 +55,22 @@ impl Ruby {
     }
 
     /// Does the same with every Ruby, a process of which is there all the time. One that fails does not hide the others.
-    pub fn each(mut test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
+    pub fn each(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
+        Self::of_these(Self::all()?, test)
+    }
+
+    /// The same with the first and the last Ruby only, for what does not depend on the release.
+    pub fn first_and_last(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
+        let mut rubies = Self::all()?;
+        if rubies.len() > 2 {
+            rubies.drain(1..rubies.len() - 1);
+        }
+        Self::of_these(rubies, test)
+    }
+
+    fn of_these(rubies: Vec<Self>, mut test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
         let mut failures = Vec::new();
-        for ruby in Self::all()? {
+        for ruby in rubies {
             let resident = ruby.resident()?;
             if let Err(error) = test(&ruby) {
                 failures.push(format!("Ruby {} ({}): {error:?}", ruby.version(), ruby.label()));

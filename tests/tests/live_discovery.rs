@@ -40,7 +40,7 @@ fn vanished_pid() -> Result<u32> {
 #[test]
 fn one_before_and_one_after() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let mut before = Script::new(&live, ruby, "explicit.rb")?.arg("30").waiting().start()?;
         before.wait_for("ready")?;
         let gctrace = Gctrace::all_ruby(&live)?;
@@ -67,7 +67,7 @@ fn one_before_and_one_after() -> Result<()> {
 #[test]
 fn without_attach_cookies() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let mut script = Script::new(&live, ruby, "explicit.rb")?.arg("20").waiting().start()?;
         script.wait_for("ready")?;
         let gctrace = Invocation::jsonl(["--all-ruby", "--without-cookies"])?.start_ready()?;
@@ -83,7 +83,7 @@ fn without_attach_cookies() -> Result<()> {
 #[test]
 fn attached_in_the_middle_of_a_cycle() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let mut script = Script::new(&live, ruby, "midcycle.rb")?.waiting().start()?;
         script.wait_for("ready")?;
         let gctrace = Gctrace::all_ruby(&live)?;
@@ -172,7 +172,7 @@ fn process_lines_describe_the_process() -> Result<()> {
 #[test]
 fn fork() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
         let running = Script::new(&live, ruby, "forker.rb")?.start()?;
         let outputs = running.outputs();
@@ -218,7 +218,7 @@ fn fork_of_an_earlier_process() -> Result<()> {
 #[test]
 fn selected_pid_execs() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let mut running = Script::new(&live, ruby, "execer.rb")?.waiting().start()?;
         running.wait_for("ready")?;
         let gctrace = Invocation::jsonl(["--pid", &running.pid().to_string()])?.start_ready()?;
@@ -242,7 +242,7 @@ fn selected_pid_execs() -> Result<()> {
 #[test]
 fn exec() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let index = ruby.label();
         let sets = live.dir(&format!("sets{index}"))?;
         let args = [OsArg::from("--all-ruby"), "--tunemygc".into(), sets.clone().into()];
@@ -282,7 +282,7 @@ type OsArg = std::ffi::OsString;
 #[test]
 fn short_lives() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
         let first = Script::unwitnessed(&live, ruby, "short.rb")?.run()?;
         let second = Script::new(&live, ruby, "short.rb")?.run()?;
@@ -300,7 +300,7 @@ fn short_lives() -> Result<()> {
 #[test]
 fn command() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let (command, env, outputs) = Script::new(&live, ruby, "explicit.rb")?.arg("12").into_parts()?;
         let args = std::iter::once(OsArg::from("--")).chain(command);
         let (report, _) = Invocation::jsonl(args)?.envs(env).start()?.done()?;
@@ -316,7 +316,7 @@ fn command() -> Result<()> {
 #[test]
 fn only_the_selected_pid() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let mut wanted = Script::new(&live, ruby, "explicit.rb")?.waiting().start()?;
         let mut other = Script::new(&live, ruby, "explicit.rb")?.waiting().start()?;
         wanted.wait_for("ready")?;

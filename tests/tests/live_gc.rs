@@ -121,6 +121,24 @@ fn compaction_equals_the_witness() -> Result<()> {
     witnessed("compact.rb", &[])
 }
 
+/// As many cycles say that they compacted as the program has counted. (The `GC.compact` of 2.7 works outside any cycle.)
+#[test]
+fn compacting_cycles_are_told() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let gctrace = Gctrace::all_ruby(&live)?;
+        let done = Script::new(&live, ruby, "compact.rb")?.run()?;
+        let report = gctrace.stop()?;
+        let counts = done.report.counts()?;
+        let inside = lines(&report, done.pid).into_iter().filter(|line| counts.contains(&line.count));
+        let told = inside.filter(|line| line.compacting == Some(true)).count() as u64;
+        let expected = if ruby.is_at_least(3, 0) { done.report.growth("compact_count")? } else { 0 };
+        ensure!(told == expected, "{told} cycles, the program has counted {expected}");
+        ensure!(expected > 0 || !ruby.is_at_least(3, 0), "nothing was compacted");
+        Ok(())
+    })
+}
+
 /// GC.stress.
 #[test]
 fn stress_equals_the_witness() -> Result<()> {

@@ -60,7 +60,7 @@ fn in_the_middle(pid: u32, sets: &Path, profile: &Path) -> Result<Gctrace> {
 #[test]
 fn undisturbed_program() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let running = steady(&live, ruby)?;
         stop(running)?;
         Ok(())
@@ -72,7 +72,7 @@ fn undisturbed_program() -> Result<()> {
 #[test]
 fn killed_in_the_middle() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let index = ruby.label();
         let events = memory::uprobe_events()?;
         let program = steady(&live, ruby)?;
@@ -206,7 +206,7 @@ fn killed_program() -> Result<()> {
 #[test]
 fn overflow_is_told() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let running = steady(&live, ruby)?;
         let pid = running.pid();
         let arguments = ["--pid", &pid.to_string(), "--gc-ring", "16KiB"];

@@ -83,9 +83,12 @@ struct Gc<'a> {
     kind: &'static str,
     gc_by: Option<&'static str>,
     major_by: Option<&'static str>,
+    compacting: Option<bool>,
     pause_ns: u64,
     phases: Phases,
     steps: usize,
+    mark_steps: usize,
+    sweep_steps: usize,
     pauses: Vec<PauseSpan>,
     complete: bool,
     end_ts: Option<f64>,
@@ -199,6 +202,12 @@ fn stat_of<'a>(process: &'a Process, state: &'a GcState) -> Stat<'a> {
     Stat { keys: &process.image.stat_keys, values: &state.stat }
 }
 
+/// Whether a complete cycle compacted the heap, which its Ruby counts (2.7 and later).
+fn compacted(process: &Process, cycle: &GcCycle) -> Option<bool> {
+    let at = process.image.stat_keys.iter().position(|key| *key == "compact_count")?;
+    Some(cycle.end.as_ref()?.stat.get(at)? > cycle.start.stat.get(at)?)
+}
+
 fn stat_heap_of<'a>(process: &'a Process, state: &'a GcState) -> Option<StatHeap<'a>> {
     let keys = process.image.heap_keys.as_slice();
     (!keys.is_empty()).then_some(StatHeap { keys, heaps: &state.heaps })
@@ -250,9 +259,12 @@ impl<W: Write> Exporter for Jsonl<W> {
             kind: cycle.kind(),
             gc_by: start.info.gc_by,
             major_by: start.info.major_by,
+            compacting: compacted(process, cycle),
             pause_ns: cycle.pause_ns(),
             phases,
             steps: cycle.pauses.len(),
+            mark_steps: cycle.pauses.iter().filter(|pause| pause.mark_ns > 0).count(),
+            sweep_steps: cycle.pauses.iter().filter(|pause| pause.sweep_ns > 0).count(),
             pauses: cycle.pauses.iter().map(PauseSpan::of).collect(),
             complete: end.is_some(),
             end_ts: end.map(|state| self.clock.epoch_seconds(state.ts_ns)),

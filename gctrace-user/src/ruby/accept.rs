@@ -345,6 +345,7 @@ mod tests {
             entered_midway: Vec::new(),
             endless: BTreeSet::new(),
             enter_string_owners: Some(BTreeSet::from([Svma(0x100)])),
+            searched: BTreeSet::new(),
         }
     }
 

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 
 use gctrace_common::config::ThreadPath;
+use gctrace_common::event::Point;
 use serde::{Deserialize, Serialize};
 
 use super::accept::{Check, Outcome, accept};
 use super::code::Code;
 use super::derive::{Derivation, ThreadLayout};
-use super::sites::{self, Site, ThreadSites, find};
+use super::sites::{self, RefillSites, Site, ThreadSites, find};
 use super::version::{RubyVersion, description};
 use super::vm_path::{VmPath, VmPathError};
 use crate::elf::{BuildId, ElfImage, Machine};
@@ -35,6 +36,8 @@ pub struct RubyAnalysis {
     pub static_probes: Vec<String>,
     /// Where threads wait for, get and give up the GVL (from 3.2 on). Not attached yet, and never a reason to refuse.
     pub thread: ThreadSites,
+    /// Where a thread takes a page of free slots. Not attached yet, and never a reason to refuse.
+    pub refill: RefillSites,
     /// What the code tells of the layout.
     pub derived: Derivation,
 }
@@ -117,6 +120,8 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
         }
     }
     let thread = sites::thread::find(&mut code, version);
+    let sweepers = findings.owners(Point::GcEndSweep);
+    let refill = sites::refill::find(&mut code, version, &findings.searched, &sweepers);
     Ok(RubyAnalysis {
         version,
         description: description(image).unwrap_or_default().to_owned(),
@@ -132,6 +137,7 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
             .map(|probe| probe.name.clone())
             .collect(),
         thread,
+        refill,
         derived: Derivation::of(&code, &vm),
     })
 }

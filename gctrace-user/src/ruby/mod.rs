@@ -11,6 +11,8 @@ pub mod plan;
 pub mod proof;
 pub mod prove;
 mod references;
+#[cfg(test)]
+mod shape_tests;
 mod sites;
 pub mod stat;
 pub mod tables;
@@ -25,7 +27,9 @@ mod x86;
 
 pub use accept::{Check, Outcome, may_be_probed};
 pub use analyse::{Refusal, RubyAnalysis, analyse};
-pub use sites::{PauseKind, Site, SiteForm, ThreadEvent, ThreadSite, ThreadSites};
+pub use sites::{
+    PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm, ThreadEvent, ThreadSite, ThreadSites,
+};
 pub use version::{InvalidVersion, RubyVersion};
 pub use vm_path::{VmPath, VmPathError};
 pub use witness::{Disagreement, Witness, witness};

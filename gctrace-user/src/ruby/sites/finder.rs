@@ -74,7 +74,7 @@ fn endless(code: &mut Code<'_>, findings: &Findings) -> BTreeSet<Svma> {
 }
 
 /// First addresses of the functions that call a function.
-fn calling_functions(code: &mut Code<'_>, function: Svma) -> BTreeSet<Svma> {
+pub(super) fn calling_functions(code: &mut Code<'_>, function: Svma) -> BTreeSet<Svma> {
     let callers = callers_of(code, function);
     code.resolve_cold_parts(callers.iter().copied());
     let callers = callers.into_iter().map(|extent| code.start(code.owner(extent)));
@@ -129,7 +129,7 @@ fn vote(facts: &BTreeMap<usize, Facts>) -> Option<Svma> {
 }
 
 /// The extents that call a function of this image, directly or through PLT stub or slot.
-fn callers_of(code: &Code<'_>, function: Svma) -> BTreeSet<usize> {
+pub(super) fn callers_of(code: &Code<'_>, function: Svma) -> BTreeSet<usize> {
     let image = code.image;
     let addresses = [function].into_iter().chain(image.stubs_to(function)).chain(image.slots_of(function));
     let wanted: Vec<_> = addresses.map(|Svma(at)| at..at.saturating_add(1)).collect();
@@ -297,6 +297,7 @@ impl Finder<'_, '_> {
             entered_midway,
             endless: BTreeSet::new(),
             enter_string_owners: None,
+            searched: self.facts.keys().copied().collect(),
         }
     }
 

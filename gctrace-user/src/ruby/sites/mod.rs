@@ -13,6 +13,7 @@ mod finder;
 mod guard;
 mod pause;
 mod point;
+pub(super) mod refill;
 pub(super) mod thread;
 mod unit;
 
@@ -23,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::Svma;
 
+pub use refill::{PageFields, RefillSite, RefillSites};
 pub use thread::{ThreadEvent, ThreadSite, ThreadSites};
 
 pub(super) use finder::{MAX_SITES, base_name, find, hook_events};
@@ -110,6 +112,8 @@ pub(super) struct Findings {
     pub(super) endless: BTreeSet<Svma>,
     /// Owners of references to the string `"during_gc != 0"` (`gc_enter`, gc.c from 3.0 on); `None` where it is absent.
     pub(super) enter_string_owners: Option<BTreeSet<Svma>>,
+    /// The extents that were searched: gc.c with its cold parts, and all callers of the hook.
+    pub(super) searched: BTreeSet<usize>,
 }
 
 impl Findings {

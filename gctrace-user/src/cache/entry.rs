@@ -101,6 +101,7 @@ fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
         static_probes: _,
         // Not attached yet.
         thread: _,
+        gvl: _,
         refill: _,
         // Offsets, no addresses that get a probe.
         derived: _,

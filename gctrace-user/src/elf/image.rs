@@ -289,6 +289,13 @@ impl ElfImage {
         self.stubs.iter().filter(move |&&(_, slot)| self.pointer(slot) == Some(target)).map(|&(stub, _)| stub)
     }
 
+    /// PLT stubs and slots that lead to the symbol of that name, whoever defines it.
+    pub fn imports(&self, name: &str) -> impl Iterator<Item = Svma> {
+        let leads = move |slot| self.slot_symbol(slot) == Some(name);
+        let stubs = self.stubs.iter().filter(move |&&(_, slot)| leads(slot)).map(|&(stub, _)| stub);
+        stubs.chain(self.relocations.iter().map(|&(slot, _)| slot).filter(move |&slot| leads(slot)))
+    }
+
     /// Slots that receive the address of `target`, a symbol of this image.
     pub fn slots_of(&self, target: Svma) -> impl Iterator<Item = Svma> {
         let slots = self.relocations.iter().map(|&(slot, _)| slot);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::accept::{Check, Outcome, accept};
 use super::code::Code;
 use super::derive::{Derivation, ThreadLayout};
-use super::sites::{self, RefillSites, Site, ThreadSites, find};
+use super::sites::{self, GvlSites, RefillSites, Site, ThreadSites, find};
 use super::version::{RubyVersion, description};
 use super::vm_path::{VmPath, VmPathError};
 use crate::elf::{BuildId, ElfImage, Machine};
@@ -36,6 +36,8 @@ pub struct RubyAnalysis {
     pub static_probes: Vec<String>,
     /// Where threads wait for, get and give up the GVL (from 3.2 on). Not attached yet, and never a reason to refuse.
     pub thread: ThreadSites,
+    /// The same up to 3.1, by other means. Not attached yet, and never a reason to refuse.
+    pub gvl: GvlSites,
     /// Where a thread takes a page of free slots. Not attached yet, and never a reason to refuse.
     pub refill: RefillSites,
     /// What the code tells of the layout.
@@ -120,6 +122,7 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
         }
     }
     let thread = sites::thread::find(&mut code, version);
+    let gvl = sites::gvl::find(&mut code, version);
     let sweepers = findings.owners(Point::GcEndSweep);
     let refill = sites::refill::find(&mut code, version, &findings.searched, &sweepers);
     Ok(RubyAnalysis {
@@ -137,6 +140,7 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
             .map(|probe| probe.name.clone())
             .collect(),
         thread,
+        gvl,
         refill,
         derived: Derivation::of(&code, &vm),
     })

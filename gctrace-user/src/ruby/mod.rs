@@ -28,7 +28,8 @@ mod x86;
 pub use accept::{Check, Outcome, may_be_probed};
 pub use analyse::{Refusal, RubyAnalysis, analyse};
 pub use sites::{
-    PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm, ThreadEvent, ThreadSite, ThreadSites,
+    GvlEvent, GvlFields, GvlSite, GvlSites, PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm,
+    ThreadEvent, ThreadSite, ThreadSites,
 };
 pub use version::{InvalidVersion, RubyVersion};
 pub use vm_path::{VmPath, VmPathError};

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::Path;
 
 use super::truth::{Instance, Truth};
-use super::{Outcome, PageFields, RubyAnalysis, analyse};
+use super::{GvlEvent, GvlFields, GvlSite, Outcome, PageFields, RubyAnalysis, analyse};
 use crate::elf::ElfImage;
 use crate::elf::tests::DEBIAN_LIBRUBY;
 
@@ -17,6 +17,10 @@ const REFILL: [&str; 4] = [
     "heap_get_freeobj_from_next_freepage",
 ];
 
+/// Functions that get and give up the GVL.
+const ACQUIRE: &str = "gvl_acquire_common";
+const RELEASE: &str = "gvl_release_common";
+
 fn image(path: impl AsRef<Path>) -> ElfImage {
     ElfImage::read(&File::open(path).unwrap()).unwrap()
 }
@@ -25,6 +29,9 @@ fn image(path: impl AsRef<Path>) -> ElfImage {
 #[test]
 fn debian_libruby() {
     let analysis = analyse(&image(DEBIAN_LIBRUBY)).unwrap();
+    assert_eq!(analysis.gvl.outcome, Outcome::Passed);
+    assert_eq!(GvlEvent::ALL.map(|event| gvl_sites(&analysis, event).len()), [1, 3, 8]);
+    assert_eq!(analysis.gvl.fields, Some(GvlFields { owner: 0, lock: 8 }));
     let refill = &analysis.refill;
     assert_eq!(refill.outcome, Outcome::Passed);
     assert_eq!((refill.sites.len(), refill.dropped.len()), (2, 1));
@@ -46,7 +53,13 @@ fn images_of_the_environment() {
             wrong.push(format!("{path}: refused"));
             continue;
         };
-        let truth = Truth::read(&std::fs::read(path).unwrap(), &REFILL);
+        let names: Vec<&str> = REFILL.into_iter().chain([ACQUIRE, RELEASE]).collect();
+        let truth = Truth::read(&std::fs::read(path).unwrap(), &names);
+        let counts = GvlEvent::ALL.map(|event| gvl_sites(&analysis, event).len());
+        let errors = truth.as_ref().map(|truth| gvl_differences(&analysis, truth));
+        let (outcome, fields) = (&analysis.gvl.outcome, analysis.gvl.fields);
+        println!("{name:28} gvl {counts:?} {fields:?} {outcome}; {:?}", errors.as_ref().map(Vec::len));
+        wrong.extend(errors.unwrap_or_default().into_iter().map(|error| format!("{path}: {error}")));
         let refill = &analysis.refill;
         let errors = truth.as_ref().map(|truth| refill_differences(&analysis, truth));
         println!(
@@ -58,8 +71,8 @@ fn images_of_the_environment() {
             errors.as_ref().map(Vec::len)
         );
         wrong.extend(errors.unwrap_or_default().into_iter().map(|error| format!("{path}: {error}")));
-        if with_symbols.is_ok_and(|other| other.refill != analysis.refill) {
-            wrong.push(format!("{path}: other refill sites with symbols"));
+        if with_symbols.is_ok_and(|other| other.refill != analysis.refill || other.gvl != analysis.gvl) {
+            wrong.push(format!("{path}: other sites with symbols"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -88,6 +101,44 @@ fn refill_differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
         let part = copies.iter().any(|other| copy.caller.as_ref() == Some(&other.name));
         if !part && !sites.iter().any(|site| copy.contains(*site)) {
             wrong.push(format!("no refill site in {copy:x?}"));
+        }
+    }
+    wrong
+}
+
+fn gvl_sites(analysis: &RubyAnalysis, event: GvlEvent) -> Vec<&GvlSite> {
+    analysis.gvl.sites.iter().filter(|site| site.event == event).collect()
+}
+
+/// Sites outside of every copy of their function, and copies without a site.
+fn gvl_differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let acquiring = truth.instances(ACQUIRE);
+    let releasing = truth.instances(RELEASE);
+    let complete = analysis.gvl.outcome == Outcome::Passed;
+    if complete && !matches!(acquiring[..], [Instance { caller: None, .. }]) {
+        wrong.push(format!("{ACQUIRE} is not one function: {acquiring:x?}"));
+    }
+    for site in gvl_sites(analysis, GvlEvent::Wait) {
+        if !acquiring.iter().any(|copy| copy.ranges.iter().any(|range| range.start == site.address.0)) {
+            wrong.push(format!("no {ACQUIRE} begins at {}", site.address));
+        }
+    }
+    for site in gvl_sites(analysis, GvlEvent::Acquired) {
+        if !acquiring.iter().any(|copy| copy.contains(site.address.0)) {
+            wrong.push(format!("the end at {} is in no copy of {ACQUIRE}", site.address));
+        }
+    }
+    let cleared: BTreeSet<u64> =
+        gvl_sites(analysis, GvlEvent::Release).iter().filter_map(|site| Some(site.cleared?.0)).collect();
+    for address in &cleared {
+        if !releasing.iter().any(|copy| copy.contains(*address)) {
+            wrong.push(format!("the owner is cleared at {address:#x} in no copy of {RELEASE}"));
+        }
+    }
+    for copy in releasing.iter().filter(|_| complete) {
+        if !cleared.iter().any(|address| copy.contains(*address)) {
+            wrong.push(format!("no release in {copy:x?}"));
         }
     }
     wrong

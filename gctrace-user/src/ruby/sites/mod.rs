@@ -10,7 +10,9 @@
 
 mod facts;
 mod finder;
+mod flow;
 mod guard;
+pub(super) mod gvl;
 mod pause;
 mod point;
 pub(super) mod refill;
@@ -24,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::Svma;
 
+pub use gvl::{GvlEvent, GvlFields, GvlSite, GvlSites};
 pub use refill::{PageFields, RefillSite, RefillSites};
 pub use thread::{ThreadEvent, ThreadSite, ThreadSites};
 

@@ -8,6 +8,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use gctrace_tests::witness::Event;
 use gctrace_tests::{compare, ledger};
+use serde_json::Value;
 
 /// The lines about one process.
 fn lines(report: &Report, pid: u32) -> Vec<&GcLine> {
@@ -33,6 +34,11 @@ fn explicit_ones_match(lines: &[&GcLine], done: &Done) -> Result<()> {
 
 /// Runs scripts with a witness under one gctrace and compares all cycles, states and pauses.
 fn witnessed(name: &str, args: &[&str]) -> Result<()> {
+    witnessed_and(name, args, |_, _| Ok(()))
+}
+
+/// The same, and checks that the script has done what it is for.
+fn witnessed_and(name: &str, args: &[&str], check: impl Fn(&Ruby, &Done) -> Result<()>) -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
@@ -50,7 +56,7 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
         ensure!(comparison.ends as u64 + 1 >= expected, "{} ends compared of {expected}", comparison.ends);
         compare::pauses(&lines, done.log()?)?;
         starts_come_first(&lines)?;
-        Ok(())
+        check(ruby, &done)
     })
 }
 
@@ -115,10 +121,17 @@ fn pressure_equals_the_witness() -> Result<()> {
     witnessed("pressure.rb", &[])
 }
 
-/// Compaction, explicit and automatic.
+/// Compaction, explicit and automatic. Ruby 2.6 has neither and runs the same program without.
 #[test]
 fn compaction_equals_the_witness() -> Result<()> {
-    witnessed("compact.rb", &[])
+    witnessed_and("compact.rb", &[], |ruby, done| {
+        let compacted = done.report.extra.get("compacted").and_then(Value::as_u64);
+        let compacted = compacted.context("the program does not say how often it compacted")?;
+        ensure!((compacted > 0) == ruby.is_at_least(2, 7), "compacted {compacted} times");
+        let automatic = done.report.extra.get("auto_compact").and_then(Value::as_bool);
+        ensure!(automatic == Some(ruby.is_at_least(3, 0)), "automatic compaction: {automatic:?}");
+        Ok(())
+    })
 }
 
 /// As many cycles say that they compacted as the program has counted. (The `GC.compact` of 2.7 works outside any cycle.)

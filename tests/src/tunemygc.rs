@@ -39,10 +39,10 @@ pub struct Set {
 pub struct Sample {
     /// Epoch seconds.
     pub ts: f64,
-    /// Peak resident memory, bytes.
-    pub peak_rss: u64,
-    /// Resident memory, bytes.
-    pub rss: u64,
+    /// Peak resident memory, bytes; `None` of a process that was gone before it could be read even once.
+    pub peak_rss: Option<u64>,
+    /// Resident memory, bytes; `None` with the peak.
+    pub rss: Option<u64>,
     /// The event's name.
     pub event: String,
     /// Values of `GC.stat` in the order of the header's keys.
@@ -133,17 +133,23 @@ impl Sample {
         };
         let sample = Self {
             ts: list[0].as_f64().context("the time is no number")?,
-            peak_rss: list[1].as_u64().context("the peak is no number")?,
-            rss: list[2].as_u64().context("the RSS is no number")?,
+            peak_rss: bytes(&list[1]).context("the peak")?,
+            rss: bytes(&list[2]).context("the RSS")?,
             event: event.to_owned(),
             stat,
             info: list[5].as_object().context("latest_gc_info is no hash")?.clone(),
             thread,
         };
         ensure!(sample.ts > 1e9, "{} is no epoch time", sample.ts);
-        ensure!(sample.peak_rss >= sample.rss, "peak {} below RSS {}", sample.peak_rss, sample.rss);
+        ensure!(sample.peak_rss.is_some() == sample.rss.is_some(), "only one of peak and RSS");
+        ensure!(sample.peak_rss >= sample.rss, "peak {:?} below RSS {:?}", sample.peak_rss, sample.rss);
         Ok(sample)
     }
+}
+
+/// A number or null.
+fn bytes(value: &Value) -> Result<Option<u64>> {
+    Ok(if value.is_null() { None } else { Some(value.as_u64().context("is no number")?) })
 }
 
 /// All entries of a directory, sorted.

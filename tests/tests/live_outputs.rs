@@ -127,6 +127,7 @@ fn sample_sets_equal_the_lines() -> Result<()> {
         }
         for done in [&explicit, &threads, &forker] {
             let set = set_of(&sets, done.pid)?;
+            ensure!(set.samples.iter().all(|sample| sample.rss.is_some()), "memory of {}", done.pid);
             set_equals_lines(set, &report, &done.report)?;
             whole_life(set).with_context(|| format!("set of {}", done.pid))?;
         }

@@ -1,4 +1,4 @@
-//! Finds the instructions at which threads of CRuby up to 3.1 wait for, get and give up the GVL (thread_pthread.c).
+//! Finds the instructions at which threads of CRuby up to 3.1 wait for, get and give up the GVL (`thread_pthread.c`).
 //!
 //! - `gvl_acquire_common(gvl, th)` is out of line. It alone stores `ETIMEDOUT` to a field (`gvl->timer_err`) and waits
 //!   for a condition variable. It begins with a test of `gvl->owner`, and waits with `&gvl->lock`.
@@ -226,9 +226,11 @@ fn calls(code: &Code<'_>, instruction: &Instruction, names: &[&str]) -> bool {
         return false;
     }
     let callee = code.callee(instruction);
-    let named = callee.name.is_some_and(|name| names.contains(&name));
+    if callee.name.is_some_and(|name| names.contains(&name)) {
+        return true;
+    }
     let symbol = |name: &&str| code.image.symbol(name).map(|symbol| symbol.address);
-    named || callee.address.is_some_and(|address| names.iter().any(|name| symbol(name) == Some(address)))
+    callee.address.is_some_and(|address| names.iter().any(|name| symbol(name) == Some(address)))
 }
 
 /// Whether one of the exported functions that switch threads calls the function, perhaps through others.

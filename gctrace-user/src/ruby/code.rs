@@ -15,9 +15,9 @@ use crate::elf::ElfImage;
 const MAX_BLOCK: usize = 4096;
 const MAX_PREDECESSORS: usize = 64;
 
-/// Functions that do not return and that the GC calls; the code behind such a call belongs to something else.
-const NO_RETURN: [&str; 5] =
-    ["__stack_chk_fail", "abort", "rb_bug", "rb_memerror", "ruby_malloc_size_overflow"];
+/// Functions that do not return and that the GC and the code of threads call; the code behind such a call belongs to something else.
+const NO_RETURN: [&str; 6] =
+    ["__stack_chk_fail", "abort", "rb_bug", "rb_bug_errno", "rb_memerror", "ruby_malloc_size_overflow"];
 
 /// The code of one image. A function is named by the index of its extent in [`ElfImage::functions`].
 pub(super) struct Code<'a> {

@@ -10,7 +10,7 @@ use crate::ruby::x86::{first_register, immediate, is_memory, is_register, writte
 
 /// Instructions of a function that is followed, and steps taken in it: bounds the work on hostile code.
 const MAX_INSTRUCTIONS: usize = 20_000;
-const MAX_STEPS: usize = 200_000;
+const MAX_STEPS: usize = 50_000;
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,13 +33,9 @@ pub(super) struct Value {
 }
 
 impl Value {
-    fn plus(self, offset: i64) -> Self {
-        Self { offset: self.offset.wrapping_add(offset), ..self }
-    }
-
     /// The value that is `offset` further.
-    pub(super) fn moved(self, offset: i64) -> Self {
-        self.plus(offset)
+    pub(super) fn plus(self, offset: i64) -> Self {
+        Self { offset: self.offset.wrapping_add(offset), ..self }
     }
 }
 
@@ -278,5 +274,61 @@ fn store(state: &mut State, address: Option<Value>, size: usize, value: Option<V
     state.forget_slots(address.offset, size as i64);
     if size == 8 {
         state.set(Place::Slot(address.offset), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+
+    /// What a register holds before the last instruction.
+    fn last(code: &[u8], register: Register) -> Option<Value> {
+        let instructions: Vec<Instruction> =
+            Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect();
+        let end = instructions.len() - 1;
+        let mut found = None;
+        let body = Body::new([instructions]);
+        let complete = follow(&body, 0, |index, state| {
+            if index == end {
+                found = state.register(register);
+            }
+        });
+        found.filter(|_| complete)
+    }
+
+    fn argument(offset: i64) -> Value {
+        Value { origin: Origin::Entry(Register::RDI), offset }
+    }
+
+    /// A pointer is followed through copies, sums, the frame and calls.
+    #[test]
+    fn ways_of_a_pointer() {
+        // sub rsp, 24; lea rbx, [rdi+8]; mov [rsp+8], rbx; call; mov rsi, [rsp+8]; add rsi, 4; ret
+        let spilled = [
+            &[0x48, 0x83, 0xec, 24, 0x48, 0x8d, 0x5f, 8, 0x48, 0x89, 0x5c, 0x24, 8][..],
+            &[0xe8, 0, 1, 0, 0],
+            &[0x48, 0x8b, 0x74, 0x24, 8, 0x48, 0x83, 0xc6, 4, 0xc3],
+        ]
+        .concat();
+        assert_eq!(last(&spilled, Register::RSI), Some(argument(12)));
+        assert_eq!(last(&spilled, Register::RBX), Some(argument(8)));
+        // What was in rdi is lost.
+        assert_ne!(last(&spilled, Register::RDI), Some(argument(0)));
+        // The same with four bytes of the slot overwritten: mov dword [rsp+12], 0 instead of the call
+        let damaged = [&spilled[..13], &[0xc7, 0x44, 0x24, 12, 0, 0, 0, 0], &spilled[18..]].concat();
+        assert_ne!(last(&damaged, Register::RSI), Some(argument(12)));
+    }
+
+    /// Where two ways meet, only what both agree on is known.
+    #[test]
+    fn ways_that_meet() {
+        // mov rbx, rdi; test esi, esi; je +3; mov rbx, rdx; ret
+        let differing = [0x48, 0x89, 0xfb, 0x85, 0xf6, 0x74, 3, 0x48, 0x89, 0xd3, 0xc3];
+        assert_eq!(last(&differing, Register::RBX), None);
+        // mov rbx, rdi in both
+        let agreeing = [0x48, 0x89, 0xfb, 0x85, 0xf6, 0x74, 3, 0x48, 0x89, 0xfb, 0xc3];
+        assert_eq!(last(&agreeing, Register::RBX), Some(argument(0)));
     }
 }

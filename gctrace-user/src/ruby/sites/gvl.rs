@@ -77,6 +77,7 @@ const TIMED_OUT: u32 = 110;
 /// Functions with that number in their code, and functions that lock a mutex, that are looked at: bounds the work on
 /// hostile code. Builds have some dozens.
 const MAX_FUNCTIONS: usize = 1024;
+const MAX_LOCKING: usize = 256;
 /// Instructions from the return of the lock to the store that clears the owner.
 const MAX_RELEASE: usize = 15;
 /// Callers of callers from the acquiring function up to an exported one.
@@ -226,11 +227,9 @@ fn calls(code: &Code<'_>, instruction: &Instruction, names: &[&str]) -> bool {
         return false;
     }
     let callee = code.callee(instruction);
-    if callee.name.is_some_and(|name| names.contains(&name)) {
-        return true;
-    }
+    let by_name = callee.name.is_some_and(|name| names.contains(&name));
     let symbol = |name: &&str| code.image.symbol(name).map(|symbol| symbol.address);
-    callee.address.is_some_and(|address| names.iter().any(|name| symbol(name) == Some(address)))
+    by_name || callee.address.is_some_and(|address| names.iter().any(|name| symbol(name) == Some(address)))
 }
 
 /// Whether one of the exported functions that switch threads calls the function, perhaps through others.
@@ -274,7 +273,10 @@ fn fields(code: &Code<'_>, body: &Body, start: Svma) -> Option<GvlFields> {
         } else if instruction.mnemonic() == Mnemonic::Cmp && is_memory(instruction, 0) && quad() {
             let zero = immediate(instruction, 1) == Some(0);
             let address = argument(state.address(instruction)).filter(|_| zero);
-            tested.extend(address.map(|value| (index, value.offset)));
+            match address {
+                Some(value) => tested.insert(index, value.offset),
+                None => tested.remove(&index),
+            };
         } else if instruction.mnemonic() == Mnemonic::Test
             && is_register(instruction, 1)
             && first_register(instruction) == Some(instruction.op1_register())
@@ -362,7 +364,7 @@ type Releases = (Vec<GvlSite>, Vec<String>);
 /// The calls that lock the GVL's mutex before the owner is cleared, and what could not be told.
 fn releases(code: &mut Code<'_>, acquire: usize, fields: GvlFields) -> Result<Releases, &'static str> {
     let extents = callers_by_name(code, &MUTEX_LOCK);
-    if extents.len() > MAX_FUNCTIONS {
+    if extents.len() > MAX_LOCKING {
         return Err("very many functions lock a mutex");
     }
     code.resolve_cold_parts(extents.iter().copied());
@@ -378,8 +380,8 @@ fn releases(code: &mut Code<'_>, acquire: usize, fields: GvlFields) -> Result<Re
             return Err("a function that locks a mutex is too large");
         };
         for (&lock, value) in &locking.locks {
-            let Some(gvl) = value.map(|value| value.moved(-fields.lock)) else { continue };
-            let owner_field = gvl.moved(fields.owner);
+            let Some(gvl) = value.map(|value| value.plus(-fields.lock)) else { continue };
+            let owner_field = gvl.plus(fields.owner);
             let cleared = within(&body, lock, MAX_RELEASE).into_iter().find_map(|index| {
                 let address = Svma(body.instructions[index].ip());
                 if locking.zeroes.get(&index) == Some(&Some(owner_field)) {

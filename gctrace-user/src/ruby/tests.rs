@@ -157,7 +157,9 @@ fn thread_differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
     let mut texts: HashMap<String, Vec<String>> = HashMap::new();
     let mut event_of = |line: &Line| -> Option<ThreadEvent> {
         let lines = texts.entry(line.file.clone()).or_insert_with(|| {
-            let text = std::fs::read_to_string(&line.file).unwrap_or_default();
+            // Distributions make the paths relative to the folder of the source, which the environment names then.
+            let source = std::env::var("GCTRACE_RUBY_SOURCE").unwrap_or_default();
+            let text = std::fs::read_to_string(Path::new(&source).join(&line.file)).unwrap_or_default();
             text.lines().map(str::to_owned).collect()
         });
         let text = lines.get((line.number as usize).checked_sub(1)?)?;

@@ -51,7 +51,10 @@ fn check(built: &Built) -> Result<(String, bool)> {
     progress(format!("test: {} {}: sites against symbols", built.suite, built.version));
     let mut finder = cargo();
     finder.args(["test", "--package", "gctrace-user", "--lib", "--", FINDER, "--nocapture"]);
-    let found = status(finder.env("GCTRACE_RUBY_IMAGES", &built.library))?.success();
+    // The build lies beside its source: `build/results/built.so`, `build/source`.
+    let source = built.library.ancestors().nth(2).map(|build| build.join("source")).unwrap_or_default();
+    finder.env("GCTRACE_RUBY_IMAGES", &built.library).env("GCTRACE_RUBY_SOURCE", source);
+    let found = status(&mut finder)?.success();
     let mut lived = true;
     for name in LIVE {
         progress(format!("test: {} {}: {name}", built.suite, built.version));

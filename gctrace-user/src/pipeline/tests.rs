@@ -1,0 +1,142 @@
+//! Planted snapshots through the pipeline.
+
+use std::{cell::RefCell, rc::Rc};
+
+use gctrace_common::event::{Header, SNAPSHOT_BYTES};
+
+use super::*;
+use crate::ruby::RubyVersion;
+
+/// Notes the names of what it is handed.
+struct Notes(Rc<RefCell<Vec<&'static str>>>);
+
+impl Exporter for Notes {
+    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
+        self.0.borrow_mut().push("process");
+        Ok(())
+    }
+    fn refused(&mut self, _: Option<u32>, _: &str, _: &str) -> Result<(), ExportError> {
+        self.0.borrow_mut().push("refused");
+        Ok(())
+    }
+    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
+        self.0.borrow_mut().push("cycle");
+        Ok(())
+    }
+    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+        self.0.borrow_mut().push("ended");
+        Ok(())
+    }
+    fn finish(&mut self, _: &crate::ledger::Ledger) -> Result<(), ExportError> {
+        Ok(())
+    }
+}
+
+/// Above the kernel's largest pid, so that no process of this machine is described.
+const PID: u32 = 1 << 23;
+const DURING_GC: u32 = 0x20;
+
+fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
+    let version = RubyVersion::new(3, 1, 2);
+    let layout = ObjspaceLayout::of(version, false).unwrap();
+    let image = Image {
+        index: 0,
+        path: "/libruby.so".into(),
+        version,
+        build_id: None,
+        stat_keys: layout.keys.iter().map(|key| key.name).collect(),
+        heap_keys: vec![],
+        method: crate::ruby::last_resort::Method::Sites,
+        probes: 5,
+        has_symbols: false,
+    };
+    let images = Images::default();
+    let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
+    images.add(KnownImage { image: Arc::new(image), reading: Some(reading) });
+    let notes = Rc::new(RefCell::new(Vec::new()));
+    (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images), notes, layout)
+}
+
+/// A snapshot at `GC_START` of a healthy 3.1 heap, with its `minor_gc_count` moved by `shift`.
+fn snapshot(layout: &ObjspaceLayout, seq: u64, shift: u64) -> SnapshotEvent {
+    let words =
+        [(440, 10), (384, 6 + shift), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];
+    let data = prove::read_spans(layout, 0x1000, |address, buffer| {
+        for (at, byte) in buffer.iter_mut().enumerate() {
+            let offset = address - 0x1000 + at as u64;
+            let word = words.iter().find(|(start, _)| (*start..start + 8).contains(&offset));
+            *byte =
+                word.map_or(0, |(start, value): &(u64, u64)| value.to_le_bytes()[(offset - start) as usize]);
+        }
+        true
+    });
+    let mut bytes = [0; SNAPSHOT_BYTES];
+    bytes.copy_from_slice(&data.unwrap());
+    let header = Header {
+        kind: Kind::Snapshot as u32,
+        point: Point::GcStart as u32,
+        tgid: PID,
+        tid: PID,
+        ts_ns: seq,
+        seq,
+        image: 0,
+        reserved: 0,
+    };
+    SnapshotEvent {
+        header,
+        bias: 0,
+        objspace: 0x1000,
+        register: 0x1000,
+        comm: [0; 16],
+        slots: layout.spans.len() as u32,
+        depth: 1,
+        data: bytes,
+    }
+}
+
+/// One event that breaks an invariant ends the process's tracing; sound ones afterwards are not reported either.
+#[test]
+fn a_failed_proof_is_final() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    assert_eq!(*notes.borrow(), ["process"]);
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 1));
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 3, 0));
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused"]);
+    assert_eq!((pipeline.counts().refused_records, pipeline.counts().refused), (2, 1));
+}
+
+/// A site whose register holds something else than the objspace is caught at its first event.
+#[test]
+fn a_wrong_register_is_refused() {
+    let (mut pipeline, notes, layout) = pipeline();
+    let event = SnapshotEvent { register: 0x2000, ..snapshot(&layout, 1, 0) };
+    pipeline.snapshot(Point::GcStart, &event);
+    assert_eq!(*notes.borrow(), ["refused"]);
+}
+
+/// A process whose state failed the proof when it was found is not reported by its events, however sound.
+#[test]
+fn an_unproven_process_stays_refused() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.refuse_process(PID, 0, "/libruby.so", "test", 1);
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.add_process(PID, 0, None);
+    assert_eq!(*notes.borrow(), ["refused"]);
+}
+
+/// A GC that is entered before there is a heap (3.3 does so at boot) does not disprove the layout; an event on a heap
+/// of zeros does.
+#[test]
+fn a_heap_that_is_not_set_up_proves_nothing() {
+    let (mut pipeline, notes, layout) = pipeline();
+    let mut early = snapshot(&layout, 1, 0);
+    early.data = [0; SNAPSHOT_BYTES];
+    pipeline.snapshot(Point::GcEnter, &early);
+    assert!(!pipeline.refused.contains_key(&PID), "{:?}", notes.borrow());
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 0));
+    assert_eq!((pipeline.counts.cycles_started, pipeline.counts.lost_records), (1, 0));
+    early.header.seq = 3;
+    pipeline.snapshot(Point::GcStart, &early);
+    assert!(pipeline.refused.contains_key(&PID));
+}

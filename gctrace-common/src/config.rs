@@ -1,6 +1,9 @@
 //! What the loader tells the BPF programs: read-only configuration and the per-image entries of the `IMAGES` map.
 
-use crate::event::{SLOT_BYTES, SLOTS};
+use crate::{
+    event::{SLOT_BYTES, SLOTS},
+    gvl::GvlPath,
+};
 
 /// Entries of the `IMAGES` map.
 pub const MAX_IMAGES: u32 = 256;
@@ -10,6 +13,8 @@ pub const MAX_PROCESSES: u32 = 65_536;
 pub const MAX_SCOPES: u32 = 16_384;
 /// Default size of the GC ring, bytes (a power of two and a multiple of the page size).
 pub const GC_RING_BYTES: u32 = 4 << 20;
+/// Default size of the ring of stacks, bytes.
+pub const STACK_RING_BYTES: u32 = 4 << 20;
 /// Default size of the lifecycle ring, bytes.
 pub const LIFE_RING_BYTES: u32 = 256 << 10;
 
@@ -17,6 +22,9 @@ pub const LIFE_RING_BYTES: u32 = 256 << 10;
 pub const SELECT_ALL: u32 = 0;
 /// [`Config::select`]: only processes whose entry in `PROCESSES` carries [`ProcessEntry::SELECTED`].
 pub const SELECT_LISTED: u32 = 1;
+
+/// Stacks that uprobes of one CPU can be taking at once (one may be preempted by another).
+pub const PROBE_SLOTS: u32 = 2;
 
 /// Read-only configuration, frozen before the programs are verified, so that the verifier removes dead branches.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +43,31 @@ pub struct Config {
     /// Byte offset of the user thread pointer in the kernel's `task_struct` (`thread.fsbase` on x86-64; from the
     /// kernel's BTF), or 0 where it is not known: then no image may use [`Span::CACHE`] or [`Span::LOCAL`].
     pub task_thread_pointer: u32,
+    /// CPU time that one tick of the sampling clock stands for, nanoseconds.
+    pub tick_ns: u64,
+    /// Byte offset of `stack` in the kernel's `task_struct`, for kernels without `bpf_task_pt_regs` (before Linux 5.15,
+    /// where there are no cookies either); 0 where it is not known.
+    pub task_stack: u32,
+    /// Stacks of threads that leave a CPU, at most this many per [`OFF_CPU_WINDOW_NS`] and CPU.
+    pub off_cpu_stacks: u32,
+    /// Byte offset of `prev_state` in the `sched:sched_switch` tracepoint record.
+    pub switch_prev_state: u32,
+    /// Byte offset of `next_pid` there.
+    pub switch_next_pid: u32,
+    /// Byte offset of `pid` in the `sched:sched_wakeup` tracepoint record.
+    pub wakeup_pid: u32,
+    /// 1 where the GVL is watched.
+    pub gvl: u32,
+    /// A thread that is off its CPU for less is not reported, nanoseconds.
+    pub off_cpu_min_ns: u64,
+    /// A wait for the GVL that takes at least this long is reported, nanoseconds.
+    pub gvl_threshold_ns: u64,
 }
+
+/// What [`Config::off_cpu_stacks`] is counted over.
+pub const OFF_CPU_WINDOW_NS: u64 = 100_000_000;
+/// Entries of the `AWAY` map: threads of followed processes that are off their CPU at one time.
+pub const MAX_AWAY: u32 = 65_536;
 
 /// One piece of the objspace that a snapshot copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,6 +114,61 @@ pub struct ThreadPath {
     pub dtv_entry: u32,
 }
 
+/// How to walk the Ruby stack of a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct StackPath {
+    /// Where the pointer to the thread's execution context is: one of the constants.
+    pub place: u32,
+    /// Bytes from entry to entry of the dynamic thread vector: 16 with glibc, 8 with musl.
+    pub dtv_entry: u32,
+    /// [`StackPath::TLS`]: stated address of the word that holds the image's TLS module id.
+    pub module: u64,
+    /// Byte offset of the pointer in the TLS block or from the thread pointer; its stated address.
+    pub context: i64,
+    /// Byte offset of `vm_stack` in `rb_execution_context_t`.
+    pub ec_stack: u32,
+    /// Byte offset of `vm_stack_size` (in words) there.
+    pub ec_stack_size: u32,
+    /// Byte offset of `cfp` there.
+    pub ec_frame: u32,
+    /// Byte offset of `thread_ptr` there.
+    pub ec_thread: u32,
+    /// Byte offset of `ec` in `rb_thread_t`.
+    pub thread_ec: u32,
+    /// [`StackPath::GLOBAL`]: byte offset of `thread_id` (a `pthread_t`) there.
+    pub thread_id: u32,
+    /// `sizeof(rb_control_frame_t)`.
+    pub frame_size: u32,
+    /// Byte offset of `pc` in it.
+    pub frame_pc: u32,
+    /// Byte offset of `iseq` in it.
+    pub frame_iseq: u32,
+    /// Byte offset of `ep` in it.
+    pub frame_ep: u32,
+    /// Byte offset of `jit_return` in it, 0 where there is none.
+    pub frame_jit: u32,
+    /// First bit of the GC mode in the objspace's `flags`.
+    pub mode_shift: u32,
+    /// Mask of `during_compacting` there, 0 where there is none.
+    pub compacting_mask: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl StackPath {
+    /// [`StackPath::place`]: stacks of this image cannot be walked.
+    pub const NONE: u32 = 0;
+    /// A thread-local variable in the image's TLS block, which the thread's dynamic thread vector leads to.
+    pub const TLS: u32 = 1;
+    /// A thread-local variable at a fixed distance from the thread pointer (static executables).
+    pub const THREAD_POINTER: u32 = 2;
+    /// A global variable: the context of the thread that holds the GVL (up to 2.7).
+    pub const GLOBAL: u32 = 3;
+    /// The largest `sizeof(rb_control_frame_t)` of any release.
+    pub const MAX_FRAME_SIZE: u32 = 64;
+}
+
 /// What the programs must know of one Ruby image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -100,12 +187,23 @@ pub struct ImageConfig {
     pub dont_gc_mask: u32,
     /// Number of spans used.
     pub spans: u32,
-    /// 0 marks an entry that is closed: no hit of the image is an event.
+    /// 0 marks an entry that is closed: no hit of the image is an event. (Its stacks can be walked all the same.)
     pub open: u32,
     /// The way to per-thread data; used only where a span asks for it.
     pub thread: ThreadPath,
+    /// The way to the Ruby stack of a thread.
+    pub stack: StackPath,
+    /// How its GVL is watched.
+    pub gvl: GvlPath,
     /// The spans, in the order of the snapshot's slots.
     pub span: [Span; SLOTS],
+    /// For a GC library (`librubygc`, CRuby built `--with-modular-gc`), whose VM is in another image: stated address of
+    /// a word of the library that holds an address of that image, by which both are known. `vm_ptr` and
+    /// [`ThreadPath::module`] are then distances from that address. 0: they are addresses of this image.
+    pub anchor: u64,
+    /// For a GC library: stated address of the word with the library's own TLS module id, whose block
+    /// [`ThreadPath::local`] counts from. 0: it counts from where [`ThreadPath::ec`] does.
+    pub local_module: u64,
 }
 
 /// Entry of the `PROCESSES` map, keyed by tgid.
@@ -131,9 +229,53 @@ impl ProcessEntry {
     pub const RUBY: u32 = 4;
 }
 
-const _: () = assert!(size_of::<Config>() == 24);
+/// Entry of the `AWAY` map, keyed by tid: a thread of a followed process that has left its CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct AwayEntry {
+    /// When, nanoseconds.
+    pub begin_ns: u64,
+    /// When it became runnable, or 0.
+    pub wakeup_ns: u64,
+    /// Its process.
+    pub tgid: u32,
+    /// Image of that.
+    pub image: u32,
+    /// How often that had replaced its program.
+    pub execs: u32,
+    /// One of the constants of [`OffCpuEvent`](crate::stack::OffCpuEvent).
+    pub why: u32,
+    /// Name of the thread, NUL padded.
+    pub comm: [u8; 16],
+}
+
+/// Entry of the `RUBIES` map, keyed by tgid: a followed process that runs a known image. Kept apart from
+/// [`ProcessEntry`], so that a tick in a process that is not one of them costs one look-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct RubyEntry {
+    /// Stack records emitted or lost so far.
+    pub seq: u64,
+    /// Events so far after which the VM may have freed or moved objects.
+    pub epoch: u64,
+    /// Load bias of the image.
+    pub bias: u64,
+    /// Image index.
+    pub image: u32,
+    /// How often the process has replaced its program.
+    pub execs: u32,
+    /// 1: `image` and `bias` hold. 0 since the last exec.
+    pub known: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<Config>() == 72);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
-const _: () = assert!(size_of::<ImageConfig>() == 80 + 8 * SLOTS);
+const _: () = assert!(size_of::<StackPath>() == 80);
+const _: () = assert!(size_of::<RubyEntry>() == 40);
+const _: () = assert!(size_of::<AwayEntry>() == 48);
+const _: () = assert!(size_of::<ImageConfig>() == 184 + 8 * SLOTS);
 const _: () = assert!(size_of::<ProcessEntry>() == 24);
 const _: () = assert!(SLOT_BYTES <= 256 && SLOTS <= 64);

@@ -23,6 +23,16 @@ pub enum Kind {
     Exit = 5,
     /// [`PhaseEvent`]: one interval between two probes of the last resort.
     Phase = 6,
+    /// [`StackEvent`](crate::stack::StackEvent): what a thread was doing.
+    Stack = 7,
+    /// [`NativeEvent`](crate::stack::NativeEvent): the native frames of the stack record that follows.
+    Native = 8,
+    /// [`OffCpuEvent`](crate::stack::OffCpuEvent): a thread runs again.
+    OffCpu = 9,
+    /// [`GvlWaitEvent`](crate::gvl::GvlWaitEvent): a thread had to wait long for the GVL.
+    GvlWait = 10,
+    /// [`GvlThread`](crate::gvl::GvlThread): a thread ended; what it did with the GVL.
+    GvlThread = 11,
 }
 
 impl Kind {
@@ -35,6 +45,11 @@ impl Kind {
             4 => Self::Exec,
             5 => Self::Exit,
             6 => Self::Phase,
+            7 => Self::Stack,
+            8 => Self::Native,
+            9 => Self::OffCpu,
+            10 => Self::GvlWait,
+            11 => Self::GvlThread,
             _ => return None,
         })
     }
@@ -87,7 +102,7 @@ impl Point {
 }
 
 /// What is timed where an image's event sites are not known: the bodies of functions found by their symbols, or what
-/// old USDT probes bracket.
+/// USDT probes bracket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Phase {
@@ -101,11 +116,14 @@ pub enum Phase {
     Rest = 3,
     /// The functions `gc_continue` (3.2 and later) and `gc_sweep_step` (before).
     Continue = 4,
+    /// A whole pause: USDT `gc__enter` to `gc__exit` (4.1 and later).
+    Pause = 5,
 }
 
 impl Phase {
     /// All phases, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Mark, Self::Sweep, Self::Start, Self::Rest, Self::Continue];
+    pub const ALL: [Self; 6] =
+        [Self::Mark, Self::Sweep, Self::Start, Self::Rest, Self::Continue, Self::Pause];
 
     /// Reads a phase; unknown numbers are `None`.
     pub const fn from_raw(raw: u32) -> Option<Self> {
@@ -120,6 +138,7 @@ impl Phase {
             Self::Start => "start",
             Self::Rest => "rest",
             Self::Continue => "continue",
+            Self::Pause => "pause",
         }
     }
 }
@@ -142,8 +161,9 @@ pub struct Header {
     pub seq: u64,
     /// Index into `IMAGES`.
     pub image: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// How often the process had replaced its program ([`Kind::Stack`], [`Kind::Native`], [`Kind::OffCpu`],
+    /// [`Kind::GvlWait`], [`Kind::GvlThread`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
+    pub execs: u32,
 }
 
 /// A copy of the objspace taken while the thread stands at the probe.

@@ -9,10 +9,13 @@
 pub mod config;
 pub mod cookie;
 pub mod event;
+pub mod gvl;
 #[cfg(feature = "user")]
 mod pod;
 pub mod scope;
+pub mod stack;
 pub mod stats;
+pub mod unwind;
 
 /// Hash of the source text of the ABI modules (FNV-1a, 64 bit). Compiled into the BPF object as the symbol
 /// `GCTRACE_ABI` and into the binary; both must be equal.
@@ -20,8 +23,11 @@ pub const ABI_HASH: u64 = {
     let mut hash = fnv1a(FNV_OFFSET, include_bytes!("config.rs"));
     hash = fnv1a(hash, include_bytes!("cookie.rs"));
     hash = fnv1a(hash, include_bytes!("event.rs"));
+    hash = fnv1a(hash, include_bytes!("gvl.rs"));
     hash = fnv1a(hash, include_bytes!("scope.rs"));
-    fnv1a(hash, include_bytes!("stats.rs"))
+    hash = fnv1a(hash, include_bytes!("stack.rs"));
+    hash = fnv1a(hash, include_bytes!("stats.rs"));
+    fnv1a(hash, include_bytes!("unwind.rs"))
 };
 
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;

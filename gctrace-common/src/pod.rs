@@ -1,6 +1,9 @@
 //! Plain-data marks for the loader's map API.
 
-use crate::config::{Config, ImageConfig, ProcessEntry, Span};
+use crate::{
+    config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
+    gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlThread},
+};
 
 // SAFETY: `repr(C)`, only integers, no padding (sizes are asserted beside the definitions), any bit pattern valid.
 unsafe impl aya::Pod for Config {}
@@ -10,3 +13,17 @@ unsafe impl aya::Pod for ImageConfig {}
 unsafe impl aya::Pod for ProcessEntry {}
 // SAFETY: as above.
 unsafe impl aya::Pod for Span {}
+// SAFETY: as above.
+unsafe impl aya::Pod for RubyEntry {}
+// SAFETY: as above.
+unsafe impl aya::Pod for AwayEntry {}
+// SAFETY: as above.
+unsafe impl aya::Pod for GvlKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for GvlThread {}
+// SAFETY: as above.
+unsafe impl aya::Pod for GvlLock {}
+// SAFETY: as above.
+unsafe impl aya::Pod for GvlEdgeKey {}
+// SAFETY: as above.
+unsafe impl aya::Pod for GvlEdge {}

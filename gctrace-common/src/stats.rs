@@ -8,7 +8,17 @@
 //! `enters = scope_opened + scope_nested + scope_map_full + enter_read_failed`,
 //! `exits = pause_submitted + pause_ring_full + exit_nested + orphan_exit`,
 //! `phase_ends = phase_submitted + phase_ring_full + phase_orphan`,
-//! `lives = life_submitted + life_ring_full`.
+//! `lives = life_submitted + life_ring_full`,
+//! `switch_outs = off_cpu_stacks + off_cpu_shed`,
+//! `switch_ins = off_cpu_short + off_cpu_orphan + off_cpu_submitted + off_cpu_ring_full`,
+//! `gvl_hits = gvl_filtered + gvl_no_thread + gvl_thread_map_full + gvl_started + gvl_ready + gvl_resumed + gvl_suspended +
+//! gvl_exited`,
+//! `gvl_ready = gvl_aways + gvl_yields + gvl_orphan_ready`,
+//! `gvl_resumed = gvl_waits + gvl_orphan_resumed`,
+//! `gvl_suspended = gvl_holds + gvl_called_off + gvl_orphan_suspended`,
+//! `gvl_long_waits = gvl_wait_submitted + gvl_wait_ring_full`,
+//! `ticks + trigger_stacks + off_cpu_stacks + gvl_stacks = stack_submitted + stack_ring_full + stack_busy + stack_not_walked`,
+//! `native_stacks = native_submitted + native_ring_full`.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
@@ -95,6 +105,114 @@ counters! {
     /// Processes (met at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
     /// full; their hits are `no_image` or `filtered`.
     ProcessMapFull = "process_map_full",
+    /// Ticks of the sampling clock in followed processes whose image is known.
+    Ticks = "ticks",
+    /// Stacks to be taken where a cycle starts.
+    TriggerStacks = "trigger_stacks",
+    /// Times that a thread of a followed process left its CPU.
+    SwitchOuts = "switch_outs",
+    /// Of those, with its stack to be taken.
+    OffCpuStacks = "off_cpu_stacks",
+    /// Of those, without, because there were too many in a short time.
+    OffCpuShed = "off_cpu_shed",
+    /// Times that a thread that was seen to leave its CPU came back to one.
+    SwitchIns = "switch_ins",
+    /// Of those, after too short a time to be reported.
+    OffCpuShort = "off_cpu_short",
+    /// Of those, of a process that had ended or replaced its program meanwhile.
+    OffCpuOrphan = "off_cpu_orphan",
+    /// Of those, handed to user space.
+    OffCpuSubmitted = "off_cpu_submitted",
+    /// Of those, lost because the ring of stacks was full.
+    OffCpuRingFull = "off_cpu_ring_full",
+    /// Threads whose time off the CPU is not seen because the `AWAY` map would not take them.
+    AwayMapFull = "away_map_full",
+    /// Stack records handed to user space.
+    StackSubmitted = "stack_submitted",
+    /// Stacks lost because the ring of stacks was full.
+    StackRingFull = "stack_ring_full",
+    /// Stacks lost because another one was being taken on the same CPU.
+    StackBusy = "stack_busy",
+    /// Stacks lost because the kernel refused to go on to the walk.
+    StackNotWalked = "stack_not_walked",
+    /// Stacks deeper than can be walked; they were handed over without their root end.
+    StackTruncated = "stack_truncated",
+    /// Stacks of which a control frame could not be read; they were handed over without their root end.
+    StackReadFailed = "stack_read_failed",
+    /// Stacks of threads without an execution context.
+    StackNoContext = "stack_no_context",
+    /// Stacks of threads whose execution context did not fit together.
+    StackBadContext = "stack_bad_context",
+    /// Stacks of images whose Ruby stacks cannot be walked.
+    StackNoLayout = "stack_no_layout",
+    /// Frames whose method entry could not be read or was too far away.
+    MethodLost = "method_lost",
+    /// Stacks whose native frames were walked.
+    NativeStacks = "native_stacks",
+    /// Records of native frames handed to user space.
+    NativeSubmitted = "native_submitted",
+    /// Records of native frames lost because the ring of stacks was full.
+    NativeRingFull = "native_ring_full",
+    /// Probe hits at GVL points, of any process.
+    GvlHits = "gvl_hits",
+    /// Of those, of processes that are not selected, or whose image is closed or not known.
+    GvlFiltered = "gvl_filtered",
+    /// Of those, without a thread that could be told.
+    GvlNoThread = "gvl_no_thread",
+    /// Of those, of threads that the `GVL_THREADS` map had no room for.
+    GvlThreadMapFull = "gvl_thread_map_full",
+    /// Of those, where a thread begins.
+    GvlStarted = "gvl_started",
+    /// Of those, where a thread wants the GVL.
+    GvlReady = "gvl_ready",
+    /// Of those, where a thread has got it.
+    GvlResumed = "gvl_resumed",
+    /// Of those, where a thread gives it up.
+    GvlSuspended = "gvl_suspended",
+    /// Of those, where a thread ends.
+    GvlExited = "gvl_exited",
+    /// Threads that came to want the GVL from doing without it, or were seen for the first time.
+    GvlAways = "gvl_aways",
+    /// Threads that wanted it while they held it: yields, which have no event of their own in 3.2.
+    GvlYields = "gvl_yields",
+    /// Threads that wanted it while they waited for it: what lies between was not seen.
+    GvlOrphanReady = "gvl_orphan_ready",
+    /// Waits: threads that got the GVL after they were seen to want it.
+    GvlWaits = "gvl_waits",
+    /// Threads that got the GVL and were not seen to want it.
+    GvlOrphanResumed = "gvl_orphan_resumed",
+    /// Threads that gave up the GVL after they were seen to get it.
+    GvlHolds = "gvl_holds",
+    /// Threads that gave up the GVL without having got it again: the suspension before was called off.
+    GvlCalledOff = "gvl_called_off",
+    /// Threads that gave up the GVL and were not seen to get it.
+    GvlOrphanSuspended = "gvl_orphan_suspended",
+    /// Waits whose holder is not added up because the `GVL_EDGES` map was full.
+    GvlEdgesFull = "gvl_edges_full",
+    /// Times that a holder was not noted because the `GVL_LOCKS` map was full.
+    GvlLocksFull = "gvl_locks_full",
+    /// Waits whose holder is not told because for too much of them it is not known who held the GVL.
+    GvlHoldersLost = "gvl_holders_lost",
+    /// Times that a thread's GVL could not be told, so that its holder is not known.
+    GvlNoLock = "gvl_no_lock",
+    /// Waits that took at least the threshold.
+    GvlLongWaits = "gvl_long_waits",
+    /// Of those, handed to user space.
+    GvlWaitSubmitted = "gvl_wait_submitted",
+    /// Of those, lost because the ring of stacks was full.
+    GvlWaitRingFull = "gvl_wait_ring_full",
+    /// Of those, with the stack to be taken.
+    GvlStacks = "gvl_stacks",
+    /// Threads entered in the `GVL_THREADS` map.
+    GvlThreads = "gvl_threads",
+    /// Of those, ended and handed to user space.
+    GvlThreadSubmitted = "gvl_thread_submitted",
+    /// Of those, ended and lost because the ring of stacks was full.
+    GvlThreadRingFull = "gvl_thread_ring_full",
+    /// The waits of those that were lost.
+    GvlWaitsLost = "gvl_waits_lost",
+    /// Processes whose stacks are not seen because the `RUBIES` map was full.
+    RubyMapFull = "ruby_map_full",
     /// Fork, exec and exit events of followed processes.
     Lives = "lives",
     /// Of those, handed to user space.

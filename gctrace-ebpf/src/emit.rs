@@ -40,7 +40,7 @@ fn header(admitted: &Admitted, kind: Kind, point: Point, ts_ns: u64) -> Header {
         ts_ns,
         seq: next_seq(admitted.process),
         image: admitted.image_index,
-        reserved: 0,
+        execs: 0,
     }
 }
 
@@ -101,7 +101,7 @@ unsafe fn fill(admitted: &Admitted, objspace: u64, data: *mut u8) -> Result<(), 
                     block = thread::block(admitted).ok_or(())?;
                 }
                 if span.via == Span::LOCAL {
-                    block.wrapping_add_signed(admitted.image.thread.local)
+                    thread::local(admitted, block).ok_or(())?
                 } else {
                     thread::object_cache(admitted, block).ok_or(())?
                 }
@@ -175,7 +175,7 @@ pub fn phase(admitted: &Admitted, phase: u32, begin_ns: u64, ts_ns: u64) {
 
 /// Emits a lifecycle record of a followed process and wakes the reader.
 #[inline(always)]
-pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, other: u32) {
+pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, execs: u32, other: u32) {
     if closed() {
         return;
     }
@@ -194,7 +194,7 @@ pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, other: u32) {
             ts_ns: unsafe { bpf_ktime_get_ns() },
             seq: entry.seq,
             image: entry.image,
-            reserved: 0,
+            execs,
         },
         other,
         reserved: 0,

@@ -9,7 +9,7 @@ use gctrace_common::{
 
 use crate::{
     maps::{self, PROCESSES, config, count},
-    usermem,
+    rubies, usermem,
 };
 
 /// A hit that passed selection.
@@ -29,11 +29,51 @@ pub struct Admitted {
     pub process: *mut ProcessEntry,
 }
 
+impl Admitted {
+    /// What the addresses of the VM count from: the load bias, or where the Ruby lies that has loaded this GC library.
+    #[inline(always)]
+    pub fn vm_base(&self) -> Option<u64> {
+        match self.image.anchor {
+            0 => Some(self.bias),
+            anchor => usermem::read(self.bias.wrapping_add(anchor)),
+        }
+    }
+}
+
 /// Thread group id and thread id of the current task. (Aya's `EbpfContext::pid()` is the thread id.)
 #[inline(always)]
 pub fn tgid_tid() -> (u32, u32) {
     let raw = aya_ebpf::helpers::bpf_get_current_pid_tgid();
     ((raw >> 32) as u32, raw as u32)
+}
+
+/// The entry of a process that is selected and its flags, or what else it is.
+#[inline(always)]
+pub fn selected(tgid: u32) -> Result<(*mut ProcessEntry, u32), Counter> {
+    let config = config();
+    if tgid == config.own_tgid {
+        return Err(Counter::Own);
+    }
+    // In the listed mode an unknown process is one that was not selected; else the map was full.
+    let unknown = if config.select == SELECT_ALL { Counter::NoImage } else { Counter::Filtered };
+    let process = process_entry(tgid, config.select == SELECT_ALL).ok_or(unknown)?;
+    // SAFETY: a map value pointer, valid while the program runs.
+    let flags = unsafe { (*process).flags };
+    if config.select != SELECT_ALL && flags & ProcessEntry::SELECTED == 0 {
+        return Err(Counter::Filtered);
+    }
+    Ok((process, flags))
+}
+
+/// Notes that a process, whose flags are given, runs an image.
+#[inline(always)]
+pub fn meet(tgid: u32, process: *mut ProcessEntry, flags: u32, image: u32, bias: u64) {
+    if flags & ProcessEntry::RUBY == 0 {
+        // SAFETY: a map value pointer, valid while the program runs; only this bit is ever set here, so a lost race with
+        // another thread changes nothing.
+        unsafe { (*process).flags = flags | ProcessEntry::RUBY };
+        rubies::met(tgid, image, bias);
+    }
 }
 
 /// Selects, finds the image, and counts what became of the hit.
@@ -42,21 +82,13 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
     count(Counter::Hits);
     let config = config();
     let (tgid, tid) = tgid_tid();
-    if tgid == config.own_tgid {
-        count(Counter::Own);
-        return None;
-    }
-    let Some(process) = process_entry(tgid, config.select == SELECT_ALL) else {
-        // In the listed mode an unknown process is one that was not selected; else the map was full.
-        count(if config.select == SELECT_ALL { Counter::NoImage } else { Counter::Filtered });
-        return None;
+    let (process, flags) = match selected(tgid) {
+        Ok(found) => found,
+        Err(counter) => {
+            count(counter);
+            return None;
+        }
     };
-    // SAFETY: a map value pointer, valid while the program runs.
-    let flags = unsafe { (*process).flags };
-    if config.select != SELECT_ALL && flags & ProcessEntry::SELECTED == 0 {
-        count(Counter::Filtered);
-        return None;
-    }
     let ip = usermem::instruction_pointer(ctx);
     let (image_index, bias, site, register, field) = if config.has_cookie != 0 {
         // SAFETY: a plain helper call with the program's own context.
@@ -69,7 +101,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
             count(Counter::NoImage);
             return None;
         }
-        // SAFETY: as above.
+        // SAFETY: a map value pointer, valid while the program runs.
         let (image, bias) = unsafe { ((*process).image, (*process).bias) };
         (image, bias, ip.wrapping_sub(bias), 0, NO_REGISTER)
     };
@@ -78,10 +110,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
         return None;
     };
     count(Counter::Admitted);
-    if flags & ProcessEntry::RUBY == 0 {
-        // SAFETY: as above; only this bit is ever set here, so a lost race with another thread changes nothing.
-        unsafe { (*process).flags = flags | ProcessEntry::RUBY };
-    }
+    meet(tgid, process, flags, image_index, bias);
     Some(Admitted { tgid, tid, image_index, image, bias, site, register, field, process })
 }
 

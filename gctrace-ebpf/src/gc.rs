@@ -11,7 +11,7 @@ use crate::{
     emit,
     filter::{Admitted, admit},
     maps::{SCOPES, closed, count},
-    usermem,
+    rubies, sample, usermem,
 };
 
 /// One hit at a GC point.
@@ -24,7 +24,10 @@ pub fn hit(ctx: &ProbeContext, point: Point) -> u32 {
     }
     if let Some(admitted) = admit(ctx) {
         match point {
-            Point::GcStart => start(&admitted, now),
+            Point::GcStart => {
+                start(&admitted, now);
+                sample::trigger(ctx, &admitted, now);
+            }
             Point::GcEndMark => end_mark(&admitted, now),
             Point::GcEndSweep => end_sweep(&admitted, now),
             Point::GcEnter => enter(ctx, &admitted, now),
@@ -45,12 +48,14 @@ fn start(admitted: &Admitted, now: u64) {
 fn end_mark(admitted: &Admitted, now: u64) {
     count(Counter::EndMarks);
     note(admitted, |scope| scope.end_mark_ns = now);
+    rubies::collected(admitted.tgid);
 }
 
 #[inline(always)]
 fn end_sweep(admitted: &Admitted, now: u64) {
     count(Counter::EndSweeps);
     let depth = note(admitted, |scope| scope.end_sweep_ns = now);
+    rubies::collected(admitted.tgid);
     emit::snapshot(admitted, Point::GcEndSweep, now, objspace(admitted), depth);
 }
 
@@ -141,7 +146,7 @@ fn key(admitted: &Admitted) -> u64 {
 /// `(*ruby_current_vm_ptr)->objspace`.
 #[inline(always)]
 fn objspace(admitted: &Admitted) -> Option<u64> {
-    let vm: u64 = usermem::read(admitted.bias.wrapping_add(admitted.image.vm_ptr))?;
+    let vm: u64 = usermem::read(admitted.vm_base()?.wrapping_add(admitted.image.vm_ptr))?;
     let objspace: u64 = usermem::read(vm.wrapping_add(u64::from(admitted.image.vm_objspace)))?;
     if objspace == 0 { None } else { Some(objspace) }
 }

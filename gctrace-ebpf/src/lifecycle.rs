@@ -6,7 +6,9 @@ use gctrace_common::{config::ProcessEntry, event::Kind, stats::Counter};
 use crate::{
     emit,
     filter::tgid_tid,
+    gvl,
     maps::{PROCESSES, config, count},
+    rubies,
 };
 
 /// `CLONE_THREAD` (include/uapi/linux/sched.h): the new task is a thread of the same process.
@@ -35,7 +37,8 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
     if PROCESSES.insert(&child, &ProcessEntry { seq: 0, ..parent }, 0).is_err() {
         count(Counter::ProcessMapFull);
     }
-    emit::life(Kind::Fork, tgid, tid, parent, child);
+    rubies::forked(tgid, child);
+    emit::life(Kind::Fork, tgid, tid, parent, 0, child);
     0
 }
 
@@ -47,7 +50,9 @@ pub fn execed() -> u32 {
     let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
     let kept = ProcessEntry { flags: entry.flags & ProcessEntry::SELECTED, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
-    emit::life(Kind::Exec, tgid, tid, entry, 0);
+    let execs = rubies::execs(tgid);
+    rubies::execed(tgid);
+    emit::life(Kind::Exec, tgid, tid, entry, execs, 0);
     0
 }
 
@@ -56,11 +61,16 @@ pub fn execed() -> u32 {
 pub fn exited() -> u32 {
     let (tgid, tid) = tgid_tid();
     if tgid != tid {
+        if config().gvl != 0 {
+            gvl::thread_ended(tgid, tid);
+        }
         return 0;
     }
     // SAFETY: the value is copied out at once.
     let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
     let _gone = PROCESSES.remove(&tgid);
-    emit::life(Kind::Exit, tgid, tid, entry, 0);
+    let execs = rubies::execs(tgid);
+    rubies::exited(tgid);
+    emit::life(Kind::Exit, tgid, tid, entry, execs, 0);
     0
 }

@@ -1,24 +1,30 @@
 //! Entry points of the BPF programs: a table of contents. Each family's logic is in its module.
 #![no_std]
 #![no_main]
-#![feature(core_intrinsics)]
+#![feature(core_intrinsics, asm_experimental_arch)]
 #![expect(internal_features, reason = "the only way to an atomic add on the BPF target")]
 
 use aya_ebpf::{
     EbpfContext as _,
-    macros::{tracepoint, uprobe, uretprobe},
-    programs::{ProbeContext, RetProbeContext, TracePointContext},
+    macros::{perf_event, tracepoint, uprobe, uretprobe},
+    programs::{PerfEventContext, ProbeContext, RetProbeContext, TracePointContext},
 };
-use gctrace_common::event::Point;
+use gctrace_common::{event::Point, gvl::GvlPoint};
 
 mod emit;
 mod filter;
 mod gc;
+mod gvl;
 mod lifecycle;
 mod maps;
+mod offcpu;
 mod phases;
+mod rubies;
+mod sample;
 mod thread;
+mod unwind;
 mod usermem;
+mod walk;
 
 #[uprobe]
 pub fn gc_start(ctx: ProbeContext) -> u32 {
@@ -60,6 +66,92 @@ pub fn phase_end(ctx: ProbeContext) -> u32 {
 #[uretprobe]
 pub fn phase_return(ctx: RetProbeContext) -> u32 {
     phases::end(&ProbeContext::new(ctx.as_ptr()));
+    0
+}
+
+#[uprobe]
+pub fn gvl_started(ctx: ProbeContext) -> u32 {
+    gvl::hit(&ctx, GvlPoint::Started);
+    0
+}
+
+#[uprobe]
+pub fn gvl_ready(ctx: ProbeContext) -> u32 {
+    gvl::hit(&ctx, GvlPoint::Ready);
+    0
+}
+
+#[uprobe]
+pub fn gvl_resumed(ctx: ProbeContext) -> u32 {
+    gvl::hit(&ctx, GvlPoint::Resumed);
+    0
+}
+
+/// `gvl_acquire_common` returns (up to 3.1, whose threads each have a native thread).
+#[uretprobe]
+pub fn gvl_acquired(ctx: RetProbeContext) -> u32 {
+    gvl::hit(&ProbeContext::new(ctx.as_ptr()), GvlPoint::Resumed);
+    0
+}
+
+#[uprobe]
+pub fn gvl_suspended(ctx: ProbeContext) -> u32 {
+    gvl::hit(&ctx, GvlPoint::Suspended);
+    0
+}
+
+#[uprobe]
+pub fn gvl_exited(ctx: ProbeContext) -> u32 {
+    gvl::hit(&ctx, GvlPoint::Exited);
+    0
+}
+
+/// The sampling clock ticked on this CPU.
+#[perf_event]
+pub fn cpu_sample(ctx: PerfEventContext) -> u32 {
+    sample::tick(&ctx);
+    0
+}
+
+/// Stage [`walk::NATIVE`] of a tick's stack.
+#[perf_event]
+pub fn tick_native(ctx: PerfEventContext) -> u32 {
+    unwind::native::<walk::Tick, _>(&ctx, || usermem::tick_registers(&ctx));
+    0
+}
+
+/// Stage [`walk::RUBY`] of a tick's stack.
+#[perf_event]
+pub fn tick_ruby(ctx: PerfEventContext) -> u32 {
+    walk::ruby::<walk::Tick, _>(&ctx);
+    0
+}
+
+/// Stage [`walk::RUBY`] of a stack at a probe.
+#[uprobe]
+pub fn probe_ruby(ctx: ProbeContext) -> u32 {
+    walk::ruby::<walk::Probe, _>(&ctx);
+    0
+}
+
+/// `sched:sched_switch`: a CPU goes from one thread to another, in the context of the former.
+#[tracepoint]
+pub fn sched_switch(ctx: TracePointContext) -> u32 {
+    offcpu::switched(&ctx);
+    0
+}
+
+/// `sched:sched_wakeup`: a thread becomes runnable.
+#[tracepoint]
+pub fn sched_wakeup(ctx: TracePointContext) -> u32 {
+    offcpu::woken(&ctx);
+    0
+}
+
+/// Stage [`walk::RUBY`] of the stack of a thread that leaves its CPU.
+#[tracepoint]
+pub fn switch_ruby(ctx: TracePointContext) -> u32 {
+    walk::ruby::<walk::Switch, _>(&ctx);
     0
 }
 

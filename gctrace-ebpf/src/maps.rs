@@ -5,18 +5,22 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use aya_ebpf::{
     Global,
     macros::map,
-    maps::{Array, HashMap, LruHashMap, RingBuf},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf},
 };
 use gctrace_common::{
     ABI_HASH,
     config::{
-        Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_IMAGES, MAX_PROCESSES, MAX_SCOPES,
-        ProcessEntry,
+        AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_IMAGES, MAX_PROCESSES,
+        MAX_SCOPES, ProcessEntry, RubyEntry, STACK_RING_BYTES,
     },
     event::Phase,
+    gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_LOCKS, MAX_GVL_THREADS},
     scope::Scope,
     stats::Counter,
+    unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
 };
+
+use crate::walk::{STAGES, Scratch};
 
 /// Read by the loader from the object file before it loads anything.
 #[unsafe(no_mangle)]
@@ -31,11 +35,24 @@ static CONFIG: Global<Config> = Global::new(Config {
     newtask_pid: 0,
     newtask_clone_flags: 0,
     task_thread_pointer: 0,
+    tick_ns: 0,
+    task_stack: 0,
+    gvl: 0,
+    off_cpu_min_ns: 0,
+    gvl_threshold_ns: 0,
+    off_cpu_stacks: 0,
+    switch_prev_state: 0,
+    switch_next_pid: 0,
+    wakeup_pid: 0,
 });
 
 /// GC records. A ring of their own, so that no other family's storm can lose them.
 #[map]
 pub static GC_RING: RingBuf = RingBuf::with_byte_size(GC_RING_BYTES, 0);
+
+/// Stack records.
+#[map]
+pub static STACK_RING: RingBuf = RingBuf::with_byte_size(STACK_RING_BYTES, 0);
 
 /// Fork, exec and exit records.
 #[map]
@@ -56,6 +73,52 @@ static GATE: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
+/// Keyed by tgid. Not an LRU map, as above.
+#[map]
+pub static RUBIES: HashMap<u32, RubyEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// Unwind tables and lists of mappings. The loader makes it small where native stacks are not walked.
+#[map]
+pub static CHUNKS: Array<Chunk> = Array::with_max_entries(MAX_CHUNKS, 0);
+
+/// Keyed by tgid: the chunk with the mappings of the process.
+#[map]
+pub static UNWOUND: HashMap<u32, u32> = HashMap::with_max_entries(MAX_UNWOUND, 0);
+
+/// Where the stack of a tick is put together: one entry per CPU (the loader sets the number). Families of programs that
+/// can interrupt each other on a CPU have scratches of their own. An array, because the values of per-CPU maps are
+/// limited to 32 KiB.
+#[map]
+pub static TICK_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// The same for uprobes, which can be preempted by one another: [`PROBE_SLOTS`](gctrace_common::config::PROBE_SLOTS) per CPU.
+#[map]
+pub static PROBE_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// The same for tracepoints, of which one runs at a time on a CPU. Empty unless they take stacks.
+#[map]
+pub static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// Keyed by tid. LRU, because a thread that replaces its program comes back under another tid.
+#[map]
+pub static AWAY: LruHashMap<u32, AwayEntry> = LruHashMap::with_max_entries(1, 0);
+
+/// What each CPU has taken of its share of off-CPU stacks: begin of the window, stacks taken in it.
+#[map]
+pub static SHARES: PerCpuArray<[u64; 2]> = PerCpuArray::with_max_entries(1, 0);
+
+/// The stages of taking a stack at a tick. A program array holds programs of one type only, so each family has one.
+#[map]
+pub static TICK_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+
+/// The same for tracepoints.
+#[map]
+pub static SWITCH_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+
+/// The same for uprobes.
+#[map]
+pub static PROBE_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+
 /// Keyed by `tgid << 32 | tid`. LRU, because entries stay when their threads are gone.
 #[map]
 pub static SCOPES: LruHashMap<u64, Scope> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
@@ -63,6 +126,26 @@ pub static SCOPES: LruHashMap<u64, Scope> = LruHashMap::with_max_entries(MAX_SCO
 /// Keyed by `tgid << 32 | tid`: when each phase began on the thread, nanoseconds, by number; 0 where it is not running.
 #[map]
 pub static PHASES: LruHashMap<u64, [u64; Phase::ALL.len()]> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
+
+/// Threads and what they did with the GVL. The loader makes it and the following small where the GVL is not watched.
+#[map]
+pub static GVL_THREADS: HashMap<GvlKey, GvlThread> = HashMap::with_max_entries(MAX_GVL_THREADS, 0);
+
+/// Who holds and has held each GVL.
+#[map]
+pub static GVL_LOCKS: HashMap<GvlKey, GvlLock> = HashMap::with_max_entries(MAX_GVL_LOCKS, 0);
+
+/// Who waited for whom.
+#[map]
+pub static GVL_EDGES: HashMap<GvlEdgeKey, GvlEdge> = HashMap::with_max_entries(MAX_GVL_EDGES, 0);
+
+/// One thread that was not seen yet, which is larger than the BPF stack.
+#[map]
+pub static GVL_BLANK: Array<GvlThread> = Array::with_max_entries(1, 0);
+
+/// One GVL that nobody has held.
+#[map]
+pub static GVL_BLANK_LOCK: Array<GvlLock> = Array::with_max_entries(1, 0);
 
 /// The configuration, as constants for the verifier.
 #[inline(always)]
@@ -79,6 +162,15 @@ pub fn count(counter: Counter) {
     }
 }
 
+/// Adds to a counter.
+#[inline(always)]
+pub fn count_many(counter: Counter, number: u64) {
+    if let Some(cell) = COUNTERS.get_ptr_mut(counter as u32) {
+        // SAFETY: as above.
+        unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, number) };
+    }
+}
+
 /// Atomically adds one. The result is not used on purpose: the fetching form needs BPF ISA v3, which Linux 5.10
 /// lacks. (`AtomicU64::fetch_add` does not exist on the BPF target, which has no compare-and-swap.)
 ///
@@ -88,6 +180,16 @@ pub fn count(counter: Counter) {
 pub unsafe fn add_one(cell: *mut u64) {
     // SAFETY: the caller's promise.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, 1) };
+}
+
+/// Atomically takes one away.
+///
+/// # Safety
+/// As [`add_one`].
+#[inline(always)]
+pub unsafe fn take_one(cell: *mut u64) {
+    // SAFETY: the caller's promise.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, u64::MAX) };
 }
 
 /// Whether the run is over.
@@ -100,4 +202,10 @@ pub fn closed() -> bool {
 #[inline(always)]
 pub fn image(index: u32) -> Option<&'static ImageConfig> {
     IMAGES.get(index).filter(|image| image.open != 0)
+}
+
+/// The same, open or not.
+#[inline(always)]
+pub fn any_image(index: u32) -> Option<&'static ImageConfig> {
+    IMAGES.get(index)
 }

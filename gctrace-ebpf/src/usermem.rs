@@ -1,9 +1,14 @@
 //! Reading the traced thread: its registers at the probe and its memory.
 
+#[cfg(bpf_target_arch = "x86_64")]
+use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::{
     helpers::{bpf_probe_read_user, generated},
-    programs::ProbeContext,
+    programs::{PerfEventContext, ProbeContext},
 };
+
+#[cfg(bpf_target_arch = "x86_64")]
+use crate::maps::config;
 
 /// Reads one plain value at an address of the current process. Never faults: a page that is not there is `None`.
 #[inline(always)]
@@ -37,12 +42,91 @@ pub fn instruction_pointer(ctx: &ProbeContext) -> u64 {
     unsafe { (*ctx.regs).rip }
 }
 
+/// Whether a tick interrupted kernel code.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+pub fn tick_in_kernel(ctx: &PerfEventContext) -> bool {
+    // The lowest two bits of the code segment are the privilege level.
+    // SAFETY: the context of a perf event begins with the interrupted registers.
+    unsafe { (*ctx.ctx).regs.cs & 3 == 0 }
+}
+
+/// What a walk of the native stack begins with.
+pub struct Registers {
+    pub ip: u64,
+    pub sp: u64,
+    pub bp: u64,
+}
+
+/// Registers that the thread had in user mode, when a tick interrupted it there or in the kernel.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+pub fn tick_registers(ctx: &PerfEventContext) -> Option<Registers> {
+    if tick_in_kernel(ctx) {
+        return entry_registers();
+    }
+    // SAFETY: as above.
+    let regs = unsafe { &(*ctx.ctx).regs };
+    Some(Registers { ip: regs.rip, sp: regs.rsp, bp: regs.rbp })
+}
+
+/// Registers of the thread when it entered the kernel: the kernel keeps them at the upper end of the thread's kernel stack
+/// (arch/x86/include/asm/processor.h, `task_pt_regs`).
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn entry_registers() -> Option<Registers> {
+    /// Places in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
+    const RBP: u64 = 4;
+    const RIP: u64 = 16;
+    const CS: u64 = 17;
+    const RSP: u64 = 19;
+    const PT_REGS: u64 = 168;
+    /// Of kernels before 5.15; twice as much with `CONFIG_KASAN`, which the check of the code segment then notices.
+    const THREAD_SIZE: u64 = 16 << 10;
+    /// `__USER_CS`: 64-bit code in user mode.
+    const USER_CS: u64 = 0x33;
+
+    let at = if config().has_cookie != 0 {
+        // SAFETY: plain helper calls.
+        unsafe { generated::bpf_task_pt_regs(generated::bpf_get_current_task_btf()) as u64 }
+    } else {
+        let offset = config().task_stack;
+        if offset == 0 {
+            return None;
+        }
+        // SAFETY: a plain helper call.
+        let task = unsafe { generated::bpf_get_current_task() };
+        kernel_word(task.wrapping_add(u64::from(offset)))?.wrapping_add(THREAD_SIZE - PT_REGS)
+    };
+    let word = |place: u64| kernel_word(at.wrapping_add(place * 8));
+    if word(CS)? != USER_CS {
+        return None;
+    }
+    Some(Registers { ip: word(RIP)?, sp: word(RSP)?, bp: word(RBP)? })
+}
+
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn kernel_word(address: u64) -> Option<u64> {
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_kernel(address as *const u64) }.ok()
+}
+
 /// Stack pointer of the thread.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 pub fn stack_pointer(ctx: &ProbeContext) -> u64 {
     // SAFETY: as above.
     unsafe { (*ctx.regs).rsp }
+}
+
+/// The same, read where it is asked for and not elsewhere.
+#[inline(always)]
+pub fn volatile_stack_pointer(ctx: &ProbeContext) -> u64 {
+    let pointer = stack_pointer(ctx);
+    let cell = &raw const pointer;
+    // SAFETY: a local variable.
+    unsafe { cell.read_volatile() }
 }
 
 /// A general register by its hardware number (x86-64 encoding order).
@@ -93,4 +177,20 @@ pub fn stack_pointer(ctx: &ProbeContext) -> u64 {
 #[inline(always)]
 pub fn register(_ctx: &ProbeContext, _number: u8) -> u64 {
     0
+}
+
+/// Whether a tick interrupted kernel code.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+pub fn tick_in_kernel(ctx: &PerfEventContext) -> bool {
+    // The lowest four bits of the processor state are the exception level and the stack in use; user mode is 0.
+    // SAFETY: as above.
+    unsafe { (*ctx.ctx).regs.pstate & 0xf != 0 }
+}
+
+/// Native stacks are walked on x86-64 only.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+pub fn tick_registers(_ctx: &PerfEventContext) -> Option<Registers> {
+    None
 }

@@ -23,10 +23,14 @@ use crate::{
         clock::{WallClock, monotonic_ns},
         proc::is_running,
     },
-    export::{ExportError, Exporter, jsonl::Jsonl, pprof::Pprof, text::Text, tunemygc::TuneMyGc},
+    export::{
+        ExportError, Exporter, jsonl::Jsonl, profile, stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
+    },
     ledger::Ledger,
+    native::Tables,
     pipeline::{Images, Pipeline},
     preflight::{self, Missing},
+    stacks::Reader,
 };
 
 /// How long records may lie in the ring when no event woke us.
@@ -122,16 +126,25 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let exporters = exporters(settings, clock)?;
     let signals = Signals::install()?;
     let own_pid = std::process::id();
-    let Loaded { probes, rings, counters } = bpf::load(&LoadOptions {
+    let Loaded { probes, rings, stacks, counters, away, unwind, gvl } = bpf::load(&LoadOptions {
         all: settings.selection.all,
         own_pid,
         tracefs: &host.tracefs,
         cookies: settings.cookies,
         gc_ring_bytes: settings.gc_ring_bytes,
+        stacks: settings.stacks,
+        gvl: settings.gvl,
     })?;
+    if settings.gvl.is_some() && gvl.is_none() {
+        say("gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later");
+    }
     let (sender, findings) = sync_channel(FINDINGS);
     let (stop, stopped) = UnixStream::pair().map_err(system("making a socket pair"))?;
     let images = Images::default();
+    let native = unwind.map(Tables::new);
+    let namer = native.as_ref().map(Tables::namer);
+    let reader = Reader::start(stacks, images.clone(), namer.is_some())
+        .map_err(system("starting the thread that reads stacks"))?;
     let start = Start {
         probes,
         cache: settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at),
@@ -139,23 +152,26 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         images: images.clone(),
         selection: settings.selection.clone(),
         methods: settings.methods,
+        stacks: settings.stacks.is_some(),
+        gvl: gvl.is_some(),
         plant: settings.plant,
         sender,
         stop: OwnedFd::from(stopped),
         own_pid,
+        native,
     };
     let control = std::thread::Builder::new()
         .name("gctrace-control".to_owned())
         .spawn(move || discover::run(start))
         .map_err(system("starting the control thread"))?;
     let mut run = Run {
-        pipeline: Pipeline::new(exporters, images),
+        pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl),
         rings,
         findings,
         settings,
         child: None,
         matched: false,
-        closed: false,
+        closed: None,
         fatal: None,
         deadline: None,
         progress: Progress::new(settings),
@@ -168,7 +184,12 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     // Settled counters mean that no program is running any more, so the rings are complete, too.
     let kernel = counters.read_settled();
     while run.pipeline.drain(&mut run.rings) {}
-    run.pipeline.detach(monotonic_ns());
+    let closed = run.closed.unwrap_or_else(monotonic_ns);
+    let min = settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
+    for (tid, entry) in away.map_or_else(Vec::new, |away| away.read()) {
+        run.pipeline.still_away(tid, &entry, closed, min);
+    }
+    run.pipeline.detach(closed);
     let ledger = Ledger { kernel, user: run.pipeline.counts() };
     run.pipeline.finish(&ledger);
     run.note(&format!("gctrace: {}", ledger.summary()));
@@ -199,8 +220,14 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     if let Some(dir) = &settings.tunemygc {
         exporters.push(Box::new(TuneMyGc::new(dir, clock)?));
     }
-    if let Some(path) = &settings.pprof {
-        exporters.push(Box::new(Pprof::new(path, clock)?));
+    if let Some(path) = &settings.stack_log {
+        exporters.push(Box::new(StackLog::new(path)?));
+    }
+    let hottest = settings.format == Format::Text && settings.wants_stacks();
+    exporters.extend(profile::exporters(&settings.profiles, hottest, clock)?);
+    // Last of all: the files are complete before anybody waits for a collector.
+    if let Some(target) = &settings.tunemygc_target {
+        exporters.push(Box::new(TuneMyGc::sending(target, clock, say)?));
     }
     Ok(exporters)
 }
@@ -249,7 +276,8 @@ struct Run<'a> {
     settings: &'a Settings,
     child: Option<Child>,
     matched: bool,
-    closed: bool,
+    /// Since when there are no further records.
+    closed: Option<u64>,
     fatal: Option<String>,
     deadline: Option<Instant>,
     progress: Progress,
@@ -340,7 +368,7 @@ impl Run<'_> {
             }
             Found::Spawned(child) => self.child = Some(child),
             Found::Fatal(reason) => self.fatal = Some(reason),
-            Found::Closed => self.closed = true,
+            Found::Closed { at_ns } => self.closed = Some(at_ns),
         }
         false
     }
@@ -371,7 +399,7 @@ impl Run<'_> {
 
     /// Keeps the rings empty until no further record can come. A second signal leaves at once.
     fn drain_until_closed(&mut self, gone: impl Fn() -> bool, signals: &Signals) {
-        while !self.closed && !gone() {
+        while self.closed.is_none() && !gone() {
             let more = self.pipeline.drain(&mut self.rings);
             self.take_findings();
             if signals.take_end() {

@@ -9,6 +9,11 @@ macro_rules! user_counters {
         pub struct UserCounts { $($(#[$doc])* pub $name: u64,)* }
 
         impl UserCounts {
+            /// Adds what another stage has counted.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+
             /// Names and values, in a fixed order.
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 let Self { $($name,)* } = *self;
@@ -29,6 +34,81 @@ user_counters! {
     phases,
     /// Lifecycle records decoded.
     decoded_lives,
+    /// Stack records decoded.
+    decoded_stacks,
+    /// Records of native frames decoded.
+    decoded_natives,
+    /// Of them, without the stack record that they belong to.
+    natives_orphaned,
+    /// Of them, mixed with the Ruby frames in true order.
+    natives_mixed,
+    /// Of them, without Ruby frames to be mixed with.
+    natives_alone,
+    /// Of them, of which only the leaf stands on the Ruby stack: the walk came to code without an unwind table (just-in-time
+    /// code; the tables of a process that has just been met).
+    natives_no_table,
+    /// The same: to code that its file's table says nothing of.
+    natives_no_row,
+    /// The same: to a rule that is not evaluated in the kernel.
+    natives_unsupported,
+    /// The same: to stack memory that could not be read.
+    natives_unreadable,
+    /// The same: the registers of user mode could not be found.
+    natives_no_registers,
+    /// The same: the stack, or that of Ruby, was too deep.
+    natives_truncated,
+    /// Of them, of which only the leaf stands on the Ruby stack, because the invocations of the interpreter did not match.
+    natives_unequal,
+    /// Stacks handed to the exporters.
+    stacks,
+    /// Stacks of processes that are refused or whose image is not known any more.
+    refused_stacks,
+    /// Off-CPU records decoded.
+    decoded_off_cpu,
+    /// Threads that were off their CPU when tracing ended.
+    off_cpu_still,
+    /// Off-CPU records whose stack was there.
+    off_cpu_stacks,
+    /// Off-CPU records whose stack had not been taken.
+    off_cpu_without_stack,
+    /// Stacks of threads that were off their CPU too briefly to be reported.
+    off_cpu_unused,
+    /// Samples made of off-CPU records.
+    off_cpu_samples,
+    /// Records of long waits for the GVL decoded.
+    decoded_gvl_waits,
+    /// Records of ended threads decoded.
+    decoded_gvl_threads,
+    /// Threads that had not ended, read out of the kernel's map.
+    gvl_threads_read,
+    /// Long waits for the GVL handed to the exporters.
+    gvl_waits,
+    /// Of them, without a stack.
+    gvl_waits_without_stack,
+    /// Threads handed to the exporters.
+    gvl_threads,
+    /// Waits for the GVL of all threads.
+    gvl_thread_waits,
+    /// Waits and threads of processes that are refused or whose image is not known any more.
+    gvl_refused,
+    /// Stacks of long waits for the GVL that went with their wait.
+    gvl_stacks,
+    /// Stacks of long waits whose wait was lost.
+    gvl_stacks_unclaimed,
+    /// Stacks of GC starts that went with their cycle.
+    triggers,
+    /// Stacks of GC starts whose cycle is not reported.
+    triggers_unclaimed,
+    /// Ruby frames that were to be named.
+    frames,
+    /// Of them, named.
+    frames_named,
+    /// Of them, not: the VM had freed or moved what they were about.
+    frames_stale,
+    /// Of them, not: the process was gone.
+    frames_unreadable,
+    /// Of them, not: C functions of an image whose table of symbols is not known.
+    frames_without_symbols,
     /// Records that could not be decoded.
     undecodable,
     /// Records of processes that are refused or whose image is not known any more.
@@ -140,8 +220,128 @@ impl Ledger {
             ),
             (
                 "records submitted = records decoded + undecodable",
-                k(&[C::SnapshotSubmitted, C::PauseSubmitted, C::PhaseSubmitted, C::LifeSubmitted]),
-                u.decoded_snapshots + u.decoded_pauses + u.decoded_phases + u.decoded_lives + u.undecodable,
+                k(&[
+                    C::SnapshotSubmitted,
+                    C::PauseSubmitted,
+                    C::PhaseSubmitted,
+                    C::LifeSubmitted,
+                    C::StackSubmitted,
+                    C::NativeSubmitted,
+                    C::OffCpuSubmitted,
+                    C::GvlWaitSubmitted,
+                    C::GvlThreadSubmitted,
+                ]),
+                u.decoded_snapshots
+                    + u.decoded_pauses
+                    + u.decoded_phases
+                    + u.decoded_lives
+                    + u.decoded_stacks
+                    + u.decoded_natives
+                    + u.decoded_off_cpu
+                    + u.decoded_gvl_waits
+                    + u.decoded_gvl_threads
+                    + u.undecodable,
+            ),
+            (
+                "GVL hits = filtered + without thread + map full + events",
+                k(&[C::GvlHits]),
+                k(&[
+                    C::GvlFiltered,
+                    C::GvlNoThread,
+                    C::GvlThreadMapFull,
+                    C::GvlStarted,
+                    C::GvlReady,
+                    C::GvlResumed,
+                    C::GvlSuspended,
+                    C::GvlExited,
+                ]),
+            ),
+            (
+                "GVL wanted = from away + yields + orphans",
+                k(&[C::GvlReady]),
+                k(&[C::GvlAways, C::GvlYields, C::GvlOrphanReady]),
+            ),
+            ("GVL got = waits + orphans", k(&[C::GvlResumed]), k(&[C::GvlWaits, C::GvlOrphanResumed])),
+            (
+                "GVL given up = holds + called off + orphans",
+                k(&[C::GvlSuspended]),
+                k(&[C::GvlHolds, C::GvlCalledOff, C::GvlOrphanSuspended]),
+            ),
+            (
+                "long waits = submitted + ring full",
+                k(&[C::GvlLongWaits]),
+                k(&[C::GvlWaitSubmitted, C::GvlWaitRingFull]),
+            ),
+            (
+                "threads = ended and submitted + ring full + read",
+                k(&[C::GvlThreads]),
+                k(&[C::GvlThreadSubmitted, C::GvlThreadRingFull]) + u.gvl_threads_read,
+            ),
+            (
+                "waits for the GVL = those of all threads + lost",
+                k(&[C::GvlWaits]),
+                k(&[C::GvlWaitsLost]) + u.gvl_thread_waits,
+            ),
+            (
+                "GVL records decoded + threads read = exported + refused",
+                u.decoded_gvl_waits + u.decoded_gvl_threads + u.gvl_threads_read,
+                u.gvl_waits + u.gvl_threads + u.gvl_refused,
+            ),
+            (
+                "times off the CPU = stacks to take + shed",
+                k(&[C::SwitchOuts]),
+                k(&[C::OffCpuStacks, C::OffCpuShed]),
+            ),
+            (
+                "times back on a CPU = too short + orphans + submitted + ring full",
+                k(&[C::SwitchIns]),
+                k(&[C::OffCpuShort, C::OffCpuOrphan, C::OffCpuSubmitted, C::OffCpuRingFull]),
+            ),
+            (
+                "off-CPU records decoded + still away = with stack + without",
+                u.decoded_off_cpu + u.off_cpu_still,
+                u.off_cpu_stacks + u.off_cpu_without_stack,
+            ),
+            (
+                "ticks + GC starts, times off the CPU and GVL waits with stacks = stacks submitted + ring full + busy + not walked",
+                k(&[C::Ticks, C::TriggerStacks, C::OffCpuStacks, C::GvlStacks]),
+                k(&[C::StackSubmitted, C::StackRingFull, C::StackBusy, C::StackNotWalked]),
+            ),
+            (
+                "native stacks walked = submitted + ring full",
+                k(&[C::NativeStacks]),
+                k(&[C::NativeSubmitted, C::NativeRingFull]),
+            ),
+            (
+                "native records decoded = mixed + alone + unequal + walks that ended early + orphaned",
+                u.decoded_natives,
+                u.natives_mixed
+                    + u.natives_alone
+                    + u.natives_unequal
+                    + u.natives_no_table
+                    + u.natives_no_row
+                    + u.natives_unsupported
+                    + u.natives_unreadable
+                    + u.natives_no_registers
+                    + u.natives_truncated
+                    + u.natives_orphaned,
+            ),
+            (
+                "stack records decoded + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits",
+                u.decoded_stacks + u.off_cpu_samples,
+                u.stacks
+                    + u.refused_stacks
+                    + u.triggers
+                    + u.triggers_unclaimed
+                    + u.off_cpu_stacks
+                    + u.off_cpu_unused
+                    + u.gvl_stacks
+                    + u.gvl_stacks_unclaimed,
+            ),
+            (
+                "Ruby frames = named + stale + unreadable + without symbols",
+                u.frames,
+                u.frames_named + u.frames_stale + u.frames_unreadable + u.frames_without_symbols,
             ),
             (
                 "GC records decoded = starts + ends + ends without start + shutdowns + pauses + phases + refused",
@@ -165,18 +365,37 @@ impl Ledger {
             .collect()
     }
 
-    /// One line for people.
-    pub fn summary(&self) -> String {
+    /// Records and measurements that the kernel side had to give up.
+    pub fn lost(&self) -> u64 {
         use Counter as C;
-        let u = &self.user;
-        let lost = self.kernel(C::SnapshotRingFull)
+        self.kernel(C::SnapshotRingFull)
             + self.kernel(C::PauseRingFull)
             + self.kernel(C::PhaseRingFull)
             + self.kernel(C::SnapshotReadFailed)
             + self.kernel(C::EnterReadFailed)
             + self.kernel(C::ScopeMapFull)
             + self.kernel(C::ProcessMapFull)
-            + self.kernel(C::LifeRingFull);
+            + self.kernel(C::LifeRingFull)
+            + self.kernel(C::StackRingFull)
+            + self.kernel(C::NativeRingFull)
+            + self.kernel(C::StackBusy)
+            + self.kernel(C::StackNotWalked)
+            + self.kernel(C::OffCpuRingFull)
+            + self.kernel(C::AwayMapFull)
+            + self.kernel(C::RubyMapFull)
+            + self.kernel(C::GvlThreadMapFull)
+            + self.kernel(C::GvlNoThread)
+            + self.kernel(C::GvlWaitRingFull)
+            + self.kernel(C::GvlThreadRingFull)
+            + self.kernel(C::GvlEdgesFull)
+            + self.kernel(C::GvlLocksFull)
+    }
+
+    /// One line for people.
+    pub fn summary(&self) -> String {
+        use Counter as C;
+        let u = &self.user;
+        let lost = self.lost();
         let begun_before = match u.ends_without_start {
             0 => String::new(),
             n => format!(", {n} cycles had begun before tracing"),
@@ -185,13 +404,17 @@ impl Ledger {
             0 => String::new(),
             n => format!(", {n} intervals of GC work without event sites"),
         };
+        let stacks = match u.stacks {
+            0 => String::new(),
+            n => format!(", {n} stacks ({} of {} frames named)", u.frames_named, u.frames),
+        };
         let imbalances = match self.imbalances() {
             none if none.is_empty() => String::new(),
             some => format!("; LEDGER DOES NOT BALANCE: {}", some.join("; ")),
         };
         format!(
             "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused\
-             {begun_before}{work}{imbalances}",
+             {begun_before}{work}{stacks}{imbalances}",
             u.cycles,
             u.processes,
             u.cycles_unfinished,

@@ -18,6 +18,8 @@ pub mod enrich;
 pub mod export;
 pub mod ledger;
 pub mod model;
+pub mod native;
 pub mod pipeline;
 pub mod preflight;
 pub mod ruby;
+pub mod stacks;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use gctrace_user::{
     app::{self, Outcome},
-    cli::{Args, Settings, Subcommand},
+    cli::{self, Args, Settings, Subcommand},
     doctor,
 };
 
@@ -20,8 +20,21 @@ fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
-    if let Some(Subcommand::Doctor(args)) = args.subcommand {
-        return ended(doctor::run(&args.into()).map_err(app::Failure::from));
+    match args.subcommand {
+        Some(Subcommand::Doctor(args)) => {
+            return ended(doctor::run(&args.into()).map_err(app::Failure::from));
+        }
+        Some(Subcommand::Tune(args)) => return ExitCode::from(cli::tune(&args)),
+        Some(Subcommand::Collector(args)) => {
+            return match cli::collector(args) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    app::say(&format!("gctrace: {error}"));
+                    ExitCode::from(2)
+                }
+            };
+        }
+        None => {}
     }
     let result = Settings::resolve(args, std::process::id())
         .map_err(app::Failure::from)

@@ -1,6 +1,9 @@
 //! The domain types that aggregation produces and exporters consume. Not serialisable on purpose: every wire format
 //! has its own types beside its exporter.
 
+pub mod gvl;
+pub mod stack;
+
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use gctrace_common::event::Phase as WorkPhase;
@@ -49,6 +52,8 @@ pub struct Image {
     pub method: Method,
     /// Probes attached.
     pub probes: usize,
+    /// How much of its GVL is watched; `None`: nothing.
+    pub gvl: Option<gvl::GvlCoverage>,
     /// Whether the file has symbols that the sites were cross-checked with.
     pub has_symbols: bool,
 }
@@ -90,7 +95,7 @@ pub struct Pause {
     pub kind: Option<PauseKind>,
     /// Of it, marking.
     pub mark_ns: u64,
-    /// Of it, sweeping (and compacting).
+    /// Of it, sweeping and, in a cycle that compacts, compacting: CRuby has no event between the two.
     pub sweep_ns: u64,
     /// Of it, neither: setting up and tearing down.
     pub other_ns: u64,
@@ -164,6 +169,8 @@ pub struct GcCycle {
     pub end: Option<GcState>,
     /// Its pauses, in order.
     pub pauses: Vec<Pause>,
+    /// What the thread that started it was doing, leaf first; `None` where its stack was not seen.
+    pub trigger: Option<stack::Stack>,
     /// GC records of this process that the kernel lost before this cycle was reported, since the last report.
     pub lost: u64,
 }
@@ -177,6 +184,13 @@ impl GcCycle {
     /// `minor` or `major`.
     pub fn kind(&self) -> &'static str {
         if self.is_major() { "major" } else { "minor" }
+    }
+
+    /// Whether the heap was compacted in it, which Ruby counts from 2.7 on; `None` if that cannot be told. The `GC.compact`
+    /// of 2.7 works outside any cycle.
+    pub fn compacted(&self, process: &Process) -> Option<bool> {
+        let at = process.image.stat_keys.iter().position(|key| *key == "compact_count")?;
+        Some(self.end.as_ref()?.stat.get(at)? > self.start.stat.get(at)?)
     }
 
     /// Sum of its pauses, nanoseconds.

@@ -3,25 +3,39 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
-use gctrace_common::event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
+use gctrace_common::{
+    config::AwayEntry,
+    event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent},
+};
 
 use crate::{
     aggregate::gc_cycle::{CycleFold, Folded},
-    bpf::Rings,
+    bpf::{GvlReader, Rings},
     decode::{self, Event},
-    enrich::proc::{self, MemoryReader},
+    enrich::{
+        clock::monotonic_ns,
+        proc::{self, MemoryReader},
+    },
     export::{ExportError, Exporter, ProcessEnd},
     ledger::UserCounts,
     model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, Process},
+    native::NativeNamer,
     ruby::{
         PauseKind,
+        frames::FrameLayout,
         layout::{BoundKey, ObjspaceLayout},
         prove,
         stat::{GcInfo, Mode},
     },
+    stacks::{Made, Reader, Ready, Stacks, Taken},
 };
+
+mod gvl;
+
+use self::gvl::Gvl;
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
@@ -37,6 +51,8 @@ pub struct KnownImage {
     pub image: Arc<Image>,
     /// How its events are read; `None` where there are only probes of the last resort.
     pub reading: Option<Reading>,
+    /// How the frames of its stacks are named; `None` where they cannot be walked.
+    pub frames: Option<Arc<FrameLayout>>,
 }
 
 /// How the events of an image are read.
@@ -61,7 +77,8 @@ impl Images {
         self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(image));
     }
 
-    fn get(&self, index: u32) -> Option<Arc<KnownImage>> {
+    /// The image with this index.
+    pub fn get(&self, index: u32) -> Option<Arc<KnownImage>> {
         let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
         images.iter().find(|known| known.image.index == index).cloned()
     }
@@ -89,6 +106,8 @@ pub struct Pipeline {
     /// Sequence numbers of processes of which only pauses of unseen cycles came so far.
     waiting: HashMap<u32, u64>,
     lives: VecDeque<(Kind, LifeEvent)>,
+    stacks: Stacks,
+    gvl: Gvl,
     counts: UserCounts,
     stdout_closed: bool,
     failure: Option<String>,
@@ -96,7 +115,13 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// A path into these exporters.
-    pub fn new(exporters: Vec<Box<dyn Exporter>>, images: Images) -> Self {
+    pub fn new(
+        exporters: Vec<Box<dyn Exporter>>,
+        images: Images,
+        stacks: Option<Reader>,
+        native: Option<NativeNamer>,
+        gvl: Option<GvlReader>,
+    ) -> Self {
         Self {
             exporters,
             images,
@@ -104,6 +129,8 @@ impl Pipeline {
             refused: HashMap::new(),
             waiting: HashMap::new(),
             lives: VecDeque::new(),
+            stacks: Stacks::new(stacks, native),
+            gvl: Gvl::new(gvl),
             counts: UserCounts::default(),
             stdout_closed: false,
             failure: None,
@@ -164,10 +191,17 @@ impl Pipeline {
                 log::warn!("a lifecycle record could not be decoded: {error}");
             }
         });
-        // Whatever a process emitted before it forked, execed or exited is in the GC ring by now: both rings are
-        // merged by time.
+        // Whatever a process emitted before it forked, execed or exited is in the other rings by now: they are merged by
+        // time.
+        let mut stacks_until = monotonic_ns();
+        self.take_stacks();
         let taken = rings.drain_gc(BATCH, |bytes| match decode::decode(bytes) {
             Ok(event) => {
+                // Before a GC record comes every stack that was taken before it.
+                if event.ts_ns() >= stacks_until {
+                    stacks_until = monotonic_ns();
+                    self.take_stacks();
+                }
                 self.lives_until(event.ts_ns());
                 self.gc_event(&event);
             }
@@ -180,12 +214,28 @@ impl Pipeline {
         if !more {
             self.lives_until(u64::MAX);
         }
+        self.report_stacks(None);
+        self.gvl_without_stacks(monotonic_ns(), None);
         self.export(|exporter| exporter.flush());
         more
     }
 
+    /// Tracing ends at that time, and a thread is off its CPU: reports where, if it has been for long enough.
+    pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, now_ns: u64, min: Duration) {
+        let its = |traced: &Traced| traced.process.image.index == entry.image;
+        if u128::from(now_ns.saturating_sub(entry.begin_ns)) >= min.as_nanos().max(1)
+            && self.traced.get(&entry.tgid).is_some_and(its)
+        {
+            self.counts.off_cpu_still += 1;
+            self.stacks.still_away(tid, entry, now_ns, &mut self.counts);
+        }
+    }
+
     /// Tracing ends: reports what is still running.
     pub fn detach(&mut self, now_ns: u64) {
+        self.report_stacks(None);
+        self.stacks.finish(&mut self.counts);
+        self.gvl_detach(now_ns);
         let mut pids: Vec<u32> = self.traced.keys().copied().collect();
         pids.sort_unstable();
         for pid in pids {
@@ -207,8 +257,14 @@ impl Pipeline {
                 Kind::Exec => EndReason::Execed,
                 Kind::Exit => EndReason::Exited,
                 // A forked child is traced from its first GC event on, which tells its image.
-                Kind::Fork | Kind::Snapshot | Kind::Pause | Kind::Phase => continue,
+                _ => continue,
             };
+            self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
+            self.stacks.forget(event.header.tgid, &mut self.counts);
+            self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);
+            if kind == Kind::Exec {
+                self.stacks.execed(event.header.tgid, event.header.ts_ns);
+            }
             if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
                 let gap = traced.fold.sequence_end(event.header.seq);
                 traced.lost += gap;
@@ -234,7 +290,61 @@ impl Pipeline {
                 self.counts.decoded_phases += 1;
                 self.work(*phase, event);
             }
-            Event::Life(..) => self.counts.undecodable += 1,
+            Event::Life(..)
+            | Event::GvlWait(_)
+            | Event::GvlThread(_)
+            | Event::Stack(_)
+            | Event::Native(..)
+            | Event::OffCpu(_) => {
+                self.counts.undecodable += 1;
+            }
+        }
+    }
+
+    fn take_stacks(&mut self) {
+        for record in self.stacks.take(&mut self.counts) {
+            self.stack_record(record);
+        }
+    }
+
+    fn stack_record(&mut self, record: Taken) {
+        let (pid, ts_ns, stack) = match self.stacks.record(record, &mut self.counts) {
+            Made::Trigger { pid, ts_ns, stack } => (pid, ts_ns, stack),
+            Made::Waiter { pid, tid, ts_ns, stack } => return self.gvl_stack(pid, tid, ts_ns, stack),
+            Made::GvlWait(event) => return self.gvl_wait(&event),
+            Made::GvlThread(thread) => return self.gvl_thread(&thread),
+            Made::Kept => return,
+        };
+        let open = self.traced.get_mut(&pid).and_then(|traced| traced.fold.trigger(ts_ns));
+        match open {
+            Some(trigger) => {
+                *trigger = Some(stack);
+                self.counts.triggers += 1;
+            }
+            None => self.stacks.keep_trigger(pid, ts_ns, stack, &mut self.counts),
+        }
+    }
+
+    /// Hands waiting samples over: those of a process up to a time, or all.
+    fn report_stacks(&mut self, of: Option<(u32, u64)>) {
+        for Ready { pid, image, sample } in self.stacks.take_ready(of) {
+            self.trace_known(pid, image, &sample.comm);
+            let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
+                self.counts.refused_stacks += 1;
+                continue;
+            };
+            self.counts.stacks += 1;
+            self.export(|exporter| exporter.stack(&process, &sample));
+        }
+    }
+
+    /// Traces a process of which a record has come that does not prove its VM.
+    fn trace_known(&mut self, pid: u32, image: u32, comm: &str) {
+        if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != image)
+            && !self.refused.contains_key(&pid)
+            && let Some(known) = self.images.get(image)
+        {
+            self.trace(pid, comm, &known, None);
         }
     }
 
@@ -319,6 +429,12 @@ impl Pipeline {
                 self.counts.cycles_started += 1;
                 let before = traced.fold.counts().cut_short;
                 let folded = traced.fold.start(decode::comm(&event.comm), count, state);
+                if let Some(stack) = self.stacks.take_trigger(pid, header.ts_ns)
+                    && let Some(trigger) = traced.fold.trigger(header.ts_ns)
+                {
+                    *trigger = Some(stack);
+                    self.counts.triggers += 1;
+                }
                 self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
                 self.report(pid, folded);
             }
@@ -463,7 +579,7 @@ fn decode_state(
         read(layout.latest_gc_info) as u32,
         layout.need_major_gc.map(|place| read(place) as u32),
         mode,
-        layout.weak_references.map(|(weak, retained)| (read(weak), read(retained))),
+        layout.weak_references.map(|(weak, retained)| (read(weak), retained.map(read))),
     );
     // The places of a layout lie inside a snapshot by construction.
     let values = |keys: &[BoundKey]| keys.iter().map(|key| key.value(data).unwrap_or_default()).collect();

@@ -8,13 +8,16 @@ use serde_json::{Map, Value};
 use crate::report::{GcLine, Report};
 use crate::witness::{Event, Kind, Log, Pause};
 
-/// Furthest that the two may be apart in the time of one event, for all but one in twenty (and one): the thread may be preempted
-/// between the two readings of the clock. It is also the slack of converting between the clocks.
+/// Slack of converting between the clocks.
 const SAME_MOMENT_NS: i64 = 1_000_000;
+/// Furthest that the two may be apart in the time of an event, in the median over the events between whose `GC_ENTER` and
+/// which the thread was not preempted. Single ones can be further apart without a fault of anybody: the machine under a
+/// virtual one takes its CPU away without telling. What holds for each event is that it lies within its pause.
+const MEDIAN_LATE_NS: u64 = 250_000;
 /// Slack between readings of one clock by kernel and program.
 const CLOCK_SLACK_NS: u64 = 10_000;
-/// Most that the lengths of one pause may differ if the thread was not preempted, for all but one in twenty.
-const PAUSE_DIFFERENCE_NS: u64 = 200_000;
+/// Most that the lengths of a pause may differ, in the median over those in which the thread was not preempted.
+const MEDIAN_PAUSE_DIFFERENCE_NS: u64 = 100_000;
 
 /// What a comparison covered, and what differed.
 #[derive(Clone, Debug, Default)]
@@ -64,11 +67,11 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         }
     }
 
-    let mut far = Vec::new();
-    let mut enter_ns = log.begin_ns;
+    let mut undisturbed = Vec::new();
+    let mut enter: Option<&Event> = None;
     for start in &log.events {
         if start.kind == Kind::Enter {
-            enter_ns = start.ns;
+            enter = Some(start);
         }
         if start.kind != Kind::Start {
             continue;
@@ -91,20 +94,24 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         expect("major_by", &or_none(line.major_by.as_deref()), &or_none(start.reason("major_by")));
         expect("tid", &line.tid.to_string(), &start.tid.to_string());
         // gctrace stands between the witness's GC_ENTER and its GC_START.
+        let enter_ns = enter.map_or(log.begin_ns, |enter| enter.ns);
         let (after, before) = (enter_ns as i64 - SAME_MOMENT_NS, start.ns as i64 + SAME_MOMENT_NS);
+        let kept_cpu = enter.is_some_and(|e| (e.tid, e.preempted) == (start.tid, start.preempted));
         let ns = monotonic_ns(line, log);
         let late = ns - start.ns as i64;
         if !(after..=before).contains(&ns) {
             differences.push(format!("{place}: the time is {late} ns off, outside its pause"));
-        } else if late.abs() > SAME_MOMENT_NS {
-            far.push(format!("{place}: the time is {late} ns off"));
+        } else if kept_cpu {
+            undisturbed.push(late.unsigned_abs());
         }
-        objects(&format!("{place}: stat"), &line.stat, &start.stat, differences);
-        objects(&format!("{place}: info"), &line.latest_gc_info, &start.info, differences);
+        let absent = absent_keys(&line.ruby);
+        objects(&format!("{place}: stat"), &line.stat, &start.stat, absent, differences);
+        objects(&format!("{place}: info"), &line.latest_gc_info, &start.info, &[], differences);
     }
 
-    if far.len() > 1 + result.starts / 20 {
-        result.differences.append(&mut far);
+    let late = median(&mut undisturbed);
+    if late > MEDIAN_LATE_NS {
+        result.differences.push(format!("pid {}: the times are {late} ns off, in the median", log.pid));
     }
 
     // The first end may be of a cycle that started before the log, of which there is a line only if gctrace was there.
@@ -115,11 +122,12 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
     for end in log.ends() {
         let place = format!("pid {} count {} at GC_END_SWEEP", log.pid, end.count());
         let line = if end.count() < first { earlier.get(&end.count()) } else { by_count.get(&end.count()) };
+        let absent = line.map_or(&[][..], |line| absent_keys(&line.ruby));
         match line.map(|line| (&line.stat_end, &line.latest_gc_info_end, line.complete)) {
             Some((Some(stat), Some(info), true)) => {
                 result.ends += 1;
-                objects(&format!("{place}: stat"), stat, &end.stat, &mut result.differences);
-                objects(&format!("{place}: info"), info, &end.info, &mut result.differences);
+                objects(&format!("{place}: stat"), stat, &end.stat, absent, &mut result.differences);
+                objects(&format!("{place}: info"), info, &end.info, &[], &mut result.differences);
             }
             Some((stat, info, complete)) => result.differences.push(format!(
                 "{place}: the line has stat_end {}, latest_gc_info_end {}, complete {complete}",
@@ -141,14 +149,29 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
     result
 }
 
-/// Compares two objects including the order of their keys.
+/// Keys of `GC.stat` that are absent from a Ruby that is not released yet, because its code does not tell them as sums;
+/// from all others none.
+pub fn absent_keys(ruby: &str) -> &'static [&'static str] {
+    const OF_4_1: [&str; 4] =
+        ["total_malloc_bytes", "total_free_bytes", "malloc_increase_bytes", "oldmalloc_increase_bytes"];
+    if ruby.starts_with("4.1.") { &OF_4_1 } else { &[] }
+}
+
+/// Compares two objects including the order of their keys (which a Ruby without a layout table does not tell), but for those
+/// that must be absent.
 fn objects(
     place: &str,
     ours: &Map<String, Value>,
     theirs: &Map<String, Value>,
+    absent: &[&str],
     differences: &mut Vec<String>,
 ) {
-    let (our_keys, their_keys) = (ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    let mut our_keys = ours.keys().collect::<Vec<_>>();
+    let mut their_keys = theirs.keys().filter(|key| !absent.contains(&key.as_str())).collect::<Vec<_>>();
+    if !absent.is_empty() {
+        our_keys.sort();
+        their_keys.sort();
+    }
     if our_keys != their_keys {
         differences.push(format!("{place}: keys {our_keys:?}, the witness has {their_keys:?}"));
         return;
@@ -192,9 +215,7 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
     );
 
     let mut before = log.begin_ns;
-    let mut far = 0;
-    let mut undisturbed = 0;
-    let (mut our_sum, mut their_sum) = (0, 0);
+    let mut differences = Vec::new();
     for (index, (a, b)) in ours.iter().zip(&theirs).enumerate() {
         let place = format!("pid {}: pause {index}, ours {a:?}, the witness's {b:?}", log.pid);
         ensure!(a.begin_ns + CLOCK_SLACK_NS >= before, "{place}: begins before the previous one ended");
@@ -208,20 +229,21 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
         if b.preempted {
             continue;
         }
-        undisturbed += 1;
-        far += usize::from(our_ns.abs_diff(their_ns) > PAUSE_DIFFERENCE_NS);
-        our_sum += our_ns;
-        their_sum += their_ns;
+        differences.push(our_ns.abs_diff(their_ns));
     }
+    let difference = median(&mut differences);
     ensure!(
-        far * 20 <= undisturbed,
-        "{far} of {undisturbed} pauses without preemption differ by more than {PAUSE_DIFFERENCE_NS} ns"
-    );
-    ensure!(
-        our_sum.abs_diff(their_sum) <= PAUSE_DIFFERENCE_NS * undisturbed as u64,
-        "the pauses sum up to {our_sum} ns, the witness's to {their_sum} ns"
+        difference <= MEDIAN_PAUSE_DIFFERENCE_NS,
+        "pid {}: the lengths of the pauses differ by {difference} ns, in the median",
+        log.pid
     );
     Ok(ours.len())
+}
+
+/// Middle value; 0 of none.
+fn median(values: &mut [u64]) -> u64 {
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or(0)
 }
 
 fn first_unmatched(ours: &[Pause], theirs: &[Pause]) -> Option<Pause> {

@@ -18,6 +18,30 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["enters"], &["scope_opened", "scope_nested", "scope_map_full", "enter_read_failed"]),
     (&["exits"], &["pause_submitted", "pause_ring_full", "exit_nested", "orphan_exit"]),
     (&["lives"], &["life_submitted", "life_ring_full"]),
+    (&["switch_outs"], &["off_cpu_stacks", "off_cpu_shed"]),
+    (&["switch_ins"], &["off_cpu_short", "off_cpu_orphan", "off_cpu_submitted", "off_cpu_ring_full"]),
+    (
+        &["ticks", "trigger_stacks", "off_cpu_stacks", "gvl_stacks"],
+        &["stack_submitted", "stack_ring_full", "stack_busy", "stack_not_walked"],
+    ),
+    (&["native_stacks"], &["native_submitted", "native_ring_full"]),
+    (
+        &["gvl_hits"],
+        &[
+            "gvl_filtered",
+            "gvl_no_thread",
+            "gvl_thread_map_full",
+            "gvl_started",
+            "gvl_ready",
+            "gvl_resumed",
+            "gvl_suspended",
+            "gvl_exited",
+        ],
+    ),
+    (&["gvl_ready"], &["gvl_aways", "gvl_yields", "gvl_orphan_ready"]),
+    (&["gvl_resumed"], &["gvl_waits", "gvl_orphan_resumed"]),
+    (&["gvl_suspended"], &["gvl_holds", "gvl_called_off", "gvl_orphan_suspended"]),
+    (&["gvl_long_waits"], &["gvl_wait_submitted", "gvl_wait_ring_full"]),
 ];
 
 /// What the kernel handed over is what user space decoded.
@@ -26,6 +50,11 @@ const HANDED_OVER: &[(&str, &str)] = &[
     ("pause_submitted", "decoded_pauses"),
     ("phase_submitted", "decoded_phases"),
     ("life_submitted", "decoded_lives"),
+    ("stack_submitted", "decoded_stacks"),
+    ("native_submitted", "decoded_natives"),
+    ("off_cpu_submitted", "decoded_off_cpu"),
+    ("gvl_wait_submitted", "decoded_gvl_waits"),
+    ("gvl_thread_submitted", "decoded_gvl_threads"),
 ];
 
 /// Counters that stay zero on a machine that is not starved: each stands for data that is missing.
@@ -40,6 +69,13 @@ const LOSSES: &[&str] = &[
     "register_mismatch",
     "process_map_full",
     "life_ring_full",
+    "native_ring_full",
+    "gvl_no_thread",
+    "gvl_thread_map_full",
+    "gvl_wait_ring_full",
+    "gvl_thread_ring_full",
+    "gvl_edges_full",
+    "gvl_locks_full",
 ];
 
 /// Checks that the ledger is there and balances.
@@ -55,6 +91,16 @@ pub fn check(report: &Report) -> Result<()> {
         ensure!(a == b, "{submitted} = {a}, but {decoded} = {b} in {user:?}");
     }
     ensure!(counter(user, "undecodable")? == 0, "records that could not be decoded: {user:?}");
+    let threads =
+        counter(user, "gvl_threads_read")? + sum(kernel, &["gvl_thread_submitted", "gvl_thread_ring_full"])?;
+    ensure!(counter(kernel, "gvl_threads")? == threads, "threads are missing: {kernel:?}, {user:?}");
+    let waits = counter(user, "gvl_thread_waits")? + counter(kernel, "gvl_waits_lost")?;
+    ensure!(counter(kernel, "gvl_waits")? == waits, "waits are missing: {kernel:?}, {user:?}");
+    let told = (report.gvl_waits.len() as u64, report.gvl_threads.len() as u64);
+    ensure!(
+        told == (counter(user, "gvl_waits")?, counter(user, "gvl_threads")?),
+        "{told:?} gvl lines: {user:?}"
+    );
     let cycles = counter(user, "cycles")?;
     ensure!(cycles == report.gcs.len() as u64, "cycles = {cycles}, but {} gc lines", report.gcs.len());
     Ok(())

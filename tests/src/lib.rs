@@ -11,15 +11,18 @@
 //! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
 //! * [`doctor`]: what `gctrace doctor` says
 //! * [`tunemygc`], [`pprof`]: independent readers of the output files
+//! * [`collector`]: a running collector and sets for it; [`http`]: its clients' side, byte by byte
 //! * [`memory`]: whether a process's code is what its file says
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
 //! (colon-separated Ruby executables, those in a root of `cargo xtask lab` among them; default: `ruby` and all of these).
 
 pub mod child;
+pub mod collector;
 pub mod compare;
 pub mod doctor;
 pub mod gctrace;
+pub mod http;
 pub mod ledger;
 pub mod live;
 pub mod memory;

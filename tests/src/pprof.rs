@@ -1,5 +1,6 @@
 //! What `go tool pprof` makes of a profile.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -21,6 +22,38 @@ pub struct Sample {
     pub values: Vec<u64>,
     /// Its labels as `key:[value]` text, numbers included.
     pub labels: String,
+    /// Its frames, leaf first.
+    pub stack: Vec<Frame>,
+}
+
+/// One frame of a stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Frame {
+    /// Function.
+    pub name: String,
+    /// File, or nothing.
+    pub file: String,
+    /// Line, or 0.
+    pub line: u32,
+    /// Whether it is machine code, told by its address.
+    pub native: bool,
+}
+
+impl Frame {
+    /// Reads what follows `N: ADDRESS M=MAPPING ` in the list of locations: `name file:line[:column] s=start`.
+    fn parse(text: &str, native: bool) -> Option<Self> {
+        let text = text.rsplit_once(" s=").map_or(text, |(text, _)| text);
+        let (name, place) = text.rsplit_once(' ')?;
+        // Go 1.21 and later also print a column; a line number always follows the file.
+        let mut parts = place.rsplitn(3, ':');
+        let (last, before, rest) = (parts.next()?, parts.next()?, parts.next());
+        // `<internal:gc>` is a file, too.
+        let (file, line) = match (before.parse(), rest) {
+            (Ok(line), Some(file)) => (file, line),
+            _ => (place.rsplit_once(':').map_or(before, |(file, _)| file), last.parse().ok()?),
+        };
+        Some(Self { name: name.to_owned(), file: file.to_owned(), line, native })
+    }
 }
 
 impl Sample {
@@ -43,6 +76,7 @@ impl Profile {
 
     fn parse(raw: &str) -> Self {
         let mut profile = Self::default();
+        let locations = locations(raw);
         let mut lines = raw.lines().skip_while(|line| *line != "Samples:").skip(1);
         profile.types = lines
             .next()
@@ -52,11 +86,21 @@ impl Profile {
             .map(|name| name.trim_end_matches("[dflt]").to_owned())
             .collect();
         for line in lines.take_while(|line| *line != "Locations") {
-            let values = line.split_once(':').and_then(|(values, _)| {
-                values.split_whitespace().map(|value| value.parse().ok()).collect::<Option<Vec<u64>>>()
+            let sample = line.split_once(':').and_then(|(values, ids)| {
+                let values = values
+                    .split_whitespace()
+                    .map(|value| value.parse().ok())
+                    .collect::<Option<Vec<u64>>>()?;
+                let stack =
+                    ids.split_whitespace().map(|id| locations.get(id).cloned().unwrap_or_default()).collect();
+                (values.len() == profile.types.len()).then_some(Sample {
+                    values,
+                    labels: String::new(),
+                    stack,
+                })
             });
-            match (values.filter(|values| values.len() == profile.types.len()), profile.samples.last_mut()) {
-                (Some(values), _) => profile.samples.push(Sample { values, labels: String::new() }),
+            match (sample, profile.samples.last_mut()) {
+                (Some(sample), _) => profile.samples.push(sample),
                 (None, Some(sample)) => {
                     sample.labels.push(' ');
                     sample.labels.push_str(line.trim());
@@ -67,12 +111,35 @@ impl Profile {
         profile
     }
 
+    /// The place of a sample type among the values of a sample.
+    pub fn index(&self, name: &str) -> Result<usize> {
+        let index = self.types.iter().position(|known| known == name);
+        index.with_context(|| format!("no sample type {name} in {:?}", self.types))
+    }
+
     /// Sum of the values of one sample type.
     pub fn total(&self, name: &str) -> Result<u64> {
-        let index = self.types.iter().position(|known| known == name);
-        let index = index.with_context(|| format!("no sample type {name} in {:?}", self.types))?;
+        let index = self.index(name)?;
         Ok(self.samples.iter().map(|sample| sample.values[index]).sum())
     }
+}
+
+/// The locations of a profile by their ids.
+fn locations(raw: &str) -> HashMap<&str, Frame> {
+    let lines = raw.lines().skip_while(|line| *line != "Locations").skip(1);
+    lines
+        .take_while(|line| *line != "Mappings")
+        .filter_map(|line| {
+            let (id, rest) = line.trim_start().split_once(": ")?;
+            // An address, then perhaps a mapping.
+            let (address, rest) = rest.split_once(' ').unwrap_or_default();
+            let native = address.trim_start_matches("0x").chars().any(|digit| digit != '0');
+            let rest = rest
+                .strip_prefix("M=")
+                .map_or(rest, |rest| rest.split_once(' ').map_or("", |(_, rest)| rest));
+            Some((id, Frame::parse(rest.trim(), native).unwrap_or_default()))
+        })
+        .collect()
 }
 
 /// Runs `go tool pprof` with the given options on a profile and returns what it prints.
@@ -102,8 +169,10 @@ mod tests {
     #[test]
     fn raw_text() {
         let raw = "PeriodType: gc-pauses count\nPeriod: 1\nSamples:\ngc-pauses/count gc-pause-time/nanoseconds[dflt]\n\
-                   \x20         2       1500: 1 2 \n                comm:[ruby] gc kind:[minor]\n                pid:[77]\n\
-                   \x20         1        250: \n                gc kind:[major]\nLocations\n     1: 0x0 x :0 s=0\n";
+                   \x20         2       1500: 1 2 3 \n                comm:[ruby] gc kind:[minor]\n                pid:[77]\n\
+                   \x20         1        250: \n                gc kind:[major]\nLocations\n     1: 0x0 M=1 block in A#b lib/a b.rb:12 s=10\n\
+                   \x20    2: 0x0 Array#each :0:0 s=0\n     3: 0x77 M=2 rb_ary_each c.c:7:1 s=0\n\
+                   \x20    4: 0x0 M=1 GC.start <internal:gc>:35 s=34\nMappings\n1: 0x0/0x0/0x0 ruby\n";
         let profile = Profile::parse(raw);
         assert_eq!(profile.types, ["gc-pauses/count", "gc-pause-time/nanoseconds"]);
         assert_eq!(profile.total("gc-pauses/count").unwrap(), 3);
@@ -112,5 +181,13 @@ mod tests {
         assert_eq!(profile.samples[0].label("pid"), Some("77"));
         assert_eq!(profile.samples[1].label("comm"), None);
         assert!(profile.total("other/count").is_err());
+        let frames: Vec<_> =
+            profile.samples[0].stack.iter().map(|f| (f.name.as_str(), f.file.as_str(), f.line)).collect();
+        assert_eq!(
+            frames,
+            [("block in A#b lib/a", "b.rb", 12), ("Array#each", "", 0), ("rb_ary_each", "c.c", 7)],
+            "a file with a blank in its name cannot be told from the function's"
+        );
+        assert!(profile.samples[1].stack.is_empty());
     }
 }

@@ -110,6 +110,9 @@ pub struct GcLine {
     pub latest_gc_info: Map<String, Value>,
     /// `GC.latest_gc_info` at `GC_END_SWEEP`.
     pub latest_gc_info_end: Option<Map<String, Value>>,
+    /// The stack that triggered it, leaf first, as `name file:line`; where it was seen.
+    #[serde(default)]
+    pub stack: Option<Vec<String>>,
     /// Resident memory, bytes.
     pub rss: Option<u64>,
     /// Peak of it, bytes.
@@ -131,6 +134,79 @@ pub struct WorkLine {
     pub begin_ns: u64,
     /// Length in nanoseconds.
     pub ns: u64,
+}
+
+/// A thread in a `gvl` line.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct GvlWho {
+    /// Native thread.
+    pub tid: u32,
+    /// Its name.
+    pub comm: String,
+}
+
+/// A long wait for the GVL.
+#[derive(Clone, Debug, Deserialize)]
+pub struct GvlWaitLine {
+    /// The process.
+    pub pid: u32,
+    /// Native thread that waited.
+    pub tid: u32,
+    /// When it began to wait, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// For how long, nanoseconds.
+    pub wait_ns: u64,
+    /// Who held the GVL longest at a stretch meanwhile.
+    pub blocked_by: Option<GvlWho>,
+    /// What it was doing then, leaf first.
+    pub stack: Option<Vec<String>>,
+}
+
+/// What a thread, or all threads of a process, did with the GVL.
+#[derive(Clone, Debug, Deserialize)]
+pub struct GvlSumsLine {
+    /// The process.
+    pub pid: u32,
+    /// The last native thread; none for a process.
+    pub tid: Option<u32>,
+    /// Whether the thread ended.
+    pub ended: Option<bool>,
+    /// Of a process, how many threads.
+    pub threads: Option<u64>,
+    /// Time that the threads were seen, nanoseconds.
+    pub wall_ns: u64,
+    /// Waits.
+    pub waits: u64,
+    /// Their time, nanoseconds.
+    pub wait_ns: u64,
+    /// The longest.
+    pub wait_max_ns: u64,
+    /// At least half of them did not take longer.
+    pub wait_p50_ns: u64,
+    /// At least 99 of 100 did not take longer.
+    pub wait_p99_ns: u64,
+    /// How long the GVL was held, nanoseconds.
+    pub hold_ns: Option<u64>,
+    /// How long the threads did without, nanoseconds.
+    pub away_ns: Option<u64>,
+    /// Waits by length.
+    pub wait_histogram: Vec<(Option<u64>, u64)>,
+    /// Of a process, who waited for whom.
+    #[serde(default)]
+    pub blocked: Vec<GvlBlockedLine>,
+}
+
+/// Waits of one thread while another held the GVL.
+#[derive(Clone, Debug, Deserialize)]
+pub struct GvlBlockedLine {
+    /// Who waited.
+    pub waiter: Option<GvlWho>,
+    /// Who held the GVL.
+    pub holder: Option<GvlWho>,
+    /// How often the other had it meanwhile.
+    pub holds: u64,
+    /// For how long, nanoseconds.
+    pub wait_ns: u64,
 }
 
 /// An `exit` line.
@@ -169,6 +245,12 @@ pub struct Report {
     pub gcs: Vec<GcLine>,
     /// `work` lines, in the order of the output.
     pub works: Vec<WorkLine>,
+    /// `gvl` lines about waits.
+    pub gvl_waits: Vec<GvlWaitLine>,
+    /// `gvl` lines about threads.
+    pub gvl_threads: Vec<GvlSumsLine>,
+    /// `gvl` lines about processes.
+    pub gvl_processes: Vec<GvlSumsLine>,
     /// `exit` lines.
     pub exits: Vec<ExitLine>,
     /// `refused` lines.
@@ -197,6 +279,12 @@ impl Report {
                 self.gcs.push(serde_json::from_value(value)?);
             }
             Some("work") => self.works.push(serde_json::from_value(value)?),
+            Some("gvl") => match value.get("what").and_then(Value::as_str) {
+                Some("wait") => self.gvl_waits.push(serde_json::from_value(value)?),
+                Some("thread") => self.gvl_threads.push(serde_json::from_value(value)?),
+                Some("process") => self.gvl_processes.push(serde_json::from_value(value)?),
+                other => bail!("a gvl line about {other:?}"),
+            },
             Some("exit") => self.exits.push(serde_json::from_value(value)?),
             Some("refused") => self.refused.push(serde_json::from_value(value)?),
             Some("ledger") => self.ledger = Some(serde_json::from_value(value)?),

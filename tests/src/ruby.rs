@@ -97,6 +97,21 @@ impl Ruby {
         Self::examine(exe.unwrap_or_else(|| path.to_path_buf()), root.map(Path::to_path_buf))
     }
 
+    /// The same Ruby in a new copy of its root. Files are shared by links, where the file systems allow: who wants another
+    /// one in a file's place removes it first.
+    pub fn copied(&self, to: &Path) -> Result<Self> {
+        let from = self.root.as_deref().context("it has no root of its own")?;
+        let linked = Command::new("cp").args(["-a", "--link", "--"]).arg(from).arg(to).output()?;
+        if !linked.status.success() {
+            if to.exists() {
+                std::fs::remove_dir_all(to)?;
+            }
+            let output = Command::new("cp").args(["-a", "--"]).arg(from).arg(to).output()?;
+            ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        self.in_copy(to)
+    }
+
     /// The same Ruby in a copy of its root.
     pub fn in_copy(&self, root: &Path) -> Result<Self> {
         Self::examine(self.exe.clone(), Some(root.to_path_buf()))
@@ -180,6 +195,15 @@ impl Ruby {
     /// The root that it runs in, if it has one.
     pub fn root(&self) -> Option<&Path> {
         self.root.as_deref()
+    }
+
+    /// Its shared library on this machine: the file itself, not a link to it.
+    pub fn library(&self) -> Result<PathBuf> {
+        let path = Path::new(self.config("libdir")).join(self.config("LIBRUBY_SO"));
+        let multiarch = Path::new("/usr/lib/x86_64-linux-gnu").join(self.config("LIBRUBY_SO"));
+        let paths = [path, multiarch].map(|path| self.host_path(&path.to_string_lossy()));
+        let found = paths.into_iter().find(|path| path.is_file());
+        found.with_context(|| format!("Ruby {} has no {}", self.version(), self.config("LIBRUBY_SO")))
     }
 
     /// A word for it that can stand in a file name: that of its root.

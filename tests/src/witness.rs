@@ -16,7 +16,16 @@ use crate::ruby::Ruby;
 /// or a newer one would not have. It is built once per source, Ruby and compiler flags; processes that
 /// build it at the same time each build their own and the last one wins.
 pub fn extension(ruby: &Ruby) -> Result<PathBuf> {
-    let source = rubies_dir().join("witness").join("witness.c");
+    build(ruby, "witness")
+}
+
+/// The same of the witness of the GVL.
+pub fn gvl_extension(ruby: &Ruby) -> Result<PathBuf> {
+    build(ruby, "gvl_witness")
+}
+
+fn build(ruby: &Ruby, name: &str) -> Result<PathBuf> {
+    let source = rubies_dir().join("witness").join(name).with_extension("c");
     let text = std::fs::read(&source).with_context(|| format!("cannot read {}", source.display()))?;
     let compiler = if ruby.root().is_some() { "cc" } else { ruby.config("CC") };
     let compiler = compiler.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>();
@@ -28,7 +37,7 @@ pub fn extension(ruby: &Ruby) -> Result<PathBuf> {
     (&text, &compiler, flags, &includes, ruby.version(), ruby.exe()).hash(&mut hash);
     let dir = work_dir()?.join(format!("witness-{:016x}", hash.finish()));
     // The name of the file is the name of its Init function.
-    let library = dir.join("witness").with_extension(ruby.config("DLEXT"));
+    let library = dir.join(name).with_extension(ruby.config("DLEXT"));
     if library.is_file() {
         return Ok(library);
     }

@@ -1,7 +1,7 @@
 //! Every cycle, its reason, its state and its pauses, against what the program and the witness inside it say.
 
-use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::gctrace::Gctrace;
+use anyhow::{Context as _, Result, bail, ensure};
+use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
 use gctrace_tests::report::{GcLine, PauseKind, Report};
 use gctrace_tests::ruby::Ruby;
@@ -152,6 +152,24 @@ fn compacting_cycles_are_told() -> Result<()> {
     })
 }
 
+/// The readable lines of just these cycles say that their sweep includes compaction.
+#[test]
+fn compacting_cycles_are_told_in_text() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let gctrace = Invocation::new(["--all-ruby"])?.start_ready()?;
+        let done = Script::new(&live, ruby, "compact.rb")?.run()?;
+        let finished = gctrace.interrupt()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let pid = done.pid.to_string();
+        let its = finished.stdout.iter().filter(|line| line.split_whitespace().nth(1) == Some(&pid));
+        let told = its.filter(|line| line.contains("sweep includes compaction")).count() as u64;
+        let expected = if ruby.is_at_least(3, 0) { done.report.growth("compact_count")? } else { 0 };
+        ensure!(told == expected, "{told} lines, the program has counted {expected}");
+        Ok(())
+    })
+}
+
 /// GC.stress.
 #[test]
 fn stress_equals_the_witness() -> Result<()> {
@@ -214,6 +232,10 @@ fn stat_heap_equals_the_program() -> Result<()> {
         ledger::check_lossless(&report)?;
         let lines = lines(&report, done.pid);
         let seen = done.report.extra.get("heaps").and_then(|list| list.as_array()).context("no heaps")?;
+        if ruby.is_at_least(4, 1) {
+            ensure!(lines.iter().all(|line| line.stat_heap_end.is_none()), "it is known from tables alone");
+            return Ok(());
+        }
         if ruby.is_at_least(3, 2) {
             ensure!(!seen.is_empty(), "the program has read nothing");
         } else {
@@ -235,35 +257,46 @@ fn stat_heap_equals_the_program() -> Result<()> {
 fn pause_sums_by_kind() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        let gctrace = Gctrace::all_ruby(&live)?;
-        let done = Script::new(&live, ruby, "explicit.rb")?.arg("40").run()?;
-        let report = gctrace.stop()?;
-        let (lines, log) = (lines(&report, done.pid), done.log()?);
-        let pauses = log.pauses()?;
-        for kind in ["minor", "major"] {
-            let counts = log.starts().filter(|event| event.cycle_kind() == kind).map(Event::count);
-            let counts = counts.collect::<Vec<_>>();
-            // The last cycle may go on after the log, and what a preemption adds to one of the two is not comparable.
-            let counts = counts[..counts.len() - 1].iter().copied();
-            let disturbed = |count: &u64| pauses.iter().any(|pause| pause.count == *count && pause.preempted);
-            let counts = counts.filter(|count| !disturbed(count)).collect::<Vec<_>>();
-            assert!(!counts.is_empty(), "no {kind} cycle without preemption");
-            let of_kind = pauses.iter().filter(|pause| counts.contains(&pause.count)).collect::<Vec<_>>();
-            let theirs = of_kind.iter().map(|pause| pause.end_ns - pause.begin_ns).sum::<u64>();
-            let ours = lines.iter().filter(|line| counts.contains(&line.count)).collect::<Vec<_>>();
-            assert!(ours.iter().all(|line| line.kind == kind));
-            assert_eq!(
-                ours.iter().map(|line| line.steps).sum::<u64>(),
-                of_kind.len() as u64,
-                "{kind} pauses"
-            );
-            let sum = ours.iter().map(|line| line.pause_ns).sum::<u64>();
-            assert!(
-                sum.abs_diff(theirs) <= 200_000 * of_kind.len() as u64,
-                "{kind}: {sum} ns, the witness has {theirs} ns in {} pauses",
-                of_kind.len()
-            );
+        // On a busy machine no cycle of a kind may have kept its CPU.
+        const TRIES: u32 = 5;
+        for _ in 0..TRIES {
+            let gctrace = Gctrace::all_ruby(&live)?;
+            let done = Script::new(&live, ruby, "explicit.rb")?.arg("40").run()?;
+            let report = gctrace.stop()?;
+            if pause_sums_of(&report, &done)? {
+                return Ok(());
+            }
         }
-        Ok(())
+        bail!("of {TRIES} runs none had undisturbed cycles of both kinds")
     })
+}
+
+/// Whether there were cycles of both kinds without preemption; what a preemption adds to one of the two logs is not
+/// comparable.
+fn pause_sums_of(report: &Report, done: &Done) -> Result<bool> {
+    let (lines, log) = (lines(report, done.pid), done.log()?);
+    let pauses = log.pauses()?;
+    let mut both = true;
+    for kind in ["minor", "major"] {
+        let counts = log.starts().filter(|event| event.cycle_kind() == kind).map(Event::count);
+        let counts = counts.collect::<Vec<_>>();
+        // The last cycle may go on after the log.
+        let counts = counts[..counts.len() - 1].iter().copied();
+        let disturbed = |count: &u64| pauses.iter().any(|pause| pause.count == *count && pause.preempted);
+        let counts = counts.filter(|count| !disturbed(count)).collect::<Vec<_>>();
+        both &= !counts.is_empty();
+        let of_kind = pauses.iter().filter(|pause| counts.contains(&pause.count)).collect::<Vec<_>>();
+        let theirs = of_kind.iter().map(|pause| pause.end_ns - pause.begin_ns).sum::<u64>();
+        let ours = lines.iter().filter(|line| counts.contains(&line.count)).collect::<Vec<_>>();
+        ensure!(ours.iter().all(|line| line.kind == kind), "another kind than {kind}");
+        let steps = ours.iter().map(|line| line.steps).sum::<u64>();
+        ensure!(steps == of_kind.len() as u64, "{steps} {kind} pauses, the witness has {}", of_kind.len());
+        let sum = ours.iter().map(|line| line.pause_ns).sum::<u64>();
+        ensure!(
+            sum.abs_diff(theirs) <= 200_000 * of_kind.len() as u64,
+            "{kind}: {sum} ns, the witness has {theirs} ns in {} pauses",
+            of_kind.len()
+        );
+    }
+    Ok(both)
 }

@@ -31,20 +31,11 @@ fn waiting(live: &Live, ruby: &Ruby) -> Result<Running> {
     Ok(running)
 }
 
-/// The shared library of a Ruby on this machine: the file itself, not a link to it.
-fn library(ruby: &Ruby) -> Result<PathBuf> {
-    let path = Path::new(ruby.config("libdir")).join(ruby.config("LIBRUBY_SO"));
-    let multiarch = Path::new("/usr/lib/x86_64-linux-gnu").join(ruby.config("LIBRUBY_SO"));
-    let found =
-        [path, multiarch].iter().map(|path| ruby.host_path(&path.to_string_lossy())).find(|p| p.is_file());
-    found.with_context(|| format!("Ruby {} has no {}", ruby.version(), ruby.config("LIBRUBY_SO")))
-}
-
 /// A folder with a copy of the library under the name that the dynamic linker looks for.
 fn prefix(live: &Live, ruby: &Ruby) -> Result<PathBuf> {
     let dir = live.dir(&format!("prefix-{}", ruby.label()))?;
     let soname = ruby.config("LIBRUBY_ALIASES").split_whitespace().next().context("no soname")?;
-    fs::copy(library(ruby)?, dir.join(soname))?;
+    fs::copy(ruby.library()?, dir.join(soname))?;
     Ok(dir)
 }
 
@@ -78,18 +69,8 @@ fn library_removed_and_replaced() -> Result<()> {
     let rooted = Ruby::rooted()?;
     let original = rooted.first().context("no root")?;
     let root = live.path("root");
-    // Links: only what this test replaces becomes a file of its own.
-    let source = original.root().context("a root")?;
-    let mut copy = Command::new("cp");
-    copy.args(["-a", "--link", "--"]).arg(source).arg(&root);
-    if !copy.output()?.status.success() {
-        // Links do not reach over file systems.
-        drop(fs::remove_dir_all(&root));
-        let output = Command::new("cp").args(["-a", "--"]).arg(source).arg(&root).output()?;
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-    let ruby = original.in_copy(&root)?;
-    let path = library(&ruby)?;
+    let ruby = original.copied(&root)?;
+    let path = ruby.library()?;
     let spare = live.path("libruby");
     fs::copy(&path, &spare)?;
 
@@ -170,7 +151,7 @@ fn mapper(live: &Live) -> Result<PathBuf> {
 fn damaged_libraries() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
-    let healthy = library(&ruby)?;
+    let healthy = ruby.library()?;
     let length = fs::metadata(&healthy)?.len();
     let damage: [(&str, Spoil<'_>); 4] = [
         ("half", &|file| file.set_len(length / 2)),

@@ -1,6 +1,6 @@
 //! What is told of a Ruby whose event sites are not used: how long GC work takes, and that this is all.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, WorkLine};
@@ -58,6 +58,10 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
             return Ok(());
         };
         tried += 1;
+        if ruby.is_at_least(4, 1) {
+            assert_eq!(process.method, "usdt_pauses");
+            return usdt_pauses(&report, done.log()?);
+        }
         assert_eq!(process.method, "usdt");
         assert!(process.misses.as_ref().is_some_and(|text| text.contains("GC.stat")));
         assert!(report.gcs.is_empty(), "cycles are not known by USDT");
@@ -78,6 +82,30 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
         Ok(())
     })?;
     ensure!(tried > 0, "no Ruby at hand has USDT probes");
+    Ok(())
+}
+
+/// The USDT probes of 4.1 are before the event at both ends of a pause: one interval for each pause of the witness, which
+/// begins and ends before the pause does, and no other between the first and the last.
+fn usdt_pauses(report: &Report, log: &Log) -> Result<()> {
+    let pauses = log.pauses()?;
+    let works = works(report, log, "pause");
+    let end = |work: &WorkLine| work.begin_ns + work.ns;
+    let belongs = |work: &WorkLine, pause: &Pause| {
+        work.begin_ns <= pause.begin_ns + CLOCK_SLACK_NS
+            && (pause.begin_ns..=pause.end_ns + CLOCK_SLACK_NS).contains(&end(work))
+    };
+    for pause in &pauses {
+        let found = works.iter().filter(|work| belongs(work, pause)).count();
+        ensure!(found == 1, "{found} intervals for {pause:?}");
+    }
+    let (Some(first), Some(last)) = (pauses.first(), pauses.last()) else {
+        bail!("the witness saw no pause")
+    };
+    let between = |work: &&&WorkLine| end(work) > first.begin_ns && work.begin_ns < last.end_ns;
+    let seen = works.iter().filter(between).count();
+    ensure!(seen == pauses.len(), "{seen} intervals, {} pauses", pauses.len());
+    ensure!(report.works.iter().all(|work| work.pid != log.pid || work.phase == "pause"), "other phases");
     Ok(())
 }
 

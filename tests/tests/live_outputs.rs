@@ -203,11 +203,14 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
         ledger::check_lossless(&report)?;
 
         let profile = Profile::open(&path)?;
-        assert_eq!(profile.types, ["gc-pauses/count", "gc-pause-time/nanoseconds"]);
+        assert_eq!(
+            profile.types,
+            ["samples/count", "cpu/nanoseconds", "wall/nanoseconds", "gc-pauses/count", "gc/nanoseconds"]
+        );
         let pauses = report.gcs.iter().map(|line| line.steps).sum::<u64>();
         let time = report.gcs.iter().map(|line| line.pause_ns).sum::<u64>();
         assert_eq!(profile.total("gc-pauses/count")?, pauses, "number of pauses");
-        assert_eq!(profile.total("gc-pause-time/nanoseconds")?, time, "time of pauses");
+        assert_eq!(profile.total("gc/nanoseconds")?, time, "time of pauses");
         for pid in pids {
             let lines = report.gcs_of(pid).collect::<Vec<_>>();
             for kind in ["minor", "major"] {
@@ -216,18 +219,21 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
                     sample.label("pid").and_then(|label| label.split(' ').next()) == Some(&pid.to_string())
                         && sample.label("gc kind") == Some(kind)
                 });
-                let sums = samples.fold((0, 0), |sums, s| (sums.0 + s.values[0], sums.1 + s.values[1]));
+                let sums = samples.fold((0, 0), |sums, s| (sums.0 + s.values[3], sums.1 + s.values[4]));
                 let expected = of_kind.iter().fold((0, 0), |sums, l| (sums.0 + l.steps, sums.1 + l.pause_ns));
                 assert_eq!(sums, expected, "pauses and time of {kind} cycles of {pid}");
             }
         }
+        // A sample is of a stack or of a pause.
         for sample in &profile.samples {
-            for label in ["comm", "pid", "gc kind", "gc reason", "phase"] {
+            let pause = ["comm", "pid", "thread id", "thread name", "gc kind", "gc reason", "gc phase"];
+            let stack = ["comm", "pid", "thread id", "thread name", "state"];
+            for label in if sample.values[0] > 0 { &stack[..] } else { &pause[..] } {
                 ensure!(sample.label(label).is_some(), "no label {label} in {sample:?}");
             }
         }
-        let top = pprof::go_tool_pprof(&["-top", "-sample_index=gc-pause-time"], &path)?;
-        assert!(top.contains("gc-pause-time") && top.contains("100%"), "{top}");
+        let top = pprof::go_tool_pprof(&["-top", "-sample_index=gc"], &path)?;
+        assert!(top.contains("Type: gc\n") && top.contains("100%"), "{top}");
         Ok(())
     })
 }

@@ -4,6 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
+use gctrace_tests::memory::changed_code;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
@@ -61,4 +62,38 @@ fn starts_for_marks() -> Result<()> {
 #[test]
 fn enters_for_exits() -> Result<()> {
     refused("enters", &["cycles start inside a pause"])
+}
+
+/// The last probe of an image cannot be attached: those before it are taken off again, nothing of them counts, and the
+/// image is refused by the name of the probe. With event sites, and with each kind of probes of the last resort.
+#[test]
+fn attaching_fails() -> Result<()> {
+    let live = Live::begin()?;
+    let mut last_resorts = 0;
+    Ruby::each(|ruby| {
+        for method in ["sites", "functions", "usdt"] {
+            let mut script = Script::new(&live, ruby, "explicit.rb")?.arg("5").waiting().start()?;
+            script.wait_for("ready")?;
+            let args = ["--all-ruby", "--probes", method, "--no-cache", "--plant", "attach"];
+            let gctrace = Invocation::jsonl(args)?.start_ready()?;
+            let changed = changed_code(script.pid())?;
+            ensure!(changed.is_empty(), "{method}: probes were left at {changed:x?}");
+            script.say("go")?;
+            let done = script.finish()?;
+            let finished = gctrace.interrupt()?;
+            ensure!(finished.status.code() == Some(1), "{method}: {}", finished.errors());
+            let report = Report::parse(&finished.stdout)?;
+            ledger::check(&report)?;
+            ensure!(report.gcs.is_empty() && report.works.is_empty(), "{method}: something is told");
+            let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
+            let reason = &told.with_context(|| format!("{method}: it is not refused"))?.reason;
+            let attached = reason.contains("attaching the ") && reason.contains(" probe at file offset ");
+            // A Ruby may have no symbols, or no USDT probes.
+            ensure!(attached || (method != "sites" && reason.contains("it has no ")), "{method}: {reason}");
+            last_resorts += usize::from(attached && method != "sites");
+        }
+        Ok(())
+    })?;
+    ensure!(last_resorts > 0, "no Ruby at hand has probes of the last resort");
+    Ok(())
 }

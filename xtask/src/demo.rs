@@ -26,7 +26,7 @@ pub(crate) fn run_demo() -> Result<()> {
     progress("demo: building gctrace (a few minutes the first time)");
     run(cargo().args(["build", "--release", "--package", "gctrace-user"]))?;
     let folder = target_dir()?.join("demo");
-    let (sets, pprof) = (folder.join("tunemygc"), folder.join("gc.pb.gz"));
+    let (sets, pprof, graph) = (folder.join("tunemygc"), folder.join("run.pb.gz"), folder.join("cpu.svg"));
     fs::create_dir_all(&sets).with_context(|| format!("cannot create {}", sets.display()))?;
     for old in [&sets, &folder] {
         remove_files(old)?;
@@ -42,7 +42,7 @@ pub(crate) fn run_demo() -> Result<()> {
 
     let mut gctrace = as_root(target_dir()?.join("release/gctrace"), "trace other processes")?;
     gctrace.args(["--all-ruby", "--duration", &format!("{SECONDS}s"), "--tunemygc"]).arg(&sets);
-    gctrace.arg("--pprof").arg(&pprof);
+    gctrace.arg("--pprof").arg(&pprof).arg("--flamegraph").arg(&graph);
     let lines = watch(&mut gctrace)?;
 
     workload.signal(Signal::TERM)?;
@@ -52,7 +52,7 @@ pub(crate) fn run_demo() -> Result<()> {
     if let Some(mut pipe) = own {
         pipe.read_to_string(&mut account).context("cannot read what the workload said")?;
     }
-    report(&lines, workload.pid(), account.trim(), &sets, &pprof)
+    report(&lines, workload.pid(), account.trim(), &sets, &[&pprof, &graph])
 }
 
 /// Runs gctrace, shows its lines as they come with a countdown below them, and returns those of standard output.
@@ -113,7 +113,7 @@ fn forward(
     })
 }
 
-fn report(lines: &[String], pid: u32, account: &str, sets: &Path, pprof: &Path) -> Result<()> {
+fn report(lines: &[String], pid: u32, account: &str, sets: &Path, profiles: &[&Path; 2]) -> Result<()> {
     let cycles: Vec<Cycle> = lines.iter().filter_map(|line| Cycle::read(line)).collect();
     let majors = cycles.iter().filter(|cycle| cycle.major).count();
     let pauses: Vec<f64> = cycles.iter().filter_map(|cycle| cycle.pause_ms).collect();
@@ -132,9 +132,10 @@ fn report(lines: &[String], pid: u32, account: &str, sets: &Path, pprof: &Path) 
     if written.is_empty() {
         bail!("gctrace wrote no TuneMyGC set into {}", sets.display());
     }
-    if !pprof.is_file() {
-        bail!("gctrace wrote no profile to {}", pprof.display());
+    if let Some(missing) = profiles.iter().find(|profile| !profile.is_file()) {
+        bail!("gctrace wrote no profile to {}", missing.display());
     }
+    let [pprof, graph] = profiles;
     // The workload's own set first; other Ruby processes of this host may have theirs.
     written.sort_by_key(|path| !path.to_string_lossy().contains(&format!("-{pid}-")));
     for set in &written[..1] {
@@ -144,6 +145,7 @@ fn report(lines: &[String], pid: u32, account: &str, sets: &Path, pprof: &Path) 
         "pprof profile     {0}    open it: go tool pprof -top {0}    (apt install golang-go)",
         short(pprof)
     );
+    println!("flame graph       {}    open it: in a browser", short(graph));
     println!("Next: sudo {} --all-ruby", short(&target_dir()?.join("release/gctrace")));
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     lab_built::{self, Outcome},
@@ -149,11 +149,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("{}", ruby.display());
     }
     if args.built {
+        let mut missing = Vec::new();
         for outcome in lab_built::ensure(&args.names)? {
             match outcome {
                 Outcome::Built(built) => println!("{} {:?}", built.library.display(), built.differing),
-                Outcome::NoSource(suite) => println!("{suite}: no source on the mirror"),
+                Outcome::NoSource(source) => missing.push(source.to_string()),
             }
+        }
+        // Whoever asked for it by name does not get it.
+        ensure!(missing.is_empty() || args.names.is_empty(), "{}", missing.join("\n"));
+        for missing in &missing {
+            progress(format!("lab: {missing}"));
         }
     }
     Ok(())

@@ -5,7 +5,7 @@
 //! with its build dependencies; every stage leaves a mark and is not done again.
 
 use std::{
-    fs,
+    fmt, fs,
     path::{Path, PathBuf},
     process::Command,
     time::Instant,
@@ -97,7 +97,25 @@ pub(crate) enum Outcome {
     /// It was built.
     Built(Box<Built>),
     /// The mirror does not have its source.
-    NoSource(&'static str),
+    NoSource(Missing),
+}
+
+/// A source that the mirror lists and does not have.
+pub(crate) struct Missing {
+    pub(crate) suite: &'static str,
+    /// The source package.
+    source: String,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} cannot be built: the mirror answers 404 for the source package {}, although its lists name it; try \
+             again when the mirror has caught up, or name the other suites",
+            self.suite, self.source
+        )
+    }
 }
 
 /// Builds what is not built yet of the named suites (of all if none is named).
@@ -134,8 +152,7 @@ fn build(suite: &'static Suite, source: &str, dir: &Path) -> Result<Outcome> {
             match run_stage(&root, stage, source, &log)? {
                 Some(0) => {}
                 Some(NO_SOURCE) => {
-                    progress(format!("lab: the mirror has no source of {source} in {}: skipped", suite.name));
-                    return Ok(Outcome::NoSource(suite.name));
+                    return Ok(Outcome::NoSource(Missing { suite: suite.name, source: source.to_owned() }));
                 }
                 code => bail!("stage {stage} failed with status {code:?}; see {}", log.display()),
             }

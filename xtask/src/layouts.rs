@@ -41,6 +41,28 @@ const fn series(from: Release, to: Release, changes: &'static [(&'static str, Re
     Series { from, to, changes, longer: &[] }
 }
 
+/// What is read of the object space and of what names frames, known up to this release.
+const fn longer(to: Release) -> [(&'static str, Release); 16] {
+    [
+        ("rb_objspace", to),
+        ("rb_iseq_struct", to),
+        ("rb_iseq_constant_body", to),
+        ("rb_iseq_location_struct", to),
+        ("iseq_insn_info_entry", to),
+        ("succ_index_table", to),
+        ("succ_dict_block", to),
+        ("rb_method_entry_struct", to),
+        ("rb_callable_method_entry_struct", to),
+        ("rb_method_definition_struct", to),
+        ("RBasic", to),
+        ("RString", to),
+        ("RArray", to),
+        ("RClass", to),
+        ("RClass_and_rb_classext_t", to),
+        ("rb_classext_struct", to),
+    ]
+}
+
 /// Found by comparing the definitions of these structures (and of all structures and limits they are made of) over
 /// every release tag of CRuby's repository; changes that move nothing a table holds were left out after comparing the
 /// DWARF of the releases on both sides. Two files of one range must give one layout, so that every further release
@@ -72,12 +94,12 @@ const SERIES: &[Series] = &[
         ],
     ),
     // Debian's 3.3.13 and 3.4.11 have no public tags; their machine code gives the same places of everything that GC.stat
-    // reads, and every key equals the witness's.
+    // reads, every key equals the witness's, and every frame of every thread is named as Ruby itself does.
     Series {
-        longer: &[("rb_objspace", (3, 3, 13))],
+        longer: &longer((3, 3, 13)),
         ..series((3, 3, 0), (3, 3, 11), &[("rb_vm_struct", (3, 3, 1)), ("rb_vm_struct", (3, 3, 7))])
     },
-    Series { longer: &[("rb_objspace", (3, 4, 11))], ..series((3, 4, 0), (3, 4, 9), &[]) },
+    Series { longer: &longer((3, 4, 11)), ..series((3, 4, 0), (3, 4, 9), &[]) },
     series((4, 0, 0), (4, 0, 5), &[("rb_classext_struct", (4, 0, 4))]),
 ];
 

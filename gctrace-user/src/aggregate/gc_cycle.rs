@@ -3,7 +3,7 @@
 use gctrace_common::event::PauseEvent;
 
 use crate::{
-    model::{GcCycle, GcState, Pause},
+    model::{GcCycle, GcState, Pause, stack::Stack},
     ruby::{PauseKind, stat::Mode},
 };
 
@@ -80,8 +80,21 @@ impl CycleFold {
     /// `GC_START`.
     pub fn start(&mut self, comm: String, count: u64, state: GcState) -> Folded {
         let folded = self.cut();
-        self.open = Some(GcCycle { comm, count, start: state, end: None, pauses: Vec::new(), lost: 0 });
+        self.open = Some(GcCycle {
+            comm,
+            count,
+            start: state,
+            end: None,
+            pauses: Vec::new(),
+            trigger: None,
+            lost: 0,
+        });
         folded
+    }
+
+    /// Where the stack goes that started the open cycle, if its snapshot was taken at that time.
+    pub fn trigger(&mut self, ts_ns: u64) -> Option<&mut Option<Stack>> {
+        self.open.as_mut().filter(|cycle| cycle.start.ts_ns == ts_ns).map(|cycle| &mut cycle.trigger)
     }
 
     /// `GC_END_SWEEP`. The cycle is reported with the pause that swept last, which ends after it.
@@ -175,7 +188,7 @@ mod tests {
             ts_ns: end,
             seq: 1,
             image: 0,
-            reserved: 0,
+            execs: 0,
         };
         PauseEvent {
             header,

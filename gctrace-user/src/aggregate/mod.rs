@@ -1,3 +1,7 @@
 //! Folding of events into what users read. Pure: no I/O, no clock; time comes with the events.
 
+pub mod call_tree;
 pub mod gc_cycle;
+pub mod gvl;
+pub mod mix;
+pub mod recording;

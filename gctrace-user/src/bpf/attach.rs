@@ -14,13 +14,14 @@ use aya::{
     },
 };
 use gctrace_common::{
-    config::{ImageConfig, MAX_IMAGES, ProcessEntry},
+    config::{ImageConfig, MAX_IMAGES, ProcessEntry, RubyEntry},
     cookie::{Cookie, NO_REGISTER},
     event::Point,
 };
 
 use super::load::{GC_PROGRAMS, LoadError};
 use super::phases::Semaphore;
+use super::sample::Stages;
 use crate::ruby::plan::ProbeSite;
 
 /// Which processes a probe fires for.
@@ -93,7 +94,10 @@ pub struct Probes {
     pub(super) ebpf: Ebpf,
     images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
+    rubies: HashMap<MapData, u32, RubyEntry>,
     gate: Array<MapData, u32>,
+    /// Kept, or the programs could not jump to them.
+    _stages: Stages,
     has_cookie: bool,
     reads_threads: bool,
     next_image: u32,
@@ -103,19 +107,28 @@ pub struct Probes {
 }
 
 impl Probes {
-    pub(super) fn new(mut ebpf: Ebpf, has_cookie: bool, reads_threads: bool) -> Result<Self, LoadError> {
+    pub(super) fn new(
+        mut ebpf: Ebpf,
+        has_cookie: bool,
+        reads_threads: bool,
+        stages: Stages,
+    ) -> Result<Self, LoadError> {
         let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
         let images = Array::try_from(map(&mut ebpf, "IMAGES")?)
             .map_err(|source| LoadError::Map { map: "IMAGES", source })?;
         let processes = HashMap::try_from(map(&mut ebpf, "PROCESSES")?)
             .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
+        let rubies = HashMap::try_from(map(&mut ebpf, "RUBIES")?)
+            .map_err(|source| LoadError::Map { map: "RUBIES", source })?;
         let gate = Array::try_from(map(&mut ebpf, "GATE")?)
             .map_err(|source| LoadError::Map { map: "GATE", source })?;
         Ok(Self {
             ebpf,
             images,
             processes,
+            rubies,
             gate,
+            _stages: stages,
             has_cookie,
             reads_threads,
             next_image: 0,
@@ -151,6 +164,11 @@ impl Probes {
         }
         self.next_image += 1;
         Ok(self.next_image - 1)
+    }
+
+    /// Tells the programs of an image whose probes are not attached yet: the stacks of its processes can be walked.
+    pub fn add_image(&mut self, index: u32, config: &ImageConfig) -> Result<(), AttachError> {
+        self.open_image(index, &ImageConfig { open: 0, ..*config })
     }
 
     /// Opens an image: from here on its hits are events. Done after all its probes are attached, because attaching
@@ -251,14 +269,22 @@ impl Probes {
     /// Forgets a process.
     pub fn forget(&mut self, pid: u32) {
         // It may have exited, which removes the entry in the kernel.
-        if let Err(error) = self.processes.remove(&pid) {
-            log::debug!("forgetting pid {pid}: {error}");
+        for removed in [self.processes.remove(&pid), self.rubies.remove(&pid)] {
+            if let Err(error) = removed {
+                log::debug!("forgetting pid {pid}: {error}");
+            }
         }
     }
 
     /// Follows a process (its fork, exec and exit are reported), and tells image and load bias for kernels without
-    /// cookies.
+    /// cookies and for its stacks.
     pub fn set_process(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
+        self.set_ruby(pid, image, bias)?;
+        self.follow(pid, image, bias)
+    }
+
+    /// The same without its stacks, where it is not certain yet that its events are those of this image.
+    pub fn follow(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         if self.has_cookie && self.processes.get(&pid, 0).is_ok() {
             // The programs may be counting in the entry at this moment: rewriting it could undo a count.
             return Ok(());
@@ -268,6 +294,21 @@ impl Probes {
             entry.bias = bias;
             entry.flags |= ProcessEntry::IMAGE_KNOWN;
         })
+    }
+
+    /// Tells the programs where a process has its image, so that its stacks can be walked before its first GC.
+    /// What has been told before stays until the process replaces its program.
+    pub fn set_ruby(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
+        let error = |source| AttachError::Map { map: "RUBIES", source: Box::new(source) };
+        let execs = match self.rubies.get(&pid, 0) {
+            // The programs are counting in it.
+            Ok(entry) if entry.known != 0 => return Ok(()),
+            Ok(entry) => entry.execs,
+            Err(MapError::KeyNotFound) => 0,
+            Err(source) => return Err(error(source)),
+        };
+        let entry = RubyEntry { image, bias, execs, known: 1, ..RubyEntry::default() };
+        self.rubies.insert(pid, entry, 0).map_err(error)
     }
 
     fn update(&mut self, pid: u32, change: impl FnOnce(&mut ProcessEntry)) -> Result<(), AttachError> {

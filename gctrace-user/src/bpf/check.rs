@@ -1,14 +1,15 @@
 //! What the kernel lets gctrace do, tried piece by piece: the object is loaded as for a run, and attached to nothing but
 //! gctrace itself and the kernel's own tracepoints, with its gate closed.
 
-use std::{error::Error, num::NonZeroU32, path::Path};
+use std::{error::Error, num::NonZeroU32, path::Path, time::Duration};
 
 use aya::{maps::MapType, programs::Program, sys::is_map_supported};
 use gctrace_common::event::Point;
 
 use super::{
     MappingWatch, Probes, Scope, kernel_types,
-    load::{LoadError, TRACEPOINTS, TRIED_NEWTASK, newtask_offsets, verified},
+    load::{LoadError, LoadOptions, TRACEPOINTS, TRIED_NEWTASK, Verified, newtask_offsets, verified},
+    sample::{self, StackOptions},
 };
 use crate::{
     address::{FileOffset, Svma},
@@ -52,7 +53,7 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
         tracepoints: TRACEPOINTS
             .map(|(_, category, name)| (format!("{category}:{name}"), not_tried()))
             .to_vec(),
-        mappings: MappingWatch::start().map(drop).map_err(|error| brief(&error)),
+        mappings: MappingWatch::start(false).map(drop).map_err(|error| brief(&error)),
         kernel_types: kernel_types::task_thread_pointer().map(drop).map_err(|error| brief(&error)),
     };
     match probes(tracefs, cookies) {
@@ -79,8 +80,19 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
 fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     // Without tracefs the offsets only have to satisfy the verifier.
     let newtask = tracefs.map_or(Ok(TRIED_NEWTASK), newtask_offsets)?;
-    let (ebpf, config) = verified(false, std::process::id(), cookies, None, newtask, 0)?;
-    let mut probes = Probes::new(ebpf, config.has_cookie != 0, false)?;
+    let stacks = StackOptions { rate: 99, wall: false, off_cpu_min: Duration::ZERO, native: true };
+    let options = LoadOptions {
+        all: false,
+        own_pid: std::process::id(),
+        tracefs: tracefs.unwrap_or(Path::new("/")),
+        cookies,
+        gc_ring_bytes: None,
+        stacks: Some(stacks),
+        gvl: None,
+    };
+    let (mut ebpf, config) = verified(&Verified { options, newtask, thread_pointer: 0, task_stack: 0 })?;
+    let stages = sample::link_stages(&mut ebpf, Some(stacks))?;
+    let mut probes = Probes::new(ebpf, config.has_cookie != 0, false, stages)?;
     probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
     Ok(probes)
 }
@@ -131,7 +143,7 @@ mod tests {
     fn brief_errors() {
         let cause = std::io::Error::from_raw_os_error(1);
         let error = LoadError::TracepointFormat {
-            tracepoint: "task:task_newtask",
+            tracepoint: "task:task_newtask".to_owned(),
             path: "/x".into(),
             reason: format!("{cause}\nline\nline"),
         };

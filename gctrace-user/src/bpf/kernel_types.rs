@@ -37,6 +37,12 @@ pub(super) fn task_thread_pointer() -> Result<u32, BtfError> {
     Btf::parse(&bytes)?.member_offset("task_struct", members)
 }
 
+/// Offset of the pointer to the kernel stack in `task_struct`.
+pub(super) fn task_stack() -> Result<u32, BtfError> {
+    let bytes = read(Path::new(VMLINUX))?;
+    Btf::parse(&bytes)?.member_offset("task_struct", &["stack"])
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
     fs::read(path).map_err(|source| BtfError::Read { path: path.display().to_string(), source })
 }

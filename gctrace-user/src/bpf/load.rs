@@ -14,9 +14,12 @@ use gctrace_common::{
 
 use super::{
     attach::{AttachError, Probes},
+    gvl::{self, GvlOptions, GvlReader},
     kernel_types,
     phases::PHASE_PROGRAMS,
-    rings::{CounterReader, Rings},
+    rings::{AwayReader, CounterReader, Rings, StackRing},
+    sample::{self, StackOptions},
+    unwind::UnwindMaps,
 };
 use crate::elf;
 
@@ -81,6 +84,18 @@ pub enum LoadError {
         #[source]
         source: MapError,
     },
+    /// The CPUs could not be listed.
+    #[error("listing the CPUs: {0}")]
+    Cpus(#[source] std::io::Error),
+    /// The sampling clock of a CPU could not be started.
+    #[error("sampling CPU {cpu} (perf_event_open): {source} (needs CAP_PERFMON or root)")]
+    Clock {
+        /// The CPU.
+        cpu: u32,
+        /// The kernel's answer.
+        #[source]
+        source: ProgramError,
+    },
     /// The gate could not be closed.
     #[error("closing the gate: {0}")]
     Gate(#[source] Box<AttachError>),
@@ -88,7 +103,7 @@ pub enum LoadError {
     #[error("reading the format of the tracepoint {tracepoint} in {path}: {reason}")]
     TracepointFormat {
         /// Category and name.
-        tracepoint: &'static str,
+        tracepoint: String,
         /// The file.
         path: PathBuf,
         /// What was wrong.
@@ -118,16 +133,35 @@ pub struct LoadOptions<'a> {
     pub cookies: bool,
     /// Bytes of the GC ring, if not the default.
     pub gc_ring_bytes: Option<u32>,
+    /// Which stacks are taken besides those of GC starts.
+    pub stacks: Option<StackOptions>,
+    /// Whether and how the GVL is watched.
+    pub gvl: Option<GvlOptions>,
+}
+
+impl LoadOptions<'_> {
+    /// Whether native stacks are walked.
+    pub(super) fn native(&self) -> bool {
+        self.stacks.is_some_and(|stacks| stacks.native)
+    }
 }
 
 /// The loaded object, split by who uses which part.
 pub struct Loaded {
     /// Attaching and selection: the slow path.
     pub probes: Probes,
-    /// The records.
+    /// The records of the data thread.
     pub rings: Rings,
+    /// The records of stacks.
+    pub stacks: StackRing,
     /// The kernel's counters.
     pub counters: CounterReader,
+    /// Who is off its CPU, if that is looked at.
+    pub away: Option<AwayReader>,
+    /// Where unwind tables go, if native stacks are walked.
+    pub unwind: Option<UnwindMaps>,
+    /// What threads did with the GVL, if it is watched.
+    pub gvl: Option<GvlReader>,
 }
 
 /// Loads the object, verifies all programs and attaches the lifecycle tracepoints.
@@ -137,14 +171,8 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
         log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
         0
     });
-    let (mut ebpf, config) = verified(
-        options.all,
-        options.own_pid,
-        options.cookies,
-        options.gc_ring_bytes,
-        newtask,
-        thread_pointer,
-    )?;
+    let task_stack = kernel_types::task_stack().unwrap_or(0);
+    let (mut ebpf, config) = verified(&Verified { options: *options, newtask, thread_pointer, task_stack })?;
     for (program, category, name) in TRACEPOINTS {
         let Some(Program::TracePoint(tracepoint)) = ebpf.program_mut(program) else {
             return Err(LoadError::Missing(program));
@@ -153,24 +181,37 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
             .attach(category, name)
             .map_err(|source| LoadError::Tracepoint { tracepoint: format!("{category}:{name}"), source })?;
     }
+    let native = options.native();
+    let stages = sample::link_stages(&mut ebpf, options.stacks)?;
+    sample::start(&mut ebpf, options.stacks)?;
     let rings = Rings::take(&mut ebpf)?;
+    let stacks = StackRing::take(&mut ebpf)?;
     let counters = CounterReader::take(&mut ebpf)?;
-    let probes = Probes::new(ebpf, config.has_cookie != 0, thread_pointer != 0)?;
-    Ok(Loaded { probes, rings, counters })
+    let wall = options.stacks.is_some_and(|stacks| stacks.wall);
+    let away = wall.then(|| AwayReader::take(&mut ebpf)).transpose()?;
+    let unwind = native.then(|| UnwindMaps::take(&mut ebpf)).transpose()?;
+    let gvl = (config.gvl != 0).then(|| GvlReader::take(&mut ebpf)).transpose()?;
+    let probes = Probes::new(ebpf, config.has_cookie != 0, thread_pointer != 0, stages)?;
+    Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl })
 }
 
 /// Offsets in `task:task_newtask` that the verifier accepts, for loading where nothing is attached.
 pub(super) const TRIED_NEWTASK: (u32, u32) = (8, 32);
 
+/// What loading needs beyond the options.
+pub(super) struct Verified<'a> {
+    pub(super) options: LoadOptions<'a>,
+    pub(super) newtask: (u32, u32),
+    pub(super) thread_pointer: u32,
+    pub(super) task_stack: u32,
+}
+
 /// Loads the object and has every program verified. Nothing is attached.
-pub(super) fn verified(
-    all: bool,
-    own_pid: u32,
-    cookies: bool,
-    gc_ring_bytes: Option<u32>,
-    newtask: (u32, u32),
-    thread_pointer: u32,
-) -> Result<(Ebpf, Config), LoadError> {
+pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadError> {
+    let Verified {
+        options: LoadOptions { all, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl }, ..
+    } = *wanted;
+    let (newtask, thread_pointer) = (wanted.newtask, wanted.thread_pointer);
     check_abi(OBJECT)?;
     let mut config = Config {
         select: if all { SELECT_ALL } else { SELECT_LISTED },
@@ -179,40 +220,96 @@ pub(super) fn verified(
         newtask_pid: newtask.0,
         newtask_clone_flags: newtask.1,
         task_thread_pointer: thread_pointer,
+        tick_ns: 0,
+        task_stack: wanted.task_stack,
+        gvl: 0,
+        gvl_threshold_ns: 0,
+        off_cpu_min_ns: 0,
+        off_cpu_stacks: 0,
+        switch_prev_state: 0,
+        switch_next_pid: 0,
+        wakeup_pid: 0,
     };
+    sample::configure(&mut config, stacks, tracefs)?;
+    gvl::configure(&mut config, gvl.filter(|_| cookies));
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
-    let ebpf = match load_programs(config, gc_ring_bytes) {
+    let ebpf = match load_programs(config, gc_ring_bytes, stacks) {
         Ok(ebpf) => ebpf,
-        Err(first @ LoadError::Program { .. }) if cookies => {
+        Err(first @ LoadError::Program { program, .. }) if cookies && !gvl::PROGRAMS.contains(&program) => {
+            log::debug!("{first}");
             config.has_cookie = 0;
-            load_programs(config, gc_ring_bytes).map_err(|_| first)?
+            // Which site a hit is at is told by cookies only.
+            config.gvl = 0;
+            load_programs(config, gc_ring_bytes, stacks).map_err(|_| {
+                log::debug!("{first}");
+                first
+            })?
         }
-        Err(error) => return Err(error),
+        Err(error) => {
+            // The verifier's log, of which an error message shows the first line.
+            log::debug!("{error}");
+            return Err(error);
+        }
     };
     Ok((ebpf, config))
 }
 
-fn load_programs(config: Config, gc_ring_bytes: Option<u32>) -> Result<Ebpf, LoadError> {
+fn load_programs(
+    config: Config,
+    gc_ring_bytes: Option<u32>,
+    stacks: Option<StackOptions>,
+) -> Result<Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
     loader.override_global("CONFIG", &config, true);
     if let Some(bytes) = gc_ring_bytes {
         loader.map_max_entries("GC_RING", bytes);
     }
+    sample::size_maps(&mut loader, stacks)?;
+    gvl::size_maps(&mut loader, config.gvl != 0);
+    if !stacks.is_some_and(|stacks| stacks.native) {
+        for map in UnwindMaps::NAMES {
+            loader.map_max_entries(map, 1);
+        }
+    }
     let mut ebpf = loader.load(OBJECT)?;
-    for program in GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS) {
-        let Some(Program::UProbe(uprobe)) = ebpf.program_mut(program) else {
-            return Err(LoadError::Missing(program));
-        };
-        uprobe.load().map_err(|source| LoadError::Program { program, source })?;
+    let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
+    names.extend(sample::programs(stacks));
+    if config.gvl != 0 {
+        names.extend(gvl::PROGRAMS);
     }
-    for (program, _, _) in TRACEPOINTS {
-        let Some(Program::TracePoint(tracepoint)) = ebpf.program_mut(program) else {
-            return Err(LoadError::Missing(program));
-        };
-        tracepoint.load().map_err(|source| LoadError::Program { program, source })?;
-    }
+    names.extend(TRACEPOINTS.map(|(program, _, _)| program));
+    load_all(&mut ebpf, &names)?;
     Ok(ebpf)
+}
+
+/// Loads programs at the same time: the kernel verifies a big one for a third of a second.
+fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
+    if let Some(missing) = names.iter().find(|name| ebpf.program(name).is_none()) {
+        return Err(LoadError::Missing(missing));
+    }
+    let wanted = ebpf.programs_mut().filter_map(|(name, program)| {
+        names.iter().find(|wanted| **wanted == name).map(|name| (*name, program))
+    });
+    std::thread::scope(|scope| {
+        let loads: Vec<_> =
+            wanted.map(|(name, program)| (name, scope.spawn(move || load_one(program)))).collect();
+        for (program, load) in loads {
+            // A panic of Aya's is one of ours.
+            let loaded = load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            loaded.map_err(|source| LoadError::Program { program, source })?;
+        }
+        Ok(())
+    })
+}
+
+fn load_one(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::UProbe(program) => program.load(),
+        Program::PerfEvent(program) => program.load(),
+        Program::TracePoint(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
 }
 
 /// Refuses an object whose ABI is not this binary's.
@@ -226,18 +323,38 @@ fn check_abi(object: &[u8]) -> Result<(), LoadError> {
     }
 }
 
+/// The format file of a tracepoint of the running kernel.
+pub(super) struct TracepointFormat {
+    tracepoint: String,
+    path: PathBuf,
+    text: String,
+}
+
+impl TracepointFormat {
+    /// Reads it.
+    pub(super) fn read(tracefs: &std::path::Path, category: &str, name: &str) -> Result<Self, LoadError> {
+        let path = tracefs.join(format!("events/{category}/{name}/format"));
+        let tracepoint = format!("{category}:{name}");
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Self { tracepoint, path, text }),
+            Err(error) => Err(LoadError::TracepointFormat { tracepoint, path, reason: error.to_string() }),
+        }
+    }
+
+    /// Byte offset of a field in the tracepoint's record.
+    pub(super) fn offset(&self, field: &str) -> Result<u32, LoadError> {
+        format_offset(&self.text, field).ok_or_else(|| LoadError::TracepointFormat {
+            tracepoint: self.tracepoint.clone(),
+            path: self.path.clone(),
+            reason: format!("it has no field `{field}`"),
+        })
+    }
+}
+
 /// Byte offsets of `pid` and `clone_flags` in the `task:task_newtask` record of the running kernel.
 pub(super) fn newtask_offsets(tracefs: &std::path::Path) -> Result<(u32, u32), LoadError> {
-    let path = tracefs.join("events/task/task_newtask/format");
-    let error = |reason: String| LoadError::TracepointFormat {
-        tracepoint: "task:task_newtask",
-        path: path.clone(),
-        reason,
-    };
-    let text = std::fs::read_to_string(&path).map_err(|e| error(e.to_string()))?;
-    let offset =
-        |field| format_offset(&text, field).ok_or_else(|| error(format!("it has no field `{field}`")));
-    Ok((offset("pid")?, offset("clone_flags")?))
+    let format = TracepointFormat::read(tracefs, "task", "task_newtask")?;
+    Ok((format.offset("pid")?, format.offset("clone_flags")?))
 }
 
 /// Finds the offset of a `field:` line in a tracepoint's format file.

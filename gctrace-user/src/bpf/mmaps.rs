@@ -1,5 +1,6 @@
 //! New executable mappings of every process, as the kernel makes them (`PERF_RECORD_MMAP2`, Linux 3.16): the moment
-//! at which a Ruby image enters a process.
+//! at which a Ruby image enters a process. Where native stacks are walked, also forks and exits, which decide what code a
+//! process has.
 
 use std::os::fd::BorrowedFd;
 
@@ -23,6 +24,25 @@ pub struct ExecMapping {
     pub offset: u64,
     /// File name as the process sees it.
     pub file: Vec<u8>,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Watched {
+    /// A new executable mapping.
+    Mapping(ExecMapping),
+    /// A process was forked.
+    Fork {
+        /// From this one.
+        parent: u32,
+        /// The new process.
+        child: u32,
+    },
+    /// The main thread of a process ended.
+    Exit {
+        /// The process.
+        pid: u32,
+    },
 }
 
 /// Why mappings cannot be watched.
@@ -49,8 +69,8 @@ pub struct MappingWatch {
 }
 
 impl MappingWatch {
-    /// Starts watching on every online CPU.
-    pub fn start() -> Result<Self, WatchError> {
+    /// Starts watching on every online CPU; `tasks`: forks and exits, too.
+    pub fn start(tasks: bool) -> Result<Self, WatchError> {
         let cpus = aya::util::online_cpus().map_err(|(_, source)| WatchError::Cpus(source))?;
         let mut samplers = Vec::with_capacity(cpus.len());
         for cpu in cpus {
@@ -60,6 +80,7 @@ impl MappingWatch {
                 .one_cpu(cpu as usize)
                 .mmap(true)
                 .mmap2(true)
+                .task(tasks)
                 .exclude_kernel(true)
                 .exclude_hv(true)
                 .wakeup_watermark(1)
@@ -82,17 +103,21 @@ impl MappingWatch {
     }
 
     /// Takes all waiting records.
-    pub fn drain(&mut self, mut sink: impl FnMut(ExecMapping)) {
+    pub fn drain(&mut self, mut sink: impl FnMut(Watched)) {
         for sampler in &mut self.samplers {
             while let Some(record) = sampler.next_record() {
                 match record.parse_record() {
-                    Ok(Record::Mmap2(map)) => sink(ExecMapping {
+                    Ok(Record::Mmap2(map)) => sink(Watched::Mapping(ExecMapping {
                         pid: map.pid,
                         address: map.addr,
                         len: map.len,
                         offset: map.pgoff,
                         file: map.filename.to_vec(),
-                    }),
+                    })),
+                    Ok(Record::Fork(task)) if task.pid != task.ppid => {
+                        sink(Watched::Fork { parent: task.ppid, child: task.pid });
+                    }
+                    Ok(Record::Exit(task)) if task.pid == task.tid => sink(Watched::Exit { pid: task.pid }),
                     Ok(Record::Lost(lost)) => self.lost += lost.lost,
                     Ok(_) => {}
                     Err(error) => {

@@ -2,6 +2,7 @@
 
 mod attach;
 mod check;
+mod gvl;
 mod kernel_types;
 mod load;
 mod mmaps;
@@ -9,9 +10,14 @@ mod phases;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]
 mod raw;
 mod rings;
+mod sample;
+mod unwind;
 
 pub use attach::{AttachError, Probes, Scope};
 pub use check::{KernelCheck, Tried, brief, check};
+pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use load::{LoadError, LoadOptions, Loaded, load};
-pub use mmaps::{ExecMapping, MappingWatch, WatchError};
-pub use rings::{CounterReader, Rings};
+pub use mmaps::{ExecMapping, MappingWatch, WatchError, Watched};
+pub use rings::{AwayReader, CounterReader, Rings, StackRing};
+pub use sample::StackOptions;
+pub use unwind::UnwindMaps;

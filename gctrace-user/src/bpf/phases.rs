@@ -13,7 +13,7 @@ use std::{
 
 use aya::programs::{
     Program,
-    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope},
+    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
 };
 use gctrace_common::cookie::Cookie;
 use perf_event::{
@@ -34,8 +34,16 @@ pub(super) struct Semaphore {
     _event: Counter,
 }
 
+/// A probe that was attached.
+enum Attached {
+    /// To the program with this name.
+    Link(&'static str, UProbeLinkId),
+    Semaphore(Semaphore),
+}
+
 impl Probes {
-    /// Attaches the phases of an image through `path`. Needs attach cookies (Linux 5.15).
+    /// Attaches the phases of an image through `path`, or none: a failure detaches those already attached. Needs attach
+    /// cookies (Linux 5.15).
     pub fn attach_phases(
         &mut self,
         image: u32,
@@ -43,11 +51,34 @@ impl Probes {
         path: &Path,
         scope: Scope,
     ) -> Result<(), AttachError> {
+        let mut done = Vec::with_capacity(probes.len());
         for probe in probes {
-            self.attach_phase(image, probe, path, scope)?;
+            match self.attach_phase(image, probe, path, scope) {
+                Ok(attached) => done.push(attached),
+                Err(error) => {
+                    self.detach_phases(done);
+                    return Err(error);
+                }
+            }
         }
         self.attached += probes.len();
+        for attached in done {
+            if let Attached::Semaphore(semaphore) = attached {
+                self.semaphores.push(semaphore);
+            }
+        }
         Ok(())
+    }
+
+    fn detach_phases(&mut self, done: Vec<Attached>) {
+        for attached in done {
+            // Those with semaphores are detached by closing them.
+            let Attached::Link(name, link) = attached else { continue };
+            let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else { continue };
+            if let Err(error) = program.detach(link) {
+                log::warn!("detaching a probe after a failed attach: {error}");
+            }
+        }
     }
 
     fn attach_phase(
@@ -56,7 +87,7 @@ impl Probes {
         probe: &PhaseProbe,
         path: &Path,
         scope: Scope,
-    ) -> Result<(), AttachError> {
+    ) -> Result<Attached, AttachError> {
         let cookie =
             Cookie { image: image as u16, register: probe.phase as u8, address: probe.address.0 }.pack();
         let name = PHASE_PROGRAMS[probe.edge as usize];
@@ -83,16 +114,15 @@ impl Probes {
                 event.enable()?;
                 Ok(Semaphore { _link: link, _event: event })
             })();
-            self.semaphores.push(counted.map_err(|error: io::Error| failed(error.into()))?);
-            return Ok(());
+            return counted.map(Attached::Semaphore).map_err(|error: io::Error| failed(error.into()));
         }
         let Program::UProbe(program) = program else { return Err(AttachError::NoProgram(name)) };
         let point = UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(offset),
             cookie: Some(cookie),
         };
-        program.attach(point, path, uprobe_scope(scope)).map_err(|error| failed(error.into()))?;
-        Ok(())
+        let link = program.attach(point, path, uprobe_scope(scope)).map_err(|error| failed(error.into()))?;
+        Ok(Attached::Link(name, link))
     }
 }
 

@@ -1,34 +1,50 @@
 //! The ring buffers and the counters.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd},
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
 
 use aya::{
     Ebpf,
-    maps::{Array, MapData, RingBuf},
+    maps::{Array, HashMap, MapData, RingBuf},
 };
-use gctrace_common::stats::Counter;
+use gctrace_common::{config::AwayEntry, stats::Counter};
 
 use super::load::LoadError;
 
 /// How often the counters are read again at most; a program runs for some microseconds.
 const SETTLE_TRIES: u32 = 100;
 
-/// The two rings of the object.
+/// The rings of the data thread.
 pub struct Rings {
     gc: RingBuf<MapData>,
     life: RingBuf<MapData>,
 }
 
+/// The ring of stacks, which has a thread of its own.
+pub struct StackRing(RingBuf<MapData>);
+
+impl StackRing {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
+        take(ebpf, "STACK_RING").map(Self)
+    }
+
+    /// Another name of the descriptor that is readable when the ring has woken its reader.
+    pub fn fd(&self) -> io::Result<OwnedFd> {
+        self.0.as_fd().try_clone_to_owned()
+    }
+
+    /// Hands up to `limit` records to `sink`; returns how many there were.
+    pub fn drain(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
+        drain(&mut self.0, limit, sink)
+    }
+}
+
 impl Rings {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
-        let mut ring = |map: &'static str| {
-            let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
-            RingBuf::try_from(taken).map_err(|source| LoadError::Map { map, source })
-        };
-        Ok(Self { gc: ring("GC_RING")?, life: ring("LIFE_RING")? })
+        Ok(Self { gc: take(ebpf, "GC_RING")?, life: take(ebpf, "LIFE_RING")? })
     }
 
     /// Readable when the GC ring has woken its reader.
@@ -52,12 +68,35 @@ impl Rings {
     }
 }
 
+fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<RingBuf<MapData>, LoadError> {
+    let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
+    RingBuf::try_from(taken).map_err(|source| LoadError::Map { map, source })
+}
+
 fn drain(ring: &mut RingBuf<MapData>, limit: usize, mut sink: impl FnMut(&[u8])) -> usize {
     for taken in 0..limit {
         let Some(record) = ring.next() else { return taken };
         sink(&record);
     }
     limit
+}
+
+/// Reads which threads are off their CPU.
+pub struct AwayReader(HashMap<MapData, u32, AwayEntry>);
+
+impl AwayReader {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
+        let map = ebpf.take_map("AWAY").ok_or(LoadError::Missing("AWAY"))?;
+        HashMap::try_from(map).map(Self).map_err(|source| LoadError::Map { map: "AWAY", source })
+    }
+
+    /// The threads that had left their CPU when [`super::Probes::close`] was called and have not come back, by tid.
+    pub fn read(&self) -> Vec<(u32, AwayEntry)> {
+        let entries = self.0.iter().filter_map(|entry| {
+            entry.inspect_err(|error| log::warn!("a thread that is off its CPU is not told: {error}")).ok()
+        });
+        entries.collect()
+    }
 }
 
 /// Reads the kernel's counters.

@@ -6,11 +6,11 @@
 use gctrace_common::ABI_HASH;
 use serde::{Deserialize, Serialize};
 
-use super::SOURCES;
+use super::{Kept, SOURCES};
 use crate::{
     address::Svma,
     elf::{BuildId, ElfImage, ImageHead, ReadAt, code_offset},
-    ruby::{RubyAnalysis, Site, may_be_probed},
+    ruby::{GvlEvent, GvlSite, RubyAnalysis, may_be_probed},
 };
 
 const MAGIC: [u8; 8] = *b"gctrace\x01";
@@ -53,7 +53,7 @@ pub(super) enum EntryError {
 pub(super) struct Entry {
     build_id: BuildId,
     file_size: u64,
-    analysis: RubyAnalysis,
+    kept: Kept,
     /// Version and description, with their addresses.
     strings: [(Svma, String); 2],
     /// The beginnings of the instructions that matter.
@@ -99,15 +99,21 @@ fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
         checks: _,
         has_symbols: _,
         static_probes: _,
+        thread,
+        gvl,
         // Not attached yet.
-        thread: _,
-        gvl: _,
         refill: _,
         // Offsets, no addresses that get a probe.
         derived: _,
+        modular: _,
     } = analysis;
-    let probed = |sites: &[Site]| sites.iter().map(|site| site.address).collect::<Vec<_>>();
-    (probed(sites), sites.iter().map(|site| site.guard).collect())
+    let mut probed: Vec<Svma> = sites.iter().map(|site| site.address).collect();
+    probed.extend(thread.sites.iter().map(|site| site.address));
+    let emulated = |site: &&GvlSite| site.emulated && site.event != GvlEvent::Acquired;
+    probed.extend(gvl.sites.iter().filter(emulated).map(|site| site.address));
+    // The function that acquires the GVL gets its probes at its beginning, whatever instruction that is.
+    let others = gvl.sites.iter().filter(|site| !emulated(site)).map(|site| site.address);
+    (probed, sites.iter().map(|site| site.guard).chain(others).collect())
 }
 
 impl Entry {
@@ -116,13 +122,13 @@ impl Entry {
         source: &(impl ReadAt + ?Sized),
         head: &ImageHead,
         image: &ElfImage,
-        analysis: &RubyAnalysis,
+        kept: &Kept,
     ) -> Option<Self> {
         let string = |name| {
             let address = image.symbol(name)?.address;
             Some((address, image.c_string(address)?.to_owned()))
         };
-        let (probed, others) = instructions(analysis);
+        let (probed, others) = instructions(&kept.analysis);
         let code = probed.into_iter().chain(others).map(|address| {
             let mut bytes = [0; CODE_BYTES];
             head.read_at(source, address, &mut bytes).then_some((address, bytes))
@@ -130,7 +136,7 @@ impl Entry {
         Some(Self {
             build_id: head.build_id.clone()?,
             file_size: head.file_size,
-            analysis: analysis.clone(),
+            kept: kept.clone(),
             strings: [string(STRINGS[0])?, string(STRINGS[1])?],
             code: code.collect::<Option<_>>()?,
             checksum: checksum(source, head)?,
@@ -175,13 +181,13 @@ impl Entry {
         }
     }
 
-    /// The analysis, if the file is the one it was made of.
+    /// What was kept, if the file is the one it was made of.
     pub(super) fn verified(
         self,
         source: &(impl ReadAt + ?Sized),
         head: &ImageHead,
-    ) -> Result<RubyAnalysis, EntryError> {
-        if head.build_id.as_ref() != Some(&self.build_id) || self.analysis.build_id != head.build_id {
+    ) -> Result<Kept, EntryError> {
+        if head.build_id.as_ref() != Some(&self.build_id) || self.kept.analysis.build_id != head.build_id {
             return Err(EntryError::OtherImage("another build id"));
         }
         if self.file_size != head.file_size {
@@ -192,12 +198,13 @@ impl Entry {
         if checksum(source, head) != Some(self.checksum) {
             return Err(EntryError::Differs("code".to_owned()));
         }
-        Ok(self.analysis)
+        Ok(self.kept)
     }
 
     fn verify_strings(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Result<(), EntryError> {
         let [(_, version), (_, description)] = &self.strings;
-        if version.parse() != Ok(self.analysis.version) || *description != self.analysis.description {
+        if version.parse() != Ok(self.kept.analysis.version) || *description != self.kept.analysis.description
+        {
             return Err(EntryError::Malformed);
         }
         for ((address, text), name) in self.strings.iter().zip(STRINGS) {
@@ -212,7 +219,7 @@ impl Entry {
     }
 
     fn verify_code(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Result<(), EntryError> {
-        let (probed, others) = instructions(&self.analysis);
+        let (probed, others) = instructions(&self.kept.analysis);
         let addresses = probed.iter().chain(&others);
         if !addresses.eq(self.code.iter().map(|(address, _)| address)) {
             return Err(EntryError::Malformed);

@@ -13,6 +13,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::{Deserialize, Serialize};
+
 use self::{
     dir::{Dir, DirError},
     entry::{Entry, MAX_BYTES},
@@ -21,6 +23,15 @@ use crate::{
     elf::{ElfImage, ImageHead, ReadAt},
     ruby::RubyAnalysis,
 };
+
+/// What is kept of an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Its analysis.
+    pub analysis: RubyAnalysis,
+    /// Whether symbols that belong to the image have confirmed the sites.
+    pub witnessed: bool,
+}
 
 /// Where root's cache is.
 const SYSTEM_DIR: &str = "/var/cache/gctrace";
@@ -74,7 +85,7 @@ impl Cache {
     }
 
     /// The stored analysis of an image, if there is one and the file is still the one that was analysed.
-    pub fn get(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<RubyAnalysis> {
+    pub fn get(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<Kept> {
         let dir = self.dir.as_ref()?;
         let name = Dir::entry_name(&key(head)?);
         let path = dir.path().join(&name);
@@ -93,9 +104,9 @@ impl Cache {
             }
         };
         match Entry::decode(&bytes).and_then(|entry| entry.verified(source, head)) {
-            Ok(analysis) => {
+            Ok(kept) => {
                 log::info!("the analysis {} is used", path.display());
-                Some(analysis)
+                Some(kept)
             }
             Err(error) => {
                 ignored(&error);
@@ -105,13 +116,7 @@ impl Cache {
     }
 
     /// Stores an analysis. A failure is told once and ends storing, not the run.
-    pub fn put(
-        &mut self,
-        source: &(impl ReadAt + ?Sized),
-        head: &ImageHead,
-        image: &ElfImage,
-        analysis: &RubyAnalysis,
-    ) {
+    pub fn put(&mut self, source: &(impl ReadAt + ?Sized), head: &ImageHead, image: &ElfImage, kept: &Kept) {
         let Some(path) = self.path.clone() else { return };
         let Some(key) = key(head) else {
             return log::info!("an image without build id is not cached");
@@ -126,7 +131,7 @@ impl Cache {
             }
         }
         let Some(dir) = &self.dir else { return };
-        let Some(bytes) = Entry::new(source, head, image, analysis).and_then(|entry| entry.encode()) else {
+        let Some(bytes) = Entry::new(source, head, image, kept).and_then(|entry| entry.encode()) else {
             return log::info!("the analysis of {key} cannot be cached");
         };
         match dir.write(&Dir::entry_name(&key), &bytes).and_then(|()| dir.prune()) {

@@ -10,7 +10,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::{
-    Cache, SOURCES,
+    Cache, Kept, SOURCES,
     dir::{Dir, MAX_ENTRIES},
     entry::{Entry, EntryError},
     key, sources,
@@ -20,14 +20,14 @@ use crate::{
         ElfImage, ImageHead,
         tests::{DEBIAN_LIBRUBY, Damaged},
     },
-    ruby::{RubyAnalysis, analyse, may_be_probed},
+    ruby::{analyse, may_be_probed},
 };
 
 struct Sample {
     file: File,
     head: ImageHead,
     image: ElfImage,
-    analysis: RubyAnalysis,
+    kept: Kept,
     bytes: Vec<u8>,
 }
 
@@ -36,13 +36,13 @@ fn sample() -> &'static Sample {
     SAMPLE.get_or_init(|| {
         let file = File::open(DEBIAN_LIBRUBY).unwrap();
         let (head, image) = (ImageHead::read(&file).unwrap(), ElfImage::read(&file).unwrap());
-        let analysis = analyse(&image).unwrap();
-        let bytes = Entry::new(&file, &head, &image, &analysis).unwrap().encode().unwrap();
-        Sample { file, head, image, analysis, bytes }
+        let kept = Kept { analysis: analyse(&image).unwrap(), witnessed: true };
+        let bytes = Entry::new(&file, &head, &image, &kept).unwrap().encode().unwrap();
+        Sample { file, head, image, kept, bytes }
     })
 }
 
-fn read(bytes: &[u8]) -> Result<RubyAnalysis, EntryError> {
+fn read(bytes: &[u8]) -> Result<Kept, EntryError> {
     Entry::decode(bytes)?.verified(&sample().file, &sample().head)
 }
 
@@ -63,13 +63,13 @@ fn stored(dir: &std::path::Path) -> PathBuf {
 #[test]
 fn round_trip() {
     let sample = sample();
-    assert_eq!(read(&sample.bytes).as_ref(), Ok(&sample.analysis));
+    assert_eq!(read(&sample.bytes).as_ref(), Ok(&sample.kept));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("made/when/needed");
     let mut cache = Cache::at(&path);
     assert_eq!(cache.get(&sample.file, &sample.head), None);
-    cache.put(&sample.file, &sample.head, &sample.image, &sample.analysis);
-    assert_eq!(cache.get(&sample.file, &sample.head).as_ref(), Some(&sample.analysis));
+    cache.put(&sample.file, &sample.head, &sample.image, &sample.kept);
+    assert_eq!(cache.get(&sample.file, &sample.head).as_ref(), Some(&sample.kept));
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(stored(&path)).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
@@ -119,7 +119,7 @@ fn unusable_entries() {
     for contents in [changed(100), Vec::new(), b"someone else's file".to_vec(), vec![0; 1 << 20]] {
         fs::write(stored(dir.path()), contents).unwrap();
         assert_eq!(cache.get(&sample.file, &sample.head), None);
-        cache.put(&sample.file, &sample.head, &sample.image, &sample.analysis);
+        cache.put(&sample.file, &sample.head, &sample.image, &sample.kept);
         assert!(cache.get(&sample.file, &sample.head).is_some());
     }
 }
@@ -129,7 +129,7 @@ fn unusable_entries() {
 fn patched_image() {
     let sample = sample();
     let contents = fs::read(DEBIAN_LIBRUBY).unwrap();
-    let site = sample.analysis.sites[0].address;
+    let site = sample.kept.analysis.sites[0].address;
     let code = sample.image.svma_to_file_offset(site).unwrap().0 as usize;
     let version = contents.windows(6).position(|window| window == b"3.1.2\0").unwrap();
     for (at, what) in
@@ -165,7 +165,7 @@ fn unsafe_places() {
     fs::write(dir.path().join("target"), &sample.bytes).unwrap();
     std::os::unix::fs::symlink("target", &entry).unwrap();
     assert_eq!(cache.get(&sample.file, &sample.head), None);
-    cache.put(&sample.file, &sample.head, &sample.image, &sample.analysis);
+    cache.put(&sample.file, &sample.head, &sample.image, &sample.kept);
     assert!(fs::symlink_metadata(&entry).unwrap().is_file(), "the link is replaced, not written through");
     fs::set_permissions(&entry, fs::Permissions::from_mode(0o666)).unwrap();
     assert_eq!(cache.get(&sample.file, &sample.head), None);
@@ -181,7 +181,7 @@ fn nowhere_to_write() {
     // Not even root can make a directory there.
     let mut cache = Cache::at(std::path::Path::new("/proc/self/cache"));
     assert!(cache.path().is_some());
-    cache.put(&sample.file, &sample.head, &sample.image, &sample.analysis);
+    cache.put(&sample.file, &sample.head, &sample.image, &sample.kept);
     assert!(cache.path().is_none());
     assert_eq!(cache.get(&sample.file, &sample.head), None);
 }
@@ -240,9 +240,9 @@ proptest! {
             let at = at.index(payload.len());
             payload[at] = value;
         }
-        if let Ok(analysis) = read(&with_payload(&payload)) {
-            prop_assert_eq!(analysis.version, sample.analysis.version);
-            prop_assert_eq!(&analysis.build_id, &sample.analysis.build_id);
+        if let Ok(Kept { analysis, .. }) = read(&with_payload(&payload)) {
+            prop_assert_eq!(analysis.version, sample.kept.analysis.version);
+            prop_assert_eq!(&analysis.build_id, &sample.kept.analysis.build_id);
             for site in &analysis.sites {
                 let offset = sample.image.svma_to_file_offset(site.address);
                 prop_assert!(offset.is_some());

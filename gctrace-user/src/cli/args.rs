@@ -5,6 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use crate::discover::Fault;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
+const PROFILES: &str = "Profiles (each starts sampling)";
+
 /// Watch the GC of CRuby processes from the kernel: no gem, no restart, no signal, no pause.
 #[derive(Debug, Parser)]
 #[command(
@@ -14,12 +16,15 @@ use clap::{Args as ClapArgs, Parser, ValueEnum};
         sudo gctrace --all-ruby                          every Ruby on this host, until Ctrl-C\n  \
         sudo gctrace --pid 4242 --duration 30s           one process, for half a minute\n  \
         sudo gctrace --all-ruby --tunemygc sets/         a TuneMyGC sample set per process\n  \
-        sudo gctrace --pprof gc.pb.gz -- ruby script.rb  a command and all it starts\n  \
+        sudo gctrace --pprof run.pb.gz -- ruby script.rb a command and all it starts\n  \
+        sudo gctrace --pid 4242 --duration 1m --quiet --flamegraph cpu.svg\n  \
+                                                         where a process spends its CPU time\n  \
         sudo gctrace doctor                              what works here, and why the rest does not\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.\n\
         Standard output carries data, standard error diagnostics (RUST_LOG=debug for more)."
 )]
 #[command(args_conflicts_with_subcommands = true)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Args {
     /// Other things than tracing.
     #[command(subcommand)]
@@ -49,9 +54,77 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub tunemygc: Option<PathBuf>,
 
-    /// Write GC pauses as a pprof profile (open with `go tool pprof`)
-    #[arg(long, value_name = "FILE")]
+    /// Send the sample set of each process to this collector, e.g. `http://127.0.0.1:9292` (see `gctrace collector`)
+    #[arg(long, value_name = "URL")]
+    pub tunemygc_url: Option<String>,
+
+    /// Token of the application that the sets belong to
+    #[arg(long, value_name = "TOKEN", env = "RUBY_GC_TOKEN", hide_env_values = true)]
+    pub tunemygc_token: Option<String>,
+
+    /// Keep sets here until the collector has them
+    /// [default: /var/lib/gctrace/spool; not as root: ~/.local/state/gctrace/spool]
+    #[arg(long, value_name = "DIR", requires = "tunemygc_url", hide_short_help = true)]
+    pub tunemygc_spool: Option<PathBuf>,
+
+    /// Write CPU time and GC pauses by stack as a pprof profile, e.g. run.pb.gz (open with `go tool pprof`)
+    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
     pub pprof: Option<PathBuf>,
+
+    /// Draw a flame graph, e.g. cpu.svg (open in a browser)
+    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    pub flamegraph: Option<PathBuf>,
+
+    /// Write collapsed stacks, e.g. cpu.folded: a line `root;caller;leaf NANOSECONDS` per stack
+    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    pub folded: Option<PathBuf>,
+
+    /// Write a profile for speedscope (www.speedscope.app), e.g. run.speedscope.json
+    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    pub speedscope: Option<PathBuf>,
+
+    /// Write a timeline with GC markers and memory for the Firefox Profiler (profiler.firefox.com), e.g. run.json.gz
+    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    pub firefox: Option<PathBuf>,
+
+    /// What stands at the root of the stacks of --flamegraph and --folded
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = RootArg::Process,
+        value_name = "WHAT",
+        help_heading = PROFILES
+    )]
+    pub stack_root: RootArg,
+
+    /// Sample what the threads do this often per second and CPU, 1 to 999 [default: 99 where an output wants stacks]
+    #[arg(long, value_name = "HZ", help_heading = PROFILES, value_parser = clap::value_parser!(u32).range(1..=999))]
+    pub rate: Option<u32>,
+
+    /// Leave native frames (the VM itself, C extensions, libraries) out of stacks
+    #[arg(long)]
+    pub no_native: bool,
+
+    /// Look at threads that are off their CPU, too: where they block, and where they wait for a CPU
+    #[arg(long, help_heading = PROFILES)]
+    pub wall: bool,
+
+    /// Report only threads that are off their CPU for at least this long [default: 1ms]
+    #[arg(long, value_name = "TIME", requires = "wall", help_heading = PROFILES, value_parser = parse_duration)]
+    pub off_cpu_min: Option<Duration>,
+
+    /// Watch the GVL: how long threads wait for it, how long they hold it, and who waits for whom. Each time that a thread
+    /// asks for the GVL, gets it or gives it up then costs it about a microsecond
+    #[arg(long)]
+    pub gvl: bool,
+
+    /// Report each wait for the GVL that takes at least this long [default: 1ms]
+    #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse_duration)]
+    pub gvl_threshold: Option<Duration>,
+
+    /// Write each stack as one JSON object per line to this file (for tests)
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub stack_log: Option<PathBuf>,
 
     /// Size of the kernel ring for GC events, e.g. 4MiB; a power of two
     #[arg(long, value_name = "BYTES", value_parser = parse_ring, hide_short_help = true)]
@@ -88,6 +161,80 @@ pub struct Args {
 pub enum Subcommand {
     /// Say what works on this host and for each Ruby, and why the rest does not
     Doctor(DoctorArgs),
+    /// Recommend GC settings from TuneMyGC sample sets
+    Tune(TuneArgs),
+    /// Receive TuneMyGC sample sets over HTTP, keep them, and answer with recommendations
+    Collector(CollectorArgs),
+}
+
+/// Flags of `gctrace tune`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+        gctrace tune sets/                   one report per process of what `gctrace --tunemygc sets/` wrote\n  \
+        gctrace tune --together sets/        all sets are of the same program: one report per Ruby\n  \
+        gctrace tune --format json set.json  for scripts\n\n\
+        Exit status: 0 done, 2 something could not be read.\n\
+        Nothing is recommended where the data do not suffice; the report says what is missing.")]
+pub struct TuneArgs {
+    /// Sample sets, or directories with sample sets (files that end in .json)
+    #[arg(value_name = "DIR|FILE", required = true)]
+    pub paths: Vec<PathBuf>,
+
+    /// What to write to standard output
+    #[arg(long, value_enum, default_value_t = TuneFormatArg::Text)]
+    pub format: TuneFormatArg,
+
+    /// Take all sets of one series of Ruby together, as those of one program
+    #[arg(long)]
+    pub together: bool,
+}
+
+/// Flags of `gctrace collector`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+        gctrace collector --store sqlite:sets.db\n  \
+        gctrace collector --listen 0.0.0.0:9292 --store sqlite:/var/lib/gctrace/sets.db \\\n    \
+        --tls-cert chain.pem --tls-key key.pem\n  \
+        curl -d email=me@example.com -d app=shop http://127.0.0.1:9292/accounts        a token\n  \
+        curl http://127.0.0.1:9292/apps/TOKEN                                  what to set\n\n\
+        Exit status: 0 ended by SIGINT or SIGTERM, 2 error.")]
+pub struct CollectorArgs {
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9292")]
+    pub listen: std::net::SocketAddr,
+
+    /// Where sets are kept: sqlite:PATH, a file that is made if it is not there
+    #[arg(long, value_name = "STORE")]
+    pub store: String,
+
+    /// Certificate chain, PEM, the server's own first; with it the collector speaks TLS only
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Key of the certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// What addresses in answers begin with, e.g. `https://gc.example.com` [default: the address that was asked]
+    #[arg(long, value_name = "URL")]
+    pub public_url: Option<String>,
+
+    /// Let nobody register an application (POST /accounts)
+    #[arg(long)]
+    pub no_registration: bool,
+
+    /// Tell agents of the TuneMyGC gem below this version to be updated
+    #[arg(long, value_name = "VERSION", default_value = "1.0.15")]
+    pub min_agent: String,
+}
+
+/// `gctrace tune --format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TuneFormatArg {
+    /// For people
+    Text,
+    /// One JSON document
+    Json,
 }
 
 /// Flags of `gctrace doctor`.
@@ -145,8 +292,19 @@ pub enum ProbesArg {
     Sites,
     /// Functions by symbol or nothing: only how long they run
     Functions,
-    /// USDT probes or nothing: only marking and sweeping
+    /// USDT probes or nothing: only pauses (Ruby 4.1), or marking and sweeping
     Usdt,
+}
+
+/// `--stack-root`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RootArg {
+    /// The process
+    Process,
+    /// The process, then the thread by its name
+    Thread,
+    /// Nothing: the stacks of all processes together
+    None,
 }
 
 /// `--format`.

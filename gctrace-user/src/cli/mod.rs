@@ -1,7 +1,11 @@
 //! The command line.
 
 mod args;
+mod collector;
 mod settings;
+mod tune;
 
-pub use args::{Args, DoctorArgs, Subcommand};
+pub use args::{Args, CollectorArgs, DoctorArgs, Subcommand, TuneArgs};
+pub use collector::collector;
 pub use settings::{DoctorSettings, Format, Settings, UsageError};
+pub use tune::tune;

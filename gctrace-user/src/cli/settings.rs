@@ -2,12 +2,25 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg};
+use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg, RootArg};
 use crate::{
+    bpf::{GvlOptions, StackOptions},
     cache,
     discover::{Fault, Selection},
-    ruby::last_resort::{METHODS, Method},
+    export::{
+        profile::{self, Grouping},
+        tunemygc::{self, Target},
+    },
+    ruby::last_resort::{METHODS, Method, USDT_METHODS},
 };
+
+/// Ticks per second and CPU where nothing else is said: no multiple of the frequencies at which programs do things.
+const DEFAULT_RATE: u32 = 99;
+/// How long a thread must be off its CPU to be reported where nothing else is said.
+const DEFAULT_OFF_CPU_MIN: Duration = Duration::from_millis(1);
+
+/// From when on a wait for the GVL is reported where nothing else is said.
+const DEFAULT_GVL_THRESHOLD: Duration = Duration::from_millis(1);
 
 /// What goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +44,16 @@ pub struct Settings {
     pub format: Format,
     /// Directory for sample sets.
     pub tunemygc: Option<PathBuf>,
-    /// File for the profile.
-    pub pprof: Option<PathBuf>,
+    /// Where sample sets are sent.
+    pub tunemygc_target: Option<Target>,
+    /// Files for profiles.
+    pub profiles: Vec<(PathBuf, profile::Format)>,
+    /// Which stacks are taken besides those of GC starts.
+    pub stacks: Option<StackOptions>,
+    /// Whether and how the GVL is watched.
+    pub gvl: Option<GvlOptions>,
+    /// File for each stack.
+    pub stack_log: Option<PathBuf>,
     /// How GC work is seen, in order of preference.
     pub methods: &'static [Method],
     /// A mistake to plant in every plan.
@@ -91,6 +112,21 @@ pub enum UsageError {
     /// Nothing was selected.
     #[error("nothing is selected: give --all-ruby, --pid PID or -- COMMAND (see gctrace --help)")]
     NothingSelected,
+    /// Two outputs would overwrite each other.
+    #[error("{} is named for two outputs; give each its own file", .0.display())]
+    SameFile(PathBuf),
+    /// It is not known where sample sets go.
+    #[error("--tunemygc-url: `{0}` is no http:// or https:// address")]
+    Url(String),
+    /// It is not known whose sample sets are.
+    #[error(
+        "--tunemygc-url needs the token of an application: give --tunemygc-token or set RUBY_GC_TOKEN (a collector \
+         makes one: curl -d email=you@example.com -d app=NAME URL/accounts)"
+    )]
+    NoToken,
+    /// There is no place for sets that wait.
+    #[error("--tunemygc-url needs a directory for sets that wait: give --tunemygc-spool")]
+    NoSpool,
     /// gctrace cannot trace itself.
     #[error("--pid {0} is gctrace itself, which is never traced")]
     OwnPid(u32),
@@ -114,7 +150,22 @@ impl Settings {
             format,
             quiet,
             tunemygc,
+            tunemygc_url,
+            tunemygc_token,
+            tunemygc_spool,
             pprof,
+            flamegraph,
+            folded,
+            speedscope,
+            firefox,
+            stack_root,
+            rate,
+            no_native,
+            wall,
+            off_cpu_min,
+            gvl,
+            gvl_threshold,
+            stack_log,
             gc_ring,
             probes,
             plant,
@@ -132,6 +183,26 @@ impl Settings {
         if !all_ruby && pids.is_empty() && command.is_none() {
             return Err(UsageError::NothingSelected);
         }
+        let root = match stack_root {
+            RootArg::Process => Grouping::Process,
+            RootArg::Thread => Grouping::Thread,
+            RootArg::None => Grouping::None,
+        };
+        let profiles: Vec<(PathBuf, profile::Format)> = [
+            (pprof, profile::Format::Pprof),
+            (flamegraph, profile::Format::FlameGraph(root)),
+            (folded, profile::Format::Folded(root)),
+            (speedscope, profile::Format::Speedscope),
+            (firefox, profile::Format::Firefox),
+        ]
+        .into_iter()
+        .filter_map(|(path, format)| Some((path?, format)))
+        .collect();
+        for (at, (path, _)) in profiles.iter().enumerate() {
+            if profiles[..at].iter().any(|(other, _)| other == path) {
+                return Err(UsageError::SameFile(path.clone()));
+            }
+        }
         let format = if quiet { Format::Quiet } else { format.into() };
         let selection = Selection { all: all_ruby, pids, command };
         Ok(Self {
@@ -139,13 +210,24 @@ impl Settings {
             duration,
             format,
             tunemygc,
-            pprof,
+            tunemygc_target: target(tunemygc_url, tunemygc_token, tunemygc_spool)?,
+            stacks: (!profiles.is_empty() || rate.is_some() || wall || stack_log.is_some()).then_some(
+                StackOptions {
+                    rate: rate.unwrap_or(DEFAULT_RATE),
+                    wall,
+                    off_cpu_min: off_cpu_min.unwrap_or(DEFAULT_OFF_CPU_MIN),
+                    native: !no_native && cfg!(target_arch = "x86_64"),
+                },
+            ),
+            profiles,
+            gvl: gvl.then(|| GvlOptions { threshold: gvl_threshold.unwrap_or(DEFAULT_GVL_THRESHOLD) }),
+            stack_log,
             gc_ring_bytes: gc_ring,
             methods: match probes {
                 ProbesArg::Auto => &METHODS,
                 ProbesArg::Sites => &[Method::Sites],
                 ProbesArg::Functions => &[Method::Functions],
-                ProbesArg::Usdt => &[Method::Usdt],
+                ProbesArg::Usdt => &USDT_METHODS,
             },
             plant,
             cookies: !without_cookies,
@@ -153,6 +235,25 @@ impl Settings {
             cache_dir: cache.dir(),
         })
     }
+
+    /// Whether any output shows stacks; else none are taken but those that start a GC.
+    pub fn wants_stacks(&self) -> bool {
+        self.stacks.is_some()
+    }
+}
+
+/// Where sample sets are sent, if anywhere.
+fn target(
+    url: Option<String>,
+    token: Option<String>,
+    spool: Option<PathBuf>,
+) -> Result<Option<Target>, UsageError> {
+    let Some(url) = url else { return Ok(None) };
+    Ok(Some(Target {
+        url: Target::url(&url).ok_or(UsageError::Url(url))?,
+        token: token.filter(|token| !token.is_empty()).ok_or(UsageError::NoToken)?,
+        spool: spool.or_else(tunemygc::default_spool).ok_or(UsageError::NoSpool)?,
+    }))
 }
 
 #[cfg(test)]
@@ -162,6 +263,32 @@ mod tests {
 
     fn resolve(words: &[&str]) -> Result<Settings, UsageError> {
         Settings::resolve(Args::try_parse_from(words).unwrap(), 77)
+    }
+
+    /// Every profile wants stacks, and each has a file of its own.
+    #[test]
+    fn profiles() {
+        let run = |flags: &[&str]| resolve(&[&["gctrace", "--all-ruby"], flags].concat());
+        assert!(!run(&["--tunemygc", "sets"]).unwrap().wants_stacks());
+        for flag in ["--pprof", "--flamegraph", "--folded", "--speedscope", "--firefox"] {
+            assert!(run(&[flag, "file"]).unwrap().wants_stacks(), "{flag}");
+        }
+        let same = run(&["--folded", "a", "--pprof", "b", "--firefox", "a"]);
+        assert_eq!(same.unwrap_err(), UsageError::SameFile("a".into()));
+    }
+
+    /// Sample sets are sent only where a URL says so, and never without a token.
+    #[test]
+    fn sending() {
+        let run = |flags: &[&str]| resolve(&[&["gctrace", "--all-ruby"], flags].concat());
+        assert_eq!(run(&["--tunemygc-token", "t"]).unwrap().tunemygc_target, None);
+        let url = ["--tunemygc-url", "http://localhost:1/ruby"];
+        assert_eq!(run(&[&url[..], &["--tunemygc-token", ""]].concat()).unwrap_err(), UsageError::NoToken);
+        let target = run(&[&url[..], &["--tunemygc-token", "t", "--tunemygc-spool", "/s"]].concat()).unwrap();
+        let expected = Target { url: "http://localhost:1".into(), token: "t".into(), spool: "/s".into() };
+        assert_eq!(target.tunemygc_target, Some(expected));
+        let wrong = run(&["--tunemygc-url", "localhost:1", "--tunemygc-token", "t"]);
+        assert_eq!(wrong.unwrap_err(), UsageError::Url("localhost:1".into()));
     }
 
     /// Selectors form a union; none, or gctrace itself, is bad usage.

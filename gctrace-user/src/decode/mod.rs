@@ -3,7 +3,14 @@
 #[expect(unsafe_code, reason = "reads plain records out of ring memory")]
 mod pod;
 
-use gctrace_common::event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
+use gctrace_common::{
+    event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent},
+    gvl::{GvlState, GvlThread, GvlWaitEvent},
+    stack::{
+        Cause, GcActivity, MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_RUBY_FRAMES, NativeEnd, NativeEvent,
+        OffCpuEvent, RubyFrame, StackEvent,
+    },
+};
 
 /// A decoded record, borrowed from the ring.
 #[derive(Debug)]
@@ -14,8 +21,33 @@ pub enum Event<'a> {
     Pause(PauseEvent),
     /// One interval between two probes of the last resort.
     Phase(Phase, PhaseEvent),
+    /// What a thread was doing.
+    Stack(StackRecord<'a>),
+    /// The native frames of the stack that follows, leaf first.
+    Native(NativeEnd, NativeEvent, &'a [u64]),
+    /// A thread runs again.
+    OffCpu(OffCpuEvent),
+    /// A thread had to wait long for the GVL.
+    GvlWait(GvlWaitEvent),
+    /// A thread ended; what it did with the GVL.
+    GvlThread(&'a GvlThread),
     /// A followed process forked (the child is `other`), replaced its program, or is gone.
     Life(Kind, LifeEvent),
+}
+
+/// A stack as the kernel took it.
+#[derive(Clone, Copy, Debug)]
+pub struct StackRecord<'a> {
+    /// Why.
+    pub cause: Cause,
+    /// What the collector was doing on the thread.
+    pub gc: GcActivity,
+    /// The record's head.
+    pub event: &'a StackEvent,
+    /// Kernel frames, leaf first.
+    pub kernel: &'a [u64],
+    /// Ruby frames, leaf first.
+    pub ruby: &'a [RubyFrame],
 }
 
 impl Event<'_> {
@@ -25,6 +57,11 @@ impl Event<'_> {
             Self::Snapshot(_, event) => event.header.ts_ns,
             Self::Pause(event) => event.header.ts_ns,
             Self::Phase(_, event) => event.header.ts_ns,
+            Self::Stack(record) => record.event.header.ts_ns,
+            Self::Native(_, event, _) => event.header.ts_ns,
+            Self::OffCpu(event) => event.header.ts_ns,
+            Self::GvlWait(event) => event.header.ts_ns,
+            Self::GvlThread(event) => event.header.ts_ns,
             Self::Life(_, event) => event.header.ts_ns,
         }
     }
@@ -42,6 +79,9 @@ pub enum DecodeError {
     /// A point this binary does not know.
     #[error("probe point {0} is unknown")]
     Point(u32),
+    /// A number of frames that no record has.
+    #[error("a stack of {0} frames is too long")]
+    Frames(u32),
 }
 
 /// Decodes one record.
@@ -61,10 +101,52 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
             let phase = Phase::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
             Ok(Event::Phase(phase, *event))
         }
+        Kind::Stack => Ok(Event::Stack(stack(bytes).ok_or(short)??)),
+        Kind::Native => {
+            let event: &NativeEvent = pod::view(bytes).ok_or(short)?;
+            let end =
+                NativeEnd::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
+            let count = bounded(event.count, MAX_NATIVE_FRAMES)?;
+            let frames = pod::list(bytes, size_of::<NativeEvent>(), count).ok_or(short)?;
+            Ok(Event::Native(end, *event, frames))
+        }
+        Kind::OffCpu => {
+            let event: &OffCpuEvent = pod::view(bytes).ok_or(short)?;
+            if event.header.point > OffCpuEvent::PREEMPTED {
+                return Err(DecodeError::Point(event.header.point));
+            }
+            Ok(Event::OffCpu(*event))
+        }
+        Kind::GvlWait => Ok(Event::GvlWait(*pod::view::<GvlWaitEvent>(bytes).ok_or(short)?)),
+        Kind::GvlThread => {
+            let event: &GvlThread = pod::view(bytes).ok_or(short)?;
+            GvlState::from_raw(event.state).ok_or(DecodeError::Point(event.state))?;
+            Ok(Event::GvlThread(event))
+        }
         Kind::Fork | Kind::Exec | Kind::Exit => {
             Ok(Event::Life(kind, *pod::view::<LifeEvent>(bytes).ok_or(short)?))
         }
     }
+}
+
+fn stack(bytes: &[u8]) -> Option<Result<StackRecord<'_>, DecodeError>> {
+    let event: &StackEvent = pod::view(bytes)?;
+    let record = || {
+        let point = event.header.point;
+        let cause = Cause::from_raw(point).ok_or(DecodeError::Point(point))?;
+        let gc = GcActivity::from_raw(event.gc).ok_or(DecodeError::Point(event.gc))?;
+        let kernel = &event.kernel_frames[..bounded(event.kernel, MAX_KERNEL_FRAMES)?];
+        let short = DecodeError::Short(bytes.len());
+        let ruby =
+            pod::list(bytes, size_of::<StackEvent>(), bounded(event.ruby, MAX_RUBY_FRAMES)?).ok_or(short)?;
+        Ok(StackRecord { cause, gc, event, kernel, ruby })
+    };
+    Some(record())
+}
+
+fn bounded(count: u32, most: usize) -> Result<usize, DecodeError> {
+    let number = count as usize;
+    if number > most { Err(DecodeError::Frames(count)) } else { Ok(number) }
 }
 
 /// A NUL-padded `comm` as text.
@@ -84,7 +166,7 @@ mod tests {
     proptest! {
         /// Any bytes of any length decode or give a reason; nothing panics.
         #[test]
-        fn total(bytes in proptest::collection::vec(any::<u8>(), 0..4096), kind in 0_u32..8) {
+        fn total(bytes in proptest::collection::vec(any::<u8>(), 0..4096), kind in 0_u32..13) {
             let mut buffer = Aligned([0; 4096]);
             buffer.0[..bytes.len()].copy_from_slice(&bytes);
             if bytes.len() >= 4 {
@@ -94,6 +176,29 @@ mod tests {
             let result = decode(&buffer.0[..bytes.len()]);
             prop_assert!(known || result.is_err());
         }
+    }
+
+    /// A stack's frames are those that its head announces; what is not there, or more than any stack has, is refused.
+    #[test]
+    fn stacks() {
+        const HEAD: usize = size_of::<StackEvent>();
+        let mut buffer = Aligned([0; 4096]);
+        let mut put = |at: usize, value: u32| buffer.0[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        put(0, Kind::Stack as u32);
+        put(std::mem::offset_of!(StackEvent, ruby), 2);
+        put(std::mem::offset_of!(StackEvent, kernel), 3);
+        put(HEAD + size_of::<RubyFrame>(), 0x77);
+        match decode(&buffer.0[..HEAD + 2 * size_of::<RubyFrame>()]) {
+            Ok(Event::Stack(record)) => {
+                assert_eq!((record.ruby.len(), record.kernel.len()), (2, 3));
+                assert_eq!(record.ruby[1].iseq, 0x77);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(decode(&buffer.0[..HEAD + size_of::<RubyFrame>()]), Err(DecodeError::Short(_))));
+        let mut put = |at: usize, value: u32| buffer.0[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        put(std::mem::offset_of!(StackEvent, ruby), MAX_RUBY_FRAMES as u32 + 1);
+        assert!(matches!(decode(&buffer.0), Err(DecodeError::Frames(_))));
     }
 
     /// A misaligned record is refused, not read.

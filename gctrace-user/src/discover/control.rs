@@ -1,39 +1,36 @@
 //! The control thread: scans, watches, analyses, attaches, and tells the data thread what it found.
 
+mod images;
+
 use std::{
-    collections::{HashMap, HashSet},
-    fs::File,
+    collections::{BTreeSet, HashMap, HashSet},
     num::NonZeroU32,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::{Arc, mpsc::SyncSender},
 };
 
-use gctrace_common::config::ImageConfig;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
     Fault,
+    asking::Asking,
     debuginfo::DebugInfo,
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
-    planned::{Abilities, Around, Choice, Head, Planned, Way, choose, reading, site_image},
-    state::{bias, read_state},
+    place::Place,
+    state::{VmState, bias, read_state},
 };
 use crate::{
-    app::say,
-    bpf::{MappingWatch, Probes, Scope, brief},
+    bpf::{MappingWatch, Probes, Scope, Watched},
     cache::Cache,
-    elf::{LoadSegment, RubyPresence, probe_ruby},
-    enrich::proc::is_running,
-    model::Image,
-    pipeline::{Images, KnownImage},
-    ruby::{
-        last_resort::{LastResort, Method},
-        plan::AttachPlan,
-    },
+    elf::LoadSegment,
+    enrich::{clock::monotonic_ns, proc::is_running},
+    native::Tables,
+    pipeline::Images,
+    ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},
 };
 
 /// Which processes are traced.
@@ -100,7 +97,10 @@ pub enum Found {
     /// Tracing cannot go on.
     Fatal(String),
     /// No further record will be made. The probes are being detached, which takes about 0.1 s each.
-    Closed,
+    Closed {
+        /// Since when, nanoseconds of `CLOCK_MONOTONIC`.
+        at_ns: u64,
+    },
 }
 
 /// What the control thread needs to run.
@@ -111,6 +111,10 @@ pub struct Start {
     pub selection: Selection,
     /// How GC work is seen, in order of preference.
     pub methods: &'static [Method],
+    /// Whether stacks are an output, so that it must be said where there are none.
+    pub stacks: bool,
+    /// Whether the GVL is watched.
+    pub gvl: bool,
     /// A mistake to plant in every plan.
     pub plant: Option<Fault>,
     /// Analyses made before.
@@ -125,36 +129,82 @@ pub struct Start {
     pub stop: OwnedFd,
     /// Pid of gctrace.
     pub own_pid: u32,
+    /// Unwind tables, if native stacks are walked.
+    pub native: Option<Tables>,
+}
+
+/// Whether an image is the one whose events a process has.
+pub(super) enum Sure {
+    Yes,
+    /// Its first event tells.
+    NotYet,
+    /// It is not, and why.
+    No(&'static str),
 }
 
 /// What is known of an image file.
 #[derive(Clone)]
-enum Verdict {
+pub(super) enum Verdict {
     NotRuby,
+    /// Servers are being asked about it.
+    Waiting,
     Traced(Arc<Traced>),
     Refused(Arc<str>),
+    /// It is a GC library: traced or not together with the Ruby that loads it.
+    GcLibrary,
 }
 
-struct Traced {
-    index: u32,
+/// A probed image.
+pub(super) struct Traced {
+    pub(super) index: u32,
     /// `None` where there are only probes of the last resort.
-    plan: Option<AttachPlan>,
-    segments: Vec<LoadSegment>,
+    pub(super) plan: Option<AttachPlan>,
+    pub(super) segments: Vec<LoadSegment>,
+}
+
+impl Traced {
+    /// The choice of GCs, if it is a Ruby built `--with-modular-gc`.
+    pub(super) fn modular(&self) -> Option<&Modular> {
+        self.plan.as_ref()?.analysis.modular.as_ref()
+    }
+}
+
+/// Processes whose image waits for the answer of a server.
+struct Waiting {
+    shown: PathBuf,
+    pids: BTreeSet<u32>,
 }
 
 /// Bounds the memory for not telling a refusal twice.
 const REFUSALS_REMEMBERED: usize = 4096;
 
-struct Control {
+/// What watching ends with, besides the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Until {
+    /// Nothing else.
+    Stopped,
+    /// Nothing waits for a server.
+    Answered,
+}
+
+pub(super) struct Control {
     probes: Probes,
     selection: Selection,
     sender: SyncSender<Found>,
     own_pid: u32,
-    methods: &'static [Method],
+    pub(super) methods: &'static [Method],
+    stacks: bool,
+    gvl: bool,
     plant: Option<Fault>,
     cache: Cache,
-    debug: DebugInfo,
+    pub(super) debug: Arc<DebugInfo>,
+    /// Started when there is something to ask.
+    asking: Option<Asking>,
+    /// Who waits for it.
+    waiting: HashMap<ImageKey, Waiting>,
     verdicts: HashMap<ImageKey, Verdict>,
+    /// GC libraries, each with the Rubies that have loaded it.
+    pub(super) libraries: HashMap<(ImageKey, ImageKey), Verdict>,
     /// Processes that are traced.
     processes: usize,
     /// Refusals already told; forgotten when there are very many.
@@ -162,39 +212,68 @@ struct Control {
     images: Images,
     /// Images probed.
     attached: usize,
+    native: Option<Tables>,
 }
 
 /// Runs until told to stop. Returns (and so detaches) only then.
 pub fn run(start: Start) {
-    let Start { probes, selection, methods, plant, cache, debug, images, sender, stop, own_pid } = start;
+    let Start {
+        probes,
+        selection,
+        methods,
+        stacks,
+        gvl,
+        plant,
+        cache,
+        debug,
+        images,
+        sender,
+        stop,
+        own_pid,
+        native,
+    } = start;
     let mut control = Control {
         probes,
         selection,
         sender,
         own_pid,
         methods,
+        stacks,
+        gvl,
         plant,
         cache,
-        debug,
+        debug: Arc::new(debug),
+        asking: None,
+        waiting: HashMap::new(),
         verdicts: HashMap::new(),
+        libraries: HashMap::new(),
         processes: 0,
         refused_told: HashSet::new(),
         images,
         attached: 0,
+        native,
     };
     // Watching starts before the scan, so that nothing falls between the two.
-    let mut watch = match MappingWatch::start() {
+    let mut watch = match MappingWatch::start(control.native.is_some()) {
         Ok(watch) => watch,
         Err(error) => return control.tell(Found::Fatal(error.to_string())),
     };
     if let Err(reason) = control.begin() {
         return control.tell(Found::Fatal(reason));
     }
-    control.watch(&mut watch, &stop);
+    // What waits for a server was present at start, too.
+    if control.watch(&mut watch, &stop, Until::Answered) {
+        if let Err(reason) = control.ready() {
+            return control.tell(Found::Fatal(reason));
+        }
+        control.watch(&mut watch, &stop, Until::Stopped);
+    }
+    control.give_up_waiting();
+    let at_ns = monotonic_ns();
     if let Err(error) = control.probes.close() {
         log::warn!("{error}; the ledger may not balance");
     }
-    control.tell(Found::Closed);
+    control.tell(Found::Closed { at_ns });
 }
 
 impl Control {
@@ -225,6 +304,11 @@ impl Control {
         if self.selection.all {
             self.scan();
         }
+        Ok(())
+    }
+
+    /// Everything that was present has been looked at: says so, and starts the command.
+    fn ready(&mut self) -> Result<(), String> {
         self.tell(Found::Ready {
             processes: self.processes,
             probes: self.probes.attached(),
@@ -318,35 +402,62 @@ impl Control {
     /// Looks at every executable mapping; returns whether one is a Ruby (traced or refused).
     fn inspect_mappings(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> bool {
         let mut ruby = false;
+        let mut modular = false;
         for mapping in mappings {
-            let file = mapping.file(pid);
-            let Ok(key) = ImageKey::of(&file) else { continue };
-            let verdict = match self.verdicts.get(&key) {
-                Some(verdict) => verdict.clone(),
-                None => self.judge(key, &file, &mapping.path, &roots_of(pid)),
-            };
+            let Some((key, verdict)) = self.verdict(pid, mapping) else { continue };
             match verdict {
                 Verdict::NotRuby => {}
+                Verdict::Waiting => {
+                    ruby = true;
+                    if let Some(waiting) = self.waiting.get_mut(&key) {
+                        waiting.pids.insert(pid);
+                    }
+                }
+                Verdict::GcLibrary => modular = true,
+                Verdict::Traced(traced) if traced.modular().is_some() => {
+                    ruby = true;
+                    modular = true;
+                }
                 Verdict::Traced(traced) => {
                     ruby = true;
                     self.found(pid, mapping, &traced);
                 }
                 Verdict::Refused(reason) => {
                     ruby = true;
-                    if self.refused_told.len() > REFUSALS_REMEMBERED {
-                        self.refused_told.clear();
-                    }
-                    if self.wants(pid) && self.refused_told.insert((pid, key)) {
-                        self.tell(Found::Refused {
-                            pid: Some(pid),
-                            path: mapping.path.clone(),
-                            reason: reason.to_string(),
-                        });
-                    }
+                    self.refuse(pid, key, mapping, &reason);
                 }
             }
         }
+        // Which GC such a process runs is told by all of its mappings.
+        if modular && self.wants(pid) {
+            self.inspect_modular(pid);
+        }
         ruby
+    }
+
+    /// What is known of the file of a mapping; `None` if the process is gone.
+    pub(super) fn verdict(&mut self, pid: u32, mapping: &ExecutableMapping) -> Option<(ImageKey, Verdict)> {
+        let file = mapping.file(pid);
+        let key = ImageKey::of(&file).ok()?;
+        let verdict = match self.verdicts.get(&key) {
+            Some(verdict) => verdict.clone(),
+            None => self.judge(key, &file, &mapping.path, &Place::of_process(pid, &mapping.path)),
+        };
+        Some((key, verdict))
+    }
+
+    /// Tells that a process is not traced for what its image is, once.
+    pub(super) fn refuse(&mut self, pid: u32, key: ImageKey, mapping: &ExecutableMapping, reason: &str) {
+        if self.refused_told.len() > REFUSALS_REMEMBERED {
+            self.refused_told.clear();
+        }
+        if self.wants(pid) && self.refused_told.insert((pid, key)) {
+            self.tell(Found::Refused {
+                pid: Some(pid),
+                path: mapping.path.clone(),
+                reason: reason.to_owned(),
+            });
+        }
     }
 
     fn add_installed(&mut self, path: &Path) {
@@ -354,168 +465,123 @@ impl Control {
         if self.verdicts.contains_key(&key) {
             return;
         }
-        if let Verdict::Refused(reason) = self.judge(key, path, path, &[PathBuf::from("/")]) {
+        if let Verdict::Refused(reason) = self.judge(key, path, path, &Place::on_host(path)) {
             // Nobody runs it yet; it is told when somebody does.
             log::info!("{} is installed and would not be traced: {reason}", path.display());
         }
     }
 
-    fn judge(&mut self, key: ImageKey, path: &Path, shown: &Path, roots: &[PathBuf]) -> Verdict {
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) => {
-                // The process is gone, or we are out of descriptors: that says nothing about the image, so nothing is
-                // remembered, and the next process that maps it is looked at again.
-                log::debug!("{}: {error}", shown.display());
-                return Verdict::NotRuby;
-            }
-        };
-        let verdict = match self.judge_file(&file, shown, roots) {
-            Ok(verdict) => verdict,
-            Err(reason) => Verdict::Refused(reason.into()),
-        };
-        self.verdicts.insert(key, verdict.clone());
-        verdict
-    }
-
-    fn judge_file(&mut self, file: &File, shown: &Path, roots: &[PathBuf]) -> Result<Verdict, String> {
-        match probe_ruby(file) {
-            Ok(Some(RubyPresence::Defines)) => {}
-            Ok(_) => return Ok(Verdict::NotRuby),
-            Err(error) if installed::names_ruby(shown) => {
-                return Err(format!(
-                    "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
-                ));
-            }
-            Err(error) => {
-                // A broken file that nothing says is a Ruby is nobody's business.
-                log::debug!("{}: {error}", shown.display());
-                return Ok(Verdict::NotRuby);
-            }
-        }
-        let abilities =
-            Abilities { reads_threads: self.probes.reads_threads(), cookies: self.probes.has_cookie() };
-        let around = Around { info: &self.debug, roots };
-        let Choice { way, refusals } = choose(file, shown, self.methods, abilities, &mut self.cache, around);
-        match way {
-            Some(Way::Sites(planned)) => self.open_sites(file, shown, *planned),
-            Some(Way::LastResort(head, last)) => {
-                let misses = last.method.misses().unwrap_or_default();
-                let path = shown.display();
-                say(&format!("gctrace: {path} is probed by {}: {misses}", last.method.name()));
-                for reason in refusals {
-                    say(&format!("gctrace: {path}: why not better: {reason}"));
-                }
-                self.open_last_resort(file, shown, head, &last)
-            }
-            None => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
-        }
-    }
-
-    /// Makes an image known, attaches its event sites and opens it.
-    fn open_sites(&mut self, file: &File, shown: &Path, planned: Planned) -> Result<Verdict, String> {
-        let Planned { mut plan, segments, .. } = planned;
-        if let Some(fault) = self.plant {
-            fault.plant(&mut plan);
-        }
-        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
-        self.images.add(KnownImage {
-            image: Arc::new(site_image(index, shown, &plan)),
-            reading: Some(reading(&plan)),
-        });
-        self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
-        self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
-        self.attached += 1;
-        Ok(Verdict::Traced(Arc::new(Traced { index, plan: Some(plan), segments })))
-    }
-
-    /// The same with the probes of the last resort.
-    fn open_last_resort(
-        &mut self,
-        file: &File,
-        shown: &Path,
-        head: Head,
-        last: &LastResort,
-    ) -> Result<Verdict, String> {
-        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
-        let image = Image {
-            index,
-            path: shown.to_owned(),
-            version: head.version,
-            build_id: head.build_id,
-            stat_keys: Vec::new(),
-            heap_keys: Vec::new(),
-            method: last.method,
-            probes: last.probes.len(),
-            has_symbols: head.has_symbols,
-        };
-        self.images.add(KnownImage { image: Arc::new(image), reading: None });
-        let scope = self.scope();
-        self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| brief(&e))?;
-        let config = ImageConfig { open: 1, ..ImageConfig::default() };
-        self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
-        self.attached += 1;
-        Ok(Verdict::Traced(Arc::new(Traced { index, plan: None, segments: head.segments })))
-    }
-
-    fn wants(&self, pid: u32) -> bool {
+    pub(super) fn wants(&self, pid: u32) -> bool {
         self.selection.all || self.selection.pids.contains(&pid) || self.probes.is_selected(pid)
     }
 
     fn found(&mut self, pid: u32, mapping: &ExecutableMapping, traced: &Traced) {
+        let Some(bias) = bias(mapping, &traced.segments) else { return };
+        self.found_at(pid, mapping, bias, traced, |_| Sure::Yes);
+    }
+
+    /// The same at a known place. `sure` has the last word on what reading the VM gave: whether this is the image whose
+    /// events the process has.
+    pub(super) fn found_at(
+        &mut self,
+        pid: u32,
+        mapping: &ExecutableMapping,
+        bias: u64,
+        traced: &Traced,
+        sure: impl FnOnce(&Result<VmState, FailedProof>) -> Sure,
+    ) {
         if !self.wants(pid) {
             return;
         }
-        let Some(bias) = bias(mapping, &traced.segments) else { return };
-        if let Err(error) = self.probes.set_process(pid, traced.index, bias) {
+        // A process of a Ruby with a choice of GCs is taken for one of this image, stacks included, when that is sure.
+        let choice = traced.modular().is_some();
+        let followed = if choice {
+            self.probes.follow(pid, traced.index, bias)
+        } else {
+            self.probes.set_process(pid, traced.index, bias)
+        };
+        if let Err(error) = followed {
             log::warn!("pid {pid}: {error}");
         }
         if !is_running(pid) {
             // Its exit may have been reported before it was followed, and then nobody removes it.
             return self.probes.forget(pid);
         }
-        let state = match traced.plan.as_ref().map(|plan| read_state(pid, bias, plan)) {
+        if let Some(native) = &mut self.native {
+            native.refresh(pid);
+        }
+        let state = traced.plan.as_ref().map(|plan| read_state(pid, bias, plan));
+        let unproven = |reason| {
+            let path = mapping.path.clone();
+            Found::Unproven { pid, image: traced.index, path, reason }
+        };
+        match state.as_ref().map(sure) {
+            None | Some(Sure::Yes) => {}
+            Some(Sure::NotYet) => return,
+            Some(Sure::No(reason)) => return self.tell(unproven(reason.to_owned())),
+        }
+        if choice {
+            if let Err(error) = self.probes.set_ruby(pid, traced.index, bias) {
+                log::warn!("pid {pid}: {error}");
+            }
+            if !is_running(pid) {
+                return self.probes.forget(pid);
+            }
+        }
+        let state = match state {
             None => None,
             Some(Ok(state)) => state.data(),
-            Some(Err(failed)) => {
-                return self.tell(Found::Unproven {
-                    pid,
-                    image: traced.index,
-                    path: mapping.path.clone(),
-                    reason: failed.to_string(),
-                });
-            }
+            Some(Err(failed)) => return self.tell(unproven(failed.to_string())),
         };
         self.processes += 1;
         self.tell(Found::Process { pid, image: traced.index, state });
     }
 
-    /// Handles new mappings until told to stop.
-    fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd) {
-        let mut lost = 0;
+    /// Handles new mappings and answers until told to stop, which gives `false`, or until nothing waits for an answer.
+    fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd, until: Until) -> bool {
+        let mut lost = watch.lost();
         loop {
+            if until == Until::Answered && self.waiting.is_empty() {
+                return true;
+            }
             {
                 let fds = watch.fds();
                 let mut polled: Vec<PollFd<'_>> =
                     fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+                if let Some(asking) = &self.asking {
+                    polled.push(PollFd::from_borrowed_fd(asking.fd(), PollFlags::IN));
+                }
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
                 let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
                 match poll(&mut polled, Some(&timeout)) {
                     Ok(_) | Err(rustix::io::Errno::INTR) => {}
                     Err(error) => {
-                        return self.tell(Found::Fatal(format!("waiting for new mappings: {error}")));
+                        self.tell(Found::Fatal(format!("waiting for new mappings: {error}")));
+                        return false;
                     }
                 }
                 if polled.last().is_some_and(|fd| !fd.revents().is_empty()) {
-                    return;
+                    return false;
                 }
             }
+            self.take_answers();
             let mut new = Vec::new();
-            watch.drain(|mapping| new.push(mapping));
+            watch.drain(|watched| match (watched, &mut self.native) {
+                (Watched::Mapping(mapping), _) => new.push(mapping),
+                (Watched::Fork { parent, child }, Some(native)) => native.forked(parent, child),
+                (Watched::Exit { pid }, Some(native)) => native.forget(pid),
+                (_, None) => {}
+            });
             if watch.lost() != lost {
                 lost = watch.lost();
                 log::info!("{lost} mapping records lost so far; scanning /proc");
                 self.look_again();
+                if let Some(native) = &mut self.native {
+                    native.refresh_all();
+                }
+            }
+            if let Some(native) = &mut self.native {
+                native.mapped(new.iter());
             }
             for mapping in new {
                 let selectable = self.watches_others() || self.selection.pids.contains(&mapping.pid);
@@ -525,14 +591,4 @@ impl Control {
             }
         }
     }
-}
-
-/// A path to the file through our own descriptor: the process whose mapping it is may exit at any moment.
-fn reopened(file: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
-}
-
-/// Where debug files are looked for: in the file system that the process sees, then in the host's.
-fn roots_of(pid: u32) -> [PathBuf; 2] {
-    [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")]
 }

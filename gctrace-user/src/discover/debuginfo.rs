@@ -1,15 +1,12 @@
 //! What debug information adds to the analysis of an image: symbols as a witness, and layouts of exactly this build.
 
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::{cell::Cell, collections::BTreeSet, fs::File, path::PathBuf};
 
+use super::place::Place;
 use crate::{
     elf::{
-        BuildId, ElfImage, ReadAt,
-        debug::{self, DebugFile, Search, Servers},
+        BuildId, ElfImage, ReadAt, SymbolTable,
+        debug::{self, DebugFile, Origin, Search, Servers},
         dwarf::{self, DwarfError},
     },
     ruby::{
@@ -37,13 +34,28 @@ struct Given {
     file: DebugFile,
 }
 
-/// Where an image comes from.
+/// The debug information that may be used for one image, and where to look for more of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
-    /// Path as its process sees it.
-    pub(super) path: &'a Path,
-    /// Root folders to look below: that of its process, then the host's.
-    pub(super) roots: &'a [PathBuf],
+pub(super) struct Around<'a> {
+    /// What the user gave and allowed.
+    pub(super) info: &'a DebugInfo,
+    /// Where the image comes from.
+    pub(super) place: &'a Place,
+    /// If given, no server is asked now; it is set if one would have been.
+    pub(super) later: Option<&'a Cell<bool>>,
+}
+
+/// Which symbols confirm the sites of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Symbols {
+    /// There are none at hand: the sites stand on their own checks.
+    None,
+    /// The file's own.
+    Own,
+    /// Separate ones.
+    Separate(Origin),
+    /// Separate ones that were at hand when the image was analysed earlier.
+    Earlier,
 }
 
 impl DebugInfo {
@@ -63,42 +75,105 @@ impl DebugInfo {
             };
             given.push(Given { path: path.clone(), build_id: build_id.ok_or_else(no_id)?, file });
         }
+        Ok(Self { given, lenient, ..Self::of_servers(servers) })
+    }
+
+    /// What is on this host and what the servers in the text of `DEBUGINFOD_URLS` have.
+    pub fn of_servers(servers: Option<&str>) -> Self {
         let (servers, invalid) = Servers::parse(servers.unwrap_or_default());
         for server in &invalid {
             log::warn!("{server}");
         }
-        Ok(Self { servers, given, lenient })
+        Self { servers, ..Self::default() }
     }
 
-    /// Has the symbols of an image, its own or others that belong to it, confirm the sites. Without any there is no
-    /// witness, and the sites stand on their own checks.
+    /// The servers, if they may be asked in this moment.
+    fn servers(&self, later: Option<&Cell<bool>>) -> Option<&Servers> {
+        let servers = self.servers.as_ref();
+        match later {
+            Some(wanted) => {
+                wanted.set(wanted.get() || servers.is_some());
+                None
+            }
+            None => servers,
+        }
+    }
+
+    fn mismatch(&self, build_id: Option<&BuildId>) -> String {
+        let image = build_id.map_or_else(|| "no build id".to_owned(), |id| format!("build id {id}"));
+        let files = self.given.iter().map(|given| format!("{} has {}", given.path.display(), given.build_id));
+        format!(
+            "--layout-from belongs to another build: the image has {image}, {}",
+            files.collect::<Vec<_>>().join(", ")
+        )
+    }
+}
+
+impl<'a> Around<'a> {
+    /// Has symbols that belong to the image confirm the sites: its own, or separate ones, which may have been installed
+    /// after the image was analysed. Without any there is no witness, and the sites stand on their own checks. `image` is
+    /// `None` for an analysis from the cache, and read if it is needed; `earlier`: symbols have confirmed that one before.
     pub(super) fn witness(
         &self,
-        image: &ElfImage,
+        image: &mut Option<ElfImage>,
         source: &File,
-        place: Place<'_>,
         analysis: &mut RubyAnalysis,
-    ) -> Result<(), PlanError> {
-        if !image.symbols().is_empty() {
-            witness(&analysis.sites, image.symbols())?;
-            return Ok(());
+        earlier: bool,
+    ) -> Result<Symbols, PlanError> {
+        if analysis.has_symbols {
+            // They are part of the file, and nothing is kept of an image whose own symbols contradict it.
+            if let Some(image) = image {
+                witness(&analysis.sites, image.symbols())?;
+            }
+            return Ok(Symbols::Own);
         }
-        let located = debug::symbols(image, source, &self.search(image.build_id(), place));
-        for miss in &located.misses {
-            log::debug!("{}: symbols: {miss}", place.path.display());
+        let path = self.place.path.display();
+        let id = analysis.build_id.clone();
+        let before = if earlier { Symbols::Earlier } else { Symbols::None };
+        let search = self.search(id.as_ref());
+        let mut located = None;
+        if debug::may_be_at_hand(source, &search) {
+            let image = self.read(image, source)?;
+            located = self.symbols(image, source, &search);
         }
-        let Some((symbols, origin)) = located.found else { return Ok(()) };
-        let found = witness(&analysis.sites, &symbols)?;
+        // One answer of a server is enough: it serves what belongs to the build id.
+        if located.is_none()
+            && !earlier
+            && id.is_some()
+            && let Some(servers) = self.info.servers(self.later)
+        {
+            let image = self.read(image, source)?;
+            located = self.symbols(image, source, &Search { roots: &[], servers: Some(servers), ..search });
+        }
+        let Some((symbols, origin)) = located else { return Ok(before) };
+        let found = witness(&analysis.sites, &symbols).map_err(|disagreement| {
+            PlanError::SymbolsDisagree { origin: origin.to_string(), disagreement }
+        })?;
         log::info!(
-            "{}: symbols from {origin} confirm {} sites in {} functions",
-            place.path.display(),
+            "{path}: symbols from {origin} confirm {} sites in {} functions",
             analysis.sites.len(),
             found.owners.iter().collect::<BTreeSet<_>>().len()
         );
         for (site, owner) in analysis.sites.iter_mut().zip(found.owners) {
             site.owner_name = Some(owner);
         }
-        Ok(())
+        Ok(Symbols::Separate(origin))
+    }
+
+    fn read<'i>(&self, image: &'i mut Option<ElfImage>, source: &File) -> Result<&'i ElfImage, PlanError> {
+        let elf = |source| PlanError::Elf { path: self.place.path.clone(), source };
+        Ok(match image {
+            Some(image) => image,
+            None => image.insert(ElfImage::read(source).map_err(elf)?),
+        })
+    }
+
+    fn symbols(&self, image: &ElfImage, source: &File, search: &Search<'_>) -> Option<(SymbolTable, Origin)> {
+        let located = debug::symbols(image, source, search);
+        for miss in &located.misses {
+            log::debug!("{}: symbols: {miss}", self.place.path.display());
+        }
+        located.found
     }
 
     /// The layout of exactly this build: from a file that the user named, or, if no layout is known of the release,
@@ -107,10 +182,10 @@ impl DebugInfo {
         &self,
         build_id: Option<&BuildId>,
         source: &File,
-        place: Place<'_>,
         version: RubyVersion,
     ) -> Result<Option<Table>, PlanError> {
-        if let Some(given) = self.given.iter().find(|given| Some(&given.build_id) == build_id) {
+        let info = self.info;
+        if let Some(given) = info.given.iter().find(|given| Some(&given.build_id) == build_id) {
             let shown = given.path.display().to_string();
             if !tables::knows_series(version) {
                 return Err(PlanError::DebugInformation(format!(
@@ -126,35 +201,44 @@ impl DebugInfo {
             }
             return Ok(Some(table));
         }
-        if !self.given.is_empty() && !self.lenient {
-            return Err(PlanError::OtherBuild(self.mismatch(build_id)));
+        if !info.given.is_empty() && !info.lenient {
+            return Err(PlanError::OtherBuild(info.mismatch(build_id)));
         }
         if Table::of(version).is_ok() || !tables::knows_series(version) {
             return Ok(None);
         }
-        match read(version, source, None, &place.path.display().to_string()) {
+        let path = self.place.path.display();
+        match read(version, source, None, &path.to_string()) {
             Ok(table) => return Ok(Some(table)),
-            Err(error) => log::debug!("{}: {error}", place.path.display()),
+            Err(error) => log::debug!("{path}: {error}"),
         }
-        let located = debug::types(source, &self.search(build_id, place));
-        for miss in &located.misses {
-            log::debug!("{}: layout: {miss}", place.path.display());
+        let local = self.search(build_id);
+        let mut found = self.types(source, &local);
+        if found.is_none()
+            && build_id.is_some()
+            && let Some(servers) = info.servers(self.later)
+        {
+            found = self.types(source, &Search { roots: &[], servers: Some(servers), ..local });
         }
-        let Some((found, origin)) = located.found else { return Ok(None) };
+        let Some((found, origin)) = found else { return Ok(None) };
         read(version, &found.file, found.alt.as_ref(), &origin.to_string()).map(Some)
     }
 
-    fn search<'a>(&'a self, build_id: Option<&'a BuildId>, place: Place<'a>) -> Search<'a> {
-        Search { build_id, path: place.path, roots: place.roots, servers: self.servers.as_ref() }
+    fn types(&self, source: &File, search: &Search<'_>) -> Option<(DebugFile, Origin)> {
+        let located = debug::types(source, search);
+        for miss in &located.misses {
+            log::debug!("{}: layout: {miss}", self.place.path.display());
+        }
+        located.found
     }
 
-    fn mismatch(&self, build_id: Option<&BuildId>) -> String {
-        let image = build_id.map_or_else(|| "no build id".to_owned(), |id| format!("build id {id}"));
-        let files = self.given.iter().map(|given| format!("{} has {}", given.path.display(), given.build_id));
-        format!(
-            "--layout-from belongs to another build: the image has {image}, {}",
-            files.collect::<Vec<_>>().join(", ")
-        )
+    /// What is on this host.
+    fn search<'s>(&self, build_id: Option<&'s BuildId>) -> Search<'s>
+    where
+        'a: 's,
+    {
+        let Place { path, roots } = self.place;
+        Search { build_id, path, roots, servers: None }
     }
 }
 
@@ -168,12 +252,12 @@ fn read(version: RubyVersion, file: &File, alt: Option<&File>, shown: &str) -> R
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::{path::Path, process::Command};
 
     use super::*;
     use crate::{
         cache::Cache,
-        discover::planned::{Around, Planned, plan_file},
+        discover::planned::{Planned, plan_file},
     };
 
     fn run(program: &str, args: &[&str]) {
@@ -182,9 +266,19 @@ mod tests {
     }
 
     fn planned(path: &Path, shown: &Path, root: &Path, debug: &DebugInfo) -> Result<Planned, PlanError> {
+        planned_with(path, shown, root, debug, &mut Cache::none())
+    }
+
+    fn planned_with(
+        path: &Path,
+        shown: &Path,
+        root: &Path,
+        info: &DebugInfo,
+        cache: &mut Cache,
+    ) -> Result<Planned, PlanError> {
         let file = File::open(path).unwrap();
-        let around = Around { info: debug, roots: &[root.to_owned()] };
-        plan_file(&file, shown, true, &mut Cache::none(), around)
+        let place = Place { path: shown.to_owned(), roots: vec![root.to_owned()] };
+        plan_file(&file, shown, true, cache, Around { info, place: &place, later: None })
     }
 
     /// What is attached and how it is read; not how it was named and found.
@@ -193,7 +287,7 @@ mod tests {
         format!("{:x?} {:?} {:?} {:?}", plan.sites, plan.config, plan.layout.keys, plan.layout.heaps)
     }
 
-    fn owners(planned: &Planned) -> Vec<Option<&str>> {
+    fn owners_named(planned: &Planned) -> Vec<Option<&str>> {
         planned.plan.analysis.sites.iter().map(|site| site.owner_name.as_deref()).collect()
     }
 
@@ -208,7 +302,7 @@ mod tests {
     fn one_build_one_plan() {
         let Ok(images) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
         let plain = DebugInfo::default();
-        for image in images.split(':').filter(|path| !path.is_empty()) {
+        for image in images.split(':').filter(|path| !path.is_empty() && !path.contains('@')) {
             let dir = tempfile::tempdir().unwrap();
             let at = |name: &str| dir.path().join(name);
             let text = |name: &str| at(name).to_str().unwrap().to_owned();
@@ -224,7 +318,7 @@ mod tests {
             let bare = planned(&at("bare"), shown, &root, &plain).unwrap();
             assert_eq!(essence(&bare), essence(&whole), "{image}: stripped");
             // Exported functions keep their names in a stripped file; those of the GC are internal.
-            assert!(owners(&bare).iter().any(Option::is_none), "{image}");
+            assert!(owners_named(&bare).iter().any(Option::is_none), "{image}");
 
             // Without a build id nothing is found by it.
             let Some(id) = whole.plan.analysis.build_id.as_ref().map(ToString::to_string) else { continue };
@@ -256,7 +350,7 @@ mod tests {
                 run(tool, &args);
                 let beside = planned(&at("bare"), shown, &root, &plain).unwrap();
                 assert_eq!(essence(&beside), essence(&whole), "{image}: {tool} {args:?}");
-                assert_eq!(owners(&beside), owners(&whole), "{image}: {tool} {args:?}");
+                assert_eq!(owners_named(&beside), owners_named(&whole), "{image}: {tool} {args:?}");
 
                 if !described {
                     continue;
@@ -276,9 +370,70 @@ mod tests {
                 let served = DebugInfo::open(&[], Some(&url), false).unwrap();
                 let asked = planned(&at("bare"), shown, &root, &served).unwrap();
                 assert_eq!(essence(&asked), essence(&whole), "{image}: {url}");
-                assert_eq!(owners(&asked), owners(&whole), "{image}: {url}");
+                assert_eq!(owners_named(&asked), owners_named(&whole), "{image}: {url}");
             }
         }
+    }
+
+    /// A separate symbol table for an image: one of its exports, and functions with these names, addresses and sizes.
+    fn symbol_file(image: &ElfImage, functions: &[(&str, u64, u64)], path: &Path) {
+        let export = image.symbol("rb_gc_count").unwrap().address.0;
+        let functions = [functions, &[("rb_gc_count", export, 1)]].concat();
+        let functions = functions.iter().map(|(name, at, size)| {
+            format!(".globl {name}\n.type {name},@function\n{name} = {at}\n.size {name}, {size}\n")
+        });
+        let text = functions.collect::<Vec<_>>().concat();
+        let assembly = path.with_extension("s");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&assembly, text).unwrap();
+        let id = format!("-Wl,--build-id=0x{}", image.build_id().unwrap());
+        let (from, to) = (assembly.to_str().unwrap(), path.to_str().unwrap());
+        run("gcc", &["-shared", "-nostdlib", &id, from, "-o", to]);
+        std::fs::remove_file(assembly).unwrap();
+    }
+
+    /// Symbols that are installed after an image was analysed confirm the cached analysis, which is remembered, or refuse
+    /// it by name.
+    #[test]
+    fn cached_analyses_are_witnessed() {
+        let ruby = Path::new(crate::elf::tests::DEBIAN_LIBRUBY);
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        let mut cache = Cache::at(&dir.path().join("cache"));
+        let plain = DebugInfo::default();
+        let mut look = || planned_with(ruby, ruby, &root, &plain, &mut cache);
+
+        let first = look().unwrap();
+        assert_eq!((first.cached, &first.symbols), (false, &Symbols::None));
+        let second = look().unwrap();
+        assert_eq!((second.cached, &second.symbols), (true, &Symbols::None));
+
+        let image = ElfImage::read(&File::open(ruby).unwrap()).unwrap();
+        let id = image.build_id().unwrap().to_string();
+        let by_id = root.join(format!("usr/lib/debug/.build-id/{}/{}.debug", &id[..2], &id[2..]));
+        let owners: BTreeSet<u64> = first.plan.analysis.sites.iter().map(|site| site.owner.0).collect();
+        let names: Vec<String> = (0..owners.len()).map(|number| format!("gc_start_{number}")).collect();
+        let functions: Vec<_> = names.iter().zip(&owners).map(|(name, &at)| (name.as_str(), at, 1)).collect();
+        symbol_file(&image, &functions, &by_id);
+        let third = look().unwrap();
+        assert_eq!(
+            (third.cached, &third.symbols),
+            (true, &Symbols::Separate(Origin::BuildId(by_id.clone())))
+        );
+        assert_eq!(essence(&third), essence(&first));
+        std::fs::remove_file(&by_id).unwrap();
+        let fourth = look().unwrap();
+        assert_eq!((fourth.cached, &fourth.symbols), (true, &Symbols::Earlier));
+        assert_eq!(owners_named(&fourth), owners_named(&third));
+
+        symbol_file(&image, &[("vm_exec", 1, 1 << 30)], &by_id);
+        let refused = look().unwrap_err();
+        assert!(matches!(refused, PlanError::SymbolsDisagree { .. }), "{refused}");
+        let text = refused.to_string();
+        assert!(text.contains(by_id.to_str().unwrap()) && text.contains("`vm_exec`"), "{text}");
+        std::fs::remove_file(&by_id).unwrap();
+        assert!(look().unwrap().cached);
     }
 
     /// A debug file of another build is refused with both build ids; for images that were not chosen one by one it is

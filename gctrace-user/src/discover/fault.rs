@@ -3,7 +3,10 @@
 
 use gctrace_common::{config::Span, event::Point};
 
-use crate::ruby::plan::AttachPlan;
+use crate::{
+    address::FileOffset,
+    ruby::{last_resort::LastResort, plan::AttachPlan},
+};
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -16,7 +19,12 @@ pub enum Fault {
     Marks,
     /// The sites of `GC_ENTER` and `GC_EXIT` are taken for each other.
     Enters,
+    /// The probe that is attached last has a place where the file has nothing.
+    Attach,
 }
+
+/// Beyond the end of any file.
+const NOWHERE: FileOffset = FileOffset(1 << 50);
 
 impl Fault {
     /// Plants it.
@@ -42,6 +50,20 @@ impl Fault {
             Self::Starts => exchange(Point::GcStart, Point::GcEndSweep),
             Self::Marks => exchange(Point::GcStart, Point::GcEndMark),
             Self::Enters => exchange(Point::GcEnter, Point::GcExit),
+            Self::Attach => {
+                if let Some(last) = plan.sites.iter_mut().find(|site| site.point == Point::GcStart) {
+                    last.file_offset = NOWHERE;
+                }
+            }
+        }
+    }
+
+    /// The same for probes of the last resort, of which only the last one is a subject.
+    pub fn plant_last(self, last: &mut LastResort) {
+        if self == Self::Attach
+            && let Some(last) = last.probes.last_mut()
+        {
+            last.file_offset = NOWHERE;
         }
     }
 }

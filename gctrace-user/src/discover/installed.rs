@@ -55,12 +55,26 @@ pub(super) fn images_of(executable: &Path) -> Vec<PathBuf> {
             .iter()
             .filter_map(|soname| find_library(soname, run_path.as_deref(), &executable))
             .collect(),
-        Ok(None) => Vec::new(),
+        Ok(Some(RubyPresence::GcLibrary) | None) => Vec::new(),
         Err(error) => {
             log::debug!("{}: {error}", executable.display());
             Vec::new()
         }
     }
+}
+
+/// Paths of the GC libraries of a Ruby built `--with-modular-gc`, in the file system below `root`. `directory`: as the
+/// Ruby's file tells it.
+pub(super) fn gc_libraries(root: &Path, directory: &str) -> BTreeSet<PathBuf> {
+    let directory = root.join(directory.trim_start_matches('/'));
+    let Ok(entries) = fs::read_dir(directory) else { return BTreeSet::new() };
+    entries.flatten().map(|entry| entry.path()).filter(|path| names_gc_library(path)).collect()
+}
+
+/// Whether a path says by its name that the file is a GC library: `librubygc.default.so`.
+pub(super) fn names_gc_library(path: &Path) -> bool {
+    let name = path.file_stem().and_then(OsStr::to_str).and_then(|name| name.strip_prefix("librubygc."));
+    name.is_some() && path.extension() == Some(OsStr::new("so"))
 }
 
 /// Whether a path says by its name that the file is a Ruby or a Ruby library.
@@ -94,6 +108,11 @@ mod tests {
         for (name, expected) in [("ruby", true), ("ruby3.1", true), ("ruby-lsp", false), ("rubygems", false)]
         {
             assert_eq!(is_ruby_name(OsStr::new(name)), expected, "{name}");
+        }
+        for (name, expected) in
+            [("librubygc.default.so", true), ("librubygc.so", false), ("libruby.so.3.4", false)]
+        {
+            assert_eq!(names_gc_library(&Path::new("/opt/gc").join(name)), expected, "{name}");
         }
         assert!(
             names_ruby(Path::new("/opt/lib/libruby-3.1.so.3.1.2")) && !names_ruby(Path::new("/lib/libc.so"))

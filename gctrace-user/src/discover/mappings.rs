@@ -9,14 +9,14 @@ use std::{
 
 use procfs::{
     ProcError,
-    process::{MMPermissions, MMapPath, Process},
+    process::{MMPermissions, MMapPath, MemoryMap, Process},
 };
 
 use crate::bpf::ExecMapping;
 
 /// One executable file mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ExecutableMapping {
+pub(crate) struct ExecutableMapping {
     /// First address.
     pub start: u64,
     /// One past the last address.
@@ -31,13 +31,13 @@ pub(super) struct ExecutableMapping {
 
 impl ExecutableMapping {
     /// The mapped file itself, whatever has become of its path: works across mount namespaces and for deleted files.
-    pub(super) fn file(&self, pid: u32) -> PathBuf {
+    pub(crate) fn file(&self, pid: u32) -> PathBuf {
         PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{:x}", self.start, self.end))
     }
 
     /// A path that opens the mapped file with what privileges there are: [`ExecutableMapping::file`] where it may be
     /// used, else the file's own path, if it is still the same file.
-    pub(super) fn open_path(&self, pid: u32) -> io::Result<PathBuf> {
+    pub(crate) fn open_path(&self, pid: u32) -> io::Result<PathBuf> {
         let file = self.file(pid);
         let Err(error) = std::fs::metadata(&file) else { return Ok(file) };
         let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
@@ -61,25 +61,45 @@ impl From<ExecMapping> for ExecutableMapping {
     }
 }
 
-/// The executable file mappings of a process, in address order.
-pub(super) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
+/// Code of a process.
+pub(crate) enum CodeMapping {
+    /// Of a file.
+    File(ExecutableMapping),
+    /// The kernel's own image: first address, one past the last.
+    Vdso(u64, u64),
+}
+
+/// All code of a process that has an image, in address order; not that of just-in-time compilers.
+pub(crate) fn code_of(pid: u32) -> Result<Vec<CodeMapping>, ProcError> {
     let maps = Process::new(pid as i32)?.maps()?;
-    Ok(maps
-        .into_iter()
-        .filter(|map| map.perms.contains(MMPermissions::EXECUTE))
-        .filter_map(|map| {
-            let MMapPath::Path(path) = map.pathname else { return None };
-            let text = path.to_string_lossy();
-            let path = text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from);
-            Some(ExecutableMapping {
-                start: map.address.0,
-                end: map.address.1,
-                offset: map.offset,
-                inode: map.inode,
-                path,
-            })
-        })
-        .collect())
+    let code = |map: &MemoryMap| match map.pathname {
+        MMapPath::Vdso => Some(CodeMapping::Vdso(map.address.0, map.address.1)),
+        _ => executable(map).map(CodeMapping::File),
+    };
+    Ok(maps.iter().filter_map(code).collect())
+}
+
+/// The executable file mappings of a process, in address order.
+pub(crate) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
+    let maps = Process::new(pid as i32)?.maps()?;
+    Ok(maps.iter().filter_map(executable).collect())
+}
+
+/// The mapping, if it is one of code in a file.
+fn executable(map: &MemoryMap) -> Option<ExecutableMapping> {
+    let MMapPath::Path(path) = &map.pathname else { return None };
+    if !map.perms.contains(MMPermissions::EXECUTE) {
+        return None;
+    }
+    let text = path.to_string_lossy();
+    let path = text.strip_suffix(" (deleted)").map_or_else(|| path.clone(), PathBuf::from);
+    Some(ExecutableMapping {
+        start: map.address.0,
+        end: map.address.1,
+        offset: map.offset,
+        inode: map.inode,
+        path,
+    })
 }
 
 /// File offset in `/proc/self/exe` of a function of this program that is never called.

@@ -2,18 +2,18 @@
 
 use std::{
     fs::File,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
-use super::debuginfo::{DebugInfo, Place};
+use super::debuginfo::{Around, Symbols};
 use crate::{
-    cache::Cache,
+    cache::{Cache, Kept},
     elf::{ElfImage, ImageHead, LoadSegment},
     model::Image,
     pipeline::Reading,
     ruby::{
-        RubyVersion, analyse,
+        RubyAnalysis, RubyVersion, analyse, analyse_library,
         last_resort::{LastResort, Method},
         plan::{AttachPlan, PlanError, plan_with},
     },
@@ -26,19 +26,12 @@ pub struct Planned {
     pub plan: AttachPlan,
     /// Where the image's segments lie.
     pub segments: Vec<LoadSegment>,
+    /// Which symbols confirm its sites.
+    pub symbols: Symbols,
     /// Whether the analysis was taken from the cache.
     pub cached: bool,
     /// How long it took.
     pub took: Duration,
-}
-
-/// The debug information that may be used, and where to look for more of it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Around<'a> {
-    /// What the user gave and allowed.
-    pub(super) info: &'a DebugInfo,
-    /// Root folders to look below: that of the process, then the host's.
-    pub(super) roots: &'a [PathBuf],
 }
 
 /// Plans an image file. `shown` is the path that messages name; `reads_threads`: see [`plan_with`].
@@ -52,21 +45,63 @@ pub(super) fn plan_file(
     let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
     let begun = Instant::now();
     let head = ImageHead::read(file).map_err(elf)?;
-    let known = cache.get(file, &head);
-    let cached = known.is_some();
-    let place = Place { path: shown, roots: debug.roots };
-    let analysis = if let Some(analysis) = known {
-        analysis
+    let kept = cache.get(file, &head);
+    let cached = kept.is_some();
+    let mut image = None;
+    let Kept { mut analysis, witnessed } = if let Some(kept) = kept {
+        kept
     } else {
-        let image = ElfImage::read(file).map_err(elf)?;
-        let mut analysis = analyse(&image)?;
-        debug.info.witness(&image, file, place, &mut analysis)?;
-        cache.put(file, &head, &image, &analysis);
-        analysis
+        let image = image.insert(ElfImage::read(file).map_err(elf)?);
+        Kept { analysis: analyse(image)?, witnessed: false }
     };
-    let table = debug.info.table(analysis.build_id.as_ref(), file, place, analysis.version)?;
+    let symbols = debug.witness(&mut image, file, &mut analysis, witnessed)?;
+    let kept = Kept { analysis, witnessed: symbols != Symbols::None };
+    if let Some(image) = image.as_ref().filter(|_| !cached || kept.witnessed != witnessed) {
+        cache.put(file, &head, image, &kept);
+    }
+    let Kept { analysis, .. } = kept;
+    let table = debug.table(analysis.build_id.as_ref(), file, analysis.version)?;
     let plan = plan_with(&head.segments, analysis, reads_threads, table.as_ref())?;
-    Ok(Planned { plan, segments: head.segments, cached, took: begun.elapsed() })
+    Ok(Planned { plan, segments: head.segments, symbols, cached, took: begun.elapsed() })
+}
+
+/// Plans a GC library together with the Ruby that loads it. It is not kept in the cache: it is small, and what is known of it
+/// depends on two files.
+fn plan_library(
+    file: &File,
+    shown: &Path,
+    ruby: &RubyAnalysis,
+    reads_threads: bool,
+    debug: Around<'_>,
+) -> Result<Planned, PlanError> {
+    let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
+    let begun = Instant::now();
+    let head = ImageHead::read(file).map_err(elf)?;
+    let image = ElfImage::read(file).map_err(elf)?;
+    let mut analysis = analyse_library(&image, ruby)?;
+    let symbols = debug.witness(&mut Some(image), file, &mut analysis, false)?;
+    let table = debug.table(analysis.build_id.as_ref(), file, analysis.version)?;
+    let plan = plan_with(&head.segments, analysis, reads_threads, table.as_ref())?;
+    Ok(Planned { plan, segments: head.segments, symbols, cached: false, took: begun.elapsed() })
+}
+
+/// How a GC library is traced. It has event sites, or nothing.
+pub(super) fn choose_library(
+    file: &File,
+    shown: &Path,
+    ruby: &RubyAnalysis,
+    methods: &[Method],
+    abilities: Abilities,
+    debug: Around<'_>,
+) -> Choice {
+    if !methods.contains(&Method::Sites) {
+        let refusals = vec![WhyNot::LastResort("a GC library is probed by its event sites only")];
+        return Choice { way: None, refusals };
+    }
+    match plan_library(file, shown, ruby, abilities.reads_threads, debug) {
+        Ok(planned) => Choice { way: Some(Way::Sites(Box::new(planned))), refusals: Vec::new() },
+        Err(error) => Choice { way: None, refusals: vec![WhyNot::Sites(error)] },
+    }
 }
 
 /// How an image's GC work is seen.
@@ -162,6 +197,7 @@ fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'stat
     let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
     let version = RubyVersion::of_image(&image).ok_or("it does not tell its version")?;
     let found = match method {
+        Method::UsdtPauses => LastResort::usdt_pauses(&image).ok_or("it has no USDT probes of pauses")?,
         Method::Functions => LastResort::functions(version, &image).ok_or("it has no symbol gc_start")?,
         Method::Usdt => LastResort::usdt(&image).ok_or("it has no USDT probes")?,
         Method::Sites => return Err("event sites are no last resort"),
@@ -187,6 +223,7 @@ pub(super) fn site_image(index: u32, shown: &Path, plan: &AttachPlan) -> Image {
         heap_keys: heap.map_or_else(Vec::new, |keys| keys.iter().map(|key| key.name).collect()),
         method: Method::Sites,
         probes: plan.sites.len(),
+        gvl: None,
         has_symbols: plan.analysis.has_symbols,
     }
 }

@@ -6,11 +6,11 @@ use super::mappings::ExecutableMapping;
 use crate::{
     elf::LoadSegment,
     enrich::clock::monotonic_ns,
-    ruby::{plan::AttachPlan, prove},
+    ruby::{Modular, plan::AttachPlan, prove},
 };
 
 /// Actual minus stated addresses of a mapping.
-pub(super) fn bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -> Option<u64> {
+pub(crate) fn bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -> Option<u64> {
     let page = rustix::param::page_size() as u64;
     segments
         .iter()
@@ -53,6 +53,29 @@ impl VmState {
     }
 }
 
+/// An integer of a process's memory; `None` if it cannot be read.
+fn number<const N: usize>(pid: u32, address: u64) -> Option<[u8; N]> {
+    let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+    let mut bytes = [0; N];
+    memory.read_exact_at(&mut bytes, address).ok()?;
+    Some(bytes)
+}
+
+/// Whether a process of a Ruby built `--with-modular-gc` has loaded a GC library, or is about to use it; `None` if its
+/// memory cannot be read. A process that has not chosen yet has none.
+pub(super) fn has_loaded_library(pid: u32, bias: u64, modular: &Modular) -> Option<bool> {
+    number::<1>(pid, bias.wrapping_add(modular.loaded.0)).map(|[loaded]| loaded != 0)
+}
+
+/// Whether a GC library reaches the VM of the Ruby that is mapped in the same process; `None` if its memory cannot be
+/// read or it has not been linked with it yet.
+pub(super) fn is_linked_with(pid: u32, library: (u64, &AttachPlan), ruby: (u64, &Modular)) -> Option<bool> {
+    let ((bias, plan), (ruby_bias, modular)) = (library, ruby);
+    let anchor = plan.analysis.vm.anchor?;
+    let held = u64::from_le_bytes(number(pid, bias.wrapping_add(anchor.0))?);
+    (held != 0).then_some(held == ruby_bias.wrapping_add(modular.landmark.0))
+}
+
 /// Reads the state of a VM from its memory, between two GC pauses, and proves the layout on it.
 pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmState, prove::FailedProof> {
     let memory = match File::open(format!("/proc/{pid}/mem")) {
@@ -69,7 +92,11 @@ pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmSta
         get(address, &mut bytes).then(|| u64::from_le_bytes(bytes)).filter(|&word| word != 0)
     };
     let read = || {
-        let vm = word(bias.wrapping_add(plan.config.vm_ptr))?;
+        let base = match plan.config.anchor {
+            0 => bias,
+            anchor => word(bias.wrapping_add(anchor))?,
+        };
+        let vm = word(base.wrapping_add(plan.config.vm_ptr))?;
         let objspace = word(vm.wrapping_add(u64::from(plan.config.vm_objspace)))?;
         prove::read_spans(&plan.layout, objspace, get)
     };

@@ -1,6 +1,7 @@
 //! One look at the Rubies of a host, with the eyes of a run and without attaching anything.
 
 use std::{
+    cell::Cell,
     collections::{BTreeSet, HashMap},
     fs::File,
     io,
@@ -11,18 +12,19 @@ use procfs::ProcError;
 
 use super::{
     Selection, VmState,
-    debuginfo::DebugInfo,
+    debuginfo::{Around, DebugInfo},
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
-    planned::{Abilities, Around, Choice, Way, choose},
-    state::{bias, read_state},
+    place::Place,
+    planned::{Abilities, Choice, Way, choose, choose_library},
+    state::{bias, has_loaded_library, is_linked_with, read_state},
 };
 use crate::{
     cache::Cache,
-    elf::{BuildId, ElfImage, RubyPresence, probe_ruby},
+    elf::{BuildId, ElfImage, LoadSegment, RubyPresence, probe_ruby},
     enrich::proc::{command_line, is_running},
-    ruby::{last_resort::METHODS, prove::FailedProof},
+    ruby::{Modular, last_resort::METHODS, plan::AttachPlan, prove::FailedProof},
 };
 
 /// What to look at.
@@ -34,6 +36,8 @@ pub struct Subjects {
     pub files: Vec<PathBuf>,
     /// What the kernel can do.
     pub abilities: Abilities,
+    /// Debug information that may be used.
+    pub debug: DebugInfo,
 }
 
 /// What was found.
@@ -62,6 +66,24 @@ pub struct ImageFound {
     pub choice: Choice,
     /// Whether the user named this file.
     pub named: bool,
+}
+
+impl ImageFound {
+    /// How its event sites would be traced.
+    fn plan(&self) -> Option<&AttachPlan> {
+        match &self.choice.way {
+            Some(Way::Sites(planned)) => Some(&planned.plan),
+            _ => None,
+        }
+    }
+
+    fn segments(&self) -> Option<&[LoadSegment]> {
+        match &self.choice.way {
+            Some(Way::Sites(planned)) => Some(&planned.segments),
+            Some(Way::LastResort(head, _)) => Some(&head.segments),
+            None => None,
+        }
+    }
 }
 
 /// What a file says of itself, traced or not.
@@ -131,15 +153,25 @@ pub enum Subject {
 struct Surveyor<'a> {
     cache: &'a mut Cache,
     abilities: Abilities,
+    debug: &'a DebugInfo,
     /// Index of the image of a file that holds an interpreter; `None` for other files.
     known: HashMap<ImageKey, Option<usize>>,
+    /// Index of the image of a GC library in processes of the Ruby with that index.
+    libraries: HashMap<(ImageKey, usize), usize>,
     survey: Survey,
 }
 
 /// Looks at the subjects. With [`Selection::all`] also at what is installed and not running.
 pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
-    let mut surveyor =
-        Surveyor { cache, abilities: subjects.abilities, known: HashMap::new(), survey: Survey::default() };
+    let Subjects { abilities, debug, .. } = subjects;
+    let mut surveyor = Surveyor {
+        cache,
+        abilities: *abilities,
+        debug,
+        known: HashMap::new(),
+        libraries: HashMap::new(),
+        survey: Survey::default(),
+    };
     for path in &subjects.files {
         surveyor.file(path);
     }
@@ -163,12 +195,19 @@ impl Surveyor<'_> {
         if let Err(error) = File::open(path).and_then(|file| file.metadata()) {
             return miss(format!("cannot be opened: {error}"), true);
         }
+        let presence = File::open(path).ok().and_then(|file| probe_ruby(&file).ok().flatten());
+        if presence == Some(RubyPresence::GcLibrary) {
+            let advice = "name that Ruby, or a process that has loaded the library";
+            return miss(format!("is a GC library for a Ruby built --with-modular-gc: {advice}"), false);
+        }
         let images = installed::images_of(path);
         if images.is_empty() {
             return miss("neither holds a CRuby interpreter nor loads one from a library".to_owned(), false);
         }
         for image in images {
-            match ImageKey::of(&image).and_then(|key| self.image(key, &image, &image)) {
+            match ImageKey::of(&image)
+                .and_then(|key| self.image(key, &image, &image, &Place::on_host(&image)))
+            {
                 Ok(Some(index)) => self.survey.images[index].named = true,
                 Ok(None) => {}
                 Err(error) => self.survey.misses.push(Miss {
@@ -220,7 +259,9 @@ impl Surveyor<'_> {
             Err(error) => log::warn!("listing /proc: {error}"),
         }
         for path in installed::images() {
-            if let Err(error) = ImageKey::of(&path).and_then(|key| self.image(key, &path, &path)) {
+            if let Err(error) =
+                ImageKey::of(&path).and_then(|key| self.image(key, &path, &path, &Place::on_host(&path)))
+            {
                 log::info!("{}: {error}", path.display());
             }
         }
@@ -244,10 +285,11 @@ impl Surveyor<'_> {
     fn process(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> (bool, Option<io::Error>) {
         let mut denied = None;
         let mut ruby = false;
+        let mut modular = None;
         for mapping in mappings {
             let found = mapping.open_path(pid).and_then(|file| {
                 let key = ImageKey::of(&file)?;
-                self.image(key, &file, &mapping.path)
+                self.image(key, &file, &mapping.path, &Place::of_process(pid, &mapping.path))
             });
             let image = match found {
                 Ok(Some(image)) => image,
@@ -267,35 +309,144 @@ impl Surveyor<'_> {
                 // Another mapping of the file than the one of its code.
                 continue;
             }
+            if let Some((_, bias)) = plan.zip(bias).filter(|(plan, _)| plan.analysis.modular.is_some()) {
+                ruby = true;
+                modular.get_or_insert((image, bias));
+                continue;
+            }
             let state = plan.zip(bias).map(|(plan, bias)| read_state(pid, bias, plan));
             if !is_running(pid) {
                 // What was read says nothing.
                 return (false, None);
             }
             ruby = true;
-            let known = self.survey.processes.iter().any(|p| p.pid == pid && p.image == image);
-            if !known {
-                self.survey.processes.push(ProcessFound { pid, image, command: command_line(pid), state });
+            self.add_process(pid, image, state);
+        }
+        if let Some((image, bias)) = modular {
+            match self.modular_process(pid, mappings, image, bias) {
+                Ok(()) if !is_running(pid) => return (false, None),
+                Ok(()) => {}
+                Err(error) => denied = Some(error),
             }
         }
         (ruby, denied)
     }
 
+    fn add_process(&mut self, pid: u32, image: usize, state: Option<Result<VmState, FailedProof>>) {
+        let known = self.survey.processes.iter().any(|p| p.pid == pid && p.image == image);
+        if !known && is_running(pid) {
+            self.survey.processes.push(ProcessFound { pid, image, command: command_line(pid), state });
+        }
+    }
+
+    /// Adds a process of a Ruby built `--with-modular-gc`, with the image of the GC that it runs.
+    fn modular_process(
+        &mut self,
+        pid: u32,
+        mappings: &[ExecutableMapping],
+        ruby: usize,
+        ruby_bias: u64,
+    ) -> io::Result<()> {
+        let mut library = None;
+        for mapping in mappings {
+            let path = match mapping.open_path(pid) {
+                Err(error) if installed::names_gc_library(&mapping.path) => return Err(error),
+                Err(_) => continue,
+                Ok(path) => path,
+            };
+            let presence = File::open(&path).map(|file| probe_ruby(&file));
+            if matches!(presence, Ok(Ok(Some(RubyPresence::GcLibrary)))) {
+                let key = ImageKey::of(&path)?;
+                library =
+                    Some((self.library(key, &path, &Place::of_process(pid, &mapping.path), ruby)?, mapping));
+            }
+        }
+        let plan_of = |image: usize| self.survey.images[image].plan();
+        let Some((modular, plan)) = plan_of(ruby).and_then(|p| Some((p.analysis.modular.clone()?, p))) else {
+            return Ok(());
+        };
+        let (image, state) = match library {
+            None => {
+                let state = read_state(pid, ruby_bias, plan);
+                let chosen = has_loaded_library(pid, ruby_bias, &modular);
+                // It has loaded one since its mappings were read.
+                let state = if chosen == Some(true) { Ok(VmState::NotSetUp) } else { state };
+                (ruby, Some(state))
+            }
+            Some((library, mapping)) => {
+                let found = &self.survey.images[library];
+                let place = found.segments().and_then(|segments| bias(mapping, segments));
+                let read = |(plan, bias): (&AttachPlan, u64)| {
+                    let linked = is_linked_with(pid, (bias, plan), (ruby_bias, &modular));
+                    if linked == Some(true) { read_state(pid, bias, plan) } else { Ok(VmState::NotSetUp) }
+                };
+                (library, found.plan().zip(place).map(read))
+            }
+        };
+        self.add_process(pid, image, state);
+        Ok(())
+    }
+
+    /// Index of the image of a GC library in processes of that Ruby.
+    fn library(&mut self, key: ImageKey, path: &Path, place: &Place, ruby: usize) -> io::Result<usize> {
+        if let Some(&known) = self.libraries.get(&(key, ruby)) {
+            return Ok(known);
+        }
+        let file = File::open(path)?;
+        // As in a run, servers are not asked for symbols that are only a witness.
+        let never = Cell::new(false);
+        let around = Around { info: self.debug, place, later: Some(&never) };
+        let choice = match self.survey.images[ruby].plan() {
+            Some(plan) => {
+                choose_library(&file, &place.path, &plan.analysis, &METHODS, self.abilities, around)
+            }
+            None => Choice { way: None, refusals: Vec::new() },
+        };
+        let identity = Identity::of(&file, &choice);
+        let Identity { version, description, .. } = self.survey.images[ruby].identity.clone();
+        let identity = Identity { version, description, ..identity };
+        let path = place.path.clone();
+        self.survey.images.push(ImageFound { path, identity, choice, named: false });
+        let index = self.survey.images.len() - 1;
+        self.libraries.insert((key, ruby), index);
+        Ok(index)
+    }
+
+    /// Adds the GC libraries that are installed for a Ruby.
+    fn add_libraries(&mut self, ruby: usize) {
+        let modular = self.survey.images[ruby].plan().and_then(|plan| plan.analysis.modular.as_ref());
+        let Some(directory) = modular.and_then(|modular: &Modular| modular.directory.clone()) else { return };
+        for path in installed::gc_libraries(Path::new("/"), &directory) {
+            if let Err(error) =
+                ImageKey::of(&path).and_then(|key| self.library(key, &path, &Place::on_host(&path), ruby))
+            {
+                log::info!("{}: {error}", path.display());
+            }
+        }
+    }
+
     /// Index of the file's image, if it holds an interpreter.
-    fn image(&mut self, key: ImageKey, path: &Path, shown: &Path) -> io::Result<Option<usize>> {
+    fn image(
+        &mut self,
+        key: ImageKey,
+        path: &Path,
+        shown: &Path,
+        place: &Place,
+    ) -> io::Result<Option<usize>> {
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
         let file = File::open(path)?;
         let index = match probe_ruby(&file) {
             Ok(Some(RubyPresence::Defines)) => {
-                // What is on this host; no server is asked.
-                let around = Around { info: &DebugInfo::default(), roots: &[PathBuf::from("/")] };
+                let around = Around { info: self.debug, place, later: None };
                 let choice = choose(&file, shown, &METHODS, self.abilities, self.cache, around);
                 let identity = Identity::of(&file, &choice);
                 let path = shown.to_owned();
                 self.survey.images.push(ImageFound { path, identity, choice, named: false });
-                Some(self.survey.images.len() - 1)
+                let index = self.survey.images.len() - 1;
+                self.add_libraries(index);
+                Some(index)
             }
             Ok(_) => None,
             Err(error) => {

@@ -1,28 +1,65 @@
 //! What gctrace does with an image, feature by feature.
 
 use super::report::{Feature, Refused};
-use crate::ruby::{last_resort::Method, plan::AttachPlan};
+use crate::{
+    discover::Abilities,
+    ruby::{last_resort::Method, plan::AttachPlan},
+};
 
 /// Stable names of all features, in the order in which they are told.
-pub(super) const NAMES: [&str; 6] =
-    ["gc_cycles", "gc_pauses", "gc_stat", "latest_gc_info", "tunemygc", "pprof"];
+pub(super) const NAMES: [&str; 9] = [
+    "gc_cycles",
+    "gc_pauses",
+    "gc_stat",
+    "latest_gc_info",
+    "tunemygc",
+    "pprof",
+    "ruby_stacks",
+    "gvl_waits",
+    "gvl_holds",
+];
 
 /// The only feature of the methods of the last resort.
 const WORK: &str = "gc_work";
 
 /// The features of an image that is traced by its event sites.
-pub(super) fn of(plan: &AttachPlan, reads_threads: bool) -> Vec<Feature> {
+pub(super) fn of(plan: &AttachPlan, abilities: Abilities) -> Vec<Feature> {
     let absent = &plan.layout.absent;
-    let remedy = if reads_threads {
+    let remedy = if abilities.reads_threads {
         "upgrade gctrace"
     } else {
-        "use a kernel with BTF (CONFIG_DEBUG_INFO_BTF): what Ruby 4.0 counts per thread is found with its help"
+        "use a kernel with BTF (CONFIG_DEBUG_INFO_BTF): stacks and what Ruby 4.0 counts per thread are found with its \
+         help"
     };
     let lack = |name: &str| {
+        if name == "ruby_stacks" {
+            let why = plan.frames.as_ref().err()?;
+            return Some((why.to_string(), remedy.to_owned()));
+        }
+        if name.starts_with("gvl_") {
+            return gvl(plan, name, abilities);
+        }
         let partly = matches!(name, "gc_stat" | "tunemygc") && !absent.is_empty();
         partly.then(|| (format!("without {}", absent.join(", ")), remedy.to_owned()))
     };
     NAMES.iter().map(|&name| Feature { name, lack: lack(name) }).collect()
+}
+
+/// What is missing of what `--gvl` tells.
+fn gvl(plan: &AttachPlan, name: &str, abilities: Abilities) -> Option<(String, String)> {
+    if !abilities.cookies {
+        let reason = "the kernel hands no cookies to probes, so it is not known which place a hit is at";
+        return Some((reason.to_owned(), "use Linux 5.15 or later".to_owned()));
+    }
+    match &plan.gvl {
+        Err(why) => Some((why.to_string(), "upgrade gctrace, or the Ruby".to_owned())),
+        Ok(gvl) if name == "gvl_holds" && !gvl.coverage.holds => {
+            let reason =
+                "the yields of Ruby 3.2 have no event, so how long a thread holds the GVL is not known";
+            Some((reason.to_owned(), "use Ruby 3.3 or later".to_owned()))
+        }
+        Ok(_) => None,
+    }
 }
 
 /// The features of an image that is not traced by its event sites: at best, how long GC work takes.

@@ -14,7 +14,7 @@ use crate::{
     bpf,
     cache::Cache,
     cli::{DoctorSettings, Format},
-    discover::{self, Abilities, Subjects},
+    discover::{self, Abilities, DebugInfo, Subjects},
     export::{ExportError, doctor::write_jsonl},
     preflight,
 };
@@ -59,6 +59,7 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
             // What could not be tried, for lack of privilege, is taken to be there.
             cookies: kernel.cookies.is_ok() || kernel.programs.is_err(),
         },
+        debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
     };
     let survey = discover::survey(&subjects, cache);
     let host = host::examine(&tracefs, &kernel, cache.path());

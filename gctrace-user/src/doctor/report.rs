@@ -124,6 +124,8 @@ pub struct ImageReport {
     pub method: Option<Method>,
     /// How it is traced by its event sites.
     pub tracing: Option<Tracing>,
+    /// With probes of the last resort: their number, and how many of them the kernel single-steps.
+    pub last_resort: Option<(usize, usize)>,
     /// Why it is not traced by its event sites.
     pub refused: Option<Refused>,
     /// What works.
@@ -155,6 +157,8 @@ pub struct Tracing {
     pub slow_sites: usize,
     /// Whether the file has a symbol table.
     pub symbols: bool,
+    /// Where the symbols come from that confirm the sites.
+    pub symbols_from: Option<String>,
     /// The acceptance checks: name, and `None` for passed or else the reason why it does not apply.
     pub checks: Vec<(String, Option<String>)>,
     /// How the layout is known.

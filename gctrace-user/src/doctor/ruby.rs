@@ -8,7 +8,7 @@ use super::{
     report::{Confidence, ImageReport, ProcessReport, Proof, Refused, SiteCount, Tracing},
 };
 use crate::{
-    discover::{Abilities, ImageFound, Planned, ProcessFound, Survey, VmState, Way, WhyNot},
+    discover::{Abilities, ImageFound, Planned, ProcessFound, Survey, Symbols, VmState, Way, WhyNot},
     ruby::{
         Outcome, Refusal, RubyAnalysis, SiteForm,
         last_resort::Method,
@@ -43,7 +43,7 @@ fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageRep
         (Some(Way::Sites(planned)), _) => {
             let judgement = confidence::of(&planned.plan);
             let confidence = (judgement.confidence, judgement.reason.clone());
-            let features = features::of(&planned.plan, abilities.reads_threads);
+            let features = features::of(&planned.plan, abilities);
             (confidence, Some(tracing(planned, judgement)), features)
         }
         (_, Some(refused)) => {
@@ -62,6 +62,10 @@ fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageRep
         build_id: found.identity.build_id.as_ref().map(ToString::to_string),
         confidence,
         method,
+        last_resort: match &found.choice.way {
+            Some(Way::LastResort(_, last)) => Some((last.probes.len(), last.slow())),
+            _ => None,
+        },
         tracing,
         refused,
         features,
@@ -80,9 +84,14 @@ fn tracing(planned: &Planned, judgement: Judgement) -> Tracing {
     };
     Tracing {
         sites: Point::ALL.iter().map(|&point| count(analysis, point)).collect(),
-        // Acceptance refuses an image with any other site.
-        slow_sites: 0,
+        slow_sites: analysis.sites.iter().filter(|site| !site.emulated).count(),
         symbols: analysis.has_symbols,
+        symbols_from: match &planned.symbols {
+            Symbols::None => None,
+            Symbols::Own => Some("the file itself".to_owned()),
+            Symbols::Separate(origin) => Some(origin.to_string()),
+            Symbols::Earlier => Some("separate ones, when the file was analysed earlier".to_owned()),
+        },
         checks: analysis.checks.iter().map(check).collect(),
         layout: judgement.layout,
         stat_keys: judgement.keys,
@@ -138,6 +147,9 @@ fn remedy(why: &WhyNot) -> String {
             Refusal::Machine(_) => "run gctrace's build for that processor on a host that runs such programs",
             Refusal::Version(version) if version.at_least(5, 0) => "upgrade gctrace",
             Refusal::Version(_) => "upgrade Ruby to 2.7 or later",
+            Refusal::ForeignGc(_) => {
+                "run the program without RUBY_GC_LIBRARY, or with RUBY_GC_LIBRARY=default"
+            }
             Refusal::NotRuby => "the file is damaged: reinstall it",
             _ => {
                 "compare the file with its package (`dpkg -V` or `rpm -V`); if it is unchanged, report this with \
@@ -150,7 +162,7 @@ fn remedy(why: &WhyNot) -> String {
         PlanError::Layout(_) | PlanError::NotExecutable(..) => {
             "this is a mistake in gctrace: report it with `gctrace doctor --format jsonl`"
         }
-        PlanError::Disagreement(_) => {
+        PlanError::Disagreement(_) | PlanError::SymbolsDisagree { .. } => {
             "reinstall the Ruby and its debug package; if they belong together, report this with \
              `gctrace doctor --format jsonl`"
         }

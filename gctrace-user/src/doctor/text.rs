@@ -145,7 +145,9 @@ impl<W: Write> Page<'_, W> {
     ) -> io::Result<()> {
         let (colour, verdict) = match image.method {
             None => (RED, "is not traced"),
-            Some(Method::Functions | Method::Usdt) => (YELLOW, "only the time of its GC work is seen"),
+            Some(Method::UsdtPauses | Method::Functions | Method::Usdt) => {
+                (YELLOW, "only the time of its GC work is seen")
+            }
             Some(Method::Sites) if !host_ready => (YELLOW, "would work if gctrace could run"),
             Some(Method::Sites) if image.works() => (GREEN, "works"),
             Some(Method::Sites) => (YELLOW, "works in part"),
@@ -168,6 +170,9 @@ impl<W: Write> Page<'_, W> {
             self.line("ruby -v", description)?;
         }
         self.line("build id", image.build_id.as_deref().unwrap_or("none (its analysis is not kept)"))?;
+        if let Some((probes, slow)) = image.last_resort {
+            self.line("probes", &format!("{probes}, {}", cost(slow)))?;
+        }
         if let Some(tracing) = &image.tracing {
             self.tracing(tracing, &image.confidence)?;
         }
@@ -188,12 +193,12 @@ impl<W: Write> Page<'_, W> {
 
     fn tracing(&mut self, tracing: &Tracing, (confidence, reason): &(Confidence, String)) -> io::Result<()> {
         let total: usize = tracing.sites.iter().map(super::report::SiteCount::total).sum();
-        let symbols = if tracing.symbols { "file with symbols, which agree" } else { "stripped file" };
-        let slow = match tracing.slow_sites {
-            0 => "all cheap (emulated by the kernel)".to_owned(),
-            slow => format!("{slow} of them slow (single-stepped by the kernel, about 20 µs per hit)"),
+        let symbols = match &tracing.symbols_from {
+            None => "stripped file".to_owned(),
+            Some(_) if tracing.symbols => "file with symbols, which agree".to_owned(),
+            Some(origin) => format!("stripped file, whose symbols agree: {origin}"),
         };
-        self.line("probe sites", &format!("{total}, {slow}; {symbols}"))?;
+        self.line("probe sites", &format!("{total}, {}; {symbols}", cost(tracing.slow_sites)))?;
         self.line("confidence", &format!("{}: {reason}", confidence.name()))?;
         let source = if tracing.cached { "taken from the cache, verified" } else { "made now" };
         let took = tracing.took_us as f64 / 1000.0;
@@ -318,6 +323,14 @@ fn passed(tracing: &Tracing) -> usize {
     tracing.checks.iter().filter(|(_, reason)| reason.is_none()).count()
 }
 
+/// What hits of probes cost, of which this many are single-stepped.
+fn cost(slow: usize) -> String {
+    match slow {
+        0 => "all cheap (emulated by the kernel)".to_owned(),
+        slow => format!("{slow} of them slow (single-stepped by the kernel, about 20 µs per hit)"),
+    }
+}
+
 /// A feature in words.
 fn label(name: &str) -> &str {
     match name {
@@ -328,6 +341,9 @@ fn label(name: &str) -> &str {
         "latest_gc_info" => "GC.latest_gc_info",
         "tunemygc" => "TuneMyGC sample sets",
         "pprof" => "pprof profile",
+        "ruby_stacks" => "Ruby stacks",
+        "gvl_waits" => "waits for the GVL",
+        "gvl_holds" => "how long the GVL is held",
         other => other,
     }
 }
@@ -359,6 +375,7 @@ mod tests {
             build_id: None,
             confidence: (Confidence::None, "not traced".to_owned()),
             method: None,
+            last_resort: None,
             tracing: None,
             refused: Some(Refused { reason: "the reason".to_owned(), remedy: "the remedy".to_owned() }),
             features: Vec::new(),

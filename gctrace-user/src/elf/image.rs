@@ -331,6 +331,19 @@ impl ElfImage {
         found
     }
 
+    /// The string constants that end like this; not those that are this.
+    pub fn find_c_strings_ending(&self, suffix: &str) -> Vec<&str> {
+        let pattern = [suffix.as_bytes(), &[0]].concat();
+        let mut found = Vec::new();
+        for region in &self.constants {
+            for at in find_all(&region.bytes, &pattern) {
+                let start = region.bytes[..at].iter().rposition(|&byte| byte == 0).map_or(0, |end| end + 1);
+                found.extend((start < at).then(|| string_at(&region.bytes, start)).flatten());
+            }
+        }
+        found
+    }
+
     /// File offset of a stated address in an executable segment: where a uprobe on it is attached.
     pub fn svma_to_file_offset(&self, address: Svma) -> Option<FileOffset> {
         super::code_offset(&self.segments, address)

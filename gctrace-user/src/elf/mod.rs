@@ -12,6 +12,7 @@ mod fuzz;
 mod head;
 mod headers;
 mod image;
+mod names;
 mod notes;
 mod plt;
 mod probe;
@@ -20,6 +21,7 @@ mod source;
 mod symbols;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unwind;
 mod usdt;
 
 pub use error::ElfError;
@@ -27,8 +29,10 @@ pub use frames::FunctionRange;
 pub use head::{ImageHead, code_offset};
 pub use headers::{LoadSegment, Machine};
 pub use image::{BuildId, ElfImage};
+pub use names::FunctionNames;
 pub use plt::Relocation;
 pub use probe::{RubyPresence, probe_ruby, read_symbol_u64};
 pub use source::ReadAt;
 pub use symbols::{Symbol, SymbolTable};
+pub use unwind::UnwindTable;
 pub use usdt::UsdtProbe;

@@ -13,6 +13,8 @@ use super::{ElfError, ReadAt};
 pub enum RubyPresence {
     /// The interpreter is in this file: `libruby.so`, or a statically linked `ruby`.
     Defines,
+    /// It is a GC for a Ruby built `--with-modular-gc` (`librubygc.*.so`).
+    GcLibrary,
     /// It loads the interpreter from shared libraries.
     Needs {
         /// Sonames that begin with `libruby`, in the order of `DT_NEEDED`.
@@ -24,6 +26,8 @@ pub enum RubyPresence {
 
 /// The objects that `version.c` of every CRuby since 1.9 defines.
 const RUBY_OBJECTS: [&[u8]; 2] = [b"ruby_version\0", b"ruby_description\0"];
+/// Functions that every GC library exports (`gc/gc_impl.h`).
+const GC_FUNCTIONS: [&[u8]; 2] = [b"rb_gc_impl_objspace_alloc\0", b"rb_gc_impl_start\0"];
 /// Symbol tables beyond this are not searched: the file is not a Ruby, and the probe has to be quick.
 const MAX_TABLE: u64 = 16 << 20;
 /// Symbols are read in pieces of this many bytes (a multiple of the size of a symbol).
@@ -37,15 +41,18 @@ pub fn probe_ruby(source: &(impl ReadAt + ?Sized)) -> Result<Option<RubyPresence
         Err(ElfError::NotElf | ElfError::Unsupported(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    if defines_ruby(source, &headers, elf::SHT_DYNSYM)? {
+    if defines(source, &headers, elf::SHT_DYNSYM, RUBY_OBJECTS)? {
         return Ok(Some(RubyPresence::Defines));
+    }
+    if defines(source, &headers, elf::SHT_DYNSYM, GC_FUNCTIONS)? {
+        return Ok(Some(RubyPresence::GcLibrary));
     }
     let dynamic = DynamicSection::read(source, &headers)?;
     let sonames: Vec<String> = dynamic.needed.into_iter().filter(|name| is_libruby(name)).collect();
     if !sonames.is_empty() {
         return Ok(Some(RubyPresence::Needs { sonames, run_path: dynamic.run_path }));
     }
-    let defined = defines_ruby(source, &headers, elf::SHT_SYMTAB)?;
+    let defined = defines(source, &headers, elf::SHT_SYMTAB, RUBY_OBJECTS)?;
     Ok(defined.then_some(RubyPresence::Defines))
 }
 
@@ -54,10 +61,11 @@ fn is_libruby(soname: &str) -> bool {
     soname.starts_with("libruby") && soname.contains(".so")
 }
 
-fn defines_ruby(
+fn defines(
     source: &(impl ReadAt + ?Sized),
     headers: &Headers,
     kind: elf::SectionType,
+    wanted: [&[u8]; 2],
 ) -> Result<bool, ElfError> {
     let Some(table) = headers.section_of_kind(kind) else { return Ok(false) };
     let Some(strings) = headers.linked(table) else { return Ok(false) };
@@ -66,7 +74,7 @@ fn defines_ruby(
     }
     // Looking for the two names first costs one pass over the names; most files end here.
     let names = strings.read(source, "symbol names", MAX_TABLE)?;
-    let offsets = RUBY_OBJECTS.map(|object| name_offsets(&names, object));
+    let offsets = wanted.map(|object| name_offsets(&names, object));
     if offsets.iter().any(Vec::is_empty) {
         return Ok(false);
     }

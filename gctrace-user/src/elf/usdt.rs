@@ -26,6 +26,8 @@ pub struct UsdtProbe {
     pub address: Svma,
     /// The word that counts the probe's users, where the program asks it before it reaches the probe.
     pub semaphore: Option<Svma>,
+    /// Its arguments, in the assembler's terms: `4@$0 8@%rdi`.
+    pub arguments: String,
 }
 
 /// The probes of an image; none where it has no such notes. Notes that are not understood are skipped.
@@ -56,9 +58,11 @@ fn probe(description: &[u8], base: Option<u64>) -> Option<UsdtProbe> {
     let moved = base.map_or(0, |base| base.wrapping_sub(note_base));
     let mut texts = description.get(WORDS..)?.split(|byte| *byte == 0);
     let mut text = || std::str::from_utf8(texts.next()?).ok().map(ToOwned::to_owned);
+    let (provider, name) = (text()?, text()?);
     Some(UsdtProbe {
-        provider: text()?,
-        name: text()?,
+        provider,
+        name,
+        arguments: text().unwrap_or_default(),
         address: Svma(address.wrapping_add(moved)),
         semaphore: (semaphore != 0).then(|| Svma(semaphore.wrapping_add(moved))),
     })
@@ -73,10 +77,11 @@ mod tests {
     fn description() {
         let words = [0x1000_u64, 0x5000, 0x9000];
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        bytes.extend(b"ruby\0gc__mark__begin\0\0");
+        bytes.extend(b"ruby\0gc__mark__begin\x004@$2\0");
         let found = probe(&bytes, Some(0x5100)).unwrap();
         assert_eq!((found.provider.as_str(), found.name.as_str()), ("ruby", "gc__mark__begin"));
         assert_eq!((found.address, found.semaphore), (Svma(0x1100), Some(Svma(0x9100))));
+        assert_eq!(found.arguments, "4@$2");
         assert_eq!(probe(&bytes[..20], None), None);
     }
 }

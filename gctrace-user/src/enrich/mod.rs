@@ -1,4 +1,5 @@
 //! What the kernel's records do not carry: wall time, memory, who the process is.
 
 pub mod clock;
+pub mod mem;
 pub mod proc;

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io::{self, BufWriter, Write},
     os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
@@ -12,23 +12,39 @@ use rustix::{
     io::Errno,
 };
 
-/// Writes `bytes` to `path`, replacing what was there. The bytes are on disk under no name at all (`O_TMPFILE`) until
+use super::ExportError;
+
+/// Writes `content` to `path`, replacing what was there. The bytes are on disk under no name at all (`O_TMPFILE`) until
 /// they are complete.
-pub(super) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    let mut file = Unpublished::create(dir)?;
-    file.fill(bytes)?;
+pub(super) fn write_atomically(
+    path: &Path,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = Unpublished::create(dir_of(path))?;
+    file.fill(content)?;
     file.replace(path)
+}
+
+/// Checks that a file can be made at `path`, without leaving one there.
+pub(super) fn check_path(path: &Path) -> Result<(), ExportError> {
+    let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
+    // A complete file takes the name: doing that to a device or a pipe would take it away from everybody.
+    let special = fs::metadata(path).is_ok_and(|known| !known.is_file());
+    if special || ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir)) {
+        return Err(unwritable(io::Error::other("only a regular file can be written")));
+    }
+    check_writable(dir_of(path)).map_err(unwritable)
+}
+
+fn dir_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes `bytes` to a new file in `dir`: `STEM.json`, or with a number behind the stem if that is taken (the same
 /// process traced before, or after an exec). What is there is never overwritten.
 pub(super) fn write_new(dir: &Path, stem: &str, extension: &str, bytes: &[u8]) -> io::Result<()> {
     let mut file = Unpublished::create(dir)?;
-    file.fill(bytes)?;
+    file.fill(|out| out.write_all(bytes))?;
     for number in 1..=10_000 {
         let name =
             if number == 1 { format!("{stem}{extension}") } else { format!("{stem}-{number}{extension}") };
@@ -61,12 +77,15 @@ impl Unpublished {
         }
     }
 
-    fn fill(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn fill(&mut self, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         let file = match self {
             Self::Unnamed(file) => file,
             Self::Named(file) => file.as_file_mut(),
         };
-        file.write_all(bytes)?;
+        let mut out = BufWriter::with_capacity(256 << 10, &mut *file);
+        content(&mut out)?;
+        out.flush()?;
+        drop(out);
         file.sync_data()
     }
 
@@ -113,7 +132,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out");
         for content in ["first", "second, longer"] {
-            write_atomically(&path, content.as_bytes()).unwrap();
+            write_atomically(&path, |out| out.write_all(content.as_bytes())).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -136,7 +155,7 @@ mod tests {
     #[test]
     fn missing_directory() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(write_atomically(&dir.path().join("no/out"), b"x").is_err());
+        assert!(write_atomically(&dir.path().join("no/out"), |out| out.write_all(b"x")).is_err());
         assert!(check_writable(&dir.path().join("no")).is_err());
         assert!(check_writable(dir.path()).is_ok());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

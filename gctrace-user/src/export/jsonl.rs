@@ -1,4 +1,4 @@
-//! JSON lines: `process`, `gc`, `work`, `exit`, `refused` and `ledger`.
+//! JSON lines: `process`, `gc`, `gvl`, `work`, `exit`, `refused` and `ledger`.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -8,7 +8,11 @@ use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
-    model::{GcCycle, GcState, GcWork, Pause, Process},
+    model::{
+        GcCycle, GcState, GcWork, Pause, Process,
+        gvl::{GvlBlocked, GvlProcessSummary, GvlSums, GvlThreadSummary, GvlWait, GvlWho},
+        stack::Frame,
+    },
     ruby::{PauseKind, stat::GcInfo},
 };
 
@@ -41,6 +45,7 @@ enum Line<'a> {
         stat: Option<Stat<'a>>,
     },
     Gc(Box<Gc<'a>>),
+    Gvl(Gvl<'a>),
     Work {
         ts: f64,
         pid: u32,
@@ -130,6 +135,118 @@ impl PauseSpan {
     }
 }
 
+#[derive(Serialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+enum Gvl<'a> {
+    Wait {
+        ts: f64,
+        pid: u32,
+        tid: u32,
+        comm: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thread: Option<String>,
+        begin_ns: u64,
+        wait_ns: u64,
+        blocked_by: Option<Who<'a>>,
+        stack: Option<Vec<String>>,
+    },
+    Thread {
+        ts: f64,
+        pid: u32,
+        tid: u32,
+        comm: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thread: Option<String>,
+        ended: bool,
+        #[serde(flatten)]
+        sums: Sums,
+    },
+    Process {
+        ts: f64,
+        pid: u32,
+        comm: &'a str,
+        threads: u64,
+        span_ns: u64,
+        #[serde(flatten)]
+        sums: Sums,
+        blocked: Vec<Blocked<'a>>,
+    },
+}
+
+#[derive(Serialize)]
+struct Who<'a> {
+    tid: u32,
+    comm: &'a str,
+}
+
+impl<'a> Who<'a> {
+    fn of(who: &'a GvlWho) -> Self {
+        Self { tid: who.tid, comm: &who.comm }
+    }
+}
+
+/// What threads did with the GVL.
+#[derive(Serialize)]
+struct Sums {
+    wall_ns: u64,
+    waits: u64,
+    wait_ns: u64,
+    wait_max_ns: u64,
+    wait_p50_ns: u64,
+    wait_p99_ns: u64,
+    holds: Option<u64>,
+    hold_ns: Option<u64>,
+    hold_max_ns: Option<u64>,
+    away_ns: Option<u64>,
+    /// Waits by length: at most so many nanoseconds (`null`: longer than all before), how many.
+    wait_histogram: Vec<(Option<u64>, u64)>,
+}
+
+impl Sums {
+    fn of(sums: &GvlSums) -> Self {
+        let quantile = |percent| sums.waits.quantile(percent, sums.wait.max_ns);
+        Self {
+            wall_ns: sums.wall_ns,
+            waits: sums.wait.count,
+            wait_ns: sums.wait.ns,
+            wait_max_ns: sums.wait.max_ns,
+            wait_p50_ns: quantile(50),
+            wait_p99_ns: quantile(99),
+            holds: sums.hold.map(|hold| hold.count),
+            hold_ns: sums.hold.map(|hold| hold.ns),
+            hold_max_ns: sums.hold.map(|hold| hold.max_ns),
+            away_ns: sums.away.map(|away| away.ns),
+            wait_histogram: sums.waits.buckets().collect(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Blocked<'a> {
+    waiter: Option<Who<'a>>,
+    holder: Option<Who<'a>>,
+    holds: u64,
+    wait_ns: u64,
+    wait_max_ns: u64,
+}
+
+impl<'a> Blocked<'a> {
+    fn of(blocked: &'a GvlBlocked) -> Self {
+        let GvlBlocked { waiter, holder, times } = blocked;
+        Self {
+            waiter: waiter.as_ref().map(Who::of),
+            holder: holder.as_ref().map(Who::of),
+            holds: times.count,
+            wait_ns: times.ns,
+            wait_max_ns: times.max_ns,
+        }
+    }
+}
+
+fn thread_text(thread: Option<u64>) -> Option<String> {
+    thread.map(|thread| format!("{thread:#x}"))
+}
+
 /// `GC.stat_heap`: an object of each heap's number and its keys.
 struct StatHeap<'a> {
     keys: &'a [&'static str],
@@ -172,7 +289,9 @@ impl Serialize for Info {
         map.serialize_entry("state", info.state)?;
         if let Some((weak, retained)) = info.weak_references {
             map.serialize_entry("weak_references_count", &weak)?;
-            map.serialize_entry("retained_weak_references_count", &retained)?;
+            if let Some(retained) = retained {
+                map.serialize_entry("retained_weak_references_count", &retained)?;
+            }
         }
         map.end()
     }
@@ -202,10 +321,13 @@ fn stat_of<'a>(process: &'a Process, state: &'a GcState) -> Stat<'a> {
     Stat { keys: &process.image.stat_keys, values: &state.stat }
 }
 
-/// Whether a complete cycle compacted the heap, which its Ruby counts (2.7 and later).
-fn compacted(process: &Process, cycle: &GcCycle) -> Option<bool> {
-    let at = process.image.stat_keys.iter().position(|key| *key == "compact_count")?;
-    Some(cycle.end.as_ref()?.stat.get(at)? > cycle.start.stat.get(at)?)
+/// `Class#method file:line`.
+fn frame_text(frame: &Frame) -> String {
+    match &frame.file {
+        Some(file) if frame.line != 0 => format!("{} {file}:{}", frame.name, frame.line),
+        Some(file) => format!("{} {file}", frame.name),
+        None => frame.name.to_string(),
+    }
 }
 
 fn stat_heap_of<'a>(process: &'a Process, state: &'a GcState) -> Option<StatHeap<'a>> {
@@ -259,7 +381,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             kind: cycle.kind(),
             gc_by: start.info.gc_by,
             major_by: start.info.major_by,
-            compacting: compacted(process, cycle),
+            compacting: cycle.compacted(process),
             pause_ns: cycle.pause_ns(),
             phases,
             steps: cycle.pauses.len(),
@@ -276,7 +398,10 @@ impl<W: Write> Exporter for Jsonl<W> {
             latest_gc_info_end: end.map(|state| Info(state.info)),
             rss: start.memory.map(|memory| memory.rss),
             peak_rss: start.memory.map(|memory| memory.peak_rss),
-            stack: None,
+            stack: cycle
+                .trigger
+                .as_deref()
+                .map(|stack| stack.iter().map(|frame| frame_text(frame)).collect()),
             lost: cycle.lost,
         })))
     }
@@ -291,6 +416,44 @@ impl<W: Write> Exporter for Jsonl<W> {
             begin_ns: work.begin_ns,
             ns: work.ns,
         })
+    }
+
+    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
+        self.write(&Line::Gvl(Gvl::Wait {
+            ts: self.clock.epoch_seconds(wait.begin_ns),
+            pid: process.pid,
+            tid: wait.who.tid,
+            comm: &wait.who.comm,
+            thread: thread_text(wait.thread),
+            begin_ns: wait.begin_ns,
+            wait_ns: wait.ns,
+            blocked_by: wait.holder.as_ref().map(Who::of),
+            stack: wait.stack.as_deref().map(|stack| stack.iter().map(|frame| frame_text(frame)).collect()),
+        }))
+    }
+
+    fn gvl_thread(&mut self, process: &Process, thread: &GvlThreadSummary) -> Result<(), ExportError> {
+        self.write(&Line::Gvl(Gvl::Thread {
+            ts: self.clock.epoch_seconds(thread.end_ns),
+            pid: process.pid,
+            tid: thread.who.tid,
+            comm: &thread.who.comm,
+            thread: thread_text(thread.thread),
+            ended: thread.ended,
+            sums: Sums::of(&thread.sums),
+        }))
+    }
+
+    fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) -> Result<(), ExportError> {
+        self.write(&Line::Gvl(Gvl::Process {
+            ts: self.clock.epoch_seconds(summary.end_ns),
+            pid: process.pid,
+            comm: &process.comm,
+            threads: summary.threads,
+            span_ns: summary.span_ns,
+            sums: Sums::of(&summary.sums),
+            blocked: summary.blocked.iter().map(Blocked::of).collect(),
+        }))
     }
 
     fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {

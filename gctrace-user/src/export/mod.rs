@@ -4,14 +4,20 @@ use std::path::PathBuf;
 
 use crate::{
     ledger::Ledger,
-    model::{EndReason, GcCycle, GcState, GcWork, Process},
+    model::{
+        EndReason, GcCycle, GcState, GcWork, Process,
+        gvl::{GvlProcessSummary, GvlThreadSummary, GvlWait},
+        stack::StackSample,
+    },
 };
 
 pub mod doctor;
 mod file;
 pub mod jsonl;
-pub mod pprof;
+pub mod profile;
+pub mod stack_log;
 pub mod text;
+mod text_gvl;
 pub mod tunemygc;
 
 /// Version that outputs name as their producer.
@@ -77,6 +83,22 @@ pub trait Exporter {
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError>;
     /// An interval of GC work, of an image whose event sites are not known.
     fn work(&mut self, _process: &Process, _work: &GcWork) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// A stack of one of its threads.
+    fn stack(&mut self, _process: &Process, _sample: &StackSample) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// A thread had to wait long for the GVL.
+    fn gvl_wait(&mut self, _process: &Process, _wait: &GvlWait) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// What a thread did with the GVL, when it has ended, or its process or tracing has.
+    fn gvl_thread(&mut self, _process: &Process, _thread: &GvlThreadSummary) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// What the threads of a process did with the GVL, when the process or tracing has ended.
+    fn gvl_process(&mut self, _process: &Process, _summary: &GvlProcessSummary) -> Result<(), ExportError> {
         Ok(())
     }
     /// Tracing of a process ended.

@@ -1,12 +1,16 @@
 //! One readable line per GC cycle.
 
-use std::io::Write;
+use std::{io::Write, sync::Arc};
 
-use super::{ExportError, Exporter, ProcessEnd};
+use super::{ExportError, Exporter, ProcessEnd, text_gvl::GvlTable};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
-    model::{GcCycle, GcState, GcWork, Process},
+    model::{
+        GcCycle, GcState, GcWork, Process,
+        gvl::{GvlProcessSummary, GvlThreadSummary, GvlWait},
+        stack::{Frame, FrameKind},
+    },
 };
 
 /// Writes lines for people.
@@ -14,6 +18,7 @@ pub struct Text<W: Write> {
     out: W,
     clock: WallClock,
     lines: u64,
+    gvl: GvlTable,
 }
 
 /// The heading is repeated after this many lines, as in `vmstat`.
@@ -22,7 +27,7 @@ const HEADING_EVERY: u64 = 50;
 impl<W: Write> Text<W> {
     /// Lines go to `out`.
     pub fn new(out: W, clock: WallClock) -> Self {
-        Self { out, clock, lines: 0 }
+        Self { out, clock, lines: 0, gvl: GvlTable::default() }
     }
 
     fn heading(&mut self) -> std::io::Result<()> {
@@ -64,6 +69,32 @@ impl<W: Write> Text<W> {
         )
     }
 
+    /// A long wait for the GVL: the columns that are known.
+    fn wait_line(&mut self, process: &Process, wait: &GvlWait) -> std::io::Result<()> {
+        if self.lines.is_multiple_of(HEADING_EVERY) {
+            self.heading()?;
+        }
+        self.lines += 1;
+        write!(
+            self.out,
+            "{:<12} {:>7} {:<12} {:>6} {:<5} {:<18} {:>9}",
+            time_of_day(self.clock.epoch_seconds(wait.begin_ns)),
+            process.pid,
+            clip(&wait.who.comm, 12),
+            "-",
+            "wait",
+            "GVL",
+            duration(wait.ns),
+        )?;
+        if let Some(holder) = &wait.holder {
+            write!(self.out, "  for {} {}", holder.tid, clip(&holder.comm, 16))?;
+        }
+        if let Some(frame) = wait.stack.as_deref().and_then(ruby_frame) {
+            write!(self.out, "  in {}", place(frame))?;
+        }
+        writeln!(self.out)
+    }
+
     fn line(&mut self, process: &Process, cycle: &GcCycle) -> std::io::Result<()> {
         if self.lines.is_multiple_of(HEADING_EVERY) {
             self.heading()?;
@@ -101,6 +132,12 @@ impl<W: Write> Text<W> {
             slots("heap_free_slots"),
             rss,
         )?;
+        if cycle.compacted(process) == Some(true) {
+            write!(self.out, "  sweep includes compaction")?;
+        }
+        if let Some(frame) = cycle.trigger.as_deref().and_then(ruby_frame) {
+            write!(self.out, "  by {}", place(frame))?;
+        }
         if cycle.end.is_none() {
             write!(self.out, "  unfinished")?;
         }
@@ -124,6 +161,19 @@ impl<W: Write> Exporter for Text<W> {
         self.work_line(process, work).map_err(ExportError::Stdout)
     }
 
+    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
+        self.wait_line(process, wait).map_err(ExportError::Stdout)
+    }
+
+    fn gvl_thread(&mut self, process: &Process, thread: &GvlThreadSummary) -> Result<(), ExportError> {
+        self.gvl.thread(process.pid, thread);
+        Ok(())
+    }
+
+    fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) -> Result<(), ExportError> {
+        self.gvl.process(&mut self.out, process, summary).map_err(ExportError::Stdout)
+    }
+
     fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
         Ok(())
     }
@@ -140,6 +190,20 @@ impl<W: Write> Exporter for Text<W> {
 fn stat(process: &Process, state: &GcState, name: &str) -> Option<u64> {
     let at = process.image.stat_keys.iter().position(|key| *key == name)?;
     state.stat.get(at).copied()
+}
+
+/// The innermost frame that is Ruby code: the line that allocated (or called `GC.start`).
+fn ruby_frame(stack: &[Arc<Frame>]) -> Option<&Frame> {
+    stack.iter().find(|frame| frame.kind == FrameKind::Ruby).map(AsRef::as_ref)
+}
+
+/// `Foo#bar app.rb:12`.
+fn place(frame: &Frame) -> String {
+    let name = clip(&frame.name, 60);
+    match frame.file.as_deref() {
+        Some(file) => format!("{name} {}:{}", clip(file.rsplit('/').next().unwrap_or(file), 40), frame.line),
+        None => name,
+    }
 }
 
 /// `HH:MM:SS.mmm`, UTC.
@@ -171,13 +235,30 @@ fn bytes(n: u64) -> String {
     format!("{:.1}M", n as f64 / f64::from(1 << 20))
 }
 
-fn clip(text: &str, width: usize) -> String {
+pub(super) fn clip(text: &str, width: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(width).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The trigger is the innermost Ruby frame: below it, the C function that allocated; its line is the one that runs.
+    #[test]
+    fn trigger() {
+        let frame = |kind, name: &str, file: Option<&str>| {
+            let (name, file) = (Arc::from(name), file.map(Arc::from));
+            Arc::new(Frame { kind, name, file, line: 12, first_line: 10, address: 0 })
+        };
+        let stack = [
+            frame(FrameKind::Native, "newobj_slowpath", Some("/lib/libruby.so.3.3")),
+            frame(FrameKind::CFunction, "String#*", None),
+            frame(FrameKind::Ruby, "Foo#bar\n", Some("/srv/app/lib/app.rb")),
+            frame(FrameKind::Ruby, "<main>", Some("/srv/app/main.rb")),
+        ];
+        assert_eq!(ruby_frame(&stack).map(place).as_deref(), Some("Foo#bar app.rb:12"));
+        assert!(ruby_frame(&stack[..2]).is_none());
+    }
 
     /// Units change where the numbers get long.
     #[test]

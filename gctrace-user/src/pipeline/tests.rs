@@ -48,13 +48,14 @@ fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
         heap_keys: vec![],
         method: crate::ruby::last_resort::Method::Sites,
         probes: 5,
+        gvl: None,
         has_symbols: false,
     };
     let images = Images::default();
     let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
-    images.add(KnownImage { image: Arc::new(image), reading: Some(reading) });
+    images.add(KnownImage { image: Arc::new(image), reading: Some(reading), frames: None });
     let notes = Rc::new(RefCell::new(Vec::new()));
-    (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images), notes, layout)
+    (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images, None, None, None), notes, layout)
 }
 
 /// A snapshot at `GC_START` of a healthy 3.1 heap, with its `minor_gc_count` moved by `shift`.
@@ -80,7 +81,7 @@ fn snapshot(layout: &ObjspaceLayout, seq: u64, shift: u64) -> SnapshotEvent {
         ts_ns: seq,
         seq,
         image: 0,
-        reserved: 0,
+        execs: 0,
     };
     SnapshotEvent {
         header,

@@ -9,7 +9,8 @@ use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Regis
 use serde::{Deserialize, Serialize};
 
 use super::code::{Body, Code};
-use super::sites::{Field, Findings, MAX_SITES, Site, SiteForm, base_name, hook_events};
+use super::emulation::is_emulated;
+use super::sites::{Field, Findings, MAX_SITES, PauseKind, Site, SiteForm, base_name, hook_events};
 use super::vm_path::VmPath;
 use super::x86::{immediate, is_memory};
 use crate::address::Svma;
@@ -62,6 +63,7 @@ pub(super) fn accept(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Vec<C
         check("single-stepped calls cannot meet a shadow stack", shadow_stacks(code, findings)),
         check("accessors reach the same objspace", accessors(vm)),
         check("symbols name the expected functions", symbols(code, findings)),
+        check("USDT probes of pauses are in the functions with their events", usdt(code, findings)),
     ]
 }
 
@@ -225,13 +227,13 @@ pub fn may_be_probed(bytes: &[u8], address: Svma) -> bool {
 }
 
 fn emulated(instruction: &Instruction) -> Result<(), &'static str> {
+    if is_emulated(instruction) {
+        return Ok(());
+    }
     if instruction.flow_control() == FlowControl::ConditionalBranch {
-        // The kernel refuses a 16-bit operand size; loop and jrcxz are no Jcc at all.
-        let near = instruction.is_jcc_short_or_near() && instruction.op0_kind() == OpKind::NearBranch64;
-        return if near { Ok(()) } else { Err("a kind of jump that the kernel single-steps") };
+        return Err("a kind of jump that the kernel single-steps");
     }
     match instruction.code() {
-        Opcode::Call_rel32_64 | Opcode::Jmp_rel8_64 | Opcode::Jmp_rel32_64 => Ok(()),
         // Built with -fno-plt. The kernel single-steps these and corrects the return address afterwards
         // (`default_post_xol_op`), though not the one on a shadow stack: see `shadow_stacks`.
         Opcode::Call_rm64 | Opcode::Jmp_rm64 if instruction.is_ip_rel_memory_operand() => Ok(()),
@@ -287,6 +289,68 @@ fn symbols(code: &Code<'_>, findings: &Findings) -> Outcome {
     Outcome::Passed
 }
 
+/// A USDT probe at one end of a pause.
+#[derive(Clone, Copy, Debug)]
+struct UsdtEnd {
+    point: Point,
+    /// The function that it is in.
+    owner: Svma,
+    /// Which pause, where the note tells it as a constant.
+    pause: Option<PauseKind>,
+}
+
+/// From 4.1 on `gc_enter` and `gc_exit` have a USDT probe each beside their event (gc/default/default.c), so that the
+/// functions with the one are those with the other. A constant argument tells the kind of pause (`enum gc_enter_event`).
+fn usdt(code: &Code<'_>, findings: &Findings) -> Outcome {
+    let kind = |arguments: &str| {
+        Some(match arguments.split_once("@$")?.1 {
+            "0" => PauseKind::Start,
+            "1" => PauseKind::Continue,
+            "2" => PauseKind::Rest,
+            "3" => PauseKind::Finalizer,
+            _ => return None,
+        })
+    };
+    let mut ends = Vec::new();
+    for probe in code.image.usdt().iter().filter(|probe| probe.provider == "ruby") {
+        let point = match probe.name.as_str() {
+            "gc__enter" => Point::GcEnter,
+            "gc__exit" => Point::GcExit,
+            _ => continue,
+        };
+        let Some(owner) = code.owner_of(probe.address) else {
+            return Outcome::Failed(format!("{} at {} is in no function", probe.name, probe.address));
+        };
+        ends.push(UsdtEnd { point, owner: code.start(owner), pause: kind(&probe.arguments) });
+    }
+    usdt_ends(&ends, findings)
+}
+
+fn usdt_ends(ends: &[UsdtEnd], findings: &Findings) -> Outcome {
+    if ends.is_empty() {
+        return Outcome::NotApplicable("the file announces none (they came with Ruby 4.1)".to_owned());
+    }
+    for point in [Point::GcEnter, Point::GcExit] {
+        let there: BTreeSet<Svma> =
+            ends.iter().filter(|end| end.point == point).map(|end| end.owner).collect();
+        let differing: Vec<Svma> = there.symmetric_difference(&findings.owners(point)).copied().collect();
+        if !differing.is_empty() {
+            return Outcome::Failed(format!("only one of both for {} in {}", point.name(), list(&differing)));
+        }
+    }
+    for site in findings.sites.iter().filter(|site| site.point == Point::GcEnter) {
+        let mut told = ends.iter().filter(|end| end.point == site.point && end.owner == site.owner);
+        let fits = |end: &UsdtEnd| site.pause.is_none() || end.pause.is_none() || end.pause == site.pause;
+        if !told.any(fits) {
+            return Outcome::Failed(format!(
+                "the pause at {} is another one by its USDT probe",
+                site.address
+            ));
+        }
+    }
+    Outcome::Passed
+}
+
 pub(super) fn plausible_owner(point: Point, name: &str) -> bool {
     let starts_with = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     match point {
@@ -323,6 +387,7 @@ mod tests {
         flags: 0x10,
         during_gc_bit: 5,
         dont_gc_bit: Some(3),
+        anchor: None,
     };
 
     /// One site of each event, all in one function.
@@ -330,6 +395,7 @@ mod tests {
         let site = |(index, point)| Site {
             point,
             address: Svma(0x100 + index as u64 * 0x10),
+            emulated: true,
             guard: Svma(0x100 + index as u64 * 0x10),
             register: Some(3),
             owner: Svma(0x100),
@@ -406,6 +472,21 @@ mod tests {
         assert!(failed(&agreement(&Findings { disputed: vec![Svma(1)], ..findings() })));
         assert!(failed(&agreement(&Findings { unguarded: vec![Svma(1)], ..findings() })));
         assert!(failed(&undivided(&Findings { entered_midway: vec![Svma(1)], ..findings() })));
+    }
+
+    /// USDT probes in other functions than the events, or of another kind of pause, fail; none say nothing.
+    #[test]
+    fn doubtful_usdt_fails() {
+        let end = |point, owner, pause| UsdtEnd { point, owner: Svma(owner), pause };
+        let ends = |owner, pause| [end(Point::GcEnter, owner, pause), end(Point::GcExit, 0x100, None)];
+        let mut findings = findings();
+        findings.sites[3].pause = Some(PauseKind::Start);
+        assert!(matches!(usdt_ends(&[], &findings), Outcome::NotApplicable(_)));
+        assert_eq!(usdt_ends(&ends(0x100, Some(PauseKind::Start)), &findings), Outcome::Passed);
+        assert_eq!(usdt_ends(&ends(0x100, None), &findings), Outcome::Passed);
+        assert!(failed(&usdt_ends(&ends(0x900, None), &findings)));
+        assert!(failed(&usdt_ends(&ends(0x100, Some(PauseKind::Rest)), &findings)));
+        assert!(failed(&usdt_ends(&ends(0x100, None)[..1], &findings)));
     }
 
     /// Compiler clones of a function keep its name; functions outside the GC are not plausible owners.

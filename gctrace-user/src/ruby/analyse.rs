@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::accept::{Check, Outcome, accept};
 use super::code::Code;
 use super::derive::{Derivation, ThreadLayout};
-use super::sites::{self, GvlSites, RefillSites, Site, ThreadSites, find};
+use super::modular::{self, Modular};
+use super::sites::{self, Findings, GvlSites, RefillSites, Site, ThreadSites, find};
 use super::version::{RubyVersion, description};
 use super::vm_path::{VmPath, VmPathError};
+use crate::address::Svma;
 use crate::elf::{BuildId, ElfImage, Machine};
 
 /// What is known of one Ruby image.
@@ -31,23 +33,30 @@ pub struct RubyAnalysis {
     pub checks: Vec<Check>,
     /// Whether the file has a symbol table.
     pub has_symbols: bool,
-    /// Static probes of the provider `ruby` that the build announces (USDT; 4.1 has `gc__enter` and `gc__exit`). They
-    /// are named here and not attached.
+    /// Static probes of the provider `ruby` that the build announces (USDT; 4.1 has `gc__enter` and `gc__exit`). They are
+    /// attached only where the event sites are refused ([`last_resort`](super::last_resort)).
     pub static_probes: Vec<String>,
-    /// Where threads wait for, get and give up the GVL (from 3.2 on). Not attached yet, and never a reason to refuse.
+    /// Where threads wait for, get and give up the GVL (from 3.2 on). Never a reason to refuse.
     pub thread: ThreadSites,
-    /// The same up to 3.1, by other means. Not attached yet, and never a reason to refuse.
+    /// The same up to 3.1, by other means. Never a reason to refuse.
     pub gvl: GvlSites,
     /// Where a thread takes a page of free slots. Not attached yet, and never a reason to refuse.
     pub refill: RefillSites,
     /// What the code tells of the layout.
     pub derived: Derivation,
+    /// The choice of GCs, if it is a Ruby built `--with-modular-gc`.
+    pub modular: Option<Modular>,
 }
 
 impl RubyAnalysis {
     /// The way to what the VM keeps per thread, where it is known.
     pub fn thread_path(&self) -> Option<ThreadPath> {
         self.derived.thread.as_ref().ok().map(ThreadLayout::path)
+    }
+
+    /// The slot with the TLS module id of a GC library that keeps something per thread.
+    pub fn local_module(&self) -> Option<Svma> {
+        self.derived.thread.as_ref().ok()?.local_module
     }
 }
 
@@ -64,16 +73,24 @@ pub enum Refusal {
     /// A version outside the range in which the internal events exist as described.
     #[error("Ruby {0} is not supported (2.6 to 4.x are)")]
     Version(RubyVersion),
-    /// CRuby's GC is in a library of its own, or may be (`--with-modular-gc`, from 3.4 on): `RUBY_GC_LIBRARY` in the
-    /// environment of each process decides which GC runs, so the image alone does not tell where its events are.
+    /// CRuby's GC may be in a library (`--with-modular-gc`, from 3.4 on), and how it is chosen was not understood.
+    #[error("modular GC: this Ruby was built --with-modular-gc, and {0} is not in the file as it is known")]
+    ModularGc(&'static str),
+    /// A GC for such a Ruby, looked at without the Ruby that loads it.
     #[error(
-        "modular GC: this Ruby was built --with-modular-gc and each process chooses its GC by RUBY_GC_LIBRARY; \
-         its events cannot be found in this file"
+        "modular GC: this is a GC library (librubygc) for a Ruby built --with-modular-gc; it is traced in the \
+         processes that have loaded it, together with their Ruby"
     )]
-    ModularGc,
-    /// A GC for such a Ruby.
-    #[error("modular GC: this is a GC library (librubygc) for a Ruby built --with-modular-gc, not a Ruby")]
     GcLibrary,
+    /// A GC library that is not CRuby's own GC.
+    #[error(
+        "modular GC: this is the GC `{0}`, which a process chooses by RUBY_GC_LIBRARY; only CRuby's own, `default`, has \
+         the events and counters that are traced"
+    )]
+    ForeignGc(String),
+    /// A GC library without the way to the VM.
+    #[error("modular GC: {0} is not in this GC library as it is known")]
+    Library(&'static str),
     /// The object space was not found.
     #[error("the object space was not found: {0}")]
     VmPath(#[from] VmPathError),
@@ -101,26 +118,20 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
         return Err(Refusal::Machine(image.machine()));
     }
     let Some(version) = RubyVersion::of_image(image) else {
-        let exported = |name| image.dynamic_symbols().find(name).is_some();
-        let gc_library = exported("rb_gc_impl_objspace_alloc") && exported("rb_gc_impl_start");
-        return Err(if gc_library { Refusal::GcLibrary } else { Refusal::NotRuby });
+        let library = modular::is_library(image);
+        return Err(if library { Refusal::GcLibrary } else { Refusal::NotRuby });
     };
     if version < OLDEST || version >= TOO_NEW {
         return Err(Refusal::Version(version));
     }
-    // ruby_modular_gc_init (gc.c) reads the variable; nothing else names it.
-    if version >= FIRST_MODULAR && !image.find_c_string("RUBY_GC_LIBRARY").is_empty() {
-        return Err(Refusal::ModularGc);
-    }
     let mut code = Code::new(image);
+    let modular = if version >= FIRST_MODULAR && modular::is_modular(image) {
+        Some(Modular::of(&mut code).map_err(Refusal::ModularGc)?)
+    } else {
+        None
+    };
     let vm = VmPath::derive(&code)?;
-    let findings = find(&mut code, version, &vm).ok_or(Refusal::NoGcFunctions)?;
-    let checks = accept(&code, &vm, &findings);
-    for check in &checks {
-        if let Outcome::Failed(reason) = &check.outcome {
-            return Err(Refusal::Check { name: check.name.clone(), reason: reason.clone() });
-        }
-    }
+    let (findings, checks) = accepted(&mut code, version, &vm)?;
     let thread = sites::thread::find(&mut code, version);
     let gvl = sites::gvl::find(&mut code, version);
     let sweepers = findings.owners(Point::GcEndSweep);
@@ -133,15 +144,71 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
         sites: findings.sites,
         checks,
         has_symbols: !image.symbols().is_empty(),
-        static_probes: image
-            .usdt()
-            .iter()
-            .filter(|probe| probe.provider == "ruby")
-            .map(|probe| probe.name.clone())
-            .collect(),
+        static_probes: static_probes(image),
         thread,
         gvl,
         refill,
         derived: Derivation::of(&code, &vm),
+        modular,
     })
+}
+
+/// The same of a GC library that the Ruby which was analysed has loaded.
+pub fn analyse_library(image: &ElfImage, ruby: &RubyAnalysis) -> Result<RubyAnalysis, Refusal> {
+    if image.machine() != Machine::X86_64 {
+        return Err(Refusal::Machine(image.machine()));
+    }
+    if !modular::is_library(image) {
+        return Err(Refusal::Library("the interface of a GC"));
+    }
+    let modular = ruby.modular.as_ref().ok_or(Refusal::Library("a Ruby built --with-modular-gc"))?;
+    let mut code = Code::new(image);
+    match modular::library_name(&code) {
+        Some(modular::DEFAULT) => {}
+        Some(name) => return Err(Refusal::ForeignGc(name.to_owned())),
+        None => return Err(Refusal::Library("its name")),
+    }
+    let anchor = modular::anchor(image).ok_or(Refusal::Library("a reference to rb_mGC"))?;
+    let version = ruby.version;
+    let vm = VmPath::derive_library(&code, &ruby.vm, modular.landmark, anchor)?;
+    let (findings, checks) = accepted(&mut code, version, &vm)?;
+    let sweepers = findings.owners(Point::GcEndSweep);
+    let refill = sites::refill::find(&mut code, version, &findings.searched, &sweepers);
+    let elsewhere = || Outcome::NotApplicable("it is in the Ruby that loads this GC library".to_owned());
+    Ok(RubyAnalysis {
+        version,
+        description: ruby.description.clone(),
+        build_id: image.build_id().cloned(),
+        derived: Derivation::of_library(&code, &vm, &ruby.derived, modular.landmark),
+        vm,
+        sites: findings.sites,
+        checks,
+        has_symbols: !image.symbols().is_empty(),
+        static_probes: static_probes(image),
+        thread: ThreadSites { sites: Vec::new(), outcome: elsewhere() },
+        gvl: GvlSites { sites: Vec::new(), fields: None, outcome: elsewhere() },
+        refill,
+        modular: None,
+    })
+}
+
+/// The sites, if they pass the checks.
+fn accepted(
+    code: &mut Code<'_>,
+    version: RubyVersion,
+    vm: &VmPath,
+) -> Result<(Findings, Vec<Check>), Refusal> {
+    let findings = find(code, version, vm).ok_or(Refusal::NoGcFunctions)?;
+    let checks = accept(code, vm, &findings);
+    for check in &checks {
+        if let Outcome::Failed(reason) = &check.outcome {
+            return Err(Refusal::Check { name: check.name.clone(), reason: reason.clone() });
+        }
+    }
+    Ok((findings, checks))
+}
+
+fn static_probes(image: &ElfImage) -> Vec<String> {
+    let own = image.usdt().iter().filter(|probe| probe.provider == "ruby");
+    own.map(|probe| probe.name.clone()).collect()
 }

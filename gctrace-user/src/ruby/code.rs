@@ -26,6 +26,8 @@ pub(super) struct Code<'a> {
     parents: BTreeMap<usize, usize>,
     /// Extents whose role has been decided.
     examined: BTreeSet<usize>,
+    /// Slots of tables that are filled at run time, and what they are taken to hold.
+    pub(super) dispatch: BTreeMap<Svma, Svma>,
 }
 
 /// What a call or jump leads to.
@@ -39,7 +41,7 @@ pub(super) struct Callee<'a> {
 
 impl<'a> Code<'a> {
     pub(super) fn new(image: &'a ElfImage) -> Self {
-        Self { image, parents: BTreeMap::new(), examined: BTreeSet::new() }
+        Self { image, parents: BTreeMap::new(), examined: BTreeSet::new(), dispatch: BTreeMap::new() }
     }
 
     /// The function that an extent belongs to: itself, or the one it was split from.
@@ -102,8 +104,18 @@ impl<'a> Code<'a> {
         Callee { address: Some(target), name }
     }
 
+    /// By what a function of another image is known in this one: its first PLT stub or slot.
+    pub(super) fn import(&self, name: &str) -> Option<Svma> {
+        self.image.imports(name).min()
+    }
+
     fn through_slot(&self, slot: Svma) -> Callee<'a> {
-        Callee { address: self.image.pointer(slot), name: self.image.slot_symbol(slot) }
+        Callee { address: self.pointer(slot), name: self.image.slot_symbol(slot) }
+    }
+
+    /// The stated address that a pointer slot holds at run time, if it points into this image.
+    pub(super) fn pointer(&self, slot: Svma) -> Option<Svma> {
+        self.image.pointer(slot).or_else(|| self.dispatch.get(&slot).copied())
     }
 
     /// Decides which of the extents are cold parts, and of which function. Extent C is the cold part of F when it is

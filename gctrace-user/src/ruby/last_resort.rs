@@ -2,11 +2,14 @@
 //!
 //! Functions are found by their symbols. Compilers split and clone them, so `gc_rest.part.0` is as good as `gc_rest`, and
 //! better where both exist: the plain one then only decides whether to call it. Old USDT probes (up to 3.2 in Debian's
-//! builds) bracket marking and sweeping.
+//! builds) bracket marking and sweeping; those that came with 4.1 bracket each pause, wherever the compiler has copied its
+//! ends, and so are preferred to functions.
 
 use gctrace_common::event::Phase;
 
 use super::RubyVersion;
+use super::code::Code;
+use super::emulation::entry;
 use crate::{
     address::{FileOffset, Svma},
     elf::{ElfImage, LoadSegment, SymbolTable},
@@ -17,20 +20,25 @@ use crate::{
 pub enum Method {
     /// The VM's own event sites: everything.
     Sites,
+    /// The USDT probes at both ends of a pause (`gc__enter` and `gc__exit`, 4.1 and later).
+    UsdtPauses,
     /// Function bodies by symbol.
     Functions,
-    /// USDT probes.
+    /// The USDT probes around marking and sweeping.
     Usdt,
 }
 
 /// All methods, in order of preference.
-pub const METHODS: [Method; 3] = [Method::Sites, Method::Functions, Method::Usdt];
+pub const METHODS: [Method; 4] = [Method::Sites, Method::UsdtPauses, Method::Functions, Method::Usdt];
+/// Those that use USDT probes.
+pub const USDT_METHODS: [Method; 2] = [Method::UsdtPauses, Method::Usdt];
 
 impl Method {
     /// The word used on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sites => "sites",
+            Self::UsdtPauses => "usdt_pauses",
             Self::Functions => "functions",
             Self::Usdt => "usdt",
         }
@@ -40,6 +48,9 @@ impl Method {
     pub fn misses(self) -> Option<&'static str> {
         match self {
             Self::Sites => None,
+            Self::UsdtPauses => {
+                Some("only how long each pause is: no cycles, reasons, GC.stat or sample sets")
+            }
             Self::Functions => Some(
                 "only how long gc_start, gc_rest and gc_continue run: no cycles, reasons, GC.stat or sample sets; \
                  code of these functions that the compiler has copied elsewhere is not seen",
@@ -72,6 +83,8 @@ pub struct PhaseProbe {
     pub edge: Edge,
     /// Where, stated.
     pub address: Svma,
+    /// Whether the kernel emulates the instruction there instead of single-stepping it.
+    pub emulated: bool,
     /// Where in the file.
     pub file_offset: FileOffset,
     /// File offset of the word in which the kernel counts the probe's users, for USDT.
@@ -101,14 +114,26 @@ const FUNCTIONS: [(Series, Series, Phase, &str); 4] = [
     ((2, 6), (3, 1), Phase::Continue, "gc_sweep_step"),
 ];
 
+/// A phase and the USDT probes at its ends.
+type Ends = (Phase, &'static str, &'static str);
+
 /// Both ends of each pair of USDT probes (probes.d).
-const USDT: [(Phase, &str, &str); 2] =
+const USDT: [Ends; 2] =
     [(Phase::Mark, "gc__mark__begin", "gc__mark__end"), (Phase::Sweep, "gc__sweep__begin", "gc__sweep__end")];
+/// The same of 4.1 and later. `gc_enter` begins with the one and `gc_exit` with the other (gc/default/default.c).
+const USDT_PAUSES: [Ends; 1] = [(Phase::Pause, "gc__enter", "gc__exit")];
 
 impl LastResort {
-    /// By the functions' symbols; `gc_start` must be among them, and each must begin a function of the unwind table.
+    /// Number of its probes that the kernel single-steps.
+    pub fn slow(&self) -> usize {
+        self.probes.iter().filter(|probe| !probe.emulated).count()
+    }
+
+    /// By the functions' symbols; `gc_start` must be among them, and each must begin a function of the unwind table. They
+    /// are probed at the first instruction that the kernel emulates, if that serves as well as the very first.
     pub fn functions(version: RubyVersion, image: &ElfImage) -> Option<Self> {
         let (symbols, segments) = (image.symbols(), image.segments());
+        let code = Code::new(image);
         let series = (version.major, version.minor);
         let mut probes = Vec::new();
         for (from, to, phase, name) in FUNCTIONS {
@@ -116,12 +141,14 @@ impl LastResort {
                 continue;
             }
             for address in bodies(symbols, name) {
-                let file_offset = in_file(segments, address, true)?;
-                let extent = image.functions().get(image.function_index(address)?)?;
-                if extent.start != address {
+                let function = image.function_index(address)?;
+                if image.functions().get(function)?.start != address {
                     return None;
                 }
-                let probe = |edge| PhaseProbe { phase, edge, address, file_offset, semaphore: None };
+                let (address, emulated) = entry(&code.body(function), address);
+                let file_offset = in_file(segments, address, true)?;
+                let probe =
+                    |edge| PhaseProbe { phase, edge, address, emulated, file_offset, semaphore: None };
                 probes.extend([probe(Edge::Return), probe(Edge::Begin)]);
             }
         }
@@ -129,37 +156,53 @@ impl LastResort {
         complete.then_some(Self { method: Method::Functions, probes })
     }
 
-    /// By the image's own USDT probes; both ends of a phase must be there.
+    /// By the image's own USDT probes around marking and sweeping.
     pub fn usdt(image: &ElfImage) -> Option<Self> {
-        let mut probes = Vec::new();
-        for (phase, begin, end) in USDT {
-            let named = |name: &str, edge| -> Option<Vec<PhaseProbe>> {
-                let found =
-                    image.usdt().iter().filter(|probe| probe.provider == "ruby" && probe.name == name);
-                found
-                    .map(|probe| {
-                        let semaphore = match probe.semaphore {
-                            Some(word) => Some(in_file(image.segments(), word, false)?),
-                            None => None,
-                        };
-                        let file_offset = in_file(image.segments(), probe.address, true)?;
-                        // `sys/sdt.h` leaves a one-byte nop; anything else is a damaged file.
-                        if image.read_bytes(probe.address, 1)? != [NOP] {
-                            return None;
-                        }
-                        Some(PhaseProbe { phase, edge, address: probe.address, file_offset, semaphore })
-                    })
-                    .collect()
-            };
-            let (begins, ends) = (named(begin, Edge::Begin)?, named(end, Edge::End)?);
-            if begins.is_empty() || ends.is_empty() {
-                return None;
-            }
-            probes.extend(ends);
-            probes.extend(begins);
-        }
-        Some(Self { method: Method::Usdt, probes })
+        Some(Self { method: Method::Usdt, probes: usdt_probes(image, &USDT)? })
     }
+
+    /// By the image's own USDT probes around each pause.
+    pub fn usdt_pauses(image: &ElfImage) -> Option<Self> {
+        Some(Self { method: Method::UsdtPauses, probes: usdt_probes(image, &USDT_PAUSES)? })
+    }
+}
+
+/// All probes of these phases; both ends of each must be there.
+fn usdt_probes(image: &ElfImage, wanted: &[Ends]) -> Option<Vec<PhaseProbe>> {
+    let mut probes = Vec::new();
+    for &(phase, begin, end) in wanted {
+        let named = |name: &str, edge| -> Option<Vec<PhaseProbe>> {
+            let found = image.usdt().iter().filter(|probe| probe.provider == "ruby" && probe.name == name);
+            found
+                .map(|probe| {
+                    let semaphore = match probe.semaphore {
+                        Some(word) => Some(in_file(image.segments(), word, false)?),
+                        None => None,
+                    };
+                    let file_offset = in_file(image.segments(), probe.address, true)?;
+                    // `sys/sdt.h` leaves a one-byte nop; anything else is a damaged file.
+                    if image.read_bytes(probe.address, 1)? != [NOP] {
+                        return None;
+                    }
+                    Some(PhaseProbe {
+                        phase,
+                        edge,
+                        address: probe.address,
+                        emulated: true,
+                        file_offset,
+                        semaphore,
+                    })
+                })
+                .collect()
+        };
+        let (begins, ends) = (named(begin, Edge::Begin)?, named(end, Edge::End)?);
+        if begins.is_empty() || ends.is_empty() {
+            return None;
+        }
+        probes.extend(ends);
+        probes.extend(begins);
+    }
+    Some(probes)
 }
 
 /// Where the code of a function is: of its parts if it was split, else of the function itself.

@@ -109,8 +109,8 @@ pub struct ObjspaceLayout {
     pub latest_gc_info: Place,
     /// `rgengc.need_major_gc`, for series whose `GC.latest_gc_info` tells it (≥ 3.2).
     pub need_major_gc: Option<Place>,
-    /// `profile.weak_references_count` and `profile.retained_weak_references_count` (≥ 3.3).
-    pub weak_references: Option<(Place, Place)>,
+    /// `profile.weak_references_count` (≥ 3.3) and `profile.retained_weak_references_count` (3.3 to 4.0).
+    pub weak_references: Option<(Place, Option<Place>)>,
 }
 
 /// A field that a snapshot copies.
@@ -241,7 +241,7 @@ pub(super) struct Wanted {
     pub(super) major_gc_count: Piece,
     pub(super) latest_gc_info: Piece,
     pub(super) need_major_gc: Option<Piece>,
-    pub(super) weak_references: Option<(Piece, Piece)>,
+    pub(super) weak_references: Option<(Piece, Option<Piece>)>,
     pub(super) keys: Vec<WantedKey>,
     pub(super) heaps: Vec<Vec<WantedKey>>,
     pub(super) absent: Vec<&'static str>,
@@ -271,7 +271,7 @@ impl Wanted {
         let weak = || {
             Some((
                 table.piece("profile.weak_references_count")?,
-                table.piece("profile.retained_weak_references_count")?,
+                Some(table.piece("profile.retained_weak_references_count")?),
             ))
         };
         let heap_count = if heap_keys.is_empty() { 0 } else { table.pools.as_ref().map_or(0, |p| p.count) };
@@ -307,7 +307,7 @@ impl Wanted {
         let flags = Piece::direct(self.flags, 4);
         let fixed =
             [flags, self.count, self.minor_gc_count, self.major_gc_count, self.latest_gc_info].into_iter();
-        let weak = self.weak_references.iter().flat_map(|&(a, b)| [a, b]);
+        let weak = self.weak_references.iter().flat_map(|&(a, b)| std::iter::once(a).chain(b));
         let keys = self.keys.iter().chain(self.heaps.iter().flatten());
         let terms = keys.flat_map(|(_, formula)| formula.terms.iter().map(|&(_, piece)| piece));
         fixed.chain(self.need_major_gc).chain(weak).chain(terms).collect()
@@ -350,7 +350,7 @@ impl ObjspaceLayout {
             major_gc_count: named("profile.major_gc_count", wanted.major_gc_count)?,
             latest_gc_info: named("profile.latest_gc_info", wanted.latest_gc_info)?,
             need_major_gc: wanted.need_major_gc.and_then(place),
-            weak_references: wanted.weak_references.and_then(|(a, b)| Some((place(a)?, place(b)?))),
+            weak_references: wanted.weak_references.and_then(|(a, b)| Some((place(a)?, b.and_then(place)))),
             spans,
         })
     }

@@ -4,9 +4,14 @@ mod accept;
 mod analyse;
 mod code;
 pub mod derive;
+mod emulation;
 mod eval;
+pub mod frames;
+pub mod gvl_plan;
+pub mod interpreter;
 pub mod last_resort;
 pub mod layout;
+mod modular;
 pub mod plan;
 pub mod proof;
 pub mod prove;
@@ -14,6 +19,7 @@ mod references;
 #[cfg(test)]
 mod shape_tests;
 mod sites;
+pub mod stack_layout;
 pub mod stat;
 pub mod tables;
 #[cfg(test)]
@@ -26,10 +32,11 @@ mod witness;
 mod x86;
 
 pub use accept::{Check, Outcome, may_be_probed};
-pub use analyse::{Refusal, RubyAnalysis, analyse};
+pub use analyse::{Refusal, RubyAnalysis, analyse, analyse_library};
+pub use modular::Modular;
 pub use sites::{
     GvlEvent, GvlFields, GvlSite, GvlSites, PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm,
-    ThreadEvent, ThreadSite, ThreadSites,
+    ThreadEvent, ThreadPlace, ThreadSite, ThreadSites,
 };
 pub use version::{InvalidVersion, RubyVersion};
 pub use vm_path::{VmPath, VmPathError};

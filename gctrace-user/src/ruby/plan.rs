@@ -1,16 +1,20 @@
 //! From the analysis of an image to what is attached where: a pure decision.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use gctrace_common::{
-    config::{ImageConfig, Span},
+    config::{ImageConfig, Span, StackPath},
     event::{Point, SLOTS},
+    gvl::GvlPath,
 };
 
 use super::{
     Disagreement, Refusal, RubyAnalysis,
+    frames::FrameLayout,
+    gvl_plan::{self, GvlPlan, NoGvl},
     layout::{LayoutError, ObjspaceLayout},
     proof::{Knowledge, settle},
+    stack_layout::{NoStacks, stacks},
     tables::Table,
 };
 use crate::{
@@ -42,6 +46,10 @@ pub struct AttachPlan {
     pub knowledge: Knowledge,
     /// The image's entry in the kernel.
     pub config: ImageConfig,
+    /// How the frames of its Ruby stacks are named, or why those cannot be walked.
+    pub frames: Result<Arc<FrameLayout>, NoStacks>,
+    /// How its GVL is watched, or why it cannot be.
+    pub gvl: Result<GvlPlan, NoGvl>,
     /// The probes.
     pub sites: Vec<ProbeSite>,
 }
@@ -64,6 +72,14 @@ pub enum PlanError {
     /// Symbols contradict what the finder found.
     #[error("{0}")]
     Disagreement(#[from] Disagreement),
+    /// The same of symbols that are not in the file itself.
+    #[error("the symbols of {origin} contradict the code: {disagreement}")]
+    SymbolsDisagree {
+        /// Where they come from.
+        origin: String,
+        /// In what.
+        disagreement: Disagreement,
+    },
     /// The debug file that the user named is of another build.
     #[error("{0}")]
     OtherBuild(String),
@@ -113,6 +129,11 @@ pub fn plan_with(
 ) -> Result<AttachPlan, PlanError> {
     let thread = if reads_threads { analysis.thread_path() } else { None };
     let (layout, knowledge) = settle(&analysis, own, thread.is_some())?;
+    let (stack, frames) = match stacks(&analysis, own, reads_threads) {
+        Ok((path, frames)) => (path, Ok(Arc::new(frames))),
+        Err(why) => (StackPath::default(), Err(why)),
+    };
+    let gvl = gvl_plan::plan(segments, &analysis, own, &stack);
     let vm = analysis.vm;
     let mut span = [Span::default(); SLOTS];
     span[..layout.spans.len()].copy_from_slice(&layout.spans);
@@ -126,7 +147,12 @@ pub fn plan_with(
         spans: layout.spans.len() as u32,
         open: 1,
         thread: thread.unwrap_or_default(),
+        stack,
+        // Set where it is watched.
+        gvl: GvlPath::default(),
         span,
+        anchor: vm.anchor.map_or(0, |anchor| anchor.0),
+        local_module: analysis.local_module().map_or(0, |slot| slot.0),
     };
     let sites = analysis
         .sites
@@ -137,5 +163,5 @@ pub fn plan_with(
             Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
         })
         .collect::<Result<Vec<_>, PlanError>>()?;
-    Ok(AttachPlan { analysis, layout, knowledge, config, sites })
+    Ok(AttachPlan { analysis, layout, knowledge, config, frames, gvl, sites })
 }

@@ -151,7 +151,7 @@ impl Evidence<'_> {
         let code = shown(info.weak_references_count.clone().ok());
         field("profile.weak_references_count", code, shown(weak))?;
         let code = shown(info.retained_weak_references_count.clone().ok());
-        field("profile.retained_weak_references_count", code, shown(retained))?;
+        field("profile.retained_weak_references_count", code, shown(retained.flatten()))?;
 
         // These are not read for a snapshot but where the code goes there itself.
         for (name, (structure, members), code) in self.around() {
@@ -243,8 +243,13 @@ impl Evidence<'_> {
         };
         let mode_bit = info.mode_bit.as_ref().map_err(|reason| refuse("flags.mode", reason))?;
         let weak = || {
-            let retained = info.retained_weak_references_count.as_ref().ok()?;
-            Some((*info.weak_references_count.as_ref().ok()?, *retained))
+            let retained = match &info.retained_weak_references_count {
+                Ok(retained) => Some(*retained),
+                // Not in 4.1 any more.
+                Err(NotDerived::UnknownKey(_)) => None,
+                Err(_) => return None,
+            };
+            Some((*info.weak_references_count.as_ref().ok()?, retained))
         };
         let (keys, mut absent) = self.keys_of_code(|_| true);
         for name in PROVING {
@@ -274,8 +279,9 @@ impl Evidence<'_> {
         };
         let mut fields = vec!["profile.count", "flags", "flags.mode", "profile.latest_gc_info"];
         fields.extend(wanted.need_major_gc.map(|_| "rgengc.need_major_gc"));
-        if wanted.weak_references.is_some() {
-            fields.extend(["profile.weak_references_count", "profile.retained_weak_references_count"]);
+        if let Some((_, retained)) = wanted.weak_references {
+            fields.push("profile.weak_references_count");
+            fields.extend(retained.map(|_| "profile.retained_weak_references_count"));
         }
         let fields = fields.into_iter().map(|name| (name, Source::Code)).collect();
         let sources = wanted.keys.iter().map(|(name, _)| (*name, Source::Code)).collect();
@@ -330,11 +336,14 @@ fn is_per_thread(formula: &Formula) -> bool {
     formula.terms.iter().any(|(_, piece)| matches!(piece.via, Span::CACHE | Span::LOCAL))
 }
 
+/// Keys that only releases have of which there is no table yet.
+const NEWER_KEYS: [&str; 3] = ["total_malloc_bytes", "total_free_bytes", "heap_allocatable_bytes"];
+
 /// The key of that name, if any series has it.
 fn known_name(name: &str) -> Option<&'static str> {
     const SERIES: [(u16, u16); 8] = [(2, 6), (2, 7), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4), (4, 0)];
     let keys = SERIES.into_iter().flat_map(|(major, minor)| stat::keys(RubyVersion::new(major, minor, 0)));
-    keys.map(|key| key.name).find(|known| *known == name)
+    keys.map(|key| key.name).chain(NEWER_KEYS).find(|known| *known == name)
 }
 
 #[cfg(test)]

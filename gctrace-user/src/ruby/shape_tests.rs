@@ -44,7 +44,7 @@ fn debian_libruby() {
 fn images_of_the_environment() {
     let Ok(paths) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
     let mut wrong = Vec::new();
-    for path in paths.split(':').filter(|path| !path.is_empty()) {
+    for path in paths.split(':').filter(|path| !path.is_empty() && !path.contains('@')) {
         let name = Path::new(path).file_name().unwrap().to_string_lossy();
         let mut image = image(path);
         let with_symbols = analyse(&image);

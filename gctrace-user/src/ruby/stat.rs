@@ -460,7 +460,7 @@ pub struct GcInfo {
     /// The state when it was read.
     pub state: &'static str,
     /// Weak references and retained weak references (3.3 and later).
-    pub weak_references: Option<(u64, u64)>,
+    pub weak_references: Option<(u64, Option<u64>)>,
 }
 
 impl GcInfo {
@@ -469,7 +469,7 @@ impl GcInfo {
         info: u32,
         need_major: Option<u32>,
         mode: Mode,
-        weak_references: Option<(u64, u64)>,
+        weak_references: Option<(u64, Option<u64>)>,
     ) -> Self {
         Self {
             major_by: first(&gpr::MAJOR_BY, info),

@@ -11,7 +11,9 @@ use super::code::Code;
 use super::sites::find;
 use super::truth::{Instance, Line, Truth};
 use super::vm_path::VmPath;
-use super::{PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, ThreadEvent, analyse};
+use super::{
+    PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, ThreadEvent, analyse, analyse_library,
+};
 use crate::address::Svma;
 use crate::elf::tests::{DEBIAN_LIBRUBY, Damaged, Noise};
 use crate::elf::{ElfImage, Machine, RubyPresence, probe_ruby};
@@ -27,10 +29,36 @@ const VM: VmPath = VmPath {
     flags: 0x10,
     during_gc_bit: 5,
     dont_gc_bit: Some(3),
+    anchor: None,
 };
 
 fn image(path: impl AsRef<Path>) -> ElfImage {
     ElfImage::read(&File::open(path).unwrap()).unwrap()
+}
+
+/// The analysis of an entry of `GCTRACE_RUBY_IMAGES`: an image, or a GC library with the Ruby that loads it
+/// (`library@ruby`). `prepare` changes the image first.
+pub(super) fn analysed(
+    entry: &str,
+    prepare: impl Fn(&mut ElfImage),
+) -> (ElfImage, Result<RubyAnalysis, Refusal>) {
+    let read = |path: &str| {
+        let mut image = image(path);
+        prepare(&mut image);
+        image
+    };
+    match entry.split_once('@') {
+        None => {
+            let image = read(entry);
+            let analysis = analyse(&image);
+            (image, analysis)
+        }
+        Some((library, ruby)) => {
+            let library = read(library);
+            let analysis = analyse(&read(ruby)).and_then(|ruby| analyse_library(&library, &ruby));
+            (library, analysis)
+        }
+    }
 }
 
 impl RubyAnalysis {
@@ -84,7 +112,7 @@ fn debian_libruby() {
 fn refused_images_of_the_environment() {
     let Ok(list) = std::env::var("GCTRACE_RUBY_REFUSED") else { return };
     for (path, text) in list.split(':').filter_map(|entry| entry.split_once('=')) {
-        let refusal = analyse(&image(path)).expect_err(path).to_string();
+        let refusal = analysed(path, |_| {}).1.expect_err(path).to_string();
         assert!(refusal.contains(text), "{path}: {refusal}");
     }
 }
@@ -106,11 +134,11 @@ fn images_of_the_environment() {
     let Ok(paths) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
     let mut wrong = Vec::new();
     for path in paths.split(':').filter(|path| !path.is_empty()) {
+        let entry = path;
+        let path = entry.split('@').next().unwrap_or(entry);
         let name = Path::new(path).file_name().unwrap().to_string_lossy();
-        let mut image = image(path);
-        let with_symbols = analyse(&image);
-        image.forget_symbols();
-        let mut stripped = analyse(&image);
+        let (_, with_symbols) = analysed(entry, |_| {});
+        let (image, mut stripped) = analysed(entry, ElfImage::forget_symbols);
         if stripped.is_err() && with_symbols.is_ok() {
             println!("{name:28} refused without symbols: {}", stripped.unwrap_err());
             stripped = with_symbols.clone();

@@ -7,7 +7,8 @@ use crate::address::Svma;
 /// How to get from the image to `rb_objspace_t`, and to the fields in it that the probes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct VmPath {
-    /// The global VM pointer (`ruby_current_vm_ptr`, vm.c).
+    /// The global VM pointer (`ruby_current_vm_ptr`, vm.c). Of a GC library: its distance from what `anchor` holds,
+    /// modulo 2⁶⁴.
     pub vm_ptr: Svma,
     /// Byte offset of the objspace pointer in `rb_vm_t`.
     pub vm_objspace: u32,
@@ -19,6 +20,39 @@ pub struct VmPath {
     pub during_gc_bit: u32,
     /// Bit of `dont_gc` in `flags`; `None` if `rb_gc_enable` could not be evaluated.
     pub dont_gc_bit: Option<u32>,
+    /// Of a GC library: the word in it that holds the address of `rb_mGC` of the Ruby that has loaded it.
+    pub anchor: Option<Svma>,
+}
+
+/// The functions that tell of the objspace.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Accessors {
+    /// Those of gc.c, which find the objspace through the VM.
+    Vm,
+    /// Those of a GC implementation (`gc/gc_impl.h`), which get it as their first argument.
+    Implementation,
+}
+
+impl Accessors {
+    /// The function that answers what `name` of gc.c answers.
+    pub(super) fn function(self, name: &'static str) -> &'static str {
+        match (self, name) {
+            (Self::Implementation, "rb_gc_count") => "rb_gc_impl_gc_count",
+            (Self::Implementation, "rb_during_gc") => "rb_gc_impl_during_gc_p",
+            (Self::Implementation, "rb_gc_enable") => "rb_gc_impl_gc_enable",
+            (Self::Implementation, "rb_gc_disable") => "rb_gc_impl_gc_disable",
+            (Self::Implementation, "rb_gc_stat") => "rb_gc_impl_stat",
+            (Self::Implementation, "rb_gc_latest_gc_info") => "rb_gc_impl_latest_gc_info",
+            (_, name) => name,
+        }
+    }
+
+    fn is_objspace(self, value: &Value) -> bool {
+        match self {
+            Self::Vm => as_objspace(value).is_some(),
+            Self::Implementation => *value == Value::Argument(0),
+        }
+    }
 }
 
 /// An accessor that does not have the expected meaning.
@@ -50,7 +84,7 @@ const MAX_OFFSET: i64 = 1 << 20;
 impl VmPath {
     /// Evaluates `rb_gc_count`, `rb_during_gc` and `rb_gc_enable`.
     pub(super) fn derive(code: &Code<'_>) -> Result<Self, VmPathError> {
-        let (objspace, count) = count_path(code)?;
+        let (objspace, count) = count_path(code, Accessors::Vm)?;
         let unexpected = |value: &Value| VmPathError::Unexpected {
             function: "rb_gc_count",
             value: value.to_string(),
@@ -60,27 +94,53 @@ impl VmPath {
         if code.image.symbol("ruby_current_vm_ptr").is_some_and(|symbol| symbol.address != vm_ptr) {
             return Err(unexpected(&objspace));
         }
-        let (flags, during_gc_bit) = during_gc(code, &objspace)?;
-        let dont_gc_bit = dont_gc(code, &objspace, flags)?;
-        Ok(Self { vm_ptr, vm_objspace, count, flags, during_gc_bit, dont_gc_bit })
+        let (flags, during_gc_bit) = during_gc(code, &objspace, Accessors::Vm)?;
+        let dont_gc_bit = dont_gc(code, &objspace, flags, Accessors::Vm)?;
+        Ok(Self { vm_ptr, vm_objspace, count, flags, during_gc_bit, dont_gc_bit, anchor: None })
+    }
+
+    /// For a GC library: evaluates what those functions call in it. The way to the objspace is that of the Ruby that it
+    /// belongs to, by way of `rb_mGC`, which is at `landmark` there and whose address is at `anchor` in the library.
+    pub(super) fn derive_library(
+        code: &Code<'_>,
+        ruby: &Self,
+        landmark: Svma,
+        anchor: Svma,
+    ) -> Result<Self, VmPathError> {
+        let accessors = Accessors::Implementation;
+        let (objspace, count) = count_path(code, accessors)?;
+        let (flags, during_gc_bit) = during_gc(code, &objspace, accessors)?;
+        let dont_gc_bit = dont_gc(code, &objspace, flags, accessors)?;
+        let vm_ptr = Svma(ruby.vm_ptr.0.wrapping_sub(landmark.0));
+        let vm_objspace = ruby.vm_objspace;
+        Ok(Self { vm_ptr, vm_objspace, count, flags, during_gc_bit, dont_gc_bit, anchor: Some(anchor) })
+    }
+
+    /// Whose functions tell of the objspace in this image.
+    pub(super) fn accessors(&self) -> Accessors {
+        if self.anchor.is_some() { Accessors::Implementation } else { Accessors::Vm }
     }
 }
 
 /// `rb_gc_count` returns `objspace->profile.count` (gc.c): the objspace as an expression, and the field's offset.
-fn count_path(code: &Code<'_>) -> Result<(Value, u32), VmPathError> {
-    let function = "rb_gc_count";
+fn count_path(code: &Code<'_>, accessors: Accessors) -> Result<(Value, u32), VmPathError> {
+    let function = accessors.function("rb_gc_count");
     let address = accessor(code, function)?;
     let mut last = Value::Unknown;
     for choices in 0..1 << BRANCHES {
         let value = Machine::new(code, choices).run(address);
         if let Value::Load { base, offset: offset @ 0..MAX_OFFSET, size: 8 } = &value
-            && as_objspace(base).is_some()
+            && accessors.is_objspace(base)
         {
             return Ok(((**base).clone(), *offset as u32));
         }
         last = value;
     }
-    Err(VmPathError::Unexpected { function, value: last.to_string(), expected: "[[[@vm_ptr]+a]+b]" })
+    let expected = match accessors {
+        Accessors::Vm => "[[[@vm_ptr]+a]+b]",
+        Accessors::Implementation => "[objspace+b]",
+    };
+    Err(VmPathError::Unexpected { function, value: last.to_string(), expected })
 }
 
 /// `[[@vm_ptr] + offset]`
@@ -92,8 +152,8 @@ fn as_objspace(value: &Value) -> Option<(Svma, u32)> {
 }
 
 /// `rb_during_gc` returns the bit `objspace->flags.during_gc` (gc.c): offset of the flags word, and the bit.
-fn during_gc(code: &Code<'_>, objspace: &Value) -> Result<(u32, u32), VmPathError> {
-    let function = "rb_during_gc";
+fn during_gc(code: &Code<'_>, objspace: &Value, accessors: Accessors) -> Result<(u32, u32), VmPathError> {
+    let function = accessors.function("rb_during_gc");
     let address = accessor(code, function)?;
     let mut last = Value::Unknown;
     for choices in 0..1 << BRANCHES {
@@ -111,8 +171,13 @@ fn during_gc(code: &Code<'_>, objspace: &Value) -> Result<(u32, u32), VmPathErro
 }
 
 /// `rb_gc_enable` clears `objspace->flags.dont_gc` (gc.c).
-fn dont_gc(code: &Code<'_>, objspace: &Value, flags: u32) -> Result<Option<u32>, VmPathError> {
-    let function = "rb_gc_enable";
+fn dont_gc(
+    code: &Code<'_>,
+    objspace: &Value,
+    flags: u32,
+    accessors: Accessors,
+) -> Result<Option<u32>, VmPathError> {
+    let function = accessors.function("rb_gc_enable");
     let Ok(address) = accessor(code, function) else { return Ok(None) };
     let mut elsewhere = false;
     for choices in 0..1 << BRANCHES {

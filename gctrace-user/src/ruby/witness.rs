@@ -107,6 +107,7 @@ mod tests {
         Site {
             point,
             address: Svma(address),
+            emulated: true,
             guard: Svma(address),
             register: None,
             owner: Svma(owner),

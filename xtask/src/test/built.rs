@@ -1,11 +1,12 @@
 //! `cargo xtask test --built`: what gctrace finds in stripped libraries, against builds that kept their symbols.
 
-use std::{fmt::Write as _, fs, process::ExitCode};
+use std::{fs, io, process::ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
 use super::live_tests;
 use crate::{
+    lab::{self, Suite},
     lab_built::{self, Built, Outcome},
     util::{cargo, progress, root, run, short, status},
 };
@@ -19,29 +20,32 @@ const FINDER: &str = "images_of_the_environment";
 pub(super) fn run_checks(names: &[String]) -> Result<ExitCode> {
     let outcomes = lab_built::ensure(names)?;
     run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
-    let mut rows = String::new();
+    let mut rows = Vec::new();
     let mut passed = true;
     let mut checked = 0;
     for outcome in &outcomes {
         match outcome {
             Outcome::Built(built) => {
                 let (row, good) = check(built)?;
-                rows.push_str(&row);
+                rows.push(row);
                 passed &= good;
                 checked += 1;
             }
-            Outcome::NoSource(suite) => {
-                writeln!(rows, "| {suite} | | | the mirror has no source of it | | |")?;
+            Outcome::NoSource(missing) => {
+                progress(format!("test: {missing}"));
+                rows.push(row(missing.suite, "", "", "the mirror has no source of it", "", ""));
             }
         }
-    }
-    if !names.is_empty() {
-        writeln!(rows, "\nOnly these suites were asked for: {}.", names.join(", "))?;
     }
     ensure!(checked > 0, "no Ruby could be built");
     let path = root().join("docs/lab-results.md");
     fs::create_dir_all(path.parent().context("a path has a parent")?).context("cannot create docs")?;
-    fs::write(&path, page(&rows)).with_context(|| format!("cannot write {}", path.display()))?;
+    let before = match fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let page = page(&merged(&before, &rows));
+    fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
     progress(format!("test: the results are in {}", short(&path)));
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -71,16 +75,23 @@ fn check(built: &Built) -> Result<(String, bool)> {
         0 => format!("`{name}` equal"),
         _ => format!("`{name}` {bytes} bytes differ"),
     });
-    let row = format!(
-        "| {} | {} | {} | {} | {} | {} |\n",
-        built.suite,
-        built.version,
-        built.compiler,
-        sections.collect::<Vec<_>>().join(", "),
-        word(found),
-        word(lived)
-    );
+    let code = sections.collect::<Vec<_>>().join(", ");
+    let row = row(built.suite, &built.version, &built.compiler, &code, word(found), word(lived));
     Ok((row, found && lived))
+}
+
+fn row(suite: &str, version: &str, compiler: &str, code: &str, sites: &str, witness: &str) -> String {
+    format!("| {suite} | {version} | {compiler} | {code} | {sites} | {witness} |\n")
+}
+
+/// The rows of a page with these in the place of the ones about the same suites, in the order of the lab.
+fn merged(before: &str, new: &[String]) -> String {
+    let about = |row: &str, suite: &Suite| row.starts_with(&format!("| {} |", suite.name));
+    let rows = lab::chosen(&[]).filter_map(|suite| {
+        let row = new.iter().map(|row| row.trim_end()).find(|row| about(row, suite));
+        row.or_else(|| before.lines().find(|row| about(row, suite))).map(|row| format!("{row}\n"))
+    });
+    rows.collect()
 }
 
 fn page(rows: &str) -> String {
@@ -88,9 +99,33 @@ fn page(rows: &str) -> String {
         "# Debian's Rubies, compiled again with symbols\n\n\
          Written by `cargo xtask test --built`. Each Ruby is built from the suite's source package by the suite's own\n\
          compiler. *Code*: the sections of the build against those of the shipped, stripped library of the same version.\n\
-         *Sites*: what gctrace finds in the build, held against its symbols and DWARF. *Witness*: the tests `{}` on it.\n\n\
+         *Sites*: what gctrace finds in the build, held against its symbols and DWARF. *Witness*: the tests `{}` on it.\n\
+         A run that asks for some of the suites leaves the rows of the others as they were.\n\n\
          | suite | version | compiler | code | sites | witness |\n\
          |---|---|---|---|---|---|\n{rows}",
         LIVE.join("`, `")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run replaces the rows of its suites and keeps the others, in the order of the lab, whatever the old page has.
+    #[test]
+    fn rows_are_kept() {
+        let old = page(
+            "| trixie | 3 | | | pass | pass |\n| bullseye | 2 | | | FAIL | pass |\n| bookworm | 3.1 | | | | |\n",
+        );
+        let new = [
+            "| bullseye | 2 | | | pass | pass |\n".to_owned(),
+            "| experimental | | | none | | |\n".to_owned(),
+        ];
+        let rows = merged(&old, &new);
+        let expected = "| bullseye | 2 | | | pass | pass |\n| bookworm | 3.1 | | | | |\n\
+                        | trixie | 3 | | | pass | pass |\n| experimental | | | none | | |\n";
+        assert_eq!(rows, expected);
+        assert_eq!(merged(&page(&rows), &[]), expected);
+        assert_eq!(merged("", &new[..1]), new[0]);
+    }
 }

@@ -15,6 +15,11 @@ const MAX_UNPACKED: u64 = 64 << 20;
 /// For the dictionary that the stream asks for.
 const MAX_DICTIONARY_KIB: u32 = 64 << 10;
 
+/// Whether the image has the section.
+pub(super) fn is_there(source: &dyn ReadAt) -> bool {
+    Headers::read(source).is_ok_and(|headers| headers.section(WHAT).is_some())
+}
+
 /// Unpacks the ELF file in the section.
 pub(super) fn unpack(source: &dyn ReadAt) -> Result<Vec<u8>, Reject> {
     let headers = Headers::read(source)?;

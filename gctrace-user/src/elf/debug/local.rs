@@ -58,6 +58,11 @@ fn debug_link(source: &dyn ReadAt) -> Option<(String, u32)> {
     (name != "." && name != "..").then(|| (name.to_owned(), crc.get(LE)))
 }
 
+/// Whether a candidate is there, be it of use or not.
+pub(super) fn is_there(root: &Path, path: &Path) -> bool {
+    !matches!(open_below(root, path), Err(Reject::Absent))
+}
+
 /// Opens a candidate and proves that it belongs to the image.
 pub(super) fn open_belonging(
     search: &Search<'_>,

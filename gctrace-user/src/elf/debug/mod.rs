@@ -145,26 +145,42 @@ impl<T> Trail<T> {
 
 /// Looks for the symbol table of an image that has none of its own.
 pub fn symbols(image: &ElfImage, source: &dyn ReadAt, search: &Search<'_>) -> Located<SymbolTable> {
+    symbols_beside(image.dynamic_symbols(), source, search)
+}
+
+/// The same for an image of which only the exports were read.
+pub(super) fn symbols_beside(
+    exports: &SymbolTable,
+    source: &dyn ReadAt,
+    search: &Search<'_>,
+) -> Located<SymbolTable> {
     let mut trail = Trail::new();
     trail.look(Origin::Embedded, || {
         let inner = embedded::unpack(source)?;
         same_build(search.build_id, inner.as_slice())?;
-        proven(image, symtab(inner.as_slice())?, false)
+        proven(exports, symtab(inner.as_slice())?, false)
     });
     for (origin, root, path) in local::candidates(source, search) {
         trail.look(origin.clone(), || {
             let file = local::open_belonging(search, source, &origin, root, &path)?;
-            proven(image, symtab(&file)?, true)
+            proven(exports, symtab(&file)?, true)
         });
     }
     if let (Some(servers), Some(id)) = (search.servers, search.build_id) {
         for url in servers.urls() {
             trail.look(Origin::Server(url.clone()), || {
-                proven(image, server::symbols(servers, url, id)?, true)
+                proven(exports, server::symbols(servers, url, id)?, true)
             });
         }
     }
     trail.located
+}
+
+/// Whether anything on this host may hold the symbols of an image: costs some attempts to open a file, and the image need
+/// not have been read.
+pub fn may_be_at_hand(source: &dyn ReadAt, search: &Search<'_>) -> bool {
+    embedded::is_there(source)
+        || local::candidates(source, search).iter().any(|(_, root, path)| local::is_there(root, path))
 }
 
 /// Looks for the debug information (DWARF) of an image. The image itself is not looked at.
@@ -239,9 +255,9 @@ fn symtab(source: &(impl ReadAt + ?Sized)) -> Result<SymbolTable, Reject> {
 
 /// A table belongs to the image if it puts everything that both name at the same address. A whole table also names at
 /// least one function that the image exports; an embedded one leaves those out.
-fn proven(image: &ElfImage, table: SymbolTable, whole: bool) -> Result<SymbolTable, Reject> {
+fn proven(exports: &SymbolTable, table: SymbolTable, whole: bool) -> Result<SymbolTable, Reject> {
     let mut agreeing = 0;
-    for exported in image.dynamic_symbols().iter() {
+    for exported in exports.iter() {
         if table.at(exported.address).any(|symbol| symbol.name == exported.name) {
             agreeing += 1;
         } else if table.find(exported.name).is_some() {

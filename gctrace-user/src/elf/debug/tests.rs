@@ -122,6 +122,35 @@ fn separate_files() {
     }
 }
 
+/// The root of the process comes before the host's, and build ids before links: what comes first and does not belong is
+/// passed over.
+#[test]
+fn order_of_places() {
+    let fixture = Fixture::new();
+    let by_id = fixture.by_id();
+    let links = ["/usr/lib/thing.debug", "/usr/lib/.debug/thing.debug", "/usr/lib/debug/usr/lib/thing.debug"];
+    let roots = [fixture.path("root/container"), fixture.path("root")];
+    let (image, file) = fixture.image("linked.so");
+    let path = Path::new("/usr/lib/libthing.so");
+    let search = Search { build_id: image.build_id(), path, roots: &roots, servers: None };
+    let look = || symbols(&image, &file, &search).found.map(|(_, origin)| origin);
+    let install =
+        |at: &str| ["container/", ""].map(|root| fixture.install("thing.debug", &format!("{root}{at}")));
+    let mut expected: Vec<Origin> = install(&by_id).map(Origin::BuildId).into();
+    let linked = links.map(install);
+    expected.extend((0..2).flat_map(|root| linked.iter().map(move |at| Origin::DebugLink(at[root].clone()))));
+    for origin in expected {
+        assert_eq!(look().as_ref(), Some(&origin));
+        assert!(may_be_at_hand(&file, &search));
+        let (Origin::BuildId(place) | Origin::DebugLink(place)) = &origin else { unreachable!() };
+        // First as another build's, then not at all.
+        fs::copy(fixture.path("other.so"), place).unwrap();
+        assert_ne!(look().as_ref(), Some(&origin));
+        fs::remove_file(place).unwrap();
+    }
+    assert!(look().is_none() && !may_be_at_hand(&file, &search));
+}
+
 /// A debug file of another build, one whose checksum differs, one without symbols and a broken one are not used, and
 /// it is said why.
 #[test]

@@ -1,5 +1,5 @@
 //! TuneMyGC sample sets: one set per process, as the protocol's agent would have sent them.
-//! The wire format is in [`set`].
+//! The wire format is in [`gctrace_collector::wire`].
 
 use std::{
     collections::HashMap,
@@ -8,9 +8,15 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-mod set;
+mod client;
+mod spool;
+#[cfg(test)]
+mod tests;
 
-pub use set::{EventName, Header, ProtocolError, Sample, SampleSet};
+pub use client::{Target, default_spool};
+pub use gctrace_collector::wire::{EventName, Header, ProtocolError, Sample, SampleSet};
+
+use client::Client;
 
 use super::{ExportError, Exporter, ProcessEnd, VERSION, file};
 use crate::{
@@ -22,17 +28,27 @@ use crate::{
 
 /// A set is written out and begun anew at this many samples (about 3 MB), which bounds memory.
 const MAX_SAMPLES: usize = 10_000;
+/// A set for a collector is sent and begun anew when it spans this time, so that it comes from long-lived processes, too.
+const MAX_SPAN_NS: u64 = 600_000_000_000;
 
-/// Collects sets and writes each to its file when its process ends.
+/// Collects sets and writes each to its file, or sends it, when its process ends.
 pub struct TuneMyGc {
-    dir: PathBuf,
+    to: To,
     clock: WallClock,
     open: HashMap<u32, Open>,
+}
+
+/// Where sets go.
+enum To {
+    Dir(PathBuf),
+    Collector { client: Client, token: String },
 }
 
 /// The set of a process that is being traced.
 struct Open {
     set: SampleSet,
+    /// Of the first sample.
+    first_ns: u64,
     name: String,
     part: u32,
     booted: bool,
@@ -45,7 +61,14 @@ impl TuneMyGc {
         let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
         std::fs::create_dir_all(dir).map_err(error)?;
         file::check_writable(dir).map_err(error)?;
-        Ok(Self { dir: dir.to_owned(), clock, open: HashMap::new() })
+        Ok(Self { to: To::Dir(dir.to_owned()), clock, open: HashMap::new() })
+    }
+
+    /// Sets are sent to a collector; `say` tells what it answers.
+    pub fn sending(target: &Target, clock: WallClock, say: fn(&str)) -> Result<Self, ExportError> {
+        let client =
+            Client::start(target, say).map_err(|(path, source)| ExportError::Unwritable { path, source })?;
+        Ok(Self { to: To::Collector { client, token: target.token.clone() }, clock, open: HashMap::new() })
     }
 
     fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
@@ -61,10 +84,15 @@ impl TuneMyGc {
             event,
             stat: state.stat.clone(),
             latest_gc_info: info_map(&state.info),
-            meta: Value::Null,
-            thread_id: (state.tid != process.pid).then_some(u64::from(state.tid)),
+            meta: None,
+            thread_id: (state.tid != process.pid).then(|| state.tid.into()),
         });
-        if open.set.samples.len() >= MAX_SAMPLES {
+        if open.set.samples.len() == 1 {
+            open.first_ns = state.ts_ns;
+        }
+        let long = matches!(self.to, To::Collector { .. })
+            && state.ts_ns.saturating_sub(open.first_ns) >= MAX_SPAN_NS;
+        if long || open.set.samples.len() >= MAX_SAMPLES {
             self.write(process.pid, false)?;
         }
         Ok(())
@@ -82,8 +110,14 @@ impl TuneMyGc {
             self.open.remove(&pid);
         }
         let Some(text) = text else { return Ok(()) };
-        file::write_new(&self.dir, &stem, ".json", text.as_bytes())
-            .map_err(|source| ExportError::File { path: self.dir.join(format!("{stem}.json")), source })
+        match &self.to {
+            To::Dir(dir) => file::write_new(dir, &stem, ".json", text.as_bytes())
+                .map_err(|source| ExportError::File { path: dir.join(format!("{stem}.json")), source }),
+            To::Collector { client, .. } => {
+                client.send(text);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -100,7 +134,9 @@ fn info_map(info: &GcInfo) -> Map<String, Value> {
     put("state", json!(info.state));
     if let Some((weak, retained)) = info.weak_references {
         put("weak_references_count", json!(weak));
-        put("retained_weak_references_count", json!(retained));
+        if let Some(retained) = retained {
+            put("retained_weak_references_count", json!(retained));
+        }
     }
     map
 }
@@ -108,7 +144,10 @@ fn info_map(info: &GcInfo) -> Map<String, Value> {
 impl Exporter for TuneMyGc {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
         let header = Header {
-            token: None,
+            token: match &self.to {
+                To::Dir(_) => None,
+                To::Collector { token, .. } => Some(token.clone()),
+            },
             ruby_version: process.image.version.to_string(),
             rails_version: "0.0".to_owned(),
             gc_env: process.gc_env.iter().map(|(key, value)| (key.clone(), json!(value))).collect(),
@@ -124,7 +163,8 @@ impl Exporter for TuneMyGc {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         let name = format!("tunemygc-{}-{start}", process.pid);
         let set = SampleSet { header, samples: Vec::new() };
-        self.open.insert(process.pid, Open { set, name, part: 0, booted: false, last_memory: None });
+        self.open
+            .insert(process.pid, Open { set, first_ns: 0, name, part: 0, booted: false, last_memory: None });
         if let Some(state) = state {
             self.push(process, EventName::Booted, state)?;
             self.booted(process.pid);
@@ -159,6 +199,9 @@ impl Exporter for TuneMyGc {
         pids.sort_unstable();
         for pid in pids {
             self.write(pid, true)?;
+        }
+        if let To::Collector { client, .. } = &mut self.to {
+            client.finish();
         }
         Ok(())
     }

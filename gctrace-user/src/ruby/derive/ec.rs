@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NotDerived;
 use crate::address::Svma;
+use crate::elf::ElfImage;
 use crate::ruby::code::Code;
 use crate::ruby::eval::{Machine, Value};
 
@@ -40,6 +41,10 @@ impl CurrentEc {
 pub struct EcLayout {
     /// The pointer to the running context.
     pub current_ec: Result<CurrentEc, NotDerived>,
+    /// [`CurrentEc::Tls`]: the slot with the image's TLS module id.
+    pub module: Option<Svma>,
+    /// Bytes from entry to entry of the dynamic thread vector of the C library that the image needs.
+    pub dtv_entry: u32,
     /// `ec.thread_ptr`.
     pub thread_ptr: Result<u32, NotDerived>,
     /// `th.self`.
@@ -52,19 +57,21 @@ pub struct EcLayout {
 
 pub(super) fn derive(code: &Code<'_>) -> EcLayout {
     let thread = chain(code, "rb_thread_current", 2);
-    let ec = thread.as_ref().map_err(Clone::clone).and_then(|(ec, _)| Ok((current(ec)?, ec.clone())));
+    let ec = thread.as_ref().map_err(Clone::clone).and_then(|(ec, ..)| Ok((current(ec)?, ec.clone())));
     // A field of the same context, by an accessor that returns it or something behind it.
     let field = |function, deref| {
         let (_, ec) = ec.as_ref().map_err(Clone::clone)?;
-        let (its, offsets) = chain(code, function, deref)?;
+        let (its, offsets, _) = chain(code, function, deref)?;
         if its != *ec {
             return Err(NotDerived::Contradiction(format!("{function} reaches another context: {its}")));
         }
         Ok(offsets[0])
     };
-    let offset = |index: usize| thread.as_ref().map(|(_, offsets)| offsets[index]).map_err(Clone::clone);
+    let offset = |index: usize| thread.as_ref().map(|(_, offsets, _)| offsets[index]).map_err(Clone::clone);
     EcLayout {
         current_ec: ec.as_ref().map(|(current, _)| *current).map_err(Clone::clone),
+        module: thread.as_ref().ok().and_then(|(.., module)| *module),
+        dtv_entry: dtv_entry(code.image),
         thread_ptr: offset(0),
         thread_self: offset(1),
         errinfo: field("rb_errinfo", 1),
@@ -80,16 +87,20 @@ fn current(ec: &Value) -> Result<CurrentEc, NotDerived> {
     place.ok_or_else(|| NotDerived::Shape(ec.to_string()))
 }
 
+/// What an accessor starts from, the offsets that it goes through, and the TLS module slot that it used.
+type Chained = (Value, Vec<u32>, Option<Svma>);
+
 /// An accessor that returns `[[base + a] + b]…` with that many offsets: the base and the offsets.
-fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<(Value, Vec<u32>), NotDerived> {
+fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<Chained, NotDerived> {
     let address = code.image.symbol(function).ok_or(NotDerived::Missing(function.into()))?.address;
     let mut last = Value::Unknown;
     for choices in 0..1 << BRANCHES {
-        let value = Machine::new(code, choices).run(address);
-        if let Some(found) = unwound(&value, levels)
-            && current(&found.0).is_ok()
+        let mut machine = Machine::new(code, choices);
+        let value = machine.run(address);
+        if let Some((base, offsets)) = unwound(&value, levels)
+            && current(&base).is_ok()
         {
-            return Ok(found);
+            return Ok((base, offsets, machine.tls_module()));
         }
         last = value;
     }
@@ -98,6 +109,13 @@ fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<(Valu
     } else {
         Err(NotDerived::Shape(last.to_string()))
     }
+}
+
+/// Bytes from entry to entry of the dynamic thread vector of the C library that an image needs.
+pub(super) fn dtv_entry(image: &ElfImage) -> u32 {
+    const GLIBC: u32 = 16;
+    const MUSL: u32 = 8;
+    if image.needed().iter().any(|name| name.starts_with("libc.musl")) { MUSL } else { GLIBC }
 }
 
 fn unwound(value: &Value, levels: usize) -> Option<(Value, Vec<u32>)> {

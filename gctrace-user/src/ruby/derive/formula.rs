@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::thread::{Chain, Shortcut};
 use super::{NotDerived, Session};
-use crate::ruby::eval::{Operator, Sum, Value};
+use crate::ruby::eval::{OBJECT_CACHE, Operator, Sum, Value};
 use crate::ruby::layout::Piece;
 use crate::ruby::stat::Sign;
 
@@ -71,12 +71,15 @@ fn as_sum(value: &Value) -> Option<Vec<(i64, &Value)>> {
 }
 
 /// A field of the objspace, one behind a pointer in it, or one of the Ractor's object cache.
-fn field(value: &Value, session: &Session<'_>) -> Option<Piece> {
+pub(super) fn field(value: &Value, session: &Session<'_>) -> Option<Piece> {
     let objspace = &session.objspace;
     let &Value::Load { ref base, offset, size } = value else { return None };
     let inside = |offset: i64| u32::try_from(offset).ok().filter(|_| offset < MAX_OFFSET);
     if **base == *objspace {
         return Some(Piece::direct(inside(offset)?, size));
+    }
+    if **base == OBJECT_CACHE {
+        return Some(Piece { via: Span::CACHE, offset: inside(offset)?, size });
     }
     match &**base {
         Value::Load { base, offset: pointer, size: 8 } if **base == *objspace => {

@@ -9,6 +9,7 @@ mod ec;
 mod formula;
 mod info;
 mod stat;
+mod symbol_table;
 mod symbols;
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ pub use ec::{CurrentEc, EcLayout};
 pub use formula::Formula;
 pub use info::InfoLayout;
 pub use stat::{DerivedKey, DerivedStat};
+pub use symbol_table::SymbolTable;
 pub use thread::ThreadLayout;
 
 use std::borrow::Cow;
@@ -29,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use super::code::Code;
 use super::eval::{Assumptions, Ending, Guard, Limits, Machine, Program, Value};
-use super::vm_path::VmPath;
+use super::vm_path::{Accessors, VmPath};
 use crate::address::Svma;
 use crate::elf::ElfImage;
 use symbols::Symbols;
@@ -91,6 +93,8 @@ pub struct Derivation {
     pub ec: EcLayout,
     /// The way to what the VM keeps per thread and per Ractor (4.0 and later).
     pub thread: Result<ThreadLayout, NotDerived>,
+    /// Where the names of methods are.
+    pub symbols: Result<SymbolTable, NotDerived>,
     /// Instructions that were run.
     pub steps: u32,
 }
@@ -98,19 +102,31 @@ pub struct Derivation {
 impl Derivation {
     /// Derives what the code of the image tells. A pure function of the image.
     pub(super) fn of(code: &Code<'_>, vm: &VmPath) -> Self {
-        let program = Rc::new(Program::new(code, STEPS));
-        let session =
-            Session { program: program.clone(), objspace: objspace(vm), thread: RefCell::default() };
+        let session = Session::new(code, vm);
         let stat = stat::derive(&session, vm);
         let info = info::derive(&session, vm);
         let ec = ec::derive(code);
         let thread = thread::layout(&session, &ec);
-        Self { stat, info, ec, thread, steps: STEPS - program.steps_left() }
+        let symbols = symbol_table::derive(&session);
+        Self { stat, info, ec, thread, symbols, steps: STEPS - session.program.steps_left() }
+    }
+
+    /// The same of a GC library; what is not the GC's is known from the Ruby that it belongs to.
+    pub(super) fn of_library(code: &Code<'_>, vm: &VmPath, ruby: &Self, landmark: Svma) -> Self {
+        let session = Session::new(code, vm);
+        let stat = stat::derive(&session, vm);
+        let info = info::derive(&session, vm);
+        let thread = thread::library_layout(&session, &ruby.thread, landmark);
+        let steps = STEPS - session.program.steps_left();
+        Self { stat, info, ec: ruby.ec.clone(), thread, symbols: ruby.symbols.clone(), steps }
     }
 }
 
-/// The objspace as `rb_gc_count` reaches it.
+/// The objspace as `rb_gc_count` reaches it, or as a GC implementation gets it.
 fn objspace(vm: &VmPath) -> Value {
+    if let Accessors::Implementation = vm.accessors() {
+        return Value::Argument(0);
+    }
     let vm_pointer = Value::load(Value::Image(vm.vm_ptr.0), 0, 8);
     Value::load(vm_pointer, vm.vm_objspace.into(), 8)
 }
@@ -119,6 +135,7 @@ fn objspace(vm: &VmPath) -> Value {
 struct Session<'a> {
     program: Rc<Program<'a>>,
     objspace: Value,
+    accessors: Accessors,
     /// What the formulas have shown of the way to per-thread data.
     thread: RefCell<thread::Seen>,
 }
@@ -129,12 +146,42 @@ struct Run {
     guards: Vec<Guard>,
 }
 
+/// `Qundef` (`special_consts.h`): a GC implementation does not know the key.
+const UNDEFINED: i64 = 0x24;
+
 impl<'a> Session<'a> {
+    fn new(code: &'a Code<'a>, vm: &VmPath) -> Self {
+        let program = Rc::new(Program::new(code, STEPS));
+        Session { program, objspace: objspace(vm), accessors: vm.accessors(), thread: RefCell::default() }
+    }
+
+    /// Gives a function that decodes a key that key.
+    fn set_key(&self, machine: &mut Machine<'_>, key: i64) {
+        let index = match self.accessors {
+            Accessors::Vm => 0,
+            Accessors::Implementation => 1,
+        };
+        machine.set_argument(index, Value::Constant(key));
+    }
+
+    /// The number that a run over the function behind `GC.stat` ended with: `rb_gc_stat` returns it, an implementation
+    /// makes it a Fixnum.
+    fn number(&self, ending: Ending) -> Ending {
+        match (self.accessors, ending) {
+            (Accessors::Implementation, Ending::Returned(Value::Constant(UNDEFINED))) => Ending::Left,
+            (Accessors::Implementation, Ending::Returned(value)) => {
+                value.fixnum().map_or(Ending::Lost, Ending::Returned)
+            }
+            (_, ending) => ending,
+        }
+    }
+
     fn image(&self) -> &'a ElfImage {
         self.program.image()
     }
 
     fn function(&self, name: &'static str) -> Result<Svma, NotDerived> {
+        let name = self.accessors.function(name);
         Ok(self.image().symbol(name).ok_or(NotDerived::Missing(name.into()))?.address)
     }
 
@@ -165,7 +212,7 @@ impl<'a> Session<'a> {
         for symbol in &symbols.all {
             machine.set_global(symbol.slot, Value::Constant(symbol.value));
         }
-        machine.set_argument(0, Value::Constant(key));
+        self.set_key(&mut machine, key);
         let ending = machine.run_to_end(function);
         Run { ending, guards: machine.guards().to_vec() }
     }

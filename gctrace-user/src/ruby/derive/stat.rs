@@ -8,7 +8,7 @@ use iced_x86::ConditionCode;
 use serde::{Deserialize, Serialize};
 
 use super::ec::CurrentEc;
-use super::formula::Formula;
+use super::formula::{self, Formula};
 use super::symbols::Symbols;
 use super::{MAX_GUARDS, NotDerived, Session};
 use crate::address::Svma;
@@ -31,7 +31,7 @@ pub struct DerivedKey {
     pub formula: Result<Formula, NotDerived>,
 }
 
-/// The keys in the order of their variables, which is the order in which `GC.stat` returns them.
+/// The keys in the order of their variables, which is the order in which `GC.stat` returns them up to 4.0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DerivedStat {
     /// The keys.
@@ -87,7 +87,7 @@ fn key(
     assumptions: &Rc<Assumptions>,
 ) -> Result<Formula, NotDerived> {
     let run = session.run(function, symbols, key, assumptions, None);
-    let value = match run.ending {
+    let value = match session.number(run.ending) {
         Ending::Returned(value) => value,
         Ending::Left => return Err(NotDerived::UnknownKey(FUNCTION.into())),
         Ending::Lost => return Err(NotDerived::Lost(FUNCTION.into())),
@@ -98,14 +98,14 @@ fn key(
     }
     for guard in &run.guards {
         let other = session.run(function, symbols, key, assumptions, Some(guard.clone()));
-        let same = match &other.ending {
+        let same = match &session.number(other.ending) {
             // It raises, or makes a Bignum.
             Ending::Left => true,
             Ending::Lost => false,
             Ending::Returned(Value::Constant(0)) => guards_pointer(guard, &formula, &session.objspace),
             Ending::Returned(value) => Formula::of(value, session).is_ok_and(|other| {
                 formula.outside = formula.outside.max(other.outside);
-                other.agrees_with(&formula)
+                other.agrees_with(&formula) || adds_nothing(guard, &formula, &other, session)
             }),
         };
         if !same {
@@ -144,7 +144,7 @@ fn local_use(session: &Session<'_>, function: Svma, symbols: &Symbols, key: i64)
         let mut assumptions = session.assumptions(BTreeMap::new(), COUNTER);
         assumptions.narrow = u64::from(number.cast_unsigned());
         let assumptions = Rc::new(assumptions);
-        match session.run(function, symbols, key, &assumptions, None).ending {
+        match session.number(session.run(function, symbols, key, &assumptions, None).ending) {
             Ending::Returned(value) => assumptions.number(&value),
             _ => None,
         }
@@ -175,6 +175,19 @@ fn guards_pointer(guard: &Guard, formula: &Formula, objspace: &Value) -> bool {
     let Flags::Compare { left, right: Value::Constant(0), size: 8 } = &guard.flags else { return false };
     let [(Sign::Plus, Piece { via, .. })] = formula.terms[..] else { return false };
     guard.code == ConditionCode::e && *left == Value::load(objspace.clone(), via.into(), 8)
+}
+
+/// Whether the condition is that a term of the formula is 0, and the other formula is the same without that term: what
+/// a cache counts is added only if it has counted something (`gc_bump_flush_alloc_count`, from 4.1 on).
+fn adds_nothing(guard: &Guard, formula: &Formula, other: &Formula, session: &Session<'_>) -> bool {
+    let Flags::Compare { left, right: Value::Constant(0), size: 8 } = &guard.flags else { return false };
+    let Some(term) = formula::field(left, session).filter(|_| guard.code == ConditionCode::e) else {
+        return false;
+    };
+    let mut rest = formula.clone();
+    let Some(at) = rest.terms.iter().position(|&(_, piece)| piece == term) else { return false };
+    rest.terms.remove(at);
+    rest.terms.iter().all(|&(_, piece)| piece != term) && other.agrees_with(&rest)
 }
 
 fn describe(guard: &Guard) -> String {
@@ -209,5 +222,53 @@ fn check_first(keys: &[DerivedKey], vm: &VmPath) -> Result<(), NotDerived> {
             "its first key is {formula}, and rb_gc_count returns {expected}"
         ))),
         Ok(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::elf::ElfImage;
+    use crate::elf::tests::DEBIAN_LIBRUBY;
+    use crate::ruby::code::Code;
+
+    /// The formula of a key that this code computes with the objspace in rdx.
+    fn formula(code: &[u8]) -> Result<Formula, NotDerived> {
+        let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+        let image = ElfImage::read(&bytes[..]).unwrap();
+        let vm = VmPath::derive(&Code::new(&image)).unwrap();
+        let function = image.symbol("rb_gc_stat").unwrap().address;
+        let slot = image.slots_of(vm.vm_ptr).next().unwrap();
+        let distance = slot.0.wrapping_sub(function.0 + 7) as u32;
+        // mov rax, [rip+slot]; mov rax, [rax]; mov rdx, [rax+objspace]
+        let head = [&[0x48, 0x8b, 0x05][..], &distance.to_le_bytes(), &[0x48, 0x8b, 0x00, 0x48, 0x8b, 0x90]];
+        let code = [&head.concat(), &vm.vm_objspace.to_le_bytes()[..], code].concat();
+        let at = image.svma_to_file_offset(function).unwrap().0 as usize;
+        bytes[at..at + code.len()].copy_from_slice(&code);
+        let image = ElfImage::read(&bytes[..]).unwrap();
+        let code = Code::new(&image);
+        let session = Session::new(&code, &vm);
+        let assumptions = Rc::new(session.assumptions(BTreeMap::new(), COUNTER));
+        key(&session, function, &Symbols { all: Vec::new() }, 0, &assumptions)
+    }
+
+    /// A counter that is added only if it is not 0 belongs to the sum; one that is added only if another is not 0 makes
+    /// the sum depend on a condition.
+    #[test]
+    fn added_if_not_zero() {
+        // mov rax, [rdx+16]; mov rcx, [rdx+24]
+        let load = [0x48, 0x8b, 0x42, 16, 0x48, 0x8b, 0x4a, 24];
+        // test rcx, rcx; je +3; add rax, rcx; ret
+        let own = [0x48, 0x85, 0xc9, 0x74, 3, 0x48, 0x01, 0xc8, 0xc3];
+        let sum =
+            Formula::new(vec![(Sign::Plus, Piece::direct(16, 8)), (Sign::Plus, Piece::direct(24, 8))], 1);
+        assert_eq!(formula(&[&load[..], &own].concat()), Ok(sum));
+        // cmp qword [rdx+32], 0; je +3; add rax, rcx; ret
+        let other = [0x48, 0x83, 0x7a, 32, 0, 0x74, 3, 0x48, 0x01, 0xc8, 0xc3];
+        let reason = formula(&[&load[..], &other].concat()).unwrap_err();
+        assert!(matches!(reason, NotDerived::Condition(_)), "{reason}");
+        // test rcx, rcx; je +6; add rax, rcx; add rax, rcx; ret
+        let twice = [0x48, 0x85, 0xc9, 0x74, 6, 0x48, 0x01, 0xc8, 0x48, 0x01, 0xc8, 0xc3];
+        assert!(formula(&[&load[..], &twice].concat()).is_err());
     }
 }

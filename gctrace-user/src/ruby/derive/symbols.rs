@@ -36,7 +36,7 @@ impl Symbols {
             let mut assumptions = session.assumptions(BTreeMap::new(), 0);
             assumptions.global = unset;
             let mut machine = Machine::assuming(&session.program, &Rc::new(assumptions), None, LIMITS);
-            machine.set_argument(0, Value::Constant(STRANGER));
+            session.set_key(&mut machine, STRANGER);
             // How it ends does not matter: up to 2.7 the function looks a stranger up among the keys of old.
             machine.run_to_end(function);
             found(session, &machine)

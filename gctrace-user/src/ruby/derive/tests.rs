@@ -7,15 +7,16 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::elf::tests::DEBIAN_LIBRUBY;
-use crate::ruby::version::RubyVersion;
+use crate::ruby::RubyAnalysis;
+use crate::ruby::modular::{self, Modular};
+use crate::ruby::tests::analysed;
 
 /// Calls with a session over Debian's library.
 pub(super) fn session<T>(call: impl FnOnce(&Session<'_>) -> T) -> T {
     let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
     let code = Code::new(&image);
     let vm = VmPath::derive(&code).unwrap();
-    let program = Rc::new(Program::new(&code, STEPS));
-    call(&Session { program, objspace: objspace(&vm), thread: RefCell::default() })
+    call(&Session::new(&code, &vm))
 }
 
 fn of_image(image: &ElfImage) -> Derivation {
@@ -45,6 +46,18 @@ fn debian_libruby() {
     let offsets = (ec.thread_ptr, ec.thread_self, ec.errinfo, ec.cfp);
     assert_eq!(offsets, (Ok(0x30), Ok(0x10), Ok(0x70), Ok(0x10)));
     assert_eq!(derived.thread, Err(NotDerived::NoSuch));
+    // The table is in the part of the data that the file holds: it begins with the number of symbols that there are from
+    // the start.
+    let symbols = derived.symbols.unwrap();
+    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let image = ElfImage::read(&bytes[..]).unwrap();
+    let holds = |start: u64, size: u64| (start..start + size).contains(&symbols.address.0);
+    let data = image.segments().iter().find(|data| data.writable && holds(data.address.0, data.file_size));
+    let data = data.unwrap();
+    let at = (symbols.address.0 - data.address.0 + data.offset.0) as usize;
+    let known = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert!((200..1000).contains(&known), "{known}");
+    assert_eq!(symbols.ids, 16);
 }
 
 /// Of every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons) all keys are derived, in
@@ -53,10 +66,18 @@ fn debian_libruby() {
 fn images_of_the_environment() {
     let Ok(paths) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
     for path in paths.split(':').filter(|path| !path.is_empty()) {
-        let image = ElfImage::read(&File::open(path).unwrap()).unwrap();
+        let (image, analysis) = analysed(path, |_| {});
+        let RubyAnalysis { derived, version, vm, .. } =
+            analysis.unwrap_or_else(|why| panic!("{path}: {why}"));
+        let mut code = Code::new(&image);
+        if modular::is_modular(&image) {
+            Modular::of(&mut code).unwrap();
+        }
         let begun = processor_time();
-        let derived = of_image(&image);
+        let again = Derivation::of(&code, &vm);
         let took = processor_time().saturating_sub(begun);
+        // What a GC library has of its Ruby is not derived again.
+        assert!(vm.anchor.is_some() || again == derived, "{path}");
         if std::env::var_os("GCTRACE_SHOW_DERIVED").is_some() {
             show(path, &derived, took);
         }
@@ -65,7 +86,6 @@ fn images_of_the_environment() {
         for key in &stat.keys {
             assert!(key.formula.is_ok(), "{path}: {key:?}");
         }
-        let version = RubyVersion::of_image(&image).unwrap();
         let expected = match (version.major, version.minor) {
             (2, 6) => 25,
             (2, _) => 26,
@@ -79,6 +99,12 @@ fn images_of_the_environment() {
         assert!(derived.info.need_major_gc.is_ok() == version.at_least(3, 2), "{path}");
         assert!(derived.info.weak_references_count.is_ok() == version.at_least(3, 3), "{path}");
         assert!(derived.thread.is_ok() == version.at_least(4, 0), "{path}: {:?}", derived.thread);
+        // Libraries that were linked of some objects only have no symbols.
+        assert!(
+            derived.symbols.is_ok() == image.symbol("rb_id2str").is_some(),
+            "{path}: {:?}",
+            derived.symbols
+        );
     }
 }
 
@@ -97,7 +123,7 @@ fn show(path: &str, derived: &Derivation, took: Duration) {
         }),
         Err(reason) => println!("  not derived: {reason}"),
     }
-    println!("  {:?}\n  {:?}\n  {:?}", derived.info, derived.ec, derived.thread);
+    println!("  {:?}\n  {:?}\n  {:?}\n  {:?}", derived.info, derived.ec, derived.thread, derived.symbols);
 }
 
 /// The bytes of Debian's library with other code in place of `rb_gc_stat`, `rb_gc_latest_gc_info` and all around them.

@@ -3,21 +3,19 @@
 use gctrace_common::config::ThreadPath;
 use serde::{Deserialize, Serialize};
 
-use super::ec::{CurrentEc, EcLayout};
+use super::ec::{CurrentEc, EcLayout, dtv_entry};
 use super::{NotDerived, Session};
 use crate::address::Svma;
 use crate::ruby::eval::Value;
 
 /// Offsets beyond this lie in no structure of interest.
 const MAX_OFFSET: i64 = 1 << 16;
-/// Bytes from entry to entry of the dynamic thread vector.
-const DTV_GLIBC: u32 = 16;
-const DTV_MUSL: u32 = 8;
 
 /// Where the object cache of the running Ractor and the thread's own count of allocated bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadLayout {
-    /// The slot with the image's TLS module id; `None` if the variables are counted from the thread pointer.
+    /// The slot with the image's TLS module id; `None` if the variables are counted from the thread pointer. Of a GC
+    /// library: that of its Ruby, as a distance from `rb_mGC`, modulo 2⁶⁴.
     pub module: Option<Svma>,
     /// Byte offset of `ruby_current_ec` in the TLS block, or from the thread pointer.
     pub ec: i64,
@@ -31,6 +29,8 @@ pub struct ThreadLayout {
     pub ractor_cache: u32,
     /// Bytes from entry to entry of the dynamic thread vector.
     pub dtv_entry: u32,
+    /// Of a GC library: the slot with its own TLS module id, for `local`.
+    pub local_module: Option<Svma>,
 }
 
 impl ThreadLayout {
@@ -122,7 +122,7 @@ impl Shortcut {
 
 pub(super) fn layout(session: &Session<'_>, ec: &EcLayout) -> Result<ThreadLayout, NotDerived> {
     let seen = session.thread.borrow();
-    let (Some(chain), Some(local)) = (seen.chain, seen.local) else { return Err(NotDerived::NoSuch) };
+    let Some(chain) = seen.chain else { return Err(NotDerived::NoSuch) };
     let contradiction = |what: &str| Err(NotDerived::Contradiction(what.to_owned()));
     if ec.current_ec.as_ref().is_ok_and(|current| *current != chain.ec)
         || ec.thread_ptr.as_ref().is_ok_and(|offset| *offset != chain.offsets[0])
@@ -132,13 +132,31 @@ pub(super) fn layout(session: &Session<'_>, ec: &EcLayout) -> Result<ThreadLayou
     if seen.shortcut.is_some_and(|shortcut| shortcut.ractor_cache != chain.offsets[2]) {
         return contradiction("rb_gc_stat takes the object cache from different places in a Ractor");
     }
-    let (module, ec, local) = match (chain.ec, local, session.program.tls_module()) {
+    // Where no key needs the thread's own count, it does not matter where that is.
+    let (module, ec, local) = match (chain.ec, seen.local.unwrap_or(chain.ec), session.program.tls_module()) {
         (CurrentEc::Tls(ec), CurrentEc::Tls(local), Some(module)) => (Some(module), ec, local),
         (CurrentEc::ThreadPointer(ec), CurrentEc::ThreadPointer(local), _) => (None, ec, local),
         _ => return contradiction("the thread-local variables are not reached in one way"),
     };
     let [ec_thread, thread_ractor, ractor_cache] = chain.offsets;
-    let musl = session.image().needed().iter().any(|name| name.starts_with("libc.musl"));
-    let dtv_entry = if musl { DTV_MUSL } else { DTV_GLIBC };
-    Ok(ThreadLayout { module, ec, local, ec_thread, thread_ractor, ractor_cache, dtv_entry })
+    let dtv_entry = dtv_entry(session.image());
+    let local_module = None;
+    Ok(ThreadLayout { module, ec, local, ec_thread, thread_ractor, ractor_cache, dtv_entry, local_module })
+}
+
+/// The same of a GC library, for which its Ruby, with `rb_mGC` at `landmark`, knows the way to the object cache.
+pub(super) fn library_layout(
+    session: &Session<'_>,
+    ruby: &Result<ThreadLayout, NotDerived>,
+    landmark: Svma,
+) -> Result<ThreadLayout, NotDerived> {
+    let local = session.thread.borrow().local.ok_or(NotDerived::NoSuch)?;
+    let (CurrentEc::Tls(local), Some(local_module)) = (local, session.program.tls_module()) else {
+        return Err(NotDerived::Contradiction(
+            "the thread-local variable is reached in another way".to_owned(),
+        ));
+    };
+    let ruby = ruby.clone()?;
+    let module = ruby.module.map(|slot| Svma(slot.0.wrapping_sub(landmark.0)));
+    Ok(ThreadLayout { module, local, local_module: Some(local_module), ..ruby })
 }

@@ -10,7 +10,16 @@ use crate::address::Svma;
 use crate::elf::Relocation;
 use crate::ruby::x86::{immediate, is_high_byte, is_memory, register_number, written_registers};
 
+const RCX: usize = 1;
 const RDX: usize = 2;
+const RSI: usize = 6;
+const RDI: usize = 7;
+/// Longer strings are not followed.
+const MAX_STRING: i64 = 4096;
+
+fn moved(base: &Value, distance: i64) -> Value {
+    Value::binary(Operator::Add, base.clone(), Value::Constant(distance))
+}
 
 impl Machine<'_> {
     /// Runs an instruction that neither jumps nor calls.
@@ -49,6 +58,12 @@ impl Machine<'_> {
             Mnemonic::Leave => {
                 self.registers[RSP] = self.registers[RBP].clone();
                 self.registers[RBP] = self.pop();
+            }
+            Mnemonic::Movsq | Mnemonic::Movsd if instruction.has_rep_prefix() => {
+                self.copy_string(instruction);
+            }
+            Mnemonic::Stosq | Mnemonic::Stosd if instruction.has_rep_prefix() => {
+                self.fill_string(instruction);
             }
             Mnemonic::Xchg | Mnemonic::Xadd => self.exchange(instruction),
             Mnemonic::Cmpxchg => self.compare_exchange(instruction),
@@ -151,6 +166,47 @@ impl Machine<'_> {
             None => Value::Unknown,
         };
         self.assign(instruction, 0, value);
+    }
+
+    /// `rep movs`, upwards, as the direction flag always is in compiled code.
+    fn copy_string(&mut self, instruction: &Instruction) {
+        let bytes = self.string_bytes(instruction);
+        let (target, source) = (self.registers[RDI].clone(), self.registers[RSI].clone());
+        self.copy(&target, &source, bytes);
+        self.forget_results(instruction);
+    }
+
+    /// `rep stos`
+    fn fill_string(&mut self, instruction: &Instruction) {
+        let bytes = self.string_bytes(instruction);
+        let zero = self.registers[RAX] == Value::Constant(0);
+        let value = if zero { Value::Constant(0) } else { Value::Unknown };
+        let target = self.registers[RDI].clone();
+        self.store_string(&target, bytes, |_, _| value.clone());
+        self.forget_results(instruction);
+    }
+
+    fn string_bytes(&self, instruction: &Instruction) -> Option<i64> {
+        let Value::Constant(count @ 0..) = self.registers[RCX] else { return None };
+        count.checked_mul(instruction.memory_size().size() as i64)
+    }
+
+    /// Copies whole words from one place to another.
+    pub(super) fn copy(&mut self, target: &Value, source: &Value, bytes: Option<i64>) {
+        self.store_string(target, bytes, |machine, at| machine.load_at(moved(source, at), 8));
+    }
+
+    fn store_string(&mut self, target: &Value, bytes: Option<i64>, value: impl Fn(&Self, i64) -> Value) {
+        let Some(bytes) = bytes.filter(|&bytes| bytes <= MAX_STRING && bytes % 8 == 0) else {
+            if let Value::Stack(first) = *target {
+                self.memory.retain(|place, at| !matches!(place, Value::Stack(_)) || at < first);
+            }
+            return self.store_at(Value::Unknown, 8, Value::Unknown);
+        };
+        let values: Vec<(i64, Value)> = (0..bytes).step_by(8).map(|at| (at, value(self, at))).collect();
+        for (at, value) in values {
+            self.store_at(moved(target, at), 8, value);
+        }
     }
 
     /// `xchg` and `xadd`
@@ -278,7 +334,7 @@ impl Machine<'_> {
             Some(Relocation::TlsOffset { index, addend }) => {
                 Value::TlsDistance(image.tls_offset(index, addend))
             }
-            _ if size == 8 => match image.pointer(Svma(address)) {
+            _ if size == 8 => match self.program.code.pointer(Svma(address)) {
                 Some(target) => Value::Image(target.0),
                 None => Value::load(base, 0, size),
             },

@@ -20,6 +20,9 @@ const LEAVING: [&str; 7] =
 /// `RUBY_SPECIAL_SHIFT` and `RUBY_SYMBOL_FLAG` (`special_consts.h`, with flonums, as on every 64-bit platform): a static
 /// symbol is its id, shifted and marked.
 pub(crate) const SYMBOL_SHIFT: u32 = 8;
+/// Stands for the object cache of the running Ractor where another image knows the way to it; no function has so many
+/// arguments.
+pub(crate) const OBJECT_CACHE: Value = Value::Argument(u8::MAX);
 /// See [`SYMBOL_SHIFT`].
 pub(crate) const STATIC_SYMBOL: i64 = 0xc;
 
@@ -39,6 +42,10 @@ impl Machine<'_> {
                     Value::binary(Operator::ShiftLeft, self.registers[RDI].clone(), Value::Constant(1));
                 Value::binary(Operator::Add, doubled, Value::Constant(1))
             }
+            // A GC library asks the Ruby that has loaded it (gc.c from 4.0 on).
+            "rb_gc_get_ractor_newobj_cache" if callee.address.is_none() => OBJECT_CACHE,
+            // As in a process that has not set the variable.
+            "getenv" => Value::Constant(0),
             "rb_num2ulong" => self.registers[RDI].clone().fixnum().unwrap_or(Value::Unknown),
             name => return LEAVING.contains(&name).then_some(Ending::Left),
         };

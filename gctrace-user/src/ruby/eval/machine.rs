@@ -160,6 +160,11 @@ impl<'a> Machine<'a> {
         Self::with(Rc::new(program), Branching::Choices(choices), Limits::ACCESSOR)
     }
 
+    /// The slot with the image's TLS module id that its code has used.
+    pub(crate) fn tls_module(&self) -> Option<Svma> {
+        self.program.tls_module()
+    }
+
     /// A machine that decides open conditions by `assumptions`, but `other_way` the other way.
     pub(crate) fn assuming(
         program: &Rc<Program<'a>>,
@@ -366,7 +371,7 @@ impl<'a> Machine<'a> {
             return Next::Following;
         }
         let callee = self.target(instruction);
-        let known = self.known_function(callee);
+        let known = self.copied(callee).or_else(|| self.known_function(callee));
         let result = match known {
             Some(Ending::Returned(value)) => value,
             Some(_) => return Next::Leave,
@@ -387,6 +392,19 @@ impl<'a> Machine<'a> {
         self.registers[RAX] = result;
         self.flags = Flags::Unknown;
         Next::Following
+    }
+
+    /// `memcpy` of a known number of bytes.
+    fn copied(&mut self, callee: Callee<'_>) -> Option<Ending> {
+        let [target, source, bytes] = [ARGUMENTS[0], ARGUMENTS[1], ARGUMENTS[2]];
+        let Value::Constant(bytes @ 0..) = self.registers[bytes] else { return None };
+        if !matches!(callee.name, Some("memcpy" | "__memcpy_chk")) {
+            return None;
+        }
+        let target = self.registers[target].clone();
+        let source = self.registers[source].clone();
+        self.copy(&target, &source, Some(bytes));
+        Some(Ending::Returned(target))
     }
 
     fn follow_call(&mut self, callee: Callee<'_>, address: Svma, depth: u32) -> Ending {

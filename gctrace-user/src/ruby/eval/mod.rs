@@ -17,7 +17,7 @@ mod value;
 mod vector;
 
 pub(crate) use condition::{Assumptions, Flags};
-pub(crate) use known::{STATIC_SYMBOL, SYMBOL_SHIFT};
+pub(crate) use known::{OBJECT_CACHE, STATIC_SYMBOL, SYMBOL_SHIFT};
 pub(crate) use machine::{Ending, Guard, Limits, Machine, Program};
 pub(crate) use memory::Store;
 pub(crate) use value::{Operator, Sum, Value};

@@ -32,3 +32,38 @@ fn thread_local() {
     }
     assert_eq!(value, Value::TlsAddress(offset.0 as i64));
 }
+
+/// What a function has stored in globals, by their distance from it, that runs this code in place of `rb_gc_stat`.
+fn stored(code: &[u8]) -> Vec<(u64, Value)> {
+    let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let image = ElfImage::read(&bytes[..]).unwrap();
+    let function = image.symbol("rb_gc_stat").unwrap().address;
+    let at = image.svma_to_file_offset(function).unwrap().0 as usize;
+    bytes[at..at + code.len()].copy_from_slice(code);
+    let image = ElfImage::read(&bytes[..]).unwrap();
+    let code = Code::new(&image);
+    let mut machine = Machine::new(&code, 0);
+    machine.run_to_end(function);
+    machine.globals().map(|(slot, value)| (slot.0.wrapping_sub(function.0), value.clone())).collect()
+}
+
+/// Structures are zeroed and copied by string instructions; of a string of unknown length nothing is known afterwards.
+#[test]
+fn strings() {
+    // mov [rsp-16], rsi; mov qword [rsp-8], 7
+    let fill = [0x48, 0x89, 0x74, 0x24, 0xf0, 0x48, 0xc7, 0x44, 0x24, 0xf8, 7, 0, 0, 0];
+    // lea rsi, [rsp-16]; lea rdi, [rip]
+    let ends = [0x48, 0x8d, 0x74, 0x24, 0xf0, 0x48, 0x8d, 0x3d, 0, 0, 0, 0];
+    // rep movsq; ret
+    let copy = [0xf3, 0x48, 0xa5, 0xc3];
+    // mov ecx, 2
+    let known = [&fill[..], &ends, &[0xb9, 2, 0, 0, 0], &copy].concat();
+    let base = (fill.len() + ends.len()) as u64;
+    assert_eq!(stored(&known), [(base, Value::Argument(1)), (base + 8, Value::Constant(7))]);
+    // mov ecx, edx
+    let unknown = [&fill[..], &ends, &[0x89, 0xd1], &copy].concat();
+    assert_eq!(stored(&unknown), []);
+    // lea rdi, [rip]; xor eax, eax; mov ecx, 1; rep stosq; ret
+    let zeroed = [0x48, 0x8d, 0x3d, 0, 0, 0, 0, 0x31, 0xc0, 0xb9, 1, 0, 0, 0, 0xf3, 0x48, 0xab, 0xc3];
+    assert_eq!(stored(&zeroed), [(7, Value::Constant(0))]);
+}

@@ -8,10 +8,10 @@ use gctrace_common::event::{SLOT_BYTES, SLOTS};
 use super::*;
 use crate::elf::ElfImage;
 use crate::elf::tests::{DEBIAN_LIBRUBY, Damaged};
-use crate::ruby::code::Code;
 use crate::ruby::plan::{AttachPlan, plan};
 use crate::ruby::stat::Term;
 use crate::ruby::tables::Array;
+use crate::ruby::tests::analysed;
 use crate::ruby::{PauseKind, analyse};
 
 static ANALYSIS: LazyLock<RubyAnalysis> =
@@ -187,11 +187,9 @@ fn contradictions_are_refused() {
 fn images_of_the_environment() {
     let Ok(paths) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
     for path in paths.split(':').filter(|path| !path.is_empty()) {
-        let image = ElfImage::read(&File::open(path).unwrap()).unwrap();
-        let version = RubyVersion::of_image(&image).unwrap();
-        let code = Code::new(&image);
-        let vm = VmPath::derive(&code).unwrap();
-        let derived = Derivation::of(&code, &vm);
+        let (_, analysis) = analysed(path, |_| {});
+        let RubyAnalysis { version, vm, derived, .. } =
+            analysis.unwrap_or_else(|why| panic!("{path}: {why}"));
         let evidence = Evidence { version, vm: &vm, derived: &derived, per_thread: derived.thread.is_ok() };
         let unknown = LayoutError::UnknownVersion(version, String::new());
         let alone = evidence.derive(Table::newest_of_series(version), &unknown);

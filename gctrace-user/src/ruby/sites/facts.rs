@@ -11,6 +11,8 @@ use crate::address::Svma;
 use crate::ruby::code::{Code, is_jump};
 use crate::ruby::x86::{first_register, has_frame_pointer, immediate};
 
+/// The function that runs the hooks (gc.c from 3.4 on), by the name that GC libraries know it by.
+pub(super) const HOOK: &str = "rb_gc_event_hook";
 /// Instructions before a call in which its constant arguments are set up.
 const MAX_SETUP: usize = 14;
 
@@ -64,7 +66,10 @@ pub(super) fn collect(code: &Code<'_>, function: usize) -> Facts {
 
 fn event_call(code: &Code<'_>, instructions: &[Instruction], index: usize) -> Option<EventCall> {
     let point = constant_argument(instructions, index)?;
-    let callee = code.callee(&instructions[index]).address?;
+    let callee = code.callee(&instructions[index]);
+    // A GC library calls the hook of the Ruby that has loaded it.
+    let imported = || callee.name.filter(|&name| name == HOOK).and_then(|name| code.import(name));
+    let callee = callee.address.or_else(imported)?;
     Some(EventCall { address: Svma(instructions[index].ip()), callee, point })
 }
 

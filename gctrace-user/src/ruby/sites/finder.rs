@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use gctrace_common::event::Point;
 use iced_x86::InstructionInfoFactory;
 
-use super::facts::{EventCall, Facts, collect};
+use super::facts::{EventCall, Facts, HOOK, collect};
 use super::guard::{EventTest, event_test, flag_setter, jump_behind, reaching_pointer};
 use super::pause::tell_pauses;
 use super::unit::GcUnit;
@@ -13,6 +13,7 @@ use super::{Field, Findings, Site, SiteForm};
 use crate::address::Svma;
 use crate::ruby::RubyVersion;
 use crate::ruby::code::{Body, Code};
+use crate::ruby::emulation::is_emulated_at;
 use crate::ruby::references::{Kind, find_references};
 use crate::ruby::vm_path::VmPath;
 use crate::ruby::x86::{register_number, written_registers};
@@ -131,8 +132,10 @@ fn vote(facts: &BTreeMap<usize, Facts>) -> Option<Svma> {
 /// The extents that call a function of this image, directly or through PLT stub or slot.
 pub(super) fn callers_of(code: &Code<'_>, function: Svma) -> BTreeSet<usize> {
     let image = code.image;
+    let imports = (code.import(HOOK) == Some(function)).then(|| image.imports(HOOK));
     let addresses = [function].into_iter().chain(image.stubs_to(function)).chain(image.slots_of(function));
-    let wanted: Vec<_> = addresses.map(|Svma(at)| at..at.saturating_add(1)).collect();
+    let wanted: Vec<_> =
+        addresses.chain(imports.into_iter().flatten()).map(|Svma(at)| at..at.saturating_add(1)).collect();
     find_references(image, &wanted, Kind::Any).into_iter().map(|reference| reference.function).collect()
 }
 
@@ -231,8 +234,9 @@ impl Finder<'_, '_> {
     /// moves its test into the callers, and where it does not, none of the calls has a guard.
     fn is_self_guarded(&self, version: RubyVersion, guards: &[(EventCall, Vec<Guard>)]) -> bool {
         let Some(hook) = self.hook else { return false };
-        let exported = self.code.image.dynamic_symbols().find("rb_gc_event_hook");
-        if exported.is_some_and(|symbol| symbol.address == hook) {
+        let exported = self.code.image.dynamic_symbols().find(HOOK).map(|symbol| symbol.address);
+        // Libraries call it by its name.
+        if [exported, self.code.import(HOOK)].contains(&Some(hook)) {
             return true;
         }
         let called: BTreeSet<Point> = guards.iter().map(|(call, _)| call.point).collect();
@@ -340,6 +344,7 @@ impl Finder<'_, '_> {
         Site {
             point: guard.point,
             address: guard.jump,
+            emulated: is_emulated_at(self.code.image, guard.jump),
             guard: guard.load,
             register: guard.register,
             owner: self.code.start(guard.owner),
@@ -353,6 +358,7 @@ impl Finder<'_, '_> {
         Site {
             point: call.point,
             address: call.address,
+            emulated: is_emulated_at(self.code.image, call.address),
             guard: call.address,
             register: None,
             owner: self.code.start(owner),

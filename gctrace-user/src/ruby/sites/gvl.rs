@@ -17,6 +17,7 @@ use crate::address::Svma;
 use crate::ruby::RubyVersion;
 use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code, is_jump};
+use crate::ruby::emulation::is_emulated_at;
 use crate::ruby::references::{Kind, find_references};
 use crate::ruby::x86::{first_register, has_frame_pointer, immediate, is_memory, is_register};
 
@@ -41,8 +42,10 @@ impl GvlEvent {
 pub struct GvlSite {
     /// The event.
     pub event: GvlEvent,
-    /// The instruction. The kernel emulates calls and jumps; it may have to single-step an entry or a return.
+    /// The instruction.
     pub address: Svma,
+    /// Whether the kernel emulates it instead of single-stepping it: calls and jumps always, entries and returns by chance.
+    pub emulated: bool,
     /// First address of the function.
     pub owner: Svma,
     /// For a release the instruction that clears the owner, which is in another function where `gvl_release_common` is
@@ -147,7 +150,11 @@ impl Acquire {
         let body = code.body(owner);
         let start = code.start(owner);
         let fields = fields(code, &body, start).ok_or("the fields of the GVL were not found")?;
-        let site = |event, address| GvlSite { event, address, owner: start, cleared: None };
+        let image = code.image;
+        let site = |event, address| {
+            let emulated = is_emulated_at(image, address);
+            GvlSite { event, address, emulated, owner: start, cleared: None }
+        };
         let mut sites = vec![site(GvlEvent::Wait, start)];
         let mut open = Vec::new();
         for instruction in &body.instructions {
@@ -400,6 +407,7 @@ fn releases(code: &mut Code<'_>, acquire: usize, fields: GvlFields) -> Result<Re
                 sites.push(GvlSite {
                     event: GvlEvent::Release,
                     address,
+                    emulated: is_emulated_at(code.image, address),
                     owner: start,
                     cleared: Some(cleared),
                 });

@@ -28,7 +28,7 @@ use crate::address::Svma;
 
 pub use gvl::{GvlEvent, GvlFields, GvlSite, GvlSites};
 pub use refill::{PageFields, RefillSite, RefillSites};
-pub use thread::{ThreadEvent, ThreadSite, ThreadSites};
+pub use thread::{ThreadEvent, ThreadPlace, ThreadSite, ThreadSites};
 
 pub(super) use finder::{MAX_SITES, base_name, find, hook_events};
 
@@ -76,6 +76,8 @@ pub struct Site {
     pub point: Point,
     /// The instruction to probe: the conditional jump behind the test, or the call.
     pub address: Svma,
+    /// Whether the kernel emulates that instruction instead of single-stepping it.
+    pub emulated: bool,
     /// The instruction that reads the tested flags; equal to `address` for a call.
     pub guard: Svma,
     /// Hardware number (0 rax … 15 r15) of the register that holds the objspace pointer when `address` is reached.

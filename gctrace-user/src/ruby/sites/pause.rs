@@ -38,7 +38,7 @@ pub(super) fn tell_pauses(code: &Code<'_>, version: RubyVersion, vm: &VmPath, si
     let exits = owners(&[Point::GcExit]);
     let phases = owners(&[Point::GcEndMark, Point::GcEndSweep]);
     let enters = owners(&[Point::GcEnter]);
-    let resting = walk.owners_behind_disable(&enters);
+    let resting = walk.owners_behind(vm.accessors().function("rb_gc_disable"), &enters);
 
     for site in sites.iter_mut().filter(|site| site.point == Point::GcEnter) {
         // A pause is in this function only if it also ends here; otherwise the site is in a gc_enter that all share.
@@ -165,8 +165,8 @@ impl Walk<'_, '_> {
 
     /// `rb_gc_disable` finishes the cycle first, by `gc_rest`, and does nothing else that enters the GC (gc.c;
     /// gc/default/default.c `rb_gc_impl_gc_disable`). The functions with a `GC_ENTER` site that it leads to.
-    fn owners_behind_disable(&mut self, enters: &BTreeSet<Svma>) -> BTreeSet<Svma> {
-        let Some(disable) = self.code.image.symbol("rb_gc_disable") else { return BTreeSet::new() };
+    fn owners_behind(&mut self, disable: &str, enters: &BTreeSet<Svma>) -> BTreeSet<Svma> {
+        let Some(disable) = self.code.image.symbol(disable) else { return BTreeSet::new() };
         let mut found = BTreeSet::new();
         let mut seen = BTreeSet::new();
         let mut level: BTreeSet<Svma> = self.owner(disable.address).into_iter().collect();

@@ -16,6 +16,7 @@ use crate::address::Svma;
 use crate::ruby::RubyVersion;
 use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code};
+use crate::ruby::emulation::is_emulated;
 use crate::ruby::x86::{
     first_register, immediate, is_memory, is_register, register_number, written_registers,
 };
@@ -23,8 +24,10 @@ use crate::ruby::x86::{
 /// One instruction at which a page is taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefillSite {
-    /// The store of zero to `free_slots`, which has not run yet when a probe on it does. The kernel single-steps stores.
+    /// The store of zero to `free_slots`, which has not run yet when a probe on it does.
     pub address: Svma,
+    /// Whether the kernel emulates it instead of single-stepping it: it emulates no store up to Linux 6.18.
+    pub emulated: bool,
     /// Hardware number (0 rax … 15 r15) of the register that holds the `struct heap_page *` there.
     pub register: u8,
     /// First address of the function.
@@ -106,6 +109,8 @@ struct Candidate {
     free_slots: (Svma, u8),
     freelist: u8,
     register: Option<u8>,
+    /// The store to `free_slots` is emulated by the kernel.
+    emulated: bool,
     /// The list is read from the page before it is emptied.
     takes: bool,
     /// Something jumps between the two stores, or they do not surely address the same page.
@@ -136,6 +141,7 @@ fn candidates_in(body: &Body, owner: Svma, free_slots: u64) -> Vec<Candidate> {
             free_slots: (Svma(instruction.ip()), free_slots as u8),
             freelist: instructions[list].memory_displacement64() as u8,
             register: register_number(base).map(|number| number as u8),
+            emulated: is_emulated(instruction),
             takes: takes(body, list, base),
             divided: !straight(body, between.clone()) || !same_page(body, between, base),
         });
@@ -273,7 +279,12 @@ fn assemble(candidates: Vec<Candidate>, slot_size: Option<u8>, sweepers: &BTreeS
     for candidate in &taking {
         match candidate.register {
             Some(register) if !candidate.divided => {
-                sites.push(RefillSite { address: candidate.free_slots.0, register, owner: candidate.owner });
+                sites.push(RefillSite {
+                    address: candidate.free_slots.0,
+                    emulated: candidate.emulated,
+                    register,
+                    owner: candidate.owner,
+                });
             }
             _ => open.push(candidate.free_slots.0),
         }

@@ -7,13 +7,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use iced_x86::{ConditionCode, FlowControl, Instruction, Mnemonic, Register};
 use serde::{Deserialize, Serialize};
 
+use super::flow::{Origin, Value, follow};
 use super::guard::jump_behind;
 use crate::address::Svma;
 use crate::elf::ElfImage;
 use crate::ruby::RubyVersion;
-use crate::ruby::accept::{Outcome, may_be_probed};
+use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code};
-use crate::ruby::x86::{first_register, immediate, is_memory, is_register};
+use crate::ruby::emulation::is_emulated_at;
+use crate::ruby::x86::{first_register, immediate, is_memory, is_register, register_number};
 
 /// An event of a thread (`RUBY_INTERNAL_THREAD_EVENT_*`, include/ruby/thread.h of 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,13 +42,25 @@ impl ThreadEvent {
     }
 }
 
+/// Where a site has the thread. Registers by their hardware numbers (0 rax … 15 r15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ThreadPlace {
+    /// In a register.
+    Register(u8),
+    /// In the eight bytes that lie so many bytes behind what a register holds: a slot of the stack, as a rule.
+    Memory(u8, i16),
+}
+
 /// One instruction at which a thread event happens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadSite {
     /// The event.
     pub event: ThreadEvent,
-    /// The conditional jump behind the test for hooks.
+    /// The conditional jump behind the test for hooks, which the kernel emulates.
     pub address: Svma,
+    /// Where the thread (`rb_thread_t *`) is found when `address` is reached, where the hooks are told of it (from 3.3 on)
+    /// and the code shows it.
+    pub thread: Option<ThreadPlace>,
     /// First address of the function.
     pub owner: Svma,
 }
@@ -62,6 +76,8 @@ pub struct ThreadSites {
 
 /// The first version with the hooks.
 const FIRST: RubyVersion = RubyVersion::new(3, 2, 0);
+/// The first version whose hooks get the thread as an argument; before, it is the running one.
+const FIRST_TOLD: RubyVersion = RubyVersion::new(3, 3, 0);
 /// Instructions from the test to the call of the hooks, which may be inlined.
 const MAX_WALK: usize = 192;
 /// References to the variable that are looked at: bounds the work on hostile code. Builds have 10 to 40.
@@ -75,13 +91,14 @@ pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> Thread
         let reason = "Ruby before 3.2 has no thread events".to_owned();
         return ThreadSites { sites: Vec::new(), outcome: Outcome::NotApplicable(reason) };
     }
-    match find_sites(code) {
+    match find_sites(code, version >= FIRST_TOLD) {
         Ok((sites, outcome)) => ThreadSites { sites, outcome },
         Err(reason) => ThreadSites { sites: Vec::new(), outcome: Outcome::Failed(reason.to_owned()) },
     }
 }
 
-fn find_sites(code: &mut Code<'_>) -> Result<(Vec<ThreadSite>, Outcome), &'static str> {
+/// `told`: whether the hooks are told of the thread.
+fn find_sites(code: &mut Code<'_>, told: bool) -> Result<(Vec<ThreadSite>, Outcome), &'static str> {
     let image = code.image;
     let export = |name| {
         let address = image.symbol(name).map(|symbol| symbol.address);
@@ -104,7 +121,7 @@ fn find_sites(code: &mut Code<'_>) -> Result<(Vec<ThreadSite>, Outcome), &'stati
             return Err("very many references to the hooks");
         }
     }
-    Ok(assemble(code, tests))
+    Ok(assemble(code, tests, told))
 }
 
 /// The variable that both functions refer to and that others read: the list of hooks. (The other one both refer to is
@@ -200,6 +217,8 @@ struct Test {
     event: Option<(ThreadEvent, Option<Svma>)>,
     /// Other reads met on the way.
     inner: Vec<Svma>,
+    /// Where the second argument of that function, the thread, is at the jump.
+    thread: Option<ThreadPlace>,
     /// Whether something jumps between read and jump.
     entered_midway: bool,
 }
@@ -220,6 +239,7 @@ fn tests_of(code: &Code<'_>, body: &Body, owner: usize, Svma(variable): Svma) ->
                 read: Svma(body.instructions[read].ip()),
                 jump: jump.map(|jump| Svma(body.instructions[jump].ip())),
                 event: walked.as_ref().map(|walked| (walked.event, walked.executor)),
+                thread: walked.as_ref().zip(jump).and_then(|(walked, jump)| thread_at(body, jump, walked)),
                 inner: walked.map(|walked| walked.inner).unwrap_or_default(),
                 entered_midway: jump
                     .is_some_and(|jump| (read + 1..=jump).any(|index| body.is_jump_target(index))),
@@ -252,9 +272,57 @@ fn tested_by(body: &Body, read: usize) -> Option<usize> {
     None
 }
 
+/// Where that is at the jump which the hooks get as their second argument, `th`: `rb_thread_execute_hooks(event, th)` of
+/// 3.3 and later. (Where that function is inlined, or not called straight away, it is not known.)
+fn thread_at(body: &Body, jump: usize, walked: &Walked) -> Option<ThreadPlace> {
+    walked.executor?;
+    let way = body.instructions.get(hooked_side(body, jump)?..=walked.call)?;
+    let (call, before) = way.split_last()?;
+    if before.iter().any(|instruction| instruction.flow_control() != FlowControl::Next) {
+        return None;
+    }
+    let straight = Body::new([way.to_vec()]);
+    let mut argument = None;
+    let mut loads = HashMap::new();
+    // Whatever the registers held at the jump is what is followed.
+    let complete = follow(&straight, 0, |index, state| {
+        let instruction = &straight.instructions[index];
+        if instruction.ip() == call.ip() {
+            argument = state.register(Register::RSI);
+        } else if instruction.mnemonic() == Mnemonic::Mov && is_memory(instruction, 1) {
+            loads.insert(index, state.address(instruction));
+        }
+    });
+    match argument.filter(|_| complete)? {
+        Value { origin: Origin::Entry(register), offset: 0 } => {
+            Some(ThreadPlace::Register(number(register)?))
+        }
+        Value { origin: Origin::Result(load, _), offset: 0 } => {
+            let writes = |instruction: &Instruction| {
+                is_memory(instruction, 0) || instruction.mnemonic() == Mnemonic::Push
+            };
+            let address = (*loads.get(&load)?)?;
+            let displacement = i16::try_from(address.offset).ok()?;
+            match address.origin {
+                _ if before[..load].iter().any(writes) => None,
+                Origin::Stack => Some(ThreadPlace::Memory(number(Register::RSP)?, displacement)),
+                Origin::Entry(base) => Some(ThreadPlace::Memory(number(base)?, displacement)),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn number(register: Register) -> Option<u8> {
+    register_number(register).map(|number| number as u8)
+}
+
 struct Walked {
     event: ThreadEvent,
     executor: Option<Svma>,
+    /// Index of the call.
+    call: usize,
     inner: Vec<Svma>,
 }
 
@@ -299,7 +367,7 @@ fn walk(code: &Code<'_>, body: &Body, jump: usize, reads: &[Svma]) -> Option<Wal
             && let Some(&event) = way.constants.get(&Register::RDI)
         {
             let executor = code.callee(instruction).address;
-            return Some(Walked { event, executor, inner: way.inner });
+            return Some(Walked { event, executor, call: way.at, inner: way.inner });
         }
         if is_call {
             way.constants.retain(|register, _| PRESERVED.contains(register));
@@ -345,7 +413,7 @@ fn follow_constants(constants: &mut HashMap<Register, ThreadEvent>, instruction:
     };
 }
 
-fn assemble(code: &Code<'_>, tests: Vec<Test>) -> (Vec<ThreadSite>, Outcome) {
+fn assemble(code: &Code<'_>, tests: Vec<Test>, told: bool) -> (Vec<ThreadSite>, Outcome) {
     let executors: BTreeSet<usize> = tests
         .iter()
         .filter_map(|test| code.owner_of(test.event?.1?))
@@ -362,9 +430,9 @@ fn assemble(code: &Code<'_>, tests: Vec<Test>) -> (Vec<ThreadSite>, Outcome) {
             open.push(test.read.to_string());
             continue;
         };
-        let emulated = code.image.read_bytes(jump, 6).is_some_and(|bytes| may_be_probed(bytes, jump));
-        if emulated {
-            sites.push(ThreadSite { event, address: jump, owner: code.start(test.owner) });
+        if is_emulated_at(code.image, jump) {
+            let (thread, owner) = (test.thread.filter(|_| told), code.start(test.owner));
+            sites.push(ThreadSite { event, address: jump, thread, owner });
         } else {
             open.push(jump.to_string());
         }
@@ -426,6 +494,36 @@ mod tests {
         // je +1; ret; mov edi, 2; call
         let other = [&compare()[..], &[0x74, 1, 0xc3], &call].concat();
         assert_eq!(events(&other), [(None, Some(0x1008))]);
+    }
+
+    /// Where the thread is at the jump: in the register that is handed on, or in the slot that is loaded.
+    #[test]
+    fn threads() {
+        let place = |slow: &[u8]| {
+            let code = [&compare()[..], &[0x75, 1, 0xc3], slow].concat();
+            let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+            let instructions =
+                Decoder::with_ip(64, &code, 0x1000, DecoderOptions::NONE).into_iter().collect();
+            let tests = tests_of(&Code::new(&image), &Body::new([instructions]), 0, Svma(VARIABLE));
+            assert_eq!(tests.len(), 1);
+            tests[0].thread
+        };
+        let call = [0xbf, 2, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xc3];
+        // mov rsi, rbp
+        assert_eq!(place(&[&[0x48, 0x89, 0xee][..], &call].concat()), Some(ThreadPlace::Register(5)));
+        // it is there already
+        assert_eq!(place(&call), Some(ThreadPlace::Register(6)));
+        // mov rsi, [rsp+24]
+        let loaded = [0x48, 0x8b, 0x74, 0x24, 24];
+        assert_eq!(place(&[&loaded[..], &call].concat()), Some(ThreadPlace::Memory(4, 24)));
+        // mov [rsp+24], rax before that: it was in rax at the jump.
+        let stored = [0x48, 0x89, 0x44, 0x24, 24];
+        assert_eq!(place(&[&stored[..], &loaded, &call].concat()), Some(ThreadPlace::Register(0)));
+        // mov [rbp+24], rax before that: perhaps the same slot.
+        let stored = [0x48, 0x89, 0x45, 24];
+        assert_eq!(place(&[&stored[..], &loaded, &call].concat()), None);
+        // lea rsi, [rbp+8]
+        assert_eq!(place(&[&[0x48, 0x8d, 0x75, 8][..], &call].concat()), None);
     }
 
     /// A call in between takes the constant with it unless it is in a register that calls preserve.

@@ -250,6 +250,13 @@ pub fn knows_series(version: RubyVersion) -> bool {
     tables().iter().any(|table| (table.from.0, table.from.1) == (version.major, version.minor))
 }
 
+/// A structure as the newest release of the series has it of which it is known.
+pub(super) fn newest_structure(version: RubyVersion, tag: &str) -> Option<&'static Struct> {
+    let same = |table: &&Table| (table.to.0, table.to.1) == (version.major, version.minor);
+    let knowing = tables().iter().filter(same).filter(|table| table.structure(tag).is_some());
+    knowing.max_by_key(|table| table.to)?.structure(tag)
+}
+
 /// The releases that have a table, for messages: `2.7.0–2.7.8, 3.0.0–3.0.7`.
 pub(super) fn known() -> String {
     let mut ranges: Vec<(Release, Release)> = Vec::new();

@@ -52,8 +52,10 @@ pub(super) const SCHEMA: &[Wanted] = &[
             "ractor.main_ractor",
             "ractor.main_thread",
             "global_hooks.events",
+            "shape_list",
         ],
     ),
+    want("rb_shape", &["edge_name", "next_iv_index", "type", "parent_id"]),
     want(
         "rb_ractor_struct",
         &[
@@ -177,6 +179,7 @@ pub(super) const SCHEMA: &[Wanted] = &[
             "local_table_size",
             "parent_iseq",
             "local_iseq",
+            "builtin_attrs",
         ],
     ),
     want("rb_iseq_location_struct", &["pathobj", "base_label", "label", "first_lineno", "node_id"]),
@@ -231,6 +234,7 @@ pub(super) const SCHEMA: &[Wanted] = &[
             "super",
             "m_tbl",
             "iv_tbl",
+            "iv_ptr",
             "const_tbl",
             "classpath",
             "permanent_classpath",

@@ -1,12 +1,15 @@
 //! `cargo xtask bench`: what gctrace costs the traced program, and what it uses itself.
 //!
-//! Runs of one script alternate, without and with gctrace, and each pair gives one ratio: a machine that slows down
-//! over minutes slows both halves of a pair.
+//! Runs of one script alternate, without a tracer and with each of them, and each round gives one ratio per tracer: a
+//! machine that slows down over minutes slows all of a round.
+
+mod depth;
 
 use std::{
     fs,
+    io::Read as _,
     os::unix::process::CommandExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
     time::Duration,
@@ -24,9 +27,15 @@ use crate::{
 /// Arguments of `bench`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Pairs of runs for each script.
+    /// Rounds for each script.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
+    /// Compare with this rbspy, too.
+    #[arg(long, value_name = "FILE")]
+    rbspy: Option<PathBuf>,
+    /// Measure only what taking one stack costs the kernel, by depth.
+    #[arg(long, conflicts_with = "rbspy")]
+    depth: bool,
     /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
@@ -50,34 +59,63 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let mut again = as_root(exe, "trace other processes")?;
             again
                 .args(["bench", "--built", "--runs", &args.runs.to_string()])
-                .args(args.json.then_some("--json"));
+                .args(args.json.then_some("--json"))
+                .args(args.depth.then_some("--depth"))
+                .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
         }
     }
+    if args.depth {
+        return depth::run(args.json);
+    }
+    let tracers: Vec<Tracer> =
+        [Tracer::Gc, Tracer::Stacks].into_iter().chain(args.rbspy.clone().map(Tracer::Rbspy)).collect();
+    let scratch = target_dir()?.join("bench");
+    fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     // An idle Ruby keeps the image in use, so that gctrace has attached to it before the measured script starts.
     let mut idle = Command::new(ruby());
     let idle = Running::start(idle.args(["-e", "sleep"]).stdin(Stdio::null()))?;
     let mut results = Vec::new();
     for script in SCRIPTS {
-        let mut pairs = Vec::new();
+        let mut pairs: Vec<Vec<Pair>> = tracers.iter().map(|_| Vec::new()).collect();
         for number in 1..=args.runs {
-            let without = measure(script)?;
-            let (with, agent) = traced(script)?;
-            progress(format!(
-                "bench: {script} {number}/{}: CPU {:.3} s without, {:.3} s with gctrace",
-                args.runs, without.cpu, with.cpu
-            ));
-            pairs.push(Pair { without, with, agent });
+            let without = untraced(script)?;
+            progress(format!("bench: {script} {number}/{}: CPU {:.3} s alone", args.runs, without.cpu));
+            for (tracer, pairs) in tracers.iter().zip(&mut pairs) {
+                let (with, agent) = tracer.run(script, &scratch)?;
+                progress(format!(
+                    "bench: {script} {number}/{}: CPU {:.3} s with {}",
+                    args.runs,
+                    with.cpu,
+                    tracer.name()
+                ));
+                pairs.push(Pair { without, with, agent });
+            }
         }
-        results.push((script, pairs));
+        results.extend(tracers.iter().zip(pairs).map(|(tracer, pairs)| Measured {
+            script,
+            tracer: tracer.name(),
+            pairs,
+        }));
     }
     drop(idle);
+    fs::remove_dir_all(&scratch).with_context(|| format!("cannot remove {}", scratch.display()))?;
     if args.json {
         println!("{}", json(&results));
     } else {
         print(&results);
     }
     Ok(())
+}
+
+/// What is measured.
+enum Tracer {
+    /// gctrace with what it does without any option: every GC event.
+    Gc,
+    /// The same and stacks with native frames at 99 Hz.
+    Stacks,
+    /// rbspy at 99 Hz.
+    Rbspy(PathBuf),
 }
 
 /// What a script says of its own run, seconds.
@@ -100,19 +138,55 @@ struct Pair {
     agent: Agent,
 }
 
-fn measure(script: &str) -> Result<Run> {
-    let path = root().join("tests/rubies").join(script).with_extension("rb");
-    let said = output(Command::new(ruby()).arg(&path))?;
-    Run::read(&said)
-        .with_context(|| format!("{} did not end in a line with wall=… cpu=…: {said:?}", path.display()))
+/// All rounds of a script with one tracer.
+struct Measured {
+    script: &'static str,
+    tracer: &'static str,
+    pairs: Vec<Pair>,
 }
 
-fn traced(script: &str) -> Result<(Run, Agent)> {
+fn script(name: &str) -> Command {
+    let mut command = Command::new(ruby());
+    command.arg(root().join("tests/rubies").join(name).with_extension("rb"));
+    command
+}
+
+fn untraced(name: &str) -> Result<Run> {
+    said(name, &output(&mut script(name))?)
+}
+
+fn said(name: &str, text: &str) -> Result<Run> {
+    Run::read(text).with_context(|| format!("{name}.rb did not end in a line with wall=… cpu=…: {text:?}"))
+}
+
+impl Tracer {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Gc => "gc",
+            Self::Stacks => "stacks",
+            Self::Rbspy(_) => "rbspy",
+        }
+    }
+
+    /// Runs a script under this tracer.
+    fn run(&self, script: &str, scratch: &Path) -> Result<(Run, Agent)> {
+        match self {
+            Self::Gc => gctrace(script, None),
+            Self::Stacks => gctrace(script, Some(&scratch.join("stacks.pb.gz"))),
+            Self::Rbspy(path) => rbspy(path, script, scratch),
+        }
+    }
+}
+
+fn gctrace(script: &str, pprof: Option<&Path>) -> Result<(Run, Agent)> {
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
     command.args(["--all-ruby", "--quiet", "--duration", "3600s"]).stdin(Stdio::null()).stdout(Stdio::null());
+    if let Some(path) = pprof {
+        command.arg("--pprof").arg(path);
+    }
     let mut gctrace = Running::start(&mut command)?;
     thread::sleep(SETTLE);
-    let run = measure(script)?;
+    let run = untraced(script)?;
     if let Some(status) = gctrace.ended()? {
         bail!("gctrace ended by itself ({status}) while {script} ran; its own lines above say why");
     }
@@ -123,6 +197,42 @@ fn traced(script: &str) -> Result<(Run, Agent)> {
         bail!("gctrace ended with {status} after SIGINT; its own lines above say why");
     }
     Ok((run, agent))
+}
+
+/// rbspy is told the process after that has started, and ends with it.
+fn rbspy(path: &Path, name: &str, scratch: &Path) -> Result<(Run, Agent)> {
+    let mut traced = Running::start(script(name).stdout(Stdio::piped()))?;
+    let mut command = Command::new(path);
+    command.args([
+        "record",
+        "--silent",
+        "--rate",
+        "99",
+        "--format",
+        "collapsed",
+        "--pid",
+        &traced.pid().to_string(),
+    ]);
+    command.arg("--file").arg(scratch.join("rbspy.txt")).arg("--raw-file").arg(scratch.join("rbspy.raw.gz"));
+    let mut rbspy = Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    let mut agent = Agent { cpu: 0.0, peak_rss_kib: 0 };
+    let status = loop {
+        if let Some(status) = rbspy.ended()? {
+            break status;
+        }
+        // Its last moments are missing: /proc is empty once it has ended.
+        if let Ok(now) = Agent::read(rbspy.pid()) {
+            agent = now;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    if !status.success() {
+        bail!("rbspy ended with {status}");
+    }
+    traced.wait(Duration::from_secs(30))?;
+    let mut text = String::new();
+    traced.child().stdout.take().context("no pipe from the script")?.read_to_string(&mut text)?;
+    Ok((said(name, &text)?, agent))
 }
 
 impl Run {
@@ -177,24 +287,26 @@ fn ratios(pairs: &[Pair], of: fn(Run) -> f64) -> Spread {
     Spread::of(pairs.iter().map(|pair| of(pair.with) / of(pair.without)))
 }
 
-fn print(results: &[(&str, Vec<Pair>)]) {
+fn print(results: &[Measured]) {
     println!(
-        "{:<12}{:<6}{:>8}{:>8}{:>8}   with gctrace / without, by pairs",
-        "script", "time", "median", "min", "max"
+        "{:<12}{:<8}{:<6}{:>8}{:>8}{:>8}   with the tracer / without, by rounds",
+        "script", "tracer", "time", "median", "min", "max"
     );
-    for (script, pairs) in results {
+    for Measured { script, tracer, pairs } in results {
         for (name, of) in [("cpu", (|run| run.cpu) as fn(Run) -> f64), ("wall", |run| run.wall)] {
             let Spread { median, min, max } = ratios(pairs, of);
-            println!("{script:<12}{name:<6}{median:>8.4}{min:>8.4}{max:>8.4}   {} pairs", pairs.len());
+            println!(
+                "{script:<12}{tracer:<8}{name:<6}{median:>8.4}{min:>8.4}{max:>8.4}   {} rounds",
+                pairs.len()
+            );
         }
         let cpu = Spread::of(pairs.iter().map(|pair| pair.agent.cpu));
         let seconds = Spread::of(pairs.iter().map(|pair| pair.with.wall));
         println!(
-            "{:<12}gctrace: {:.2} s CPU for {:.1} s of script and {} s of attaching (median), peak RSS {:.1} MiB",
-            "",
+            "{script:<12}{tracer:<8}itself: {:.2} s CPU for {:.1} s of script{} (median), peak RSS {:.1} MiB",
             cpu.median,
             seconds.median,
-            SETTLE.as_secs(),
+            if *tracer == "rbspy" { "" } else { " and 3 s of attaching" },
             peak(pairs) / 1024.0
         );
     }
@@ -204,14 +316,14 @@ fn peak(pairs: &[Pair]) -> f64 {
     pairs.iter().map(|pair| pair.agent.peak_rss_kib).max().unwrap_or(0) as f64
 }
 
-fn json(results: &[(&str, Vec<Pair>)]) -> String {
+fn json(results: &[Measured]) -> String {
     let spread =
         |s: &Spread| format!(r#"{{"median":{:.6},"min":{:.6},"max":{:.6}}}"#, s.median, s.min, s.max);
     let scripts: Vec<String> = results
         .iter()
-        .map(|(script, pairs)| {
+        .map(|Measured { script, tracer, pairs }| {
             format!(
-                r#""{script}":{{"pairs":{},"cpu_ratio":{},"wall_ratio":{},"agent_cpu_s":{},"agent_peak_rss_kib":{}}}"#,
+                r#""{script}/{tracer}":{{"pairs":{},"cpu_ratio":{},"wall_ratio":{},"agent_cpu_s":{},"agent_peak_rss_kib":{}}}"#,
                 pairs.len(),
                 spread(&ratios(pairs, |run| run.cpu)),
                 spread(&ratios(pairs, |run| run.wall)),

@@ -1,0 +1,238 @@
+//! What happens to a set: it is read, judged, kept and answered. Nothing of it is kept unless all of it is good.
+
+use std::{
+    io::{self, BufWriter, Read, Write as _},
+    sync::atomic::Ordering,
+};
+
+use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
+use hyper::StatusCode;
+use sha2::{Digest as _, Sha256};
+
+use super::{MAX_BODY, SETS, Shared, body::Body, now, routes::Answer};
+use crate::{
+    store::{App, Group, NewSet, SetId, StoreError, TokenHash},
+    tune::{self, Evidence, Fold},
+    wire::{self, Header, Sample, Sink},
+};
+
+/// A body to be worked on.
+pub(super) struct Work {
+    pub(super) body: Body,
+    pub(super) gzip: bool,
+    /// Of the set, bytes.
+    pub(super) size: usize,
+    /// Whether the agent's version counts: that of gctrace is none of the agent's.
+    pub(super) judge_version: bool,
+    /// What the address in the answer begins with.
+    pub(super) base: String,
+}
+
+/// How large a set is once it is decompressed. A gzip file says so in its last four bytes, and is not decompressed
+/// beyond what it says.
+pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
+    let size = match body.last_chunk::<4>() {
+        _ if !gzip => body.len(),
+        Some(last) => u32::from_le_bytes(*last) as usize,
+        None => return Err(Answer::bad("payload: is not gzip")),
+    };
+    if size > MAX_BODY {
+        return Err(Answer::bad(format!("payload: is larger than {MAX_BODY} bytes")));
+    }
+    Ok(size)
+}
+
+/// Takes in a set.
+pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
+    let mut intake = Intake { shared, work, judged: None, refusal: None };
+    let bytes = work.body.bytes.as_slice();
+    let (read, hash) = if work.gzip {
+        let mut stream =
+            Stream { inner: GzDecoder::new(bytes).take(work.size as u64 + 1), hash: Sha256::new() };
+        let read = wire::read(io::BufReader::with_capacity(64 << 10, &mut stream), &mut intake);
+        if read.is_ok()
+            && let Some(problem) = stream.problem()
+        {
+            return Ok(Answer::bad(format!("payload: {problem}")));
+        }
+        (read, stream.hash.finalize())
+    } else {
+        (wire::read_slice(bytes, &mut intake), Sha256::digest(bytes))
+    };
+    let Intake { judged, refusal, .. } = intake;
+    if let Some(refusal) = refusal {
+        return refusal;
+    }
+    let Some(Judged { app, fold, body }) = judged.filter(|_| read.is_ok()) else {
+        return Ok(Answer::bad(match read {
+            Err(error) => error.to_string(),
+            Ok(_) => "payload: has no header".to_owned(),
+        }));
+    };
+    shared.metrics.set_bytes.fetch_add(work.size as u64, Ordering::Relaxed);
+    let id = SetId::of(&hash.into());
+    let group = Group { app, series: fold.series() };
+    let evidence = fold.finish();
+    if let Some(answer) = clobbered(shared, group, &evidence)? {
+        return Ok(answer);
+    }
+    let Ok(body) = complete(body) else {
+        // Writing to memory does not fail.
+        return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "compressing the set failed"));
+    };
+    let new =
+        shared.store.insert(&NewSet { id: &id, group, received: now(), evidence: &evidence, body: &body })?;
+    if new {
+        shared.metrics.sets.fetch_add(1, Ordering::Relaxed);
+        shared.metrics.samples.fetch_add(evidence.samples, Ordering::Relaxed);
+    } else {
+        shared.metrics.duplicates.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(Answer::new(StatusCode::OK, format!("{}/configs/{}", work.base, id.as_str())))
+}
+
+/// The end of a set that is written anew.
+fn complete(mut body: BufWriter<GzEncoder<Vec<u8>>>) -> io::Result<Vec<u8>> {
+    body.write_all(b"]")?;
+    body.into_inner()?.finish()
+}
+
+/// 412, if the program is tuned by its environment already and the advice would change that by too much.
+fn clobbered(shared: &Shared, group: Group, evidence: &Evidence) -> Result<Option<Answer>, StoreError> {
+    if evidence.environment.is_empty() {
+        return Ok(None);
+    }
+    let mut all = shared.store.evidence(group, SETS)?;
+    all.merge(evidence);
+    let clobbered = tune::recommend(group.series, &all).speed().clobbers(&evidence.environment);
+    if clobbered.is_empty() {
+        return Ok(None);
+    }
+    let text = serde_json::to_string(&clobbered)?;
+    Ok(Some(Answer::json(StatusCode::PRECONDITION_FAILED, text)))
+}
+
+/// A decompressed stream, hashed as it is read.
+struct Stream<R> {
+    inner: io::Take<R>,
+    hash: Sha256,
+}
+
+impl<R: Read> Read for Stream<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.hash.update(buffer.get(..read).unwrap_or_default());
+        Ok(read)
+    }
+}
+
+impl Stream<GzDecoder<&[u8]>> {
+    /// What is wrong with the file behind the set that was read.
+    fn problem(&mut self) -> Option<&'static str> {
+        // To the end, where the checksum is.
+        match io::copy(self, &mut io::sink()) {
+            Err(_) => Some("is not gzip, or was damaged"),
+            Ok(_) if self.inner.limit() == 0 => Some("is larger than it says"),
+            Ok(_) if !self.inner.get_ref().get_ref().is_empty() => Some("has something behind its end"),
+            Ok(_) => None,
+        }
+    }
+}
+
+/// A set of somebody who is known.
+struct Judged {
+    app: App,
+    fold: Fold,
+    /// The set without its token.
+    body: BufWriter<GzEncoder<Vec<u8>>>,
+}
+
+/// Judges a set as it is read, and writes it anew.
+struct Intake<'a> {
+    shared: &'a Shared,
+    work: &'a Work,
+    judged: Option<Judged>,
+    refusal: Option<Result<Answer, StoreError>>,
+}
+
+impl Intake<'_> {
+    fn judge(&self, header: &Header) -> Result<Result<Judged, Answer>, StoreError> {
+        let token = header.token.as_deref().unwrap_or_default();
+        let Some(app) = self.shared.store.app(TokenHash::of(token))? else {
+            return Ok(Err(Answer::new(StatusCode::NOT_FOUND, "Invalid application token")));
+        };
+        let minimum = &self.shared.options.min_agent;
+        if self.work.judge_version && older(&header.agent_version, minimum) {
+            return Ok(Err(Answer::new(StatusCode::UPGRADE_REQUIRED, minimum)));
+        }
+        let fold = match Fold::new(header) {
+            Ok(fold) => fold,
+            Err(error) => {
+                return Ok(Err(Answer::new(StatusCode::NOT_IMPLEMENTED, error.to_string())));
+            }
+        };
+        let mut kept = Header { token: None, ..header.clone() };
+        if let Some(token) = kept.gc_env.get_mut("RUBY_GC_TOKEN") {
+            *token = "(redacted)".into();
+        }
+        // Each write into an encoder costs, however small it is.
+        let mut body = BufWriter::with_capacity(64 << 10, GzEncoder::new(Vec::new(), Compression::fast()));
+        // Writing to memory does not fail.
+        let _infallible = write!(body, "[{}", kept.to_json());
+        Ok(Ok(Judged { app, fold, body }))
+    }
+}
+
+impl Sink for Intake<'_> {
+    fn header(&mut self, header: &Header) -> Result<(), String> {
+        match self.judge(header) {
+            Ok(Ok(judged)) => {
+                self.judged = Some(judged);
+                return Ok(());
+            }
+            Ok(Err(answer)) => self.refusal = Some(Ok(answer)),
+            Err(error) => self.refusal = Some(Err(error)),
+        }
+        Err("is refused".to_owned())
+    }
+
+    fn sample(&mut self, sample: Sample) -> Result<(), String> {
+        let Some(judged) = &mut self.judged else { return Ok(()) };
+        judged.fold.add(&sample);
+        let written =
+            judged.body.write_all(b",").and_then(|()| Ok(serde_json::to_writer(&mut judged.body, &sample)?));
+        written.map_err(|error| error.to_string())
+    }
+}
+
+/// Whether a version is below another one, compared number by number. What is no number is 0.
+fn older(version: &str, minimum: &str) -> bool {
+    let parts = |text: &str| -> Vec<u64> { text.split('.').map(|part| part.parse().unwrap_or(0)).collect() };
+    let (mut ours, mut least) = (parts(version), parts(minimum));
+    let length = ours.len().max(least.len());
+    ours.resize(length, 0);
+    least.resize(length, 0);
+    ours < least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::older;
+
+    /// Versions are compared as numbers.
+    #[test]
+    fn versions() {
+        for (version, minimum, below) in [
+            ("1.0.9", "1.0.15", true),
+            ("1.0.15", "1.0.15", false),
+            ("1.0.71", "1.0.15", false),
+            ("1.1", "1.0.15", false),
+            ("1", "1.0.15", true),
+            ("2", "1.0.15", false),
+            ("", "1.0.15", true),
+            ("x.y", "0.0", false),
+        ] {
+            assert_eq!(older(version, minimum), below, "{version} < {minimum}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Sockets and connections.
+
+use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{CollectorError, Shared, routes};
+
+/// Connections at a time; more wait to be accepted.
+const CONNECTIONS: u32 = 1024;
+/// For the handshake of TLS, and for the head of a request, from the end of the one before.
+const HEAD: Duration = Duration::from_secs(10);
+/// For a connection, however busy.
+const LIFE: Duration = Duration::from_mins(10);
+/// For requests in progress when the collector is asked to end.
+const FINISH: Duration = Duration::from_secs(15);
+/// Bytes of a request's head.
+const MAX_HEAD: usize = 64 << 10;
+
+pub(super) async fn serve(
+    shared: Arc<Shared>,
+    tls: Option<TlsAcceptor>,
+    say: fn(&str),
+) -> Result<(), CollectorError> {
+    let address = shared.options.listen;
+    let listen = |error| CollectorError::Listen(address, error);
+    let listener = TcpListener::bind(address).await.map_err(listen)?;
+    let local = listener.local_addr().map_err(listen)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(CollectorError::System)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(CollectorError::System)?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    if tls.is_none() && !local.ip().is_loopback() {
+        say(
+            "gctrace: tokens and sample sets cross the network unencrypted; --tls-cert and --tls-key change that",
+        );
+    }
+    say(&format!("gctrace: collector listens on {scheme}://{local}, store {}", shared.options.store));
+    let slots = Arc::new(Semaphore::new(CONNECTIONS as usize));
+    let (stop, stopped) = watch::channel(());
+    loop {
+        let slot = tokio::select! {
+            slot = Arc::clone(&slots).acquire_owned() => slot,
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+        };
+        let Ok(slot) = slot else { break };
+        let stream = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+        };
+        let stream = match stream {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, mostly: others will be closed.
+                log::warn!("accepting a connection: {error}");
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        shared.metrics.connections.fetch_add(1, Ordering::Relaxed);
+        let (shared, tls, stopped) = (Arc::clone(&shared), tls.clone(), stopped.clone());
+        tokio::spawn(async move {
+            let complete = match tls {
+                None => connection(&shared, stream, scheme, stopped).await,
+                Some(tls) => match timeout(HEAD, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => connection(&shared, stream, scheme, stopped).await,
+                    _ => false,
+                },
+            };
+            if !complete {
+                shared.metrics.broken.fetch_add(1, Ordering::Relaxed);
+            }
+            drop(slot);
+        });
+    }
+    drop(listener);
+    drop(stop);
+    if timeout(FINISH, slots.acquire_many(CONNECTIONS)).await.is_err() {
+        say("gctrace: some requests did not end in time and are cut off; what was answered with 200 is kept");
+    }
+    say("gctrace: collector ended");
+    Ok(())
+}
+
+/// Serves a connection to its end; false if that came early.
+async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    shared: &Arc<Shared>,
+    stream: S,
+    scheme: &'static str,
+    mut stopped: watch::Receiver<()>,
+) -> bool {
+    let service = service_fn(|request| {
+        let shared = Arc::clone(shared);
+        async move { Ok::<_, std::convert::Infallible>(routes::answer(shared, request, scheme).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let served = async {
+        tokio::select! {
+            result = connection.as_mut() => return result,
+            // The sender is never used: it goes away when the collector ends.
+            _ = stopped.changed() => {}
+        }
+        connection.as_mut().graceful_shutdown();
+        connection.await
+    };
+    matches!(timeout(LIFE, served).await, Ok(Ok(())))
+}

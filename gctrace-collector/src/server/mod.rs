@@ -1,0 +1,110 @@
+//! The collector: TuneMyGC's protocol over HTTP/1.1, plain or TLS, in front of a [`Store`].
+//!
+//! * [`listen`]: sockets, connections and their limits; [`tls`]: certificates
+//! * [`routes`]: which request gets which answer; [`body`]: reading bodies within limits
+//! * [`ingest`]: what happens to a set; [`metrics`]: what is counted
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::Semaphore;
+
+use crate::store::{self, Store, StoreError};
+
+mod body;
+mod ingest;
+mod listen;
+mod metrics;
+mod routes;
+mod tls;
+
+pub use tls::TlsError;
+
+/// Largest body, and largest set after decompression, bytes: the protocol's 50 MB.
+pub const MAX_BODY: usize = 50_000_000;
+/// Sets above this size are worked on one at a time.
+const LARGE: usize = 4_000_000;
+/// What all bodies that are being received may take, in units of [`body::UNIT`].
+const BODY_UNITS: usize = 2048;
+/// Latest sets of a group from which is recommended.
+const SETS: u32 = 500;
+
+/// How a collector runs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Name of the store.
+    pub store: String,
+    /// Certificate chain and key, PEM, for TLS.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// What addresses in answers begin with, where that is not the address that was asked.
+    pub public_url: Option<String>,
+    /// Whether `POST /accounts` makes applications.
+    pub registration: bool,
+    /// Agents below this version are told to be updated.
+    pub min_agent: String,
+}
+
+/// Why a collector cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectorError {
+    /// The store cannot be opened.
+    #[error("opening the store: {0}")]
+    Store(#[from] StoreError),
+    /// Certificate or key cannot be used.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    /// The address cannot be listened on.
+    #[error("listening on {0}: {1}; is another collector running there? (--listen names another address)")]
+    Listen(SocketAddr, #[source] std::io::Error),
+    /// The operating system refused something basic.
+    #[error("starting: {0}")]
+    System(#[source] std::io::Error),
+}
+
+/// What all connections share.
+struct Shared {
+    store: Box<dyn Store>,
+    options: Options,
+    metrics: metrics::Metrics,
+    /// Memory for bodies.
+    memory: Arc<Semaphore>,
+    /// Sets being worked on.
+    workers: Arc<Semaphore>,
+    /// One of those may be large.
+    large: Arc<Semaphore>,
+}
+
+/// Runs until SIGINT or SIGTERM. `say` tells what is going on, line by line.
+pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
+    let tls = options.tls.as_ref().map(|(chain, key)| tls::load(chain, key)).transpose()?;
+    let store = store::open(&options.store)?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cpus.min(4))
+        .max_blocking_threads(2 * cpus + 8)
+        .thread_name("gctrace-http")
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(CollectorError::System)?;
+    let shared = Arc::new(Shared {
+        store,
+        options,
+        metrics: metrics::Metrics::default(),
+        memory: Arc::new(Semaphore::new(BODY_UNITS)),
+        workers: Arc::new(Semaphore::new(cpus)),
+        large: Arc::new(Semaphore::new(1)),
+    });
+    runtime.block_on(listen::serve(shared, tls, say))
+}
+
+/// Epoch seconds.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -1,0 +1,251 @@
+//! Which request gets which answer.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header,
+};
+
+use super::{
+    MAX_BODY, SETS, Shared,
+    body::{self, BodyError},
+    ingest, now,
+};
+use crate::{
+    store::{Group, SetId, StoreError, TokenHash, hex},
+    tune::{self, Report},
+};
+
+/// Largest form.
+const MAX_FORM: usize = 16 << 10;
+/// Longest email address and name of an application.
+const MAX_FIELD: usize = 254;
+
+/// An answer that has not been sent.
+pub(super) struct Answer {
+    pub(super) code: StatusCode,
+    pub(super) text: String,
+    kind: &'static str,
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+const OPENMETRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+impl Answer {
+    pub(super) fn new(code: StatusCode, text: impl Into<String>) -> Self {
+        Self { code, text: text.into(), kind: TEXT }
+    }
+
+    pub(super) fn bad(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, text)
+    }
+
+    pub(super) fn json(code: StatusCode, text: impl Into<String>) -> Self {
+        Self { kind: JSON, ..Self::new(code, text) }
+    }
+
+    /// The store failed. Agents send again what is answered with 500, and only that.
+    pub(super) fn failed(error: &StoreError) -> Self {
+        log::error!("{error}");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the collector's store failed; send it again")
+    }
+}
+
+/// Answers a request and counts that.
+pub(super) async fn answer(
+    shared: Arc<Shared>,
+    request: Request<Incoming>,
+    scheme: &'static str,
+) -> Response<Full<Bytes>> {
+    let path = request.uri().path().to_owned();
+    let get = matches!(*request.method(), Method::GET | Method::HEAD);
+    let post = *request.method() == Method::POST;
+    let (route, answer) = if path == "/ruby" && post {
+        ("/ruby", set(&shared, request, scheme).await)
+    } else if path == "/accounts" && post {
+        ("/accounts", account(&shared, request).await)
+    } else if let Some(token) = path.strip_prefix("/apps/").filter(|_| get) {
+        let token = TokenHash::of(token);
+        ("/apps", blocking(&shared, move |shared| app(shared, token)).await)
+    } else if let Some(id) = path.strip_prefix("/configs/").filter(|_| get) {
+        let id = id.to_owned();
+        ("/configs", blocking(&shared, move |shared| config(shared, &id)).await)
+    } else if path == "/healthz" && get {
+        let check = |shared: &Shared| {
+            shared.store.latest_group(crate::store::App(0)).map(|_| Answer::new(StatusCode::OK, "ok\n"))
+        };
+        ("/healthz", blocking(&shared, check).await)
+    } else if path == "/metrics" && get {
+        let text = |shared: &Shared| {
+            let text = shared.metrics.to_text(shared.store.totals()?);
+            Ok(Answer { kind: OPENMETRICS, ..Answer::new(StatusCode::OK, text) })
+        };
+        ("/metrics", blocking(&shared, text).await)
+    } else {
+        ("other", elsewhere(&path))
+    };
+    shared.metrics.answered(route, answer.code.as_u16());
+    let mut response = Response::new(Full::new(Bytes::from(answer.text)));
+    *response.status_mut() = answer.code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.kind));
+    // What the sender may do next time (RFC 7694).
+    headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("gzip"));
+    response
+}
+
+fn elsewhere(path: &str) -> Answer {
+    let known = ["/ruby", "/accounts", "/healthz", "/metrics"].contains(&path)
+        || ["/apps/", "/configs/"].iter().any(|prefix| path.starts_with(prefix));
+    if known {
+        Answer::new(StatusCode::METHOD_NOT_ALLOWED, "this resource has other methods")
+    } else {
+        Answer::new(
+            StatusCode::NOT_FOUND,
+            "there are POST /ruby, POST /accounts, GET /apps/TOKEN, GET /configs/ID, GET /healthz and GET /metrics",
+        )
+    }
+}
+
+/// Runs what may block elsewhere.
+async fn blocking(
+    shared: &Arc<Shared>,
+    work: impl FnOnce(&Shared) -> Result<Answer, StoreError> + Send + 'static,
+) -> Answer {
+    let shared = Arc::clone(shared);
+    let done =
+        tokio::task::spawn_blocking(move || work(&shared).unwrap_or_else(|error| Answer::failed(&error)));
+    done.await.unwrap_or_else(|error| {
+        log::error!("a request failed: {error}");
+        Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "the collector failed at this; please report it")
+    })
+}
+
+/// The answer to a body that did not come. What may come another time is a 500, because agents send only that again.
+fn no_body(error: BodyError, limit: usize) -> Answer {
+    match error {
+        BodyError::TooLarge => Answer::bad(format!("payload: is larger than {limit} bytes")),
+        BodyError::Broken => Answer::bad("payload: is incomplete"),
+        BodyError::Late => {
+            Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "payload: did not arrive in time; send it again")
+        }
+        BodyError::Busy => Answer::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "too many large payloads at a time; send it again later",
+        ),
+    }
+}
+
+/// `POST /ruby`.
+async fn set(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static str) -> Answer {
+    let head = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let gzip = match head(header::CONTENT_ENCODING).map(str::trim) {
+        None | Some("" | "identity") => false,
+        Some("gzip" | "x-gzip") => true,
+        Some(other) => {
+            let text = format!("Content-Encoding: `{other}` is not understood; send gzip or nothing");
+            return Answer::bad(text);
+        }
+    };
+    let ours = head(header::USER_AGENT).is_some_and(|agent| agent.starts_with("gctrace/"));
+    let base = base(shared, head(header::HOST), scheme);
+    let body = match body::read(request, MAX_BODY, &shared.memory).await {
+        Ok(body) => body,
+        Err(error) => return no_body(error, MAX_BODY),
+    };
+    shared.metrics.received_bytes.fetch_add(body.bytes.len() as u64, Ordering::Relaxed);
+    let size = match ingest::announced_size(&body.bytes, gzip) {
+        Ok(size) => size,
+        Err(answer) => return answer,
+    };
+    // Semaphores that are never closed: permits always come.
+    let _large = if size > super::LARGE { shared.large.acquire().await.ok() } else { None };
+    let _worker = shared.workers.acquire().await.ok();
+    let work = ingest::Work { body, gzip, size, judge_version: !ours, base };
+    blocking(shared, move |shared| ingest::set(shared, &work)).await
+}
+
+/// What addresses in answers begin with.
+fn base(shared: &Shared, host: Option<&str>, scheme: &str) -> String {
+    if let Some(url) = &shared.options.public_url {
+        return url.trim_end_matches('/').to_owned();
+    }
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-:[]_".contains(&byte);
+    let host = host.filter(|host| !host.is_empty() && host.len() <= MAX_FIELD && host.bytes().all(valid));
+    format!("{scheme}://{}", host.map_or_else(|| shared.options.listen.to_string(), ToOwned::to_owned))
+}
+
+/// `POST /accounts`.
+async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
+    let refused = |text: &str| Answer::new(StatusCode::UNPROCESSABLE_ENTITY, text);
+    let body = match body::read(request, MAX_FORM, &shared.memory).await {
+        Ok(body) => body,
+        Err(error) => return no_body(error, MAX_FORM),
+    };
+    if !shared.options.registration {
+        return refused("this collector does not take registrations; ask its operator");
+    }
+    let (mut email, mut name) = (None, None);
+    for (key, value) in form_urlencoded::parse(&body.bytes) {
+        match &*key {
+            "email" => email = Some(value.into_owned()),
+            "app" => name = Some(value.into_owned()),
+            _ => {}
+        }
+    }
+    let good = |text: &String| {
+        !text.trim().is_empty() && text.len() <= MAX_FIELD && !text.chars().any(char::is_control)
+    };
+    let Some(email) = email.filter(good).filter(|email| email.contains('@')) else {
+        return refused("email: is not an email address");
+    };
+    let Some(name) = name.filter(good) else { return refused("app: is not the name of an application") };
+    blocking(shared, move |shared| register(shared, &email, &name)).await
+}
+
+fn register(shared: &Shared, email: &str, name: &str) -> Result<Answer, StoreError> {
+    let mut bytes = [0; 16];
+    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {
+        log::error!("the system gave no random numbers");
+        return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "no token could be made; try again"));
+    }
+    let token = hex(&bytes);
+    shared.store.register(TokenHash::of(&token), email, name, now())?;
+    Ok(Answer::new(StatusCode::OK, token))
+}
+
+/// `GET /apps/TOKEN`: what to set, for a shell.
+fn app(shared: &Shared, token: TokenHash) -> Result<Answer, StoreError> {
+    let Some(app) = shared.store.app(token)? else {
+        return Ok(Answer::new(StatusCode::NOT_FOUND, "Invalid application token"));
+    };
+    let exports = match shared.store.latest_group(app)? {
+        Some(group) => report(shared, group)?.to_exports(),
+        None => String::new(),
+    };
+    let code = if exports.is_empty() { StatusCode::NO_CONTENT } else { StatusCode::OK };
+    Ok(Answer::new(code, exports))
+}
+
+/// `GET /configs/ID` and `GET /configs/ID.json`: what to set, and why.
+fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
+    let (id, json) = id.strip_suffix(".json").map_or((id, false), |id| (id, true));
+    let group = SetId::parse(id).map(|id| shared.store.group_of(&id)).transpose()?.flatten();
+    let Some(group) = group else {
+        return Ok(Answer::new(StatusCode::NOT_FOUND, "no such configuration"));
+    };
+    let report = report(shared, group)?;
+    Ok(if json {
+        Answer::json(StatusCode::OK, report.to_config().to_string())
+    } else {
+        Answer::new(StatusCode::OK, report.to_string())
+    })
+}
+
+fn report(shared: &Shared, group: Group) -> Result<Report, StoreError> {
+    Ok(tune::recommend(group.series, &shared.store.evidence(group, SETS)?))
+}

@@ -1,0 +1,49 @@
+//! Certificates.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+};
+use tokio_rustls::TlsAcceptor;
+
+/// Why TLS cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read, or holds no such thing.
+    #[error("{what} {}: {why}", path.display())]
+    File {
+        /// What it should hold.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// Certificate and key do not go together.
+    #[error("the certificate cannot be used with this key: {0}")]
+    Pair(#[from] rustls::Error),
+}
+
+/// Reads a certificate chain (the server's own first) and its key, both PEM.
+pub(super) fn load(chain: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
+    let wrong = |what, path: &Path, why: String| TlsError::File { what, path: path.to_owned(), why };
+    let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(chain)
+        .and_then(Iterator::collect)
+        .map_err(|error| wrong("the certificate", chain, error.to_string()))?;
+    if certificates.is_empty() {
+        return Err(wrong("the certificate", chain, "holds no certificate".to_owned()));
+    }
+    let secret =
+        PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("the key", key, error.to_string()))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(certificates, secret)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

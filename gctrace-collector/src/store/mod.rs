@@ -1,0 +1,149 @@
+//! Where sample sets are kept. The server knows this trait only; each engine has its file.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::tune::{Evidence, Series};
+
+mod sqlite;
+
+pub use sqlite::Sqlite;
+
+/// SHA-256 of a token: the token itself is kept nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenHash(pub(crate) [u8; 32]);
+
+impl TokenHash {
+    /// Of this token. Tokens are 128 random bits, so there is nothing to guess and nothing to salt.
+    pub fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+}
+
+/// An application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct App(pub i64);
+
+/// Sets that are taken together: of one application, on one series of Ruby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The application.
+    pub app: App,
+    /// The series.
+    pub series: Series,
+}
+
+/// Name of a set: SHA-256 of its body, in hexadecimal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetId(String);
+
+impl SetId {
+    /// Of a finished hash.
+    pub fn of(hash: &[u8; 32]) -> Self {
+        Self(hex(hash))
+    }
+
+    /// Of a text; `None` if it is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        let valid = text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        valid.then(|| Self(text.to_owned()))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Bytes in hexadecimal.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _infallible = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// A set to keep.
+#[derive(Debug)]
+pub struct NewSet<'a> {
+    /// Its name.
+    pub id: &'a SetId,
+    /// Whose it is.
+    pub group: Group,
+    /// When it came, epoch seconds.
+    pub received: f64,
+    /// What it says.
+    pub evidence: &'a Evidence,
+    /// The set itself without its token, gzip.
+    pub body: &'a [u8],
+}
+
+/// What is in a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Applications.
+    pub apps: u64,
+    /// Sets.
+    pub sets: u64,
+    /// Samples in them.
+    pub samples: u64,
+}
+
+/// Why something could not be kept or found.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The name of the store says of no engine.
+    #[error("`{0}` names no store; give sqlite:PATH")]
+    Name(String),
+    /// The file cannot be made.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is something else, or of a later version.
+    #[error("{} {what}", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The engine failed.
+    #[error("the store: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+    /// What was kept cannot be read.
+    #[error("what is kept of a set cannot be read: {0}")]
+    Evidence(#[from] serde_json::Error),
+}
+
+/// Where applications and their sets are kept. All methods may block.
+pub trait Store: Send + Sync {
+    /// Keeps a new application.
+    fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError>;
+    /// The application with this token.
+    fn app(&self, token: TokenHash) -> Result<Option<App>, StoreError>;
+    /// Keeps a set, safe from crashes once this returns; false if it is kept already.
+    fn insert(&self, set: &NewSet<'_>) -> Result<bool, StoreError>;
+    /// Whose a set is.
+    fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError>;
+    /// The group of the set of an application that came last.
+    fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError>;
+    /// What the sets of a group say, added up: of the latest so many.
+    fn evidence(&self, group: Group, sets: u32) -> Result<Evidence, StoreError>;
+    /// What there is.
+    fn totals(&self) -> Result<Totals, StoreError>;
+}
+
+/// Opens the store with this name, `sqlite:PATH`, which is made if it is not there.
+pub fn open(name: &str) -> Result<Box<dyn Store>, StoreError> {
+    match name.strip_prefix("sqlite:") {
+        Some(path) if !path.is_empty() => Ok(Box::new(Sqlite::open(path.as_ref())?)),
+        _ => Err(StoreError::Name(name.to_owned())),
+    }
+}

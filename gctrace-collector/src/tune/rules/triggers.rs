@@ -1,0 +1,194 @@
+//! What starts cycles besides a full heap.
+
+use super::{Case, GC_SHARE, Verdict, enough, hundredths, percent, quantile, share};
+use crate::tune::{Advice, Effect, Measure, Setting, Strategy};
+
+/// How many old objects may come before they are all looked at.
+pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
+    const NAME: &str = "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR";
+    let evidence = case.evidence;
+    let (n, all) = (evidence.majors_by("oldgen"), evidence.all_majors());
+    enough(n, "major cycles because of old objects")?;
+    if share(n, all) <= 0.5 {
+        return Err(format!(
+            "only {} of the major cycles are because of old objects",
+            percent(share(n, all))
+        ));
+    }
+    let kept = quantile(&evidence.old_kept, 0.5, "ends of such cycles")? as f64 / 1000.0;
+    let found = (1.0 - kept).max(0.0);
+    let current = case.value(NAME);
+    if current <= 1.0 {
+        return Err(format!("{NAME} is {current:.2}: every cycle is a major one by choice"));
+    }
+    let factor = match case.strategy {
+        Strategy::Speed if found < 0.10 => (current * (1.0 + (0.10 - found) * 10.0)).min(4.0),
+        Strategy::Speed => {
+            return Err(format!("these cycles find {} of the old objects dead", percent(found)));
+        }
+        Strategy::Memory if found > 0.5 => 1.3,
+        Strategy::Memory => {
+            return Err(format!("these cycles find only {} of the old objects dead", percent(found)));
+        }
+    };
+    if case.strategy == Strategy::Memory {
+        let time = evidence.time.filter(|time| time.seconds > 0.0);
+        let major = time.map(|time| time.major_ms as f64 / 1000.0 / time.seconds);
+        match major {
+            None => return Err(format!("Ruby {} does not count its time in the GC", case.series)),
+            Some(major) if major > GC_SHARE => {
+                return Err(format!("major cycles take {} of the time already", percent(major)));
+            }
+            Some(_) => {}
+        }
+    }
+    let value = hundredths(factor);
+    let factor = value.number();
+    if (factor - current).abs() < 0.1 || (case.strategy == Strategy::Memory) != (factor < current) {
+        return Err(format!("{NAME} is {current:.2} already"));
+    }
+    let majors = (current - 1.0) / (factor - 1.0);
+    Ok(Advice {
+        rule: "",
+        set: vec![case.change(NAME, value)?],
+        why: format!(
+            "{} of the major cycles are because of old objects, and they find {} of them dead",
+            percent(share(n, all)),
+            percent(found)
+        ),
+        evidence: vec![
+            Measure { metric: "share of major cycles by oldgen", value: share(n, all), n: all },
+            Measure { metric: "old objects found dead (median)", value: found, n: evidence.old_kept.n() },
+        ],
+        effect: Effect {
+            text: format!(
+                "{majors:.2} times as many major cycles because of old objects, which may become {factor} times as many before one"
+            ),
+            metric: "major cycles by oldgen",
+            factor: Some(majors),
+        },
+        confidence: case.confidence(n),
+    })
+}
+
+/// Minor cycles because of memory outside the heap.
+pub(super) fn malloc(case: &Case<'_>) -> Verdict {
+    const LARGEST: f64 = 268_435_456.0;
+    let (n, all) = (case.evidence.minors_by("malloc"), case.evidence.all_minors());
+    enough(n, "minor cycles because of malloc")?;
+    if share(n, all) <= 0.10 {
+        return Err(format!("only {} of the minor cycles are because of malloc", percent(share(n, all))));
+    }
+    case.speed()?;
+    let (limit, max) = (case.value("RUBY_GC_MALLOC_LIMIT"), case.value("RUBY_GC_MALLOC_LIMIT_MAX"));
+    if limit >= LARGEST {
+        return Err(format!("RUBY_GC_MALLOC_LIMIT is {limit} already"));
+    }
+    let new = (limit * 2.0).min(LARGEST);
+    let new_max = (max * 2.0).max(new * 2.0).min(LARGEST * 2.0).max(max);
+    Ok(Advice {
+        rule: "",
+        set: vec![
+            case.change("RUBY_GC_MALLOC_LIMIT", Setting::Size(new as u64))?,
+            case.change("RUBY_GC_MALLOC_LIMIT_MAX", Setting::Size(new_max as u64))?,
+        ],
+        why: format!("{} of the minor cycles are because of malloc", percent(share(n, all))),
+        evidence: vec![Measure { metric: "share of minor cycles by malloc", value: share(n, all), n: all }],
+        effect: Effect {
+            text: format!(
+                "about half as many cycles because of malloc; up to {:.0} MiB more garbage outside the heap",
+                (new_max - max) / 1_048_576.0
+            ),
+            metric: "minor cycles by malloc",
+            factor: Some(0.5),
+        },
+        confidence: case.confidence(n),
+    })
+}
+
+/// Major cycles because of memory that old objects hold outside the heap.
+pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
+    /// More than any process has: no such cycles at all (Shopify's autotuner).
+    const NEVER: u64 = 1_000_000_000_000;
+    let (n, all) = (case.evidence.majors_by("oldmalloc"), case.evidence.all_majors());
+    enough(n, "major cycles because of malloc of old objects")?;
+    if share(n, all) <= 0.01 {
+        return Err(format!(
+            "only {} of the major cycles are because of malloc of old objects",
+            percent(share(n, all))
+        ));
+    }
+    let max = case.value("RUBY_GC_OLDMALLOC_LIMIT_MAX");
+    let (set, text, factor) = match case.strategy {
+        Strategy::Speed if max >= NEVER as f64 => return Err("there is no limit already".to_owned()),
+        Strategy::Speed => (
+            vec![
+                case.change("RUBY_GC_OLDMALLOC_LIMIT", Setting::Size(NEVER))?,
+                case.change("RUBY_GC_OLDMALLOC_LIMIT_MAX", Setting::Size(NEVER))?,
+            ],
+            "no such cycles; dead old objects keep their memory until another major cycle comes",
+            0.0,
+        ),
+        Strategy::Memory => {
+            return Err("these cycles are what frees the memory of dead old objects".to_owned());
+        }
+    };
+    Ok(Advice {
+        rule: "",
+        set,
+        why: format!("{} of the major cycles are because of malloc of old objects", percent(share(n, all))),
+        evidence: vec![Measure {
+            metric: "share of major cycles by oldmalloc",
+            value: share(n, all),
+            n: all,
+        }],
+        effect: Effect { text: text.to_owned(), metric: "major cycles by oldmalloc", factor: Some(factor) },
+        confidence: case.confidence(n),
+    })
+}
+
+/// Major cycles because of objects without write barriers.
+pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
+    const NAME: &str = "RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO";
+    let (n, all) = (case.evidence.majors_by("shady"), case.evidence.all_majors());
+    enough(n, "major cycles because of objects without write barriers")?;
+    if share(n, all) <= 0.10 {
+        return Err(format!(
+            "only {} of the major cycles are because of such objects",
+            percent(share(n, all))
+        ));
+    }
+    case.speed()?;
+    let ratio = (case.value(NAME) * 2.0).max(0.02);
+    if ratio > 0.32 {
+        return Err(format!("{NAME} is {:.2} already", case.value(NAME)));
+    }
+    Ok(Advice {
+        rule: "",
+        set: vec![case.change(NAME, hundredths(ratio))?],
+        why: format!(
+            "{} of the major cycles are because of objects without write barriers (an extension's, mostly)",
+            percent(share(n, all))
+        ),
+        evidence: vec![Measure { metric: "share of major cycles by shady", value: share(n, all), n: all }],
+        effect: Effect {
+            text: "about half as many such cycles; minor ones look at more of these objects".to_owned(),
+            metric: "major cycles by shady",
+            factor: Some(0.5),
+        },
+        confidence: case.confidence(n),
+    })
+}
+
+/// Cycles that somebody asks for cannot be tuned away.
+pub(super) fn explicit(case: &Case<'_>) -> Verdict {
+    let evidence = case.evidence;
+    let n = evidence.majors_by("force") + evidence.minors_by("method");
+    Err(if n == 0 {
+        "nobody calls GC.start".to_owned()
+    } else {
+        format!(
+            "{n} cycles were asked for (GC.start and the like): no variable changes that; `by` in gctrace's lines tells who asks"
+        )
+    })
+}

@@ -1,0 +1,255 @@
+use super::*;
+use crate::wire::SampleSet;
+
+/// A program on this Ruby that gives every rule a reason.
+pub(crate) fn everything() -> Evidence {
+    let mut evidence =
+        Evidence { sets: 1, samples: 9000, seconds: 1000.0, cycles: 4000, settled: 1, ..Evidence::default() };
+    for (reason, n) in [("newobj", 2000), ("malloc", 900)] {
+        evidence.minors.insert(reason.to_owned(), n);
+    }
+    for (reason, n) in [("oldgen", 600), ("nofree", 500), ("oldmalloc", 30), ("shady", 150), ("force", 20)] {
+        evidence.majors.insert(reason.to_owned(), n);
+    }
+    evidence.majors.insert("oldgen".to_owned(), 800);
+    evidence.time = Some(evidence::GcTime { minor_ms: 90_000, major_ms: 40_000, seconds: 1000.0 });
+    for _ in 0..100 {
+        evidence.intervals.add(50_000);
+        evidence.available.add(400_000);
+        evidence.growth.add(300_000);
+        evidence.live.add(200_000);
+        evidence.free_share.add(700);
+        evidence.old_kept.add(990);
+        evidence.warmup.add(25);
+    }
+    evidence
+}
+
+fn value_of(report: &Report, strategy: usize, name: &str) -> Option<Setting> {
+    report.plans[strategy].settings().find(|change| change.variable == name).map(|change| change.value)
+}
+
+/// Every advice is of a variable that the series reads, is a value that Ruby takes, and says why and how sure; every
+/// rule either advises or says why not; no variable is set twice.
+#[test]
+fn advice_is_complete() {
+    let all = [
+        Series(2, 2),
+        Series(2, 7),
+        Series(3, 0),
+        Series(3, 1),
+        Series(3, 2),
+        Series(3, 3),
+        Series(3, 4),
+        Series(4, 0),
+        Series(4, 1),
+    ];
+    let mut kept = everything();
+    kept.old_kept = distribution::Distribution::default();
+    (0..50).for_each(|_| kept.old_kept.add(300));
+    kept.time = Some(evidence::GcTime { minor_ms: 90_000, major_ms: 40_000, seconds: 10_000.0 });
+    for series in all {
+        for evidence in [&everything(), &kept, &Evidence::default()] {
+            let report = recommend(series, evidence);
+            for plan in &report.plans {
+                let rules = plan.advice.len() + plan.refusals.len();
+                assert!(rules == 10 || !report.insufficient.is_empty());
+                let mut seen = Vec::new();
+                for change in plan.settings() {
+                    let variable = ruby::variable(change.variable).unwrap();
+                    assert!(variable.is_read_by(series), "{} on {series}", change.variable);
+                    assert_eq!(variable.parse(&change.value.to_string()), Some(change.value.number()));
+                    assert!(!seen.contains(&change.variable), "{} twice", change.variable);
+                    seen.push(change.variable);
+                }
+                for advice in &plan.advice {
+                    assert!(
+                        !advice.evidence.is_empty() && advice.evidence.iter().all(|measure| measure.n > 0)
+                    );
+                    assert!(advice.effect.factor.is_none_or(f64::is_finite));
+                }
+            }
+        }
+        assert!(!recommend(series, &everything()).speed().advice.is_empty());
+    }
+}
+
+/// The formulas of docs/collector.md, in figures.
+#[test]
+fn formulas() {
+    let report = recommend(Series(2, 7), &everything());
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_INIT_SLOTS"), Some(Setting::Size(400_002)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_MALLOC_LIMIT"), Some(Setting::Size(32 << 20)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_MALLOC_LIMIT_MAX"), Some(Setting::Size(64 << 20)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_OLDMALLOC_LIMIT_MAX"), Some(Setting::Size(1_000_000_000_000)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR"), Some(Setting::Hundredths(380)));
+    // 13 % of the time in the GC, so four times the room, as free slots or as their share.
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS"), Some(Setting::Size(200_000)));
+    let report = recommend(Series(3, 4), &everything());
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO"), Some(Setting::Hundredths(50)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO"), Some(Setting::Hundredths(55)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS"), None);
+    assert_eq!(value_of(&report, 1, "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO"), Some(Setting::Hundredths(40)));
+    assert_eq!(value_of(&report, 1, "RUBY_GC_MALLOC_LIMIT"), None);
+    assert_eq!(
+        value_of(&report, 0, "RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO"),
+        None,
+        "150 of 1500 are not more than 10 %"
+    );
+    // What the environment sets is where the advice starts from.
+    let mut tuned = everything();
+    tuned.environment.insert("RUBY_GC_MALLOC_LIMIT".to_owned(), "64m".to_owned());
+    let report = recommend(Series(3, 4), &tuned);
+    assert_eq!(value_of(&report, 0, "RUBY_GC_MALLOC_LIMIT"), Some(Setting::Size(128 << 20)));
+    assert!(report.speed().clobbers(&tuned.environment).is_empty(), "twice is not too much");
+    tuned.environment.insert("RUBY_GC_OLDMALLOC_LIMIT".to_owned(), "64m".to_owned());
+    let clobbered = recommend(Series(3, 4), &tuned).speed().clobbers(&tuned.environment);
+    assert_eq!(clobbered.keys().collect::<Vec<_>>(), ["RUBY_GC_OLDMALLOC_LIMIT"]);
+}
+
+/// Units of work come before shares of time.
+#[test]
+fn units() {
+    let mut evidence = everything();
+    evidence.time = None;
+    let refusals = &recommend(Series(3, 0), &evidence).plans[0].refusals;
+    assert!(
+        refusals.iter().any(|refusal| refusal.reason.contains("does not count its time")),
+        "{refusals:?}"
+    );
+    (0..200).for_each(|_| evidence.unit_objects.add(63));
+    let refusals = &recommend(Series(3, 0), &evidence).plans[0].refusals;
+    assert!(
+        refusals.iter().any(|refusal| refusal.reason.contains("fits between two cycles")),
+        "{refusals:?}"
+    );
+    evidence.unit_objects = distribution::Distribution::default();
+    (0..200).for_each(|_| evidence.unit_objects.add(100_000));
+    let report = recommend(Series(3, 0), &evidence);
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS"), Some(Setting::Size(100_000)));
+    let advice = report.plans[0].advice.iter().find(|advice| advice.rule == "free-slots").unwrap();
+    let factor = advice.effect.factor.unwrap();
+    assert!((factor - 0.5).abs() < 0.02, "{factor}");
+}
+
+/// Too little is said to be too little, by what is missing.
+#[test]
+fn insufficient() {
+    let little = Evidence { cycles: 29, missing: 5, seconds: 4.0, ..everything() };
+    let report = recommend(Series(3, 4), &little);
+    assert_eq!(report.insufficient.len(), 3, "{:?}", report.insufficient);
+    assert!(report.plans.iter().all(|plan| plan.advice.is_empty()));
+    let config = report.to_config();
+    assert_eq!(config["Speed"], serde_json::json!({}));
+    assert!(config["explanation"][0].as_str().unwrap().starts_with("insufficient data: 29 GC cycles"));
+    assert_eq!(report.to_exports(), "");
+}
+
+/// The protocol's example set folds to what can be counted in it by hand.
+#[test]
+fn example_set() {
+    let set = SampleSet::from_json(include_str!("../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+    let mut fold = Fold::new(&set.header).unwrap();
+    set.samples.iter().for_each(|sample| fold.add(sample));
+    assert_eq!(fold.series(), Series(2, 2));
+    let evidence = fold.finish();
+    let starts = set.samples.iter().filter(|sample| sample.event == crate::wire::EventName::GcCycleStarted);
+    assert_eq!(evidence.cycles, starts.count() as u64);
+    assert_eq!(evidence.samples, set.samples.len() as u64);
+    assert_eq!(evidence.all_minors() + evidence.all_majors(), evidence.cycles);
+    assert!(evidence.environment.is_empty(), "all its variables are the agent's");
+    assert!(!recommend(Series(2, 2), &evidence).insufficient.is_empty());
+    // Kept and read again it is the same, and adding nothing changes nothing.
+    let kept: Evidence = serde_json::from_str(&serde_json::to_string(&evidence).unwrap()).unwrap();
+    assert_eq!(kept, evidence);
+    let mut sum = Evidence { environment: evidence.environment.clone(), ..Evidence::default() };
+    sum.merge(&evidence);
+    assert_eq!(sum, evidence);
+}
+
+/// What is not CRuby, or not a known one, is refused by name.
+#[test]
+fn unsupported() {
+    let set = SampleSet::from_json(include_str!("../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+    let mut header = set.header.clone();
+    header.ruby_version = "4.2.0".to_owned();
+    assert_eq!(Fold::new(&header).unwrap_err(), Unsupported::Version("4.2.0".to_owned()));
+    let mut header = set.header;
+    header.stat_keys[4] = "committed".to_owned();
+    assert!(Fold::new(&header).unwrap_err().to_string().contains("has no heap_available_slots"));
+}
+
+/// Any program.
+fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
+    use proptest::prelude::*;
+    let reasons = proptest::collection::vec(0_u64..500, 10);
+    let sizes = proptest::collection::vec(0_u32..40, 8);
+    let settings = proptest::collection::vec((0_usize..ruby::VARIABLES.len(), 0_u32..130, 0_u32..30), 0..6);
+    (reasons, sizes, settings, 0_u64..2_000_000).prop_map(|(reasons, sizes, settings, ms)| {
+        let mut evidence = everything();
+        let names = ["newobj", "malloc", "method", "capi", "stress"];
+        evidence.minors = names.iter().map(ToString::to_string).zip(reasons[..5].iter().copied()).collect();
+        let names = ["nofree", "oldgen", "shady", "force", "oldmalloc"];
+        evidence.majors = names.iter().map(ToString::to_string).zip(reasons[5..].iter().copied()).collect();
+        evidence.time =
+            (ms > 1000).then_some(evidence::GcTime { minor_ms: ms, major_ms: ms / 7, seconds: 1000.0 });
+        let of = |bits: u32| {
+            let mut distribution = distribution::Distribution::default();
+            (0..40).for_each(|n| distribution.add((1_u64 << bits) + n));
+            distribution
+        };
+        evidence.intervals = of(sizes[0]);
+        evidence.available = of(sizes[1]);
+        evidence.growth = of(sizes[2]);
+        evidence.live = of(sizes[3]);
+        evidence.warmup = of(sizes[4]);
+        evidence.old_kept = of(sizes[5] % 11);
+        evidence.free_share = of(sizes[6] % 10);
+        evidence.unit_objects =
+            if sizes[7] % 2 == 0 { of(sizes[7]) } else { distribution::Distribution::default() };
+        for (at, hundredths, size) in settings {
+            let variable = &ruby::VARIABLES[at];
+            let value = match variable.kind {
+                ruby::Kind::Size => (1_u64 << size).to_string(),
+                _ => Setting::Hundredths(hundredths.into()).to_string(),
+            };
+            evidence.environment.insert(variable.name.to_owned(), value);
+        }
+        evidence
+    })
+}
+
+proptest::proptest! {
+    /// Whatever a program does and has set: what is advised is read by its Ruby, is taken by it, together with what is
+    /// set already, and changes something.
+    #[test]
+    fn advice_is_always_valid(evidence in any_evidence(), minor in 0_u32..5) {
+        for series in [Series(2, 2), Series(2, 7), Series(3, minor), Series(4, 0), Series(4, 1)] {
+            for plan in &recommend(series, &evidence).plans {
+                let value = |name: &str| {
+                    let set = plan.settings().find(|change| change.variable == name).map(|change| change.value.number());
+                    let variable = ruby::variable(name).unwrap();
+                    let now = evidence.environment.get(name).and_then(|text| variable.parse(text));
+                    set.or(now).unwrap_or(variable.default)
+                };
+                let touches = plan.settings().any(|change| change.variable.ends_with("_RATIO") && change.variable.contains("FREE_SLOTS"));
+                let [min, goal, max] = ["MIN", "GOAL", "MAX"].map(|name| value(&format!("RUBY_GC_HEAP_FREE_SLOTS_{name}_RATIO")));
+                proptest::prop_assert!(!touches || (min <= goal && goal <= max && max <= 1.0), "{series}: {min} {goal} {max}");
+                for change in plan.settings() {
+                    let variable = ruby::variable(change.variable).unwrap();
+                    proptest::prop_assert!(variable.is_read_by(series), "{} on {series}", change.variable);
+                    let text = change.value.to_string();
+                    proptest::prop_assert_eq!(variable.parse(&text), Some(change.value.number()), "{}={}", change.variable, text);
+                }
+                for advice in &plan.advice {
+                    proptest::prop_assert!(
+                        advice.set.iter().any(|change| (change.value.number() - change.current).abs() > 1e-9),
+                        "{} changes nothing", advice.rule
+                    );
+                    let factor = advice.effect.factor.unwrap_or(0.5);
+                    proptest::prop_assert!(factor.is_finite() && factor >= 0.0, "{}: {factor}", advice.rule);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Stack records: what a thread was doing at one instant. They travel in a ring of their own, so that no storm of them
+//! can lose a GC event.
+//!
+//! Ruby frames are sent as the VM keeps them (addresses of `rb_iseq_t`, program counter, method entry); user space names
+//! them. Native frames come in a record of their own that directly precedes the stack record of the same `tid` and
+//! `ts_ns`.
+
+use crate::event::Header;
+
+/// Control frames that are walked at most; a deeper stack carries [`StackEvent::TRUNCATED`].
+pub const MAX_RUBY_FRAMES: usize = 2048;
+/// Native frames that are walked at most.
+pub const MAX_NATIVE_FRAMES: usize = 1024;
+/// Kernel frames in a record.
+pub const MAX_KERNEL_FRAMES: usize = 64;
+
+/// Why a stack was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Cause {
+    /// The CPU clock of a sampled CPU ticked; `weight_ns` is its period.
+    CpuClock = 0,
+    /// `GC_START`: the thread whose allocation (or call) began a cycle. `ts_ns` equals that of the cycle's snapshot.
+    GcStart = 1,
+    /// The thread left its CPU. If it stays away long enough, an [`OffCpuEvent`] with `begin_ns` equal to this record's
+    /// `ts_ns` follows.
+    OffCpu = 2,
+    /// The thread has got the GVL after a long wait, in which its Ruby stack cannot have changed. `ts_ns` equals that of the
+    /// [`GvlWaitEvent`](crate::gvl::GvlWaitEvent) that precedes.
+    GvlWait = 3,
+}
+
+impl Cause {
+    /// Reads a cause; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::CpuClock,
+            1 => Self::GcStart,
+            2 => Self::OffCpu,
+            3 => Self::GvlWait,
+            _ => return None,
+        })
+    }
+}
+
+/// What the garbage collector was doing on the thread when its stack was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum GcActivity {
+    /// The thread was not inside a pause.
+    None = 0,
+    /// Inside a pause, neither of the following (`gc_mode_none`: setting up, tearing down).
+    Other = 1,
+    /// `gc_mode_marking`.
+    Marking = 2,
+    /// `gc_mode_sweeping`.
+    Sweeping = 3,
+    /// `flags.during_compacting` (3.0 and later).
+    Compacting = 4,
+}
+
+impl GcActivity {
+    /// Reads an activity; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::None,
+            1 => Self::Other,
+            2 => Self::Marking,
+            3 => Self::Sweeping,
+            4 => Self::Compacting,
+            _ => return None,
+        })
+    }
+}
+
+/// A control frame (`rb_control_frame_t`), leaf first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct RubyFrame {
+    /// Address of the `rb_iseq_t` (0 for a C function), with the `FLAG`s in its low three bits.
+    pub iseq: u64,
+    /// Frames of Ruby code: `cfp->pc`. C functions: the method entry's `def`, which user space compares with what it
+    /// reads later, so that a method entry that was freed in between is never named.
+    pub pc: u64,
+    /// Address of the frame's method entry (`rb_callable_method_entry_t`), 0 where it has none, with
+    /// [`RubyFrame::METHOD_LOST`] or [`RubyFrame::METHOD_RAW`] in its low bits.
+    pub method: u64,
+}
+
+impl RubyFrame {
+    /// In `iseq`: `VM_FRAME_FLAG_FINISH`, the last frame of one invocation of the interpreter loop.
+    pub const FINISH: u64 = 1;
+    /// In `iseq`: a C function.
+    pub const CFUNC: u64 = 2;
+    /// In `iseq`: the frame was entered from JIT code (`jit_return` is set).
+    pub const JIT: u64 = 4;
+    /// The flags of `iseq`.
+    pub const FLAGS: u64 = 7;
+    /// In `method`: the way to the method entry could not be read or was too long.
+    pub const METHOD_LOST: u64 = 1;
+    /// In `method`: the value of `ep[-2]` as it is in the environment of a method or scope written in Ruby: a method
+    /// entry, an `svar` whose `cref_or_me` is one, or something that is none (a `cref`: the frame has no method).
+    pub const METHOD_RAW: u64 = 2;
+    /// The flags of `method`.
+    pub const METHOD_FLAGS: u64 = 3;
+}
+
+/// Head of a stack record; `ruby` times a [`RubyFrame`] follow.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct StackEvent {
+    /// Common head; `point` is a [`Cause`], `seq` numbers the stack records of the process.
+    pub header: Header,
+    /// Load bias of the image.
+    pub bias: u64,
+    /// Nanoseconds of CPU time the record stands for ([`Cause::CpuClock`]), else 0.
+    pub weight_ns: u64,
+    /// Events of the process so far after which the VM may have freed or moved objects (`GC_END_MARK`, `GC_END_SWEEP`).
+    pub epoch: u64,
+    /// `comm` of the thread, NUL padded.
+    pub comm: [u8; 16],
+    /// The `flags` constants.
+    pub flags: u32,
+    /// A [`GcActivity`].
+    pub gc: u32,
+    /// Ruby frames that follow.
+    pub ruby: u32,
+    /// Kernel frames in `kernel_frames`, leaf first; 0 if the thread was in user mode.
+    pub kernel: u32,
+    /// Their addresses.
+    pub kernel_frames: [u64; MAX_KERNEL_FRAMES],
+}
+
+impl StackEvent {
+    /// The Ruby stack is deeper than [`MAX_RUBY_FRAMES`]: its root end is missing.
+    pub const TRUNCATED: u32 = 1;
+    /// A control frame could not be read: its root end is missing.
+    pub const READ_FAILED: u32 = 2;
+    /// The thread has no execution context (not created by Ruby, or not running Ruby yet): no Ruby frames.
+    pub const NO_CONTEXT: u32 = 4;
+    /// What was found as the context does not fit together (`ec.thread.ec`, frame pointer outside its stack): no Ruby frames.
+    pub const BAD_CONTEXT: u32 = 8;
+    /// The image's Ruby stacks cannot be walked (no layout known): no Ruby frames.
+    pub const NO_LAYOUT: u32 = 16;
+    /// A [`NativeEvent`] precedes.
+    pub const NATIVE: u32 = 32;
+    /// The thread was in the kernel.
+    pub const IN_KERNEL: u32 = 64;
+}
+
+/// Why the walk of a native stack ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum NativeEnd {
+    /// At the outermost frame.
+    Complete = 0,
+    /// Deeper than [`MAX_NATIVE_FRAMES`].
+    Truncated = 1,
+    /// An address in no mapping that has an unwind table (JIT code, a file that could not be read).
+    NoTable = 2,
+    /// An address of a mapped file that its unwind table does not cover.
+    NoRow = 3,
+    /// A rule that the kernel side does not evaluate (a DWARF expression).
+    Unsupported = 4,
+    /// Stack memory could not be read.
+    ReadFailed = 5,
+    /// The registers that user mode had could not be found.
+    NoRegisters = 6,
+}
+
+impl NativeEnd {
+    /// Reads an end; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::Complete,
+            1 => Self::Truncated,
+            2 => Self::NoTable,
+            3 => Self::NoRow,
+            4 => Self::Unsupported,
+            5 => Self::ReadFailed,
+            6 => Self::NoRegisters,
+            _ => return None,
+        })
+    }
+}
+
+/// Head of a record of native frames; `count` addresses (`u64`) follow, leaf first: the instruction pointer, then
+/// return addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct NativeEvent {
+    /// Common head; `tid` and `ts_ns` equal those of the [`StackEvent`] that follows. `point` is a [`NativeEnd`].
+    pub header: Header,
+    /// Addresses that follow.
+    pub count: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A thread that was away from its CPU for at least the configured time runs again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct OffCpuEvent {
+    /// Common head; `ts_ns` is the time at which it runs again, `point` one of the constants.
+    pub header: Header,
+    /// When it left its CPU, nanoseconds as in the header.
+    pub begin_ns: u64,
+    /// When it became runnable, nanoseconds; equals `begin_ns` for a thread that was preempted, 0 where that was not seen.
+    pub wakeup_ns: u64,
+    /// `comm` of the thread, NUL padded.
+    pub comm: [u8; 16],
+}
+
+impl OffCpuEvent {
+    /// In `point`: the thread gave up its CPU by itself (it slept or waited).
+    pub const BLOCKED: u32 = 0;
+    /// In `point`: it was preempted while it could have run on.
+    pub const PREEMPTED: u32 = 1;
+}
+
+const _: () = assert!(size_of::<RubyFrame>() == 24);
+const _: () = assert!(size_of::<StackEvent>() == 40 + 40 + 16 + 8 * MAX_KERNEL_FRAMES);
+const _: () = assert!(size_of::<NativeEvent>() == 48);
+const _: () = assert!(size_of::<OffCpuEvent>() == 72);

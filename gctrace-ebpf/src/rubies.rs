@@ -1,0 +1,74 @@
+//! Which processes run a known image: entered by user space when it finds the mapping and by the first GC hit, inherited by
+//! forked children, forgotten at exec and exit.
+
+use gctrace_common::{config::RubyEntry, stats::Counter};
+
+use crate::maps::{RUBIES, UNWOUND, add_one, count};
+
+/// A process hit a probe of an image.
+#[inline(always)]
+pub fn met(tgid: u32, image: u32, bias: u64) {
+    let entry = RUBIES.get_ptr_mut(&tgid);
+    // SAFETY: a map value pointer, valid while the program runs. Nothing counts in an entry that is not known.
+    let execs = match entry {
+        Some(entry) if unsafe { (*entry).known } != 0 => return,
+        Some(entry) => unsafe { (*entry).execs },
+        None => 0,
+    };
+    insert(tgid, &RubyEntry { image, bias, execs, known: 1, ..RubyEntry::default() });
+}
+
+/// A process forked; the child runs the same image at the same place.
+#[inline(always)]
+pub fn forked(parent: u32, child: u32) {
+    // SAFETY: the value is copied out at once.
+    let Some(entry) = (unsafe { RUBIES.get(&parent).copied() }) else { return };
+    insert(child, &RubyEntry { seq: 0, epoch: 0, ..entry });
+}
+
+/// A process replaced its program.
+#[inline(always)]
+pub fn execed(tgid: u32) {
+    let _was_not_there = UNWOUND.remove(&tgid);
+    // SAFETY: the value is copied out at once.
+    let Some(entry) = (unsafe { RUBIES.get(&tgid).copied() }) else { return };
+    insert(tgid, &RubyEntry { execs: entry.execs.wrapping_add(1), ..RubyEntry::default() });
+}
+
+/// How often a process has replaced its program.
+#[inline(always)]
+pub fn execs(tgid: u32) -> u32 {
+    // SAFETY: the value is read at once.
+    unsafe { RUBIES.get(&tgid) }.map_or(0, |entry| entry.execs)
+}
+
+/// A process ended.
+#[inline(always)]
+pub fn exited(tgid: u32) {
+    let _was_not_there = UNWOUND.remove(&tgid);
+    let _was_not_there = RUBIES.remove(&tgid);
+}
+
+/// The VM of a process may have freed or moved objects.
+#[inline(always)]
+pub fn collected(tgid: u32) {
+    if let Some(entry) = RUBIES.get_ptr_mut(&tgid) {
+        // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
+        unsafe { add_one(&raw mut (*entry).epoch) };
+    }
+}
+
+/// The entry of a process whose image is known.
+#[inline(always)]
+pub fn known(tgid: u32) -> Option<*mut RubyEntry> {
+    let entry = RUBIES.get_ptr_mut(&tgid)?;
+    // SAFETY: a map value pointer, valid while the program runs.
+    if unsafe { (*entry).known } == 0 { None } else { Some(entry) }
+}
+
+#[inline(always)]
+fn insert(tgid: u32, entry: &RubyEntry) {
+    if RUBIES.insert(&tgid, entry, 0).is_err() {
+        count(Counter::RubyMapFull);
+    }
+}

@@ -1,0 +1,303 @@
+//! Walking a native stack by unwind tables (x86-64). The tables are made in user space; see `gctrace_common::unwind`.
+//!
+//! Searches do not branch on what they find: the verifier follows both ways of each branch, so sixteen of them in a row
+//! would be 65 thousand ways. They add a masked half instead.
+
+use aya_ebpf::{EbpfContext, helpers::generated::bpf_ringbuf_output};
+use gctrace_common::{
+    event::Kind,
+    stack::{MAX_NATIVE_FRAMES, NativeEnd, NativeEvent, StackEvent},
+    stats::Counter,
+    unwind::{CHUNK_MAPPINGS, CHUNK_WORDS, Chunk, MAPPING_WORDS, PAGE_BYTES, PageWord, UnwindRow},
+};
+
+use crate::{
+    maps::{CHUNKS, STACK_RING, UNWOUND, count},
+    usermem::{self, Registers},
+    walk::{Family, NATIVE, RUBY},
+};
+
+/// Frames that one program walks before it calls the next one; with the Ruby stack's programs this stays below the number of
+/// tail calls that the kernel allows.
+const FRAMES_PER_PROGRAM: usize = 64;
+/// `BPF_RB_NO_WAKEUP`: the record that follows wakes the reader.
+const NO_WAKEUP: u64 = 1;
+
+/// Words that are read at once: return address, and registers pushed before the frame's own data.
+const WINDOW: usize = 8;
+
+/// A walk between two programs, and the record that it fills.
+#[repr(C)]
+pub struct Native {
+    /// Instruction pointer of the frame to be walked.
+    ip: u64,
+    /// Its stack pointer.
+    sp: u64,
+    /// Its frame pointer.
+    bp: u64,
+    /// 1 if `ip` is an instruction that was interrupted, 0 if it is a return address.
+    exact: u64,
+    /// 1 if `bp` is not known.
+    bp_lost: u64,
+    /// Chunk with the mappings of the process.
+    mappings: u64,
+    /// The mapping of the last frame: first address, first address behind it, actual address of the table's base.
+    start: u64,
+    end: u64,
+    base: u64,
+    /// The first chunk of its table, and above it the number of pages.
+    chunk: u64,
+    /// The upper end of the frame being left.
+    window: [u64; WINDOW],
+    /// The head of the record.
+    event: NativeEvent,
+    /// Its frames.
+    frames: [u64; MAX_NATIVE_FRAMES],
+}
+
+/// The stage: walks the native stack in as many programs as it takes, emits its record, and goes on to the Ruby stack.
+#[inline(always)]
+pub fn native<F: Family, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> Option<Registers>) {
+    let Some(scratch) = F::claimed() else { return count(Counter::StackNotWalked) };
+    // SAFETY: the scratch is this program's until it is released.
+    let (native, head) = unsafe { (&mut (*scratch).native, &mut (*scratch).head) };
+    let (mine, stack) = (&native.event.header, &head.header);
+    let under_way = mine.ts_ns == stack.ts_ns && mine.seq == stack.seq && mine.tgid == stack.tgid;
+    let end =
+        if under_way || begin(native, head, registers) { walk(native) } else { Some(NativeEnd::NoRegisters) };
+    if end.is_none() {
+        // SAFETY: nothing is left to be dropped.
+        unsafe { F::stages().tail_call(ctx, NATIVE) };
+    }
+    emit(native, head, end.unwrap_or(NativeEnd::Truncated));
+    // SAFETY: as above.
+    unsafe { F::stages().tail_call(ctx, RUBY) };
+    F::release(scratch);
+    count(Counter::StackNotWalked);
+}
+
+/// Prepares the walk of the thread's stack; `false`: its registers are not known.
+#[inline(always)]
+fn begin(native: &mut Native, head: &StackEvent, registers: impl FnOnce() -> Option<Registers>) -> bool {
+    count(Counter::NativeStacks);
+    native.event.header = head.header;
+    native.event.header.kind = Kind::Native as u32;
+    native.event.count = 0;
+    native.event.reserved = 0;
+    let Some(Registers { ip, sp, bp }) = registers() else { return false };
+    (native.ip, native.sp, native.bp) = (ip, sp, bp);
+    (native.exact, native.bp_lost) = (1, 0);
+    (native.start, native.end) = (0, 0);
+    // SAFETY: the value is copied at once.
+    native.mappings = unsafe { UNWOUND.get(&head.header.tgid) }.map_or(0, |chunk| u64::from(*chunk));
+    true
+}
+
+/// Hands the record over.
+#[inline(always)]
+fn emit(native: &mut Native, head: &mut StackEvent, end: NativeEnd) {
+    native.event.header.point = end as u32;
+    // SAFETY: the length is bounded by what follows the head.
+    let sent = unsafe {
+        let mut frames = (&raw const native.event.count).read_volatile();
+        if frames > MAX_NATIVE_FRAMES as u32 {
+            frames = MAX_NATIVE_FRAMES as u32;
+        }
+        let bytes = size_of::<NativeEvent>() as u64 + u64::from(frames) * 8;
+        let ring = (&raw const STACK_RING).cast_mut().cast();
+        bpf_ringbuf_output(ring, (&raw mut native.event).cast(), bytes, NO_WAKEUP)
+    };
+    if sent == 0 {
+        head.flags |= StackEvent::NATIVE;
+        count(Counter::NativeSubmitted);
+    } else {
+        count(Counter::NativeRingFull);
+    }
+}
+
+/// Walks some frames; `None`: there may be more.
+#[inline(always)]
+fn walk(native: &mut Native) -> Option<NativeEnd> {
+    for _ in 0..FRAMES_PER_PROGRAM {
+        if let Some(end) = frame(native) {
+            return Some(end);
+        }
+    }
+    if native.event.count as usize >= MAX_NATIVE_FRAMES { Some(NativeEnd::Truncated) } else { None }
+}
+
+/// Takes down the frame and goes to its caller.
+#[inline(always)]
+fn frame(native: &mut Native) -> Option<NativeEnd> {
+    let ip = native.ip;
+    let count = native.event.count as usize;
+    if count >= MAX_NATIVE_FRAMES {
+        return Some(NativeEnd::Truncated);
+    }
+    native.frames[count] = ip;
+    native.event.count = count as u32 + 1;
+
+    // A return address may be the first one behind a function that ends with a call.
+    let pc = ip.wrapping_sub(1 - (native.exact & 1));
+    if (pc < native.start || pc >= native.end) && !find_mapping(native, pc) {
+        return Some(NativeEnd::NoTable);
+    }
+    match find_row(native.chunk, pc.wrapping_sub(native.base)) {
+        Some(word) => apply(native, UnwindRow::from_word(word)),
+        None => Some(NativeEnd::NoRow),
+    }
+}
+
+/// Goes to the caller by a row.
+#[inline(always)]
+fn apply(native: &mut Native, row: UnwindRow) -> Option<NativeEnd> {
+    let kind = row.kind & UnwindRow::KIND_MASK;
+    let offset = (i64::from(row.cfa) * 8) as u64;
+    let uses_bp = kind == UnwindRow::RBP || kind == UnwindRow::DEREF_RBP;
+    if uses_bp && native.bp_lost != 0 {
+        return Some(NativeEnd::Unsupported);
+    }
+    let cfa = match kind {
+        UnwindRow::RSP => native.sp.wrapping_add(offset),
+        UnwindRow::RBP => native.bp.wrapping_add(offset),
+        UnwindRow::PLT => {
+            let second = u64::from(native.ip & 15 >= row.cfa as u16 as u64);
+            native.sp.wrapping_add(8).wrapping_add(second << 3)
+        }
+        UnwindRow::DEREF_RSP | UnwindRow::DEREF_RBP => {
+            let base = if kind == UnwindRow::DEREF_RSP { native.sp } else { native.bp };
+            let Some(value) = usermem::read::<u64>(base.wrapping_add(offset)) else {
+                return Some(NativeEnd::ReadFailed);
+            };
+            value.wrapping_add(u64::from(row.kind >> 4) << 3)
+        }
+        UnwindRow::SIGNAL => return signal(native),
+        UnwindRow::OUTERMOST => return Some(NativeEnd::Complete),
+        UnwindRow::NONE => return Some(NativeEnd::NoRow),
+        _ => return Some(NativeEnd::Unsupported),
+    };
+    // The stack grows downwards: a caller's frame is above.
+    if cfa <= native.sp {
+        return Some(NativeEnd::ReadFailed);
+    }
+    // Return address and saved rbp mostly lie close together, and a read of one costs as much as one of both.
+    let near = row.rbp < 0 && row.rbp >= -(WINDOW as i8);
+    if near && read_window(native, cfa.wrapping_sub(8 * WINDOW as u64)) {
+        native.ip = native.window[WINDOW - 1];
+        native.bp = native.window[(WINDOW as i64 + i64::from(row.rbp)) as usize & (WINDOW - 1)];
+        native.bp_lost = 0;
+    } else {
+        let Some(ip) = usermem::read::<u64>(cfa.wrapping_sub(8)) else { return Some(NativeEnd::ReadFailed) };
+        if row.rbp == UnwindRow::RBP_LOST {
+            native.bp_lost = 1;
+        } else if row.rbp != UnwindRow::RBP_SAME {
+            let place = if row.rbp == UnwindRow::RBP_AT_RBP {
+                native.bp
+            } else {
+                cfa.wrapping_add((i64::from(row.rbp) * 8) as u64)
+            };
+            let Some(bp) = usermem::read::<u64>(place) else { return Some(NativeEnd::ReadFailed) };
+            native.bp = bp;
+            native.bp_lost = 0;
+        }
+        native.ip = ip;
+    }
+    native.sp = cfa;
+    native.exact = 0;
+    // The first function of a coroutine's stack returns to address zero.
+    if native.ip == 0 { Some(NativeEnd::Complete) } else { None }
+}
+
+/// Copies the words from an address on.
+#[inline(always)]
+fn read_window(native: &mut Native, address: u64) -> bool {
+    let window = (&raw mut native.window).cast();
+    // SAFETY: the window has that many bytes.
+    unsafe { usermem::copy::<{ 8 * WINDOW as u32 }>(address, 8 * WINDOW as u32, window) }.is_ok()
+}
+
+/// Goes to what a signal interrupted: the registers are in the `struct ucontext` that `rsp` points to
+/// (arch/x86/include/uapi/asm/ucontext.h).
+#[inline(always)]
+fn signal(native: &mut Native) -> Option<NativeEnd> {
+    const UC_RBP: u64 = 120;
+    const UC_RSP: u64 = 160;
+    const UC_RIP: u64 = 168;
+    let context = native.sp;
+    let (Some(bp), Some(sp), Some(ip)) = (
+        usermem::read::<u64>(context.wrapping_add(UC_RBP)),
+        usermem::read::<u64>(context.wrapping_add(UC_RSP)),
+        usermem::read::<u64>(context.wrapping_add(UC_RIP)),
+    ) else {
+        return Some(NativeEnd::ReadFailed);
+    };
+    (native.bp, native.sp, native.ip) = (bp, sp, ip);
+    (native.exact, native.bp_lost) = (1, 0);
+    None
+}
+
+/// Makes the mapping of an address the current one.
+#[inline(always)]
+fn find_mapping(native: &mut Native, pc: u64) -> bool {
+    let Some(chunk) = chunk(native.mappings as u32) else { return false };
+    let mut base = 0_usize;
+    let mut half = CHUNK_MAPPINGS / 2;
+    while half > 0 {
+        base += masked(chunk[((base + half) & (CHUNK_MAPPINGS - 1)) * MAPPING_WORDS], pc, half);
+        half /= 2;
+    }
+    let at = (base & (CHUNK_MAPPINGS - 1)) * MAPPING_WORDS;
+    native.start = chunk[at];
+    native.end = chunk[at + 1];
+    native.base = chunk[at + 2];
+    native.chunk = chunk[at + 3];
+    native.start <= pc && pc < native.end
+}
+
+/// The row in force at an offset from the base of a table.
+#[inline(always)]
+fn find_row(table: u64, offset: u64) -> Option<u64> {
+    let first = table as u32;
+    let page = offset / u64::from(PAGE_BYTES);
+    if page >= table >> 32 {
+        return None;
+    }
+    let words = chunk(first.wrapping_add(page as u32 / CHUNK_WORDS as u32))?;
+    let page = PageWord::from_word(words[page as usize & (CHUNK_WORDS - 1)]);
+    let rows = chunk(first.wrapping_add(page.first / CHUNK_WORDS as u32))?;
+    let start = page.first as usize & (CHUNK_WORDS - 1);
+    let mut base = 0_usize;
+    let mut half = PAGE_BYTES as usize / 2;
+    while half > 0 {
+        let probe = base + half;
+        let beyond = opaque(i64::from(page.more) - probe as i64) >> 63;
+        let key = rows[(start + probe) & (CHUNK_WORDS - 1)] & 0xffff_ffff;
+        base += masked(key, offset, half) & !(opaque(beyond) as usize);
+        half /= 2;
+    }
+    Some(rows[(start + base) & (CHUNK_WORDS - 1)])
+}
+
+#[inline(always)]
+fn chunk(number: u32) -> Option<&'static Chunk> {
+    if number == 0 { None } else { CHUNKS.get(number) }
+}
+
+/// `half` if `key <= wanted`, else 0, without a branch.
+#[inline(always)]
+fn masked(key: u64, wanted: u64, half: usize) -> usize {
+    // LLVM must learn neither that this is a comparison nor that its sign is one of two values, or it makes a branch of it.
+    let mut below = opaque((wanted as i64).wrapping_sub(key as i64)) >> 63;
+    below = opaque(below);
+    half & !(below as usize)
+}
+
+/// The same number, of which the compiler knows nothing.
+#[inline(always)]
+fn opaque(mut number: i64) -> i64 {
+    // SAFETY: no instruction at all.
+    unsafe {
+        core::arch::asm!("/* {0} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags))
+    };
+    number
+}

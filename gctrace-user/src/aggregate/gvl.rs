@@ -1,0 +1,171 @@
+//! Threads and edges of the GVL → sums of a process. Pure; bounded whatever a program does.
+
+use std::{collections::HashMap, sync::Arc};
+
+use gctrace_common::gvl::{GvlEdge, GvlEdgeKey, GvlState, GvlThread, MAX_GVL_EDGES};
+
+use crate::{
+    decode,
+    model::gvl::{
+        GvlBlocked, GvlCoverage, GvlProcessSummary, GvlSums, GvlThreadSummary, GvlTimes, GvlWho, Histogram,
+    },
+};
+
+/// Ended threads of a process whose names are remembered for the edges: as many as there can be edges.
+const MAX_NAMES: usize = MAX_GVL_EDGES as usize;
+
+/// What is known of a process so far.
+#[derive(Debug)]
+pub struct GvlFold {
+    coverage: GvlCoverage,
+    first_ns: Option<u64>,
+    threads: u64,
+    sums: GvlSums,
+    names: HashMap<u64, GvlWho>,
+}
+
+impl GvlFold {
+    /// Nothing yet.
+    pub fn new(coverage: GvlCoverage) -> Self {
+        Self { coverage, first_ns: None, threads: 0, sums: GvlSums::default(), names: HashMap::new() }
+    }
+
+    /// A thread that has ended, or is looked at for the last time.
+    pub fn thread(&mut self, thread: &GvlThread, end_ns: u64, ended: bool) -> GvlThreadSummary {
+        let summary = summary(thread, self.coverage, end_ns, ended);
+        self.first_ns = Some(self.first_ns.map_or(summary.begin_ns, |first| first.min(summary.begin_ns)));
+        self.threads += 1;
+        self.sums.add(&summary.sums);
+        if self.names.len() < MAX_NAMES {
+            self.names.insert(thread.id, summary.who.clone());
+        }
+        summary
+    }
+
+    /// The process is gone, or tracing ends.
+    pub fn finish(self, edges: &[(GvlEdgeKey, GvlEdge)], end_ns: u64) -> GvlProcessSummary {
+        let who = |id: &u64| self.names.get(id).cloned();
+        let blocked = edges.iter().map(|(key, edge)| GvlBlocked {
+            waiter: who(&key.waiter),
+            holder: who(&key.holder),
+            times: GvlTimes { count: edge.holds, ns: edge.wait_ns, max_ns: edge.wait_max_ns },
+        });
+        let mut blocked: Vec<_> = blocked.collect();
+        blocked.sort_by(|a, b| b.times.ns.cmp(&a.times.ns).then_with(|| a.waiter.cmp(&b.waiter)));
+        GvlProcessSummary {
+            threads: self.threads,
+            span_ns: self.first_ns.map_or(0, |first| end_ns.saturating_sub(first)),
+            end_ns,
+            sums: self.sums,
+            blocked,
+        }
+    }
+}
+
+/// A thread by what the kernel side noted of it.
+pub fn who(tid: u32, comm: &[u8; 16]) -> GvlWho {
+    GvlWho { tid, comm: Arc::from(decode::comm(comm)) }
+}
+
+fn summary(thread: &GvlThread, coverage: GvlCoverage, end_ns: u64, ended: bool) -> GvlThreadSummary {
+    let state = GvlState::from_raw(thread.state);
+    let maybe_ended = !coverage.ends && state == Some(GvlState::Away);
+    let end_ns = if maybe_ended { thread.since_ns } else { end_ns.max(thread.since_ns) };
+    let open_ns = end_ns - thread.since_ns;
+    let times = |count, ns, max_ns, within| GvlTimes {
+        count,
+        ns: if state == Some(within) { ns + open_ns } else { ns },
+        max_ns,
+    };
+    let hold = times(thread.holds, thread.hold_ns, thread.hold_max_ns, GvlState::Running);
+    // The longest time away is not kept: it says nothing about the GVL.
+    let away = times(thread.aways, thread.away_ns, 0, GvlState::Away);
+    let mut waits = Histogram::default();
+    waits.add(thread.buckets.iter().map(|&count| count.into()));
+    GvlThreadSummary {
+        who: who(thread.header.tid, &thread.comm),
+        thread: (thread.thread != 0).then_some(thread.thread),
+        begin_ns: thread.born_ns,
+        end_ns,
+        ended,
+        sums: GvlSums {
+            wall_ns: end_ns.saturating_sub(thread.born_ns),
+            wait: times(thread.waits, thread.wait_ns, thread.wait_max_ns, GvlState::Ready),
+            hold: coverage.holds.then_some(hold),
+            away: coverage.holds.then_some(away),
+            waits,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thread(id: u64, comm: &[u8]) -> GvlThread {
+        let mut thread = GvlThread::blank();
+        thread.id = id;
+        thread.header.tid = id as u32;
+        thread.comm[..comm.len()].copy_from_slice(comm);
+        (thread.born_ns, thread.since_ns) = (1000, 1000);
+        thread
+    }
+
+    /// What a thread did adds up to its life, what it is doing when it is looked at included, and threads add up to the
+    /// process.
+    #[test]
+    fn sums() {
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        one.suspended(1900);
+        one.ready(2000);
+        let mut two = thread(2, b"two");
+        two.ready(1100);
+        two.resumed(1200);
+        let mut fold = GvlFold::new(GvlCoverage { holds: true, ends: true });
+        let first = fold.thread(&one, 2500, false);
+        assert_eq!(first.sums.wait, GvlTimes { count: 1, ns: 800, max_ns: 300 });
+        assert_eq!(first.sums.hold, Some(GvlTimes { count: 1, ns: 600, max_ns: 600 }));
+        assert_eq!(first.sums.away.unwrap().ns, 100);
+        assert_eq!(first.sums.wall_ns, 1500);
+        let second = fold.thread(&two, 2500, true);
+        assert_eq!((second.sums.hold.unwrap().ns, second.sums.hold.unwrap().count), (1300, 0));
+        let key = |waiter, holder| GvlEdgeKey { waiter, holder, tgid: 9, execs: 0 };
+        let edge = |wait_ns| GvlEdge { holds: 1, wait_ns, wait_max_ns: wait_ns };
+        let all = fold.finish(&[(key(2, 7), edge(5)), (key(1, 2), edge(300))], 2500);
+        assert_eq!((all.threads, all.span_ns, all.sums.wait.ns), (2, 1500, 900));
+        let names: Vec<_> = all
+            .blocked
+            .iter()
+            .map(|b| (b.waiter.as_ref().map(|w| &*w.comm), b.holder.as_ref().map(|h| &*h.comm)))
+            .collect();
+        assert_eq!(names, [(Some("one"), Some("two")), (Some("two"), None)]);
+    }
+
+    /// Where ends are not seen, a thread that does without the GVL may be none any more.
+    #[test]
+    fn without_ends() {
+        let coverage = GvlCoverage { holds: true, ends: false };
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        let told = GvlFold::new(coverage).thread(&one, 2000, false);
+        assert_eq!((told.end_ns, told.sums.wall_ns, told.sums.hold.unwrap().ns), (2000, 1000, 700));
+        one.suspended(1400);
+        let told = GvlFold::new(coverage).thread(&one, 2000, false);
+        assert_eq!((told.end_ns, told.sums.wall_ns, told.sums.away.unwrap().ns), (1400, 400, 0));
+    }
+
+    /// Where yields are not seen, nothing is said about holds.
+    #[test]
+    fn waits_only() {
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        let mut fold = GvlFold::new(GvlCoverage { holds: false, ends: true });
+        let told = fold.thread(&one, 2000, true);
+        assert_eq!((told.sums.wait.ns, told.sums.hold, told.sums.away), (300, None, None));
+        assert_eq!(fold.finish(&[], 2000).sums.hold, None);
+    }
+}

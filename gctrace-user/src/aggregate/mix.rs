@@ -1,0 +1,211 @@
+//! Native and Ruby frames of one moment, put into one stack in true order.
+//!
+//! Each invocation of the interpreter loop is one native frame of `vm_exec_core`, and runs the control frames down to and
+//! including the first with `VM_FRAME_FLAG_FINISH`: a group. What is above such a native frame, up to the next one, was
+//! called by the C function on top of its group (or by the instruction that the group's top frame executes). So
+//! stacks are zipped from the leaf: native frames above the innermost loop, the innermost group, native frames above the
+//! next loop, and so on. This is done only if there are exactly as many loops as groups.
+//!
+//! What remains is what a reader of a profile wants to see:
+//! - between the loops, native frames outside the Ruby image (a C extension, and libraries that call back); those of the
+//!   Ruby image there are the plumbing between a C function and the block it yields to, and the C function is there under
+//!   its own name;
+//! - above the innermost loop, everything, except the plumbing next to the loop: functions of the VM that have no name, and
+//!   those that only dispatch calls ([`is_plumbing`]);
+//! - below the outermost loop, nothing: it is the same in every stack of a thread.
+//!
+//! During a collection the frames that say so stand in place of the Ruby image's own (that many functions of the collector
+//! say no more than "marking" does); what the collector calls outside of it (an extension's mark or free function, the
+//! allocator) stands on top of them, and what called into the VM when the collection began below.
+//!
+//! Where that cannot be done, the native frames above the first frame of the Ruby image stand on top of the Ruby stack;
+//! those that belong to no file (just-in-time code of the Ruby method below) are left out.
+
+use std::sync::Arc;
+
+use gctrace_common::stack::NativeEnd;
+
+use crate::model::stack::{Frame, FrameKind};
+
+/// A native frame with what mixing must know of it.
+#[derive(Clone, Debug)]
+pub struct NativeFrame {
+    /// The frame.
+    pub frame: Arc<Frame>,
+    /// It is code of the Ruby image.
+    pub ruby: bool,
+    /// A symbol names it.
+    pub named: bool,
+    /// It is the interpreter loop.
+    pub interpreter: bool,
+}
+
+/// How a stack was put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixed {
+    /// In true order.
+    InOrder,
+    /// The native leaf stands on top of the Ruby stack: the walk did not reach the outermost frame.
+    Incomplete,
+    /// The same, because the numbers of loops and groups differ (between the push of a frame and the loop's begin; code
+    /// that a just-in-time compiler made) or the loop is not known.
+    Unequal,
+    /// There are no Ruby frames.
+    NativeOnly,
+}
+
+/// Puts the frames together, leaf first. `gc` are the frames that say what the collector was doing, if it was. `groups` are the named Ruby frames of each invocation of the loop, innermost
+/// first; the frame at the root of a stack, in which no code runs, is in none.
+pub fn mix(
+    native: &[NativeFrame],
+    end: NativeEnd,
+    gc: &[Arc<Frame>],
+    groups: &[Vec<Arc<Frame>>],
+    out: &mut Vec<Arc<Frame>>,
+) -> Mixed {
+    if groups.iter().all(Vec::is_empty) {
+        leaf(native, gc, out);
+        return Mixed::NativeOnly;
+    }
+    let loops: Vec<usize> = (0..native.len()).filter(|&at| native[at].interpreter).collect();
+    let mixed = match end {
+        NativeEnd::Complete if loops.len() == groups.len() => Mixed::InOrder,
+        NativeEnd::Complete => Mixed::Unequal,
+        _ => Mixed::Incomplete,
+    };
+    if mixed != Mixed::InOrder {
+        let known = |frame: &Arc<Frame>| frame.kind != FrameKind::Missing;
+        out.extend(frames(&native[..above_ruby(native)]).filter(known));
+        out.extend(gc.iter().cloned());
+        out.extend(groups.iter().flatten().cloned());
+        return mixed;
+    }
+    let mut from = 0;
+    for (&at, group) in loops.iter().zip(groups) {
+        let above = &native[from..at];
+        if from == 0 {
+            let kept = above.iter().rposition(|native| !is_plumbing(native)).map_or(0, |last| last + 1);
+            leaf(&above[..kept], gc, out);
+        } else {
+            out.extend(above.iter().filter(|native| !native.ruby).map(|native| native.frame.clone()));
+        }
+        out.extend(group.iter().cloned());
+        from = at + 1;
+    }
+    mixed
+}
+
+/// The frames above the innermost loop.
+fn leaf(native: &[NativeFrame], gc: &[Arc<Frame>], out: &mut Vec<Arc<Frame>>) {
+    if gc.is_empty() {
+        return out.extend(frames(native));
+    }
+    let (above, below) = native.split_at(above_ruby(native));
+    out.extend(frames(above));
+    out.extend(gc.iter().cloned());
+    out.extend(below.iter().filter(|native| !native.ruby).map(|native| native.frame.clone()));
+}
+
+/// How many frames there are above the first one of the Ruby image.
+fn above_ruby(native: &[NativeFrame]) -> usize {
+    native.iter().position(|native| native.ruby).unwrap_or(native.len())
+}
+
+fn frames(native: &[NativeFrame]) -> impl Iterator<Item = Arc<Frame>> {
+    native.iter().map(|native| native.frame.clone())
+}
+
+/// Functions between the loop and the C function that it calls (`vm_insnhelper.c`, `vm_eval.c`).
+fn is_plumbing(native: &NativeFrame) -> bool {
+    const PREFIXES: [&str; 5] = ["vm_call", "vm_sendish", "vm_invoke", "vm_cfp_", "call_cfunc"];
+    native.ruby && (!native.named || PREFIXES.iter().any(|prefix| native.frame.name.starts_with(prefix)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(name: &str) -> Arc<Frame> {
+        let kind = FrameKind::Native;
+        Arc::new(Frame { kind, name: name.into(), file: None, line: 0, first_line: 0, address: 0 })
+    }
+
+    /// `!` the loop, `.` code of Ruby, `?` that without a name, else a library.
+    fn native(text: &str) -> Vec<NativeFrame> {
+        let one = |word: &str| {
+            let name = word.trim_start_matches(['!', '.', '?']);
+            let ruby = name != word;
+            let (interpreter, named) = (word.starts_with('!'), !word.starts_with('?'));
+            NativeFrame { frame: frame(name), ruby, named, interpreter }
+        };
+        text.split_whitespace().map(one).collect()
+    }
+
+    fn groups(text: &str) -> Vec<Vec<Arc<Frame>>> {
+        text.split('|').map(|group| group.split_whitespace().map(frame).collect()).collect()
+    }
+
+    fn mixed(native_frames: &str, end: NativeEnd, ruby: &str) -> (Mixed, String) {
+        mixed_gc(native_frames, end, "", ruby)
+    }
+
+    fn mixed_gc(native_frames: &str, end: NativeEnd, gc: &str, ruby: &str) -> (Mixed, String) {
+        let mut out = Vec::new();
+        let mixed = mix(&native(native_frames), end, &groups(gc).concat(), &groups(ruby), &mut out);
+        (mixed, out.iter().map(|frame| &*frame.name).collect::<Vec<_>>().join(" "))
+    }
+
+    const NATIVE: &str = "memcpy .str_gsub .vm_call_cfunc ?x !loop .rb_vm_exec .rb_yield cb.so .rb_ensure .vm_call_cfunc \
+                          !loop .rb_vm_exec .ruby_run_node main _start";
+
+    /// What a C function called stands on it, what yields stands between, what dispatches and what starts is left out.
+    #[test]
+    fn in_order() {
+        let ruby = "String#gsub block|Ext#each m <main>";
+        let expected = "memcpy str_gsub String#gsub block cb.so Ext#each m <main>";
+        assert_eq!(mixed(NATIVE, NativeEnd::Complete, ruby), (Mixed::InOrder, expected.to_owned()));
+    }
+
+    /// With any doubt only the leaf is native.
+    #[test]
+    fn doubt() {
+        for (end, ruby, how) in [
+            (NativeEnd::Complete, "a|b|c", Mixed::Unequal),
+            (NativeEnd::Complete, "a", Mixed::Unequal),
+            (NativeEnd::NoTable, "a|b", Mixed::Incomplete),
+        ] {
+            let expected = format!("memcpy {}", ruby.replace('|', " "));
+            assert_eq!(mixed(NATIVE, end, ruby), (how, expected));
+        }
+    }
+
+    /// A thread without Ruby frames keeps its native stack, whatever it is.
+    #[test]
+    fn no_ruby() {
+        let (how, text) = mixed("read .x start_thread", NativeEnd::NoRow, "");
+        assert_eq!((how, text.as_str()), (Mixed::NativeOnly, "read x start_thread"));
+    }
+
+    /// The collector's own functions are replaced by what says so.
+    #[test]
+    fn collection() {
+        let native = "free ext_free .sweep ?step .newobj z.so .vm_call_cfunc !loop .rb_vm_exec main";
+        let (how, text) = mixed_gc(native, NativeEnd::Complete, "(sweeping) (gc)", "Z#inflate <main>");
+        assert_eq!(
+            (how, text.as_str()),
+            (Mixed::InOrder, "free ext_free (sweeping) (gc) z.so Z#inflate <main>")
+        );
+        let (how, text) = mixed_gc(native, NativeEnd::NoRow, "(sweeping) (gc)", "Z#inflate <main>");
+        assert_eq!(
+            (how, text.as_str()),
+            (Mixed::Incomplete, "free ext_free (sweeping) (gc) Z#inflate <main>")
+        );
+    }
+
+    /// A leaf inside the loop itself leaves nothing above it.
+    #[test]
+    fn in_the_loop() {
+        let (how, text) = mixed("!loop .rb_vm_exec main", NativeEnd::Complete, "m <main>");
+        assert_eq!((how, text.as_str()), (Mixed::InOrder, "m <main>"));
+    }
+}

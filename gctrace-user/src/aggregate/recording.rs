@@ -1,0 +1,475 @@
+//! What was seen of stacks and GC pauses in a run: sums for profiles, and, if asked for, when it was for timelines.
+//! Memory is bounded: what is beyond a limit goes into sums that say so, and into counters.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use super::call_tree::{CallTree, NodeId};
+use crate::model::{
+    GcCycle, GcState, GcWork, Image, Pause, Phase, Process,
+    stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
+};
+
+/// How much is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Different call paths.
+    pub nodes: usize,
+    /// Different sums.
+    pub sums: usize,
+    /// Different threads.
+    pub threads: usize,
+    /// Samples of a timeline, and as many other events.
+    pub timeline: usize,
+}
+
+impl Default for Limits {
+    /// A few hundred megabytes where all of it is used.
+    fn default() -> Self {
+        Self { nodes: 1 << 20, sums: 1 << 20, threads: 1 << 16, timeline: 1_000_000 }
+    }
+}
+
+/// A process of the recording.
+#[derive(Clone, Debug)]
+pub struct ProcessFacts {
+    /// Pid, host namespace; 0 for the sum of those beyond the limit.
+    pub pid: u32,
+    /// Name of its main thread when it was met.
+    pub comm: String,
+    /// Its Ruby.
+    pub image: Option<Arc<Image>>,
+    /// When it was first heard of, `CLOCK_MONOTONIC` nanoseconds.
+    pub first_ns: u64,
+    /// When it was last heard of.
+    pub last_ns: u64,
+}
+
+/// Number of a process in a recording.
+pub type ProcessIndex = usize;
+/// Number of a thread in a recording.
+pub type ThreadIndex = u32;
+
+/// A thread under one of its names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Thread {
+    /// Its process.
+    pub process: ProcessIndex,
+    /// Its id, host namespace; 0 for the sum of those beyond the limit.
+    pub tid: u32,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+/// What samples are summed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SampleKey {
+    /// The thread.
+    pub thread: ThreadIndex,
+    /// The stack.
+    pub node: NodeId,
+    /// What the thread was doing.
+    pub state: ThreadState,
+    /// What the GC was doing on it.
+    pub gc: GcActivity,
+}
+
+/// A sum of samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SampleSum {
+    /// How many.
+    pub samples: u64,
+    /// CPU time, nanoseconds.
+    pub cpu_ns: u64,
+    /// Wall time, nanoseconds.
+    pub wall_ns: u64,
+}
+
+/// What pauses are summed by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PauseKey {
+    /// The thread that started the cycle.
+    pub thread: ThreadIndex,
+    /// Its stack at that moment; [`NodeId::ROOT`] where it was not seen.
+    pub node: NodeId,
+    /// `minor` or `major`.
+    pub kind: &'static str,
+    /// Why.
+    pub reason: (Option<&'static str>, Option<&'static str>),
+    /// The part of the pause.
+    pub phase: Phase,
+}
+
+/// A sum of pauses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PauseSum {
+    /// How many began their work in this phase.
+    pub pauses: u64,
+    /// Time in this phase, nanoseconds.
+    pub ns: u64,
+}
+
+/// A sample at its time.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// What it is of.
+    pub key: SampleKey,
+    /// CPU time, nanoseconds.
+    pub cpu_ns: u64,
+    /// Wall time, nanoseconds.
+    pub wall_ns: u64,
+}
+
+/// A GC cycle at its time.
+#[derive(Clone, Debug)]
+pub struct CycleMoment {
+    /// The thread that started it.
+    pub thread: ThreadIndex,
+    /// Its stack at that moment.
+    pub node: NodeId,
+    /// `GC.count`.
+    pub count: u64,
+    /// `minor` or `major`.
+    pub kind: &'static str,
+    /// Why.
+    pub reason: (Option<&'static str>, Option<&'static str>),
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// End of its sweep, if it was seen.
+    pub end_ns: Option<u64>,
+    /// Its pauses.
+    pub pauses: Box<[Pause]>,
+}
+
+/// An interval of GC work of an image without event sites.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkMoment {
+    /// The thread.
+    pub thread: ThreadIndex,
+    /// What was timed.
+    pub name: &'static str,
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Length, nanoseconds.
+    pub ns: u64,
+}
+
+/// Memory of a process at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryMoment {
+    /// The process.
+    pub process: ProcessIndex,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// Resident set size, bytes.
+    pub rss: u64,
+}
+
+/// What happened when, up to a limit.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    /// Samples, in the order in which they came.
+    pub samples: Vec<Moment>,
+    /// Cycles, likewise.
+    pub cycles: Vec<CycleMoment>,
+    /// GC work without event sites.
+    pub work: Vec<WorkMoment>,
+    /// Memory.
+    pub memory: Vec<MemoryMoment>,
+    /// Samples beyond the limit, which are only in the sums.
+    pub samples_left_out: u64,
+    /// Cycles, pauses, intervals of work and points of memory beyond the limit.
+    pub events_left_out: u64,
+    events: usize,
+}
+
+/// Everything recorded.
+#[derive(Debug)]
+pub struct Recording {
+    limits: Limits,
+    /// The stacks.
+    pub tree: CallTree,
+    /// The Rubies of traced processes.
+    pub images: Vec<Arc<Image>>,
+    /// The processes.
+    pub processes: Vec<ProcessFacts>,
+    /// The threads.
+    pub threads: Vec<Thread>,
+    /// Sums of samples.
+    pub samples: HashMap<SampleKey, SampleSum>,
+    /// Sums of pauses.
+    pub pauses: HashMap<PauseKey, PauseSum>,
+    /// When it was, if anyone asked.
+    pub timeline: Option<Timeline>,
+    /// CPU time of the first sample on a CPU, which is the period of the clock, nanoseconds.
+    pub period_ns: Option<u64>,
+    /// Samples whose stack or thread is beyond the limits; their time is in the sums.
+    pub merged: u64,
+    /// What stands for an empty stack: readers drop samples without frames, or take them for idle time.
+    no_stack: Stack,
+    current: HashMap<u32, ProcessIndex>,
+    thread_of: HashMap<Thread, ThreadIndex>,
+    beyond: Option<ThreadIndex>,
+}
+
+impl Recording {
+    /// Records sums, and a timeline if `timeline`.
+    pub fn new(timeline: bool, limits: Limits) -> Self {
+        Self {
+            limits,
+            tree: CallTree::new(limits.nodes),
+            images: Vec::new(),
+            processes: Vec::new(),
+            threads: Vec::new(),
+            samples: HashMap::new(),
+            pauses: HashMap::new(),
+            timeline: timeline.then(Timeline::default),
+            period_ns: None,
+            merged: 0,
+            no_stack: Arc::new([Arc::new(Frame {
+                kind: FrameKind::Missing,
+                name: Arc::from("(no stack)"),
+                file: None,
+                line: 0,
+                first_line: 0,
+                address: 0,
+            })]),
+            current: HashMap::new(),
+            thread_of: HashMap::new(),
+            beyond: None,
+        }
+    }
+
+    /// A process is traced from now on. What had its pid before is another one.
+    pub fn process(&mut self, process: &Process, state: Option<&GcState>) {
+        self.current.remove(&process.pid);
+        if self.images.iter().all(|known| known.index != process.image.index) {
+            self.images.push(process.image.clone());
+        }
+        if let Some(state) = state {
+            self.memory(process, state);
+        }
+    }
+
+    /// Tracing of a process ended.
+    pub fn ended(&mut self, process: &Process) {
+        self.current.remove(&process.pid);
+    }
+
+    /// A sample.
+    pub fn sample(&mut self, process: &Process, sample: &StackSample) {
+        let thread = self.thread(process, sample.tid, &sample.comm, sample.ts_ns);
+        let stack = if sample.stack.is_empty() { &self.no_stack } else { &sample.stack };
+        let node = self.tree.insert(stack);
+        let mut merged = node == NodeId::BEYOND || Some(thread) == self.beyond;
+        if self.period_ns.is_none() && sample.cpu_ns > 0 {
+            self.period_ns = Some(sample.cpu_ns);
+        }
+        let key = SampleKey { thread, node, state: sample.state, gc: sample.gc };
+        let full = self.samples.len() >= self.limits.sums;
+        let sum = match self.samples.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if !full => entry.insert(SampleSum::default()),
+            Entry::Vacant(_) => {
+                merged = true;
+                let thread = self.thread_beyond();
+                self.samples.entry(SampleKey { thread, node: NodeId::BEYOND, ..key }).or_default()
+            }
+        };
+        sum.samples += 1;
+        sum.cpu_ns += sample.cpu_ns;
+        sum.wall_ns += sample.wall_ns;
+        self.merged += u64::from(merged);
+        let Some(timeline) = &mut self.timeline else { return };
+        if timeline.samples.len() >= self.limits.timeline {
+            timeline.samples_left_out += 1;
+            return;
+        }
+        let (cpu_ns, wall_ns) = (sample.cpu_ns, sample.wall_ns);
+        timeline.samples.push(Moment { ts_ns: sample.ts_ns, key, cpu_ns, wall_ns });
+    }
+
+    /// A cycle with its pauses.
+    pub fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+        let start = &cycle.start;
+        let thread = self.thread(process, start.tid, &Arc::from(cycle.comm.as_str()), start.ts_ns);
+        let node = cycle.trigger.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
+        let reason = (start.info.gc_by, start.info.major_by);
+        let kind = cycle.kind();
+        for pause in &cycle.pauses {
+            for (phase, ns) in pause.phases() {
+                let pauses = u64::from(phase == pause.first_phase());
+                if ns == 0 && pauses == 0 {
+                    continue;
+                }
+                let key = PauseKey { thread, node, kind, reason, phase };
+                let full = self.pauses.len() >= self.limits.sums;
+                let sum = match self.pauses.entry(key) {
+                    Entry::Occupied(entry) => entry.into_mut(),
+                    Entry::Vacant(entry) if !full => entry.insert(PauseSum::default()),
+                    Entry::Vacant(_) => {
+                        let thread = self.thread_beyond();
+                        let key = PauseKey { thread, node: NodeId::BEYOND, kind, reason, phase };
+                        self.pauses.entry(key).or_default()
+                    }
+                };
+                sum.pauses += pauses;
+                sum.ns += ns;
+            }
+        }
+        let end_ns = cycle.end.as_ref().map(|end| end.ts_ns);
+        self.heard(process, end_ns.unwrap_or(start.ts_ns));
+        if let Some(timeline) = &mut self.timeline
+            && timeline.admit(1 + cycle.pauses.len(), &self.limits)
+        {
+            timeline.cycles.push(CycleMoment {
+                thread,
+                node,
+                count: cycle.count,
+                kind,
+                reason,
+                begin_ns: start.ts_ns,
+                end_ns,
+                pauses: cycle.pauses.as_slice().into(),
+            });
+        }
+        for state in std::iter::once(start).chain(&cycle.end) {
+            self.memory(process, state);
+        }
+    }
+
+    /// GC work without event sites.
+    pub fn work(&mut self, process: &Process, work: &GcWork) {
+        if self.timeline.is_none() {
+            return;
+        }
+        let thread = self.thread(process, work.tid, &Arc::from(work.comm.as_str()), work.begin_ns);
+        if let Some(timeline) = &mut self.timeline
+            && timeline.admit(1, &self.limits)
+        {
+            let GcWork { phase, begin_ns, ns, .. } = *work;
+            timeline.work.push(WorkMoment { thread, name: phase.name(), begin_ns, ns });
+        }
+    }
+
+    fn memory(&mut self, process: &Process, state: &GcState) {
+        let Some(memory) = state.memory.filter(|_| self.timeline.is_some()) else { return };
+        let index = self.process_index(process, state.ts_ns);
+        if let Some(timeline) = &mut self.timeline
+            && timeline.admit(1, &self.limits)
+        {
+            timeline.memory.push(MemoryMoment { process: index, ts_ns: state.ts_ns, rss: memory.rss });
+        }
+    }
+
+    fn heard(&mut self, process: &Process, ts_ns: u64) {
+        let index = self.process_index(process, ts_ns);
+        if let Some(facts) = self.processes.get_mut(index) {
+            facts.first_ns = facts.first_ns.min(ts_ns);
+            facts.last_ns = facts.last_ns.max(ts_ns);
+        }
+    }
+
+    fn process_index(&mut self, process: &Process, ts_ns: u64) -> ProcessIndex {
+        if let Some(&index) = self.current.get(&process.pid) {
+            return index;
+        }
+        if self.processes.len() >= self.limits.threads {
+            let beyond = self.thread_beyond();
+            return self.threads.get(beyond as usize).map_or(0, |thread| thread.process);
+        }
+        let index = self.processes.len();
+        self.processes.push(ProcessFacts {
+            pid: process.pid,
+            comm: process.comm.clone(),
+            image: Some(process.image.clone()),
+            first_ns: ts_ns,
+            last_ns: ts_ns,
+        });
+        self.current.insert(process.pid, index);
+        index
+    }
+
+    fn thread(&mut self, process: &Process, tid: u32, name: &Arc<str>, ts_ns: u64) -> ThreadIndex {
+        self.heard(process, ts_ns);
+        let process = self.process_index(process, ts_ns);
+        let thread = Thread { process, tid, name: name.clone() };
+        if let Some(&index) = self.thread_of.get(&thread) {
+            return index;
+        }
+        if self.threads.len() >= self.limits.threads {
+            return self.thread_beyond();
+        }
+        let index = self.threads.len() as ThreadIndex;
+        self.threads.push(thread.clone());
+        self.thread_of.insert(thread, index);
+        index
+    }
+
+    /// The thread that stands for all beyond the limit.
+    fn thread_beyond(&mut self) -> ThreadIndex {
+        if let Some(index) = self.beyond {
+            return index;
+        }
+        let comm = "(beyond gctrace's limit of threads)";
+        let facts = ProcessFacts { pid: 0, comm: comm.to_owned(), image: None, first_ns: 0, last_ns: 0 };
+        self.processes.push(facts);
+        let index = self.threads.len() as ThreadIndex;
+        self.threads.push(Thread { process: self.processes.len() - 1, tid: 0, name: Arc::from(comm) });
+        self.beyond = Some(index);
+        index
+    }
+
+    /// A thread by its number.
+    pub fn thread_facts(&self, index: ThreadIndex) -> (&Thread, &ProcessFacts) {
+        let thread = &self.threads[index as usize];
+        (thread, &self.processes[thread.process])
+    }
+
+    /// Whether samples off the CPU were taken.
+    pub fn has_wall(&self) -> bool {
+        self.samples.keys().any(|key| key.state != ThreadState::Running)
+    }
+}
+
+impl Timeline {
+    fn admit(&mut self, events: usize, limits: &Limits) -> bool {
+        let fits = self.events + events <= limits.timeline;
+        if fits {
+            self.events += events;
+        } else {
+            self.events_left_out += events as u64;
+        }
+        fits
+    }
+}
+
+impl SampleSum {
+    /// The time that a stack in this state stands for: on a CPU its CPU time, else wall time. Nanoseconds.
+    pub fn time_ns(&self, state: ThreadState) -> u64 {
+        time_ns(state, self.cpu_ns, self.wall_ns)
+    }
+}
+
+impl Moment {
+    /// As [`SampleSum::time_ns`].
+    pub fn time_ns(&self) -> u64 {
+        time_ns(self.key.state, self.cpu_ns, self.wall_ns)
+    }
+}
+
+fn time_ns(state: ThreadState, cpu_ns: u64, wall_ns: u64) -> u64 {
+    if state == ThreadState::Running { cpu_ns } else { wall_ns }
+}
+
+/// The reason of a cycle as one text, such as `newobj, nofree`.
+pub fn reason_text((gc_by, major_by): (Option<&'static str>, Option<&'static str>)) -> String {
+    match (gc_by, major_by) {
+        (Some(by), Some(major)) => format!("{by}, {major}"),
+        (by, major) => by.or(major).unwrap_or("unknown").to_owned(),
+    }
+}

@@ -1,0 +1,172 @@
+//! Taking stacks: the stages that walk them, and the clock that says when.
+
+use std::{path::Path, time::Duration};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{MapData, ProgramArray},
+    programs::{
+        Program,
+        perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent},
+    },
+};
+
+use gctrace_common::config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS};
+
+use super::load::{LoadError, TracepointFormat};
+
+/// Programs of the sampling clock: its tick and the later stages.
+pub(super) const TICK_PROGRAMS: [&str; 2] = ["cpu_sample", "tick_ruby"];
+/// The stage of a tick's stack that walks the native stack.
+pub(super) const NATIVE_PROGRAM: &str = "tick_native";
+/// Programs of the scheduler's tracepoints: program and name of the tracepoint.
+const SWITCH_PROGRAMS: [(&str, &str); 2] =
+    [("sched_switch", "sched_switch"), ("sched_wakeup", "sched_wakeup")];
+/// Later stages of a stack that a tracepoint takes.
+const SWITCH_STAGES: [&str; 1] = ["switch_ruby"];
+/// Stacks of threads that leave a CPU, per second and CPU: what lies above costs more than it tells.
+const OFF_CPU_STACKS: u64 = 1000;
+/// Later stages of a stack that a uprobe takes.
+pub(super) const PROBE_STAGES: [&str; 1] = ["probe_ruby"];
+
+/// Index of the stage that walks the native stack. It stays empty where none is walked: where it is switched off, and where
+/// a uprobe takes the stack, which the traced program would wait for.
+const NATIVE: u32 = 0;
+/// Index of the stage that walks the Ruby stack.
+const RUBY: u32 = 1;
+/// Family of programs, its stages.
+const STAGES: [(&str, &[(u32, &str)]); 3] = [
+    ("TICK_STAGES", &[(NATIVE, NATIVE_PROGRAM), (RUBY, "tick_ruby")]),
+    ("PROBE_STAGES", &[(RUBY, "probe_ruby")]),
+    ("SWITCH_STAGES", &[(RUBY, "switch_ruby")]),
+];
+
+/// Which stacks are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackOptions {
+    /// Ticks per second and CPU.
+    pub rate: u32,
+    /// Whether threads that leave their CPU are looked at, too.
+    pub wall: bool,
+    /// How long they must stay away to be reported.
+    pub off_cpu_min: Duration,
+    /// Whether native stacks are walked.
+    pub native: bool,
+}
+
+impl StackOptions {
+    /// CPU time between two ticks, nanoseconds.
+    fn tick_ns(self) -> u64 {
+        1_000_000_000 / u64::from(self.rate.max(1))
+    }
+}
+
+/// The stages of each family; the programs can jump to them as long as this is kept.
+pub(super) type Stages = Vec<ProgramArray<MapData>>;
+
+/// Lets the programs of each family find the stages.
+pub(super) fn link_stages(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<Stages, LoadError> {
+    let loaded = programs(options);
+    let loaded = |name: &str| loaded.contains(&name);
+    let link = |(map, list): (&'static str, &[(u32, &'static str)])| {
+        let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
+        let mut stages = ProgramArray::try_from(taken).map_err(|source| LoadError::Map { map, source })?;
+        for &(stage, name) in list.iter().filter(|(_, name)| loaded(name)) {
+            let program = ebpf.program(name).ok_or(LoadError::Missing(name))?;
+            let fd = match program {
+                Program::UProbe(program) => program.fd(),
+                Program::PerfEvent(program) => program.fd(),
+                Program::TracePoint(program) => program.fd(),
+                _ => return Err(LoadError::Missing(name)),
+            };
+            let fd = fd.map_err(|source| LoadError::Program { program: name, source })?;
+            stages.set(stage, fd, 0).map_err(|source| LoadError::Map { map, source })?;
+        }
+        Ok(stages)
+    };
+    STAGES.into_iter().map(link).collect()
+}
+
+/// Makes room for what the options need.
+pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, options: Option<StackOptions>) -> Result<(), LoadError> {
+    let cpus = aya::util::nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))? as u32;
+    loader.map_max_entries("TICK_SCRATCH", cpus);
+    loader.map_max_entries("PROBE_SCRATCH", cpus * PROBE_SLOTS);
+    if options.is_some_and(|options| options.wall) {
+        loader.map_max_entries("SWITCH_SCRATCH", cpus);
+        loader.map_max_entries("AWAY", MAX_AWAY);
+    }
+    Ok(())
+}
+
+/// What the programs are told of the scheduler's tracepoints.
+pub(super) fn configure(
+    config: &mut Config,
+    options: Option<StackOptions>,
+    tracefs: &Path,
+) -> Result<(), LoadError> {
+    let Some(options) = options else { return Ok(()) };
+    config.tick_ns = options.tick_ns();
+    if options.wall {
+        let switch = TracepointFormat::read(tracefs, "sched", "sched_switch")?;
+        config.switch_prev_state = switch.offset("prev_state")?;
+        config.switch_next_pid = switch.offset("next_pid")?;
+        config.wakeup_pid = TracepointFormat::read(tracefs, "sched", "sched_wakeup")?.offset("pid")?;
+        config.off_cpu_min_ns = u64::try_from(options.off_cpu_min.as_nanos()).unwrap_or(u64::MAX);
+        config.off_cpu_stacks = (OFF_CPU_STACKS * OFF_CPU_WINDOW_NS / 1_000_000_000) as u32;
+    }
+    Ok(())
+}
+
+/// The programs that these options need.
+pub(super) fn programs(options: Option<StackOptions>) -> Vec<&'static str> {
+    let mut names: Vec<&'static str> = PROBE_STAGES.into_iter().collect();
+    let Some(options) = options else { return names };
+    names.extend(TICK_PROGRAMS);
+    if options.native {
+        names.push(NATIVE_PROGRAM);
+    }
+    if options.wall {
+        names.extend(SWITCH_PROGRAMS.map(|(program, _)| program));
+        names.extend(SWITCH_STAGES);
+    }
+    names
+}
+
+/// Starts whatever the options say.
+pub(super) fn start(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<(), LoadError> {
+    let Some(options) = options else { return Ok(()) };
+    attach(ebpf, options.tick_ns())?;
+    if !options.wall {
+        return Ok(());
+    }
+    for (program, name) in SWITCH_PROGRAMS {
+        let Some(Program::TracePoint(tracepoint)) = ebpf.program_mut(program) else {
+            return Err(LoadError::Missing(program));
+        };
+        tracepoint
+            .attach("sched", name)
+            .map_err(|source| LoadError::Tracepoint { tracepoint: format!("sched:{name}"), source })?;
+    }
+    Ok(())
+}
+
+/// Starts the clock of every CPU that is online.
+fn attach(ebpf: &mut Ebpf, tick_ns: u64) -> Result<(), LoadError> {
+    let name = TICK_PROGRAMS[0];
+    let cpus = aya::util::online_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
+    let Some(Program::PerfEvent(program)) = ebpf.program_mut(name) else {
+        return Err(LoadError::Missing(name));
+    };
+    for cpu in cpus {
+        program
+            .attach(
+                PerfEventConfig::Software(SoftwareEvent::CpuClock),
+                PerfEventScope::AllProcessesOneCpu { cpu },
+                SamplePolicy::Period(tick_ns),
+                false,
+            )
+            .map_err(|source| LoadError::Clock { cpu, source })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! `gctrace tune`: recommendations from sample sets in files.
+
+use std::io::{self, Write as _};
+
+use gctrace_collector::offline::{self, Program};
+
+use super::args::{TuneArgs, TuneFormatArg};
+use crate::app::say;
+
+/// Prints what is recommended. Returns the exit status: 2 if something could not be read; the rest is printed all the
+/// same.
+pub fn tune(args: &TuneArgs) -> u8 {
+    let found = offline::recommend(&args.paths, args.together);
+    let text = match args.format {
+        TuneFormatArg::Json => found.to_json() + "\n",
+        TuneFormatArg::Text => found.programs.iter().map(paragraph).collect::<Vec<_>>().join("\n"),
+    };
+    let written = io::stdout().lock().write_all(text.as_bytes());
+    for failure in &found.failures {
+        say(&format!("gctrace: {failure}"));
+    }
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            say(&format!("gctrace: writing to standard output: {error}"));
+            2
+        }
+        _ => u8::from(!found.failures.is_empty()) * 2,
+    }
+}
+
+fn paragraph(program: &Program) -> String {
+    let (first, rest) =
+        program.files.split_first().map_or((None, 0), |(first, rest)| (Some(first), rest.len()));
+    let files = first.map_or_else(String::new, |path| path.display().to_string());
+    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    format!("{files}{more} (pid {} on {})\n{}", program.pid, program.hostname, program.report)
+}

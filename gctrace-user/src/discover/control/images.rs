@@ -1,0 +1,297 @@
+//! Images: each is judged once, asked about where servers may know more, and opened to events.
+
+use std::{
+    cell::Cell,
+    collections::BTreeSet,
+    fs::File,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use gctrace_common::config::ImageConfig;
+
+use super::{
+    super::{
+        asking::{Answer, Asking, Means, Question},
+        debuginfo::Around,
+        identity::ImageKey,
+        installed,
+        place::Place,
+        planned::{Abilities, Choice, Head, Planned, Way, choose, reading, site_image},
+    },
+    Control, Found, Traced, Verdict, Waiting,
+};
+use crate::{
+    app::say,
+    bpf::brief,
+    cache::Cache,
+    elf::{RubyPresence, probe_ruby},
+    model::{Image, gvl::GvlCoverage},
+    pipeline::KnownImage,
+    ruby::{last_resort::LastResort, plan::AttachPlan},
+};
+
+impl Control {
+    pub(super) fn judge(&mut self, key: ImageKey, path: &Path, shown: &Path, place: &Place) -> Verdict {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) => {
+                // The process is gone, or we are out of descriptors: that says nothing about the image, so nothing is
+                // remembered, and the next process that maps it is looked at again.
+                log::debug!("{}: {error}", shown.display());
+                return Verdict::NotRuby;
+            }
+        };
+        let verdict = match self.judge_file(key, &file, shown, place) {
+            Ok(verdict) => verdict,
+            Err(reason) => Verdict::Refused(reason.into()),
+        };
+        self.verdicts.insert(key, verdict.clone());
+        if let Verdict::Traced(traced) = &verdict {
+            if let Some(native) = &mut self.native {
+                native.prepare(key, path, shown);
+            }
+            self.add_gc_libraries(key, traced, place);
+        }
+        verdict
+    }
+
+    pub(super) fn judge_file(
+        &mut self,
+        key: ImageKey,
+        file: &File,
+        shown: &Path,
+        place: &Place,
+    ) -> Result<Verdict, String> {
+        match probe_ruby(file) {
+            Ok(Some(RubyPresence::Defines)) => {}
+            Ok(Some(RubyPresence::GcLibrary)) => return Ok(Verdict::GcLibrary),
+            Ok(Some(RubyPresence::Needs { .. }) | None) => return Ok(Verdict::NotRuby),
+            Err(error) if installed::names_ruby(shown) => {
+                return Err(format!(
+                    "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
+                ));
+            }
+            Err(error) => {
+                // A broken file that nothing says is a Ruby is nobody's business.
+                log::debug!("{}: {error}", shown.display());
+                return Ok(Verdict::NotRuby);
+            }
+        }
+        let later = Cell::new(false);
+        let around = Around { info: &self.debug, place, later: Some(&later) };
+        let choice = choose(file, shown, self.methods, self.abilities(), &mut self.cache, around);
+        if later.get() {
+            let file = file.try_clone().map_err(|error| format!("keeping it open: {error}"))?;
+            let question = Question { key, file, shown: shown.to_owned(), place: place.clone() };
+            return self.ask(question).map(|()| Verdict::Waiting);
+        }
+        self.open(file, shown, choice)
+    }
+
+    pub(in crate::discover) fn abilities(&self) -> Abilities {
+        Abilities { reads_threads: self.probes.reads_threads(), cookies: self.probes.has_cookie() }
+    }
+
+    /// Has the servers asked about an image.
+    pub(super) fn ask(&mut self, question: Question) -> Result<(), String> {
+        let asking = if let Some(asking) = self.asking.take() {
+            asking
+        } else {
+            let means = Means {
+                info: Arc::clone(&self.debug),
+                cache: self.cache.path().map_or_else(Cache::none, Cache::at),
+                methods: self.methods,
+                abilities: self.abilities(),
+            };
+            Asking::start(means).map_err(|error| {
+                format!("starting a thread that asks the servers in DEBUGINFOD_URLS: {error}")
+            })?
+        };
+        let asking = self.asking.insert(asking);
+        let (key, shown) = (question.key, question.shown.clone());
+        if !asking.ask(question) {
+            return Err("too many images wait for the servers in DEBUGINFOD_URLS; unset it".to_owned());
+        }
+        say(&format!(
+            "gctrace: {}: the servers in DEBUGINFOD_URLS are asked for its symbols; it is traced when they have \
+             answered",
+            shown.display()
+        ));
+        self.waiting.insert(key, Waiting { shown, pids: BTreeSet::new() });
+        Ok(())
+    }
+
+    /// Takes the answers that have come.
+    pub(super) fn take_answers(&mut self) {
+        while let Some(asking) = &self.asking {
+            match asking.answer() {
+                Ok(Some(Answer { question, choice })) => {
+                    let verdict = self.open(&question.file, &question.shown, choice);
+                    self.conclude(question.key, verdict);
+                    if let Some(Verdict::Traced(traced)) = self.verdicts.get(&question.key).cloned() {
+                        self.add_gc_libraries(question.key, &traced, &question.place);
+                    }
+                }
+                Ok(None) => return,
+                Err(()) => {
+                    self.asking = None;
+                    let keys: Vec<ImageKey> = self.waiting.keys().copied().collect();
+                    for key in keys {
+                        let reason = "the thread that asks the servers in DEBUGINFOD_URLS has ended; please \
+                                      report this, and unset it until then";
+                        self.conclude(key, Err(reason.to_owned()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// An image has its verdict: those that waited for it are looked at again.
+    pub(super) fn conclude(&mut self, key: ImageKey, verdict: Result<Verdict, String>) {
+        self.verdicts.insert(key, verdict.unwrap_or_else(|reason| Verdict::Refused(reason.into())));
+        for pid in self.waiting.remove(&key).map(|waiting| waiting.pids).unwrap_or_default() {
+            self.inspect(pid);
+        }
+    }
+
+    /// The run ends before the servers have answered: who waited was not traced.
+    pub(super) fn give_up_waiting(&mut self) {
+        for Waiting { shown, pids } in std::mem::take(&mut self.waiting).into_values() {
+            for pid in pids.into_iter().filter(|&pid| self.wants(pid)) {
+                let reason =
+                    "the servers in DEBUGINFOD_URLS had not answered when the run ended; unset it, or \
+                              install the debug package"
+                        .to_owned();
+                self.tell(Found::Refused { pid: Some(pid), path: shown.clone(), reason });
+            }
+        }
+    }
+
+    /// Attaches what was chosen.
+    pub(super) fn open(&mut self, file: &File, shown: &Path, choice: Choice) -> Result<Verdict, String> {
+        let Choice { way, refusals } = choice;
+        match way {
+            Some(Way::Sites(planned)) => self.open_sites(file, shown, *planned),
+            Some(Way::LastResort(head, mut last)) => {
+                if let Some(fault) = self.plant {
+                    fault.plant_last(&mut last);
+                }
+                let refusals = refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
+                let verdict = self
+                    .open_last_resort(file, shown, head, &last)
+                    .map_err(|error| [vec![error], refusals.clone()].concat().join("; "))?;
+                let misses = last.method.misses().unwrap_or_default();
+                let path = shown.display();
+                say(&format!("gctrace: {path} is probed by {}: {misses}", last.method.name()));
+                for reason in refusals {
+                    say(&format!("gctrace: {path}: why not better: {reason}"));
+                }
+                Ok(verdict)
+            }
+            None => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+        }
+    }
+
+    /// Makes an image known, attaches its event sites and opens it.
+    pub(in crate::discover) fn open_sites(
+        &mut self,
+        file: &File,
+        shown: &Path,
+        planned: Planned,
+    ) -> Result<Verdict, String> {
+        let Planned { mut plan, segments, .. } = planned;
+        if let Some(fault) = self.plant {
+            fault.plant(&mut plan);
+        }
+        if let Err(why) = &plan.frames {
+            let path = shown.display();
+            if self.stacks {
+                say(&format!("gctrace: {path}: its Ruby stacks are not read: {why}"));
+            } else {
+                log::info!("{path}: its Ruby stacks are not read: {why}");
+            }
+        }
+        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
+        let watched = self.watch_gvl(index, file, shown, &mut plan);
+        self.images.add(KnownImage {
+            image: Arc::new(Image { gvl: watched, ..site_image(index, shown, &plan) }),
+            reading: Some(reading(&plan)),
+            frames: plan.frames.as_ref().ok().cloned(),
+        });
+        self.probes.add_image(index, &plan.config).map_err(|e| e.to_string())?;
+        self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
+        self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
+        self.attached += 1;
+        Ok(Verdict::Traced(Arc::new(Traced { index, plan: Some(plan), segments })))
+    }
+
+    /// Attaches the GVL probes of an image, if they are wanted. What prevents them is said, and prevents nothing else.
+    fn watch_gvl(
+        &mut self,
+        index: u32,
+        file: &File,
+        shown: &Path,
+        plan: &mut AttachPlan,
+    ) -> Option<GvlCoverage> {
+        if !self.gvl {
+            return None;
+        }
+        let path = shown.display();
+        let gvl = match &plan.gvl {
+            Ok(gvl) => gvl,
+            Err(why) => {
+                say(&format!("gctrace: {path}: its GVL is not watched: {why}"));
+                return None;
+            }
+        };
+        if let Err(error) = self.probes.attach_gvl(index, gvl, &reopened(file), self.scope()) {
+            say(&format!("gctrace: {path}: its GVL is not watched: {}", brief(&error)));
+            return None;
+        }
+        plan.config.gvl = gvl.path;
+        if !gvl.coverage.holds {
+            say(&format!(
+                "gctrace: {path}: of its GVL only waits are told: the yields of Ruby 3.2 have no event, so how long it \
+                 is held is not known"
+            ));
+        }
+        Some(gvl.coverage)
+    }
+
+    /// The same with the probes of the last resort.
+    pub(super) fn open_last_resort(
+        &mut self,
+        file: &File,
+        shown: &Path,
+        head: Head,
+        last: &LastResort,
+    ) -> Result<Verdict, String> {
+        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
+        let image = Image {
+            index,
+            path: shown.to_owned(),
+            version: head.version,
+            build_id: head.build_id,
+            stat_keys: Vec::new(),
+            heap_keys: Vec::new(),
+            method: last.method,
+            probes: last.probes.len(),
+            gvl: None,
+            has_symbols: head.has_symbols,
+        };
+        self.images.add(KnownImage { image: Arc::new(image), reading: None, frames: None });
+        let scope = self.scope();
+        self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| brief(&e))?;
+        let config = ImageConfig { open: 1, ..ImageConfig::default() };
+        self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
+        self.attached += 1;
+        Ok(Verdict::Traced(Arc::new(Traced { index, plan: None, segments: head.segments })))
+    }
+}
+
+/// A path to the file through our own descriptor: the process whose mapping it is may exit at any moment.
+fn reopened(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}

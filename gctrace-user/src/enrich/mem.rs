@@ -1,0 +1,58 @@
+//! Memory of a traced process, read and never written.
+
+use std::{fs::File, io, os::unix::fs::FileExt};
+
+use crate::ruby::frames::Memory;
+
+/// Reads the memory of one process through one open file. The process is neither stopped nor disturbed.
+///
+/// The file stays with the process that it was opened for: once that is gone, nothing can be read any more, even if its
+/// pid was given to another process.
+#[derive(Debug)]
+pub struct ProcessMemory {
+    file: File,
+}
+
+impl ProcessMemory {
+    /// Opens `/proc/PID/mem` (pid of gctrace's own pid namespace).
+    ///
+    /// # Errors
+    ///
+    /// The process is gone, or the kernel does not let gctrace read it (it takes what `ptrace` takes: the same user and a
+    /// dumpable process, or `CAP_SYS_PTRACE`).
+    pub fn open(pid: u32) -> io::Result<Self> {
+        Ok(Self { file: File::open(format!("/proc/{pid}/mem"))? })
+    }
+}
+
+impl Memory for ProcessMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.file.read_exact_at(buffer, address).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What this very process has in memory is read; unmapped memory, the end of the address space and a process that is
+    /// gone are not.
+    #[test]
+    fn reads() {
+        let words = [0x1122_3344_5566_7788_u64, 7];
+        let memory = ProcessMemory::open(std::process::id()).unwrap();
+        let mut bytes = [0; 16];
+        assert!(memory.read(words.as_ptr().addr() as u64, &mut bytes));
+        assert_eq!(bytes[..8], words[0].to_le_bytes());
+        assert_eq!(bytes[8..], words[1].to_le_bytes());
+        for hole in [0, 8, u64::MAX - 15, u64::MAX] {
+            assert!(!memory.read(hole, &mut bytes), "{hole:#x}");
+        }
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let memory = ProcessMemory::open(child.id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!memory.read(words.as_ptr().addr() as u64, &mut bytes));
+        assert!(ProcessMemory::open(child.id()).is_err());
+    }
+}

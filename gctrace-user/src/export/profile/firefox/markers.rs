@@ -1,0 +1,138 @@
+//! Markers of one thread: the GC cycles that it started, their pauses, and GC work without event sites.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Category, View, tables::Tables};
+use crate::{
+    aggregate::recording::{CycleMoment, WorkMoment, reason_text},
+    ruby::PauseKind,
+};
+
+/// Phase of a marker that is an interval.
+const INTERVAL: u8 = 1;
+/// Phase of a marker whose end was not seen.
+const INTERVAL_START: u8 = 2;
+
+/// The markers of a thread.
+#[derive(Serialize, Default)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Markers {
+    length: usize,
+    category: Vec<Category>,
+    data: Vec<Value>,
+    name: Vec<u32>,
+    phase: Vec<u8>,
+    start_time: Vec<f64>,
+    end_time: Vec<Option<f64>>,
+}
+
+impl Markers {
+    fn push(&mut self, name: u32, begin: f64, end: Option<f64>, data: Value) {
+        self.length += 1;
+        self.category.push(Category::Gc);
+        self.data.push(data);
+        self.name.push(name);
+        self.phase.push(if end.is_some() { INTERVAL } else { INTERVAL_START });
+        self.start_time.push(begin);
+        self.end_time.push(end);
+    }
+}
+
+/// What the fields of each kind of marker mean.
+pub(super) fn schema() -> Value {
+    let field = |key: &str, label: &str, format: &str| json!({"key": key, "label": label, "format": format});
+    let everywhere = ["marker-chart", "marker-table", "timeline-overview"];
+    json!([
+        {
+            "name": "GcPause",
+            "tooltipLabel": "GC pause ({marker.data.kind})",
+            "tableLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}",
+            "chartLabel": "{marker.data.kind}",
+            "display": everywhere,
+            "description": "The program was stopped by the garbage collector.",
+            "fields": [
+                field("kind", "Kind", "string"),
+                field("count", "GC.count", "integer"),
+                field("why", "Why", "string"),
+                field("step", "Step", "string"),
+                field("mark", "Marking", "duration"),
+                field("sweep", "Sweeping", "duration"),
+                field("other", "Neither", "duration"),
+            ],
+        },
+        {
+            "name": "GcCycle",
+            "tooltipLabel": "GC cycle #{marker.data.count} ({marker.data.kind})",
+            "tableLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}, by {marker.data.trigger}",
+            "chartLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}",
+            "display": ["marker-chart", "marker-table"],
+            "description": "From the start of a GC to the end of its sweep; the program runs between its pauses.",
+            "fields": [
+                field("kind", "Kind", "string"),
+                field("count", "GC.count", "integer"),
+                field("why", "Why", "string"),
+                field("pauses", "Pauses", "integer"),
+                field("paused", "Pauses together", "duration"),
+                field("trigger", "Triggered by", "string"),
+            ],
+        },
+        {
+            "name": "GcWork",
+            "tooltipLabel": "{marker.name}",
+            "display": everywhere,
+            "description": "GC work of a Ruby whose event sites are not known.",
+            "fields": [],
+        },
+    ])
+}
+
+/// The markers of a thread.
+pub(super) fn of(
+    view: View<'_>,
+    tables: &mut Tables<'_>,
+    cycles: &[&CycleMoment],
+    work: &[&WorkMoment],
+) -> Markers {
+    let mut markers = Markers::default();
+    let ms = |ns: u64| ns as f64 / 1e6;
+    for cycle in cycles {
+        let why = reason_text(cycle.reason);
+        let name = tables.string("GC cycle");
+        let paused: u64 = cycle.pauses.iter().map(|pause| pause.ns).sum();
+        let mut data = json!({
+            "type": "GcCycle",
+            "kind": cycle.kind,
+            "count": cycle.count,
+            "why": why,
+            "pauses": cycle.pauses.len(),
+            "paused": ms(paused),
+            "trigger": tables.ruby_frame(cycle.node).unwrap_or_else(|| "(not seen)".to_owned()),
+        });
+        if let Some(stack) = tables.stack(cycle.node) {
+            data["cause"] = json!({"time": view.ms(cycle.begin_ns), "stack": stack});
+        }
+        markers.push(name, view.ms(cycle.begin_ns), cycle.end_ns.map(|end| view.ms(end)), data);
+        let name = tables.string("GC pause");
+        for pause in &cycle.pauses {
+            let data = json!({
+                "type": "GcPause",
+                "kind": cycle.kind,
+                "count": cycle.count,
+                "why": why,
+                "step": pause.kind.map_or("", PauseKind::name),
+                "mark": ms(pause.mark_ns),
+                "sweep": ms(pause.sweep_ns),
+                "other": ms(pause.other_ns),
+            });
+            let (begin, end) = (view.ms(pause.begin_ns), view.ms(pause.begin_ns + pause.ns));
+            markers.push(name, begin, Some(end), data);
+        }
+    }
+    for work in work {
+        let name = tables.string(work.name);
+        let (begin, end) = (view.ms(work.begin_ns), view.ms(work.begin_ns + work.ns));
+        markers.push(name, begin, Some(end), json!({"type": "GcWork"}));
+    }
+    markers
+}

@@ -1,0 +1,121 @@
+//! A flame graph: an SVG that a browser shows, with search and zoom.
+
+use std::io::{self, Write};
+
+use inferno::flamegraph::{
+    self, Options, TextTruncateDirection,
+    color::{BackgroundColor, Color, PaletteMap},
+};
+
+use super::{
+    Context, label,
+    label_tree::{Class, Grouping, LabelTree},
+};
+use crate::{
+    aggregate::recording::Recording,
+    model::stack::{FrameKind, ThreadState},
+};
+
+/// Paths with less than this part of all time would be drawn narrower than a third of a pixel.
+const MIN_PART: f64 = 0.0002;
+
+/// Writes it.
+pub(super) fn write(
+    recording: &Recording,
+    grouping: Grouping,
+    context: &Context<'_>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let mut tree = LabelTree::of(recording, grouping);
+    let total_ns = tree.total_ns();
+    if total_ns == 0 {
+        return out.write_all(EMPTY.as_bytes());
+    }
+    tree.prune((total_ns as f64 * MIN_PART) as u64);
+    let mut lines = Vec::new();
+    tree.visit(|path, ns| {
+        lines.push(format!("{path} {ns}"));
+        Ok::<_, io::Error>(())
+    })?;
+    let mut palette = PaletteMap::default();
+    for (name, class) in tree.labels() {
+        palette.insert(name, color(name, class));
+    }
+    // The root of all.
+    palette.insert("", Color { r: 235, g: 235, b: 235 });
+    let mut options = Options::default();
+    options.bgcolors = Some(BackgroundColor::Flat(Color { r: 255, g: 255, b: 255 }));
+    // What a method is called comes before where it is.
+    options.text_truncate_direction = TextTruncateDirection::Right;
+    options.title = title(recording);
+    options.subtitle = Some(subtitle(recording, context));
+    options.palette_map = Some(&mut palette);
+    "ms".clone_into(&mut options.count_name);
+    options.factor = 1e-6;
+    options.min_width = MIN_PART * 100.0;
+    "Frame:".clone_into(&mut options.name_type);
+    options.notes = context.account();
+    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out)
+}
+
+const COLORS: &str = "red Ruby, orange C functions, blue native, grey kernel, purple GC";
+const EMPTY: &str = r#"<?xml version="1.0" standalone="no"?>
+<svg version="1.1" width="640" height="80" xmlns="http://www.w3.org/2000/svg">
+<text x="20" y="46" font-family="sans-serif" font-size="16">gctrace took no samples in this run.</text>
+</svg>
+"#;
+
+fn title(recording: &Recording) -> String {
+    let what = if recording.has_wall() { "Wall time" } else { "CPU time" };
+    let mut processes: Vec<usize> =
+        recording.samples.keys().map(|key| recording.threads[key.thread as usize].process).collect();
+    processes.sort_unstable();
+    processes.dedup();
+    match processes.as_slice() {
+        [one] => {
+            let facts = &recording.processes[*one];
+            let ruby = facts.image.as_ref().map(|image| format!(", Ruby {}", image.version));
+            format!("{what} of {}{}", label::process(facts), ruby.unwrap_or_default())
+        }
+        several => format!("{what} of {} Ruby processes", several.len()),
+    }
+}
+
+fn subtitle(recording: &Recording, context: &Context<'_>) -> String {
+    let (mut samples, mut off) = (0, 0);
+    for (key, sum) in &recording.samples {
+        if key.state == ThreadState::Running {
+            samples += sum.samples;
+        } else {
+            off += sum.samples;
+        }
+    }
+    let rate = recording.period_ns.map_or_else(String::new, |ns| format!(" at {:.0} Hz", 1e9 / ns as f64));
+    let off = if off > 0 { format!(", {off} waits") } else { String::new() };
+    let merged = match recording.merged {
+        0 => String::new(),
+        n => format!(", {n} without stack"),
+    };
+    let seconds = context.ended_ns.saturating_sub(context.began_ns) as f64 / 1e9;
+    let lost = context.ledger.lost();
+    format!("{samples} CPU samples{rate}{off} in {seconds:.1} s{merged}, {lost} lost — {COLORS}")
+}
+
+/// A colour by kind, its shade by name, so that it is the same in every graph.
+fn color(name: &str, class: Class) -> Color {
+    // FNV-1a
+    let hash =
+        name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let (base, spread): ([u8; 3], [u8; 3]) = match class {
+        Class::Frame(FrameKind::Ruby) => ([214, 70, 60], [38, 50, 40]),
+        Class::Frame(FrameKind::CFunction) => ([238, 150, 50], [14, 45, 35]),
+        Class::Frame(FrameKind::Native) => ([90, 150, 205], [40, 40, 35]),
+        Class::Frame(FrameKind::Kernel) => ([120, 125, 150], [25, 25, 30]),
+        Class::Frame(FrameKind::Vm) => ([150, 100, 190], [35, 30, 40]),
+        Class::Frame(FrameKind::Missing) => ([170, 170, 170], [20, 20, 20]),
+        Class::Off => ([205, 215, 225], [10, 10, 10]),
+        Class::Group => ([225, 205, 175], [10, 12, 12]),
+    };
+    let shade = |at: usize| base[at].saturating_add(((hash >> 8) % (u32::from(spread[at]) + 1)) as u8);
+    Color { r: shade(0), g: shade(1), b: shade(2) }
+}

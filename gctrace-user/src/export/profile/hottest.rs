@@ -1,0 +1,183 @@
+//! The hottest methods of each process, for people: printed once, at the end of a run.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, HashMap},
+    io::{self, Write},
+    rc::Rc,
+    sync::Arc,
+};
+
+use super::label;
+use crate::{
+    aggregate::recording::{ProcessIndex, Recording, SampleKey, SampleSum},
+    export::{ExportError, Exporter, ProcessEnd},
+    ledger::Ledger,
+    model::{
+        GcCycle, GcState, Process,
+        stack::{Frame, FrameKind, ThreadState},
+    },
+};
+
+/// Processes that are shown, those with most CPU time.
+const PROCESSES: usize = 5;
+/// Methods of each.
+const METHODS: usize = 10;
+
+/// Prints them.
+pub(super) struct Hottest<W: Write> {
+    pub(super) recording: Rc<RefCell<Recording>>,
+    pub(super) out: W,
+}
+
+impl<W: Write> Exporter for Hottest<W> {
+    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        print(&self.recording.borrow(), &mut self.out).map_err(ExportError::Stdout)
+    }
+}
+
+/// A method, or what stands for time that no method has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Method {
+    Of { name: Arc<str>, file: Option<Arc<str>>, line: u32 },
+    Gc,
+    Outside,
+}
+
+impl Method {
+    fn of(frame: &Frame) -> Option<Self> {
+        match frame.kind {
+            FrameKind::Ruby | FrameKind::CFunction => {
+                Some(Self::Of { name: frame.name.clone(), file: frame.file.clone(), line: frame.first_line })
+            }
+            FrameKind::Vm => Some(Self::Gc),
+            FrameKind::Native | FrameKind::Kernel | FrameKind::Missing => None,
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Gc => "(garbage collection)".to_owned(),
+            Self::Outside => "(outside of Ruby methods)".to_owned(),
+            Self::Of { name, file: Some(file), line } if *line > 0 => {
+                format!("{}  {}:{line}", label::text(name), label::text(last_two(file)))
+            }
+            Self::Of { name, .. } => label::text(name),
+        }
+    }
+}
+
+/// The last two parts of a path: `models/user.rb`.
+fn last_two(path: &str) -> &str {
+    path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
+}
+
+#[derive(Clone, Copy, Default)]
+struct Time {
+    self_ns: u64,
+    total_ns: u64,
+}
+
+fn print(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
+    let mut processes: BTreeMap<ProcessIndex, Vec<(&SampleKey, &SampleSum)>> = BTreeMap::new();
+    for (key, sum) in &recording.samples {
+        if key.state == ThreadState::Running && sum.cpu_ns > 0 {
+            let process = recording.threads[key.thread as usize].process;
+            processes.entry(process).or_default().push((key, sum));
+        }
+    }
+    let cpu = |samples: &[(&SampleKey, &SampleSum)]| samples.iter().map(|(_, sum)| sum.cpu_ns).sum::<u64>();
+    let mut by_time: Vec<_> =
+        processes.into_iter().map(|(process, samples)| (cpu(&samples), process, samples)).collect();
+    by_time.sort_unstable_by_key(|(ns, process, _)| (std::cmp::Reverse(*ns), *process));
+    for (ns, process, samples) in by_time.iter().take(PROCESSES) {
+        let facts = &recording.processes[*process];
+        let ruby = facts.image.as_ref().map(|image| format!(", Ruby {}", image.version)).unwrap_or_default();
+        let count: u64 = samples.iter().map(|(_, sum)| sum.samples).sum();
+        writeln!(
+            out,
+            "\n{}{ruby}: {:.2} s of CPU time in {count} samples\n  SELF  TOTAL  METHOD",
+            label::process(facts),
+            *ns as f64 / 1e9
+        )?;
+        let methods = methods(recording, samples);
+        for (method, time) in methods.iter().take(METHODS) {
+            let part = |part: u64| 100.0 * part as f64 / *ns as f64;
+            writeln!(out, "{:>5.1}% {:>5.1}%  {}", part(time.self_ns), part(time.total_ns), method.text())?;
+        }
+        if methods.len() > METHODS {
+            writeln!(out, "               {} more methods", methods.len() - METHODS)?;
+        }
+    }
+    if let Some(others) = by_time.get(PROCESSES..).filter(|others| !others.is_empty()) {
+        let ns: u64 = others.iter().map(|(ns, ..)| ns).sum();
+        writeln!(out, "\n{} other processes: {:.2} s of CPU time", others.len(), ns as f64 / 1e9)?;
+    }
+    out.flush()
+}
+
+/// Methods with their time, the one with the most time of its own first. A method that is on a stack several times counts
+/// once.
+fn methods(recording: &Recording, samples: &[(&SampleKey, &SampleSum)]) -> Vec<(Method, Time)> {
+    // Methods by number, so that a sample costs no more than its depth.
+    let mut numbers: HashMap<Method, usize> = HashMap::from([(Method::Outside, 0)]);
+    let of_frame: Vec<Option<usize>> = recording
+        .tree
+        .frames()
+        .map(|frame| {
+            let next = numbers.len();
+            Some(*numbers.entry(Method::of(frame)?).or_insert(next))
+        })
+        .collect();
+    let mut times: Vec<Time> = vec![Time::default(); numbers.len()];
+    // The sample on whose stack a method was seen last.
+    let mut seen: Vec<usize> = vec![0; numbers.len()];
+    for (number, (key, sum)) in samples.iter().enumerate() {
+        let mut top = None;
+        let path = recording.tree.path(key.node).filter_map(|(_, frame)| of_frame[frame.index()]);
+        for method in path {
+            top.get_or_insert(method);
+            if std::mem::replace(&mut seen[method], number + 1) != number + 1 {
+                times[method].total_ns += sum.cpu_ns;
+            }
+        }
+        if top.is_none() {
+            times[0].total_ns += sum.cpu_ns;
+        }
+        times[top.unwrap_or(0)].self_ns += sum.cpu_ns;
+    }
+    let mut times: Vec<(Method, Time)> = numbers
+        .into_iter()
+        .map(|(method, number)| (method, times[number]))
+        .filter(|(_, time)| time.total_ns > 0)
+        .collect();
+    times.sort_unstable_by(|(a, x), (b, y)| {
+        (y.self_ns, y.total_ns).cmp(&(x.self_ns, x.total_ns)).then_with(|| a.cmp(b))
+    });
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Paths are cut to what tells files apart.
+    #[test]
+    fn paths() {
+        assert_eq!(last_two("/srv/app/models/user.rb"), "models/user.rb");
+        assert_eq!(last_two("/a.rb"), "/a.rb");
+        assert_eq!(last_two("(eval)"), "(eval)");
+    }
+}

@@ -1,0 +1,51 @@
+//! Texts of frames and threads, safe for every format.
+
+use crate::{
+    aggregate::recording::ProcessFacts,
+    model::stack::{Frame, FrameKind, ThreadState},
+};
+
+/// What a frame is called where methods are told apart, and the lines inside of one are not: `Foo#bar (app.rb:12)` with
+/// the line at which it begins; kernel functions carry the customary `_[k]`.
+pub(super) fn method(frame: &Frame) -> String {
+    let name = text(&frame.name);
+    match (frame.kind, &frame.file) {
+        (FrameKind::Ruby, Some(file)) if frame.first_line > 0 => {
+            format!("{name} ({}:{})", text(base_name(file)), frame.first_line)
+        }
+        (FrameKind::Ruby, Some(file)) => format!("{name} ({})", text(base_name(file))),
+        (FrameKind::Kernel, _) => format!("{name}_[k]"),
+        _ => name,
+    }
+}
+
+/// A name as one line of characters that every format can carry; an empty one is `(unnamed)`.
+pub(super) fn text(name: &str) -> String {
+    if name.is_empty() {
+        return "(unnamed)".to_owned();
+    }
+    let ugly = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}');
+    name.chars().map(|c| if ugly(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// The last part of a path.
+pub(super) fn base_name(path: &str) -> &str {
+    path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
+}
+
+/// A process: `puma (4242)`.
+pub(super) fn process(facts: &ProcessFacts) -> String {
+    match facts.pid {
+        0 => text(&facts.comm),
+        pid => format!("{} ({pid})", text(&facts.comm)),
+    }
+}
+
+/// The frame that says that a thread was not running.
+pub(super) fn state(state: ThreadState) -> Option<&'static str> {
+    match state {
+        ThreadState::Running => None,
+        ThreadState::Runnable => Some("(waiting for a CPU)"),
+        ThreadState::Blocked => Some("(blocked)"),
+    }
+}

@@ -1,0 +1,213 @@
+//! Profiles: what was recorded of stacks and pauses, in the formats that others read. One recording serves all formats;
+//! each is written at the end of the run.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use super::{ExportError, Exporter, ProcessEnd, file};
+use crate::{
+    aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
+    enrich::clock::{WallClock, monotonic_ns},
+    ledger::Ledger,
+    model::{GcCycle, GcState, GcWork, Process, stack::StackSample},
+};
+
+mod firefox;
+mod flamegraph;
+mod folded;
+mod hottest;
+mod label;
+mod label_tree;
+mod pprof;
+mod speedscope;
+#[cfg(test)]
+mod tests;
+
+pub use label_tree::Grouping;
+
+/// What a file is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `profile.proto`, gzipped.
+    Pprof,
+    /// Collapsed stacks.
+    Folded(Grouping),
+    /// An SVG.
+    FlameGraph(Grouping),
+    /// speedscope's JSON.
+    Speedscope,
+    /// The Firefox Profiler's processed format, gzipped if the file is called `.gz`.
+    Firefox,
+}
+
+impl Format {
+    fn is_timeline(self) -> bool {
+        matches!(self, Self::Speedscope | Self::Firefox)
+    }
+}
+
+/// What formats say beside the recording.
+struct Context<'a> {
+    ledger: &'a Ledger,
+    clock: WallClock,
+    began_ns: u64,
+    ended_ns: u64,
+}
+
+impl Context<'_> {
+    /// What was counted, lost included, in one line.
+    fn account(&self) -> String {
+        format!("gctrace {}: {}", super::VERSION, self.ledger.summary())
+    }
+}
+
+/// The exporters that record and write these files, to be used together, in this order. With `hottest`, the hottest
+/// methods go to standard output at the end.
+pub fn exporters(
+    files: &[(PathBuf, Format)],
+    hottest: bool,
+    clock: WallClock,
+) -> Result<Vec<Box<dyn Exporter>>, ExportError> {
+    if files.is_empty() && !hottest {
+        return Ok(Vec::new());
+    }
+    for (path, _) in files {
+        file::check_path(path)?;
+    }
+    let timeline = files.iter().any(|(_, format)| format.is_timeline());
+    let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default())));
+    let began_ns = monotonic_ns();
+    let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Recorder { recording: recording.clone() })];
+    if hottest {
+        let (recording, out) = (recording.clone(), io::BufWriter::new(io::stdout()));
+        exporters.push(Box::new(hottest::Hottest { recording, out }));
+    }
+    for (path, format) in files {
+        let (path, recording) = (path.clone(), recording.clone());
+        exporters.push(Box::new(Output { path, format: *format, recording, clock, began_ns }));
+    }
+    Ok(exporters)
+}
+
+/// Fills the recording.
+struct Recorder {
+    recording: Rc<RefCell<Recording>>,
+}
+
+impl Exporter for Recorder {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        self.recording.borrow_mut().process(process, state);
+        Ok(())
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
+        self.recording.borrow_mut().cycle(process, cycle);
+        Ok(())
+    }
+
+    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
+        self.recording.borrow_mut().work(process, work);
+        Ok(())
+    }
+
+    fn stack(&mut self, process: &Process, sample: &StackSample) -> Result<(), ExportError> {
+        self.recording.borrow_mut().sample(process, sample);
+        Ok(())
+    }
+
+    fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+        self.recording.borrow_mut().ended(process);
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        let recording = self.recording.borrow();
+        if recording.merged > 0 {
+            crate::app::say(&format!(
+                "gctrace: {} samples are in the profiles without their stack: there were too many different ones",
+                recording.merged
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Writes one file.
+struct Output {
+    path: PathBuf,
+    format: Format,
+    recording: Rc<RefCell<Recording>>,
+    clock: WallClock,
+    began_ns: u64,
+}
+
+impl Exporter for Output {
+    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        let recording = self.recording.borrow();
+        let Self { clock, began_ns, .. } = *self;
+        let context = Context { ledger, clock, began_ns, ended_ns: monotonic_ns() };
+        let mut left_out = 0;
+        file::write_atomically(&self.path, |out| {
+            left_out = write(self.format, &self.path, &recording, &context, out)?;
+            Ok(())
+        })
+        .map_err(|source| ExportError::File { path: self.path.clone(), source })?;
+        if left_out > 0 {
+            let path = self.path.display();
+            crate::app::say(&format!(
+                "gctrace: {path} holds the beginning of the run; {left_out} later samples and events are left out"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Writes a recording; returns how many samples and events it had to leave out.
+fn write(
+    format: Format,
+    path: &Path,
+    recording: &Recording,
+    context: &Context<'_>,
+    out: &mut dyn Write,
+) -> io::Result<u64> {
+    match format {
+        Format::Pprof => pprof::write(recording, context, out).map(|()| 0),
+        Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),
+        Format::FlameGraph(grouping) => flamegraph::write(recording, grouping, context, out).map(|()| 0),
+        Format::Speedscope => speedscope::write(recording, context, out),
+        Format::Firefox => {
+            let gz = path.extension().is_some_and(|extension| extension == "gz");
+            firefox::write(recording, context, gz, out)
+        }
+    }
+}
+
+/// Samples of each thread (whatever its names) in the order of their time.
+fn by_thread(recording: &Recording, samples: &[Moment]) -> BTreeMap<(ProcessIndex, u32), Vec<Moment>> {
+    let mut threads: BTreeMap<(ProcessIndex, u32), Vec<Moment>> = BTreeMap::new();
+    for sample in samples {
+        let (thread, _) = recording.thread_facts(sample.key.thread);
+        threads.entry((thread.process, thread.tid)).or_default().push(*sample);
+    }
+    for samples in threads.values_mut() {
+        samples.sort_by_key(|sample| sample.ts_ns);
+    }
+    threads
+}

@@ -1,0 +1,271 @@
+//! pprof (`profile.proto`): CPU time, wall time and GC pauses under the Ruby stacks that they belong to.
+//!
+//! Sample types `samples/count`, `cpu/nanoseconds`, `wall/nanoseconds` are of samples; `gc-pauses/count`, `gc/nanoseconds`
+//! of GC pauses, which are measured, not sampled: their totals are the number and the sum of all pauses seen. A pause lies
+//! under the stack that triggered its cycle and is split over its phases: its time goes to each, its count to the phase in
+//! which it begins its work.
+//!
+//! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::{self, Write},
+    sync::Arc,
+};
+
+use flate2::{Compression, write::GzEncoder};
+use prost::Message as _;
+
+use super::{Context, label};
+use crate::{
+    aggregate::{
+        call_tree::{FrameId, NodeId},
+        recording::{PauseKey, PauseSum, ProcessFacts, Recording, SampleKey, SampleSum, Thread, reason_text},
+    },
+    model::{
+        Image,
+        stack::{Frame, FrameKind, GcActivity, gc_name},
+    },
+};
+
+pub(super) mod proto;
+
+/// Samples written in one piece.
+const PIECE: usize = 1024;
+/// What the kernel's frames are in.
+const KERNEL: &str = "[kernel.kallsyms]";
+
+/// Writes it.
+pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let mut out = GzEncoder::new(out, Compression::default());
+    let mut builder = Builder::new(recording);
+    out.write_all(&builder.head(context).encode_to_vec())?;
+
+    let mut samples: Vec<(&SampleKey, &SampleSum)> = recording.samples.iter().collect();
+    samples.sort_unstable_by_key(|(key, _)| **key);
+    for piece in samples.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, sum)| builder.sample(key, sum)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let mut pauses: Vec<(&PauseKey, &PauseSum)> = recording.pauses.iter().collect();
+    pauses.sort_unstable_by_key(|(key, _)| *key);
+    for piece in pauses.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, sum)| builder.pause(key, sum)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    out.write_all(&builder.tables().encode_to_vec())?;
+    out.finish()?.flush()
+}
+
+/// Interned tables of a profile.
+struct Builder<'a> {
+    recording: &'a Recording,
+    strings: Vec<String>,
+    string_ids: HashMap<String, i64>,
+    mappings: Vec<proto::Mapping>,
+    mapping_ids: HashMap<String, u64>,
+    locations: Vec<proto::Location>,
+    /// By mapping and frame.
+    location_ids: HashMap<(u64, FrameId), u64>,
+    made_up_ids: HashMap<(u64, String), u64>,
+    functions: Vec<proto::Function>,
+    /// By name, file and first line.
+    function_ids: HashMap<(i64, i64, i64), u64>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(recording: &'a Recording) -> Self {
+        let mut builder = Self {
+            recording,
+            strings: Vec::new(),
+            string_ids: HashMap::new(),
+            mappings: Vec::new(),
+            mapping_ids: HashMap::new(),
+            locations: Vec::new(),
+            location_ids: HashMap::new(),
+            made_up_ids: HashMap::new(),
+            functions: Vec::new(),
+            function_ids: HashMap::new(),
+        };
+        builder.text("");
+        // The first mapping is what viewers call the main binary: a Ruby.
+        let images: BTreeMap<u32, &Arc<Image>> =
+            recording.images.iter().map(|image| (image.index, image)).collect();
+        for image in images.values() {
+            builder.mapping(&image.path.to_string_lossy(), image.build_id.as_deref().unwrap_or_default());
+        }
+        builder
+    }
+
+    fn head(&mut self, context: &Context<'_>) -> proto::Profile {
+        let types = [
+            ("samples", "count"),
+            ("cpu", "nanoseconds"),
+            ("wall", "nanoseconds"),
+            ("gc-pauses", "count"),
+            ("gc", "nanoseconds"),
+        ];
+        let sample_type = types.map(|(r#type, unit)| self.value_type(r#type, unit)).to_vec();
+        let sampled = !self.recording.samples.is_empty();
+        let mut comment = vec![self.text(&context.account())];
+        if self.recording.merged > 0 {
+            comment.push(self.text(&format!(
+                "{} samples without their stack: there were too many different ones",
+                self.recording.merged
+            )));
+        }
+        proto::Profile {
+            sample_type,
+            time_nanos: context.clock.epoch_nanos(context.began_ns),
+            duration_nanos: context.ended_ns.saturating_sub(context.began_ns) as i64,
+            period_type: self.recording.period_ns.map(|_| self.value_type("cpu", "nanoseconds")),
+            period: self.recording.period_ns.unwrap_or_default() as i64,
+            comment,
+            default_sample_type: self.text(if sampled { "cpu" } else { "gc" }),
+            ..proto::Profile::default()
+        }
+    }
+
+    fn tables(self) -> proto::Profile {
+        proto::Profile {
+            mapping: self.mappings,
+            location: self.locations,
+            function: self.functions,
+            string_table: self.strings,
+            ..proto::Profile::default()
+        }
+    }
+
+    fn sample(&mut self, key: &SampleKey, sum: &SampleSum) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let mut label = self.who(thread, process);
+        label.push(self.label("state", key.state.name()));
+        if key.gc != GcActivity::None {
+            label.push(self.label("gc phase", gc_name(key.gc)));
+        }
+        let value = [sum.samples, sum.cpu_ns, sum.wall_ns, 0, 0].map(|value| value as i64).to_vec();
+        proto::Sample { location_id: self.path(process, key.node), value, label }
+    }
+
+    fn pause(&mut self, key: &PauseKey, sum: &PauseSum) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let mut label = self.who(thread, process);
+        label.push(self.label("gc kind", key.kind));
+        label.push(self.label("gc reason", &reason_text(key.reason)));
+        label.push(self.label("gc phase", key.phase.name()));
+        let mapping = self.ruby_mapping(process);
+        let phase = format!("({})", key.phase.name());
+        let kind = format!("({} GC)", key.kind);
+        let mut location_id: Vec<u64> = [phase.as_str(), kind.as_str(), "(garbage collection)"]
+            .iter()
+            .map(|name| self.made_up(mapping, name))
+            .collect();
+        location_id.extend(self.path(process, key.node));
+        let value = [0, 0, 0, sum.pauses, sum.ns].map(|value| value as i64).to_vec();
+        proto::Sample { location_id, value, label }
+    }
+
+    /// Labels that say whose sample it is.
+    fn who(&mut self, thread: &Thread, process: &ProcessFacts) -> Vec<proto::Label> {
+        vec![
+            self.label("pid", &process.pid.to_string()),
+            self.label("comm", &label::text(&process.comm)),
+            self.label("thread id", &thread.tid.to_string()),
+            self.label("thread name", &label::text(&thread.name)),
+        ]
+    }
+
+    fn path(&mut self, process: &ProcessFacts, node: NodeId) -> Vec<u64> {
+        let ruby = self.ruby_mapping(process);
+        let recording = self.recording;
+        recording
+            .tree
+            .path(node)
+            .map(|(_, frame)| self.location(ruby, frame, recording.tree.frame(frame)))
+            .collect()
+    }
+
+    fn ruby_mapping(&mut self, process: &ProcessFacts) -> u64 {
+        let Some(image) = &process.image else { return 0 };
+        self.mapping(&image.path.to_string_lossy(), "")
+    }
+
+    fn mapping(&mut self, file: &str, build_id: &str) -> u64 {
+        if let Some(&id) = self.mapping_ids.get(file) {
+            return id;
+        }
+        let id = self.mappings.len() as u64 + 1;
+        let (filename, build_id) = (self.text(file), self.text(build_id));
+        self.mappings.push(proto::Mapping { id, filename, build_id, has_functions: true });
+        self.mapping_ids.insert(file.to_owned(), id);
+        id
+    }
+
+    fn location(&mut self, ruby: u64, id: FrameId, frame: &Frame) -> u64 {
+        let mapping_id = match (frame.kind, &frame.file) {
+            (FrameKind::Kernel, _) => self.mapping(KERNEL, ""),
+            (FrameKind::Native, Some(file)) => self.mapping(file, ""),
+            _ => ruby,
+        };
+        if let Some(&location) = self.location_ids.get(&(mapping_id, id)) {
+            return location;
+        }
+        let name = self.text(&label::text(&frame.name));
+        let file = match frame.kind {
+            FrameKind::Kernel => self.text(KERNEL),
+            _ => self.text(frame.file.as_deref().unwrap_or_default()),
+        };
+        let function_id = self.function(name, file, i64::from(frame.first_line));
+        let location = self.add_location(mapping_id, frame.address, function_id, i64::from(frame.line));
+        self.location_ids.insert((mapping_id, id), location);
+        location
+    }
+
+    /// The location of a frame that stands for a pause.
+    fn made_up(&mut self, mapping_id: u64, name: &str) -> u64 {
+        let key = (mapping_id, name.to_owned());
+        if let Some(&location) = self.made_up_ids.get(&key) {
+            return location;
+        }
+        let text = self.text(name);
+        let function_id = self.function(text, 0, 0);
+        let location = self.add_location(mapping_id, 0, function_id, 0);
+        self.made_up_ids.insert(key, location);
+        location
+    }
+
+    fn add_location(&mut self, mapping_id: u64, address: u64, function_id: u64, line: i64) -> u64 {
+        let id = self.locations.len() as u64 + 1;
+        let line = vec![proto::Line { function_id, line }];
+        self.locations.push(proto::Location { id, mapping_id, address, line });
+        id
+    }
+
+    fn function(&mut self, name: i64, filename: i64, start_line: i64) -> u64 {
+        let functions = &mut self.functions;
+        *self.function_ids.entry((name, filename, start_line)).or_insert_with(|| {
+            let id = functions.len() as u64 + 1;
+            // No system name: `go tool pprof` would take `<main>` or `A::B` for mangled C++ and cut them.
+            functions.push(proto::Function { id, name, filename, start_line });
+            id
+        })
+    }
+
+    fn value_type(&mut self, r#type: &str, unit: &str) -> proto::ValueType {
+        proto::ValueType { r#type: self.text(r#type), unit: self.text(unit) }
+    }
+
+    fn label(&mut self, key: &str, value: &str) -> proto::Label {
+        proto::Label { key: self.text(key), str: self.text(value) }
+    }
+
+    fn text(&mut self, text: &str) -> i64 {
+        if let Some(&id) = self.string_ids.get(text) {
+            return id;
+        }
+        let id = self.strings.len() as i64;
+        self.strings.push(text.to_owned());
+        self.string_ids.insert(text.to_owned(), id);
+        id
+    }
+}

@@ -1,0 +1,188 @@
+//! The client against servers that do what it must bear.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    sync::{Mutex, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use super::client::{Client, Target};
+
+/// What a server got: whether it was gzip, and the set.
+type Got = (bool, String);
+
+/// A server that gives these answers, one to each request, each with the headers that go with it.
+fn server(listener: TcpListener, answers: Vec<(u16, &'static str, &'static str)>) -> JoinHandle<Vec<Got>> {
+    std::thread::spawn(move || {
+        let mut all = Vec::new();
+        for (code, headers, body) in answers {
+            let (stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(&stream);
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                assert!(reader.read_line(&mut head).unwrap() > 0, "a whole head");
+            }
+            assert!(head.starts_with("POST /ruby HTTP/1.1\r\n"), "{head}");
+            let head = head.to_ascii_lowercase();
+            assert!(head.contains("\r\nuser-agent: gctrace/"), "{head}");
+            let length = head.split("content-length: ").nth(1).unwrap().lines().next().unwrap();
+            let mut bytes = vec![0; length.parse().unwrap()];
+            reader.read_exact(&mut bytes).unwrap();
+            let gzip = head.contains("\r\ncontent-encoding: gzip\r\n");
+            let mut text = String::new();
+            if gzip {
+                flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text).unwrap();
+            } else {
+                text = String::from_utf8(bytes).unwrap();
+            }
+            all.push((gzip, text));
+            let length = body.len();
+            write!(
+                &stream,
+                "HTTP/1.1 {code} X\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+            )
+            .unwrap();
+        }
+        all
+    })
+}
+
+fn target(address: SocketAddr, spool: &Path) -> Target {
+    Target { url: format!("http://{address}"), token: "t".to_owned(), spool: spool.to_owned() }
+}
+
+fn local() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Files that wait below a directory.
+fn waiting(dir: &Path) -> usize {
+    let dirs = std::fs::read_dir(dir).unwrap().flatten();
+    let files = dirs.flat_map(|dir| std::fs::read_dir(dir.path()).unwrap().flatten());
+    files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()
+}
+
+/// Every answer is handled and said: 500 and a broken connection are tried again, the rest is final; gzip is sent only
+/// right after an answer that says it may be.
+#[test]
+fn answers() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    fn say(line: &str) {
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+    }
+    const GZIP: &str = "Accept-Encoding: identity, gzip\r\n";
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, address) = local();
+    let server = server(
+        listener,
+        vec![
+            (500, "", "busy"),
+            (200, GZIP, "http://x/configs/1"),
+            (404, "", "Invalid application token"),
+            (412, "", "{\"RUBY_GC_MALLOC_LIMIT\":\"1\"}"),
+            (426, "", "1.0.15"),
+            (501, "", "Ruby 9"),
+            (400, "", "sample 0 (timestamp): is no number"),
+            (302, "Location: http://127.0.0.1:1/\r\n", "elsewhere"),
+            (204, "", ""),
+        ],
+    );
+    let mut client = Client::start(&target(address, dir.path()), say).unwrap();
+    let sets: Vec<String> = (0..8).map(|n| format!("[set {n}]")).collect();
+    for set in &sets {
+        client.send(set.clone());
+    }
+    // The pause after the 500 must be over before the end is near: then each set has one chance only.
+    let begun = Instant::now();
+    while waiting(dir.path()) > 0 || begun.elapsed() < Duration::from_millis(300) {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(1), "it did not wait after the 500");
+    client.finish();
+    let got = server.join().unwrap();
+    let texts: Vec<&str> = got.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(texts[0], sets[0]);
+    assert_eq!(texts[1..], sets.iter().map(String::as_str).collect::<Vec<_>>());
+    let gzip: Vec<bool> = got.iter().map(|(gzip, _)| *gzip).collect();
+    assert_eq!(gzip, [false, false, true, false, false, false, false, false, false]);
+    let said = SAID.lock().unwrap().join("\n");
+    for words in [
+        "the collector answered 500 (busy); trying again",
+        "recommendations: http://x/configs/1",
+        "invalid application token",
+        "environment variables already ({\"RUBY_GC_MALLOC_LIMIT\":\"1\"})",
+        "version 1.0.15 or later is required",
+        "not supported (Ruby 9)",
+        "invalid payload (sample 0 (timestamp): is no number)",
+        "unexpected answer 302",
+        "2 sample sets were sent, 6 refused",
+    ] {
+        assert!(said.contains(words), "{words} was not said:\n{said}");
+    }
+}
+
+/// What cannot be sent waits on disk, and another run sends it: the same sets, in order, once each.
+#[test]
+fn restarts() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    fn say(line: &str) {
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, address) = local();
+    drop(listener);
+    let mut client = Client::start(&target(address, dir.path()), say).unwrap();
+    client.send("[1]".to_owned());
+    client.send("[2]".to_owned());
+    let begun = Instant::now();
+    client.finish();
+    assert!(begun.elapsed() < Duration::from_secs(10), "nobody is there: {:?}", begun.elapsed());
+    assert_eq!(waiting(dir.path()), 2);
+    // Another collector does not get them.
+    let (other, elsewhere) = local();
+    other.set_nonblocking(true).unwrap();
+    Client::start(&target(elsewhere, dir.path()), say).unwrap().finish();
+    assert!(other.accept().is_err());
+    let server = server(TcpListener::bind(address).unwrap(), vec![(200, "", "x"); 3]);
+    let mut client = Client::start(&target(address, dir.path()), say).unwrap();
+    client.send("[3]".to_owned());
+    client.finish();
+    let texts: Vec<String> = server.join().unwrap().into_iter().map(|(_, text)| text).collect();
+    assert_eq!(texts, ["[1]", "[2]", "[3]"]);
+    assert_eq!(waiting(dir.path()), 0);
+    let said = SAID.lock().unwrap().join("\n");
+    for words in [
+        "0 sample sets were sent, 0 refused; 2 wait in",
+        "2 sample sets of earlier runs wait",
+        "3 sample sets were sent, 0 refused",
+    ] {
+        assert!(said.contains(words), "{words} was not said:\n{said}");
+    }
+}
+
+/// A server that never answers does not hold up who hands over sets; what is too much is dropped and counted.
+#[test]
+fn never_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, address) = local();
+    let mut client = Client::start(&target(address, dir.path()), |_| {}).unwrap();
+    client.send("[0]".to_owned());
+    let (silent, _) = listener.accept().unwrap();
+    // The thread waits for the answer now: nothing is taken out of the queue.
+    let large = "x".repeat(1 << 20);
+    let begun = Instant::now();
+    for _ in 0..100 {
+        client.send(large.clone());
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!(client.overflowed(), 36, "64 of 100 MB are kept");
+    drop((silent, listener));
+    client.finish();
+    assert_eq!(waiting(dir.path()), 65);
+}

@@ -1,0 +1,206 @@
+//! What threads do with the GVL, as exporters see it.
+
+use std::sync::Arc;
+
+use gctrace_common::gvl::{BUCKETS, bucket_most};
+
+use super::stack::Stack;
+
+/// What is seen of the GVL in an image, besides waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvlCoverage {
+    /// Holds, and times without it: no thread can give it up unseen (in 3.2 they can).
+    pub holds: bool,
+    /// The ends of threads (from 3.2 on). Without them a thread's life is told up to the last time that it was seen to give up
+    /// the GVL.
+    pub ends: bool,
+}
+
+/// A thread, as far as it can be told.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GvlWho {
+    /// Native thread that it ran on last, host pid namespace; 0 if it never ran.
+    pub tid: u32,
+    /// Name of that.
+    pub comm: Arc<str>,
+}
+
+/// A long wait for the GVL.
+#[derive(Clone, Debug)]
+pub struct GvlWait {
+    /// The thread that waited.
+    pub who: GvlWho,
+    /// Its `rb_thread_t *`, where that is told: a thread can go from one native thread to another (3.3 and later).
+    pub thread: Option<u64>,
+    /// When it began to wait, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// For how long, nanoseconds.
+    pub ns: u64,
+    /// Who held the GVL longest at a stretch meanwhile; `None`: nobody that was seen to get it.
+    pub holder: Option<GvlWho>,
+    /// What the thread was doing when it began to wait, leaf first; `None` where that was not seen.
+    pub stack: Option<Stack>,
+}
+
+/// How often and how long something was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvlTimes {
+    /// How often it was done and ended.
+    pub count: u64,
+    /// For how long altogether, nanoseconds, up to the end of what is told; what has not ended counts.
+    pub ns: u64,
+    /// The longest of those that ended, nanoseconds.
+    pub max_ns: u64,
+}
+
+impl GvlTimes {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.ns += other.ns;
+        self.max_ns = self.max_ns.max(other.max_ns);
+    }
+}
+
+/// Waits by their length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram(Box<[u64; BUCKETS]>);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self(Box::new([0; BUCKETS]))
+    }
+}
+
+impl Histogram {
+    pub(crate) fn add(&mut self, counts: impl IntoIterator<Item = u64>) {
+        for (mine, more) in self.0.iter_mut().zip(counts) {
+            *mine += more;
+        }
+    }
+
+    pub(crate) fn counts(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().copied()
+    }
+
+    /// The buckets that are not empty: the longest time that belongs there, nanoseconds (`None`: any), and how many.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        self.0
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(at, &count)| (bucket_most(at), count))
+    }
+
+    /// A time that at least `percent` of all did not exceed, and that is at most an eighth above the exact quantile;
+    /// `longest` is the longest of all. 0 if there are none.
+    pub fn quantile(&self, percent: u64, longest: u64) -> u64 {
+        let all: u64 = self.0.iter().sum();
+        let wanted = (all * percent).div_ceil(100);
+        let mut passed = 0;
+        for (most, count) in self.buckets() {
+            passed += count;
+            if passed >= wanted {
+                return most.map_or(longest, |most| most.min(longest));
+            }
+        }
+        0
+    }
+}
+
+/// What one or more threads did with the GVL.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GvlSums {
+    /// Time from when the threads were first seen to their ends, nanoseconds.
+    pub wall_ns: u64,
+    /// Waiting for the GVL.
+    pub wait: GvlTimes,
+    /// Holding it; `None` where that is not seen.
+    pub hold: Option<GvlTimes>,
+    /// Neither: sleeping, or running what needs no GVL; `None` where that is not seen.
+    pub away: Option<GvlTimes>,
+    /// The waits by their length.
+    pub waits: Histogram,
+}
+
+impl GvlSums {
+    pub(crate) fn add(&mut self, other: &Self) {
+        let merge = |mine: &mut Option<GvlTimes>, more: &Option<GvlTimes>| {
+            if let Some(more) = more {
+                mine.get_or_insert_default().add(more);
+            }
+        };
+        self.wall_ns += other.wall_ns;
+        self.wait.add(&other.wait);
+        merge(&mut self.hold, &other.hold);
+        merge(&mut self.away, &other.away);
+        self.waits.add(other.waits.counts());
+    }
+}
+
+/// What a thread did with the GVL.
+#[derive(Clone, Debug)]
+pub struct GvlThreadSummary {
+    /// The thread.
+    pub who: GvlWho,
+    /// Its `rb_thread_t *`, where that is told.
+    pub thread: Option<u64>,
+    /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// When it ended, or tracing did.
+    pub end_ns: u64,
+    /// Whether the thread ended, and not only its process or tracing.
+    pub ended: bool,
+    /// What it did.
+    pub sums: GvlSums,
+}
+
+/// How one thread waited while another held the GVL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GvlBlocked {
+    /// Who waited; `None`: a thread whose end was lost.
+    pub waiter: Option<GvlWho>,
+    /// Who held the GVL.
+    pub holder: Option<GvlWho>,
+    /// How often the other had it meanwhile, and how long that was.
+    pub times: GvlTimes,
+}
+
+/// What the threads of a process did with the GVL.
+#[derive(Clone, Debug, Default)]
+pub struct GvlProcessSummary {
+    /// How many.
+    pub threads: u64,
+    /// From when the first was seen to the end of the process or of tracing, nanoseconds.
+    pub span_ns: u64,
+    /// That end, `CLOCK_MONOTONIC` nanoseconds.
+    pub end_ns: u64,
+    /// All of them together.
+    pub sums: GvlSums,
+    /// Who waited for whom, the longest first.
+    pub blocked: Vec<GvlBlocked>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gctrace_common::gvl::bucket;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A quantile is never below the exact one, never above the longest, and at most an eighth (or the first bucket)
+        /// too large.
+        #[test]
+        fn quantiles(mut times in proptest::collection::vec(0_u64..10_000_000_000, 1..200), percent in 1_u64..=100) {
+            let mut histogram = Histogram::default();
+            for &ns in &times {
+                histogram.0[bucket(ns)] += 1;
+            }
+            times.sort_unstable();
+            let longest = *times.last().unwrap();
+            let exact = times[(times.len() as u64 * percent).div_ceil(100) as usize - 1];
+            let told = histogram.quantile(percent, longest);
+            prop_assert!(told >= exact && told <= longest, "{exact} {told} {longest}");
+            prop_assert!(told <= exact + exact / 8 + 1024, "{exact} {told}");
+        }
+    }
+}

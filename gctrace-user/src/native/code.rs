@@ -1,0 +1,114 @@
+//! Which code lies where in a process. Written by the thread that watches mappings, read by the one that names frames.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::address::Svma;
+use crate::elf::{ElfImage, FunctionNames};
+use crate::ruby::interpreter;
+
+/// An image whose functions can be named. Its file stays open: the process may be gone when a name is asked for.
+#[derive(Debug)]
+pub(super) struct CodeImage {
+    /// As the process saw it.
+    pub path: Arc<str>,
+    pub source: Source,
+    /// Where debug files are looked for.
+    pub roots: Vec<PathBuf>,
+    names: OnceLock<Option<FunctionNames>>,
+    interpreter: OnceLock<Option<Range<Svma>>>,
+}
+
+#[derive(Debug)]
+pub(super) enum Source {
+    File(File),
+    Bytes(Vec<u8>),
+}
+
+impl CodeImage {
+    pub(super) fn new(path: &Path, source: Source, roots: Vec<PathBuf>) -> Self {
+        Self {
+            path: path.to_string_lossy().into(),
+            source,
+            roots,
+            names: OnceLock::new(),
+            interpreter: OnceLock::new(),
+        }
+    }
+
+    /// Where the interpreter loop is, in a Ruby image; looked for when it is first asked for.
+    pub(super) fn interpreter(&self) -> Option<&Range<Svma>> {
+        let find = || {
+            let Source::File(file) = &self.source else { return None };
+            let image =
+                ElfImage::read(file).inspect_err(|error| log::info!("{}: {error}", self.path)).ok()?;
+            let found = interpreter::find(&image);
+            found
+                .inspect_err(|why| {
+                    log::warn!("{}: native frames are not mixed with Ruby frames: {why}", self.path);
+                })
+                .ok()
+        };
+        self.interpreter.get_or_init(find).as_ref()
+    }
+
+    /// Its functions; read when they are first asked for.
+    pub(super) fn names(&self) -> Option<&FunctionNames> {
+        let read = || {
+            let path = Path::new(&*self.path);
+            let read = match &self.source {
+                Source::File(file) => FunctionNames::read(file, path, &self.roots),
+                Source::Bytes(bytes) => FunctionNames::read(&bytes.as_slice(), path, &[]),
+            };
+            read.inspect_err(|error| log::debug!("names of {}: {error}", self.path)).ok()
+        };
+        self.names.get_or_init(read).as_ref()
+    }
+}
+
+/// Where an image's code lies.
+#[derive(Clone, Debug)]
+pub(super) struct Mapped {
+    pub start: u64,
+    pub end: u64,
+    /// Actual minus stated addresses.
+    pub bias: u64,
+    pub image: Arc<CodeImage>,
+}
+
+/// The code of a process.
+#[derive(Debug)]
+pub(super) struct CodeMap {
+    /// When it was read, nanoseconds of `CLOCK_MONOTONIC`.
+    pub read_ns: u64,
+    /// Sorted by address.
+    pub mappings: Vec<Mapped>,
+}
+
+impl CodeMap {
+    pub(super) fn find(&self, address: u64) -> Option<&Mapped> {
+        let index = self.mappings.partition_point(|mapped| mapped.start <= address).checked_sub(1)?;
+        Some(&self.mappings[index]).filter(|mapped| address < mapped.end)
+    }
+}
+
+/// The code of all processes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Book(Arc<Mutex<HashMap<u32, Arc<CodeMap>>>>);
+
+impl Book {
+    pub(super) fn set(&self, pid: u32, map: Arc<CodeMap>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, map);
+    }
+
+    pub(super) fn get(&self, pid: u32) -> Option<Arc<CodeMap>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).map(Arc::clone)
+    }
+
+    pub(super) fn forget(&self, pid: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
+    }
+}

@@ -1,0 +1,89 @@
+//! Names of kernel functions, from `/proc/kallsyms`.
+
+use std::sync::Arc;
+
+/// More symbols than any kernel has; bounds the memory.
+const MAX_SYMBOLS: usize = 1 << 20;
+
+/// The kernel's functions; read when the first name is asked for.
+#[derive(Debug, Default)]
+pub(super) struct KernelSymbols {
+    read: bool,
+    /// Address, and where the name begins in `names` and how long it is; sorted.
+    symbols: Vec<(u64, u32, u16)>,
+    names: String,
+}
+
+impl KernelSymbols {
+    /// Name of the function at or before a return address.
+    pub(super) fn name(&mut self, address: u64) -> Arc<str> {
+        self.load();
+        self.find(address).map_or_else(|| "[kernel]".into(), Into::into)
+    }
+
+    /// Reads the kernel's symbols, which takes some tens of milliseconds, if that has not been done.
+    pub(super) fn load(&mut self) {
+        if !self.read {
+            self.read = true;
+            match std::fs::read_to_string("/proc/kallsyms") {
+                Ok(text) => self.parse(&text),
+                Err(error) => log::warn!("/proc/kallsyms: {error}"),
+            }
+            if self.symbols.is_empty() {
+                log::warn!(
+                    "kernel frames have no names: /proc/kallsyms hides the addresses (sysctl kernel.kptr_restrict=1 or \
+                     less, and CAP_SYSLOG, let it show them)"
+                );
+            }
+        }
+    }
+
+    fn find(&self, address: u64) -> Option<&str> {
+        // Frames are return addresses, except the leaf, whose function begins before it as well or at it.
+        let index = self.symbols.partition_point(|(at, ..)| *at <= address).checked_sub(1)?;
+        let (_, start, len) = self.symbols[index];
+        self.names.get(start as usize..start as usize + usize::from(len))
+    }
+
+    fn parse(&mut self, text: &str) {
+        for line in text.lines() {
+            let mut fields = line.split_ascii_whitespace();
+            let (Some(address), Some(kind), Some(name)) = (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            let code = matches!(kind, "t" | "T" | "w" | "W");
+            let Some(address) = u64::from_str_radix(address, 16).ok().filter(|a| code && *a != 0) else {
+                continue;
+            };
+            let (Ok(start), Ok(len)) = (u32::try_from(self.names.len()), u16::try_from(name.len())) else {
+                continue;
+            };
+            if self.symbols.len() == MAX_SYMBOLS {
+                break;
+            }
+            self.names.push_str(name);
+            self.symbols.push((address, start, len));
+        }
+        // Of several names for one address, the first that the kernel lists stays first.
+        self.symbols.sort_by_key(|(address, ..)| *address);
+        self.symbols.dedup_by_key(|(address, ..)| *address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Data is no function, hidden addresses are none, the function before an address covers it.
+    #[test]
+    fn lookup() {
+        let mut symbols = KernelSymbols { read: true, ..KernelSymbols::default() };
+        symbols.parse("ff20 T second\nff10 t first\nff10 t alias\nff30 D data\n0000 T hidden\nbad\nff40 T third\t[mod]\n");
+        assert_eq!(&*symbols.name(0xff10), "first");
+        assert_eq!(&*symbols.name(0xff1f), "first");
+        assert_eq!(&*symbols.name(0xff3f), "second");
+        assert_eq!(&*symbols.name(0xffff), "third");
+        assert_eq!(&*symbols.name(0xff0f), "[kernel]");
+    }
+}

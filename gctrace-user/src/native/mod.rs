@@ -1,0 +1,14 @@
+//! Native stacks: unwind tables for the kernel side, names for what it walked.
+//!
+//! [`Tables`] belongs to the thread that watches mappings: it compiles the unwind table of each image once and tells the
+//! kernel side what each process has mapped. [`NativeNamer`] belongs to the thread that handles stacks.
+
+mod arena;
+mod code;
+mod kernel;
+mod layout;
+mod names;
+mod tables;
+
+pub use names::{NativeCounts, NativeNamer};
+pub use tables::{TableCounts, Tables};

@@ -1,0 +1,154 @@
+//! Names of native and kernel frames.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::code::{Book, Mapped};
+use super::kernel::KernelSymbols;
+use crate::address::Svma;
+use crate::aggregate::mix::NativeFrame;
+use crate::model::stack::{Frame, FrameKind};
+
+/// Frames remembered at most; beyond, all are forgotten.
+const MAX_FRAMES: usize = 1 << 16;
+
+/// Frames that were named or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NativeCounts {
+    /// User frames that were asked for.
+    pub asked: u64,
+    /// Of them, named by a symbol.
+    pub named: u64,
+    /// Of them, named by file and offset, because the file has no symbol there.
+    pub by_offset: u64,
+    /// Of them, in no file that is known to be mapped (just-in-time code, a process that was gone too soon).
+    pub unmapped: u64,
+}
+
+/// Names frames by their addresses.
+pub struct NativeNamer {
+    book: Book,
+    kernel: KernelSymbols,
+    /// Frames of processes, and of the kernel under pid 0, and whether a symbol names them.
+    frames: HashMap<(u32, u64), (Arc<Frame>, bool)>,
+    /// When a process replaced its program, nanoseconds.
+    execs: HashMap<u32, u64>,
+    counts: NativeCounts,
+}
+
+impl NativeNamer {
+    pub(super) fn new(book: Book) -> Self {
+        let mut kernel = KernelSymbols::default();
+        kernel.load();
+        Self { book, kernel, frames: HashMap::new(), execs: HashMap::new(), counts: NativeCounts::default() }
+    }
+
+    /// What became of the frames so far.
+    pub fn counts(&self) -> NativeCounts {
+        self.counts
+    }
+
+    /// A process replaced its program at that time: addresses mean something else from then on.
+    pub fn execed(&mut self, pid: u32, ts_ns: u64) {
+        self.frames.retain(|(of, _), _| *of != pid);
+        self.execs.insert(pid, ts_ns);
+    }
+
+    /// A process ended.
+    pub fn exited(&mut self, pid: u32) {
+        self.frames.retain(|(of, _), _| *of != pid);
+        self.execs.remove(&pid);
+    }
+
+    /// Names the frames of a native stack, leaf first, that was taken at that time. All but the first are return
+    /// addresses. `ruby` is the load bias of the process's Ruby image.
+    pub fn stack(&mut self, pid: u32, ts_ns: u64, ruby: u64, addresses: &[u64]) -> Vec<NativeFrame> {
+        // An old stack is not named by the mappings of the new program.
+        let exec = self.execs.get(&pid).copied().unwrap_or(0);
+        let map = self.book.get(pid).filter(|map| ts_ns >= exec || map.read_ns < exec);
+        let mut leaf = true;
+        let one = |&address: &u64| {
+            // A return address may be the first behind a function that ends with a call.
+            let code = address - u64::from(!std::mem::take(&mut leaf)).min(address);
+            let mapped = map.as_deref().and_then(|map| map.find(code));
+            let (frame, named) = self.frame(pid, address, code, mapped);
+            let of_ruby = mapped.filter(|mapped| mapped.bias == ruby);
+            let interpreter = of_ruby.and_then(|mapped| mapped.image.interpreter());
+            let stated = Svma(code.wrapping_sub(ruby));
+            NativeFrame {
+                frame,
+                ruby: of_ruby.is_some(),
+                named,
+                interpreter: interpreter.is_some_and(|range| range.contains(&stated)),
+            }
+        };
+        addresses.iter().map(one).collect()
+    }
+
+    fn frame(&mut self, pid: u32, address: u64, code: u64, mapped: Option<&Mapped>) -> (Arc<Frame>, bool) {
+        self.counts.asked += 1;
+        let Some(mapped) = mapped else {
+            self.counts.unmapped += 1;
+            let kind = FrameKind::Missing;
+            let name = "(native)".into();
+            return (Arc::new(Frame { kind, name, file: None, line: 0, first_line: 0, address }), false);
+        };
+        let key = (pid, code);
+        let (frame, named) = if let Some((frame, named)) = self.frames.get(&key) {
+            (Arc::clone(frame), *named)
+        } else {
+            let (name, named) = name(mapped, code);
+            let file = Some(Arc::clone(&mapped.image.path));
+            let kind = FrameKind::Native;
+            let frame = Arc::new(Frame { kind, name, file, line: 0, first_line: 0, address });
+            (self.remember(key, frame, named), named)
+        };
+        if named {
+            self.counts.named += 1;
+        } else {
+            self.counts.by_offset += 1;
+        }
+        (frame, named)
+    }
+
+    /// Names a kernel frame.
+    pub fn kernel_frame(&mut self, address: u64) -> Arc<Frame> {
+        if let Some((frame, _)) = self.frames.get(&(0, address)) {
+            return Arc::clone(frame);
+        }
+        let frame = Arc::new(Frame {
+            kind: FrameKind::Kernel,
+            name: self.kernel.name(address),
+            file: None,
+            line: 0,
+            first_line: 0,
+            address,
+        });
+        self.remember((0, address), frame, true)
+    }
+
+    fn remember(&mut self, key: (u32, u64), frame: Arc<Frame>, named: bool) -> Arc<Frame> {
+        if self.frames.len() >= MAX_FRAMES {
+            self.frames.clear();
+        }
+        self.frames.insert(key, (Arc::clone(&frame), named));
+        frame
+    }
+}
+
+/// The symbol, or the file and where the function begins in it (so that frames of one function have one name).
+fn name(mapped: &Mapped, address: u64) -> (Arc<str>, bool) {
+    let stated = Svma(address.wrapping_sub(mapped.bias));
+    let names = mapped.image.names();
+    if let Some(name) = names.and_then(|names| names.name(stated)) {
+        return (demangled(name), true);
+    }
+    let start = names.and_then(|names| names.start(stated)).unwrap_or(stated);
+    let file = mapped.image.path.rsplit('/').next().unwrap_or_default();
+    (format!("{file}+{:#x}", start.0).into(), false)
+}
+
+/// Names of Rust functions as they are written; of others as they are.
+fn demangled(name: &str) -> Arc<str> {
+    name.into()
+}

@@ -1,0 +1,340 @@
+//! Keeps the kernel side's unwind tables: one per image file, one list of mappings per process. Used by the thread that
+//! watches mappings.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gctrace_common::unwind::{CHUNK_MAPPINGS, UnwindMapping};
+
+use super::arena::{Arena, Run};
+use super::code::{Book, CodeImage, CodeMap, Mapped, Source};
+use super::{NativeNamer, layout};
+use crate::bpf::{ExecMapping, UnwindMaps};
+use crate::discover::{CodeMapping, ImageKey, code_of, load_bias};
+use crate::elf::{ElfError, ImageHead, LoadSegment, UnwindTable};
+use crate::enrich::clock::monotonic_ns;
+
+/// A vDSO has two pages.
+const MAX_VDSO: u64 = 1 << 20;
+/// How long the code of a process that ended is remembered: stacks of it may still be waiting to be named.
+const REMEMBERED: Duration = Duration::from_secs(10);
+
+/// What became of images and processes so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableCounts {
+    /// Images whose table the kernel side has or had.
+    pub images: u64,
+    /// Images without a usable table (no `.eh_frame`, damaged, too large).
+    pub images_without: u64,
+    /// Times that there was no room for the table of an image or the mappings of a process.
+    pub full: u64,
+    /// Mappings beyond what the kernel side can keep for one process.
+    pub mappings_dropped: u64,
+    /// Chunks in use.
+    pub chunks: u64,
+}
+
+/// What the code of a mapping belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    File(ImageKey),
+    /// The kernel's own image, the same in every process, by its size.
+    Vdso(u64),
+}
+
+#[derive(Debug)]
+struct Image {
+    /// The chunks of its table; none: there is no table.
+    run: Run,
+    pages: u32,
+    /// Stated address that the table counts from.
+    base: u64,
+    segments: Vec<LoadSegment>,
+    code: Arc<CodeImage>,
+}
+
+/// What is mapped, shared by forked processes.
+struct Shared {
+    run: Run,
+    mappings: Vec<UnwindMapping>,
+    code: Arc<CodeMap>,
+    /// Keeps the tables that the list refers to.
+    _images: Vec<Arc<Image>>,
+}
+
+/// The tables.
+pub struct Tables {
+    maps: UnwindMaps,
+    arena: Arena,
+    images: HashMap<Key, Arc<Image>>,
+    processes: HashMap<u32, Arc<Shared>>,
+    /// Processes that ended, oldest first.
+    ended: VecDeque<(Instant, u32)>,
+    book: Book,
+    counts: TableCounts,
+}
+
+impl Tables {
+    /// No tables yet.
+    pub fn new(maps: UnwindMaps) -> Self {
+        Self {
+            arena: Arena::new(maps.chunks()),
+            maps,
+            images: HashMap::new(),
+            processes: HashMap::new(),
+            ended: VecDeque::new(),
+            book: Book::default(),
+            counts: TableCounts::default(),
+        }
+    }
+
+    /// Names what is mapped here; for the thread that handles stacks.
+    pub fn namer(&self) -> NativeNamer {
+        NativeNamer::new(self.book.clone())
+    }
+
+    /// What became of everything so far.
+    pub fn counts(&self) -> TableCounts {
+        TableCounts { chunks: self.arena.used().into(), ..self.counts }
+    }
+
+    /// New executable mappings of processes: what is known of the processes is read again. Each process is read once,
+    /// however many there are, and not for code without a file that lies where no file was, as just-in-time compilers
+    /// make it all the time.
+    pub fn mapped<'a>(&mut self, mappings: impl Iterator<Item = &'a ExecMapping>) {
+        let concerns = |new: &&ExecMapping| {
+            let file = new.file.first() == Some(&b'/') && new.file.get(1) != Some(&b'/');
+            let over =
+                |known: &Mapped| known.start < new.address.saturating_add(new.len) && new.address < known.end;
+            let shared = self.processes.get(&new.pid);
+            shared.is_some_and(|shared| file || shared.code.mappings.iter().any(over))
+        };
+        let mut pids: Vec<u32> = mappings.filter(concerns).map(|new| new.pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        for pid in pids {
+            self.refresh(pid);
+        }
+    }
+
+    /// Mapping records were lost: everything may be different.
+    pub fn refresh_all(&mut self) {
+        let pids: Vec<u32> = self.processes.keys().copied().collect();
+        for pid in pids {
+            self.refresh(pid);
+        }
+    }
+
+    /// Compiles the table of an image before a process is met that maps it.
+    pub fn prepare(&mut self, key: ImageKey, path: &Path, shown: &Path) {
+        // Where it fails it is tried again. The thread that names frames must not have to look for the loop.
+        if let Some(image) = self.image(Key::File(key), || read_file(None, path, shown)) {
+            image.code.interpreter();
+        }
+    }
+
+    /// Reads the mappings of a process and makes them known to the kernel side, with the tables of what is mapped.
+    pub fn refresh(&mut self, pid: u32) {
+        let read_ns = monotonic_ns();
+        let code = match code_of(pid) {
+            Ok(code) => code,
+            Err(error) => {
+                log::debug!("native stacks of pid {pid}: {error}");
+                return self.forget(pid);
+            }
+        };
+        let found: Vec<_> = code.iter().filter_map(|code| self.mapping(pid, code)).collect();
+        let mut mappings: Vec<UnwindMapping> = found.iter().filter_map(|(_, _, unwind)| *unwind).collect();
+        if mappings.len() > CHUNK_MAPPINGS {
+            self.counts.mappings_dropped += (mappings.len() - CHUNK_MAPPINGS) as u64;
+            mappings.truncate(CHUNK_MAPPINGS);
+        }
+        let (images, mapped): (Vec<_>, Vec<_>) =
+            found.into_iter().map(|(image, mapped, _)| (image, mapped)).unzip();
+        // Read here, so that the thread that names frames does not wait for it while others leave.
+        for code in &mapped {
+            code.image.names();
+        }
+        let code = Arc::new(CodeMap { read_ns, mappings: mapped });
+        self.book.set(pid, Arc::clone(&code));
+        if self.processes.get(&pid).is_some_and(|shared| shared.mappings == mappings) && self.maps.has(pid) {
+            return;
+        }
+        let Some(run) = self.room(1) else {
+            self.counts.full += 1;
+            return self.drop_table(pid);
+        };
+        let shared = Arc::new(Shared { run, mappings, code, _images: images });
+        let written = self
+            .maps
+            .write(run.first, &layout::mappings(&shared.mappings))
+            .and_then(|()| self.maps.set(pid, run.first));
+        if let Err(error) = written {
+            log::debug!("native stacks of pid {pid}: {error}");
+            self.counts.full += 1;
+            self.arena.give_back(run, Instant::now());
+            return self.drop_table(pid);
+        }
+        let before = self.processes.insert(pid, shared);
+        self.release(before);
+    }
+
+    /// A process was forked from a known one: it has the same mappings.
+    pub fn forked(&mut self, parent: u32, child: u32) {
+        let Some(shared) = self.processes.get(&parent).map(Arc::clone) else { return };
+        self.book.set(child, Arc::clone(&shared.code));
+        if let Err(error) = self.maps.set(child, shared.run.first) {
+            log::debug!("native stacks of pid {child}: {error}");
+            self.counts.full += 1;
+            return;
+        }
+        let before = self.processes.insert(child, shared);
+        self.release(before);
+    }
+
+    /// A process ended or is no longer traced. Its frames can be named for a while yet.
+    pub fn forget(&mut self, pid: u32) {
+        let now = Instant::now();
+        if self.processes.contains_key(&pid) {
+            self.ended.push_back((now, pid));
+        }
+        self.drop_table(pid);
+        while let Some(&(since, pid)) = self.ended.front()
+            && now.duration_since(since) > REMEMBERED
+        {
+            self.ended.pop_front();
+            if !self.processes.contains_key(&pid) {
+                self.book.forget(pid);
+            }
+        }
+    }
+
+    fn drop_table(&mut self, pid: u32) {
+        if let Err(error) = self.maps.forget(pid) {
+            log::debug!("native stacks of pid {pid}: {error}");
+        }
+        let before = self.processes.remove(&pid);
+        self.release(before);
+    }
+
+    fn release(&mut self, shared: Option<Arc<Shared>>) {
+        if let Some(Shared { run, .. }) = shared.and_then(Arc::into_inner) {
+            self.arena.give_back(run, Instant::now());
+        }
+    }
+
+    /// The image of an executable mapping, and what the kernel side is told of it, if it has a table.
+    fn mapping(
+        &mut self,
+        pid: u32,
+        code: &CodeMapping,
+    ) -> Option<(Arc<Image>, Mapped, Option<UnwindMapping>)> {
+        let (start, end, image, bias) = match code {
+            &CodeMapping::Vdso(start, end) => {
+                let image = self.image(Key::Vdso(end - start), || read_vdso(pid, start, end))?;
+                (start, end, image, start)
+            }
+            CodeMapping::File(mapping) => {
+                let path = mapping.open_path(pid).ok()?;
+                let key = Key::File(ImageKey::of(&path).ok()?);
+                let image = self.image(key, || read_file(Some(pid), &path, &mapping.path))?;
+                let bias = load_bias(mapping, &image.segments)?;
+                (mapping.start, mapping.end, image, bias)
+            }
+        };
+        let mapped = Mapped { start, end, bias, image: Arc::clone(&image.code) };
+        let unwind = (image.pages > 0).then(|| UnwindMapping {
+            start,
+            end,
+            base: bias.wrapping_add(image.base),
+            chunk: image.run.first,
+            pages: image.pages,
+        });
+        Some((image, mapped, unwind))
+    }
+
+    /// The image with that key, read if it is new.
+    fn image(&mut self, key: Key, read: impl FnOnce() -> Result<Read, ElfError>) -> Option<Arc<Image>> {
+        if let Some(image) = self.images.get(&key) {
+            return Some(Arc::clone(image));
+        }
+        // What cannot be read now may be readable for another process: nothing is remembered.
+        let Read { table, segments, code } =
+            read().inspect_err(|error| log::debug!("unwind table: {error}")).ok()?;
+        let mut image = Image { run: Run::default(), pages: 0, base: 0, segments, code: Arc::new(code) };
+        let table = table
+            .inspect_err(|error| log::debug!("unwind table of {}: {error}", image.code.path))
+            .ok()
+            .and_then(|table| Some((table.base.0, layout::table(&table.rows)?)));
+        if let Some((base, layout)) = table {
+            let Some(run) = self.room(layout.chunks.len() as u32) else {
+                self.counts.full += 1;
+                return Some(Arc::new(image));
+            };
+            for (number, chunk) in (run.first..).zip(&layout.chunks) {
+                if let Err(error) = self.maps.write(number, chunk) {
+                    log::debug!("unwind table of {}: {error}", image.code.path);
+                    self.arena.give_back(run, Instant::now());
+                    return Some(Arc::new(image));
+                }
+            }
+            (image.base, image.run, image.pages) = (base, run, layout.pages);
+            self.counts.images += 1;
+        } else {
+            self.counts.images_without += 1;
+        }
+        let image = Arc::new(image);
+        self.images.insert(key, Arc::clone(&image));
+        Some(image)
+    }
+
+    /// Takes chunks. If there are none left, images that no process maps any more give theirs back, for the next time.
+    fn room(&mut self, count: u32) -> Option<Run> {
+        let now = Instant::now();
+        let taken = self.arena.take(count, now);
+        if taken.is_none() {
+            let arena = &mut self.arena;
+            self.images.retain(|_, image| {
+                let kept = Arc::strong_count(image) > 1;
+                if !kept && image.run.count > 0 {
+                    arena.give_back(image.run, now);
+                }
+                kept
+            });
+        }
+        taken
+    }
+}
+
+/// What an image file gives.
+struct Read {
+    segments: Vec<LoadSegment>,
+    table: Result<UnwindTable, ElfError>,
+    code: CodeImage,
+}
+
+fn read_file(pid: Option<u32>, path: &Path, shown: &Path) -> Result<Read, ElfError> {
+    let file = File::open(path).map_err(|source| ElfError::Io { what: "a mapped file", source })?;
+    let head = ImageHead::read(&file)?;
+    let table = UnwindTable::read(&file);
+    let of_process = pid.map(|pid| PathBuf::from(format!("/proc/{pid}/root")));
+    let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();
+    Ok(Read { segments: head.segments, table, code: CodeImage::new(shown, Source::File(file), roots) })
+}
+
+fn read_vdso(pid: u32, start: u64, end: u64) -> Result<Read, ElfError> {
+    let io = |source| ElfError::Io { what: "the vDSO", source };
+    let mut bytes = vec![0; (end - start).min(MAX_VDSO) as usize];
+    let memory = File::open(format!("/proc/{pid}/mem")).map_err(io)?;
+    memory.read_exact_at(&mut bytes, start).map_err(io)?;
+    let table = UnwindTable::read(&bytes[..]);
+    Ok(Read {
+        segments: Vec::new(),
+        table,
+        code: CodeImage::new(Path::new("[vdso]"), Source::Bytes(bytes), Vec::new()),
+    })
+}

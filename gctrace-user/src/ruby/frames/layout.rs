@@ -1,0 +1,357 @@
+//! Where the structures behind frames keep what a name is made of, in one image.
+
+use crate::{
+    address::Svma,
+    ruby::{
+        RubyAnalysis, RubyVersion,
+        derive::SymbolTable,
+        tables::{Struct, Table},
+    },
+};
+
+/// How the structures behind frames are read in one image.
+#[derive(Clone, Debug)]
+pub struct FrameLayout {
+    pub(super) iseq: IseqLayout,
+    pub(super) method: MethodLayout,
+    pub(super) string: StringLayout,
+    pub(super) array: ArrayLayout,
+    pub(super) class: ClassLayout,
+    pub(super) rules: Rules,
+    /// The way to the names of C functions, or why it is not known.
+    pub(super) symbols: Result<SymbolTable, String>,
+    /// A variable of the image, by which a process that is gone is told from a pointer that leads nowhere.
+    pub(super) vm_ptr: Svma,
+}
+
+/// `rb_iseq_t` and what hangs on it; byte offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IseqLayout {
+    pub(super) body: u32,
+    pub(super) kind: u32,
+    pub(super) size: u32,
+    pub(super) encoded: u32,
+    pub(super) pathobj: u32,
+    pub(super) base_label: u32,
+    pub(super) label: u32,
+    pub(super) first_line: u32,
+    /// Up to 3.1 the first line is a Fixnum, then an `int`.
+    pub(super) first_line_is_fixnum: bool,
+    pub(super) infos: u32,
+    pub(super) infos_size: u32,
+    pub(super) index: u32,
+    pub(super) parent: u32,
+    pub(super) local: u32,
+    /// `builtin_attrs`, for releases whose backtraces depend on it (3.4).
+    pub(super) attributes: Option<u32>,
+    /// Bytes of the body that are read.
+    pub(super) span: usize,
+    pub(super) info_size: u32,
+    pub(super) info_line: u32,
+    pub(super) blocks: u32,
+    pub(super) block_size: u32,
+    pub(super) block_rank: u32,
+    pub(super) block_small_ranks: u32,
+    pub(super) block_bits: u32,
+}
+
+/// `rb_callable_method_entry_t` and `rb_method_definition_t`; byte offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MethodLayout {
+    pub(super) definition: u32,
+    pub(super) owner: u32,
+    pub(super) kind: u32,
+    pub(super) kind_bits: (u8, u8),
+    pub(super) iseq: u32,
+    pub(super) block: u32,
+    pub(super) original_id: u32,
+    pub(super) definition_span: usize,
+}
+
+/// `RString`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StringLayout {
+    /// Byte offset of the length of a string that lies elsewhere.
+    pub(super) length: u32,
+    /// Byte offset of the pointer to it.
+    pub(super) pointer: u32,
+    /// Byte offset of the length of an embedded string; up to 3.1 it is in the flags.
+    pub(super) embedded_length: Option<u32>,
+    /// Byte offset of an embedded string.
+    pub(super) embedded: u32,
+}
+
+/// `RArray`; byte offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArrayLayout {
+    pub(super) length: u32,
+    pub(super) pointer: u32,
+    pub(super) embedded: u32,
+    /// Mask of the length of an embedded array, once shifted down.
+    pub(super) embedded_mask: u64,
+}
+
+/// Where a class keeps its name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClassLayout {
+    /// `RUBY_FL_SINGLETON`.
+    pub(super) singleton: u64,
+    pub(super) path: ClassPath,
+}
+
+/// The three generations of class names.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ClassPath {
+    /// From 3.3 on: members of the class extension, which lies behind `RClass`; byte offsets from the class.
+    Member { path: u32, permanent: u32, permanent_bit: u8, attached: u32, span: usize },
+    /// Up to 3.1: hidden instance variables in a hash table; byte offsets of `RClass.ptr` and `rb_classext_t.iv_tbl`.
+    Table { extension: u32, variables: u32 },
+    /// In 3.2: hidden instance variables in an array, whose order the shape of the class tells; byte offsets of
+    /// `rb_classext_t.iv_ptr` from the class and of `rb_vm_t.shape_list`.
+    Shapes { variables: u32, list: u32, shape: ShapeLayout },
+    /// Not known: methods are named without their class.
+    Unknown,
+}
+
+/// `rb_shape_t` (shape.h, 3.2); byte offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ShapeLayout {
+    pub(super) size: u32,
+    pub(super) name: u32,
+    pub(super) next_index: u32,
+    pub(super) kind: u32,
+    pub(super) parent: u32,
+}
+
+/// Which frames a backtrace of the release shows, and how it labels them (`vm_backtrace.c`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rules {
+    /// Labels are composed when they are asked for (3.4 and later) instead of when the code is compiled.
+    pub(super) composed: bool,
+    /// The frame below one of a `rescue` or `ensure` clause is not shown (3.4 and later).
+    pub(super) hides_below_clause: bool,
+    /// Ruby code that is shown as if it were a C function.
+    pub(super) as_c: AsC,
+}
+
+/// Ruby code that is shown as if it were a C function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AsC {
+    /// None (up to 3.3).
+    Nothing,
+    /// Methods that say so: `Primitive.attr! :c_trace` (3.4).
+    Attribute,
+    /// Everything in `<internal:…>`; of adjacent ones the last is shown (4.0 and later).
+    Internal,
+}
+
+impl Rules {
+    fn of(version: RubyVersion) -> Self {
+        let at_least = |major, minor| version >= RubyVersion::new(major, minor, 0);
+        Self {
+            composed: at_least(3, 4),
+            hides_below_clause: at_least(3, 4),
+            as_c: match () {
+                () if at_least(4, 0) => AsC::Internal,
+                () if at_least(3, 4) => AsC::Attribute,
+                () => AsC::Nothing,
+            },
+        }
+    }
+}
+
+impl FrameLayout {
+    /// The layout of an image, from its release's table and what its code tells; or why there is none, in words.
+    pub fn of(analysis: &RubyAnalysis, table: &Table) -> Result<Self, String> {
+        let symbols = analysis.derived.symbols.as_ref().copied().map_err(ToString::to_string);
+        Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)
+    }
+
+    pub(super) fn with(
+        version: RubyVersion,
+        table: &Table,
+        symbols: Result<SymbolTable, String>,
+        vm_ptr: Svma,
+    ) -> Result<Self, String> {
+        let structure = |tag: &'static str| {
+            let known = table.structure(tag);
+            known.ok_or_else(|| format!("the layout of `struct {tag}` in CRuby {version} is not known"))
+        };
+        Ok(Self {
+            iseq: IseqLayout::of(version, &structure)?,
+            method: MethodLayout::of(&structure)?,
+            string: StringLayout::of(structure("RString")?)?,
+            array: ArrayLayout::of(version, structure("RArray")?)?,
+            class: ClassLayout::of(version, table)?,
+            rules: Rules::of(version),
+            symbols,
+            vm_ptr,
+        })
+    }
+}
+
+fn offset(structure: &Struct, member: &str) -> Result<u32, String> {
+    let missing = || format!("the layout of `struct {}` lacks `{member}`", structure.name);
+    structure.field(member).map(|field| field.offset).ok_or_else(missing)
+}
+
+fn array(structure: &Struct, member: &str) -> Result<(u32, u32), String> {
+    let missing = || format!("the layout of `struct {}` lacks `{member}`", structure.name);
+    structure.array(member).map(|array| (array.offset, array.stride)).ok_or_else(missing)
+}
+
+/// Bytes up to the end of the last of these 8-byte members.
+fn span(offsets: &[u32]) -> usize {
+    offsets.iter().max().map_or(0, |&last| last as usize + 8)
+}
+
+impl IseqLayout {
+    fn of<'a>(
+        version: RubyVersion,
+        structure: &impl Fn(&'static str) -> Result<&'a Struct, String>,
+    ) -> Result<Self, String> {
+        let iseq = structure("rb_iseq_struct")?;
+        let body = structure("rb_iseq_constant_body")?;
+        let info = structure("iseq_insn_info_entry")?;
+        let index = structure("succ_index_table")?;
+        let block = structure("succ_dict_block")?;
+        let at = |member| offset(body, member);
+        let attributes = match Rules::of(version).as_c {
+            AsC::Attribute => Some(at("builtin_attrs")?),
+            AsC::Nothing | AsC::Internal => None,
+        };
+        let first_line = body.field("location.first_lineno");
+        let (blocks, block_size) = array(index, "succ_part")?;
+        let mut layout = Self {
+            body: offset(iseq, "body")?,
+            kind: at("type")?,
+            size: at("iseq_size")?,
+            encoded: at("iseq_encoded")?,
+            pathobj: at("location.pathobj")?,
+            base_label: at("location.base_label")?,
+            label: at("location.label")?,
+            first_line: at("location.first_lineno")?,
+            first_line_is_fixnum: first_line.is_some_and(|field| field.size == 8),
+            infos: at("insns_info.body")?,
+            infos_size: at("insns_info.size")?,
+            index: at("insns_info.succ_index_table")?,
+            parent: at("parent_iseq")?,
+            local: at("local_iseq")?,
+            attributes,
+            span: 0,
+            info_size: info.size,
+            info_line: offset(info, "line_no")?,
+            blocks,
+            block_size,
+            block_rank: offset(block, "rank")?,
+            block_small_ranks: offset(block, "small_block_ranks")?,
+            block_bits: array(block, "bits")?.0,
+        };
+        layout.span =
+            span(&[layout.parent, layout.local, layout.index, layout.label, attributes.unwrap_or(0)]);
+        Ok(layout)
+    }
+}
+
+impl MethodLayout {
+    fn of<'a>(structure: &impl Fn(&'static str) -> Result<&'a Struct, String>) -> Result<Self, String> {
+        let entry = structure("rb_callable_method_entry_struct")?;
+        let definition = structure("rb_method_definition_struct")?;
+        let kind = definition.bit_field("type").ok_or("the layout of method definitions lacks `type`")?;
+        let layout = Self {
+            definition: offset(entry, "def")?,
+            owner: offset(entry, "owner")?,
+            kind: kind.offset,
+            kind_bits: (kind.first, kind.bits),
+            iseq: offset(definition, "body.iseq.iseqptr")?,
+            block: offset(definition, "body.bmethod.proc")?,
+            original_id: offset(definition, "original_id")?,
+            definition_span: 0,
+        };
+        Ok(Self {
+            definition_span: span(&[layout.kind, layout.iseq, layout.block, layout.original_id]),
+            ..layout
+        })
+    }
+}
+
+impl StringLayout {
+    fn of(string: &Struct) -> Result<Self, String> {
+        let embedded = array(string, "as.embed.ary").or_else(|_| array(string, "as.ary"))?.0;
+        let common = string.field("len").map(|field| field.offset);
+        Ok(Self {
+            length: common.map_or_else(|| offset(string, "as.heap.len"), Ok)?,
+            pointer: offset(string, "as.heap.ptr")?,
+            embedded_length: common.or_else(|| string.field("as.embed.len").map(|field| field.offset)),
+            embedded,
+        })
+    }
+}
+
+impl ArrayLayout {
+    fn of(version: RubyVersion, array_struct: &Struct) -> Result<Self, String> {
+        // RARRAY_EMBED_LEN_MASK (include/ruby/internal/core/rarray.h): two bits, from 3.2 on seven.
+        let bits = if version >= RubyVersion::new(3, 2, 0) { 7 } else { 2 };
+        Ok(Self {
+            length: offset(array_struct, "as.heap.len")?,
+            pointer: offset(array_struct, "as.heap.ptr")?,
+            embedded: array(array_struct, "as.ary")?.0,
+            embedded_mask: (1 << bits) - 1,
+        })
+    }
+}
+
+impl ClassLayout {
+    fn of(version: RubyVersion, table: &Table) -> Result<Self, String> {
+        // RUBY_FL_SINGLETON (include/ruby/internal/fl_type.h) is RUBY_FL_USER0, from 3.4 on RUBY_FL_USER1.
+        let singleton = if version >= RubyVersion::new(3, 4, 0) { 1 << 13 } else { 1 << 12 };
+        let extension = table.structure("rb_classext_struct");
+        let both = table.structure("RClass_and_rb_classext_t");
+        let path = match (both, extension) {
+            (Some(both), Some(extension)) => {
+                let begin = offset(both, "classext.classpath")?
+                    .checked_sub(offset(extension, "classpath")?)
+                    .ok_or("the layouts of a class and its extension contradict each other")?;
+                let permanent = extension
+                    .bit_field("permanent_classpath")
+                    .ok_or("the layout of classes lacks `permanent`")?;
+                let path = offset(both, "classext.classpath")?;
+                let attached = begin + offset(extension, "as.singleton_class.attached_object")?;
+                let permanent_at = begin + permanent.offset;
+                ClassPath::Member {
+                    path,
+                    permanent: permanent_at,
+                    permanent_bit: permanent.first,
+                    attached,
+                    span: span(&[path, attached]).max(permanent_at as usize + 1),
+                }
+            }
+            (None, Some(extension)) => Self::variables(table, extension)?,
+            _ => ClassPath::Unknown,
+        };
+        Ok(Self { singleton, path })
+    }
+
+    /// Releases that keep the name in an instance variable.
+    fn variables(table: &Table, extension: &Struct) -> Result<ClassPath, String> {
+        let Some(class) = table.structure("RClass") else { return Ok(ClassPath::Unknown) };
+        if let Some(variables) = extension.field("iv_tbl") {
+            return Ok(ClassPath::Table { extension: offset(class, "ptr")?, variables: variables.offset });
+        }
+        let list = table.structure("rb_vm_struct").and_then(|vm| vm.field("shape_list"));
+        let (Some(variables), Some(list), Some(shape)) =
+            (extension.field("iv_ptr"), list, table.structure("rb_shape"))
+        else {
+            return Ok(ClassPath::Unknown);
+        };
+        let shape = ShapeLayout {
+            size: shape.size,
+            name: offset(shape, "edge_name")?,
+            next_index: offset(shape, "next_iv_index")?,
+            kind: offset(shape, "type")?,
+            parent: offset(shape, "parent_id")?,
+        };
+        // `RCLASS_EXT_EMBEDDED`: the extension follows the class.
+        Ok(ClassPath::Shapes { variables: class.size + variables.offset, list: list.offset, shape })
+    }
+}

@@ -1,0 +1,94 @@
+//! Method entries (`rb_callable_method_entry_t`, method.h).
+
+use super::{
+    Memory,
+    layout::FrameLayout,
+    read::{
+        Failure, IMEMO_CREF, IMEMO_MENT, IMEMO_SVAR, Reader, Result, is_imemo, is_object, u32_at, u64_at,
+    },
+};
+
+/// `VM_METHOD_TYPE_ISEQ`, `VM_METHOD_TYPE_CFUNC` and `VM_METHOD_TYPE_BMETHOD` (method.h, 2.6–4.0).
+const ISEQ: u32 = 0;
+const CFUNC: u32 = 1;
+const BMETHOD: u32 = 4;
+
+/// Byte offset in `struct RTypedData` of the word with `TYPED_DATA_EMBEDDED` (3.3 and later), and of the pointer to the
+/// data or, where that bit is set, of the data itself (include/ruby/internal/core/rtypeddata.h, 2.6–4.0).
+const DATA_FLAGS: u32 = 24;
+const DATA_EMBEDDED: u64 = 2;
+const DATA: u32 = 32;
+/// Byte offset of `block.as.captured.code` in `rb_proc_t` (`vm_core.h`, 2.6–4.0).
+const PROC_CODE: u64 = 16;
+
+/// What implements a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Ruby code: the instruction sequence.
+    Ruby(u64),
+    /// A block (`define_method`): its instruction sequence.
+    Block(u64),
+    /// A C function: the id of the name by which it was defined.
+    C(u64),
+    /// Something that has no frame of its own.
+    Other,
+}
+
+/// What an environment holds where a method entry could be (`check_method_entry`, `vm_insnhelper.c`): a `struct vm_svar`
+/// stands in front of one (`cref_or_me`, internal/imemo.h, 2.6–4.0); `None` for a `cref`, whose frame has no method.
+pub(super) fn behind<M: Memory>(reader: &Reader<M>, address: u64) -> Result<Option<u64>> {
+    let flags = |slot: &[u8]| u64_at(slot, 0);
+    let slot = reader.slot(address)?;
+    if is_imemo(flags(&slot), IMEMO_CREF) {
+        return Ok(None);
+    }
+    if !is_imemo(flags(&slot), IMEMO_SVAR) {
+        return Err(Failure::Stale);
+    }
+    let behind = u64_at(&slot, 8);
+    if behind == 0 || is_imemo(flags(&reader.slot(behind)?), IMEMO_CREF) {
+        return Ok(None);
+    }
+    Ok(Some(behind))
+}
+
+/// What a method entry and its definition say. Two reads that give the same are of the same method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MethodEntry {
+    /// Address of its definition.
+    pub(super) definition: u64,
+    /// The class or module that it was defined in.
+    pub(super) owner: u64,
+    /// What implements it.
+    pub(super) kind: Kind,
+}
+
+impl MethodEntry {
+    /// Reads the method entry at an address.
+    pub(super) fn read<M: Memory>(reader: &Reader<M>, entry: u64, layout: &FrameLayout) -> Result<Self> {
+        let at = &layout.method;
+        let slot = reader.slot(entry)?;
+        let definition = u64_at(&slot, at.definition);
+        if !is_imemo(u64_at(&slot, 0), IMEMO_MENT) || !is_object(definition) {
+            return Err(Failure::Stale);
+        }
+        let bytes = reader.vec(definition, at.definition_span)?;
+        let (first, bits) = at.kind_bits;
+        let kind = match u32_at(&bytes, at.kind) >> first & ((1 << bits) - 1) {
+            ISEQ => Kind::Ruby(u64_at(&bytes, at.iseq)),
+            CFUNC => Kind::C(u64_at(&bytes, at.original_id)),
+            BMETHOD => Kind::Block(block(reader, u64_at(&bytes, at.block))?),
+            _ => Kind::Other,
+        };
+        Ok(Self { definition, owner: u64_at(&slot, at.owner), kind })
+    }
+}
+
+/// The instruction sequence of a `Proc`. Whoever asks compares it with one that is known, so that a `Proc` of another
+/// kind or layout is found out.
+fn block<M: Memory>(reader: &Reader<M>, proc: u64) -> Result<u64> {
+    let slot = reader.slot(proc)?;
+    let embedded = u64_at(&slot, DATA_FLAGS) & DATA_EMBEDDED != 0;
+    let data = if embedded { proc + u64::from(DATA) } else { u64_at(&slot, DATA) };
+    reader.word(data.wrapping_add(PROC_CODE))
+}

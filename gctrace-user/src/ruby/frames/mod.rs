@@ -1,0 +1,99 @@
+//! From the addresses of a Ruby stack to names: iseqs, method entries, symbols, classes, lines, read out of the process.
+//!
+//! A frame is named as the running Ruby's own `caller_locations` would: the same frames, the same label, path and line.
+//! On every release the method's class stands before its name, by the rule that CRuby itself follows from 3.4 on:
+//! `Class#method`, `Class.method` for singleton methods of classes and modules, and no class where the class has no
+//! permanent name or the singleton belongs to something else. Frames of C functions have the name alone, without file
+//! and line: Ruby shows those of the caller there, which is the next Ruby frame.
+//!
+//! Up to 3.3 the label is the one that the compiler stored (`rescue in Foo#bar`), from 3.4 on the one that is composed
+//! when it is asked for (`Foo#bar` for the same frame). A method whose entry was not found ([`RubyFrame::METHOD_LOST`])
+//! is named without class.
+//!
+//! Frames are read after they were sampled. Garbage collection may have freed or moved what they point to, so nothing
+//! is believed before it was checked: the program counter must lie in the code that is found, the method entry must
+//! belong to that code, a C function's entry must still have the definition that it had, the name of an id must stand
+//! beside the symbol with that id, and what was read before is read again once the process has been through another
+//! collection. What fails is counted as stale. One case is not found out: code and method entry were both freed, and
+//! others that belong together took the places of both, down to the same address of the instructions.
+
+mod cache;
+mod class;
+mod iseq;
+mod label;
+mod layout;
+mod method;
+mod namer;
+mod read;
+mod symbol;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use gctrace_common::stack::RubyFrame;
+
+use crate::model::stack::Frame;
+pub use layout::FrameLayout;
+use namer::Shown;
+
+/// Reads memory of one process. Implemented over `/proc/PID/mem` in `enrich`, and over byte images in tests.
+pub trait Memory {
+    /// Fills `buffer` from `address`; `false` if any byte of it could not be read.
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
+}
+
+/// Frames that were named or not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NameCounts {
+    /// Frames that were asked for, without those that Ruby's own backtraces leave out.
+    pub asked: u64,
+    /// Of them, named.
+    pub named: u64,
+    /// Of them, not: what was read at their address was not (or no longer) the frame that ran.
+    pub stale: u64,
+    /// Of them, not: the process's memory could not be read (it is gone).
+    pub unreadable: u64,
+    /// Of them, not: C functions in an image whose table of symbols is not known.
+    pub no_symbols: u64,
+}
+
+/// Names the frames of one process; remembers them.
+pub struct Namer<M> {
+    names: namer::Names<M>,
+    counts: NameCounts,
+    shown: Vec<Shown>,
+}
+
+impl<M: Memory> Namer<M> {
+    /// A namer for the process behind `memory`, whose image has this load bias.
+    pub fn new(memory: M, layout: Arc<FrameLayout>, bias: u64) -> Self {
+        Self {
+            names: namer::Names::new(memory, layout, bias),
+            counts: NameCounts::default(),
+            shown: Vec::new(),
+        }
+    }
+
+    /// Names a stack that was taken in this epoch ([`gctrace_common::stack::StackEvent::epoch`]) of the process, leaf
+    /// first. As many frames come out as Ruby's own `caller` would show.
+    pub fn name(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Arc<Frame>>) {
+        self.shown.clear();
+        self.names.stack(frames, epoch, &mut self.shown);
+        for shown in self.shown.drain(..) {
+            self.counts.asked += 1;
+            match shown.fate {
+                Ok(()) => self.counts.named += 1,
+                Err(namer::Unnamed::Stale) => self.counts.stale += 1,
+                Err(namer::Unnamed::Unreadable) => self.counts.unreadable += 1,
+                Err(namer::Unnamed::NoSymbols) => self.counts.no_symbols += 1,
+            }
+            out.push(shown.frame);
+        }
+    }
+
+    /// What became of the frames so far.
+    pub fn counts(&self) -> NameCounts {
+        self.counts
+    }
+}

@@ -1,0 +1,430 @@
+//! Which frames are shown, and what is remembered of them.
+
+use std::{
+    collections::{BTreeSet, HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use gctrace_common::stack::RubyFrame;
+
+use super::{
+    Memory,
+    cache::Cache,
+    class::{self, Owner},
+    iseq::{Body, Kind},
+    label::Label,
+    layout::{AsC, FrameLayout},
+    method::{self, MethodEntry},
+    read::{Failure, Reader, Result},
+    symbol,
+};
+use crate::model::stack::{Frame, FrameKind};
+
+/// Entries of each kind that are remembered, in each of two generations.
+const CAPACITY: usize = 16 << 10;
+/// What the paths of Ruby code inside of CRuby begin with.
+const INTERNAL: &str = "<internal:";
+
+/// A frame as it comes out.
+pub(super) struct Shown {
+    pub(super) frame: Arc<Frame>,
+    pub(super) fate: std::result::Result<(), Unnamed>,
+}
+
+/// Why a frame has no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unnamed {
+    Stale,
+    Unreadable,
+    NoSymbols,
+}
+
+impl From<Failure> for Unnamed {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Stale => Self::Stale,
+            Failure::Unreadable => Self::Unreadable,
+        }
+    }
+}
+
+/// Something that was read, and the last epoch in which it was found to be still the same.
+struct Checked<T> {
+    epoch: u64,
+    known: Arc<T>,
+}
+
+/// An instruction sequence.
+struct Code {
+    /// Tells it from everything else that was ever read.
+    number: u64,
+    body: Body,
+    label: Label,
+    path: Arc<str>,
+    /// Whether backtraces show it as if it were a C function.
+    as_c: bool,
+    /// Whether the method around it is shown so.
+    local_as_c: bool,
+}
+
+/// A method entry.
+struct Method {
+    number: u64,
+    entry: MethodEntry,
+    owner: Option<Owner>,
+    /// For C functions: the name.
+    name: Option<Arc<str>>,
+}
+
+/// Key of a frame of Ruby code: code, method, position.
+type FrameKey = (u64, u64, u32);
+
+/// What was read for the stack that is being named. Objects move, so it is not kept longer: an address says nothing by
+/// itself.
+#[derive(Default)]
+struct Lately {
+    bodies: HashMap<u64, Body>,
+    paths: HashMap<u64, Arc<str>>,
+    owners: HashMap<u64, Option<Owner>>,
+}
+
+impl Lately {
+    fn clear(&mut self) {
+        self.bodies.clear();
+        self.paths.clear();
+        self.owners.clear();
+    }
+}
+
+/// What is known of one process.
+pub(super) struct Names<M> {
+    reader: Reader<M>,
+    lately: Lately,
+    layout: Arc<FrameLayout>,
+    bias: u64,
+    numbers: u64,
+    codes: Cache<u64, Checked<Code>>,
+    methods: Cache<u64, Checked<Method>>,
+    /// What stands in environments where a method entry could be, and the entry behind it.
+    behind: Cache<u64, Checked<Option<u64>>>,
+    /// Names of ids; they never change.
+    ids: Cache<u64, Arc<str>>,
+    units: symbol::Units,
+    frames: Cache<FrameKey, Arc<Frame>>,
+    interned: BTreeSet<Arc<Frame>>,
+}
+
+impl<M: Memory> Names<M> {
+    pub(super) fn new(memory: M, layout: Arc<FrameLayout>, bias: u64) -> Self {
+        let alive = bias.wrapping_add(layout.vm_ptr.0);
+        Self {
+            reader: Reader { memory, alive },
+            lately: Lately::default(),
+            layout,
+            bias,
+            numbers: 0,
+            codes: Cache::new(CAPACITY),
+            methods: Cache::new(CAPACITY),
+            behind: Cache::new(CAPACITY),
+            ids: Cache::new(CAPACITY),
+            units: symbol::Units::new(),
+            frames: Cache::new(CAPACITY),
+            interned: BTreeSet::new(),
+        }
+    }
+
+    /// The frames that a backtrace shows (`rb_ec_partial_backtrace_object`, `vm_backtrace.c`).
+    pub(super) fn stack(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Shown>) {
+        let rules = self.layout.rules;
+        self.lately.clear();
+        let mut hidden = false;
+        // Frames at the end of `out` that are shown as C functions.
+        let mut as_c = 0;
+        for frame in frames {
+            if frame.iseq & RubyFrame::CFUNC != 0 {
+                out.push(self.c_function(frame, epoch));
+                as_c += 1;
+                continue;
+            }
+            if frame.pc == 0 {
+                continue;
+            }
+            match self.ruby(frame, epoch) {
+                Ok((named, code)) => {
+                    if !hidden {
+                        let internal = rules.as_c == AsC::Internal && code.as_c;
+                        if internal {
+                            out.truncate(out.len() - as_c);
+                            as_c = 0;
+                        }
+                        out.push(Shown { frame: named, fate: Ok(()) });
+                        as_c = if internal { as_c + 1 } else { 0 };
+                    }
+                    hidden =
+                        rules.hides_below_clause && matches!(code.body.kind, Kind::Rescue | Kind::Ensure);
+                }
+                Err(failure) => {
+                    if !hidden {
+                        out.push(self.unnamed(failure.into()));
+                        as_c = 0;
+                    }
+                    hidden = false;
+                }
+            }
+        }
+    }
+
+    fn unnamed(&mut self, why: Unnamed) -> Shown {
+        let name = if why == Unnamed::NoSymbols { "(C function)" } else { "(unnamed)" };
+        let frame = Frame {
+            kind: FrameKind::Missing,
+            name: name.into(),
+            file: None,
+            line: 0,
+            first_line: 0,
+            address: 0,
+        };
+        Shown { frame: self.intern(frame), fate: Err(why) }
+    }
+
+    fn intern(&mut self, frame: Frame) -> Arc<Frame> {
+        if let Some(known) = self.interned.get(&frame) {
+            return known.clone();
+        }
+        if self.interned.len() >= 2 * CAPACITY {
+            self.interned.clear();
+        }
+        let frame = Arc::new(frame);
+        self.interned.insert(frame.clone());
+        frame
+    }
+
+    fn c_function(&mut self, frame: &RubyFrame, epoch: u64) -> Shown {
+        match self.c_function_name(frame, epoch) {
+            Ok(name) => Shown { frame: self.intern(c_frame(name)), fate: Ok(()) },
+            Err(why) => self.unnamed(why),
+        }
+    }
+
+    fn c_function_name(&mut self, frame: &RubyFrame, epoch: u64) -> std::result::Result<Arc<str>, Unnamed> {
+        let address = frame.method & !RubyFrame::METHOD_FLAGS;
+        let method = self.method(address, epoch)?;
+        if frame.method & RubyFrame::METHOD_LOST != 0
+            || !matches!(method.entry.kind, method::Kind::C(_))
+            || method.entry.definition != frame.pc
+        {
+            return Err(Unnamed::Stale);
+        }
+        let name = method.name.as_ref().ok_or(Unnamed::NoSymbols)?;
+        Ok(with_owner("", method.owner.as_ref(), name))
+    }
+
+    /// A frame of Ruby code, and the code.
+    fn ruby(&mut self, frame: &RubyFrame, epoch: u64) -> Result<(Arc<Frame>, Arc<Code>)> {
+        let iseq = frame.iseq & !RubyFrame::FLAGS;
+        let code = self.code(iseq, epoch)?;
+        let position = code.body.position(frame.pc).ok_or(Failure::Stale)?;
+        let method = self.method_around(frame.method, epoch)?;
+        let key = (code.number, method.as_ref().map_or(0, |method| method.number), position);
+        if let Some(known) = self.frames.get(&key) {
+            return Ok((known.clone(), code));
+        }
+        // The method must be the one around the code, or something else took the place of either.
+        let method = method.as_deref();
+        if let Some(method) = method
+            && !self.fits(&method.entry, iseq, &code.body)?
+        {
+            return Err(Failure::Stale);
+        }
+        let label = &code.label;
+        let owner = method.and_then(|method| method.owner.as_ref());
+        let as_method = code.local_as_c
+            && method.is_some_and(|method| matches!(method.entry.kind, method::Kind::Ruby(_)));
+        let named = if as_method {
+            c_frame(with_owner("", owner, &label.base))
+        } else {
+            let name = with_owner(&label.prefix, owner.filter(|_| label.of_method), &label.base);
+            if code.as_c {
+                c_frame(name)
+            } else {
+                let line = code.body.line(&self.reader, position, &self.layout)?;
+                // The table of lines goes with the code.
+                if Body::read_at(&self.reader, code.body.address, &self.layout)? != code.body {
+                    return Err(Failure::Stale);
+                }
+                Frame {
+                    kind: FrameKind::Ruby,
+                    name,
+                    file: Some(code.path.clone()),
+                    line,
+                    first_line: code.body.first_line,
+                    address: 0,
+                }
+            }
+        };
+        let named = self.intern(named);
+        self.frames.insert(key, named.clone());
+        Ok((named, code))
+    }
+
+    /// The method of a frame of Ruby code: what its environment holds, or what an `svar` there stands in front of
+    /// (`check_method_entry`, `vm_insnhelper.c`).
+    fn method_around(&mut self, method: u64, epoch: u64) -> Result<Option<Arc<Method>>> {
+        let address = method & !RubyFrame::METHOD_FLAGS;
+        if address == 0 || method & RubyFrame::METHOD_LOST != 0 {
+            return Ok(None);
+        }
+        if let Some(cached) = self.behind.get(&address)
+            && cached.epoch == epoch
+        {
+            let behind = *cached.known;
+            return behind.map(|entry| self.method(entry, epoch)).transpose();
+        }
+        match self.method(address, epoch) {
+            Err(Failure::Stale) if method & RubyFrame::METHOD_RAW != 0 => {
+                let behind = method::behind(&self.reader, address)?;
+                self.behind.insert(address, Checked { epoch, known: Arc::new(behind) });
+                behind.map(|entry| self.method(entry, epoch)).transpose()
+            }
+            found => found.map(Some),
+        }
+    }
+
+    /// Whether a frame of this code can be one of the method, or of a block in it.
+    fn fits(&self, entry: &MethodEntry, iseq: u64, body: &Body) -> Result<bool> {
+        /// Blocks around each other that are looked through.
+        const MAX_NESTING: usize = 256;
+        match entry.kind {
+            method::Kind::Ruby(code) => Ok(code == body.local),
+            method::Kind::Block(code) => {
+                let (mut at, mut outer) = (iseq, body.parent);
+                for _ in 0..MAX_NESTING {
+                    if at == code {
+                        return Ok(true);
+                    }
+                    if at == body.local || outer == 0 {
+                        break;
+                    }
+                    at = outer;
+                    outer = Body::read(&self.reader, at, &self.layout)?.parent;
+                }
+                Ok(false)
+            }
+            method::Kind::C(_) | method::Kind::Other => Ok(false),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// The instruction sequence at an address, read again if it was not yet in this epoch.
+    fn code(&mut self, iseq: u64, epoch: u64) -> Result<Arc<Code>> {
+        let cached = self.codes.get(&iseq);
+        if let Some(cached) = &cached
+            && cached.epoch == epoch
+        {
+            return Ok(cached.known.clone());
+        }
+        let body = Body::read(&self.reader, iseq, &self.layout)?;
+        if let Some(cached) = cached
+            && cached.known.body == body
+        {
+            cached.epoch = epoch;
+            return Ok(cached.known.clone());
+        }
+        let layout = self.layout.clone();
+        let Self { reader, lately: Lately { bodies, paths, .. }, .. } = self;
+        let mut read_body = |iseq| match bodies.entry(iseq) {
+            Entry::Occupied(known) => Ok(*known.get()),
+            Entry::Vacant(new) => Body::read(reader, iseq, &layout).map(|body| *new.insert(body)),
+        };
+        let local = if body.local == iseq { body } else { read_body(body.local)? };
+        let label = Label::read(reader, iseq, &body, &local, &layout, &mut read_body)?;
+        let path = match paths.entry(body.pathobj) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => new.insert(reader.path(body.pathobj, &layout)?).clone(),
+        };
+        // Strings were read by addresses that the collector may have changed in the meantime.
+        if Body::read_at(reader, body.address, &layout)? != body {
+            return Err(Failure::Stale);
+        }
+        let as_c = |body: &Body| match layout.rules.as_c {
+            AsC::Nothing => false,
+            AsC::Attribute => body.c_trace,
+            AsC::Internal => path.starts_with(INTERNAL),
+        };
+        let (as_c, local_as_c) = (as_c(&body), as_c(&local));
+        let known = Arc::new(Code { number: self.number(), body, label, path, as_c, local_as_c });
+        self.codes.insert(iseq, Checked { epoch, known: known.clone() });
+        Ok(known)
+    }
+
+    /// The method entry at an address, read again if it was not yet in this epoch.
+    fn method(&mut self, address: u64, epoch: u64) -> Result<Arc<Method>> {
+        let cached = self.methods.get(&address);
+        if let Some(cached) = &cached
+            && cached.epoch == epoch
+        {
+            return Ok(cached.known.clone());
+        }
+        let entry = MethodEntry::read(&self.reader, address, &self.layout)?;
+        let Self { reader, layout, bias, ids, units, lately, .. } = self;
+        let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
+        let owner = match lately.owners.entry(entry.owner) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => {
+                new.insert(class::owner(reader, entry.owner, layout, &mut id_name)?).clone()
+            }
+        };
+        let name = match entry.kind {
+            method::Kind::C(id) => id_name(id)?,
+            _ => None,
+        };
+        let cached = self.methods.get(&address);
+        if let Some(cached) = cached
+            && cached.known.entry == entry
+            && cached.known.owner == owner
+        {
+            cached.epoch = epoch;
+            return Ok(cached.known.clone());
+        }
+        // The names of its class and of itself were read behind it.
+        if MethodEntry::read(&self.reader, address, &self.layout)? != entry {
+            return Err(Failure::Stale);
+        }
+        let known = Arc::new(Method { number: self.number(), entry, owner, name });
+        self.methods.insert(address, Checked { epoch, known: known.clone() });
+        Ok(known)
+    }
+}
+
+fn id_name<M: Memory>(
+    reader: &Reader<M>,
+    layout: &FrameLayout,
+    bias: u64,
+    ids: &mut Cache<u64, Arc<str>>,
+    units: &mut symbol::Units,
+    id: u64,
+) -> Result<Option<Arc<str>>> {
+    if let Some(known) = ids.get(&id) {
+        return Ok(Some(known.clone()));
+    }
+    let name = symbol::name(reader, id, bias, layout, units)?;
+    if let Some(name) = &name {
+        ids.insert(id, name.clone());
+    }
+    Ok(name)
+}
+
+fn with_owner(prefix: &str, owner: Option<&Owner>, base: &str) -> Arc<str> {
+    match owner {
+        Some(Owner { path, separator }) => format!("{prefix}{path}{separator}{base}").into(),
+        None => format!("{prefix}{base}").into(),
+    }
+}
+
+fn c_frame(name: Arc<str>) -> Frame {
+    Frame { kind: FrameKind::CFunction, name, file: None, line: 0, first_line: 0, address: 0 }
+}

@@ -1,0 +1,178 @@
+//! How the GVL of an image is watched: which of the found sites are probed, and how threads and their GVL are told there.
+
+use gctrace_common::{
+    config::StackPath,
+    gvl::{GvlPath, GvlPoint},
+};
+
+use super::{
+    GvlEvent, Outcome, RubyAnalysis, RubyVersion, ThreadEvent, ThreadPlace,
+    tables::{self, Table},
+};
+use crate::{
+    address::{FileOffset, Svma},
+    elf::{LoadSegment, code_offset},
+    model::gvl::GvlCoverage,
+};
+
+/// An instruction to be probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GvlProbe {
+    /// What happens there.
+    pub point: GvlPoint,
+    /// Where it is, stated.
+    pub address: Svma,
+    /// Where it is in the file.
+    pub file_offset: FileOffset,
+    /// Where the thread is found; `None`: it is the running one.
+    pub place: Option<ThreadPlace>,
+    /// Whether it is about the return of the function that begins there. Only up to 3.1: from 3.3 on a thread may come back
+    /// on another native thread, and the kernel's return probes would crash the program.
+    pub at_return: bool,
+}
+
+/// How the GVL of an image is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GvlPlan {
+    /// How threads and their GVL are told.
+    pub path: GvlPath,
+    /// Where.
+    pub probes: Vec<GvlProbe>,
+    /// Which parts are seen.
+    pub coverage: GvlCoverage,
+}
+
+/// Why it is not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoGvl {
+    /// A GC library: threads are in the Ruby that has loaded it.
+    #[error(
+        "the process runs a GC library (RUBY_GC_LIBRARY), and the GVL is watched only with the compiled-in GC"
+    )]
+    GcLibrary,
+    /// The sites were not all found.
+    #[error("not all places where threads wait for the GVL were found: {0}")]
+    Sites(String),
+    /// The thread of a site is not known.
+    #[error("where the thread is at {0} was not found")]
+    Thread(Svma),
+    /// The Ractor of a thread is not known.
+    #[error("the layout of rb_thread_t in CRuby {0} is not known")]
+    Layout(RubyVersion),
+    /// The running thread cannot be told.
+    #[error("the running thread cannot be told: its Ruby stacks are not read either")]
+    Context,
+    /// A site is not in an executable segment of the file.
+    #[error("the place at {0} is not inside an executable segment")]
+    NotExecutable(Svma),
+}
+
+/// Ruby 3.2, whose `thread_sched_yield` gives up the GVL without an event, and whose hooks are not told of the thread.
+fn is_first_with_events(version: RubyVersion) -> bool {
+    version.at_least(3, 2) && !version.at_least(3, 3)
+}
+
+/// Decides it. `stack` is how its stacks are walked.
+pub fn plan(
+    segments: &[LoadSegment],
+    analysis: &RubyAnalysis,
+    own: Option<&Table>,
+    stack: &StackPath,
+) -> Result<GvlPlan, NoGvl> {
+    let version = analysis.version;
+    if analysis.vm.anchor.is_some() {
+        return Err(NoGvl::GcLibrary);
+    }
+    let probe = |point, address, place, at_return| {
+        let file_offset = code_offset(segments, address).ok_or(NoGvl::NotExecutable(address))?;
+        Ok(GvlProbe { point, address, file_offset, place, at_return })
+    };
+    if !version.at_least(3, 2) {
+        passed(&analysis.gvl.outcome)?;
+        let sites = analysis.gvl.sites.iter();
+        let of = |event| sites.clone().filter(move |site| site.event == event).map(|site| site.address);
+        // The return of the acquiring function is probed as such: its instructions are not all emulated.
+        let waits = of(GvlEvent::Wait).map(|address| (GvlPoint::Ready, address, false));
+        let returns = of(GvlEvent::Wait).map(|address| (GvlPoint::Resumed, address, true));
+        let releases = of(GvlEvent::Release).map(|address| (GvlPoint::Suspended, address, false));
+        let all = returns.chain(waits).chain(releases);
+        let probes = all.map(|(point, address, at_return)| probe(point, address, None, at_return));
+        let path = GvlPath { by: GvlPath::BY_TID, ..GvlPath::default() };
+        let coverage = GvlCoverage { holds: true, ends: false };
+        return Ok(GvlPlan { path, probes: probes.collect::<Result<_, _>>()?, coverage });
+    }
+    passed(&analysis.thread.outcome)?;
+    let thread_ractor = ractor_offset(version, own).ok_or(NoGvl::Layout(version))?;
+    let by_tid = is_first_with_events(version);
+    if by_tid && stack.place == StackPath::NONE {
+        return Err(NoGvl::Context);
+    }
+    let probes = analysis.thread.sites.iter().map(|site| {
+        let place = if by_tid { None } else { Some(site.thread.ok_or(NoGvl::Thread(site.address))?) };
+        let point = match site.event {
+            ThreadEvent::Started => GvlPoint::Started,
+            ThreadEvent::Ready => GvlPoint::Ready,
+            ThreadEvent::Resumed => GvlPoint::Resumed,
+            ThreadEvent::Suspended => GvlPoint::Suspended,
+            ThreadEvent::Exited => GvlPoint::Exited,
+        };
+        probe(point, site.address, place, false)
+    });
+    let by = if by_tid { GvlPath::BY_TID } else { GvlPath::BY_THREAD };
+    let path = GvlPath { by, thread_ractor };
+    let coverage = GvlCoverage { holds: !by_tid, ends: true };
+    Ok(GvlPlan { path, probes: probes.collect::<Result<_, _>>()?, coverage })
+}
+
+fn passed(outcome: &Outcome) -> Result<(), NoGvl> {
+    match outcome {
+        Outcome::Passed => Ok(()),
+        Outcome::Failed(reason) | Outcome::NotApplicable(reason) => Err(NoGvl::Sites(reason.clone())),
+    }
+}
+
+/// Byte offset of `ractor` in `rb_thread_t`, which no release of a series has moved.
+fn ractor_offset(version: RubyVersion, own: Option<&Table>) -> Option<u32> {
+    const TAG: &str = "rb_thread_struct";
+    let table = own.or_else(|| Table::of(version).ok());
+    let structure = table.and_then(|table| table.structure(TAG));
+    let structure = structure.or_else(|| tables::newest_structure(version, TAG))?;
+    structure.field("ractor").map(|field| field.offset).filter(|&offset| offset > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::{
+        elf::{ElfImage, tests::DEBIAN_LIBRUBY},
+        ruby::analyse,
+    };
+
+    /// Every release that tells threads apart by their address has the offset of their Ractor.
+    #[test]
+    fn ractors() {
+        for table in tables::tables() {
+            let (major, minor, teeny) = table.to;
+            let version = RubyVersion::new(major, minor, teeny);
+            assert_eq!(ractor_offset(version, None).is_some(), version.at_least(3, 0), "{version}");
+        }
+    }
+
+    /// Up to 3.1 a thread waits from the entry of one function to its return, and gives the GVL up in many places.
+    #[test]
+    fn before_the_events() {
+        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+        let analysis = analyse(&image).unwrap();
+        let plan = plan(image.segments(), &analysis, None, &StackPath::default()).unwrap();
+        let of = |point| plan.probes.iter().filter(move |probe| probe.point == point).collect::<Vec<_>>();
+        let (ready, resumed) = (of(GvlPoint::Ready), of(GvlPoint::Resumed));
+        assert_eq!((ready.len(), resumed.len()), (1, 1));
+        assert_eq!(ready[0].address, resumed[0].address);
+        assert!(!ready[0].at_return && resumed[0].at_return);
+        assert!(of(GvlPoint::Suspended).len() >= 4);
+        assert_eq!(plan.coverage, GvlCoverage { holds: true, ends: false });
+        assert_eq!(plan.path, GvlPath { by: GvlPath::BY_TID, ..GvlPath::default() });
+    }
+}

@@ -1,0 +1,390 @@
+//! Stack records → samples and trigger stacks. [`reader`] names Ruby frames at once; native and kernel frames, whose names do
+//! not go away, are named here, and all are put in order.
+
+mod own;
+mod reader;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use gctrace_common::{
+    config::AwayEntry,
+    event::{Header, Kind},
+    gvl::{GvlThread, GvlWaitEvent},
+    stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
+};
+
+pub use self::reader::{Reader, Taken};
+use self::{
+    own::{Own, kernel_frame},
+    reader::{TakenStack, Unmixed},
+};
+use crate::{
+    aggregate::mix::{Mixed, mix},
+    decode,
+    ledger::UserCounts,
+    model::stack::{Frame, Stack, StackSample, ThreadState},
+    native::NativeNamer,
+};
+
+/// Trigger stacks of a process that wait for the snapshot of their cycle. They come within microseconds of each other;
+/// what is not fetched was lost with its snapshot.
+const MAX_TRIGGERS: usize = 256;
+
+/// A sample that waits for its turn among the other events.
+#[derive(Debug)]
+pub struct Ready {
+    /// The process.
+    pub pid: u32,
+    /// Index of its image.
+    pub image: u32,
+    /// The sample.
+    pub sample: StackSample,
+}
+
+/// What the stage made of a record.
+#[derive(Debug)]
+pub enum Made {
+    /// A sample, which waits in the stage; or the stack of a thread that has left its CPU, which waits for its return.
+    Kept,
+    /// No stack: a long wait for the GVL, whose stack may follow.
+    GvlWait(Box<GvlWaitEvent>),
+    /// No stack: a thread that ended.
+    GvlThread(Box<GvlThread>),
+    /// The stack of a thread that had to wait for the GVL until that time.
+    Waiter {
+        /// The process.
+        pid: u32,
+        /// The thread.
+        tid: u32,
+        /// When it got the GVL.
+        ts_ns: u64,
+        /// The stack.
+        stack: Stack,
+    },
+    /// The stack that started the cycle whose snapshot has this time.
+    Trigger {
+        /// The process.
+        pid: u32,
+        /// Time of the snapshot.
+        ts_ns: u64,
+        /// The stack.
+        stack: Stack,
+    },
+}
+
+/// The stage.
+pub struct Stacks {
+    reader: Option<Reader>,
+    ready: VecDeque<Ready>,
+    triggers: VecDeque<(u32, u64, Stack)>,
+    /// Threads off their CPU, by tid.
+    away: HashMap<u32, Away>,
+    frames: Own,
+    native: Option<NativeNamer>,
+    /// Names of threads, by pid.
+    comms: HashMap<u32, HashMap<[u8; 16], Arc<str>>>,
+}
+
+/// The stack with which a thread has left its CPU.
+struct Away {
+    pid: u32,
+    begin_ns: u64,
+    gc: GcActivity,
+    stack: Stack,
+}
+
+impl Stacks {
+    /// The stage behind a reader. Without `native`, native frames are left out.
+    pub fn new(reader: Option<Reader>, native: Option<NativeNamer>) -> Self {
+        Self {
+            reader,
+            ready: VecDeque::new(),
+            triggers: VecDeque::new(),
+            away: HashMap::new(),
+            frames: Own::new(),
+            native,
+            comms: HashMap::new(),
+        }
+    }
+
+    /// What has been read of the ring since, in its order.
+    pub fn take(&self, counts: &mut UserCounts) -> Vec<Taken> {
+        self.reader.as_ref().map_or_else(Vec::new, |reader| reader.take(counts))
+    }
+
+    /// Makes a sample of a record, or part of one.
+    pub fn record(&mut self, record: Taken, counts: &mut UserCounts) -> Made {
+        let taken = match record {
+            Taken::Stack(taken) => *taken,
+            Taken::Back(event) => {
+                self.back(&event, counts);
+                return Made::Kept;
+            }
+            Taken::GvlWait(event) => return Made::GvlWait(event),
+            Taken::GvlThread(thread) => return Made::GvlThread(thread),
+        };
+        let TakenStack { header, cause, gc, comm, weight_ns, stack } = taken;
+        match cause {
+            Cause::GcStart => {
+                let stack = self.mixed(&header, stack, counts);
+                Made::Trigger { pid: header.tgid, ts_ns: header.ts_ns, stack }
+            }
+            Cause::GvlWait => {
+                let stack = self.mixed(&header, stack, counts);
+                Made::Waiter { pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack }
+            }
+            Cause::OffCpu => {
+                let stack = self.mixed(&header, stack, counts);
+                let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, stack };
+                // The last one was back so soon that nothing is told of it.
+                counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
+                Made::Kept
+            }
+            Cause::CpuClock => {
+                let comm = self.comm(header.tgid, &comm);
+                let stack = self.mixed(&header, stack, counts);
+                self.ready.push_back(Ready {
+                    pid: header.tgid,
+                    image: header.image,
+                    sample: StackSample {
+                        ts_ns: header.ts_ns,
+                        tid: header.tid,
+                        comm,
+                        state: ThreadState::Running,
+                        cpu_ns: weight_ns,
+                        wall_ns: weight_ns,
+                        gc,
+                        stack,
+                    },
+                });
+                Made::Kept
+            }
+        }
+    }
+
+    /// A thread is back on a CPU: where it was meanwhile becomes one sample, or two if it had to wait for its CPU.
+    pub fn back(&mut self, event: &OffCpuEvent, counts: &mut UserCounts) {
+        let header = &event.header;
+        let away = self.away.remove(&header.tid);
+        let claimed = away.filter(|away| {
+            let its = away.pid == header.tgid && away.begin_ns == event.begin_ns;
+            counts.off_cpu_unused += u64::from(!its);
+            its
+        });
+        counts.off_cpu_stacks += u64::from(claimed.is_some());
+        counts.off_cpu_without_stack += u64::from(claimed.is_none());
+        let (gc, stack) = match claimed {
+            Some(away) => (away.gc, away.stack),
+            None => (GcActivity::None, self.frames.not_taken.clone()),
+        };
+        let comm = self.comm(header.tgid, &event.comm);
+        let end = header.ts_ns.max(event.begin_ns);
+        // A wake-up that was not seen leaves all of it to blocking.
+        let runnable = if event.wakeup_ns == 0 { end } else { event.wakeup_ns.clamp(event.begin_ns, end) };
+        let parts =
+            [(ThreadState::Blocked, event.begin_ns, runnable), (ThreadState::Runnable, runnable, end)];
+        for (state, begin, end) in parts.into_iter().filter(|(_, begin, end)| end > begin) {
+            counts.off_cpu_samples += 1;
+            self.ready.push_back(Ready {
+                pid: header.tgid,
+                image: header.image,
+                sample: StackSample {
+                    ts_ns: begin,
+                    tid: header.tid,
+                    comm: comm.clone(),
+                    state,
+                    cpu_ns: 0,
+                    wall_ns: end - begin,
+                    gc,
+                    stack: stack.clone(),
+                },
+            });
+        }
+    }
+
+    /// A thread is off its CPU when tracing ends.
+    pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, now_ns: u64, counts: &mut UserCounts) {
+        let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm } = entry;
+        let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
+        let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
+        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, comm }, counts);
+    }
+
+    /// Keeps a trigger whose cycle is not open yet.
+    pub fn keep_trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack, counts: &mut UserCounts) {
+        if self.triggers.len() >= MAX_TRIGGERS {
+            self.triggers.pop_front();
+            counts.triggers_unclaimed += 1;
+        }
+        self.triggers.push_back((pid, ts_ns, stack));
+    }
+
+    /// The trigger of the cycle whose snapshot was taken at that time.
+    pub fn take_trigger(&mut self, pid: u32, ts_ns: u64) -> Option<Stack> {
+        let at = self.triggers.iter().position(|(p, ts, _)| (*p, *ts) == (pid, ts_ns))?;
+        self.triggers.remove(at).map(|(_, _, stack)| stack)
+    }
+
+    /// Samples of a process up to a time, in the order of their records; of all processes without one.
+    pub fn take_ready(&mut self, of: Option<(u32, u64)>) -> Vec<Ready> {
+        let Some((pid, ts_ns)) = of else { return self.ready.drain(..).collect() };
+        let (taken, kept) = self.ready.drain(..).partition(|r| r.pid == pid && r.sample.ts_ns <= ts_ns);
+        self.ready = kept;
+        let taken: VecDeque<Ready> = taken;
+        taken.into()
+    }
+
+    /// A process is gone or has become another program.
+    pub fn forget(&mut self, pid: u32, counts: &mut UserCounts) {
+        self.comms.remove(&pid);
+        if let Some(reader) = &self.reader {
+            reader.forget(pid);
+        }
+        // What was remembered of its code is read again if the pid lives on.
+        if let Some(native) = &mut self.native {
+            native.exited(pid);
+        }
+        let before = self.triggers.len();
+        self.triggers.retain(|(p, ..)| *p != pid);
+        counts.triggers_unclaimed += (before - self.triggers.len()) as u64;
+        let before = self.away.len();
+        self.away.retain(|_, away| away.pid != pid);
+        counts.off_cpu_unused += (before - self.away.len()) as u64;
+    }
+
+    /// A process replaced its program at that time.
+    pub fn execed(&mut self, pid: u32, ts_ns: u64) {
+        if let Some(native) = &mut self.native {
+            native.execed(pid, ts_ns);
+        }
+    }
+
+    /// The end of the run: triggers that nobody has fetched are counted.
+    pub fn finish(&mut self, counts: &mut UserCounts) {
+        counts.triggers_unclaimed += self.triggers.len() as u64;
+        self.triggers.clear();
+        if let Some(reader) = &self.reader {
+            reader.finish(counts);
+        }
+        counts.off_cpu_unused += self.away.len() as u64;
+        self.away.clear();
+    }
+
+    /// Names kernel and native frames and puts all frames in order.
+    fn mixed(&mut self, header: &Header, stack: Unmixed, counts: &mut UserCounts) -> Stack {
+        let Unmixed { bias, cut, kernel, native, gc, groups, missing } = stack;
+        let mut frames: Vec<Arc<Frame>> = match &mut self.native {
+            Some(namer) => kernel.iter().map(|&at| namer.kernel_frame(at)).collect(),
+            None => kernel.iter().map(|&at| kernel_frame(at)).collect(),
+        };
+        if let (Some((end, addresses)), Some(namer)) = (native, &mut self.native) {
+            let native = namer.stack(header.tgid, header.ts_ns, bias, &addresses);
+            let end = if cut && end == NativeEnd::Complete { NativeEnd::Truncated } else { end };
+            match mix(&native, end, &gc, &groups, &mut frames) {
+                Mixed::InOrder => counts.natives_mixed += 1,
+                Mixed::Incomplete => *ended_early(end, counts) += 1,
+                Mixed::Unequal => counts.natives_unequal += 1,
+                Mixed::NativeOnly => counts.natives_alone += 1,
+            }
+        } else {
+            frames.extend(gc);
+            frames.extend(groups.into_iter().flatten());
+        }
+        frames.extend(missing);
+        frames.into()
+    }
+
+    fn comm(&mut self, pid: u32, comm: &[u8; 16]) -> Arc<str> {
+        let comms = self.comms.entry(pid).or_default();
+        comms.entry(*comm).or_insert_with(|| decode::comm(comm).into()).clone()
+    }
+}
+
+impl Default for Stacks {
+    fn default() -> Self {
+        Self::new(None, None)
+    }
+}
+
+/// The count of walks that ended for this reason.
+fn ended_early(end: NativeEnd, counts: &mut UserCounts) -> &mut u64 {
+    match end {
+        NativeEnd::NoTable => &mut counts.natives_no_table,
+        NativeEnd::NoRow => &mut counts.natives_no_row,
+        NativeEnd::Unsupported => &mut counts.natives_unsupported,
+        NativeEnd::ReadFailed => &mut counts.natives_unreadable,
+        NativeEnd::NoRegisters => &mut counts.natives_no_registers,
+        NativeEnd::Complete | NativeEnd::Truncated => &mut counts.natives_truncated,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{own::own_frame, *};
+    use crate::model::stack::FrameKind;
+
+    fn event(begin_ns: u64, wakeup_ns: u64, end_ns: u64, point: u32) -> OffCpuEvent {
+        let header = Header {
+            kind: Kind::OffCpu as u32,
+            point,
+            tgid: 1,
+            tid: 2,
+            ts_ns: end_ns,
+            seq: 0,
+            image: 0,
+            execs: 0,
+        };
+        OffCpuEvent { header, begin_ns, wakeup_ns, comm: *b"worker\0\0\0\0\0\0\0\0\0\0" }
+    }
+
+    fn parts(stage: &mut Stacks) -> Vec<(ThreadState, u64, u64, bool)> {
+        let named = |ready: Ready| {
+            let sample = ready.sample;
+            assert_eq!((ready.pid, sample.tid, &*sample.comm, sample.cpu_ns), (1, 2, "worker", 0));
+            (sample.state, sample.ts_ns, sample.wall_ns, &*sample.stack[0].name == "taken")
+        };
+        stage.take_ready(None).into_iter().map(named).collect()
+    }
+
+    fn away(stage: &mut Stacks, begin_ns: u64) {
+        let stack: Stack = [own_frame(FrameKind::Ruby, "taken")].into();
+        stage.away.insert(2, Away { pid: 1, begin_ns, gc: GcActivity::None, stack });
+    }
+
+    /// Time off the CPU is divided at the wake-up, adds up, and has the stack with which the thread left.
+    #[test]
+    fn off_the_cpu() {
+        use ThreadState::{Blocked, Runnable};
+        let mut stage = Stacks::default();
+        let mut counts = UserCounts::default();
+        away(&mut stage, 100);
+        stage.back(&event(100, 170, 200, OffCpuEvent::BLOCKED), &mut counts);
+        assert_eq!(parts(&mut stage), [(Blocked, 100, 70, true), (Runnable, 170, 30, true)]);
+        away(&mut stage, 300);
+        stage.back(&event(300, 300, 400, OffCpuEvent::PREEMPTED), &mut counts);
+        assert_eq!(parts(&mut stage), [(Runnable, 300, 100, true)]);
+        away(&mut stage, 500);
+        stage.back(&event(500, 0, 600, OffCpuEvent::BLOCKED), &mut counts);
+        assert_eq!(parts(&mut stage), [(Blocked, 500, 100, true)]);
+        assert_eq!((counts.off_cpu_stacks, counts.off_cpu_samples), (3, 4));
+    }
+
+    /// A time whose stack was not taken is told all the same; the stack of another time is not put in its place.
+    #[test]
+    fn stack_not_taken() {
+        let mut stage = Stacks::default();
+        let mut counts = UserCounts::default();
+        away(&mut stage, 100);
+        stage.back(&event(700, 0, 900, OffCpuEvent::BLOCKED), &mut counts);
+        assert_eq!(parts(&mut stage), [(ThreadState::Blocked, 700, 200, false)]);
+        assert_eq!((counts.off_cpu_without_stack, counts.off_cpu_unused), (1, 1));
+        away(&mut stage, 1000);
+        stage.forget(1, &mut counts);
+        away(&mut stage, 1100);
+        stage.finish(&mut counts);
+        assert_eq!(counts.off_cpu_unused, 3);
+    }
+}

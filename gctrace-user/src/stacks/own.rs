@@ -1,0 +1,73 @@
+//! Frames that no program has: what the collector was doing, and what could not be told.
+
+use std::sync::Arc;
+
+use gctrace_common::stack::{GcActivity, StackEvent};
+
+use crate::model::stack::{Frame, FrameKind, Stack, gc_name};
+
+/// Frames that gctrace puts in.
+pub(super) struct Own {
+    collection: Arc<Frame>,
+    marking: Arc<Frame>,
+    sweeping: Arc<Frame>,
+    compacting: Arc<Frame>,
+    pub(super) not_taken: Stack,
+    pub(super) no_frames: Arc<Frame>,
+    missing: [(u32, Arc<Frame>); 5],
+}
+
+impl Own {
+    pub(super) fn new() -> Self {
+        let vm = |name: &str| own_frame(FrameKind::Vm, name);
+        let activity = |activity| vm(&format!("({})", gc_name(activity)));
+        let missing = |flag, name| (flag, own_frame(FrameKind::Missing, name));
+        Self {
+            collection: vm("(garbage collection)"),
+            marking: activity(GcActivity::Marking),
+            sweeping: activity(GcActivity::Sweeping),
+            compacting: activity(GcActivity::Compacting),
+            no_frames: own_frame(FrameKind::Missing, "(no Ruby frames)"),
+            not_taken: [own_frame(FrameKind::Missing, "(stack not taken)")].into(),
+            missing: [
+                missing(StackEvent::TRUNCATED, "(truncated)"),
+                missing(StackEvent::READ_FAILED, "(unreadable)"),
+                missing(StackEvent::NO_CONTEXT, "(no Ruby context)"),
+                missing(StackEvent::BAD_CONTEXT, "(Ruby context in transition)"),
+                missing(StackEvent::NO_LAYOUT, "(Ruby stack not readable)"),
+            ],
+        }
+    }
+
+    /// Frames that say that the collector ran, leaf first.
+    pub(super) fn gc(&self, activity: GcActivity) -> Vec<Arc<Frame>> {
+        let phase = match activity {
+            GcActivity::None => return Vec::new(),
+            GcActivity::Other => None,
+            GcActivity::Marking => Some(&self.marking),
+            GcActivity::Sweeping => Some(&self.sweeping),
+            GcActivity::Compacting => Some(&self.compacting),
+        };
+        phase.into_iter().chain([&self.collection]).cloned().collect()
+    }
+
+    /// The frame that stands for the missing root end, if any.
+    pub(super) fn missing(&self, flags: u32) -> Option<Arc<Frame>> {
+        self.missing.iter().find(|(flag, _)| flags & flag != 0).map(|(_, frame)| frame.clone())
+    }
+}
+
+pub(super) fn own_frame(kind: FrameKind, name: &str) -> Arc<Frame> {
+    Arc::new(Frame { kind, name: name.into(), file: None, line: 0, first_line: 0, address: 0 })
+}
+
+pub(super) fn kernel_frame(address: u64) -> Arc<Frame> {
+    Arc::new(Frame {
+        kind: FrameKind::Kernel,
+        name: format!("{address:#x}").into(),
+        file: None,
+        line: 0,
+        first_line: 0,
+        address,
+    })
+}

@@ -1,0 +1,343 @@
+//! Stack records → stacks whose Ruby frames are named, on a thread of their own: the process may be gone, or its objects
+//! moved, a moment later. Everything that can wait is done by the data thread.
+
+use std::{
+    borrow::Cow,
+    collections::{HashMap, VecDeque},
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use gctrace_common::{
+    event::Header,
+    gvl::{GvlThread, GvlWaitEvent},
+    stack::{Cause, GcActivity, NativeEnd, OffCpuEvent, RubyFrame, StackEvent},
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::own::Own;
+use crate::{
+    bpf::StackRing,
+    decode::{self, Event, StackRecord},
+    enrich::mem::ProcessMemory,
+    ledger::UserCounts,
+    model::stack::Frame,
+    pipeline::Images,
+    ruby::frames::{FrameLayout, Namer},
+};
+
+/// Stacks that wait for the data thread at most; then the ring fills, and what it loses is counted.
+const MAX_TAKEN: usize = 1 << 15;
+/// Native records that wait for their stack at most: each CPU can have one under way.
+const MAX_PENDING: usize = 4096;
+/// How long records that do not wake may lie in the ring.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// How long the thread rests when nobody takes what it has read.
+const FULL: Duration = Duration::from_millis(2);
+
+/// What a record became, in the order of the ring.
+#[derive(Debug)]
+pub enum Taken {
+    /// A stack.
+    Stack(Box<TakenStack>),
+    /// A thread is back on a CPU.
+    Back(OffCpuEvent),
+    /// A thread had to wait long for the GVL.
+    GvlWait(Box<GvlWaitEvent>),
+    /// A thread ended; what it did with the GVL.
+    GvlThread(Box<GvlThread>),
+}
+
+/// A stack and what else its record says.
+#[derive(Debug)]
+pub struct TakenStack {
+    pub(super) header: Header,
+    pub(super) cause: Cause,
+    pub(super) gc: GcActivity,
+    pub(super) comm: [u8; 16],
+    /// CPU time that it stands for, nanoseconds.
+    pub(super) weight_ns: u64,
+    pub(super) stack: Unmixed,
+}
+
+/// A stack whose Ruby frames are named.
+#[derive(Debug)]
+pub(super) struct Unmixed {
+    pub(super) bias: u64,
+    pub(super) cut: bool,
+    pub(super) kernel: Vec<u64>,
+    pub(super) native: Option<(NativeEnd, Vec<u64>)>,
+    pub(super) gc: Vec<Arc<Frame>>,
+    /// By invocation of the interpreter loop; all in one without native frames.
+    pub(super) groups: Vec<Vec<Arc<Frame>>>,
+    pub(super) missing: Option<Arc<Frame>>,
+}
+
+/// Reads the ring until it is dropped.
+pub struct Reader {
+    stage: Arc<Mutex<Stage>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    /// Starts the thread. Without `native`, records of native frames are thrown away.
+    pub fn start(ring: StackRing, images: Images, native: bool) -> std::io::Result<Self> {
+        let fd = ring.fd()?;
+        let stage = Arc::new(Mutex::new(Stage { ring, naming: Naming::new(images, native) }));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (its_stage, its_stop) = (stage.clone(), stop.clone());
+        let thread = std::thread::Builder::new()
+            .name("gctrace-stacks".to_owned())
+            .spawn(move || read(&fd, &its_stage, &its_stop))?;
+        Ok(Self { stage, stop, thread: Some(thread) })
+    }
+
+    /// Reads what is in the ring now and hands over all that has been read so far.
+    pub(super) fn take(&self, counts: &mut UserCounts) -> Vec<Taken> {
+        let mut stage = lock(&self.stage);
+        stage.drain();
+        counts.add(&std::mem::take(&mut stage.naming.counts));
+        std::mem::take(&mut stage.naming.taken)
+    }
+
+    /// A process is gone or has become another program.
+    pub(super) fn forget(&self, pid: u32) {
+        lock(&self.stage).naming.namers.remove(&pid);
+    }
+
+    /// No further record can come: native frames without their stack are counted.
+    pub(super) fn finish(&self, counts: &mut UserCounts) {
+        counts.natives_orphaned += std::mem::take(&mut lock(&self.stage).naming.pending).len() as u64;
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that reads stacks panicked; please report this");
+        }
+    }
+}
+
+fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
+    stage.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read(fd: &OwnedFd, stage: &Mutex<Stage>, stop: &AtomicBool) {
+    while !stop.load(Relaxed) {
+        if let Err(error) = poll(&mut [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)], Some(&TICK))
+            && error != rustix::io::Errno::INTR
+        {
+            return log::error!("waiting for stacks: {error}; they are named later, and fewer of them");
+        }
+        if lock(stage).drain() {
+            std::thread::sleep(FULL);
+        }
+    }
+}
+
+/// The ring and what is made of it.
+struct Stage {
+    ring: StackRing,
+    naming: Naming,
+}
+
+impl Stage {
+    /// Reads what is in the ring. Returns whether there is no room for more.
+    fn drain(&mut self) -> bool {
+        let Self { ring, naming } = self;
+        let room = MAX_TAKEN.saturating_sub(naming.taken.len());
+        ring.drain(room, |bytes| naming.record(bytes)) == room
+    }
+}
+
+struct Naming {
+    images: Images,
+    native: bool,
+    namers: HashMap<u32, Named>,
+    frames: Own,
+    /// Native frames whose stack record has not come yet. It follows at once, unless it was lost.
+    pending: VecDeque<Pending>,
+    taken: Vec<Taken>,
+    counts: UserCounts,
+}
+
+/// Native frames that wait for their stack record.
+struct Pending {
+    pid: u32,
+    tid: u32,
+    ts_ns: u64,
+    end: NativeEnd,
+    addresses: Vec<u64>,
+}
+
+/// The frames of one life of a process between two execs.
+struct Named {
+    execs: u32,
+    image: u32,
+    namer: Option<Namer<ProcessMemory>>,
+}
+
+impl Naming {
+    fn new(images: Images, native: bool) -> Self {
+        Self {
+            images,
+            native,
+            namers: HashMap::new(),
+            frames: Own::new(),
+            pending: VecDeque::new(),
+            taken: Vec::new(),
+            counts: UserCounts::default(),
+        }
+    }
+
+    fn record(&mut self, bytes: &[u8]) {
+        match decode::decode(bytes) {
+            Ok(Event::Stack(record)) => {
+                self.counts.decoded_stacks += 1;
+                let taken = self.stack(&record);
+                self.taken.push(Taken::Stack(Box::new(taken)));
+            }
+            Ok(Event::Native(end, event, addresses)) => {
+                self.counts.decoded_natives += 1;
+                self.native(&event.header, end, addresses);
+            }
+            Ok(Event::OffCpu(event)) => {
+                self.counts.decoded_off_cpu += 1;
+                self.taken.push(Taken::Back(event));
+            }
+            Ok(Event::GvlWait(event)) => {
+                self.counts.decoded_gvl_waits += 1;
+                self.taken.push(Taken::GvlWait(Box::new(event)));
+            }
+            Ok(Event::GvlThread(event)) => {
+                self.counts.decoded_gvl_threads += 1;
+                self.taken.push(Taken::GvlThread(Box::new(*event)));
+            }
+            Ok(_) => self.counts.undecodable += 1,
+            Err(error) => {
+                self.counts.undecodable += 1;
+                log::warn!("a stack record could not be decoded: {error}");
+            }
+        }
+    }
+
+    /// Keeps the native frames of the stack record that follows.
+    fn native(&mut self, header: &Header, end: NativeEnd, addresses: &[u64]) {
+        // A thread has one stack at a time: what is there of an earlier time waits in vain.
+        let before = self.pending.len();
+        self.pending.retain(|p| (p.pid, p.tid) != (header.tgid, header.tid));
+        if self.pending.len() >= MAX_PENDING {
+            self.pending.pop_front();
+        }
+        self.counts.natives_orphaned += (before - self.pending.len()) as u64;
+        let (pid, tid, ts_ns) = (header.tgid, header.tid, header.ts_ns);
+        self.pending.push_back(Pending { pid, tid, ts_ns, end, addresses: addresses.to_vec() });
+    }
+
+    /// Names the Ruby frames of a record.
+    fn stack(&mut self, record: &StackRecord<'_>) -> TakenStack {
+        let event = record.event;
+        let header = &event.header;
+        let at = self
+            .pending
+            .iter()
+            .position(|p| (p.pid, p.tid, p.ts_ns) == (header.tgid, header.tid, header.ts_ns));
+        let native = at.and_then(|at| self.pending.remove(at)).filter(|_| self.native);
+        let ruby = as_gc_event(record);
+        let mut groups = Vec::new();
+        if native.is_some() {
+            for group in groups_of(&ruby) {
+                groups.push(self.named(event, group));
+            }
+        } else {
+            groups.push(self.named(event, &ruby));
+        }
+        let missing = match self.frames.missing(event.flags) {
+            // The VM is being set up or torn down, and nothing else is known of the thread.
+            None if record.ruby.is_empty() && native.is_none() => Some(self.frames.no_frames.clone()),
+            missing => missing,
+        };
+        let stack = Unmixed {
+            bias: event.bias,
+            // A stack without its root end lacks groups, and then the numbers cannot be compared.
+            cut: event.flags & (StackEvent::TRUNCATED | StackEvent::READ_FAILED) != 0,
+            kernel: record.kernel.to_vec(),
+            native: native.map(|pending| (pending.end, pending.addresses)),
+            gc: if record.cause == Cause::GcStart { Vec::new() } else { self.frames.gc(record.gc) },
+            groups,
+            missing,
+        };
+        let (cause, gc, comm, weight_ns) = (record.cause, record.gc, event.comm, event.weight_ns);
+        TakenStack { header: *header, cause, gc, comm, weight_ns, stack }
+    }
+
+    fn named(&mut self, event: &StackEvent, ruby: &[RubyFrame]) -> Vec<Arc<Frame>> {
+        let mut frames = Vec::new();
+        if ruby.is_empty() {
+            return frames;
+        }
+        let Some(namer) = Self::namer(&mut self.namers, &self.images, event) else { return frames };
+        let before = namer.counts();
+        namer.name(ruby, event.epoch, &mut frames);
+        let after = namer.counts();
+        let counts = &mut self.counts;
+        counts.frames += after.asked - before.asked;
+        counts.frames_named += after.named - before.named;
+        counts.frames_stale += after.stale - before.stale;
+        counts.frames_unreadable += after.unreadable - before.unreadable;
+        counts.frames_without_symbols += after.no_symbols - before.no_symbols;
+        frames
+    }
+
+    /// The namer of the process as it was when the record was made; `None` if its frames cannot be named.
+    fn namer<'a>(
+        namers: &'a mut HashMap<u32, Named>,
+        images: &Images,
+        event: &StackEvent,
+    ) -> Option<&'a mut Namer<ProcessMemory>> {
+        let header = &event.header;
+        let fresh = || Named { execs: header.execs, image: header.image, namer: None };
+        let named = namers.entry(header.tgid).or_insert_with(fresh);
+        if (named.execs, named.image) != (header.execs, header.image) {
+            *named = fresh();
+        }
+        if named.namer.is_none() {
+            let memory = ProcessMemory::open(header.tgid).ok()?;
+            let layout: Arc<FrameLayout> = images.get(header.image)?.frames.clone()?;
+            named.namer = Some(Namer::new(memory, layout, event.bias));
+        }
+        named.namer.as_mut()
+    }
+}
+
+/// The control frames of a record. At a GC event CRuby takes the program counter of the running frame as that of the
+/// instruction which allocates (`gc_event_hook_body`, gc.c: "increment PC because source line is calculated with PC-1"):
+/// an instruction that calls no method does not count as begun, so that the line would be that of the one before it.
+fn as_gc_event<'a>(record: &StackRecord<'a>) -> Cow<'a, [RubyFrame]> {
+    match record.ruby.first() {
+        Some(top) if record.cause == Cause::GcStart && top.iseq & RubyFrame::CFUNC == 0 && top.pc != 0 => {
+            let mut frames = record.ruby.to_vec();
+            frames[0].pc += size_of::<u64>() as u64;
+            frames.into()
+        }
+        _ => record.ruby.into(),
+    }
+}
+
+/// The control frames of each invocation of the interpreter loop, innermost first. The frame at the root of a stack, in
+/// which no code runs (`th_init` pushes it), is none.
+fn groups_of(ruby: &[RubyFrame]) -> impl Iterator<Item = &[RubyFrame]> {
+    let code = |frame: &RubyFrame| frame.iseq & !(RubyFrame::FINISH | RubyFrame::JIT) != 0;
+    let end = ruby.iter().rposition(code).map_or(0, |last| last + 1);
+    ruby[..end].split_inclusive(|frame| frame.iseq & RubyFrame::FINISH != 0)
+}

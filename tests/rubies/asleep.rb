@@ -1,0 +1,16 @@
+# A thread that sleeps for as long as the program lives; the main thread says so and waits for a line.
+require_relative "support"
+
+def forever
+  sleep
+end
+
+Report.run do |_extra|
+  # What began before gctrace has met the process is not seen.
+  sleep 0.5
+  thread = Thread.new { forever }
+  sleep 0.01 until thread.status == "sleep"
+  $stdout.puts "asleep"
+  $stdout.flush
+  $stdin.gets
+end

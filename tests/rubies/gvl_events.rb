@@ -1,0 +1,29 @@
+# Threads that want, get and give up the GVL in every way, between two readings of the witness.
+require_relative "support"
+require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
+
+def spin(ms)
+  till = GvlWitness.now + ms * 1_000_000
+  nil while GvlWitness.now < till
+end
+
+Report.run do |extra|
+  queue = Queue.new
+  answers = Queue.new
+  lock = Mutex.new
+  reader, writer = IO.pipe
+  GvlWitness.start
+  threads = [
+    *Array.new(2) { Thread.new { spin(500) } },
+    Thread.new { 15.times { sleep 0.01; spin(1) } },
+    Thread.new { 20.times { answers << queue.pop } },
+    Thread.new { 10.times { lock.synchronize { sleep 0.005 } } },
+    Thread.new { 10.times { lock.synchronize { spin(2) } } },
+    Thread.new { 10.times { reader.readpartial(1) } }
+  ]
+  20.times { queue << 1; answers.pop }
+  10.times { writer.write("x"); Thread.pass }
+  threads.each(&:join)
+  GvlWitness.stop
+  extra["gvl"] = GvlWitness.events
+end

@@ -1,0 +1,31 @@
+# One thread holds the GVL in C code that never gives it up; two others sleep, and say how much longer that took.
+require_relative "support"
+require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
+
+Report.run do |extra|
+  stop = false
+  hog = Thread.new do
+    Thread.current.name = "hog"
+    tid = GvlWitness.tid
+    until stop
+      GvlWitness.hold(150)
+      sleep 0.002
+    end
+    tid
+  end
+  sleepers = 2.times.map do |number|
+    Thread.new do
+      Thread.current.name = "sleeper#{number}"
+      first = GvlWitness.now
+      late = 8.times.sum do
+        begun = GvlWitness.now
+        sleep 0.01
+        GvlWitness.now - begun - 10_000_000
+      end
+      { "tid" => GvlWitness.tid, "begin_ns" => first, "late_ns" => late }
+    end
+  end
+  extra["sleepers"] = sleepers.map(&:value)
+  stop = true
+  extra["hog"] = hog.value
+end

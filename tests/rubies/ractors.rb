@@ -1,0 +1,34 @@
+# Ruby threads that do not own a native thread, or not one for all their life: those of Ractors (from 3.3 on), and with
+# RUBY_MN_THREADS=1 those of the main Ractor, too. Each does a known number of rounds of the same work in a method of its
+# own, with a switch to another thread after each: where they run is up to the VM.
+require_relative "support"
+
+ROUNDS = { "half" => 50, "third" => 30, "fifth" => 20 }.freeze
+
+def round
+  i = 0
+  i += 1 while i < 600_000
+  Thread.pass
+end
+
+def half(rounds)
+  rounds.times { round }
+end
+
+def third(rounds)
+  rounds.times { round }
+end
+
+def fifth(rounds)
+  rounds.times { round }
+end
+
+Report.run do |extra|
+  if ARGV.include?("ractors")
+    ractors = ROUNDS.map { |name, rounds| Ractor.new(name, rounds) { |method, count| __send__(method, count) && nil } }
+    ractors.each { |ractor| ractor.respond_to?(:value) ? ractor.value : ractor.take }
+  else
+    ROUNDS.map { |name, rounds| Thread.new { send(name, rounds) } }.each(&:join)
+  end
+  extra["rounds"] = ROUNDS
+end

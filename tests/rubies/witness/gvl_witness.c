@@ -1,0 +1,131 @@
+/*
+ * An independent witness of the GVL, inside the traced process.
+ *
+ * From Ruby 3.2 on it hooks CRuby's own thread events and writes down, at each READY, RESUMED and SUSPENDED, the time, the
+ * native thread and the Ruby thread. Nothing in the hook allocates.
+ *
+ *   GvlWitness.start        (re)starts with an empty log
+ *   GvlWitness.stop         stops logging
+ *   GvlWitness.events       the log: [event, ns, tid, thread] each; nil before 3.2
+ *   GvlWitness.hold ms      uses so many milliseconds and keeps the GVL: as C code does that never gives it up
+ *   GvlWitness.now          CLOCK_MONOTONIC in nanoseconds
+ *   GvlWitness.tid          native thread id
+ */
+#define _GNU_SOURCE /* syscall */
+#include <ruby.h>
+#include <ruby/thread.h>
+
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static VALUE witness_now(VALUE self)
+{
+    return ULL2NUM(now_ns());
+}
+
+static VALUE witness_tid(VALUE self)
+{
+    return LONG2NUM(syscall(SYS_gettid));
+}
+
+static VALUE witness_hold(VALUE self, VALUE ms)
+{
+    uint64_t end = now_ns() + NUM2ULL(ms) * 1000000u;
+    while (now_ns() < end) continue;
+    return Qnil;
+}
+
+#ifdef RUBY_INTERNAL_THREAD_EVENT_READY
+
+enum { MOST = 200000 };
+
+struct event {
+    uint64_t ns;
+    uint64_t thread;
+    uint32_t event;
+    uint32_t tid;
+};
+
+static struct event events[MOST];
+static uint64_t used;
+static int recording;
+
+static void on_event(rb_event_flag_t event, const rb_internal_thread_event_data_t *data, void *user)
+{
+    uint64_t ns = now_ns();
+    if (!recording) return;
+    /* Threads of several Ractors come here at the same time. */
+    uint64_t at = __atomic_fetch_add(&used, 1, __ATOMIC_RELAXED);
+    if (at >= MOST) return;
+    struct event *e = &events[at];
+    e->ns = ns;
+#ifdef RB_INTERNAL_THREAD_SPECIFIC_KEY_MAX
+    e->thread = (uint64_t)data->thread;
+#else
+    e->thread = 0;
+#endif
+    e->event = event;
+    e->tid = (uint32_t)syscall(SYS_gettid);
+}
+
+static VALUE witness_start(VALUE self)
+{
+    static int hooked;
+    if (!hooked) {
+        rb_event_flag_t wanted = RUBY_INTERNAL_THREAD_EVENT_READY | RUBY_INTERNAL_THREAD_EVENT_RESUMED |
+                                 RUBY_INTERNAL_THREAD_EVENT_SUSPENDED;
+        rb_internal_thread_add_event_hook(on_event, wanted, NULL);
+        hooked = 1;
+    }
+    used = 0;
+    recording = 1;
+    return Qnil;
+}
+
+static VALUE witness_stop(VALUE self)
+{
+    recording = 0;
+    return Qnil;
+}
+
+static VALUE witness_events(VALUE self)
+{
+    if (used > MOST) rb_raise(rb_eRuntimeError, "the witness's buffer was too small for %lu events", (unsigned long)used);
+    VALUE list = rb_ary_new();
+    for (uint64_t i = 0; i < used; i++) {
+        struct event *e = &events[i];
+        const char *name = e->event == RUBY_INTERNAL_THREAD_EVENT_READY ? "ready" :
+                           e->event == RUBY_INTERNAL_THREAD_EVENT_RESUMED ? "resumed" : "suspended";
+        rb_ary_push(list, rb_ary_new_from_args(4, rb_str_new_cstr(name), ULL2NUM(e->ns), UINT2NUM(e->tid),
+                                               ULL2NUM(e->thread)));
+    }
+    return list;
+}
+
+#else
+
+static VALUE witness_start(VALUE self) { return Qnil; }
+static VALUE witness_stop(VALUE self) { return Qnil; }
+static VALUE witness_events(VALUE self) { return Qnil; }
+
+#endif
+
+void Init_gvl_witness(void)
+{
+    VALUE witness = rb_define_module("GvlWitness");
+    rb_define_module_function(witness, "start", witness_start, 0);
+    rb_define_module_function(witness, "stop", witness_stop, 0);
+    rb_define_module_function(witness, "events", witness_events, 0);
+    rb_define_module_function(witness, "hold", witness_hold, 1);
+    rb_define_module_function(witness, "now", witness_now, 0);
+    rb_define_module_function(witness, "tid", witness_tid, 0);
+}

@@ -1,0 +1,165 @@
+//! A running `gctrace collector`, and sample sets to send to it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal};
+use serde_json::{Value, json};
+
+use crate::PATIENCE;
+use crate::child::{Finished, Guarded};
+use crate::http::{self, Answer};
+use crate::live::gctrace_binary;
+
+/// The protocol's example of a whole set.
+pub const EXAMPLE: &str = include_str!("../fixtures/tunemygc_seed.json");
+
+/// A collector. Dropping it kills it.
+#[derive(Debug)]
+pub struct Collector {
+    process: Guarded,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+impl Collector {
+    /// A collector on a free port with its store in this file, and these further arguments.
+    pub fn start(store: &Path, args: &[&str]) -> Result<Self> {
+        Self::on("127.0.0.1:0", store, args)
+    }
+
+    /// The same at this address.
+    pub fn on(listen: &str, store: &Path, args: &[&str]) -> Result<Self> {
+        let mut command = Command::new(gctrace_binary()?);
+        command.args(["collector", "--listen", listen, "--store"]);
+        command.arg(format!("sqlite:{}", store.display())).args(args);
+        let mut process = Guarded::start("collector", &mut command)?;
+        let line =
+            process.wait_stderr(PATIENCE, "its address", |line| line.contains("collector listens on"))?;
+        let address = line.split("://").nth(1).and_then(|rest| rest.split(',').next());
+        let address = address.and_then(|address| address.parse().ok());
+        Ok(Self { process, address: address.with_context(|| format!("no address in {line:?}"))? })
+    }
+
+    /// A token of a new application.
+    pub fn register(&self) -> Result<String> {
+        let answer = self.form("/accounts", "email=someone%40example.com&app=shop")?;
+        ensure!(answer.code == 200, "{answer:?}");
+        Ok(answer.text())
+    }
+
+    /// Posts a form.
+    pub fn form(&self, path: &str, form: &str) -> Result<Answer> {
+        let kind = [("Content-Type", "application/x-www-form-urlencoded")];
+        http::post(self.address, path, &kind, form.as_bytes())
+    }
+
+    /// Posts a set as the agent does.
+    pub fn send(&self, set: &str) -> Result<Answer> {
+        self.send_bytes(set.as_bytes(), &[])
+    }
+
+    /// Posts bytes with further headers.
+    pub fn send_bytes(&self, body: &[u8], headers: &[(&str, &str)]) -> Result<Answer> {
+        let mut all = vec![("Content-Type", "application/json"), ("User-Agent", "TuneMyGC 1.0.71")];
+        all.extend(headers);
+        http::post(self.address, "/ruby", &all, body)
+    }
+
+    /// Gets a path.
+    pub fn get(&self, path: &str) -> Result<Answer> {
+        http::get(self.address, path)
+    }
+
+    /// A figure of `/metrics`.
+    pub fn metric(&self, name: &str) -> Result<u64> {
+        let text = self.get("/metrics")?.text();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.with_context(|| format!("no {name} in\n{text}"))
+    }
+
+    /// The most memory that it ever had, bytes.
+    pub fn peak_memory(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).context("no VmHWM")?;
+        Ok(kib.trim().parse::<u64>()? * 1024)
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> Result<Pid> {
+        i32::try_from(self.process.pid()).ok().and_then(Pid::from_raw).context("a pid is positive")
+    }
+
+    /// Ends it as an operator does.
+    pub fn stop(self) -> Result<Finished> {
+        self.process.signal(Signal::TERM)?;
+        let finished = self.process.finish(PATIENCE)?;
+        ensure!(finished.status.success(), "{}: {}", finished.status, finished.errors());
+        Ok(finished)
+    }
+}
+
+/// The protocol's example with this token and pid.
+pub fn example(token: &str, pid: u64) -> Result<Value> {
+    let mut set: Value = serde_json::from_str(EXAMPLE)?;
+    set[0][0] = json!(token);
+    set[0][10] = json!(pid);
+    Ok(set)
+}
+
+/// A cycle of an imagined program.
+#[derive(Clone, Copy, Debug)]
+pub struct Cycle {
+    /// `gc_by`.
+    pub by: &'static str,
+    /// `major_by`.
+    pub major: Option<&'static str>,
+    /// Old objects at its end, of 100 000 at its start.
+    pub old_after: u64,
+}
+
+/// A set of a program that runs these cycles one after the other, ten a second, with 50 000 objects allocated and 30 ms
+/// spent in each, in a heap of 400 000 slots (100 000 during the first five cycles) of which 200 000 are live.
+pub fn set(token: &str, ruby: &str, env: &Value, cycles: &[Cycle]) -> Value {
+    let mut keys =
+        vec!["count", "heap_available_slots", "heap_live_slots", "total_allocated_objects", "old_objects"];
+    let counts_time = ruby >= "3.1";
+    keys.extend(counts_time.then_some("time"));
+    let header = json!([token, ruby, "0.0", env, "1.0.71", [], {}, keys, "host", 1, 4242]);
+    let mut set = vec![header];
+    for (at, cycle) in cycles.iter().enumerate() {
+        let n = at as u64;
+        let slots = if n < 5 { 100_000 } else { 400_000 };
+        let state = |live: u64, old: u64, time: u64| {
+            let mut stat = vec![n + 1, slots, live, (n + 1) * 50_000, old];
+            stat.extend(counts_time.then_some(time));
+            stat
+        };
+        let info =
+            json!({"major_by": cycle.major, "gc_by": cycle.by, "immediate_sweep": false, "state": "none"});
+        let ts = 1_700_000_000.0 + n as f64 / 10.0;
+        let start = state(slots, 100_000, n * 30);
+        let end = state(slots.min(200_000), cycle.old_after, n * 30 + 30);
+        set.push(json!([ts, 9 << 20, 9 << 20, "GC_CYCLE_STARTED", start, info, null, null]));
+        set.push(json!([ts + 0.05, 9 << 20, 9 << 20, "GC_CYCLE_ENDED", end, info, null, null]));
+    }
+    Value::Array(set)
+}
+
+/// So many cycles of each kind, mixed.
+pub fn cycles(kinds: &[(Cycle, usize)]) -> Vec<Cycle> {
+    let mut left: Vec<(Cycle, usize)> = kinds.to_vec();
+    let mut mixed = Vec::new();
+    while left.iter().any(|(_, n)| *n > 0) {
+        for (cycle, n) in &mut left {
+            if *n > 0 {
+                *n -= 1;
+                mixed.push(*cycle);
+            }
+        }
+    }
+    mixed
+}

@@ -1,0 +1,216 @@
+//! What a collector must bear: it answers with the right code, takes little memory, and its store stays whole.
+
+use std::io::{Read as _, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use flate2::{Compression, write::GzEncoder};
+use gctrace_tests::collector::{Collector, example};
+use gctrace_tests::http;
+use gctrace_tests::live::Live;
+use serde_json::{Value, json};
+
+/// What it may take at its worst: bodies that wait for each other, and one large set being read.
+const MEMORY: u64 = 400 << 20;
+
+fn gzip_of(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    for piece in pieces {
+        encoder.write_all(&piece)?;
+    }
+    Ok(encoder.finish()?)
+}
+
+/// All of this, several times at once, and a good set in between.
+#[test]
+fn bodies() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let good = example(&token, 1)?.to_string();
+    let head = good.split_once("],[").context("samples")?.0.to_owned() + "]";
+
+    let zeros = |size: usize| std::iter::repeat_n(vec![b' '; 1 << 20], size >> 20);
+    let mut lying = gzip_of(zeros(200 << 20))?;
+    let at = lying.len() - 4;
+    lying[at..].copy_from_slice(&1000_u32.to_le_bytes());
+    let nested = format!("{head},[1.0,1,1,\"BOOTED\",{}", "[".repeat(1 << 20));
+    let meta = good.replacen("null]", &format!("[{}1]]", "[],".repeat(15_000_000)), 1);
+    let string = good.replace("localhost", &"x".repeat(49_000_000));
+    let cases: Vec<(&str, Vec<u8>, bool, u16)> = vec![
+        ("51 MB", vec![b' '; 51_000_000], false, 400),
+        ("a bomb of 200 MB", gzip_of(zeros(200 << 20))?, true, 400),
+        ("a bomb that lies about its size", lying, true, 400),
+        ("a bomb of 49 MB that is no JSON", gzip_of(zeros(49 << 20))?, true, 400),
+        ("deep nesting", nested.into_bytes(), false, 400),
+        ("deep nesting as a whole", vec![b'['; 10_000_000], false, 400),
+        ("a string of 49 MB", string.into_bytes(), false, 400),
+        ("NaN", good.replacen("1422023921.481364", "NaN", 1).into_bytes(), false, 400),
+        ("1e999", good.replacen("1422023921.481364", "1e999", 1).into_bytes(), false, 400),
+        ("half a set", good.as_bytes()[..good.len() / 2].to_vec(), false, 400),
+        ("two sets", format!("{good}{good}").into_bytes(), false, 400),
+        (
+            "no UTF-8",
+            good.replace("localhost", "\u{7f}")
+                .into_bytes()
+                .iter()
+                .map(|b| b | (0x80 * u8::from(*b == 0x7f)))
+                .collect(),
+            false,
+            400,
+        ),
+        ("nothing", Vec::new(), false, 400),
+        // Allowed, if large: anything may be in there.
+        ("metadata of 45 MB", meta.into_bytes(), false, 200),
+    ];
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for round in 0..2 {
+            let (cases, collector, token) = (&cases, &collector, &token);
+            threads.push(scope.spawn(move || {
+                for (name, body, gzip, code) in cases {
+                    let encoding = [("Content-Encoding", if *gzip { "gzip" } else { "identity" })];
+                    let answer = collector.send_bytes(body, &encoding).with_context(|| (*name).to_owned())?;
+                    ensure!(answer.code == *code, "{name}: {} {}", answer.code, answer.text());
+                    let between = collector.send(&example(token, 1000 + round)?.to_string())?;
+                    ensure!(between.code == 200, "a good set after {name}: {between:?}");
+                }
+                Ok(())
+            }));
+        }
+        threads.into_iter().try_for_each(|thread| thread.join().expect("a thread"))
+    })?;
+    let peak = collector.peak_memory()?;
+    ensure!(peak < MEMORY, "it took {} MB", peak >> 20);
+    // Two good ones, and the one with the metadata.
+    intact(&store, 3)?;
+    collector.stop()?;
+    Ok(())
+}
+
+/// The store passes SQLite's own check and holds so many sets.
+fn intact(store: &std::path::Path, sets: u64) -> Result<()> {
+    let connection = rusqlite::Connection::open(store)?;
+    let verdict: String = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
+    ensure!(verdict == "ok", "{verdict}");
+    let kept: u64 = connection.query_row("SELECT count(*) FROM sample_set", [], |row| row.get(0))?;
+    ensure!(kept == sets, "{kept} sets are kept, not {sets}");
+    Ok(())
+}
+
+/// SQL in every string of a set and of a registration is text and nothing else.
+#[test]
+fn sql() -> Result<()> {
+    const SQL: &str = "'); DROP TABLE sample_set; DELETE FROM app; --\u{0}\"";
+    fn poison(value: &mut Value, token: &str) {
+        match value {
+            Value::String(text)
+                if text != token && !text.starts_with(|first: char| first.is_ascii_digit()) =>
+            {
+                text.push_str(SQL);
+            }
+            Value::Array(values) => values.iter_mut().for_each(|value| poison(value, token)),
+            Value::Object(map) => map.values_mut().for_each(|value| poison(value, token)),
+            _ => {}
+        }
+    }
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let good = example(&token, 1)?;
+    let mut set = good.clone();
+    let (keys, events) = (set[0][7].clone(), set.as_array().map_or(0, Vec::len));
+    poison(&mut set, &token);
+    // What must be right to be taken at all.
+    set[0][7] = keys;
+    for at in 1..events {
+        set[at][3] = good[at][3].clone();
+    }
+    ensure!(set.to_string().contains("DROP TABLE"));
+    let answer = collector.send(&set.to_string())?;
+    ensure!(answer.code == 200, "{answer:?}");
+    set[0][0] = json!(SQL);
+    ensure!(collector.send(&set.to_string())?.code == 404);
+    for path in ["/apps/%27%20OR%201=1%20--", "/configs/'%20OR%201=1", "/apps/'--"] {
+        ensure!(collector.get(path)?.code == 404, "{path}");
+    }
+    let form = "email=a%40b%27%29%3B+DROP+TABLE+app%3B--&app=%27%29%3B+DROP+TABLE+app%3B--";
+    ensure!(collector.form("/accounts", form)?.code == 200);
+    ensure!(collector.send(&good.to_string())?.code == 200, "the token is still known");
+    intact(&store, 2)
+}
+
+/// Clients that send slowly or nothing at all are cut off, and nobody waits for them.
+#[test]
+fn slow_clients() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let mut slow = Vec::new();
+    for n in 0..200 {
+        let mut stream = http::connect(collector.address)?;
+        let part: &[u8] = match n % 4 {
+            0 => b"",
+            1 => b"POST /ruby HT",
+            2 => b"POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 49000000\r\n",
+            _ => b"POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 49000000\r\n\r\n[",
+        };
+        stream.write_all(part)?;
+        slow.push((n % 4, stream));
+    }
+    let begun = Instant::now();
+    let set = example(&token, 1)?.to_string();
+    ensure!(collector.send(&set)?.code == 200);
+    ensure!(begun.elapsed() < Duration::from_secs(5), "a good client waited for {:?}", begun.elapsed());
+    // A byte now and then does not help.
+    std::thread::sleep(Duration::from_secs(6));
+    for (kind, stream) in &mut slow {
+        if *kind == 1 {
+            stream.write_all(b"T").or_else(|error| {
+                if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) }
+            })?;
+        }
+    }
+    for (kind, mut stream) in slow {
+        let mut answer = Vec::new();
+        // Cut off without an answer, or with one that says why; a reset is an end, too.
+        let _end = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        if kind == 3 {
+            ensure!(answer.contains(" 500 ") && answer.contains("did not arrive in time"), "{answer:?}");
+        }
+    }
+    ensure!(begun.elapsed() < Duration::from_secs(20), "they were cut off after {:?}", begun.elapsed());
+    ensure!(collector.peak_memory()? < 60 << 20, "{} bytes", collector.peak_memory()?);
+    intact(&store, 1)
+}
+
+/// A head without an end is refused, and so is a body in chunks without an end.
+#[test]
+fn endless() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let collector = Collector::start(&live.path("sets.db"), &[])?;
+    let mut stream = http::connect(collector.address)?;
+    let mut request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ".to_vec();
+    request.resize(1 << 20, b'x');
+    // It may be closed before all of that is out.
+    let _early = stream.write_all(&request);
+    let mut answer = Vec::new();
+    let _reset = stream.read_to_end(&mut answer);
+    ensure!(!String::from_utf8_lossy(&answer).contains(" 200 "), "a head of 1 MB was taken");
+
+    let mut stream = http::connect(collector.address)?;
+    stream.write_all(b"POST /ruby HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+    let chunk = [b"100000\r\n".to_vec(), vec![b' '; 1 << 20], b"\r\n".to_vec()].concat();
+    for _ in 0..52 {
+        stream.write_all(&chunk)?;
+    }
+    stream.write_all(b"0\r\n\r\n")?;
+    let answer = http::read(&stream)?;
+    ensure!(answer.code == 400 && answer.text().contains("larger than"), "{answer:?}");
+    ensure!(collector.peak_memory()? < MEMORY / 2, "{} bytes", collector.peak_memory()?);
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! The collector speaks TuneMyGC's protocol: every resource, every code.
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result, ensure};
+use flate2::{Compression, write::GzEncoder};
+use gctrace_tests::collector::{Collector, Cycle, cycles, example, set};
+use gctrace_tests::http;
+use gctrace_tests::live::Live;
+use serde_json::{Value, json};
+
+fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes)?;
+    Ok(encoder.finish()?)
+}
+
+/// A program that is short of slots, often enough for an advice.
+fn starving() -> Vec<Cycle> {
+    let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
+    cycles(&[
+        (cycle("newobj", None), 300),
+        (cycle("malloc", None), 60),
+        (cycle("newobj", Some("oldgen")), 40),
+    ])
+}
+
+/// From registration to what to set, once, again, compressed, and after a restart.
+#[test]
+fn exchange() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let collector = Collector::start(&store, &[])?;
+    ensure!(collector.get("/healthz")?.code == 200);
+    let token = collector.register()?;
+    ensure!(token.len() == 32 && token.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
+    ensure!(token != collector.register()?, "each application has its own token");
+    ensure!(collector.get(&format!("/apps/{token}"))?.code == 204, "nothing to set yet");
+
+    // The example is too little for an advice: that is said, and is no error.
+    let little = collector.send(&example(&token, 1)?.to_string())?;
+    ensure!(little.code == 200, "{little:?}");
+    ensure!(little.headers.get("accept-encoding").is_some_and(|codings| codings == "gzip"));
+    let base = format!("http://{}", collector.address);
+    let path = |answer: &http::Answer| answer.text().strip_prefix(&base).map(ToOwned::to_owned);
+    let little = path(&little).context("an address at the collector")?;
+    let config: Value = serde_json::from_slice(&collector.get(&format!("{little}.json"))?.body)?;
+    ensure!(config["Speed"] == json!({}) && config["Memory"] == json!({}), "{config}");
+    ensure!(
+        config["explanation"][0].as_str().is_some_and(|text| text.starts_with("insufficient")),
+        "{config}"
+    );
+    ensure!(collector.get(&format!("/apps/{token}"))?.code == 204);
+
+    // Enough, of another Ruby.
+    let enough = set(&token, "3.4.7", &json!({}), &starving()).to_string();
+    let first = collector.send(&enough)?;
+    ensure!(first.code == 200, "{first:?}");
+    let address = path(&first).context("an address at the collector")?;
+    let again = collector.send(&enough)?;
+    ensure!((again.code, &again.body) == (200, &first.body), "the same set is the same set");
+    let compressed = collector.send_bytes(&gzip(enough.as_bytes())?, &[("Content-Encoding", "gzip")])?;
+    ensure!((compressed.code, &compressed.body) == (200, &first.body), "also compressed: {compressed:?}");
+    ensure!(collector.metric("gctrace_collector_stored_sets")? == 2);
+    ensure!(collector.metric("gctrace_collector_duplicate_sets_total")? == 2);
+    ensure!(collector.metric("gctrace_collector_stored_samples")? == 800 + 10);
+
+    let config = collector.get(&format!("{address}.json"))?;
+    ensure!(config.headers.get("content-type").is_some_and(|kind| kind == "application/json"));
+    let json: Value = serde_json::from_slice(&config.body)?;
+    let speed = json["Speed"].as_object().context("no Speed")?;
+    ensure!(speed.get("RUBY_GC_MALLOC_LIMIT") == Some(&json!(33_554_432)), "{json}");
+    ensure!(speed.get("RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO").is_some(), "{json}");
+    for value in speed.values() {
+        ensure!(value.is_u64() || value.as_f64().is_some_and(|value| value > 0.0), "{value}");
+    }
+    let exports = collector.get(&format!("/apps/{token}"))?;
+    ensure!(exports.code == 200);
+    let mut lines: Vec<String> = exports.text().lines().map(ToOwned::to_owned).collect();
+    let expected = |(name, value): (&String, &Value)| match value.as_u64() {
+        Some(size) => format!("export {name}={size}"),
+        None => format!("export {name}={:.2}", value.as_f64().unwrap_or_default()),
+    };
+    let mut wanted: Vec<String> = speed.iter().map(expected).collect();
+    lines.sort();
+    wanted.sort();
+    ensure!(lines == wanted, "{lines:?}, the configuration says {wanted:?}");
+    let page = collector.get(&address)?.text();
+    for line in lines {
+        ensure!(page.contains(&line), "{line} is not in\n{page}");
+    }
+    for word in ["why:", "measured:", "expected:", "confidence:", "nothing:"] {
+        ensure!(page.contains(word), "{word} is not in\n{page}");
+    }
+
+    collector.stop()?;
+    let collector = Collector::start(&store, &["--public-url", "https://gc.example.com/"])?;
+    ensure!(collector.get(&format!("{address}.json"))?.body == config.body, "a restart changes nothing");
+    let third = collector.send(&enough)?.text();
+    ensure!(third == format!("https://gc.example.com{address}"), "{third}");
+    Ok(())
+}
+
+/// Every refusal has the protocol's code and says what is wrong.
+#[test]
+fn codes() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let collector = Collector::start(&live.path("sets.db"), &[])?;
+    let token = collector.register()?;
+    let good = example(&token, 1)?;
+    let changed = |change: &dyn Fn(&mut Value)| {
+        let mut set = good.clone();
+        change(&mut set);
+        collector.send(&set.to_string())
+    };
+    let expect = |answer: http::Answer, code: u16, text: &str| {
+        ensure!(answer.code == code && answer.text().contains(text), "not {code} {text}: {answer:?}");
+        Ok(())
+    };
+    expect(changed(&|set| set[0][0] = json!("0123"))?, 404, "token")?;
+    expect(changed(&|set| set[0][0] = Value::Null)?, 404, "token")?;
+    expect(changed(&|set| set[0][4] = json!("1.0.9"))?, 426, "1.0.15")?;
+    expect(changed(&|set| set[0][1] = json!("2.1.0"))?, 501, "2.1.0")?;
+    expect(changed(&|set| set[0][1] = json!("9.9.9"))?, 501, "9.9.9")?;
+    expect(changed(&|set| set[0][7][4] = json!("committed"))?, 501, "heap_available_slots")?;
+    expect(changed(&|set| set[2][0] = json!("x"))?, 400, "sample 1 (timestamp)")?;
+    expect(changed(&|set| set[3][4] = json!([1]))?, 400, "sample 2 (GC.stat values)")?;
+    expect(changed(&|set| set[1][3] = json!("PROCESSED"))?, 400, "sample 0 (event)")?;
+    expect(changed(&|set| set[0][3] = json!([]))?, 400, "header [3] (environment)")?;
+    expect(collector.send_bytes(good.to_string().as_bytes(), &[("Content-Encoding", "br")])?, 400, "`br`")?;
+    expect(collector.send_bytes(b"not gzip at all", &[("Content-Encoding", "gzip")])?, 400, "payload")?;
+    // gctrace's version is none of the agent's.
+    let mut ours = good.clone();
+    ours[0][4] = json!("0.1.0");
+    let agent = [("User-Agent", "gctrace/0.1.0")];
+    ensure!(http::post(collector.address, "/ruby", &agent, ours.to_string().as_bytes())?.code == 200);
+    // The agent's dialect: spy ids in the ninth place, and events that only forks have.
+    let spies = changed(&|set| {
+        set[0].as_array_mut().expect("a list").insert(8, json!("manual"));
+        set[2][3] = json!("GC_CYCLE_MARK_ENDED");
+    })?;
+    ensure!(spies.code == 200, "{spies:?}");
+
+    // A program that is tuned already, by much less than what is advised. Variables of the agent are not meant.
+    let env = json!({"RUBY_GC_MALLOC_LIMIT": "64m", "RUBY_GC_OLDMALLOC_LIMIT": "20m", "RUBY_GC_TUNE": "200",
+        "RUBY_GC_TOKEN": token.as_str()});
+    let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
+    let full = cycles(&[(cycle("malloc", None), 300), (cycle("malloc", Some("oldmalloc")), 40)]);
+    let answer = collector.send(&set(&token, "3.1.2", &env, &full).to_string())?;
+    ensure!(answer.code == 412, "{answer:?}");
+    let clobbered: Value = serde_json::from_slice(&answer.body)?;
+    ensure!(
+        clobbered == json!({"RUBY_GC_OLDMALLOC_LIMIT": "20m"}),
+        "twice the malloc limit is not too much: {clobbered}"
+    );
+
+    for (path, code) in [("/apps/0123", 404), ("/configs/0123", 404), ("/configs/0123.json", 404), ("/", 404)]
+    {
+        ensure!(collector.get(path)?.code == code, "{path}");
+    }
+    ensure!(collector.get("/ruby")?.code == 405);
+    for form in ["", "email=someone&app=shop", "email=a%40b&app=", "email=a%40b%0a&app=x", "app=x"] {
+        ensure!(collector.form("/accounts", form)?.code == 422, "{form}");
+    }
+    let stored = collector.metric("gctrace_collector_stored_sets")?;
+    ensure!(stored == 2, "{stored} sets, of which two were good");
+    collector.stop()?;
+    let closed = Collector::start(&live.path("sets.db"), &["--no-registration", "--min-agent", "2.0"])?;
+    ensure!(closed.form("/accounts", "email=a%40b&app=x")?.code == 422);
+    expect(closed.send(&good.to_string())?, 426, "2.0")
+}
+
+/// A store that fails is a 500, which agents send again, and works again when it works again.
+#[test]
+fn failing_store() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let set = example(&token, 1)?.to_string();
+    let somebody = rusqlite::Connection::open(&store)?;
+    somebody.execute_batch("ALTER TABLE sample_set RENAME TO elsewhere")?;
+    ensure!(collector.send(&set)?.code == 500);
+    ensure!(collector.get("/healthz")?.code == 500);
+    somebody.execute_batch("ALTER TABLE elsewhere RENAME TO sample_set")?;
+    ensure!(collector.send(&set)?.code == 200);
+    ensure!(collector.get("/healthz")?.code == 200);
+    Ok(())
+}
+
+/// Neither tokens nor what they are made of are in the store, but everything else of a set is.
+#[test]
+fn what_is_kept() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let mut sent = example(&token, 77)?;
+    sent[0][3]["RUBY_GC_TOKEN"] = json!(token);
+    ensure!(collector.send(&sent.to_string())?.code == 200);
+    ensure!(collector.get(&format!("/apps/{token}"))?.code == 204);
+    let finished = collector.stop()?;
+    ensure!(!finished.errors().contains(&token), "the token is in the log");
+    for entry in std::fs::read_dir(store.parent().context("a directory")?)? {
+        let bytes = std::fs::read(entry?.path())?;
+        ensure!(
+            !bytes.windows(token.len()).any(|window| window == token.as_bytes()),
+            "the token is in the store"
+        );
+    }
+    let kept: Vec<u8> =
+        rusqlite::Connection::open(&store)?.query_row("SELECT body FROM sample_set", [], |row| row.get(0))?;
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(&kept[..]), &mut text)?;
+    let kept: Value = serde_json::from_str(&text)?;
+    sent[0][0] = Value::Null;
+    sent[0][3]["RUBY_GC_TOKEN"] = json!("(redacted)");
+    for sample in sent.as_array_mut().context("a list")?.iter_mut().skip(1) {
+        // Seven elements mean that there is no thread id.
+        sample.as_array_mut().context("a list")?.push(Value::Null);
+    }
+    ensure!(kept == sent, "kept is {kept}");
+    Ok(())
+}

@@ -1,0 +1,366 @@
+//! Where the time goes: stacks against what the programs say of themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::pprof::{Frame, Profile, Sample};
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Done, Script};
+
+/// Ticks of the clock a second: many, so that short scripts give enough samples.
+const RATE: &str = "499";
+/// Share of CPU samples of a run that may be off by chance: four standard deviations of counting.
+const DEVIATIONS: f64 = 4.0;
+
+/// A script's run under gctrace: its CPU samples, the lines, and what it said itself.
+struct Profiled {
+    samples: Vec<Sample>,
+    /// CPU time of each, in the order of `samples`.
+    cpu: Vec<u64>,
+    report: Report,
+    done: Done,
+}
+
+impl Profiled {
+    /// CPU time of the samples that satisfy the condition.
+    fn cpu_of(&self, wanted: impl Fn(&Sample) -> bool) -> u64 {
+        self.samples.iter().zip(&self.cpu).filter(|(sample, _)| wanted(sample)).map(|(_, cpu)| cpu).sum()
+    }
+}
+
+fn profile(live: &Live, ruby: &Ruby, name: &str, args: &[&str]) -> Result<Profiled> {
+    profile_with(live, ruby, name, args, &[])
+}
+
+/// The same with further options.
+fn profile_with(live: &Live, ruby: &Ruby, name: &str, args: &[&str], options: &[&str]) -> Result<Profiled> {
+    profile_of(live, ruby, name, options, |script| args.iter().fold(script, Script::arg))
+}
+
+fn profile_of(
+    live: &Live,
+    ruby: &Ruby,
+    name: &str,
+    options: &[&str],
+    prepare: impl FnOnce(Script) -> Script,
+) -> Result<Profiled> {
+    let path = live.path(&format!("{name}-{}.pb.gz", ruby.label()));
+    let gctrace = Invocation::jsonl(
+        ["--all-ruby".as_ref(), "--rate".as_ref(), RATE.as_ref(), "--pprof".as_ref(), path.as_os_str()]
+            .into_iter()
+            .chain(options.iter().map(AsRef::as_ref)),
+    )?
+    .start_ready()?;
+    let done = prepare(Script::unwitnessed(live, ruby, name)?).run()?;
+    let report = gctrace.stop()?;
+    let profile = Profile::open(&path)?;
+    let index = profile.index("cpu/nanoseconds")?;
+    let pid = done.pid.to_string();
+    let of_script = |sample: &Sample| sample.label("pid") == Some(&pid) && sample.values[index] > 0;
+    let samples: Vec<Sample> = profile.samples.into_iter().filter(of_script).collect();
+    ensure!(!samples.is_empty(), "no CPU samples of process {pid}");
+    let cpu = samples.iter().map(|sample| sample.values[index]).collect();
+    Ok(Profiled { samples, cpu, report, done })
+}
+
+/// Numbers of CPU nanoseconds that the script measured, by name.
+fn measured(done: &Done, key: &str) -> Result<BTreeMap<String, f64>> {
+    let map = done
+        .report
+        .extra
+        .get(key)
+        .and_then(|value| value.as_object())
+        .with_context(|| format!("no {key}"))?;
+    map.iter()
+        .map(|(name, value)| {
+            Ok((name.clone(), value.as_f64().with_context(|| format!("{name} is {value}"))?))
+        })
+        .collect()
+}
+
+/// What was sampled is what was measured, within the error of counting.
+fn same_shares(measured: &BTreeMap<String, f64>, sampled: &BTreeMap<String, u64>) -> Result<()> {
+    let period = 1e9 / RATE.parse::<f64>()?;
+    let all: f64 = measured.values().sum();
+    let count: f64 = sampled.values().map(|&ns| ns as f64 / period).sum();
+    ensure!(count > 100.0, "only {count} samples");
+    for (name, ns) in measured {
+        let share = ns / all;
+        let seen = sampled.get(name).copied().unwrap_or_default() as f64 / period;
+        let expected = count * share;
+        let error = DEVIATIONS * (expected * (1.0 - share)).sqrt() + 1.0;
+        ensure!(
+            (seen - expected).abs() <= error,
+            "{name} has {seen:.0} of {count:.0} samples, expected are {expected:.0} ± {error:.0}; \
+             measured {measured:?}, sampled {sampled:?}"
+        );
+    }
+    Ok(())
+}
+
+fn has(sample: &Sample, name: &str) -> bool {
+    sample.stack.iter().any(|frame| frame.name == name)
+}
+
+/// Methods, C functions and threads get the shares of the samples that they had of the CPU.
+#[test]
+fn shares_are_those_of_the_cpu_clock() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let run = profile(&live, ruby, "shares.rb", &[])?;
+        let by_method = |names: &BTreeMap<String, f64>| {
+            names
+                .keys()
+                .map(|name| (name.clone(), run.cpu_of(|sample| has(sample, &format!("Object#{name}")))))
+                .collect::<BTreeMap<_, _>>()
+        };
+        for key in ["shares", "functions"] {
+            let measured = measured(&run.done, key)?;
+            same_shares(&measured, &by_method(&measured)).context(key)?;
+        }
+        let threads = measured(&run.done, "threads")?;
+        let sampled = threads
+            .keys()
+            .map(|name| (name.clone(), run.cpu_of(|sample| sample.label("thread name") == Some(name))))
+            .collect();
+        same_shares(&threads, &sampled).context("threads")?;
+        for (method, function) in [
+            ("Object#sorting", "Array#sort"),
+            ("Object#matching", "String#match?"),
+            ("Object#compressing", "deflate"),
+        ] {
+            let all = run.cpu_of(|sample| has(sample, method));
+            let inside = run.cpu_of(|sample| {
+                has(sample, method) && sample.stack.iter().any(|frame| frame.name.ends_with(function))
+            });
+            ensure!(
+                inside as f64 >= 0.95 * all as f64,
+                "{function} is seen in {inside} of the {all} ns of {method}"
+            );
+        }
+        Ok(())
+    })
+}
+
+/// Stacks of threads of Ractors and of the M:N scheduler, whose native threads change under them, reach from the work to the
+/// block that they began with, and those that share one GVL get the shares of the work that they did.
+#[test]
+fn ractors_and_scheduled_threads() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let ways: &[(&str, bool)] = match ruby {
+            ruby if ruby.is_at_least(3, 3) => &[("ractors", false), ("threads", true)],
+            ruby if ruby.is_at_least(3, 0) => &[("ractors", false)],
+            _ => &[],
+        };
+        for &(way, mn) in ways {
+            let run = profile_of(&live, ruby, "ractors.rb", &[], |script| {
+                let script = script.arg(way);
+                if mn { script.env("RUBY_MN_THREADS", "1") } else { script }
+            })
+            .context(way)?;
+            let rounds = measured(&run.done, "rounds")?;
+            let mut sampled = BTreeMap::new();
+            for (sample, cpu) in run.samples.iter().zip(&run.cpu) {
+                let ruby: Vec<&str> = sample
+                    .stack
+                    .iter()
+                    .filter(|frame| !frame.native)
+                    .map(|frame| frame.name.as_str())
+                    .collect();
+                let Some(at) = ruby.iter().position(|name| *name == "Object#round") else { continue };
+                let Some((block, below)) = ruby[at + 1..].split_first() else { bail!("{way}: {ruby:?}") };
+                // Iterators of Ruby's own, and then the method.
+                let iterators = below
+                    .iter()
+                    .take_while(|name| ["Integer#", "Enumer"].iter().any(|class| name.starts_with(class)));
+                let iterators = iterators.count();
+                let [method, rest @ ..] = &below[iterators..] else { bail!("{way}: {ruby:?}") };
+                let name = method.strip_prefix("Object#").with_context(|| format!("{way}: {ruby:?}"))?;
+                ensure!(
+                    *block == format!("block in Object#{name}")
+                        && iterators > 0
+                        && rest.iter().any(|name| name.starts_with("block ") && name.ends_with("<main>")),
+                    "{way}: {ruby:?}"
+                );
+                *sampled.entry(name.to_owned()).or_insert(0) += cpu;
+            }
+            if mn {
+                // One at a time, so that a round costs each the same.
+                same_shares(&rounds, &sampled).context(way)?;
+            }
+            for name in rounds.keys() {
+                let ns = sampled.get(name).copied().unwrap_or_default();
+                ensure!(ns > 100_000_000, "{way}: {name} has only {ns} ns");
+            }
+            let (named, all): (u64, u64) = (sampled.values().sum(), run.cpu.iter().sum());
+            ensure!(named as f64 > 0.8 * all as f64, "{way}: {named} of {all} ns are in the work");
+        }
+        Ok(())
+    })
+}
+
+/// The method's name without its class, as Rubies before 3.4 have it in their labels.
+fn unqualified(name: &str) -> String {
+    let (prefix, method) = name.rsplit_once(" in ").map_or(("", name), |(prefix, method)| (prefix, method));
+    let method = if method.starts_with('<') {
+        method
+    } else {
+        method.rfind(['#', '.']).map_or(method, |at| &method[at + 1..])
+    };
+    if prefix.is_empty() { method.to_owned() } else { format!("{prefix} in {method}") }
+}
+
+fn is_ruby(frame: &Frame) -> bool {
+    frame.line > 0
+}
+
+/// Every stack at a known place is the one that Ruby's `caller_locations` gave there, and every place was seen.
+fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
+    let run = profile(live, ruby, "callers.rb", &[])?;
+    let places =
+        run.done.report.extra.get("places").and_then(|value| value.as_array()).context("no places")?;
+    let qualified = ruby.is_at_least(3, 4);
+    let label = |name: &str| if qualified { name.to_owned() } else { unqualified(name) };
+    // A stack of Ruby's, with the name of its place. Ruby gives a C function the place of its caller.
+    let mut expected: BTreeMap<Vec<(String, String, u64)>, String> = BTreeMap::new();
+    for place in places {
+        let name = place[0].as_str().context("a place without a name")?;
+        let frames = place[1].as_array().context("a place without frames")?;
+        let stack = frames
+            .iter()
+            .map(|frame| {
+                let text = |index: usize| frame[index].as_str().unwrap_or_default().to_owned();
+                (text(2), text(0), frame[1].as_u64().unwrap_or_default())
+            })
+            .collect();
+        expected.insert(stack, name.to_owned());
+    }
+    let mut seen = BTreeSet::new();
+    let mut wrong = BTreeMap::new();
+    for sample in &run.samples {
+        let Some(burn) = sample.stack.iter().position(|frame| frame.name == "Oracle.burn") else { continue };
+        let mut stack: Vec<(String, String, u64)> = Vec::new();
+        // From the root, so that a C function takes the place of the frame that called it.
+        let (mut file, mut row) = (String::new(), 0);
+        for frame in sample.stack[burn + 1..].iter().rev().filter(|frame| !frame.native) {
+            if is_ruby(frame) {
+                (file, row) = (frame.file.clone(), u64::from(frame.line));
+            }
+            stack.push((label(&frame.name), file.clone(), row));
+        }
+        stack.reverse();
+        match expected.get(&stack) {
+            Some(name) => {
+                seen.insert(name.clone());
+            }
+            None => *wrong.entry(stack).or_insert(0) += 1,
+        }
+    }
+    if let Some((stack, count)) = wrong.first_key_value() {
+        bail!(
+            "{} stacks, one of them {count} times, are none of Ruby's own; seen were {seen:?}; the first: {:#?}",
+            wrong.len(),
+            &stack[..stack.len().min(12)]
+        );
+    }
+    let missing: Vec<&String> = expected.values().filter(|name| !seen.contains(*name)).collect();
+    ensure!(missing.is_empty(), "never seen: {missing:?}");
+    Ok(())
+}
+
+/// Stacks of every kind of code equal Ruby's own.
+#[test]
+fn stacks_equal_callers() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| stacks_are_those_of_caller(ruby, &live))
+}
+
+/// The same with compiled code.
+#[test]
+fn stacks_equal_callers_with_yjit() -> Result<()> {
+    let live = Live::begin()?;
+    let mut tried = 0;
+    Ruby::each(|ruby| {
+        let yjit = ruby.clone().with_option("--yjit");
+        if !yjit.command()?.args(["-e", "exit RubyVM::YJIT.enabled?"]).output()?.status.success() {
+            return Ok(());
+        }
+        tried += 1;
+        stacks_are_those_of_caller(&yjit, &live)
+    })?;
+    ensure!(tried > 0, "none of the Rubies has YJIT");
+    Ok(())
+}
+
+/// The stack of a collection points at the line that allocates.
+#[test]
+fn triggers_are_the_allocating_lines() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let run = profile(&live, ruby, "triggers.rb", &[])?;
+        let parts =
+            run.done.report.extra.get("parts").and_then(|value| value.as_array()).context("no parts")?;
+        for part in parts {
+            let method = part[0].as_str().context("no method")?;
+            let number = |index: usize| part[index].as_u64().with_context(|| format!("{part}"));
+            let (row, first, last) = (number(1)?, number(2)?, number(3)?);
+            ensure!(last >= first, "{method} triggered nothing");
+            for gc in run.report.gcs_of(run.done.pid).filter(|gc| (first..=last).contains(&gc.count)) {
+                let stack = gc
+                    .stack
+                    .as_ref()
+                    .with_context(|| format!("{method}: cycle {} has no stack", gc.count))?;
+                let top = stack.iter().find(|frame| frame.contains(".rb:"));
+                let fits = top
+                    .is_some_and(|top| top.ends_with(&format!("/triggers.rb:{row}")) && top.contains(method));
+                ensure!(fits, "cycle {}: expected {method} line {row}, the stack is {stack:?}", gc.count);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Code that comes and goes while the heap is collected and compacted never gets another's name.
+#[test]
+fn churning_code_is_never_misnamed() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let run = profile(&live, ruby, "churn.rb", &["4"])?;
+        let mut right = 0;
+        for frame in run.samples.iter().flat_map(|sample| &sample.stack) {
+            let method = frame.name.rsplit(['#', ' ']).next().unwrap_or_default();
+            let Some(number) = method.strip_prefix('m').and_then(|digits| digits.parse::<u32>().ok()) else {
+                continue;
+            };
+            let class = frame.name.rsplit(' ').next().unwrap_or_default().strip_suffix(&format!("#{method}"));
+            ensure!(class.is_none_or(|class| class == format!("Churn{number}")), "{frame:?}");
+            ensure!(frame.file == format!("churn{number}.rb"), "{frame:?}");
+            // 2.7 puts a `nop` without a line behind the call of `-@` (`ruby --dump=insns` shows it), and a tick may hit it.
+            let no_line = frame.line == 0 && !ruby.is_at_least(3, 0);
+            ensure!(no_line || (number..number + 9).contains(&frame.line), "{frame:?}");
+            right += 1;
+        }
+        ensure!(right > 100, "only {right} frames of churning code were named");
+        Ok(())
+    })
+}
+
+/// Nearly every frame of a script that lives half a second has a name.
+#[test]
+fn short_scripts_are_named() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let run = profile(&live, ruby, "short.rb", &[])?;
+        let frames = run.samples.iter().flat_map(|sample| &sample.stack);
+        let (all, missing) = frames.fold((0_u32, 0_u32), |(all, missing), frame| {
+            (all + 1, missing + u32::from(frame.name.starts_with("(unnamed")))
+        });
+        ensure!(all > 100, "only {all} frames");
+        ensure!(f64::from(missing) <= 0.01 * f64::from(all), "{missing} of {all} frames have no name");
+        Ok(())
+    })
+}

@@ -1,0 +1,165 @@
+//! The profiles by stack: every format tells of the same time, which is what the kernel's side counted.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::ledger;
+use gctrace_tests::live::Live;
+use gctrace_tests::pprof::{self, Profile};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use serde_json::Value;
+
+/// The files of a run.
+struct Files {
+    pprof: PathBuf,
+    folded: PathBuf,
+    svg: PathBuf,
+    speedscope: PathBuf,
+    firefox: PathBuf,
+}
+
+impl Files {
+    fn new(dir: &Path) -> Self {
+        Self {
+            pprof: dir.join("run.pb.gz"),
+            folded: dir.join("run.folded"),
+            svg: dir.join("run.svg"),
+            speedscope: dir.join("run.speedscope.json"),
+            firefox: dir.join("run.json"),
+        }
+    }
+
+    fn flags(&self) -> [&std::ffi::OsStr; 10] {
+        [
+            "--pprof".as_ref(),
+            self.pprof.as_ref(),
+            "--folded".as_ref(),
+            self.folded.as_ref(),
+            "--flamegraph".as_ref(),
+            self.svg.as_ref(),
+            "--speedscope".as_ref(),
+            self.speedscope.as_ref(),
+            "--firefox".as_ref(),
+            self.firefox.as_ref(),
+        ]
+    }
+}
+
+fn json(path: &Path) -> Result<Value> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+fn numbers(value: &Value) -> Result<Vec<f64>> {
+    let list = value.as_array().with_context(|| format!("not a list: {value}"))?;
+    list.iter().map(|number| number.as_f64().context("not a number")).collect()
+}
+
+/// Time in collapsed stacks.
+fn folded_ns(text: &str) -> Result<u64> {
+    let count = |line: &str| Ok(line.rsplit_once(' ').context("no count")?.1.parse::<u64>()?);
+    text.lines().map(count).sum()
+}
+
+fn speedscope_ns(file: &Value) -> Result<u64> {
+    let mut total = 0;
+    for profile in file["profiles"].as_array().context("no profiles")? {
+        ensure!(profile["unit"] == "nanoseconds", "unit {}", profile["unit"]);
+        let weights = numbers(&profile["weights"])?;
+        ensure!(profile["samples"].as_array().map(Vec::len) == Some(weights.len()), "samples and weights");
+        total += weights.iter().sum::<f64>() as u64;
+    }
+    Ok(total)
+}
+
+/// Time by weights, time by CPU deltas, and number of GC pauses.
+fn firefox_sums(file: &Value) -> Result<(u64, u64, u64)> {
+    let (mut time, mut cpu, mut pauses) = (0, 0, 0);
+    for thread in file["threads"].as_array().context("no threads")? {
+        let samples = &thread["samples"];
+        let weights = numbers(&samples["weight"])?;
+        time += weights.iter().map(|ms| (ms * 1e6).round() as u64).sum::<u64>();
+        cpu += numbers(&samples["threadCPUDelta"])?.iter().sum::<f64>() as u64;
+        let markers = thread["markers"]["data"].as_array().context("no markers")?;
+        pauses += markers.iter().filter(|data| data["type"] == "GcPause").count() as u64;
+    }
+    Ok((time, cpu, pauses))
+}
+
+/// All five files of one run agree with each other, with the lines and with the ledger.
+#[test]
+fn formats_agree() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let files = Files::new(&live.dir(&format!("profiles{}", ruby.label()))?);
+        let mut args: Vec<&std::ffi::OsStr> = vec!["--all-ruby".as_ref(), "--rate".as_ref(), "499".as_ref()];
+        args.extend(files.flags());
+        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        Script::unwitnessed(&live, ruby, "pressure.rb")?.run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let user = &report.ledger.as_ref().context("no ledger")?.user;
+        let stacks = user.get("stacks").and_then(Value::as_u64).context("no stacks in the ledger")?;
+        ensure!(stacks > 50, "{stacks} stacks are too few to compare anything");
+
+        let profile = Profile::open(&files.pprof)?;
+        let cpu = profile.total("cpu/nanoseconds")?;
+        assert_eq!(profile.total("samples/count")?, stacks);
+        assert_eq!(profile.total("wall/nanoseconds")?, cpu, "nothing was sampled off the CPU");
+        assert_eq!(folded_ns(&std::fs::read_to_string(&files.folded)?)?, cpu, "collapsed stacks");
+        let svg = std::fs::read_to_string(&files.svg)?;
+        ensure!(svg.contains(&format!("total_samples=\"{cpu}\"")), "the flame graph has another total");
+        assert_eq!(speedscope_ns(&json(&files.speedscope)?)?, cpu, "speedscope");
+        let steps = report.gcs.iter().map(|line| line.steps).sum::<u64>();
+        let firefox = json(&files.firefox)?;
+        assert_eq!(firefox_sums(&firefox)?, (cpu, cpu, steps), "Firefox: weights, CPU, pauses");
+        let counters = firefox["counters"].as_array().context("no counters")?;
+        ensure!(counters.iter().any(|counter| counter["category"] == "Memory"), "no memory in {counters:?}");
+        Ok(())
+    })
+}
+
+/// `go tool pprof` shows the program's own methods, and pauses under the methods that triggered them.
+#[test]
+fn pprof_names_methods() -> Result<()> {
+    let live = Live::begin()?;
+    let path = live.path("run.pb.gz");
+    let args: [&std::ffi::OsStr; 5] =
+        ["--all-ruby".as_ref(), "--rate".as_ref(), "499".as_ref(), "--pprof".as_ref(), path.as_ref()];
+    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    Script::unwitnessed(&live, &Ruby::main()?, "pressure.rb")?.run()?;
+    gctrace.stop()?;
+    for (sample_type, names) in
+        [("cpu", &["<main>", "Work.small"][..]), ("gc", &["Work.small", "(garbage collection)"])]
+    {
+        let index = format!("-sample_index={sample_type}");
+        let top = pprof::go_tool_pprof(&["-top", "-cum", &index], &path)?;
+        for name in names {
+            ensure!(top.contains(name), "no {name} in\n{top}");
+        }
+    }
+    Ok(())
+}
+
+/// Text names what triggered a cycle, and at the end the hottest methods.
+#[test]
+fn text_names_methods() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut gctrace = Invocation::new(["--all-ruby", "--rate", "499"])?.start()?;
+    gctrace.wait_ready()?;
+    let done = Script::unwitnessed(&live, &ruby, "pressure.rb")?.run()?;
+    let finished = gctrace.interrupt()?;
+    ensure!(finished.status.success(), "{}: {}", finished.status, finished.errors());
+    let lines = &finished.stdout;
+    let by = |line: &&String| line.contains("  by ") && line.contains("support.rb:");
+    ensure!(lines.iter().any(|line| by(&line)), "no trigger in the lines: {:?}", lines.get(1));
+    let heading = lines.iter().position(|line| line.contains(&format!("({})", done.pid)));
+    let heading = heading.with_context(|| format!("no summary of {} in {lines:?}", done.pid))?;
+    let methods = &lines[heading + 1..];
+    ensure!(methods.first().is_some_and(|line| line.contains("SELF  TOTAL  METHOD")), "{methods:?}");
+    ensure!(methods.iter().any(|line| line.contains("Work.small  ")), "{methods:?}");
+    Ok(())
+}

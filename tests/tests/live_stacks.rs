@@ -1,0 +1,178 @@
+//! Stacks as the kernel takes them: how deep, of which threads, on and off the CPU, and that none is lost unseen.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Done, Script};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A line of the stack log.
+#[derive(Debug, Deserialize)]
+struct Sample {
+    pid: u32,
+    tid: u32,
+    state: String,
+    cpu_ns: u64,
+    wall_ns: u64,
+    stack: Vec<Frame>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Frame {
+    kind: String,
+    name: String,
+}
+
+impl Sample {
+    /// Frames of a method by the end of its name.
+    fn frames_of(&self, method: &str) -> usize {
+        self.stack.iter().filter(|frame| frame.name.ends_with(method)).count()
+    }
+
+    /// The frame that stands for the missing root end.
+    fn missing(&self) -> Option<&str> {
+        self.stack.last().filter(|frame| frame.kind == "missing").map(|frame| frame.name.as_str())
+    }
+}
+
+/// What a script was seen to do, and what it says itself.
+struct Seen {
+    samples: Vec<Sample>,
+    report: Report,
+    done: Done,
+}
+
+fn watch(live: &Live, ruby: &Ruby, script: &str, args: &[&str], flags: &[&str]) -> Result<Seen> {
+    let path = live.path(&format!("{script}-{}.stacks", ruby.label()));
+    let mut words = vec!["--all-ruby".as_ref(), "--stack-log".as_ref(), path.as_os_str()];
+    words.extend(flags.iter().map(std::ffi::OsStr::new));
+    let gctrace = Invocation::jsonl(words)?.start_ready()?;
+    let done = args.iter().fold(Script::unwitnessed(live, ruby, script)?, Script::arg).run()?;
+    let report = gctrace.stop()?;
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let all = text.lines().map(serde_json::from_str).collect::<Result<Vec<Sample>, _>>()?;
+    let samples = all.into_iter().filter(|sample| sample.pid == done.pid).collect::<Vec<_>>();
+    ensure!(!samples.is_empty(), "no samples of process {}", done.pid);
+    Ok(Seen { samples, report, done })
+}
+
+fn kernel_counter(report: &Report, name: &str) -> Result<u64> {
+    let ledger = report.ledger.as_ref().context("no ledger line")?;
+    ledger.kernel.get(name).and_then(Value::as_u64).with_context(|| format!("no counter {name}"))
+}
+
+/// A recursion comes out with every one of its calls: as deep as it is, and no deeper.
+#[test]
+fn recursion_is_whole() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let seen = watch(&live, ruby, "deep.rb", &["800"], &["--no-native"])?;
+        let inside = seen.samples.iter().filter(|sample| sample.frames_of("#spin") > 0).collect::<Vec<_>>();
+        ensure!(inside.len() >= 10, "{} samples in spin", inside.len());
+        for sample in inside {
+            let calls = sample.frames_of("#descend");
+            ensure!(calls == 800, "{calls} calls of 800");
+            ensure!(sample.missing().is_none(), "{:?}", sample.missing());
+            ensure!(sample.cpu_ns > 0 && sample.state == "running", "{} {}", sample.cpu_ns, sample.state);
+        }
+        ensure!(kernel_counter(&seen.report, "stack_truncated")? == 0, "stacks were cut");
+        Ok(())
+    })
+}
+
+/// A stack that is too deep says that its root end is missing, and is counted.
+#[test]
+fn too_deep_is_said() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let seen = watch(&live, ruby, "deep.rb", &["3000"], &["--no-native"])?;
+        let inside = seen.samples.iter().filter(|sample| sample.frames_of("#spin") > 0).collect::<Vec<_>>();
+        ensure!(inside.len() >= 10, "{} samples in spin", inside.len());
+        for sample in &inside {
+            ensure!(sample.missing() == Some("(truncated)"), "{:?}", sample.stack.last());
+            // Some of the 2048 are spin and the function that reads the clock.
+            let calls = sample.frames_of("#descend");
+            ensure!((2040..2048).contains(&calls), "{calls} calls");
+        }
+        let cut = kernel_counter(&seen.report, "stack_truncated")?;
+        ensure!(cut >= inside.len() as u64, "{cut} counted, {} seen", inside.len());
+        Ok(())
+    })
+}
+
+/// Threads that block are seen to for as long as they did, in the method in which they did; so are the waits for a CPU.
+#[test]
+fn blocked_time_is_whole() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let seen = watch(&live, ruby, "off_cpu.rb", &[], &["--wall"])?;
+        let took = seen.done.report.extra.get("took").and_then(Value::as_object).context("no `took`")?;
+        for (name, ns) in took {
+            let took = ns.as_f64().context("not a number")?;
+            let method = format!("#{name}");
+            let of = |state: &str| -> Vec<&Sample> {
+                let there = |s: &&Sample| s.state == state && s.frames_of(&method) > 0;
+                seen.samples.iter().filter(there).collect()
+            };
+            let blocked: u64 = of("blocked").iter().map(|sample| sample.wall_ns).sum();
+            let runnable: u64 = of("runnable").iter().map(|sample| sample.wall_ns).sum();
+            let off = (blocked + runnable) as f64;
+            ensure!(off <= took, "{name}: {off} ns off the CPU, took {took} ns");
+            // Up to 2.7 the VM knows only the thread that holds the GVL: one that has given it up for another has no
+            // Ruby stack when it leaves its CPU, and its time is told without one.
+            if !ruby.is_at_least(3, 0) {
+                continue;
+            }
+            // What is shorter than a millisecond is not reported, and some CPU time lies between.
+            ensure!(off >= 0.9 * took, "{name}: {off} ns off the CPU, took {took} ns");
+            ensure!(blocked as f64 >= 0.5 * took, "{name}: {blocked} ns blocked, took {took} ns");
+            let tids =
+                of("blocked").iter().map(|sample| sample.tid).collect::<std::collections::BTreeSet<_>>();
+            ensure!(tids.len() == 1, "{name} blocks in threads {tids:?}");
+        }
+        ensure!(took.len() == 3, "{took:?}");
+        ensure!(kernel_counter(&seen.report, "off_cpu_submitted")? > 0, "nothing was off its CPU");
+        Ok(())
+    })
+}
+
+/// A thread that blocks until tracing ends and beyond is told with the time until then.
+#[test]
+fn blocked_at_the_end() -> Result<()> {
+    const ASLEEP: Duration = Duration::from_millis(1500);
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let path = live.path(&format!("asleep-{}.stacks", ruby.label()));
+        let words = ["--all-ruby".as_ref(), "--wall".as_ref(), "--stack-log".as_ref(), path.as_os_str()];
+        let gctrace = Invocation::jsonl(words)?.start_ready()?;
+        let begun = Instant::now();
+        let mut script = Script::unwitnessed(&live, ruby, "asleep.rb")?.start()?;
+        script.wait_for("asleep")?;
+        let asleep = Instant::now();
+        std::thread::sleep(ASLEEP);
+        let stopping = asleep.elapsed();
+        let report = gctrace.stop()?;
+        let longest = begun.elapsed();
+        script.say("")?;
+        let done = script.finish()?;
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let all = text.lines().map(serde_json::from_str).collect::<Result<Vec<Sample>, _>>()?;
+        let blocked = all.iter().filter(|s| s.pid == done.pid && s.state == "blocked");
+        // Up to 2.7 a thread without the GVL has no Ruby stack.
+        let there = blocked.filter(|s| s.frames_of("#forever") > 0 || !ruby.is_at_least(3, 0));
+        let most = there.map(|sample| u128::from(sample.wall_ns)).max().context("nobody blocks")?;
+        ensure!(
+            (stopping.as_nanos()..longest.as_nanos()).contains(&most),
+            "{most} ns in forever, which were {stopping:?} to {longest:?}"
+        );
+        let user = &report.ledger.as_ref().context("no ledger line")?.user;
+        let still = user.get("off_cpu_still").and_then(Value::as_u64).context("no off_cpu_still")?;
+        ensure!(still >= 2, "{still} threads were away at the end; there were two");
+        Ok(())
+    })
+}

@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use serde_json::{Map, Value};
 
 use crate::report::{GcLine, Report};
+use crate::slowness;
 use crate::witness::{Event, Kind, Log, Pause};
 
 /// Slack of converting between the clocks.
@@ -110,7 +111,7 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
     }
 
     let late = median(&mut undisturbed);
-    if late > MEDIAN_LATE_NS {
+    if late > MEDIAN_LATE_NS * slowness() {
         result.differences.push(format!("pid {}: the times are {late} ns off, in the median", log.pid));
     }
 
@@ -233,7 +234,7 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
     }
     let difference = median(&mut differences);
     ensure!(
-        difference <= MEDIAN_PAUSE_DIFFERENCE_NS,
+        difference <= MEDIAN_PAUSE_DIFFERENCE_NS * slowness(),
         "pid {}: the lengths of the pauses differ by {difference} ns, in the median",
         log.pid
     );

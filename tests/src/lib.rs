@@ -15,7 +15,8 @@
 //! * [`memory`]: whether a process's code is what its file says
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
-//! (colon-separated Ruby executables, those in a root of `cargo xtask lab` among them; default: `ruby` and all of these).
+//! (colon-separated Ruby executables, those in a root of `cargo xtask lab` among them; default: `ruby` and all of these),
+//! `GCTRACE_SLOWNESS` (see [`slowness`]).
 
 pub mod child;
 pub mod collector;
@@ -37,3 +38,9 @@ use std::time::Duration;
 
 /// How long anything may take before a test gives up on it; far longer than it ever takes on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// By how much this machine is slower than a real one: 1, or what `GCTRACE_SLOWNESS` says, as in an emulated machine.
+/// What takes a known time on a real one may take this many times as long.
+pub fn slowness() -> u64 {
+    std::env::var("GCTRACE_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}

@@ -85,7 +85,7 @@ const SUITES: &[Suite] = &[
 
 /// The file in a root that says how it was made; a root without it is not complete. The tests know a root by it, and
 /// take from its first line which Ruby is meant.
-const STAMP: &str = ".gctrace-lab";
+pub(crate) const STAMP: &str = ".gctrace-lab";
 
 /// What is left to do after unpacking: the links that the essential packages of a merged /usr would bring, and the
 /// stamp. Arguments: the folder, its final name, the stamp's text.
@@ -129,8 +129,7 @@ impl Suite {
 
     /// The lines of `sources.list` for the release itself.
     pub(crate) fn archive_sources(&self) -> Result<Vec<String>> {
-        let archive = mirror("Debian")?;
-        Ok(self.archive.iter().map(|suite| format!("deb {archive} {suite} main")).collect())
+        release_sources(self.archive)
     }
 
     /// The lines of `sources.list`.
@@ -141,6 +140,12 @@ impl Suite {
         }
         Ok(lines)
     }
+}
+
+/// The lines of `sources.list` for these suites, without security updates.
+pub(crate) fn release_sources(suites: &[&str]) -> Result<Vec<String>> {
+    let archive = mirror("Debian")?;
+    Ok(suites.iter().map(|suite| format!("deb {archive} {suite} main")).collect())
 }
 
 /// Runs the command.

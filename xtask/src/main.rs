@@ -13,6 +13,7 @@ mod setup;
 mod test;
 mod toolchain;
 mod util;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ enum Command {
     Lab(lab::Args),
     /// Build everything and run all tests; those on real Rubies as root.
     Test(test::Args),
+    /// Run live tests on other kernels, each in an emulated machine.
+    Vm(vm::Args),
     /// Measure what gctrace costs: paired runs of Ruby scripts with and without it.
     Bench(bench::Args),
 }
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run_demo().map(|()| ExitCode::SUCCESS),
         Command::Lab(args) => lab::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Test(args) => test::run_tests(&args),
+        Command::Vm(args) => vm::run_matrix(&args),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -29,6 +29,8 @@ pub(crate) enum Purpose {
     Test,
     /// The roots with other Rubies: mmdebstrap.
     Lab,
+    /// Other kernels: QEMU, `BusyBox` and cpio for their guests.
+    Vm,
     /// Rebuilding the BPF objects: Debian's rustc with its BPF standard library, and bpf-linker.
     Ebpf,
 }
@@ -57,6 +59,9 @@ const BINUTILS: Need = command("binutils", "objcopy");
 const DWZ: Need = command("dwz", "dwz");
 const XZ: Need = command("xz-utils", "xz");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
+const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
+const BUSYBOX: Need = package("busybox-static");
+const CPIO: Need = command("cpio", "cpio");
 const RUSTC: Need = package("rustc-web");
 const CARGO: Need = package("cargo-web");
 const BPF_CORE: Need = package("libstd-rust-web-dev-bpf");
@@ -68,6 +73,7 @@ impl Purpose {
             Self::Demo => &[CC, LIBC, RUBY],
             Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ],
             Self::Lab => &[MMDEBSTRAP],
+            Self::Vm => &[MMDEBSTRAP, QEMU, BUSYBOX, CPIO],
             Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],
         }
     }
@@ -75,7 +81,7 @@ impl Purpose {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let all = [Purpose::Build, Purpose::Demo, Purpose::Test, Purpose::Lab, Purpose::Ebpf];
+    let all = [Purpose::Build, Purpose::Demo, Purpose::Test, Purpose::Lab, Purpose::Vm, Purpose::Ebpf];
     ensure(if args.purpose.is_empty() { &all } else { &args.purpose })?;
     progress("setup: everything needed is there");
     Ok(())

@@ -1,0 +1,239 @@
+//! `cargo xtask vm`: the live tests on other kernels, each in a machine that QEMU emulates.
+//!
+//! A guest has no disk and no network: kernel, and one archive that is unpacked into its memory. It is emulated (TCG)
+//! unless `--kvm` says otherwise, because there are hosts whose KVM accepts a guest and then hangs it. An emulated
+//! CPU is about twenty times slower, so these tests are about what loads and what is counted, never about durations.
+
+mod initramfs;
+mod kernels;
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use self::{
+    initramfs::Files,
+    kernels::{KERNELS, Kernel},
+};
+use crate::{
+    lab,
+    setup::{self, Purpose},
+    util::{Running, cargo, line, progress, root, run, target_dir},
+};
+
+/// Arguments of `vm`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Which kernels. Default: all.
+    #[arg(value_parser = KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>())]
+    kernels: Vec<String>,
+    /// Run these tests (program and name, such as `live_gc::fork`) instead of the usual ones.
+    #[arg(long = "test", value_name = "PROGRAM::NAME")]
+    tests: Vec<String>,
+    /// The Rubies of these roots of the lab.
+    #[arg(long = "ruby", value_name = "ROOT", default_values = ["bullseye", "experimental"])]
+    rubies: Vec<String>,
+    /// Let KVM run the guest.
+    #[arg(long)]
+    kvm: bool,
+}
+
+/// What is run in a guest: a bit of everything that depends on the kernel.
+const TESTS: &[&str] = &[
+    "live_gc::pressure_equals_the_witness",
+    "live_gc::explicit_cycles_without_witness",
+    "live_discovery::fork",
+    "live_discovery::exec",
+    "live_stacks::recursion_is_whole",
+    "live_profile::stacks_equal_callers",
+    "live_profile::triggers_are_the_allocating_lines",
+];
+
+/// Longest that a guest may take; it takes two to five minutes.
+const LIMIT: Duration = Duration::from_mins(20);
+
+/// The first lines of the guest's `/init`. What goes to the second serial line comes out here as it is.
+const INIT: &str = r#"
+/bin/busybox --install -s /bin
+export PATH=/bin:/usr/bin:/usr/local/bin HOME=/root TMPDIR=/tmp RUST_BACKTRACE=0
+mkdir -p /proc /sys /dev /tmp /root
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmpfs /tmp
+mount -t tracefs tracefs /sys/kernel/tracing
+mount -t bpf bpf /sys/fs/bpf
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+ip link set lo up
+stty -F /dev/ttyS1 raw
+exec >/dev/ttyS1 2>&1
+echo "guest: Linux $(uname -r), up for $(cut -d' ' -f1 /proc/uptime) s"
+status=0
+"#;
+
+/// Its last lines. Whoever reads no verdict knows that the guest died.
+const VERDICT: &str = r#"
+echo "guest: up for $(cut -d' ' -f1 /proc/uptime) s"
+echo "guest-status $status"
+sync
+sleep 1
+poweroff -f
+"#;
+
+/// Runs the command.
+pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
+    setup::ensure(&[Purpose::Test, Purpose::Vm])?;
+    let chosen: Vec<&Kernel> = KERNELS
+        .iter()
+        .filter(|kernel| args.kernels.is_empty() || args.kernels.iter().any(|name| name == kernel.name))
+        .collect();
+    let images = chosen.iter().map(|kernel| kernel.image()).collect::<Result<Vec<_>>>()?;
+    let dir = target_dir()?.join("xtask/vm");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let archive = dir.join("initramfs.cpio");
+    guest(args, &archive)?;
+
+    let mut failed = Vec::new();
+    for (kernel, image) in chosen.iter().zip(images) {
+        let started = Instant::now();
+        progress(format!("vm: booting Linux {}", kernel.name));
+        let outcome = boot(args, kernel, &image, &archive, &dir);
+        let seconds = started.elapsed().as_secs();
+        match outcome {
+            Ok(()) => progress(format!("vm: Linux {}: passed ({seconds} s)", kernel.name)),
+            Err(error) => {
+                progress(format!("vm: Linux {}: FAILED ({seconds} s): {error:#}", kernel.name));
+                failed.push(kernel.name);
+            }
+        }
+    }
+    if failed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    progress(format!("vm: failed on {}", failed.join(", ")));
+    Ok(ExitCode::FAILURE)
+}
+
+/// Packs what the guests run.
+fn guest(args: &Args, archive: &Path) -> Result<()> {
+    progress("vm: building the tests");
+    run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
+    let programs = test_programs()?;
+    let rubies = lab::ensure(&args.rubies)?;
+    let tests: Vec<&str> =
+        if args.tests.is_empty() { TESTS.to_vec() } else { args.tests.iter().map(String::as_str).collect() };
+
+    let mut files = Files::default();
+    let gctrace = target_dir()?.join("debug/gctrace");
+    files.add_program(&gctrace)?;
+    files.add_tree(&root().canonicalize()?.join("tests/rubies"))?;
+    for ruby in &rubies {
+        let root = ruby.ancestors().find(|dir| dir.join(lab::STAMP).is_file());
+        files.add_tree(root.with_context(|| format!("{} is in no root", ruby.display()))?)?;
+    }
+    let rubies =
+        std::env::join_paths(&rubies).context("the path of a Ruby cannot stand in GCTRACE_RUBIES")?;
+
+    let mut init = INIT.to_owned();
+    writeln!(
+        init,
+        "export GCTRACE_BIN='{}' GCTRACE_RUBIES='{}' GCTRACE_SLOWNESS=30",
+        gctrace.display(),
+        rubies.to_string_lossy()
+    )?;
+    for test in tests {
+        let (program, name) =
+            test.split_once("::").with_context(|| format!("{test} is not of the form PROGRAM::NAME"))?;
+        let path = programs.get(program).with_context(|| format!("there is no test program {program}"))?;
+        files.add_program(path)?;
+        writeln!(
+            init,
+            "'{}' --test-threads=1 --exact {name} || {{ status=1; echo 'guest: failed: {test}'; }}",
+            path.display()
+        )?;
+    }
+    // The witness is compiled here: a guest has no compiler.
+    progress("vm: building the witness");
+    let build = programs.get("host_witness").context("there is no test program host_witness")?;
+    let mut witness = Command::new(build);
+    run(witness
+        .args(["--quiet", "--exact", "witness_agrees_with_the_program"])
+        .env("GCTRACE_RUBIES", rubies)
+        .current_dir(root().join("tests")))?;
+    files.add_tree(
+        &build.parent().and_then(Path::parent).context("no target folder")?.join("tmp/gctrace-tests"),
+    )?;
+    files.pack(&(init + VERDICT), archive)
+}
+
+/// The test programs by name, built. Cargo names each as `Executable tests/live_gc.rs (target/debug/deps/live_gc-…)`.
+fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
+    let mut tests = cargo();
+    tests.args(["test", "--no-run", "--package", "gctrace-tests"]).env("CARGO_TERM_COLOR", "never");
+    let built = tests.output().with_context(|| format!("cannot run `{}`", line(&tests)))?;
+    let said = String::from_utf8_lossy(&built.stderr);
+    ensure!(built.status.success(), "`{}` failed ({}):\n{said}", line(&tests), built.status);
+    let named = said.lines().filter_map(|line| {
+        let (source, program) = line.trim().strip_prefix("Executable tests/")?.split_once(".rs (")?;
+        Some((source.to_owned(), root().join(program.trim_end_matches(')'))))
+    });
+    named.map(|(name, path)| Ok((name, path.canonicalize()?))).collect()
+}
+
+/// Boots a kernel on the archive and reads the verdict.
+fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) -> Result<()> {
+    let console = dir.join(format!("{}.console", kernel.name));
+    let results = dir.join(format!("{}.out", kernel.name));
+    let mut qemu = Command::new("qemu-system-x86_64");
+    if args.kvm {
+        qemu.args(["-accel", "kvm", "-cpu", "host"]);
+    } else {
+        // QEMU 7.2 spoils the flags behind an emulated cmpxchg16b.
+        qemu.args(["-accel", "tcg", "-cpu", "qemu64,-cx16"]);
+    }
+    qemu.args([
+        "-m",
+        "2048",
+        "-smp",
+        "2",
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]);
+    qemu.arg("-serial").arg(format!("file:{}", console.display()));
+    qemu.arg("-serial").arg(format!("file:{}", results.display()));
+    qemu.arg("-kernel").arg(image).arg("-initrd").arg(archive);
+    qemu.args(["-append", "console=ttyS0 panic=-1 quiet"]).stdin(Stdio::null());
+
+    let ended = Running::start(&mut qemu)?.wait(LIMIT);
+    let said = fs::read(&results).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    for said in said.lines() {
+        println!("{:>6} | {said}", kernel.name);
+    }
+    let tail = |path: &Path| {
+        let text = fs::read(path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    };
+    let status = ended?;
+    match said.lines().find_map(|line| line.strip_prefix("guest-status ")).map(str::trim) {
+        Some("0") => Ok(()),
+        Some(_) => bail!("a test failed, see above"),
+        None => bail!(
+            "the guest died without a verdict (`{}`: {status}); the end of its console:\n{}",
+            line(&qemu),
+            tail(&console)
+        ),
+    }
+}

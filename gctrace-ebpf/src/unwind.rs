@@ -13,7 +13,7 @@ use gctrace_common::{
 
 use crate::{
     maps::{CHUNKS, STACK_RING, UNWOUND, count},
-    usermem::{self, Registers},
+    usermem::{self, Registers, opaque},
     walk::{Family, NATIVE, RUBY},
 };
 
@@ -224,13 +224,12 @@ fn signal(native: &mut Native) -> Option<NativeEnd> {
     const UC_RSP: u64 = 160;
     const UC_RIP: u64 = 168;
     let context = native.sp;
-    let (Some(bp), Some(sp), Some(ip)) = (
-        usermem::read::<u64>(context.wrapping_add(UC_RBP)),
-        usermem::read::<u64>(context.wrapping_add(UC_RSP)),
-        usermem::read::<u64>(context.wrapping_add(UC_RIP)),
-    ) else {
-        return Some(NativeEnd::ReadFailed);
-    };
+    // One after the other: of three tested together LLVM merges the results, and on a way that is never taken it then reads what
+    // was never written, which Linux 5.10 refuses ("invalid read from stack R10 off=-120 size=8").
+    let word = |offset: u64| usermem::read::<u64>(context.wrapping_add(offset));
+    let Some(bp) = word(UC_RBP) else { return Some(NativeEnd::ReadFailed) };
+    let Some(sp) = word(UC_RSP) else { return Some(NativeEnd::ReadFailed) };
+    let Some(ip) = word(UC_RIP) else { return Some(NativeEnd::ReadFailed) };
     (native.bp, native.sp, native.ip) = (bp, sp, ip);
     (native.exact, native.bp_lost) = (1, 0);
     None
@@ -243,10 +242,10 @@ fn find_mapping(native: &mut Native, pc: u64) -> bool {
     let mut base = 0_usize;
     let mut half = CHUNK_MAPPINGS / 2;
     while half > 0 {
-        base += masked(chunk[((base + half) & (CHUNK_MAPPINGS - 1)) * MAPPING_WORDS], pc, half);
+        base += masked(chunk[within(base + half, CHUNK_MAPPINGS) * MAPPING_WORDS], pc, half);
         half /= 2;
     }
-    let at = (base & (CHUNK_MAPPINGS - 1)) * MAPPING_WORDS;
+    let at = within(base, CHUNK_MAPPINGS) * MAPPING_WORDS;
     native.start = chunk[at];
     native.end = chunk[at + 1];
     native.base = chunk[at + 2];
@@ -263,19 +262,19 @@ fn find_row(table: u64, offset: u64) -> Option<u64> {
         return None;
     }
     let words = chunk(first.wrapping_add(page as u32 / CHUNK_WORDS as u32))?;
-    let page = PageWord::from_word(words[page as usize & (CHUNK_WORDS - 1)]);
+    let page = PageWord::from_word(words[within(page as usize, CHUNK_WORDS)]);
     let rows = chunk(first.wrapping_add(page.first / CHUNK_WORDS as u32))?;
     let start = page.first as usize & (CHUNK_WORDS - 1);
     let mut base = 0_usize;
     let mut half = PAGE_BYTES as usize / 2;
     while half > 0 {
         let probe = base + half;
-        let beyond = opaque(i64::from(page.more) - probe as i64) >> 63;
-        let key = rows[(start + probe) & (CHUNK_WORDS - 1)] & 0xffff_ffff;
-        base += masked(key, offset, half) & !(opaque(beyond) as usize);
+        let beyond = opaque((i64::from(page.more) - probe as i64) as u64) as i64 >> 63;
+        let key = rows[within(start + probe, CHUNK_WORDS)] & 0xffff_ffff;
+        base += masked(key, offset, half) & !(opaque(beyond as u64) as usize);
         half /= 2;
     }
-    Some(rows[(start + base) & (CHUNK_WORDS - 1)])
+    Some(rows[within(start + base, CHUNK_WORDS)])
 }
 
 #[inline(always)]
@@ -283,21 +282,17 @@ fn chunk(number: u32) -> Option<&'static Chunk> {
     if number == 0 { None } else { CHUNKS.get(number) }
 }
 
+/// The index within an array of `len` entries, a power of two. Where LLVM knows the bound by itself it leaves the mask out,
+/// and Linux 5.10 does not ("math between map_value pointer and register with unbounded min value is not allowed").
+#[inline(always)]
+fn within(index: usize, len: usize) -> usize {
+    opaque(index as u64) as usize & (len - 1)
+}
+
 /// `half` if `key <= wanted`, else 0, without a branch.
 #[inline(always)]
 fn masked(key: u64, wanted: u64, half: usize) -> usize {
     // LLVM must learn neither that this is a comparison nor that its sign is one of two values, or it makes a branch of it.
-    let mut below = opaque((wanted as i64).wrapping_sub(key as i64)) >> 63;
-    below = opaque(below);
-    half & !(below as usize)
-}
-
-/// The same number, of which the compiler knows nothing.
-#[inline(always)]
-fn opaque(mut number: i64) -> i64 {
-    // SAFETY: no instruction at all.
-    unsafe {
-        core::arch::asm!("/* {0} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags))
-    };
-    number
+    let below = opaque(wanted.wrapping_sub(key)) as i64 >> 63;
+    half & !(opaque(below as u64) as usize)
 }

@@ -23,15 +23,36 @@ pub fn read<T>(address: u64) -> Option<T> {
 /// `target` must be valid for `MAX` bytes of writing.
 #[inline(always)]
 pub unsafe fn copy<const MAX: u32>(address: u64, len: u32, target: *mut u8) -> Result<(), ()> {
-    // The verifier wants to see both bounds on the value it passes: "R2 min value is negative" otherwise.
-    if len == 0 || len > MAX {
+    /// The helper with the whole register as length: of a shorter one the compiler passes a register and tests the copy that
+    /// it has shortened, which the verifier does not connect ("R2 unbounded memory access").
+    type Read = unsafe extern "C" fn(target: *mut u8, len: u64, address: u64) -> i64;
+    /// `BPF_FUNC_probe_read_user` (include/uapi/linux/bpf.h).
+    const READ: usize = 112;
+    // SAFETY: helpers are called by their number.
+    let read = unsafe { core::mem::transmute::<usize, Read>(READ) };
+
+    // The verifier wants to see both bounds on the value it passes: "R2 min value is negative" otherwise. Linux 5.10 forgets
+    // them when the value goes through the stack ("invalid access to memory, mem_size=3160 off=88 size=65535"), so the
+    // compiler must take it for a new one.
+    let len = opaque(u64::from(len));
+    if len == 0 || len > u64::from(MAX) {
         return Err(());
     }
     // SAFETY: the caller's promise; the length was just bounded.
-    match unsafe { generated::bpf_probe_read_user(target.cast(), len, address as *const _) } {
+    match unsafe { read(target, len, address) } {
         0 => Ok(()),
         _ => Err(()),
     }
+}
+
+/// The same number, of which the compiler knows nothing.
+#[inline(always)]
+pub fn opaque(mut number: u64) -> u64 {
+    // SAFETY: no instruction at all.
+    unsafe {
+        core::arch::asm!("/* {0} */", inout(reg) number, options(pure, nomem, nostack, preserves_flags))
+    };
+    number
 }
 
 /// Address of the probed instruction in the current process.

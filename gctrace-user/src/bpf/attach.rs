@@ -107,6 +107,16 @@ pub struct Probes {
 }
 
 impl Probes {
+    /// How many instructions the verifier walked for each program, most first; nothing on kernels that do not tell.
+    pub(super) fn verified_instructions(&self) -> Vec<(String, u32)> {
+        let walked = |program: &Program| program.info().ok()?.verified_instruction_count();
+        let programs = self.ebpf.programs();
+        let mut all: Vec<_> =
+            programs.filter_map(|(name, program)| Some((name.to_owned(), walked(program)?))).collect();
+        all.sort_by_key(|(_, instructions)| std::cmp::Reverse(*instructions));
+        all
+    }
+
     pub(super) fn new(
         mut ebpf: Ebpf,
         has_cookie: bool,

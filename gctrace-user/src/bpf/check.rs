@@ -26,6 +26,9 @@ pub struct KernelCheck {
     pub ring_buffer: Tried,
     /// Loading every program and map of a run through the verifier.
     pub programs: Tried,
+    /// How many instructions the verifier walked for each program, most first: of a million that it walks at most. Empty
+    /// before Linux 5.16, which does not tell.
+    pub verified: Vec<(String, u32)>,
     /// Attach cookies (Linux 5.15).
     pub cookies: Tried,
     /// Attaching a uprobe; to an instruction of gctrace's own, for this process only.
@@ -48,6 +51,7 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
             Err(error) => Err(brief(&error)),
         },
         programs: not_tried(),
+        verified: Vec::new(),
         cookies: not_tried(),
         uprobe: not_tried(),
         tracepoints: TRACEPOINTS
@@ -60,6 +64,7 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
         Err(error) => check.programs = Err(brief(&error)),
         Ok(mut probes) => {
             check.programs = Ok(());
+            check.verified = probes.verified_instructions();
             check.cookies = if probes.has_cookie() {
                 Ok(())
             } else {
@@ -80,7 +85,9 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
 fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     // Without tracefs the offsets only have to satisfy the verifier.
     let newtask = tracefs.map_or(Ok(TRIED_NEWTASK), newtask_offsets)?;
-    let stacks = StackOptions { rate: 99, wall: false, off_cpu_min: Duration::ZERO, native: true };
+    // Of time off the CPU the programs must know the records' fields, which tracefs tells.
+    let stacks =
+        StackOptions { rate: 99, wall: tracefs.is_some(), off_cpu_min: Duration::ZERO, native: true };
     let options = LoadOptions {
         all: false,
         own_pid: std::process::id(),

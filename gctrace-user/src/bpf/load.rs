@@ -236,21 +236,14 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
     // never sees it.
     let ebpf = match load_programs(config, gc_ring_bytes, stacks) {
         Ok(ebpf) => ebpf,
-        Err(first @ LoadError::Program { program, .. }) if cookies && !gvl::PROGRAMS.contains(&program) => {
-            log::debug!("{first}");
+        Err(LoadError::Program { program, .. }) if cookies && !gvl::PROGRAMS.contains(&program) => {
+            log::debug!("without attach cookies, since {program} does not load");
             config.has_cookie = 0;
             // Which site a hit is at is told by cookies only.
             config.gvl = 0;
-            load_programs(config, gc_ring_bytes, stacks).map_err(|_| {
-                log::debug!("{first}");
-                first
-            })?
+            load_programs(config, gc_ring_bytes, stacks)?
         }
-        Err(error) => {
-            // The verifier's log, of which an error message shows the first line.
-            log::debug!("{error}");
-            return Err(error);
-        }
+        Err(error) => return Err(error),
     };
     Ok((ebpf, config))
 }
@@ -292,14 +285,20 @@ fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
         names.iter().find(|wanted| **wanted == name).map(|name| (*name, program))
     });
     std::thread::scope(|scope| {
+        let mut failed = None;
         let loads: Vec<_> =
             wanted.map(|(name, program)| (name, scope.spawn(move || load_one(program)))).collect();
         for (program, load) in loads {
             // A panic of Aya's is one of ours.
             let loaded = load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            loaded.map_err(|source| LoadError::Program { program, source })?;
+            if let Err(source) = loaded {
+                let error = LoadError::Program { program, source };
+                // Each with the verifier's log, of which the message that comes out shows the first line.
+                log::debug!("{error}");
+                failed.get_or_insert(error);
+            }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     })
 }
 

@@ -108,6 +108,17 @@ fn mounted_tracefs(tracefs: &io::Result<Option<PathBuf>>) -> HostCheck {
     }
 }
 
+/// What it took the verifier, where the kernel tells.
+fn verified(kernel: &KernelCheck) -> String {
+    let count = kernel.verified.len();
+    kernel.verified.first().map_or_else(
+        || "all loaded and verified".to_owned(),
+        |(program, most)| {
+            format!("{count} loaded and verified; the verifier walked {most} instructions at most ({program}) of 1000000")
+        },
+    )
+}
+
 /// What was tried. Without privileges a failure says nothing of the kernel.
 fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
     let unprivileged = unprivileged();
@@ -129,7 +140,7 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
             Status::Missing,
             "boot Linux 5.8 or later",
         ),
-        tried("bpf_programs", &kernel.programs, "all loaded and verified", Status::Missing, config),
+        tried("bpf_programs", &kernel.programs, &verified(kernel), Status::Missing, config),
         tried(
             "bpf_cookies",
             &kernel.cookies,

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::util::{as_root, line, output};
+use crate::util::{as_root, line};
 
 /// A set of paths that is whole: with each path the folders above it, and what its links lead to.
 #[derive(Default)]
@@ -65,10 +65,15 @@ impl Files {
         Ok(())
     }
 
-    /// Adds a program and the libraries that it is linked with.
+    /// Adds a program and the libraries that it is linked with, if any.
     pub(crate) fn add_program(&mut self, program: &Path) -> Result<()> {
         self.add(program)?;
-        let text = output(Command::new("ldd").arg(program))?;
+        let ldd = Command::new("ldd").arg(program).output().context("cannot run `ldd`")?;
+        let text = String::from_utf8_lossy(&ldd.stdout);
+        // It fails on a program that needs no libraries.
+        let is_static =
+            text.contains("not a dynamic") || String::from_utf8_lossy(&ldd.stderr).contains("not a dynamic");
+        ensure!(ldd.status.success() || is_static, "`ldd {}` failed: {text}", program.display());
         for word in text.split_whitespace().filter(|word| word.starts_with('/')) {
             self.add(Path::new(word.trim_end_matches(':')))?;
         }

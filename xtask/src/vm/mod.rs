@@ -25,7 +25,7 @@ use self::{
 use crate::{
     lab,
     setup::{self, Purpose},
-    util::{Running, cargo, line, progress, root, run, target_dir},
+    util::{Running, cargo, line, output, progress, root, run, target_dir, which},
 };
 
 /// Arguments of `vm`.
@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Run these tests (program and name, such as `live_gc::fork`) instead of the usual ones.
     #[arg(long = "test", value_name = "PROGRAM::NAME")]
     tests: Vec<String>,
+    /// Run this shell command instead of tests. `$GCTRACE_BIN` and `$GCTRACE_RUBIES` are what they name.
+    #[arg(long = "command", value_name = "COMMAND", conflicts_with = "tests")]
+    command: Option<String>,
     /// The Rubies of these roots of the lab.
     #[arg(long = "ruby", value_name = "ROOT", default_values = ["bullseye", "experimental"])]
     rubies: Vec<String>,
@@ -127,13 +130,19 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
     let programs = test_programs()?;
     let rubies = lab::ensure(&args.rubies)?;
-    let tests: Vec<&str> =
-        if args.tests.is_empty() { TESTS.to_vec() } else { args.tests.iter().map(String::as_str).collect() };
+    let tests: Vec<&str> = match &args.command {
+        Some(_) => Vec::new(),
+        None if args.tests.is_empty() => TESTS.to_vec(),
+        None => args.tests.iter().map(String::as_str).collect(),
+    };
 
     let mut files = Files::default();
     let gctrace = target_dir()?.join("debug/gctrace");
     files.add_program(&gctrace)?;
     files.add_tree(&root().canonicalize()?.join("tests/rubies"))?;
+    // The reader of profiles.
+    files.add_program(&which("go").context("there is no go")?)?;
+    files.add_program(Path::new(output(Command::new("go").args(["tool", "-n", "pprof"]))?.trim()))?;
     for ruby in &rubies {
         let root = ruby.ancestors().find(|dir| dir.join(lab::STAMP).is_file());
         files.add_tree(root.with_context(|| format!("{} is in no root", ruby.display()))?)?;
@@ -148,6 +157,9 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
         gctrace.display(),
         rubies.to_string_lossy()
     )?;
+    if let Some(command) = &args.command {
+        writeln!(init, "({command}) || status=1")?;
+    }
     for test in tests {
         let (program, name) =
             test.split_once("::").with_context(|| format!("{test} is not of the form PROGRAM::NAME"))?;

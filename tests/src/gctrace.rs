@@ -102,10 +102,16 @@ impl Gctrace {
 
     /// Waits until it has printed a line of this type about this process.
     pub fn wait_line(&mut self, kind: &str, pid: u32) -> Result<()> {
+        self.wait_line_with(kind, pid, |_| true)
+    }
+
+    /// Waits until it has printed a line of this type about this process that satisfies a condition.
+    pub fn wait_line_with(&mut self, kind: &str, pid: u32, also: impl Fn(&Value) -> bool) -> Result<()> {
         let what = format!("a {kind} line about {pid}");
         let wanted = |line: &str| {
-            serde_json::from_str::<Value>(line)
-                .is_ok_and(|value| value["type"] == kind && value["pid"].as_u64() == Some(u64::from(pid)))
+            serde_json::from_str::<Value>(line).is_ok_and(|value| {
+                value["type"] == kind && value["pid"].as_u64() == Some(u64::from(pid)) && also(&value)
+            })
         };
         self.process.wait_stdout(PATIENCE, &what, wanted).map(drop)
     }

@@ -24,7 +24,7 @@ use crate::{
         proc::is_running,
     },
     export::{
-        ExportError, Exporter, jsonl::Jsonl, profile, stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
+        ExportError, Exporter, jsonl::Jsonl, profile, prometheus::Prometheus, push, stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
     },
     ledger::Ledger,
     native::Tables,
@@ -35,6 +35,8 @@ use crate::{
 
 /// How long records may lie in the ring when no event woke us.
 const TICK: Duration = Duration::from_millis(50);
+/// Between two accounts to the exporters.
+const ACCOUNT: Duration = Duration::from_secs(1);
 /// Findings waiting for the data thread; the control thread waits when it is full.
 const FINDINGS: usize = 1024;
 
@@ -167,6 +169,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let mut run = Run {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl),
         rings,
+        counters,
+        accounted: None,
         findings,
         settings,
         child: None,
@@ -182,7 +186,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     drop(stop);
     run.drain_until_closed(|| control.is_finished(), &signals);
     // Settled counters mean that no program is running any more, so the rings are complete, too.
-    let kernel = counters.read_settled();
+    let kernel = run.counters.read_settled();
     while run.pipeline.drain(&mut run.rings) {}
     let closed = run.closed.unwrap_or_else(monotonic_ns);
     let min = settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
@@ -225,6 +229,10 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     }
     let hottest = settings.format == Format::Text && settings.wants_stacks();
     exporters.extend(profile::exporters(&settings.profiles, hottest, clock)?);
+    if let Some(prometheus) = &settings.prometheus {
+        exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));
+    }
+    exporters.extend(push::exporters(&settings.push, clock, say)?);
     // Last of all: the files are complete before anybody waits for a collector.
     if let Some(target) = &settings.tunemygc_target {
         exporters.push(Box::new(TuneMyGc::sending(target, clock, say)?));
@@ -272,6 +280,9 @@ impl Signals {
 struct Run<'a> {
     pipeline: Pipeline,
     rings: bpf::Rings,
+    counters: bpf::CounterReader,
+    /// When the exporters were last told what was counted.
+    accounted: Option<Instant>,
     findings: Receiver<Found>,
     settings: &'a Settings,
     child: Option<Child>,
@@ -296,10 +307,19 @@ impl Run<'_> {
             {
                 return Ok(());
             }
+            self.account();
             self.progress.show(self.deadline, &self.pipeline);
             if !more {
                 self.wait(signals)?;
             }
+        }
+    }
+
+    fn account(&mut self) {
+        let now = Instant::now();
+        if self.settings.wants_accounts() && self.accounted.is_none_or(|last| now - last >= ACCOUNT) {
+            self.accounted = Some(now);
+            self.pipeline.account(self.counters.read());
         }
     }
 

@@ -143,6 +143,28 @@ user_counters! {
     memory_unread,
     /// Output that could not be written.
     export_failures,
+    /// Requests made for servers that are pushed to.
+    uploads,
+    /// Of them, accepted.
+    uploads_sent,
+    /// Of those accepted, the ones of which the server rejected a part.
+    uploads_partly,
+    /// Of them, refused for good.
+    uploads_refused,
+    /// Of them, dropped: too many waited, or the server could not be reached.
+    uploads_dropped,
+    /// Of them, neither yet.
+    uploads_waiting,
+    /// Sample sets handed over to be sent.
+    sets,
+    /// Of them, accepted by the collector.
+    sets_sent,
+    /// Of them, refused for good.
+    sets_refused,
+    /// Of them, dropped: too many waited, or the disk did not take them.
+    sets_dropped,
+    /// Of them, waiting.
+    sets_waiting,
 }
 
 /// Counters of the whole run.
@@ -355,6 +377,16 @@ impl Ledger {
                     + u.pauses_in_cycles
                     + u.pauses_outside
                     + u.refused_records,
+            ),
+            (
+                "requests = sent + refused + dropped + waiting",
+                u.uploads,
+                u.uploads_sent + u.uploads_refused + u.uploads_dropped + u.uploads_waiting,
+            ),
+            (
+                "sample sets = sent + refused + dropped + waiting",
+                u.sets,
+                u.sets_sent + u.sets_refused + u.sets_dropped + u.sets_waiting,
             ),
             ("cycles started = cycles reported", u.cycles_started, u.cycles),
         ];

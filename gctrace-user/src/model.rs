@@ -29,8 +29,26 @@ pub struct Process {
     pub hostname: Option<String>,
     /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted.
     pub gc_env: BTreeMap<String, String>,
+    /// Whose it is.
+    pub origin: Arc<Origin>,
     /// The Ruby it runs.
     pub image: Arc<Image>,
+}
+
+/// What a process belongs to, for outputs that add up many processes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Origin {
+    /// Service: `OTEL_SERVICE_NAME`, `service.name` of `OTEL_RESOURCE_ATTRIBUTES`, `DD_SERVICE`, its systemd unit, or its script, the
+    /// first of these that is there.
+    pub service: String,
+    /// Id of its container, 64 hexadecimal digits.
+    pub container: Option<String>,
+    /// Id of its Kubernetes pod.
+    pub pod: Option<String>,
+    /// Its Kubernetes namespace.
+    pub namespace: Option<String>,
+    /// The other `OTEL_RESOURCE_ATTRIBUTES` of its initial environment.
+    pub attributes: Vec<(String, String)>,
 }
 
 /// A Ruby image as exporters see it.

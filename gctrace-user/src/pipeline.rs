@@ -20,7 +20,7 @@ use crate::{
         proc::{self, MemoryReader},
     },
     export::{ExportError, Exporter, ProcessEnd},
-    ledger::UserCounts,
+    ledger::{Ledger, UserCounts},
     model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, Process},
     native::NativeNamer,
     ruby::{
@@ -139,7 +139,11 @@ impl Pipeline {
 
     /// User-space counters so far.
     pub fn counts(&self) -> UserCounts {
-        self.counts
+        let mut counts = self.counts;
+        for exporter in &self.exporters {
+            exporter.add_counts(&mut counts);
+        }
+        counts
     }
 
     /// Whether the reader of standard output is gone.
@@ -243,8 +247,16 @@ impl Pipeline {
         }
     }
 
+    /// Tells the exporters what has been counted so far.
+    pub fn account(&mut self, kernel: Option<Vec<u64>>) {
+        let ledger = Ledger { kernel, user: self.counts() };
+        for exporter in &mut self.exporters {
+            exporter.account(&ledger);
+        }
+    }
+
     /// Writes the end of every output.
-    pub fn finish(&mut self, ledger: &crate::ledger::Ledger) {
+    pub fn finish(&mut self, ledger: &Ledger) {
         self.export(|exporter| exporter.finish(ledger));
     }
 

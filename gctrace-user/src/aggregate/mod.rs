@@ -5,3 +5,4 @@ pub mod gc_cycle;
 pub mod gvl;
 pub mod mix;
 pub mod recording;
+pub mod services;

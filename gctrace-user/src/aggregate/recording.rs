@@ -8,7 +8,8 @@ use std::{
 
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
-    GcCycle, GcState, GcWork, Image, Pause, Phase, Process,
+    GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
+    gvl::GvlWait,
     stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
 };
 
@@ -41,6 +42,10 @@ pub struct ProcessFacts {
     pub comm: String,
     /// Its Ruby.
     pub image: Option<Arc<Image>>,
+    /// Whose it is.
+    pub origin: Arc<Origin>,
+    /// Its host name.
+    pub hostname: Option<String>,
     /// When it was first heard of, `CLOCK_MONOTONIC` nanoseconds.
     pub first_ns: u64,
     /// When it was last heard of.
@@ -108,6 +113,15 @@ pub struct PauseSum {
     /// How many began their work in this phase.
     pub pauses: u64,
     /// Time in this phase, nanoseconds.
+    pub ns: u64,
+}
+
+/// A sum of long waits for the GVL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WaitSum {
+    /// How many.
+    pub waits: u64,
+    /// For how long, nanoseconds.
     pub ns: u64,
 }
 
@@ -203,6 +217,8 @@ pub struct Recording {
     pub samples: HashMap<SampleKey, SampleSum>,
     /// Sums of pauses.
     pub pauses: HashMap<PauseKey, PauseSum>,
+    /// Long waits for the GVL by who waited where.
+    pub gvl_waits: HashMap<(ThreadIndex, NodeId), WaitSum>,
     /// When it was, if anyone asked.
     pub timeline: Option<Timeline>,
     /// CPU time of the first sample on a CPU, which is the period of the clock, nanoseconds.
@@ -227,6 +243,7 @@ impl Recording {
             threads: Vec::new(),
             samples: HashMap::new(),
             pauses: HashMap::new(),
+            gvl_waits: HashMap::new(),
             timeline: timeline.then(Timeline::default),
             period_ns: None,
             merged: 0,
@@ -342,6 +359,18 @@ impl Recording {
         }
     }
 
+    /// A long wait for the GVL.
+    pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+        let mut thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
+        let mut node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
+        if self.gvl_waits.len() >= self.limits.sums && !self.gvl_waits.contains_key(&(thread, node)) {
+            (thread, node) = (self.thread_beyond(), NodeId::BEYOND);
+        }
+        let sum = self.gvl_waits.entry((thread, node)).or_default();
+        sum.waits += 1;
+        sum.ns += wait.ns;
+    }
+
     /// GC work without event sites.
     pub fn work(&mut self, process: &Process, work: &GcWork) {
         if self.timeline.is_none() {
@@ -387,6 +416,8 @@ impl Recording {
             pid: process.pid,
             comm: process.comm.clone(),
             image: Some(process.image.clone()),
+            origin: process.origin.clone(),
+            hostname: process.hostname.clone(),
             first_ns: ts_ns,
             last_ns: ts_ns,
         });
@@ -416,7 +447,10 @@ impl Recording {
             return index;
         }
         let comm = "(beyond gctrace's limit of threads)";
-        let facts = ProcessFacts { pid: 0, comm: comm.to_owned(), image: None, first_ns: 0, last_ns: 0 };
+        let origin = Arc::new(Origin { service: comm.to_owned(), ..Origin::default() });
+        let (pid, comm_text, hostname) = (0, comm.to_owned(), None);
+        let facts =
+            ProcessFacts { pid, comm: comm_text, image: None, origin, hostname, first_ns: 0, last_ns: 0 };
         self.processes.push(facts);
         let index = self.threads.len() as ThreadIndex;
         self.threads.push(Thread { process: self.processes.len() - 1, tid: 0, name: Arc::from(comm) });

@@ -127,7 +127,8 @@ impl CounterReader {
         Some(last)
     }
 
-    fn read(&self) -> Option<Vec<u64>> {
+    /// All counters as they stand; those of a record in progress may not add up.
+    pub fn read(&self) -> Option<Vec<u64>> {
         Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
     }
 }

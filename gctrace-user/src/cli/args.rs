@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use crate::discover::Fault;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
+const MONITORING: &str = "Monitoring";
 const PROFILES: &str = "Profiles (each starts sampling)";
 
 /// Watch the GC of CRuby processes from the kernel: no gem, no restart, no signal, no pause.
@@ -66,6 +67,40 @@ pub struct Args {
     /// [default: /var/lib/gctrace/spool; not as root: ~/.local/state/gctrace/spool]
     #[arg(long, value_name = "DIR", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_spool: Option<PathBuf>,
+
+    /// Serve metrics for Prometheus at this address, e.g. 127.0.0.1:9394 (/metrics, /healthz)
+    #[arg(long, value_name = "ADDR:PORT", help_heading = MONITORING)]
+    pub prometheus: Option<std::net::SocketAddr>,
+
+    /// Tell processes apart in metrics by a label `pid`: a set of series for every process that ever ran
+    #[arg(long, requires = "prometheus", help_heading = MONITORING)]
+    pub prometheus_pid: bool,
+
+    /// Send metrics and profiles to this OTLP/HTTP receiver, e.g. `http://127.0.0.1:4318`; headers are taken from
+    /// OTEL_EXPORTER_OTLP_HEADERS
+    #[arg(long, value_name = "URL", help_heading = MONITORING)]
+    pub otlp: Option<String>,
+
+    /// What --otlp sends; profiles start sampling
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHAT",
+        value_delimiter = ',',
+        default_value = "metrics,profiles",
+        requires = "otlp",
+        help_heading = MONITORING
+    )]
+    pub otlp_signals: Vec<SignalArg>,
+
+    /// Send profiles (this starts sampling) to this Pyroscope, e.g. `http://127.0.0.1:4040`; headers are taken from
+    /// GCTRACE_PYROSCOPE_HEADERS (Name=value,Name=value)
+    #[arg(long, value_name = "URL", help_heading = MONITORING)]
+    pub pyroscope: Option<String>,
+
+    /// How often --otlp and --pyroscope send
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration, help_heading = MONITORING)]
+    pub push_interval: Duration,
 
     /// Write CPU time and GC pauses by stack as a pprof profile, e.g. run.pb.gz (open with `go tool pprof`)
     #[arg(long, value_name = "FILE", help_heading = PROFILES)]
@@ -294,6 +329,15 @@ pub enum ProbesArg {
     Functions,
     /// USDT probes or nothing: only pauses (Ruby 4.1), or marking and sweeping
     Usdt,
+}
+
+/// `--otlp-signals`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SignalArg {
+    /// Figures by service
+    Metrics,
+    /// Stacks by process
+    Profiles,
 }
 
 /// `--stack-root`.

@@ -2,14 +2,16 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg, RootArg};
+use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg, RootArg, SignalArg};
 use crate::{
     bpf::{GvlOptions, StackOptions},
     cache,
     discover::{Fault, Selection},
     export::{
         profile::{self, Grouping},
+        push::Servers,
         tunemygc::{self, Target},
+        upload,
     },
     ruby::last_resort::{METHODS, Method, USDT_METHODS},
 };
@@ -33,6 +35,15 @@ pub enum Format {
     Quiet,
 }
 
+/// Where metrics are served, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metrics {
+    /// Address and port.
+    pub address: std::net::SocketAddr,
+    /// Whether processes are told apart.
+    pub by_pid: bool,
+}
+
 /// A run.
 #[derive(Debug)]
 pub struct Settings {
@@ -46,6 +57,10 @@ pub struct Settings {
     pub tunemygc: Option<PathBuf>,
     /// Where sample sets are sent.
     pub tunemygc_target: Option<Target>,
+    /// Where metrics are served.
+    pub prometheus: Option<Metrics>,
+    /// Where is pushed.
+    pub push: Servers,
     /// Files for profiles.
     pub profiles: Vec<(PathBuf, profile::Format)>,
     /// Which stacks are taken besides those of GC starts.
@@ -118,6 +133,9 @@ pub enum UsageError {
     /// It is not known where sample sets go.
     #[error("--tunemygc-url: `{0}` is no http:// or https:// address")]
     Url(String),
+    /// It is not known where is pushed.
+    #[error("{0}: `{1}` is no http:// or https:// address")]
+    Server(&'static str, String),
     /// It is not known whose sample sets are.
     #[error(
         "--tunemygc-url needs the token of an application: give --tunemygc-token or set RUBY_GC_TOKEN (a collector \
@@ -153,6 +171,12 @@ impl Settings {
             tunemygc_url,
             tunemygc_token,
             tunemygc_spool,
+            prometheus,
+            prometheus_pid,
+            otlp,
+            otlp_signals,
+            pyroscope,
+            push_interval,
             pprof,
             flamegraph,
             folded,
@@ -203,6 +227,19 @@ impl Settings {
                 return Err(UsageError::SameFile(path.clone()));
             }
         }
+        let server = |flag, url: Option<String>| match url {
+            None => Ok(None),
+            Some(url) => upload::address(&url).map(Some).ok_or(UsageError::Server(flag, url)),
+        };
+        let push = Servers {
+            otlp: server("--otlp", otlp)?,
+            metrics: otlp_signals.contains(&SignalArg::Metrics),
+            profiles: otlp_signals.contains(&SignalArg::Profiles),
+            pyroscope: server("--pyroscope", pyroscope)?,
+            interval: push_interval,
+        };
+        let wants_stacks =
+            !profiles.is_empty() || rate.is_some() || wall || stack_log.is_some() || push.wants_stacks();
         let format = if quiet { Format::Quiet } else { format.into() };
         let selection = Selection { all: all_ruby, pids, command };
         Ok(Self {
@@ -211,14 +248,14 @@ impl Settings {
             format,
             tunemygc,
             tunemygc_target: target(tunemygc_url, tunemygc_token, tunemygc_spool)?,
-            stacks: (!profiles.is_empty() || rate.is_some() || wall || stack_log.is_some()).then_some(
-                StackOptions {
-                    rate: rate.unwrap_or(DEFAULT_RATE),
-                    wall,
-                    off_cpu_min: off_cpu_min.unwrap_or(DEFAULT_OFF_CPU_MIN),
-                    native: !no_native && cfg!(target_arch = "x86_64"),
-                },
-            ),
+            prometheus: prometheus.map(|address| Metrics { address, by_pid: prometheus_pid }),
+            push,
+            stacks: wants_stacks.then(|| StackOptions {
+                rate: rate.unwrap_or(DEFAULT_RATE),
+                wall,
+                off_cpu_min: off_cpu_min.unwrap_or(DEFAULT_OFF_CPU_MIN),
+                native: !no_native && cfg!(target_arch = "x86_64"),
+            }),
             profiles,
             gvl: gvl.then(|| GvlOptions { threshold: gvl_threshold.unwrap_or(DEFAULT_GVL_THRESHOLD) }),
             stack_log,
@@ -234,6 +271,11 @@ impl Settings {
             layout_from,
             cache_dir: cache.dir(),
         })
+    }
+
+    /// Whether any output tells what is counted while the run goes on.
+    pub fn wants_accounts(&self) -> bool {
+        self.prometheus.is_some() || self.push.any()
     }
 
     /// Whether any output shows stacks; else none are taken but those that start a GC.

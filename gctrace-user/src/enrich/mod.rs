@@ -2,4 +2,5 @@
 
 pub mod clock;
 pub mod mem;
+pub mod origin;
 pub mod proc;

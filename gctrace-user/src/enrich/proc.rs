@@ -11,6 +11,7 @@ use std::{
 
 use procfs::process::Process as ProcProcess;
 
+use super::origin;
 use crate::model::{Image, Memory, Process};
 
 /// Value shown instead of a secret.
@@ -74,15 +75,19 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>) -> Process {
         .and_then(|status| status.nspid.and_then(|pids| pids.last().copied()))
         .map(|pid| pid as u32);
     let start_ts = stat.as_ref().and_then(|stat| start_seconds(stat.starttime));
+    let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
+    let cmdline = process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty());
+    let origin = Arc::new(origin::read(pid, &comm, cmdline.as_deref().unwrap_or_default()));
     Process {
         pid,
         ns_pid,
         ppid: stat.as_ref().map(|stat| stat.ppid as u32),
-        comm: stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone()),
-        cmdline: process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty()),
+        comm,
+        cmdline,
         start_ts,
         hostname: hostname(pid),
         gc_env: gc_env(pid).unwrap_or_default(),
+        origin,
         image,
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    ledger::Ledger,
+    ledger::{Ledger, UserCounts},
     model::{
         EndReason, GcCycle, GcState, GcWork, Process,
         gvl::{GvlProcessSummary, GvlThreadSummary, GvlWait},
@@ -12,13 +12,20 @@ use crate::{
 };
 
 pub mod doctor;
+mod figures;
 mod file;
 pub mod jsonl;
+mod otlp;
 pub mod profile;
+pub mod prometheus;
+pub mod push;
+mod pyroscope;
 pub mod stack_log;
 pub mod text;
 mod text_gvl;
 pub mod tunemygc;
+pub(crate) mod upload;
+mod windows;
 
 /// Version that outputs name as their producer.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -53,6 +60,18 @@ pub enum ExportError {
         #[source]
         source: std::io::Error,
     },
+    /// An address cannot be listened on.
+    #[error("listening on {address}: {source}; is another gctrace running? (--prometheus names another address)")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A thread cannot be started.
+    #[error("starting a thread that sends: {0}")]
+    Thread(#[source] std::io::Error),
     /// Writing a file failed.
     #[error("writing {path}: {source}; nothing was left behind, and the other outputs are complete")]
     File {
@@ -103,6 +122,10 @@ pub trait Exporter {
     }
     /// Tracing of a process ended.
     fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError>;
+    /// What has been counted so far, about once a second.
+    fn account(&mut self, _ledger: &Ledger) {}
+    /// Adds what it counts itself.
+    fn add_counts(&self, _counts: &mut UserCounts) {}
     /// The run ended.
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError>;
     /// Hand out what is buffered.

@@ -20,7 +20,7 @@ pub(super) fn method(frame: &Frame) -> String {
 }
 
 /// A name as one line of characters that every format can carry; an empty one is `(unnamed)`.
-pub(super) fn text(name: &str) -> String {
+pub(in crate::export) fn text(name: &str) -> String {
     if name.is_empty() {
         return "(unnamed)".to_owned();
     }

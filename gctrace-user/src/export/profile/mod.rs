@@ -21,9 +21,9 @@ mod firefox;
 mod flamegraph;
 mod folded;
 mod hottest;
-mod label;
+pub(super) mod label;
 mod label_tree;
-mod pprof;
+pub(super) mod pprof;
 mod speedscope;
 #[cfg(test)]
 mod tests;
@@ -188,7 +188,11 @@ fn write(
     out: &mut dyn Write,
 ) -> io::Result<u64> {
     match format {
-        Format::Pprof => pprof::write(recording, context, out).map(|()| 0),
+        Format::Pprof => {
+            let &Context { clock, began_ns, ended_ns, .. } = context;
+            let head = pprof::Head { comment: context.account(), clock, began_ns, ended_ns };
+            pprof::write(recording, &head, &|_| true, out).map(|()| 0)
+        }
         Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),
         Format::FlameGraph(grouping) => flamegraph::write(recording, grouping, context, out).map(|()| 0),
         Format::Speedscope => speedscope::write(recording, context, out),

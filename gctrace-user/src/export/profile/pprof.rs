@@ -16,12 +16,15 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use prost::Message as _;
 
-use super::{Context, label};
+use super::label;
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
-        recording::{PauseKey, PauseSum, ProcessFacts, Recording, SampleKey, SampleSum, Thread, reason_text},
+        recording::{
+            PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey, SampleSum, Thread, reason_text,
+        },
     },
+    enrich::clock::WallClock,
     model::{
         Image,
         stack::{Frame, FrameKind, GcActivity, gc_name},
@@ -35,19 +38,37 @@ const PIECE: usize = 1024;
 /// What the kernel's frames are in.
 const KERNEL: &str = "[kernel.kallsyms]";
 
-/// Writes it.
-pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<()> {
+/// What a profile says beside its samples.
+pub(in crate::export) struct Head {
+    /// What was counted, lost included.
+    pub(in crate::export) comment: String,
+    /// Of the run.
+    pub(in crate::export) clock: WallClock,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub(in crate::export) began_ns: u64,
+    /// The same.
+    pub(in crate::export) ended_ns: u64,
+}
+
+/// Writes what there is of the processes that are wanted.
+pub(in crate::export) fn write(
+    recording: &Recording,
+    head: &Head,
+    wanted: &dyn Fn(ProcessIndex) -> bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let mut out = GzEncoder::new(out, Compression::default());
     let mut builder = Builder::new(recording);
-    out.write_all(&builder.head(context).encode_to_vec())?;
+    out.write_all(&builder.head(head).encode_to_vec())?;
+    let of_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
 
-    let mut samples: Vec<(&SampleKey, &SampleSum)> = recording.samples.iter().collect();
+    let mut samples: Vec<(&SampleKey, &SampleSum)> = recording.samples.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
     samples.sort_unstable_by_key(|(key, _)| **key);
     for piece in samples.chunks(PIECE) {
         let sample = piece.iter().map(|(key, sum)| builder.sample(key, sum)).collect();
         out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
     }
-    let mut pauses: Vec<(&PauseKey, &PauseSum)> = recording.pauses.iter().collect();
+    let mut pauses: Vec<(&PauseKey, &PauseSum)> = recording.pauses.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
     pauses.sort_unstable_by_key(|(key, _)| *key);
     for piece in pauses.chunks(PIECE) {
         let sample = piece.iter().map(|(key, sum)| builder.pause(key, sum)).collect();
@@ -97,7 +118,7 @@ impl<'a> Builder<'a> {
         builder
     }
 
-    fn head(&mut self, context: &Context<'_>) -> proto::Profile {
+    fn head(&mut self, head: &Head) -> proto::Profile {
         let types = [
             ("samples", "count"),
             ("cpu", "nanoseconds"),
@@ -107,7 +128,7 @@ impl<'a> Builder<'a> {
         ];
         let sample_type = types.map(|(r#type, unit)| self.value_type(r#type, unit)).to_vec();
         let sampled = !self.recording.samples.is_empty();
-        let mut comment = vec![self.text(&context.account())];
+        let mut comment = vec![self.text(&head.comment)];
         if self.recording.merged > 0 {
             comment.push(self.text(&format!(
                 "{} samples without their stack: there were too many different ones",
@@ -116,8 +137,8 @@ impl<'a> Builder<'a> {
         }
         proto::Profile {
             sample_type,
-            time_nanos: context.clock.epoch_nanos(context.began_ns),
-            duration_nanos: context.ended_ns.saturating_sub(context.began_ns) as i64,
+            time_nanos: head.clock.epoch_nanos(head.began_ns),
+            duration_nanos: head.ended_ns.saturating_sub(head.began_ns) as i64,
             period_type: self.recording.period_ns.map(|_| self.value_type("cpu", "nanoseconds")),
             period: self.recording.period_ns.unwrap_or_default() as i64,
             comment,

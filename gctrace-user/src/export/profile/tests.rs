@@ -77,6 +77,7 @@ fn process(pid: u32) -> Process {
         start_ts: None,
         hostname: None,
         gc_env: BTreeMap::new(),
+        origin: Arc::default(),
         image: Arc::new(image),
     }
 }

@@ -21,10 +21,10 @@ use signal_hook::{
 use ureq::{
     Agent,
     http::{HeaderMap, header},
-    tls::{RootCerts, TlsConfig},
 };
 
 use super::spool::Spool;
+use crate::export::upload::{self, agent, jitter};
 
 /// Bytes of sets that wait to be put on disk.
 const QUEUE: usize = 64 << 20;
@@ -58,9 +58,7 @@ impl Target {
     /// An address with nothing behind it that belongs to the protocol; `None` if it is no http:// or https:// address.
     pub fn url(text: &str) -> Option<String> {
         let url = text.trim_end_matches('/');
-        let url = url.strip_suffix("/ruby").unwrap_or(url);
-        let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
-        (!host.is_empty() && !host.starts_with('/')).then(|| url.to_owned())
+        upload::address(url.strip_suffix("/ruby").unwrap_or(url))
     }
 
     /// Where the sets for this address wait: what was meant for one collector is never sent to another one.
@@ -106,7 +104,7 @@ impl Client {
         let queued = Arc::new(AtomicUsize::new(0));
         let worker = Worker {
             url: format!("{}/ruby", target.url),
-            agent: agent(),
+            agent: agent(TIMEOUT, CONNECT),
             spool,
             queued: Arc::clone(&queued),
             gzip: false,
@@ -188,21 +186,6 @@ fn leave_at_once() {
 fn in_the_clear(url: &str) -> bool {
     let Some(host) = url.strip_prefix("http://") else { return false };
     !["127.", "localhost", "[::1]"].iter().any(|local| host.starts_with(local))
-}
-
-fn agent() -> Agent {
-    // The certificates that the host trusts, so that a company's own authority works.
-    let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
-    Agent::config_builder()
-        .timeout_global(Some(TIMEOUT))
-        .timeout_connect(Some(CONNECT))
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .max_redirects_will_error(false)
-        .user_agent(concat!("gctrace/", env!("CARGO_PKG_VERSION")))
-        .tls_config(tls)
-        .build()
-        .into()
 }
 
 /// What came of sending a set.
@@ -366,13 +349,6 @@ impl Worker {
 fn takes_gzip(headers: &HeaderMap) -> bool {
     let list = headers.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
     list.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("gzip"))
-}
-
-/// Up to a quarter of a pause, so that hosts that lost their collector together do not come back together.
-fn jitter(pause: Duration) -> Duration {
-    let nanos =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
-    pause.mul_f64(f64::from(nanos % 1000) / 4000.0)
 }
 
 /// Where sets wait if nothing else is said.

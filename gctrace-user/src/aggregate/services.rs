@@ -1,0 +1,391 @@
+//! Figures of GC by service: counters that only grow, and the last known state of the processes that run. Memory is bounded:
+//! services beyond a limit are added up as one, which says so.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use crate::model::{GcCycle, GcState, GcWork, Image, Origin, Process, gvl::GvlWait};
+
+/// Upper bounds of the buckets of pauses, nanoseconds.
+pub const PAUSE_BOUNDS: [u64; 15] = [
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_500_000_000,
+];
+/// Services that are told apart.
+const MAX_SERVICES: usize = 200;
+/// What those beyond it are called.
+const BEYOND: &str = "(beyond gctrace's limit of services)";
+
+/// What processes are added up by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceKey {
+    /// Name.
+    pub service: String,
+    /// Container, or nothing.
+    pub container: String,
+    /// Pid, where each process is told apart.
+    pub pid: Option<u32>,
+}
+
+/// Times by their length.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// By bucket of [`PAUSE_BOUNDS`], the last one without bound; not cumulative.
+    pub buckets: [u64; PAUSE_BOUNDS.len() + 1],
+    /// Their sum, nanoseconds.
+    pub ns: u64,
+}
+
+impl Times {
+    fn add(&mut self, ns: u64) {
+        let bucket = PAUSE_BOUNDS.iter().position(|bound| ns <= *bound).unwrap_or(PAUSE_BOUNDS.len());
+        self.buckets[bucket] += 1;
+        self.ns += ns;
+    }
+
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+}
+
+/// What cycles are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CycleKey {
+    /// `minor` or `major`.
+    pub kind: &'static str,
+    /// What asked for it.
+    pub gc_by: Option<&'static str>,
+    /// Why it is a major one.
+    pub major_by: Option<&'static str>,
+}
+
+/// Figures of a process at its last GC event, or their sum over processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gauges {
+    /// Slots with objects.
+    pub live_slots: u64,
+    /// Free slots.
+    pub free_slots: u64,
+    /// Slots of objects whose finalizers have not run.
+    pub final_slots: u64,
+    /// Pages of the heap.
+    pub pages: u64,
+    /// Old objects.
+    pub old_objects: u64,
+    /// Bytes allocated by `malloc` since the last cycle.
+    pub malloc_increase: u64,
+    /// Resident memory, bytes.
+    pub rss: u64,
+}
+
+impl Gauges {
+    fn add(&mut self, other: &Self) {
+        self.live_slots += other.live_slots;
+        self.free_slots += other.free_slots;
+        self.final_slots += other.final_slots;
+        self.pages += other.pages;
+        self.old_objects += other.old_objects;
+        self.malloc_increase += other.malloc_increase;
+        self.rss += other.rss;
+    }
+}
+
+/// Figures of a service since gctrace saw it first.
+#[derive(Clone, Debug, Default)]
+pub struct Service {
+    /// What its first process said of itself.
+    pub origin: Arc<Origin>,
+    /// Host name of its first process.
+    pub hostname: Option<String>,
+    /// The Ruby of its last process.
+    pub image: Option<Arc<Image>>,
+    /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
+    pub since_ns: u64,
+    /// Processes that were traced, those that have ended included.
+    pub met: u64,
+    /// Processes that are traced.
+    pub running: u64,
+    /// Cycles, unfinished ones included.
+    pub cycles: BTreeMap<CycleKey, u64>,
+    /// Pauses of minor and of major cycles.
+    pub pauses: [Times; 2],
+    /// Time in pauses: marking, sweeping, neither, nanoseconds.
+    pub phases: [u64; 3],
+    /// GC work of images without event sites, by what was timed: how often, and how long in nanoseconds.
+    pub work: BTreeMap<&'static str, (u64, u64)>,
+    /// Growth of `total_allocated_objects`.
+    pub allocated: u64,
+    /// Growth of `total_freed_objects`.
+    pub freed: u64,
+    /// Long waits for the GVL.
+    pub gvl_waits: Times,
+    /// GC records that the kernel lost.
+    pub lost: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Running {
+    service: ServiceKey,
+    gauges: Gauges,
+    /// `total_allocated_objects` and `total_freed_objects`, once they are known.
+    totals: Option<(u64, u64)>,
+}
+
+/// Figures by service.
+#[derive(Clone, Debug, Default)]
+pub struct Services {
+    by_pid: bool,
+    services: BTreeMap<ServiceKey, Service>,
+    running: HashMap<u32, Running>,
+    /// Processes that were added up as of no service of their own.
+    pub beyond: u64,
+}
+
+impl Services {
+    /// Nothing yet; with `by_pid` each process is told apart.
+    pub fn new(by_pid: bool) -> Self {
+        Self { by_pid, ..Self::default() }
+    }
+
+    /// A process is traced from now on.
+    pub fn process(&mut self, process: &Process, state: Option<&GcState>, now_ns: u64) {
+        self.gone(process.pid);
+        let key = self.key(process);
+        let service = self.services.entry(key.clone()).or_insert_with(|| Service {
+            origin: process.origin.clone(),
+            hostname: process.hostname.clone(),
+            since_ns: now_ns,
+            ..Service::default()
+        });
+        service.met += 1;
+        service.running += 1;
+        service.image = Some(process.image.clone());
+        self.running.insert(process.pid, Running { service: key, gauges: Gauges::default(), totals: None });
+        if let Some(state) = state {
+            self.state(process, state);
+        }
+    }
+
+    /// A cycle of a process.
+    pub fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+        self.state(process, &cycle.start);
+        if let Some(end) = &cycle.end {
+            self.state(process, end);
+        }
+        let Some(service) = self.of(process.pid) else { return };
+        let info = &cycle.start.info;
+        let key = CycleKey { kind: cycle.kind(), gc_by: info.gc_by, major_by: info.major_by };
+        *service.cycles.entry(key).or_default() += 1;
+        service.lost += cycle.lost;
+        for pause in &cycle.pauses {
+            service.pauses[usize::from(cycle.is_major())].add(pause.ns);
+            for (sum, ns) in service.phases.iter_mut().zip([pause.mark_ns, pause.sweep_ns, pause.other_ns]) {
+                *sum += ns;
+            }
+        }
+    }
+
+    /// GC work of an image without event sites.
+    pub fn work(&mut self, process: &Process, work: &GcWork) {
+        let Some(service) = self.of(process.pid) else { return };
+        let (count, ns) = service.work.entry(work.phase.name()).or_default();
+        *count += 1;
+        *ns += work.ns;
+    }
+
+    /// A long wait for the GVL.
+    pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+        if let Some(service) = self.of(process.pid) {
+            service.gvl_waits.add(wait.ns);
+        }
+    }
+
+    /// Tracing of a process ended.
+    pub fn ended(&mut self, process: &Process, last: Option<&GcState>) {
+        if let Some(state) = last {
+            self.state(process, state);
+        }
+        self.gone(process.pid);
+    }
+
+    /// The services with what they add up to.
+    pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service, Gauges)> {
+        let mut gauges: HashMap<&ServiceKey, Gauges> = HashMap::new();
+        for running in self.running.values() {
+            gauges.entry(&running.service).or_default().add(&running.gauges);
+        }
+        self.services.iter().map(move |(key, service)| (key, service, gauges.get(key).copied().unwrap_or_default()))
+    }
+
+    fn of(&mut self, pid: u32) -> Option<&mut Service> {
+        self.services.get_mut(&self.running.get(&pid)?.service)
+    }
+
+    fn gone(&mut self, pid: u32) {
+        let Some(running) = self.running.remove(&pid) else { return };
+        if let Some(service) = self.services.get_mut(&running.service) {
+            service.running -= 1;
+        }
+    }
+
+    /// What a process is added up under. Where there is no room, what has no process any more makes it.
+    fn key(&mut self, process: &Process) -> ServiceKey {
+        let key = ServiceKey {
+            service: process.origin.service.clone(),
+            container: process.origin.container.clone().unwrap_or_default(),
+            pid: self.by_pid.then_some(process.pid),
+        };
+        if self.services.contains_key(&key) || self.services.len() < MAX_SERVICES {
+            return key;
+        }
+        let idle = self.services.iter().filter(|(key, service)| service.running == 0 && key.service != BEYOND);
+        let oldest = idle.min_by_key(|(_, service)| service.since_ns).map(|(key, _)| key.clone());
+        if let Some(oldest) = oldest {
+            self.services.remove(&oldest);
+            return key;
+        }
+        self.beyond += 1;
+        ServiceKey { service: BEYOND.to_owned(), container: String::new(), pid: None }
+    }
+
+    fn state(&mut self, process: &Process, state: &GcState) {
+        let Some(running) = self.running.get_mut(&process.pid) else { return };
+        let keys = &process.image.stat_keys;
+        let get = |name: &str| {
+            let at = keys.iter().position(|key| *key == name)?;
+            state.stat.get(at).copied()
+        };
+        let value = |name: &str| get(name).unwrap_or_default();
+        running.gauges = Gauges {
+            live_slots: value("heap_live_slots"),
+            free_slots: value("heap_free_slots"),
+            final_slots: value("heap_final_slots"),
+            pages: value("heap_allocated_pages"),
+            old_objects: value("old_objects"),
+            malloc_increase: value("malloc_increase_bytes"),
+            // Once the process is gone its last known memory stands.
+            rss: state.memory.map_or(running.gauges.rss, |memory| memory.rss),
+        };
+        let Some(totals) = get("total_allocated_objects").zip(get("total_freed_objects")) else { return };
+        let before = running.totals.replace(totals).unwrap_or(totals);
+        if let Some(service) = self.services.get_mut(&running.service) {
+            service.allocated += totals.0.saturating_sub(before.0);
+            service.freed += totals.1.saturating_sub(before.1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{Memory, Pause},
+        ruby::{RubyVersion, last_resort::Method, stat::GcInfo},
+    };
+
+    fn process(pid: u32, service: &str) -> Process {
+        let image = Image {
+            index: 0,
+            path: "/ruby".into(),
+            version: RubyVersion { major: 3, minor: 3, teeny: 0 },
+            build_id: None,
+            stat_keys: vec!["heap_live_slots", "total_allocated_objects", "total_freed_objects"],
+            heap_keys: Vec::new(),
+            method: Method::Sites,
+            probes: 0,
+            gvl: None,
+            has_symbols: false,
+        };
+        Process {
+            pid,
+            ns_pid: None,
+            ppid: None,
+            comm: "ruby".to_owned(),
+            cmdline: None,
+            start_ts: None,
+            hostname: None,
+            gc_env: BTreeMap::new(),
+            origin: Arc::new(Origin { service: service.to_owned(), ..Origin::default() }),
+            image: Arc::new(image),
+        }
+    }
+
+    fn state(live: u64, allocated: u64) -> GcState {
+        let info = GcInfo {
+            major_by: None,
+            need_major_by: None,
+            gc_by: Some("newobj"),
+            have_finalizer: false,
+            immediate_sweep: false,
+            state: "none",
+            weak_references: None,
+        };
+        let memory = Some(Memory { rss: 1000, peak_rss: 1000 });
+        GcState { ts_ns: 1, tid: 1, stat: vec![live, allocated, 0], heaps: Vec::new(), info, memory }
+    }
+
+    fn cycle(count: u64, live: u64, allocated: u64, ns: u64) -> GcCycle {
+        let pause = Pause { begin_ns: 1, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
+        let start = state(live, allocated);
+        GcCycle { comm: "ruby".into(), count, start, end: None, pauses: vec![pause], trigger: None, lost: 0 }
+    }
+
+    /// Counters outlive processes and never shrink; gauges are of running processes only; each pause is in its bucket.
+    #[test]
+    fn adds_up() {
+        let mut services = Services::new(false);
+        let (a, b) = (process(1, "web"), process(2, "web"));
+        services.process(&a, Some(&state(10, 100)), 5);
+        services.process(&b, None, 6);
+        services.cycle(&a, &cycle(1, 20, 150, 50_000));
+        services.cycle(&b, &cycle(1, 30, 1000, 50_001));
+        services.cycle(&b, &cycle(2, 40, 1500, u64::MAX / 2));
+        {
+            let (key, web, gauges) = services.iter().next().unwrap();
+            assert_eq!((key.service.as_str(), web.running, web.since_ns), ("web", 2, 5));
+            assert_eq!((web.allocated, gauges.live_slots, gauges.rss), (550, 60, 2000));
+            assert_eq!(web.cycles.values().sum::<u64>(), 3);
+            assert_eq!((web.pauses[0].buckets[0], web.pauses[0].buckets[1], web.pauses[0].buckets[15]), (1, 1, 1));
+        }
+        services.ended(&b, None);
+        // The same pid again is another process: its totals begin anew.
+        services.process(&process(1, "web"), Some(&state(7, 3)), 9);
+        let (_, web, gauges) = services.iter().next().unwrap();
+        assert_eq!((web.met, web.running, web.allocated, gauges.live_slots), (3, 1, 550, 7));
+    }
+
+    /// However many services there are, so many are kept: those without processes go first, and the rest is one.
+    #[test]
+    fn bounded() {
+        let mut services = Services::new(false);
+        let names = |n: usize| format!("s{n}");
+        for n in 0..MAX_SERVICES {
+            services.process(&process(n as u32, &names(n)), None, n as u64);
+        }
+        services.ended(&process(3, &names(3)), None);
+        services.process(&process(1000, "new"), None, 1000);
+        assert_eq!(services.beyond, 0);
+        services.process(&process(1001, "newer"), None, 1001);
+        services.process(&process(1002, "newest"), None, 1002);
+        assert_eq!(services.beyond, 2);
+        assert!(services.iter().all(|(key, _, _)| key.service != names(3) && key.service != "newer"));
+        let beyond = services.iter().find(|(key, _, _)| key.service == BEYOND).unwrap();
+        assert_eq!((beyond.1.running, services.iter().count()), (2, MAX_SERVICES + 1));
+    }
+}

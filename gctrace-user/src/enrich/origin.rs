@@ -1,0 +1,191 @@
+//! What a process belongs to: service, container, pod. Read from its initial environment, its control group, its command
+//! line.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use crate::model::Origin;
+
+/// Names and values longer than this are cut: they become labels.
+const MAX_TEXT: usize = 200;
+/// Attributes that are kept.
+const MAX_ATTRIBUTES: usize = 32;
+/// Where Kubernetes tells a container its namespace.
+const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// Reads it; what cannot be read is not there.
+pub fn read(pid: u32, comm: &str, cmdline: &[String]) -> Origin {
+    let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let mut origin = tell(&environ, &cgroup, comm, cmdline);
+    if origin.pod.is_some() {
+        let path = Path::new(&format!("/proc/{pid}/root")).join(NAMESPACE);
+        let name = fs::read_to_string(path).map(|name| clean(name.trim()));
+        origin.namespace = name.ok().filter(|name| !name.is_empty());
+    }
+    origin
+}
+
+fn tell(environ: &[u8], cgroup: &str, comm: &str, cmdline: &[String]) -> Origin {
+    let environment = environment(environ);
+    let set = |name: &str| environment.get(name).filter(|value| !value.is_empty()).cloned();
+    let mut attributes = environment.get("OTEL_RESOURCE_ATTRIBUTES").map_or_else(Vec::new, |list| listed(list));
+    let named = attributes.iter().position(|(key, _)| key == "service.name").map(|at| attributes.remove(at).1);
+    attributes.truncate(MAX_ATTRIBUTES);
+    let service = set("OTEL_SERVICE_NAME")
+        .or(named)
+        .or_else(|| set("DD_SERVICE"))
+        .or_else(|| unit(cgroup))
+        .unwrap_or_else(|| program(comm, cmdline));
+    let (container, pod) = (container(cgroup), pod(cgroup));
+    Origin { service: clean(&service), container, pod, namespace: None, attributes }
+}
+
+/// The variables that matter here.
+fn environment(environ: &[u8]) -> BTreeMap<String, String> {
+    let entries = environ.split(|&byte| byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='));
+    entries
+        .filter(|(name, _)| matches!(*name, "OTEL_SERVICE_NAME" | "OTEL_RESOURCE_ATTRIBUTES" | "DD_SERVICE"))
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+/// `key=value,key=value` with percent-encoded values (OpenTelemetry's resource SDK specification).
+fn listed(list: &str) -> Vec<(String, String)> {
+    let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
+    pairs
+        .map(|(key, value)| (clean(key.trim()), clean(&decoded(value.trim()))))
+        .filter(|(key, value)| !key.is_empty() && !value.is_empty())
+        .collect()
+}
+
+fn decoded(value: &str) -> String {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let byte = (*first == b'%')
+            .then(|| std::str::from_utf8(tail.get(..2)?).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok()))
+            .flatten();
+        bytes.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Paths of the control groups, as `/proc/PID/cgroup` has them: `ID:CONTROLLERS:PATH`.
+fn paths(cgroup: &str) -> impl Iterator<Item = &str> {
+    cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2))
+}
+
+/// The systemd unit of a service, without `.service`.
+fn unit(cgroup: &str) -> Option<String> {
+    let mut segments = paths(cgroup).flat_map(|path| path.rsplit('/'));
+    // `user@1000.service` is the manager of all that a user runs.
+    let unit = segments.find_map(|name| name.strip_suffix(".service").filter(|unit| !unit.starts_with("user@")))?;
+    // Of the instances of a template, the template is the service.
+    Some(unit.split('@').next().unwrap_or(unit).to_owned())
+}
+
+/// 64 hexadecimal digits in the last segment that has them: `docker-ID.scope`, `cri-containerd-ID.scope`, `/docker/ID`, …
+fn container(cgroup: &str) -> Option<String> {
+    let is_id = |word: &&str| word.len() == 64 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    paths(cgroup)
+        .flat_map(|path| path.rsplit('/'))
+        .find_map(|name| name.split(['-', '.', ':']).find(is_id).map(ToOwned::to_owned))
+}
+
+/// `pod` and a UUID, in which systemd's names have `_` for `-`.
+fn pod(cgroup: &str) -> Option<String> {
+    paths(cgroup).flat_map(|path| path.split('/')).find_map(|name| {
+        let name = name.strip_suffix(".slice").unwrap_or(name);
+        let id = name.rsplit_once("pod")?.1.replace('_', "-");
+        let uuid = id.len() == 36 && id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        uuid.then_some(id)
+    })
+}
+
+/// The script that a command line names, or what the program calls itself.
+fn program(comm: &str, cmdline: &[String]) -> String {
+    let name = |path: &str| Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
+    if let [title] = cmdline
+        && let Some((first, _)) = title.trim().split_once(' ')
+    {
+        // A title that the program has set, such as `puma: cluster worker 0: 17 [shop]`.
+        return name(first.trim_end_matches(':')).unwrap_or_else(|| comm.to_owned());
+    }
+    let is_ruby = cmdline.first().and_then(|first| name(first)).is_some_and(|first| first.starts_with("ruby"));
+    let mut arguments = cmdline.iter().skip(1);
+    while is_ruby && let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            // The program is in the argument itself.
+            _ if argument.starts_with("-e") => break,
+            "-C" | "-I" | "-r" | "-E" | "-x" => drop(arguments.next()),
+            _ if argument.starts_with('-') => {}
+            script => return name(script).unwrap_or_else(|| comm.to_owned()),
+        }
+    }
+    comm.to_owned()
+}
+
+fn clean(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Vec<String> {
+        line.split(' ').map(ToOwned::to_owned).collect()
+    }
+
+    /// The first source that knows the service names it.
+    #[test]
+    fn services() {
+        let ruby = words("/usr/bin/ruby -w -I lib /srv/shop/bin/work.rb 1");
+        let unit = "0::/system.slice/shop@3.service\n";
+        let full = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=service.name=x,a=b%20c,broken,=y,z=%zz\0DD_SERVICE=dd\0";
+        let origin = tell(full, unit, "ruby", &ruby);
+        assert_eq!(origin.service, "web");
+        assert_eq!(origin.attributes, [("a".into(), "b c".into()), ("z".into(), "%zz".into())]);
+        let environments: [(&[u8], &str, &str); 5] = [
+            (b"OTEL_RESOURCE_ATTRIBUTES=service.name=x\0DD_SERVICE=dd\0", unit, "x"),
+            (b"OTEL_SERVICE_NAME=\0DD_SERVICE=dd\0", unit, "dd"),
+            (b"", unit, "shop"),
+            (b"", "0::/user.slice/user-0.slice/user@0.service/app.slice/x.scope\n", "work.rb"),
+            (b"\xff=\0", "", "work.rb"),
+        ];
+        for (environ, cgroup, service) in environments {
+            assert_eq!(tell(environ, cgroup, "ruby", &ruby).service, service);
+        }
+    }
+
+    /// Scripts, titles, and neither.
+    #[test]
+    fn programs() {
+        assert_eq!(program("ruby", &words("ruby -rjson -e sleep")), "ruby");
+        assert_eq!(program("ruby", &words("ruby3.1 a/b.rb")), "b.rb");
+        assert_eq!(program("ruby", &["puma: cluster worker 0: 17 [shop]".into()]), "puma");
+        assert_eq!(program("puma", &[]), "puma");
+        assert_eq!(program("unicorn", &words("/usr/bin/unicorn -c x.rb")), "unicorn");
+    }
+
+    /// Containers of several runtimes, and pods.
+    #[test]
+    fn containers() {
+        let id = "0123456789abcdef".repeat(4);
+        for path in [
+            format!("0::/system.slice/docker-{id}.scope"),
+            format!("3:cpu:/docker/{id}\n2:memory:/docker/{id}"),
+            format!("0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope"),
+            format!("0::/a/b:cri-containerd:{id}"),
+        ] {
+            assert_eq!(container(&path), Some(id.clone()), "{path}");
+        }
+        assert_eq!(container("0::/system.slice/cron.service"), None);
+        let uuid = "1a2b3c4d-1a2b-1a2b-1a2b-1a2b3c4d5e6f";
+        let systemd = format!("0::/kubepods.slice/kubepods-burstable-pod{}.slice/x", uuid.replace('-', "_"));
+        assert_eq!(pod(&systemd), Some(uuid.to_owned()));
+        assert_eq!(pod(&format!("4:cpu:/kubepods/besteffort/pod{uuid}/{id}")), Some(uuid.to_owned()));
+        assert_eq!(pod("0::/podman.slice"), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! The figures of a service, with their names. One table for all exporters of metrics.
+
+use Kind::{Counter, Gauge, Histogram};
+
+use crate::aggregate::services::{Gauges, Service, Times};
+
+/// What a figure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A sum that only grows.
+    Counter,
+    /// A value of now.
+    Gauge,
+    /// Times by their length.
+    Histogram,
+}
+
+/// A value of a figure.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    /// A number.
+    Number(u64),
+    /// A time, nanoseconds.
+    Time(u64),
+    /// Times by their length.
+    Times(Box<Times>),
+}
+
+/// A value with what tells it from others of its figure.
+pub(super) struct Point {
+    /// Name and value.
+    pub(super) labels: Vec<(&'static str, &'static str)>,
+    /// The value.
+    pub(super) value: Value,
+}
+
+/// A figure of a service.
+pub(super) struct Figure {
+    /// Name for Prometheus, without unit and suffix.
+    pub(super) prometheus: &'static str,
+    /// Name for OpenTelemetry.
+    pub(super) otlp: &'static str,
+    /// Unit, in OpenTelemetry's words (UCUM).
+    pub(super) unit: &'static str,
+    /// What it is.
+    pub(super) kind: Kind,
+    /// For people.
+    pub(super) help: &'static str,
+    /// Its values.
+    pub(super) points: Vec<Point>,
+}
+
+fn one(labels: &[(&'static str, &'static str)], value: Value) -> Point {
+    Point { labels: labels.to_vec(), value }
+}
+
+fn number(value: u64) -> Vec<Point> {
+    vec![one(&[], Value::Number(value))]
+}
+
+/// All figures of a service; the same ones in the same order for every service.
+pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
+    let figure = |prometheus, otlp, unit, kind, help, points| Figure { prometheus, otlp, unit, kind, help, points };
+    let cycles = service.cycles.iter().map(|(key, count)| {
+        let labels =
+            [("type", key.kind), ("gc_by", key.gc_by.unwrap_or("none")), ("major_by", key.major_by.unwrap_or("none"))];
+        one(&labels, Value::Number(*count))
+    });
+    let pauses = ["minor", "major"].iter().zip(&service.pauses);
+    let pauses = pauses.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
+    let phases = ["mark", "sweep", "other"].iter().zip(service.phases);
+    let phases = phases.map(|(phase, ns)| one(&[("phase", phase)], Value::Time(ns)));
+    let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
+    let slots = [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)];
+    let slots = slots.map(|(state, slots)| one(&[("state", state)], Value::Number(slots)));
+    let gvl = one(&[], Value::Times(Box::new(service.gvl_waits.clone())));
+    vec![
+        figure(
+            "cruby_gc_collections",
+            "cruby.gc.collections",
+            "{collection}",
+            Counter,
+            "Garbage collections",
+            cycles.collect(),
+        ),
+        figure(
+            "cruby_gc_pause",
+            "cruby.gc.pause.duration",
+            "s",
+            Histogram,
+            "Time that threads were stopped in garbage collection at a stretch",
+            pauses.collect(),
+        ),
+        figure(
+            "cruby_gc_time",
+            "cruby.gc.time",
+            "s",
+            Counter,
+            "Time in garbage collection pauses by what was done",
+            phases.collect(),
+        ),
+        figure(
+            "cruby_gc_work",
+            "cruby.gc.work",
+            "s",
+            Counter,
+            "Time in parts of the garbage collector of Rubies without event sites",
+            work.collect(),
+        ),
+        figure(
+            "cruby_heap_slots",
+            "cruby.heap.slots",
+            "{slot}",
+            Gauge,
+            "Slots of the heap at the last GC event of each running process",
+            slots.into_iter().collect(),
+        ),
+        figure(
+            "cruby_heap_pages",
+            "cruby.heap.pages",
+            "{page}",
+            Gauge,
+            "Pages of the heap at the last GC event of each running process",
+            number(gauges.pages),
+        ),
+        figure(
+            "cruby_old_objects",
+            "cruby.heap.old_objects",
+            "{object}",
+            Gauge,
+            "Objects of the old generation at the last GC event of each running process",
+            number(gauges.old_objects),
+        ),
+        figure(
+            "cruby_allocated_objects",
+            "cruby.objects.allocated",
+            "{object}",
+            Counter,
+            "Objects allocated between the GC events seen",
+            number(service.allocated),
+        ),
+        figure(
+            "cruby_freed_objects",
+            "cruby.objects.freed",
+            "{object}",
+            Counter,
+            "Objects freed between the GC events seen",
+            number(service.freed),
+        ),
+        figure(
+            "cruby_malloc_increase",
+            "cruby.malloc.increase",
+            "By",
+            Gauge,
+            "Bytes that malloc gave since a collection began, at the last GC event of each running process",
+            number(gauges.malloc_increase),
+        ),
+        figure(
+            "cruby_resident_memory",
+            "cruby.memory.resident",
+            "By",
+            Gauge,
+            "Resident memory at the last GC event of each running process; shared pages count in each",
+            number(gauges.rss),
+        ),
+        figure(
+            "cruby_processes",
+            "cruby.processes",
+            "{process}",
+            Gauge,
+            "Processes that are traced",
+            number(service.running),
+        ),
+        figure(
+            "cruby_processes_met",
+            "cruby.processes.met",
+            "{process}",
+            Counter,
+            "Processes that were traced, ended ones included",
+            number(service.met),
+        ),
+        figure(
+            "cruby_gvl_long_wait",
+            "cruby.gvl.long_wait.duration",
+            "s",
+            Histogram,
+            "Waits for the GVL above --gvl-threshold",
+            vec![gvl],
+        ),
+        figure(
+            "cruby_gc_records_lost",
+            "cruby.gc.records_lost",
+            "{record}",
+            Counter,
+            "GC records that the kernel had to drop; the figures above lack them",
+            number(service.lost),
+        ),
+    ]
+}

@@ -1,0 +1,149 @@
+//! OpenTelemetry: metrics and profiles over OTLP/HTTP with protobuf. Profiles are those of opentelemetry-proto 1.10 and 1.11
+//! (`v1development`); receivers of 1.8 and 1.9 would misread them.
+
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use opentelemetry_proto::tonic::{
+    common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value},
+    resource::v1::Resource,
+};
+
+use super::{ExportError, Exporter, ProcessEnd, VERSION, upload::Uploader};
+use crate::{
+    aggregate::services::Services,
+    enrich::clock::{WallClock, monotonic_ns},
+    ledger::Ledger,
+    model::{GcCycle, GcState, GcWork, Image, Origin, Process, gvl::GvlWait},
+};
+
+mod metrics;
+mod profiles;
+
+pub(super) use profiles::make as profiles;
+
+/// The semantic conventions whose names are used.
+const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
+
+fn scope() -> InstrumentationScope {
+    InstrumentationScope { name: "gctrace".to_owned(), version: VERSION.to_owned(), ..InstrumentationScope::default() }
+}
+
+fn text(key: &str, value: impl Into<String>) -> KeyValue {
+    attribute(key, Value::StringValue(value.into()))
+}
+
+fn attribute(key: &str, value: Value) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
+/// What metrics and profiles are of. A process's own attributes come first, and none comes twice.
+fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid: Option<u32>) -> Resource {
+    let mut attributes = vec![text("service.name", origin.service.as_str())];
+    let mut put = |attribute: KeyValue| {
+        if attributes.iter().all(|known| known.key != attribute.key) {
+            attributes.push(attribute);
+        }
+    };
+    for (key, value) in &origin.attributes {
+        put(text(key, value.as_str()));
+    }
+    let known = [
+        ("host.name", hostname),
+        ("container.id", origin.container.as_deref()),
+        ("k8s.pod.uid", origin.pod.as_deref()),
+        ("k8s.namespace.name", origin.namespace.as_deref()),
+    ];
+    for (key, value) in known {
+        if let Some(value) = value {
+            put(text(key, value));
+        }
+    }
+    if let Some(image) = image {
+        put(text("process.runtime.name", "ruby"));
+        put(text("process.runtime.version", image.version.to_string()));
+    }
+    if let Some(pid) = pid {
+        put(attribute("process.pid", Value::IntValue(i64::from(pid))));
+    }
+    Resource { attributes, ..Resource::default() }
+}
+
+/// Adds metrics up, and hands them over from time to time.
+pub(super) struct OtlpMetrics {
+    uploader: Rc<Uploader>,
+    interval: Duration,
+    clock: WallClock,
+    began_ns: u64,
+    last: Instant,
+    services: Services,
+    ledger: Ledger,
+}
+
+impl OtlpMetrics {
+    /// Metrics for this server, at this interval.
+    pub(super) fn new(uploader: Rc<Uploader>, interval: Duration, clock: WallClock) -> Self {
+        Self {
+            uploader,
+            interval,
+            clock,
+            began_ns: monotonic_ns(),
+            last: Instant::now(),
+            services: Services::new(false),
+            ledger: Ledger::default(),
+        }
+    }
+
+    fn hand_over(&mut self) {
+        self.last = Instant::now();
+        let (services, ledger) = (self.services.clone(), self.ledger.clone());
+        let now_ns = monotonic_ns();
+        self.uploader.send(Box::new(metrics::Metrics::new(services, ledger, self.clock, self.began_ns, now_ns)));
+    }
+}
+
+impl Exporter for OtlpMetrics {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        self.services.process(process, state, monotonic_ns());
+        Ok(())
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
+        self.services.cycle(process, cycle);
+        Ok(())
+    }
+
+    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
+        self.services.work(process, work);
+        Ok(())
+    }
+
+    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
+        self.services.gvl_wait(process, wait);
+        Ok(())
+    }
+
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
+        self.services.ended(process, end.shutdown.as_ref());
+        Ok(())
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        self.ledger = ledger.clone();
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.account(ledger);
+        self.hand_over();
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ExportError> {
+        if self.last.elapsed() >= self.interval {
+            self.hand_over();
+        }
+        Ok(())
+    }
+}

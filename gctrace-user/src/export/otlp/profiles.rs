@@ -1,0 +1,386 @@
+//! Profiles: one resource per process, one profile per kind of value. The tables of a request hold what its samples use and
+//! nothing else; the first entry of each is its zero value.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::Hash,
+    sync::Arc,
+};
+
+use opentelemetry_proto::tonic::{
+    collector::profiles::v1development::{ExportProfilesServiceRequest, ExportProfilesServiceResponse},
+    common::v1::{AnyValue, any_value::Value},
+    profiles::v1development::{
+        Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, ResourceProfiles,
+        Sample, ScopeProfiles, Stack, ValueType,
+    },
+};
+use prost::Message as _;
+
+use super::{SCHEMA_URL, resource, scope};
+use crate::{
+    aggregate::{
+        call_tree::{FrameId, NodeId},
+        recording::{ProcessIndex, Recording, Thread},
+    },
+    export::{profile::label, upload::Payload, windows::Window},
+    model::stack::{Frame, FrameKind, GcActivity, ThreadState, gc_name},
+};
+
+/// What the values of a profile are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// CPU time of samples.
+    Cpu,
+    /// Wall time of samples, where threads off the CPU were looked at.
+    Wall,
+    /// Time in GC pauses, measured.
+    Gc,
+    /// GC pauses, counted.
+    GcPauses,
+    /// Time in long waits for the GVL, measured.
+    Gvl,
+}
+
+const KINDS: [Kind; 5] = [Kind::Cpu, Kind::Wall, Kind::Gc, Kind::GcPauses, Kind::Gvl];
+
+impl Kind {
+    fn name(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Cpu => ("cpu", "nanoseconds"),
+            Self::Wall => ("wall", "nanoseconds"),
+            Self::Gc => ("gc", "nanoseconds"),
+            Self::GcPauses => ("gc_pauses", "count"),
+            Self::Gvl => ("gvl_wait", "nanoseconds"),
+        }
+    }
+}
+
+/// Profiles of some processes of a window.
+struct Profiles {
+    window: Arc<Window>,
+    processes: Vec<ProcessIndex>,
+    kinds: Vec<Kind>,
+}
+
+/// Makes one.
+pub(in crate::export) fn make(window: Arc<Window>, processes: Vec<ProcessIndex>) -> Box<dyn Payload> {
+    Box::new(Profiles { window, processes, kinds: KINDS.to_vec() })
+}
+
+impl Payload for Profiles {
+    fn path(&self) -> String {
+        "/v1development/profiles".to_owned()
+    }
+
+    fn content_type(&self) -> &'static str {
+        "application/x-protobuf"
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut builder = Builder::new(&self.window);
+        let resources = self.processes.iter().filter_map(|process| builder.process(*process, &self.kinds));
+        let resource_profiles: Vec<ResourceProfiles> = resources.collect();
+        if resource_profiles.is_empty() {
+            return Vec::new();
+        }
+        ExportProfilesServiceRequest { resource_profiles, dictionary: Some(builder.dictionary()) }.encode_to_vec()
+    }
+
+    fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
+        let part = |processes: &[ProcessIndex], kinds: &[Kind]| -> Box<dyn Payload> {
+            let (processes, kinds) = (processes.to_vec(), kinds.to_vec());
+            Box::new(Self { window: Arc::clone(&self.window), processes, kinds })
+        };
+        if self.processes.len() > 1 {
+            let (one, other) = self.processes.split_at(self.processes.len() / 2);
+            return Some([part(one, &self.kinds), part(other, &self.kinds)]);
+        }
+        let (one, other) = self.kinds.split_at(self.kinds.len() / 2);
+        (!one.is_empty()).then(|| [part(&self.processes, one), part(&self.processes, other)])
+    }
+
+    fn rejected(&self, answer: &[u8]) -> Option<String> {
+        let part = ExportProfilesServiceResponse::decode(answer).ok()?.partial_success?;
+        (part.rejected_profiles > 0).then(|| format!("{} profiles: {}", part.rejected_profiles, part.error_message))
+    }
+}
+
+/// A table whose entries are there once.
+struct Table<T> {
+    entries: Vec<T>,
+    known: HashMap<T, i32>,
+}
+
+impl<T: Clone + Eq + Hash> Table<T> {
+    /// A table with its zero value.
+    fn new(zero: T) -> Self {
+        Self { entries: vec![zero.clone()], known: HashMap::from([(zero, 0)]) }
+    }
+
+    fn index(&mut self, entry: T) -> i32 {
+        let entries = &mut self.entries;
+        *self.known.entry(entry).or_insert_with_key(|entry| {
+            entries.push(entry.clone());
+            entries.len() as i32 - 1
+        })
+    }
+}
+
+/// An attribute of a sample or a location.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Attribute {
+    key: &'static str,
+    text: String,
+    number: Option<i64>,
+}
+
+/// A location: a line in a function, in a mapping, at an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Place {
+    mapping: i32,
+    address: u64,
+    line: Line,
+    /// Of the attribute that says what kind of frame it is.
+    kind: i32,
+}
+
+struct Builder<'a> {
+    window: &'a Window,
+    strings: Table<String>,
+    mappings: Table<Mapping>,
+    locations: Table<Place>,
+    functions: Table<Function>,
+    attributes: Table<Attribute>,
+    stacks: Table<Stack>,
+    of_frame: HashMap<FrameId, i32>,
+}
+
+/// What tells samples of a profile apart.
+type Identity = (i32, Vec<i32>);
+
+impl<'a> Builder<'a> {
+    fn new(window: &'a Window) -> Self {
+        Self {
+            window,
+            strings: Table::new(String::new()),
+            mappings: Table::new(Mapping::default()),
+            locations: Table::new(Place::default()),
+            functions: Table::new(Function::default()),
+            attributes: Table::new(Attribute::default()),
+            stacks: Table::new(Stack::default()),
+            of_frame: HashMap::new(),
+        }
+    }
+
+    fn recording(&self) -> &'a Recording {
+        &self.window.recording
+    }
+
+    fn process(&mut self, index: ProcessIndex, kinds: &[Kind]) -> Option<ResourceProfiles> {
+        let profiles: Vec<Profile> = kinds.iter().filter_map(|kind| self.profile(index, *kind)).collect();
+        let facts = self.recording().processes.get(index).filter(|_| !profiles.is_empty())?;
+        let pid = (facts.pid != 0).then_some(facts.pid);
+        Some(ResourceProfiles {
+            resource: Some(resource(&facts.origin, facts.hostname.as_deref(), facts.image.as_deref(), pid)),
+            scope_profiles: vec![ScopeProfiles {
+                scope: Some(scope()),
+                profiles,
+                schema_url: SCHEMA_URL.to_owned(),
+            }],
+            schema_url: SCHEMA_URL.to_owned(),
+        })
+    }
+
+    fn profile(&mut self, process: ProcessIndex, kind: Kind) -> Option<Profile> {
+        let sums = match kind {
+            Kind::Cpu | Kind::Wall => self.samples(process, kind),
+            Kind::Gc | Kind::GcPauses => self.pauses(process, kind),
+            Kind::Gvl => self.waits(process),
+        };
+        if sums.is_empty() {
+            return None;
+        }
+        let samples = sums.into_iter().map(|((stack_index, attribute_indices), value)| Sample {
+            stack_index,
+            attribute_indices,
+            values: vec![value as i64],
+            ..Sample::default()
+        });
+        let samples = samples.collect();
+        let (name, unit) = kind.name();
+        let sample_type = Some(self.value_type(name, unit));
+        let period = self.recording().period_ns.filter(|_| kind == Kind::Cpu);
+        let period_type = period.map(|_| self.value_type("cpu", "nanoseconds"));
+        let Window { clock, began_ns, ended_ns, .. } = self.window;
+        Some(Profile {
+            sample_type,
+            samples,
+            time_unix_nano: u64::try_from(clock.epoch_nanos(*began_ns)).unwrap_or_default(),
+            duration_nano: ended_ns.saturating_sub(*began_ns),
+            period_type,
+            period: period.unwrap_or_default() as i64,
+            ..Profile::default()
+        })
+    }
+
+    fn samples(&mut self, process: ProcessIndex, kind: Kind) -> BTreeMap<Identity, u64> {
+        let recording = self.recording();
+        let mut sums = BTreeMap::new();
+        if kind == Kind::Wall && !recording.has_wall() {
+            return sums;
+        }
+        for (key, sum) in &recording.samples {
+            let (thread, _) = recording.thread_facts(key.thread);
+            let value = if kind == Kind::Cpu { sum.cpu_ns } else { sum.wall_ns };
+            if thread.process != process || value == 0 {
+                continue;
+            }
+            let mut attributes = self.who(thread);
+            if kind == Kind::Wall && key.state != ThreadState::Running {
+                attributes.push(self.word("thread.state", key.state.name()));
+            }
+            if key.gc != GcActivity::None {
+                attributes.push(self.word("cruby.gc.phase", gc_name(key.gc)));
+            }
+            *sums.entry((self.stack(&[], key.node), attributes)).or_default() += value;
+        }
+        sums
+    }
+
+    fn pauses(&mut self, process: ProcessIndex, kind: Kind) -> BTreeMap<Identity, u64> {
+        let recording = self.recording();
+        let mut sums = BTreeMap::new();
+        for (key, sum) in &recording.pauses {
+            let (thread, _) = recording.thread_facts(key.thread);
+            let value = if kind == Kind::Gc { sum.ns } else { sum.pauses };
+            if thread.process != process || value == 0 {
+                continue;
+            }
+            let mut attributes = self.who(thread);
+            attributes.push(self.word("cruby.gc.type", key.kind));
+            attributes.push(self.word("cruby.gc.gc_by", key.reason.0.unwrap_or("none")));
+            attributes.push(self.word("cruby.gc.major_by", key.reason.1.unwrap_or("none")));
+            let (phase, cycle) = (format!("({})", key.phase.name()), format!("({} GC)", key.kind));
+            let stack = self.stack(&[&phase, &cycle, "(garbage collection)"], key.node);
+            *sums.entry((stack, attributes)).or_default() += value;
+        }
+        sums
+    }
+
+    fn waits(&mut self, process: ProcessIndex) -> BTreeMap<Identity, u64> {
+        let recording = self.recording();
+        let mut sums = BTreeMap::new();
+        for ((thread, node), sum) in &recording.gvl_waits {
+            let (thread, _) = recording.thread_facts(*thread);
+            if thread.process == process && sum.ns > 0 {
+                let attributes = self.who(thread);
+                *sums.entry((self.stack(&["(waiting for the GVL)"], *node), attributes)).or_default() += sum.ns;
+            }
+        }
+        sums
+    }
+
+    /// Attributes that say which thread it is.
+    fn who(&mut self, thread: &Thread) -> Vec<i32> {
+        let id = Attribute { key: "thread.id", number: Some(i64::from(thread.tid)), ..Attribute::default() };
+        let id = self.attribute(id);
+        vec![id, self.word("thread.name", &label::text(&thread.name))]
+    }
+
+    fn word(&mut self, key: &'static str, text: &str) -> i32 {
+        self.attribute(Attribute { key, text: text.to_owned(), number: None })
+    }
+
+    fn attribute(&mut self, attribute: Attribute) -> i32 {
+        self.strings.index(attribute.key.to_owned());
+        self.attributes.index(attribute)
+    }
+
+    /// A stack, leaf first: frames that gctrace puts in, then a path.
+    fn stack(&mut self, made_up: &[&str], node: NodeId) -> i32 {
+        let tree = &self.recording().tree;
+        let mut location_indices: Vec<i32> = made_up.iter().map(|name| self.made_up(name)).collect();
+        for (_, frame) in tree.path(node) {
+            let location = match self.of_frame.get(&frame) {
+                Some(location) => *location,
+                None => {
+                    let location = self.location(tree.frame(frame));
+                    self.of_frame.insert(frame, location);
+                    location
+                }
+            };
+            location_indices.push(location);
+        }
+        self.stacks.index(Stack { location_indices })
+    }
+
+    fn made_up(&mut self, name: &str) -> i32 {
+        let name_strindex = self.strings.index(name.to_owned());
+        self.line(Function { name_strindex, ..Function::default() }, 0, Place::default(), "ruby")
+    }
+
+    fn location(&mut self, frame: &Frame) -> i32 {
+        let kind = match frame.kind {
+            FrameKind::Ruby | FrameKind::CFunction | FrameKind::Vm | FrameKind::Missing => "ruby",
+            FrameKind::Native => "native",
+            FrameKind::Kernel => "kernel",
+        };
+        let name_strindex = self.strings.index(label::text(&frame.name));
+        let file = frame.file.as_deref().unwrap_or_default();
+        let mapped = kind == "native" && !file.is_empty();
+        let filename_strindex = self.strings.index(file.to_owned());
+        let mapping =
+            if mapped { self.mappings.index(Mapping { filename_strindex, ..Mapping::default() }) } else { 0 };
+        let function = Function {
+            name_strindex,
+            filename_strindex,
+            start_line: i64::from(frame.first_line),
+            ..Function::default()
+        };
+        let place = Place { mapping, address: frame.address, ..Place::default() };
+        self.line(function, i64::from(frame.line), place, kind)
+    }
+
+    /// A location with one line in a function.
+    fn line(&mut self, function: Function, line: i64, place: Place, kind: &str) -> i32 {
+        let line = Line { function_index: self.functions.index(function), line, column: 0 };
+        let kind = self.word("profile.frame.type", kind);
+        self.locations.index(Place { line, kind, ..place })
+    }
+
+    fn value_type(&mut self, name: &str, unit: &str) -> ValueType {
+        ValueType {
+            type_strindex: self.strings.index(name.to_owned()),
+            unit_strindex: self.strings.index(unit.to_owned()),
+        }
+    }
+
+    fn dictionary(mut self) -> ProfilesDictionary {
+        let mut attribute_table = vec![KeyValueAndUnit::default()];
+        for attribute in std::mem::take(&mut self.attributes.entries).into_iter().skip(1) {
+            let value = attribute.number.map_or(Value::StringValue(attribute.text), Value::IntValue);
+            attribute_table.push(KeyValueAndUnit {
+                key_strindex: self.strings.index(attribute.key.to_owned()),
+                value: Some(AnyValue { value: Some(value) }),
+                unit_strindex: 0,
+            });
+        }
+        let mut location_table = vec![Location::default()];
+        location_table.extend(self.locations.entries.iter().skip(1).map(|place| Location {
+            mapping_index: place.mapping,
+            address: place.address,
+            lines: vec![place.line],
+            attribute_indices: vec![place.kind],
+        }));
+        ProfilesDictionary {
+            mapping_table: self.mappings.entries,
+            location_table,
+            function_table: self.functions.entries,
+            link_table: vec![Link { trace_id: vec![0; 16], span_id: vec![0; 8] }],
+            string_table: self.strings.entries,
+            attribute_table,
+            stack_table: self.stacks.entries,
+        }
+    }
+}

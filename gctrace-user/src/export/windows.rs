@@ -1,0 +1,184 @@
+//! Profiles that are pushed: what was recorded in a window of time goes out at its end, and recording begins anew.
+
+use std::{
+    collections::BTreeMap,
+    rc::Rc,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use super::{
+    ExportError, Exporter, ProcessEnd,
+    upload::{Payload, Uploader},
+};
+use crate::{
+    aggregate::recording::{Limits, ProcessIndex, Recording},
+    enrich::clock::{WallClock, monotonic_ns},
+    ledger::{Ledger, UserCounts},
+    model::{GcCycle, GcState, Process, gvl::GvlWait, stack::StackSample},
+};
+
+/// A window is short; what is beyond these limits goes into sums that say so.
+const LIMITS: Limits = Limits { nodes: 1 << 18, sums: 1 << 18, threads: 1 << 14, timeline: 0 };
+
+/// Windows that may wait to be sent; more would be memory without bound while a server is away.
+const WAITING: usize = 4;
+
+/// What was recorded in a window of time.
+pub(super) struct Window {
+    /// Everything.
+    pub(super) recording: Recording,
+    /// Of the run.
+    pub(super) clock: WallClock,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub(super) began_ns: u64,
+    /// The same.
+    pub(super) ended_ns: u64,
+    /// What gctrace had counted by then, in one line.
+    pub(super) account: String,
+}
+
+/// Makes payloads of some processes of a window.
+pub(super) type Make = fn(Arc<Window>, Vec<ProcessIndex>) -> Box<dyn Payload>;
+
+/// Records, and hands windows over.
+pub(super) struct Windows {
+    sinks: Vec<(Rc<Uploader>, Make)>,
+    interval: Duration,
+    clock: WallClock,
+    recording: Recording,
+    began: Instant,
+    began_ns: u64,
+    account: String,
+    waiting: Vec<Weak<Window>>,
+}
+
+impl Windows {
+    /// Windows of this length for these servers.
+    pub(super) fn new(sinks: Vec<(Rc<Uploader>, Make)>, interval: Duration, clock: WallClock) -> Self {
+        Self {
+            sinks,
+            interval,
+            clock,
+            recording: Recording::new(false, LIMITS),
+            began: Instant::now(),
+            began_ns: monotonic_ns(),
+            account: String::new(),
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Ends the window. What it holds is encoded and sent elsewhere.
+    fn hand_over(&mut self) {
+        let ended_ns = monotonic_ns();
+        let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
+        let began_ns = std::mem::replace(&mut self.began_ns, ended_ns);
+        self.began = Instant::now();
+        let has_any =
+            !recording.samples.is_empty() || !recording.pauses.is_empty() || !recording.gvl_waits.is_empty();
+        if !has_any {
+            return;
+        }
+        let (clock, account) = (self.clock, self.account.clone());
+        let window = Arc::new(Window { recording, clock, began_ns, ended_ns, account });
+        self.waiting.retain(|window| window.strong_count() > 0);
+        let full = self.waiting.len() >= WAITING;
+        self.waiting.push(Arc::downgrade(&window));
+        let mut services: BTreeMap<_, Vec<ProcessIndex>> = BTreeMap::new();
+        for (index, facts) in window.recording.processes.iter().enumerate() {
+            services.entry((&facts.origin.service, &facts.origin.container)).or_default().push(index);
+        }
+        for (uploader, make) in &self.sinks {
+            for processes in services.values() {
+                if full {
+                    uploader.give_up();
+                    continue;
+                }
+                uploader.send(make(Arc::clone(&window), processes.clone()));
+            }
+        }
+    }
+}
+
+impl Exporter for Windows {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        self.recording.process(process, state);
+        Ok(())
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
+        self.recording.cycle(process, cycle);
+        Ok(())
+    }
+
+    fn stack(&mut self, process: &Process, sample: &StackSample) -> Result<(), ExportError> {
+        self.recording.sample(process, sample);
+        Ok(())
+    }
+
+    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
+        self.recording.gvl_wait(process, wait);
+        Ok(())
+    }
+
+    fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+        self.recording.ended(process);
+        Ok(())
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        self.account = format!("gctrace {}: {}", super::VERSION, ledger.summary());
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.account(ledger);
+        self.hand_over();
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ExportError> {
+        if self.began.elapsed() >= self.interval {
+            self.hand_over();
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the last uploads, after every exporter that makes some.
+pub(super) struct LastUploads {
+    uploaders: Vec<Rc<Uploader>>,
+}
+
+impl LastUploads {
+    /// Of these.
+    pub(super) fn new(uploaders: Vec<Rc<Uploader>>) -> Self {
+        Self { uploaders }
+    }
+}
+
+impl Exporter for LastUploads {
+    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        for uploader in &self.uploaders {
+            uploader.add_counts(counts);
+        }
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        for uploader in &self.uploaders {
+            uploader.finish();
+        }
+        Ok(())
+    }
+}

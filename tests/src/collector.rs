@@ -32,9 +32,13 @@ impl Collector {
 
     /// The same at this address.
     pub fn on(listen: &str, store: &Path, args: &[&str]) -> Result<Self> {
+        Self::with_store(listen, &format!("sqlite:{}", store.display()), args)
+    }
+
+    /// The same with a store of any kind.
+    pub fn with_store(listen: &str, store: &str, args: &[&str]) -> Result<Self> {
         let mut command = Command::new(gctrace_binary()?);
-        command.args(["collector", "--listen", listen, "--store"]);
-        command.arg(format!("sqlite:{}", store.display())).args(args);
+        command.args(["collector", "--listen", listen, "--store", store]).args(args);
         let mut process = Guarded::start("collector", &mut command)?;
         let line =
             process.wait_stderr(PATIENCE, "its address", |line| line.contains("collector listens on"))?;

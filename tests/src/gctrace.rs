@@ -95,6 +95,11 @@ impl Gctrace {
         self.process.wait_stderr(PATIENCE, "gctrace: ready", |line| line.starts_with("gctrace: ready"))
     }
 
+    /// Waits for a line of standard error that has this in it, and returns it.
+    pub fn wait_error(&mut self, part: &str) -> Result<String> {
+        self.process.wait_stderr(PATIENCE, part, |line| line.contains(part))
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         self.process.signal(signal)

@@ -12,6 +12,7 @@
 //! * [`doctor`]: what `gctrace doctor` says
 //! * [`tunemygc`], [`pprof`]: independent readers of the output files
 //! * [`collector`]: a running collector and sets for it; [`http`]: its clients' side, byte by byte
+//! * [`receiver`]: a server that is pushed to; [`python`]: packages that decode what it got; [`postgres`]: a database
 //! * [`memory`]: whether a process's code is what its file says
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
@@ -27,7 +28,10 @@ pub mod http;
 pub mod ledger;
 pub mod live;
 pub mod memory;
+pub mod postgres;
 pub mod pprof;
+pub mod python;
+pub mod receiver;
 pub mod report;
 pub mod ruby;
 pub mod script;

@@ -25,7 +25,8 @@ pub(crate) enum Purpose {
     Build,
     /// The demonstration: Ruby.
     Demo,
-    /// The tests: Ruby with headers, a C compiler, make, Go's pprof.
+    /// The tests: Ruby with headers, a C compiler, make, Go's pprof, and what is exported to: Prometheus,
+    /// PostgreSQL, Python.
     Test,
     /// The roots with other Rubies: mmdebstrap.
     Lab,
@@ -58,6 +59,9 @@ const GO: Need = command("golang-go", "go");
 const BINUTILS: Need = command("binutils", "objcopy");
 const DWZ: Need = command("dwz", "dwz");
 const XZ: Need = command("xz-utils", "xz");
+const PROMETHEUS: Need = command("prometheus", "promtool");
+const POSTGRES: Need = package("postgresql");
+const VENV: Need = package("python3-venv");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
 const BUSYBOX: Need = package("busybox-static");
@@ -71,7 +75,7 @@ impl Purpose {
         match self {
             Self::Build => &[CC, LIBC],
             Self::Demo => &[CC, LIBC, RUBY],
-            Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ],
+            Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PROMETHEUS, POSTGRES, VENV],
             Self::Lab => &[MMDEBSTRAP],
             Self::Vm => &[MMDEBSTRAP, QEMU, BUSYBOX, CPIO],
             Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],

@@ -13,6 +13,8 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
+use crate::store::shown;
+
 use super::{CollectorError, Shared, routes};
 
 /// Connections at a time; more wait to be accepted.
@@ -43,7 +45,7 @@ pub(super) async fn serve(
             "gctrace: tokens and sample sets cross the network unencrypted; --tls-cert and --tls-key change that",
         );
     }
-    say(&format!("gctrace: collector listens on {scheme}://{local}, store {}", shared.options.store));
+    say(&format!("gctrace: collector listens on {scheme}://{local}, store {}", shown(&shared.options.store)));
     let slots = Arc::new(Semaphore::new(CONNECTIONS as usize));
     let (stop, stopped) = watch::channel(());
     loop {

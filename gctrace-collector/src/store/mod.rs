@@ -6,8 +6,10 @@ use sha2::{Digest as _, Sha256};
 
 use crate::tune::{Evidence, Series};
 
+mod postgres;
 mod sqlite;
 
+pub use postgres::Postgres;
 pub use sqlite::Sqlite;
 
 /// SHA-256 of a token: the token itself is kept nowhere.
@@ -95,7 +97,7 @@ pub struct Totals {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The name of the store says of no engine.
-    #[error("`{0}` names no store; give sqlite:PATH")]
+    #[error("`{0}` names no store; give sqlite:PATH or postgres://USER@HOST/DATABASE")]
     Name(String),
     /// The file cannot be made.
     #[error("{}: {source}", path.display())]
@@ -117,6 +119,12 @@ pub enum StoreError {
     /// The engine failed.
     #[error("the store: {0}")]
     Sqlite(#[from] rusqlite::Error),
+    /// The engine failed.
+    #[error("the store: {}", postgres_reason(.0))]
+    Postgres(#[from] ::postgres::Error),
+    /// What the host trusts is not known.
+    #[error("the store: reading the certificates that this host trusts: {0}")]
+    Tls(#[source] rustls::Error),
     /// What was kept cannot be read.
     #[error("what is kept of a set cannot be read: {0}")]
     Evidence(#[from] serde_json::Error),
@@ -140,10 +148,60 @@ pub trait Store: Send + Sync {
     fn totals(&self) -> Result<Totals, StoreError>;
 }
 
-/// Opens the store with this name, `sqlite:PATH`, which is made if it is not there.
+/// Opens the store with this name: `sqlite:PATH`, which is made if it is not there, or `postgres://…`.
 pub fn open(name: &str) -> Result<Box<dyn Store>, StoreError> {
+    if is_postgres(name) {
+        return Ok(Box::new(Postgres::open(name)?));
+    }
     match name.strip_prefix("sqlite:") {
         Some(path) if !path.is_empty() => Ok(Box::new(Sqlite::open(path.as_ref())?)),
-        _ => Err(StoreError::Name(name.to_owned())),
+        _ => Err(StoreError::Name(shown(name))),
+    }
+}
+
+fn is_postgres(name: &str) -> bool {
+    ["postgres://", "postgresql://"].iter().any(|scheme| name.starts_with(scheme))
+}
+
+/// The name of a store without what is secret in it.
+pub(crate) fn shown(name: &str) -> String {
+    let Some((scheme, rest)) = name.split_once("://") else { return name.to_owned() };
+    // Parameters may hold a password, too.
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    match rest.rsplit_once('@') {
+        None => format!("{scheme}://{rest}"),
+        Some((user, place)) => format!("{scheme}://{}@{place}", user.split(':').next().unwrap_or_default()),
+    }
+}
+
+/// What PostgreSQL says itself, which its library's errors leave to their sources.
+fn postgres_reason(error: &::postgres::Error) -> String {
+    if let Some(error) = error.as_db_error() {
+        return format!("PostgreSQL: {} ({})", error.message(), error.code().code());
+    }
+    match std::error::Error::source(error) {
+        Some(source) => format!("PostgreSQL: {error}: {source}"),
+        None => format!("PostgreSQL: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of stores are told without their passwords, and wrong ones are one clear error.
+    #[test]
+    fn names() {
+        for (name, told) in [
+            ("postgres://me:secr@et@db:5432/gc?password=secret", "postgres://me@db:5432/gc"),
+            ("postgres://db/gc", "postgres://db/gc"),
+            ("sqlite:/a/b", "sqlite:/a/b"),
+        ] {
+            assert_eq!(shown(name), told);
+        }
+        for name in ["", "sqlite:", "mysql://me:secret@db"] {
+            let Err(error) = open(name) else { panic!("{name} is no store") };
+            assert!(matches!(error, StoreError::Name(_)) && !error.to_string().contains("secret"), "{error}");
+        }
     }
 }

@@ -238,8 +238,9 @@ pub struct CollectorArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9292")]
     pub listen: std::net::SocketAddr,
 
-    /// Where sets are kept: sqlite:PATH, a file that is made if it is not there
-    #[arg(long, value_name = "STORE")]
+    /// Where sets are kept: sqlite:PATH, a file that is made if it is not there; or `postgres://USER@HOST/DATABASE`, for several
+    /// collectors at a time (password: PGPASSWORD; TLS: add ?sslmode=require)
+    #[arg(long, value_name = "STORE", env = "GCTRACE_STORE", hide_env_values = true)]
     pub store: String,
 
     /// Certificate chain, PEM, the server's own first; with it the collector speaks TLS only

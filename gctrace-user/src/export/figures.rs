@@ -73,7 +73,9 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
     let slots = [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)];
     let slots = slots.map(|(state, slots)| one(&[("state", state)], Value::Number(slots)));
-    let gvl = one(&[], Value::Times(Box::new(service.gvl_waits.clone())));
+    // Only where it is watched: none is not the same as not known.
+    let gvl = service.image.as_ref().is_some_and(|image| image.gvl.is_some());
+    let gvl = gvl.then(|| one(&[], Value::Times(Box::new(service.gvl_waits.clone()))));
     vec![
         figure(
             "cruby_gc_collections",
@@ -185,7 +187,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "s",
             Histogram,
             "Waits for the GVL above --gvl-threshold",
-            vec![gvl],
+            gvl.into_iter().collect(),
         ),
         figure(
             "cruby_gc_records_lost",

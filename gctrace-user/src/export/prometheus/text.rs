@@ -99,8 +99,11 @@ impl View {
         let mut counters = |name: &str, help: &str, label: &'static str, values: &[(&str, u64)]| {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (value, count) in values {
-                let labels: Labels = if label.is_empty() { Vec::new() } else { vec![(label, (*value).to_owned())] };
-                metric.encode_family(&labels)?.encode_counter(count, NO_EXEMPLAR)?;
+                if label.is_empty() {
+                    metric.encode_counter(count, NO_EXEMPLAR)?;
+                } else {
+                    metric.encode_family(&[(label, *value)])?.encode_counter(count, NO_EXEMPLAR)?;
+                }
             }
             Ok(())
         };
@@ -116,7 +119,7 @@ impl View {
         ];
         counters("gctrace_events_lost", "Records and measurements that were lost", "", &[("", self.ledger.lost())])?;
         counters("gctrace_probe_hits", "Probe hits of traced processes, by probe", "probe", &probes)?;
-        counters("gctrace_kernel_events", "What the kernel side counts (docs/ledger.md)", "counter", &kernel)?;
+        counters("gctrace_kernel_events", "What the kernel side counts", "counter", &kernel)?;
         let user = self.ledger.user_counters();
         let user: Vec<_> = user.into_iter().filter(|(name, _)| !name.ends_with("_waiting")).collect();
         counters("gctrace_user_events", "What user space counts", "counter", &user)?;
@@ -168,8 +171,7 @@ fn put(metric: &mut MetricEncoder<'_>, kind: Kind, value: &Value) -> Result<(), 
 }
 
 fn buckets(times: &Times) -> Vec<(f64, u64)> {
-    // `f64::MAX` is this library's `+Inf`.
-    let bounds = PAUSE_BOUNDS.iter().map(|ns| seconds(*ns)).chain([f64::MAX]);
+    let bounds = PAUSE_BOUNDS.iter().map(|ns| seconds(*ns)).chain([f64::INFINITY]);
     bounds.zip(times.buckets).collect()
 }
 

@@ -1,0 +1,265 @@
+//! PostgreSQL: one database for several collectors, none of which holds anything.
+
+use std::{
+    env, fmt,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use postgres::{Client, Config, NoTls, Row, Transaction, config::SslMode};
+use rustls::ClientConfig;
+use rustls_platform_verifier::ConfigVerifierExt as _;
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::{App, Group, NewSet, SetId, Store, StoreError, TokenHash, Totals};
+use crate::tune::{Evidence, Series};
+
+/// For a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+/// For a server that has gone away without a word.
+const SILENCE: Duration = Duration::from_secs(20);
+/// Connections that are kept; more are made while there is more to do.
+const KEPT: usize = 16;
+/// Collectors that start together make the tables one after the other: "gctr".
+const LOCK: i64 = 0x6763_7472;
+
+/// On the disk before the answer goes out, whatever the server's configuration says; and no statement waits for ever.
+const SESSION: &str = "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
+
+/// Steps from each version of the tables to the next one; a step that was released is never changed.
+const MIGRATIONS: [&str; 1] = ["
+    CREATE TABLE gctrace_app (
+        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        token_hash BYTEA NOT NULL UNIQUE,
+        email TEXT NOT NULL,
+        name TEXT NOT NULL,
+        created DOUBLE PRECISION NOT NULL
+    );
+    CREATE TABLE gctrace_sample_set (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        app BIGINT NOT NULL REFERENCES gctrace_app (id),
+        ruby_major INTEGER NOT NULL,
+        ruby_minor INTEGER NOT NULL,
+        received DOUBLE PRECISION NOT NULL,
+        samples BIGINT NOT NULL,
+        evidence TEXT NOT NULL,
+        body BYTEA NOT NULL
+    );
+    -- The body is compressed already.
+    ALTER TABLE gctrace_sample_set ALTER COLUMN body SET STORAGE EXTERNAL;
+    CREATE INDEX gctrace_sample_set_group ON gctrace_sample_set (app, ruby_major, ruby_minor, number);
+    CREATE INDEX gctrace_sample_set_app ON gctrace_sample_set (app, number);
+"];
+
+/// A store in a PostgreSQL database.
+pub struct Postgres {
+    config: Config,
+    tls: Option<MakeRustlsConnect>,
+    idle: Mutex<Vec<Client>>,
+}
+
+impl fmt::Debug for Postgres {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The configuration holds a password.
+        f.debug_struct("Postgres").finish_non_exhaustive()
+    }
+}
+
+impl Postgres {
+    /// Connects to the database of an address, `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, and makes the tables if
+    /// they are not there. A password that is not in the address is taken from `PGPASSWORD`.
+    pub fn open(address: &str) -> Result<Self, StoreError> {
+        let mut config: Config = address.parse()?;
+        if config.get_password().is_none()
+            && let Ok(password) = env::var("PGPASSWORD")
+        {
+            config.password(password);
+        }
+        config.connect_timeout(CONNECT).tcp_user_timeout(SILENCE).keepalives_idle(SILENCE);
+        let tls = if config.get_ssl_mode() == SslMode::Require {
+            let verified = ClientConfig::with_platform_verifier().map_err(StoreError::Tls)?;
+            Some(MakeRustlsConnect::new(verified))
+        } else {
+            // To encrypt for whoever answers would only look safe.
+            config.ssl_mode(SslMode::Disable);
+            None
+        };
+        let store = Self { config, tls, idle: Mutex::new(Vec::new()) };
+        store.with(Retry::No, |client| {
+            let mut transaction = client.transaction()?;
+            let version = migrate(&mut transaction)?;
+            transaction.commit()?;
+            Ok(version)
+        })
+        .and_then(|version| {
+            if version > MIGRATIONS.len() as i32 {
+                let what = format!("was written by a later gctrace (version {version} of its tables)");
+                return Err(StoreError::Foreign { path: "the database".into(), what });
+            }
+            Ok(store)
+        })
+    }
+
+    fn connect(&self) -> Result<Client, postgres::Error> {
+        let mut client = match &self.tls {
+            Some(tls) => self.config.connect(tls.clone())?,
+            None => self.config.connect(NoTls)?,
+        };
+        client.batch_execute(SESSION)?;
+        Ok(client)
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Client>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something with a connection. A server that was restarted has closed those that were kept, which shows only when
+    /// they are used.
+    fn with<T>(
+        &self,
+        retry: Retry,
+        mut work: impl FnMut(&mut Client) -> Result<T, postgres::Error>,
+    ) -> Result<T, StoreError> {
+        loop {
+            let kept = self.idle().pop();
+            let fresh = kept.is_none();
+            let mut client = match kept {
+                Some(client) if client.is_closed() => continue,
+                Some(client) => client,
+                None => self.connect()?,
+            };
+            let done = work(&mut client);
+            if !client.is_closed() {
+                let mut idle = self.idle();
+                if idle.len() < KEPT {
+                    idle.push(client);
+                }
+                return Ok(done?);
+            }
+            if done.is_ok() || fresh || retry == Retry::No {
+                return Ok(done?);
+            }
+        }
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        // A connection ends itself by blocking, which it must not do on a thread of the server's runtime.
+        let idle = std::mem::take(&mut *self.idle());
+        let _panicked = std::thread::spawn(move || drop(idle)).join();
+    }
+}
+
+/// Whether work may be done once more where it is not known if it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retry {
+    Yes,
+    No,
+}
+
+/// Makes the tables what they should be. Returns their version, which may be later than ours: then nothing is done.
+fn migrate(transaction: &mut Transaction<'_>) -> Result<i32, postgres::Error> {
+    transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK])?;
+    transaction.batch_execute("CREATE TABLE IF NOT EXISTS gctrace_version (version INTEGER NOT NULL)")?;
+    let found = transaction.query_opt("SELECT version FROM gctrace_version", &[])?;
+    let version: i32 = match &found {
+        Some(row) => row.try_get(0)?,
+        None => 0,
+    };
+    let Some(steps) = usize::try_from(version).ok().and_then(|version| MIGRATIONS.get(version..)) else {
+        return Ok(version);
+    };
+    for step in steps {
+        transaction.batch_execute(step)?;
+    }
+    let now = MIGRATIONS.len() as i32;
+    match found {
+        Some(_) => transaction.execute("UPDATE gctrace_version SET version = $1", &[&now])?,
+        None => transaction.execute("INSERT INTO gctrace_version (version) VALUES ($1)", &[&now])?,
+    };
+    Ok(now)
+}
+
+fn group(row: &Row) -> Result<Group, postgres::Error> {
+    let number = |at| row.try_get::<_, i32>(at).map(i32::unsigned_abs);
+    Ok(Group { app: App(row.try_get(0)?), series: Series(number(1)?, number(2)?) })
+}
+
+fn of_group(group: Group) -> (i64, i32, i32) {
+    let Series(major, minor) = group.series;
+    (group.app.0, major as i32, minor as i32)
+}
+
+/// PostgreSQL's texts cannot hold NUL.
+fn text(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
+
+impl Store for Postgres {
+    fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError> {
+        let (email, name) = (text(email), text(name));
+        let insert = "INSERT INTO gctrace_app (token_hash, email, name, created) VALUES ($1, $2, $3, $4)";
+        self.with(Retry::No, |client| client.execute(insert, &[&token.0.as_slice(), &email, &name, &now]))?;
+        Ok(())
+    }
+
+    fn app(&self, token: TokenHash) -> Result<Option<App>, StoreError> {
+        let query = "SELECT id FROM gctrace_app WHERE token_hash = $1";
+        self.with(Retry::Yes, |client| {
+            client.query_opt(query, &[&token.0.as_slice()])?.map(|row| row.try_get(0).map(App)).transpose()
+        })
+    }
+
+    fn insert(&self, set: &NewSet<'_>) -> Result<bool, StoreError> {
+        let evidence = serde_json::to_string(set.evidence)?;
+        let (app, major, minor) = of_group(set.group);
+        let samples = set.evidence.samples as i64;
+        let insert = "INSERT INTO gctrace_sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING";
+        let id = set.id.as_str();
+        let rows = self.with(Retry::Yes, |client| {
+            client.execute(
+                insert,
+                &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body],
+            )
+        })?;
+        Ok(rows == 1)
+    }
+
+    fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError> {
+        let query = "SELECT app, ruby_major, ruby_minor FROM gctrace_sample_set WHERE id = $1";
+        self.with(Retry::Yes, |client| {
+            client.query_opt(query, &[&id.as_str()])?.as_ref().map(group).transpose()
+        })
+    }
+
+    fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError> {
+        let query = "SELECT app, ruby_major, ruby_minor FROM gctrace_sample_set
+             WHERE app = $1 ORDER BY number DESC LIMIT 1";
+        self.with(Retry::Yes, |client| client.query_opt(query, &[&app.0])?.as_ref().map(group).transpose())
+    }
+
+    fn evidence(&self, group: Group, sets: u32) -> Result<Evidence, StoreError> {
+        let (app, major, minor) = of_group(group);
+        let query = "SELECT evidence FROM gctrace_sample_set
+             WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3 ORDER BY number DESC LIMIT $4";
+        let rows = self.with(Retry::Yes, |client| {
+            client.query(query, &[&app, &major, &minor, &i64::from(sets)])
+        })?;
+        let mut sum = Evidence::default();
+        for row in rows.iter().rev() {
+            sum.merge(&serde_json::from_str(row.try_get(0)?)?);
+        }
+        Ok(sum)
+    }
+
+    fn totals(&self) -> Result<Totals, StoreError> {
+        let query = "SELECT (SELECT count(*) FROM gctrace_app), count(*), coalesce(sum(samples), 0)::BIGINT
+             FROM gctrace_sample_set";
+        let row = self.with(Retry::Yes, |client| client.query_one(query, &[]))?;
+        let count = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
+        Ok(Totals { apps: count(0)?, sets: count(1)?, samples: count(2)? })
+    }
+}

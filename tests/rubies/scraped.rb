@@ -1,0 +1,23 @@
+# Makes garbage and ends with no cycle open; then stays, so that others can look at it, until its standard input ends.
+require_relative "support"
+
+ROUNDS = Integer(ARGV.fetch(0, "40"))
+
+def produce_garbage(kept)
+  Work.small(20_000)
+  Work.keep(kept, 500)
+end
+
+Report.run do |extra|
+  kept = []
+  sum = 0
+  ROUNDS.times do
+    produce_garbage(kept)
+    sum += Work.checksum(2_000)
+  end
+  GC.start
+  extra["sum"] = sum
+end
+$stdout.puts "worked"
+$stdout.flush
+$stdin.gets

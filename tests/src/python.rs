@@ -1,0 +1,43 @@
+//! A Python with the packages that tests check against, made beside the build and nowhere else.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use crate::live::work_dir;
+
+/// The official definition of OTLP. Before 1.45 it has another layout of profiles.
+const PACKAGES: [&str; 1] = ["opentelemetry-proto>=1.45,<2"];
+
+fn python() -> Result<PathBuf> {
+    let dir = work_dir()?.join("python");
+    let (python, done) = (dir.join("bin/python"), dir.join("installed"));
+    let wanted = PACKAGES.join("\n");
+    if std::fs::read_to_string(&done).is_ok_and(|found| found == wanted) {
+        return Ok(python);
+    }
+    run(Command::new("python3").args(["-m", "venv"]).arg(&dir))
+        .context("making a virtual environment; `cargo xtask setup` installs python3-venv")?;
+    run(Command::new(dir.join("bin/pip")).args(["install", "--quiet", "--disable-pip-version-check"]).args(PACKAGES))
+        .context("installing from PyPI")?;
+    std::fs::write(done, wanted)?;
+    Ok(python)
+}
+
+/// Runs `tests/python/NAME` with these arguments; its output is JSON.
+pub fn script<I: IntoIterator<Item: AsRef<Path>>>(name: &str, args: I) -> Result<Value> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python").join(name);
+    let mut command = Command::new(python()?);
+    command.arg(script).args(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+    let text = run(&mut command)?;
+    serde_json::from_str(&text).with_context(|| format!("output of {name}: {text}"))
+}
+
+fn run(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed: {errors}");
+    Ok(String::from_utf8(output.stdout)?)
+}

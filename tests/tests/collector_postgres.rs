@@ -1,0 +1,134 @@
+//! Several collectors on one PostgreSQL are one collector, and lose nothing, whoever is killed.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::collector::{Collector, Cycle, cycles, example, set};
+use gctrace_tests::postgres::Postgres;
+use serde_json::{Value, json};
+
+const ANY: &str = "127.0.0.1:0";
+
+/// What one collector takes in the other one knows: applications, sets, duplicates, recommendations. What is stored is what
+/// SQLite stores, and holds no token.
+#[test]
+fn one_of_two() -> Result<()> {
+    let postgres = Postgres::start()?;
+    let store = postgres.address();
+    // Both make the tables at the same time.
+    let [first, second] = std::thread::scope(|scope| {
+        let start = || Collector::with_store(ANY, &store, &[]);
+        let other = scope.spawn(start);
+        [start(), other.join().expect("no panic")]
+    });
+    let (first, second) = (first?, second?);
+    let token = first.register()?;
+    let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
+    let starving = cycles(&[(cycle("newobj", None), 300), (cycle("malloc", None), 60), (cycle("newobj", Some("oldgen")), 40)]);
+    let text = set(&token, "3.4.7", &json!({}), &starving).to_string();
+    let sent = second.send(&text)?;
+    ensure!(sent.code == 200, "{sent:?}");
+    let again = first.send(&text)?;
+    ensure!(again.code == 200 && first.metric("gctrace_collector_duplicate_sets_total")? == 1, "{again:?}");
+    ensure!(first.send(&example(&"0".repeat(32), 1)?.to_string())?.code == 404);
+    let path = format!("/configs/{}.json", sent.text().split_once("/configs/").context("an address")?.1);
+    let (one, other): (Value, Value) =
+        (serde_json::from_slice(&first.get(&path)?.body)?, serde_json::from_slice(&second.get(&path)?.body)?);
+    ensure!(one == other && one["Speed"].as_object().is_some_and(|speed| !speed.is_empty()), "{one}, {other}");
+
+    // The same into SQLite: the same advice.
+    let live = gctrace_tests::live::Live::without_gctrace()?;
+    let lite = Collector::start(&live.path("sets.db"), &[])?;
+    let its = lite.register()?;
+    let sent = lite.send(&set(&its, "3.4.7", &json!({}), &starving).to_string())?;
+    let path = format!("/configs/{}.json", sent.text().split_once("/configs/").context("an address")?.1);
+    ensure!(serde_json::from_slice::<Value>(&lite.get(&path)?.body)? == one, "SQLite's advice is another one");
+
+    // SQL and NUL in every text stay texts.
+    let evil = "email=a%40b%27);DROP+TABLE+gctrace_app;--%00&app=x%27%22%00";
+    let answer = first.form("/accounts", evil)?;
+    ensure!(answer.code == 200 || answer.code == 422, "{answer:?}");
+    ensure!(second.metric("gctrace_collector_stored_sets")? == 1, "one set");
+    let dump = postgres.query("SELECT gctrace_app::text FROM gctrace_app UNION ALL SELECT gctrace_sample_set::text FROM gctrace_sample_set")?;
+    ensure!(!dump.contains(&token), "the token is in the database");
+    Ok(())
+}
+
+/// Collectors and the database are killed in the middle of the load of eight clients: what was answered with 200 is kept, and what
+/// was not accepted was answered with 500 or not at all. A collector outlives its database.
+#[test]
+fn nothing_accepted_is_lost() -> Result<()> {
+    let mut postgres = Postgres::start()?;
+    let store = postgres.address();
+    let mut collectors = [Collector::with_store(ANY, &store, &[])?, Collector::with_store(ANY, &store, &[])?];
+    let token = collectors[0].register()?;
+    let accepted = Mutex::new(Vec::new());
+    let refused = AtomicU64::new(0);
+    let pids = AtomicU64::new(1);
+    for round in 0..4 {
+        let over = AtomicBool::new(false);
+        let before = accepted.lock().expect("no panic").len();
+        let done: Result<()> = std::thread::scope(|scope| {
+            for client in 0..8 {
+                let (collectors, accepted, refused, over) = (&collectors, &accepted, &refused, &over);
+                let (token, pids) = (&token, &pids);
+                scope.spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let pid = pids.fetch_add(1, Ordering::Relaxed);
+                        let set = example(token, pid).expect("the example").to_string();
+                        // Killed in between is no answer, and nothing was promised.
+                        let Ok(answer) = collectors[client % 2].send(&set) else { continue };
+                        assert!(answer.code == 200 || answer.code == 500, "{} {}", answer.code, answer.text());
+                        if answer.code == 200 {
+                            accepted.lock().expect("no panic").push(answer.text());
+                        } else {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(700));
+            let killed = if round % 2 == 0 {
+                postgres.kill().and_then(|()| {
+                    std::thread::sleep(Duration::from_millis(300));
+                    postgres.resume()
+                })
+            } else {
+                let pid = collectors[0].pid()?;
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).context("killing a collector")
+            };
+            std::thread::sleep(Duration::from_millis(300));
+            over.store(true, Ordering::Relaxed);
+            killed
+        });
+        done?;
+        if round % 2 == 1 {
+            collectors[0] = Collector::with_store(ANY, &store, &[])?;
+        }
+        let now = accepted.lock().expect("no panic").clone();
+        ensure!(now.len() > before + 20, "only {} sets in round {round}", now.len() - before);
+        let kept = postgres.query("SELECT id FROM gctrace_sample_set WHERE samples = 10 AND length(body) > 500")?;
+        let kept: std::collections::HashSet<&str> = kept.lines().collect();
+        for address in &now {
+            let id = address.split_once("/configs/").context("an address")?.1;
+            ensure!(kept.contains(id), "{id} is lost in round {round}");
+        }
+        for collector in &collectors {
+            ensure!(collector.get("/healthz")?.code == 200, "a collector is ill after round {round}");
+        }
+    }
+    ensure!(refused.load(Ordering::Relaxed) > 0, "nothing was refused although the database was away");
+    Ok(())
+}
+
+/// A database that cannot be reached is one clear error, without the password.
+#[test]
+fn no_database() -> Result<()> {
+    let error = Collector::with_store(ANY, "postgres://me:geheim@127.0.0.1:9/gc", &[]).err().context("it cannot start")?;
+    let error = format!("{error:#}");
+    ensure!(error.contains("opening the store") && error.contains("refused"), "{error}");
+    ensure!(!error.contains("geheim"), "the password is shown: {error}");
+    Ok(())
+}

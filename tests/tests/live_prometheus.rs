@@ -1,0 +1,202 @@
+//! What a real Prometheus reads from a real run.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use gctrace_tests::PATIENCE;
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::http;
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use serde_json::Value;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+fn promtool(args: &[&str]) -> Result<String> {
+    let output = Command::new("promtool").args(args).output().context("promtool; `cargo xtask setup` installs it")?;
+    let (said, errors) = (String::from_utf8(output.stdout)?, String::from_utf8_lossy(&output.stderr).into_owned());
+    ensure!(output.status.success(), "promtool {args:?}: {said}{errors}");
+    Ok(said)
+}
+
+/// A Prometheus that scrapes one target five times a second.
+struct Prometheus {
+    _process: Guarded,
+    url: String,
+}
+
+impl Prometheus {
+    fn start(live: &Live, target: &str) -> Result<Self> {
+        let config = live.path("prometheus.yml");
+        let rules = repository().join("deploy/prometheus/gctrace.rules.yml");
+        let text = format!(
+            "global: {{scrape_interval: 200ms, evaluation_interval: 1s}}\nrule_files: ['{}']\nscrape_configs:\n\
+             - job_name: gctrace\n  static_configs: [{{targets: ['{target}']}}]\n",
+            rules.display()
+        );
+        std::fs::write(&config, text)?;
+        let mut last = None;
+        for attempt in 0..5 {
+            // Somebody else may take the port meanwhile.
+            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let data = live.path(&format!("prometheus-{attempt}"));
+            let mut command = Command::new("prometheus");
+            command.arg(format!("--config.file={}", config.display()));
+            command.arg(format!("--storage.tsdb.path={}", data.display()));
+            command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+            let mut process = Guarded::start("prometheus", &mut command)?;
+            let ready = |line: &str| line.contains("Server is ready");
+            match process.wait_stderr(PATIENCE, "its readiness", ready) {
+                Ok(_) => return Ok(Self { _process: process, url: format!("http://127.0.0.1:{port}") }),
+                Err(error) => last = Some(error),
+            }
+        }
+        last.map_or_else(|| bail!("no attempt"), Err)
+    }
+
+    /// The values of a query.
+    fn query(&self, query: &str) -> Result<Vec<f64>> {
+        let said = promtool(&["query", "instant", "--format=json", &self.url, query])?;
+        let found: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
+        let one = |sample: &Value| sample["value"][1].as_str()?.parse().ok();
+        found.as_array().with_context(|| said.clone())?.iter().map(|one_of| one(one_of).context("a value")).collect()
+    }
+
+    /// Waits until a query has exactly this value.
+    fn wait(&self, query: &str, wanted: f64) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            let found = self.query(query)?;
+            if found == [wanted] {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{query} is {found:?}, not {wanted}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+/// Prometheus has as many collections as `GC.count` says, as many objects as `GC.stat` says, and every query of the dashboard
+/// can be asked.
+#[test]
+fn figures_are_the_programs_own() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let mut gctrace = Invocation::new(["--all-ruby", "--quiet", "--prometheus", "127.0.0.1:0"])?
+            .with(|command| {
+                command.env_remove("OTEL_SERVICE_NAME");
+            })
+            .start()?;
+        let line = gctrace.wait_error("metrics on")?;
+        let target = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context(line.clone())?;
+        let target = target.to_owned();
+        gctrace.wait_ready()?;
+        let prometheus = Prometheus::start(&live, &target)?;
+        let service = format!("shop {} \"\\", ruby.version());
+        let script = Script::unwitnessed(&live, ruby, "scraped.rb")?.env("OTEL_SERVICE_NAME", &service);
+        let mut running = script.start()?;
+        running.wait_for("worked")?;
+        let outputs = running.outputs();
+        let (report, _) = outputs.read("")?;
+        let count = report.after["count"].as_u64().context("GC.count")?;
+        let selector = format!("{{service=\"shop {} \\\"\\\\\"}}", ruby.version());
+        prometheus.wait(&format!("sum(cruby_gc_collections_total{selector})"), count as f64)?;
+        let stat = |key: &str| report.after.get(key).and_then(Value::as_u64).context(key.to_owned());
+        prometheus.wait(
+            &format!("sum(cruby_gc_collections_total{selector} == on (type, service, gc_by, major_by) \
+                      cruby_gc_collections_total{{type=\"major\"}})"),
+            stat("major_gc_count")? as f64,
+        )?;
+        let one = |query: String| -> Result<f64> {
+            let found = prometheus.query(&query)?;
+            found.first().copied().filter(|_| found.len() == 1).with_context(|| format!("{query}: {found:?}"))
+        };
+        // What was allocated before the first GC event is not seen, nor what was after the last one.
+        let allocated = one(format!("cruby_allocated_objects_total{selector}"))?;
+        let (all, work) = (stat("total_allocated_objects")?, report.growth("total_allocated_objects")?);
+        ensure!(allocated <= all as f64 && allocated >= work as f64 * 0.9, "{work} <= {allocated} <= {all}");
+        if report.after.contains_key("time") {
+            // Both are the time of the same pauses. Ruby's clock is about CPU time, so preemption shows only in ours.
+            let seconds = one(format!("sum(cruby_gc_time_seconds_total{selector})"))?;
+            let theirs = stat("time")? as f64 / 1000.0;
+            ensure!(seconds > theirs * 0.5 - count as f64 / 1000.0, "{seconds} s of pauses, {theirs} s by GC.stat");
+        }
+        let pauses = one(format!("sum(cruby_gc_pause_seconds_count{selector})"))?;
+        ensure!(pauses >= count as f64, "{pauses} pauses of {count} cycles");
+        let longest = one(format!("histogram_quantile(1, sum by (le) (cruby_gc_pause_seconds_bucket{selector}))"))?;
+        ensure!(longest > 0.0 && longest.is_finite(), "a longest pause of {longest} s");
+        let rss = one(format!("cruby_resident_memory_bytes{selector}"))?;
+        ensure!((4e6..4e9).contains(&rss), "{rss} bytes");
+        prometheus.wait(&format!("cruby_processes{selector}"), 1.0)?;
+
+        let dashboard = std::fs::read_to_string(repository().join("deploy/grafana/ruby-gc.json"))?;
+        let dashboard: Value = serde_json::from_str(&dashboard)?;
+        for panel in dashboard["panels"].as_array().context("panels")? {
+            for target in panel["targets"].as_array().context("targets")? {
+                let query = target["expr"].as_str().context("a query")?;
+                let query = query.replace("$service", "shop.*").replace("$__rate_interval", "1m");
+                // Long waits are there with --gvl only; a rate takes two scrapes.
+                let deadline = Instant::now() + Duration::from_secs(10);
+                while prometheus.query(&query)?.is_empty() && !query.contains("gvl") {
+                    ensure!(Instant::now() < deadline, "{query} finds nothing");
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            }
+        }
+
+        let address = target.parse()?;
+        let text = http::get(address, "/metrics")?;
+        ensure!(text.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{:?}", text.headers);
+        let file = live.path("metrics.txt");
+        std::fs::write(&file, &text.body)?;
+        let checked = Command::new("promtool").args(["check", "metrics"]).stdin(std::fs::File::open(&file)?).output()?;
+        ensure!(
+            checked.status.success() && checked.stderr.is_empty(),
+            "promtool check metrics: {}",
+            String::from_utf8_lossy(&checked.stderr)
+        );
+        ensure!(http::get(address, "/healthz")?.code == 200 && http::get(address, "/")?.code == 404);
+        ensure!(http::post(address, "/metrics", &[], b"x")?.code == 405);
+
+        // A process that has ended counts on, but is not there any more.
+        running.say("")?;
+        running.finish()?;
+        prometheus.wait(&format!("cruby_processes{selector}"), 0.0)?;
+        let last = one(format!("sum(cruby_gc_collections_total{selector})"))?;
+        ensure!(last >= count as f64, "{last} collections after the end, {count} before");
+        let finished = gctrace.interrupt()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        Ok(())
+    })
+}
+
+/// The alert rules are what they should be, by their own tests.
+#[test]
+fn alert_rules() -> Result<()> {
+    let rules = repository().join("deploy/prometheus");
+    let path = |name: &str| rules.join(name).to_string_lossy().into_owned();
+    promtool(&["check", "rules", &path("gctrace.rules.yml")])?;
+    promtool(&["test", "rules", &path("gctrace.rules.test.yml")])?;
+    Ok(())
+}
+
+/// An address that is taken is one clear error, before anything is attached.
+#[test]
+fn taken_address() -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = listener.local_addr()?.to_string();
+    let _turn = Live::begin()?;
+    let finished = Invocation::new(["--all-ruby", "--prometheus", &address])?.run()?;
+    ensure!(
+        finished.status.code() == Some(2) && finished.errors().contains(&format!("listening on {address}")),
+        "{finished:?}"
+    );
+    Ok(())
+}

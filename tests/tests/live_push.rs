@@ -1,0 +1,229 @@
+//! What is pushed to OTLP receivers and to Pyroscope: decoded by others, by the rules, and equal to what the lines say.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::{self, Invocation};
+use gctrace_tests::live::Live;
+use gctrace_tests::pprof::Profile;
+use gctrace_tests::python;
+use gctrace_tests::receiver::{Answer, Push, Receiver};
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Report as ScriptReport, Script};
+use serde_json::Value;
+
+const OK: Answer = (200, "", b"");
+const METRICS: &str = "/v1/metrics";
+const PROFILES: &str = "/v1development/profiles";
+
+/// gctrace with these options on a script that makes garbage, printing jsonl.
+fn run(live: &Live, ruby: &Ruby, options: &[&str]) -> Result<(Report, String, ScriptReport)> {
+    let script = Script::unwitnessed(live, ruby, "scraped.rb")?;
+    let (command, env, outputs) = script.into_parts()?;
+    let mut args: Vec<std::ffi::OsString> = options.iter().map(Into::into).collect();
+    args.push("--".into());
+    args.extend(command);
+    let finished = Invocation::jsonl(args)?
+        .envs(env)
+        .with(|command| {
+            command.env("OTEL_SERVICE_NAME", "shop");
+            command.env("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test%20bed,service.name=no");
+            command.env("OTEL_EXPORTER_OTLP_HEADERS", "X-Key=secret%20word");
+            command.stdin(std::process::Stdio::null());
+        })
+        .run()?;
+    let (script, _) = outputs.read("")?;
+    Ok((gctrace::read(&finished)?, finished.errors(), script))
+}
+
+/// What the official Python package makes of those pushes that were accepted; nothing in it may be wrong.
+fn decoded(live: &Live, pushes: &[Push]) -> Result<Value> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for (at, push) in pushes.iter().enumerate().filter(|(_, push)| push.code == 200) {
+        let kind = if push.path == METRICS { "metrics" } else { "profiles" };
+        ensure!(kind == "metrics" || push.path == PROFILES, "a push to {}", push.path);
+        ensure!(push.head.contains("content-type: application/x-protobuf"), "{}", push.head);
+        ensure!(push.head.contains("x-key: secret word"), "{}", push.head);
+        files.push(live.path(&format!("{at}.{kind}")));
+        std::fs::write(&files[files.len() - 1], &push.body)?;
+    }
+    let found = python::script("otlp.py", &files)?;
+    ensure!(found["errors"].as_array().is_some_and(Vec::is_empty), "against the rules: {}", found["errors"]);
+    Ok(found)
+}
+
+/// The profiles of a kind add up to what the lines say, which count and measure every pause.
+fn totals_agree(found: &Value, report: &Report, pid: u32) -> Result<()> {
+    let (mut pauses, mut ns) = (0, 0);
+    for line in report.gcs_of(pid) {
+        pauses += line.pauses.len() as u64;
+        ns += line.pauses.iter().map(|pause| pause.ns).sum::<u64>();
+    }
+    let kinds = &found["profiles"]["shop"];
+    let total = |kind: &str| kinds[kind]["total"].as_u64().unwrap_or_default();
+    ensure!(pauses > 0 && total("gc_pauses") == pauses, "{} pauses, the lines have {pauses}", total("gc_pauses"));
+    ensure!(total("gc") == ns, "{} ns of pauses, the lines have {ns}", total("gc"));
+    Ok(())
+}
+
+/// Everything decodes by the official definition, obeys its rules, and says what the lines and the program say.
+#[test]
+fn otlp() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let receiver = Receiver::start(|_, _| OK)?;
+        let url = format!("http://{}/", receiver.address);
+        let (report, said, script) = run(&live, ruby, &["--otlp", &url, "--push-interval", "500ms", "--wall"])?;
+        let pushes = receiver.pushes();
+        ensure!(pushes.iter().filter(|push| push.path == PROFILES).count() > 1, "only one window");
+        ensure!(said.contains(&format!("OTLP: {} requests were accepted, 0 refused, 0 dropped", pushes.len())), "{said}");
+        let found = decoded(&live, &pushes)?;
+        totals_agree(&found, &report, script.pid)?;
+        for kind in ["cpu", "wall", "gc"] {
+            let kind = &found["profiles"]["shop"][kind];
+            let (total, method) = (&kind["total"], &kind["Object#produce_garbage"]);
+            let share = method.as_f64().unwrap_or_default() / total.as_f64().unwrap_or(1.0);
+            ensure!(share > 0.05, "the method that makes the garbage has {share} of {kind:#}");
+        }
+        // Metrics are cumulative: the last ones hold.
+        let metrics = &found["metrics"]["shop"];
+        let sum = |name: &str| -> Result<f64> {
+            let points = metrics[name].as_object().with_context(|| format!("no {name} in {metrics:#}"))?;
+            Ok(points.values().filter_map(Value::as_f64).sum())
+        };
+        let lines: Vec<_> = report.gcs_of(script.pid).collect();
+        ensure!(sum("cruby.gc.collections")? as usize == lines.len(), "{metrics:#}, {} lines", lines.len());
+        ensure!(sum("cruby.gc.collections")? >= script.after["count"].as_f64().context("count")?);
+        let pauses: usize = lines.iter().map(|line| line.pauses.len()).sum();
+        ensure!(sum("cruby.gc.pause.duration")? as usize == pauses, "{pauses} pauses: {metrics:#}");
+        ensure!(sum("cruby.processes")? == 0.0 && sum("cruby.processes.met")? == 1.0);
+        ensure!(found["metrics"]["gctrace"]["gctrace.events.lost"].is_object(), "nothing of gctrace itself");
+        let about = found["resources"].as_array().context("resources")?;
+        let about = about.iter().find(|about| about["process.pid"] == script.pid).context("the process")?;
+        ensure!(about["deployment.environment.name"] == "test bed", "{about}");
+        ensure!(about["process.runtime.version"] == script.ruby, "{about}");
+        Ok(())
+    })
+}
+
+/// A server that is busy, that finds requests too large, that takes a part only, that refuses: each request is sent as often as
+/// it makes sense, nothing comes twice, and everything is counted.
+#[test]
+fn otlp_trouble() -> Result<()> {
+    const LARGE: usize = 3000;
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let receiver = Receiver::start(|push, before| match (push.path.as_str(), before) {
+        (_, 0) => (503, "Retry-After: 1\r\n", b"busy"),
+        (METRICS, _) => (400, "", b"no \x1b[2Jmetrics"),
+        (_, _) if push.body.len() > LARGE => (413, "", b""),
+        // ExportProfilesServiceResponse{partial_success{rejected_profiles: 1, error_message: "why"}}
+        _ => (200, "", b"\x0a\x07\x08\x01\x12\x03why"),
+    })?;
+    let url = format!("http://{}", receiver.address);
+    let (report, said, script) = run(&live, &ruby, &["--otlp", &url, "--push-interval", "1s"])?;
+    let pushes = receiver.pushes();
+    let answered = |code: u16| pushes.iter().filter(|push| push.code == code).count();
+    ensure!(answered(413) > 0 && answered(503) == 1, "{pushes:?}");
+    // What was halved came in pieces; they are the whole, unless a piece could not be halved any more.
+    let found = decoded(&live, &pushes)?;
+    if pushes.iter().filter(|push| push.code == 413).all(|push| push.body.len() > LARGE)
+        && !said.contains("too large")
+    {
+        totals_agree(&found, &report, script.pid)?;
+    }
+    let first = pushes.first().context("a push")?;
+    ensure!(pushes.iter().skip(1).any(|push| push.body == first.body), "what was answered with 503 did not come again");
+    let line = said.lines().find(|line| line.contains("requests were accepted")).context(said.clone())?;
+    let accepted = answered(200);
+    ensure!(line.contains(&format!("{accepted} requests were accepted ({accepted} of them in part)")), "{line}");
+    ensure!(!line.contains(" 0 refused"), "{line}");
+    ensure!(!said.contains('\u{1b}'), "an escape sequence of the server's reaches the terminal: {said:?}");
+    Ok(())
+}
+
+/// Nobody there: tracing goes on as ever, ends soon, and says what was not delivered.
+#[test]
+fn nobody_there() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let options = ["--otlp", "http://127.0.0.1:9", "--pyroscope", "http://127.0.0.1:9", "--push-interval", "200ms"];
+    let (report, said, script) = run(&live, &ruby, &options)?;
+    ensure!(report.gcs_of(script.pid).count() as u64 >= script.after["count"].as_u64().context("count")?);
+    for name in ["OTLP", "Pyroscope"] {
+        ensure!(said.contains(&format!("gctrace: {name}: 0 requests were accepted, 0 refused, ")), "{said}");
+        ensure!(!said.contains(&format!("{name}: 0 requests were accepted, 0 refused, 0 dropped\n")), "{said}");
+    }
+    Ok(())
+}
+
+/// The fields with this number of a protobuf message that are bytes.
+fn fields(mut message: &[u8], wanted: u64) -> Result<Vec<&[u8]>> {
+    fn varint(message: &mut &[u8]) -> Result<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = message.split_first().context("cut off")?;
+            *message = rest;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                break;
+            }
+        }
+        Ok(value)
+    }
+    let mut found = Vec::new();
+    while !message.is_empty() {
+        let key = varint(&mut message)?;
+        ensure!(key & 7 == 2, "a field of wire type {}", key & 7);
+        let length = usize::try_from(varint(&mut message)?)?;
+        let (field, rest) = message.split_at_checked(length).context("cut off")?;
+        message = rest;
+        if key >> 3 == wanted {
+            found.push(field);
+        }
+    }
+    Ok(found)
+}
+
+/// Pyroscope gets profiles that `go tool pprof` reads, with the labels that it wants, and all windows together are the run.
+#[test]
+fn pyroscope() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let receiver = Receiver::start(|_, _| OK)?;
+    let url = format!("http://{}", receiver.address);
+    let (report, _, script) = run(&live, &ruby, &["--pyroscope", &url, "--push-interval", "500ms"])?;
+    let pushes = receiver.pushes();
+    ensure!(pushes.len() > 1, "{} pushes", pushes.len());
+    let (mut pauses, mut ns, mut cpu) = (0, 0, 0);
+    for (at, push) in pushes.iter().enumerate() {
+        ensure!(push.path == "/push.v1.PusherService/Push", "{}", push.path);
+        ensure!(push.head.contains("content-type: application/proto"), "{}", push.head);
+        let mut body = Vec::new();
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(push.body.as_slice()), &mut body)?;
+        for series in fields(&body, 1)? {
+            let mut labels = Vec::new();
+            for label in fields(series, 1)? {
+                let text = |number| Ok::<_, anyhow::Error>(String::from_utf8(fields(label, number)?.concat())?);
+                labels.push((text(1)?, text(2)?));
+            }
+            let has = |name: &str, value: &str| labels.contains(&(name.to_owned(), value.to_owned()));
+            ensure!(has("__name__", "process_cpu") && has("service_name", "shop"), "{labels:?}");
+            for sample in fields(series, 2)? {
+                let file = live.path(&format!("{at}.pb.gz"));
+                std::fs::write(&file, fields(sample, 1)?.concat())?;
+                let profile = Profile::open(&file)?;
+                pauses += profile.total("gc-pauses/count")?;
+                ns += profile.total("gc/nanoseconds")?;
+                cpu += profile.total("cpu/nanoseconds")?;
+            }
+        }
+    }
+    let lines: Vec<_> = report.gcs_of(script.pid).collect();
+    let told: usize = lines.iter().map(|line| line.pauses.len()).sum();
+    let told_ns: u64 = lines.iter().flat_map(|line| &line.pauses).map(|pause| pause.ns).sum();
+    ensure!(pauses == told as u64 && ns == told_ns, "{pauses} pauses of {ns} ns; the lines: {told} of {told_ns}");
+    ensure!(cpu > 0, "no CPU time");
+    Ok(())
+}

@@ -24,7 +24,8 @@ use crate::{
         proc::is_running,
     },
     export::{
-        ExportError, Exporter, jsonl::Jsonl, profile, prometheus::Prometheus, push, stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
+        ExportError, Exporter, jsonl::Jsonl, profile, prometheus::Prometheus, push, stack_log::StackLog,
+        text::Text, tunemygc::TuneMyGc,
     },
     ledger::Ledger,
     native::Tables,

@@ -154,7 +154,7 @@ def profiles(request, result):
                             function = use("function", line.function_index)
                             check(line.function_index > 0, "function 0 is in a line")
                             named = [function.name_strindex, function.system_name_strindex, function.filename_strindex]
-                            check(any(use("string", s) for s in named), "a function without any name")
+                            check(any([use("string", s) for s in named]), "a function without any name")
                             names.append(use("string", function.name_strindex))
                     total = sum(sample.values)
                     result["profiles"][about["service.name"]][kind]["total"] += total

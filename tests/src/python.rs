@@ -20,8 +20,10 @@ fn python() -> Result<PathBuf> {
     }
     run(Command::new("python3").args(["-m", "venv"]).arg(&dir))
         .context("making a virtual environment; `cargo xtask setup` installs python3-venv")?;
-    run(Command::new(dir.join("bin/pip")).args(["install", "--quiet", "--disable-pip-version-check"]).args(PACKAGES))
-        .context("installing from PyPI")?;
+    run(Command::new(dir.join("bin/pip"))
+        .args(["install", "--quiet", "--disable-pip-version-check"])
+        .args(PACKAGES))
+    .context("installing from PyPI")?;
     std::fs::write(done, wanted)?;
     Ok(python)
 }

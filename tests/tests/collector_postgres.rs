@@ -26,7 +26,11 @@ fn one_of_two() -> Result<()> {
     let (first, second) = (first?, second?);
     let token = first.register()?;
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
-    let starving = cycles(&[(cycle("newobj", None), 300), (cycle("malloc", None), 60), (cycle("newobj", Some("oldgen")), 40)]);
+    let starving = cycles(&[
+        (cycle("newobj", None), 300),
+        (cycle("malloc", None), 60),
+        (cycle("newobj", Some("oldgen")), 40),
+    ]);
     let text = set(&token, "3.4.7", &json!({}), &starving).to_string();
     let sent = second.send(&text)?;
     ensure!(sent.code == 200, "{sent:?}");
@@ -36,7 +40,10 @@ fn one_of_two() -> Result<()> {
     let path = format!("/configs/{}.json", sent.text().split_once("/configs/").context("an address")?.1);
     let (one, other): (Value, Value) =
         (serde_json::from_slice(&first.get(&path)?.body)?, serde_json::from_slice(&second.get(&path)?.body)?);
-    ensure!(one == other && one["Speed"].as_object().is_some_and(|speed| !speed.is_empty()), "{one}, {other}");
+    ensure!(
+        one == other && one["Speed"].as_object().is_some_and(|speed| !speed.is_empty()),
+        "{one}, {other}"
+    );
 
     // The same into SQLite: the same advice.
     let live = gctrace_tests::live::Live::without_gctrace()?;
@@ -44,7 +51,10 @@ fn one_of_two() -> Result<()> {
     let its = lite.register()?;
     let sent = lite.send(&set(&its, "3.4.7", &json!({}), &starving).to_string())?;
     let path = format!("/configs/{}.json", sent.text().split_once("/configs/").context("an address")?.1);
-    ensure!(serde_json::from_slice::<Value>(&lite.get(&path)?.body)? == one, "SQLite's advice is another one");
+    ensure!(
+        serde_json::from_slice::<Value>(&lite.get(&path)?.body)? == one,
+        "SQLite's advice is another one"
+    );
 
     // SQL and NUL in every text stay texts.
     let evil = "email=a%40b%27);DROP+TABLE+gctrace_app;--%00&app=x%27%22%00";
@@ -80,7 +90,12 @@ fn nothing_accepted_is_lost() -> Result<()> {
                         let set = example(token, pid).expect("the example").to_string();
                         // Killed in between is no answer, and nothing was promised.
                         let Ok(answer) = collectors[client % 2].send(&set) else { continue };
-                        assert!(answer.code == 200 || answer.code == 500, "{} {}", answer.code, answer.text());
+                        assert!(
+                            answer.code == 200 || answer.code == 500,
+                            "{} {}",
+                            answer.code,
+                            answer.text()
+                        );
                         if answer.code == 200 {
                             accepted.lock().expect("no panic").push(answer.text());
                         } else {
@@ -97,7 +112,8 @@ fn nothing_accepted_is_lost() -> Result<()> {
                 })
             } else {
                 let pid = collectors[0].pid()?;
-                rustix::process::kill_process(pid, rustix::process::Signal::KILL).context("killing a collector")
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL)
+                    .context("killing a collector")
             };
             std::thread::sleep(Duration::from_millis(300));
             over.store(true, Ordering::Relaxed);
@@ -109,7 +125,8 @@ fn nothing_accepted_is_lost() -> Result<()> {
         }
         let now = accepted.lock().expect("no panic").clone();
         ensure!(now.len() > before + 20, "only {} sets in round {round}", now.len() - before);
-        let kept = postgres.query("SELECT id FROM gctrace_sample_set WHERE samples = 10 AND length(body) > 500")?;
+        let kept =
+            postgres.query("SELECT id FROM gctrace_sample_set WHERE samples = 10 AND length(body) > 500")?;
         let kept: std::collections::HashSet<&str> = kept.lines().collect();
         for address in &now {
             let id = address.split_once("/configs/").context("an address")?.1;
@@ -126,7 +143,9 @@ fn nothing_accepted_is_lost() -> Result<()> {
 /// A database that cannot be reached is one clear error, without the password.
 #[test]
 fn no_database() -> Result<()> {
-    let error = Collector::with_store(ANY, "postgres://me:geheim@127.0.0.1:9/gc", &[]).err().context("it cannot start")?;
+    let error = Collector::with_store(ANY, "postgres://me:geheim@127.0.0.1:9/gc", &[])
+        .err()
+        .context("it cannot start")?;
     let error = format!("{error:#}");
     ensure!(error.contains("opening the store") && error.contains("refused"), "{error}");
     ensure!(!error.contains("geheim"), "the password is shown: {error}");

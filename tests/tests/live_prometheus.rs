@@ -20,8 +20,10 @@ fn repository() -> PathBuf {
 }
 
 fn promtool(args: &[&str]) -> Result<String> {
-    let output = Command::new("promtool").args(args).output().context("promtool; `cargo xtask setup` installs it")?;
-    let (said, errors) = (String::from_utf8(output.stdout)?, String::from_utf8_lossy(&output.stderr).into_owned());
+    let output =
+        Command::new("promtool").args(args).output().context("promtool; `cargo xtask setup` installs it")?;
+    let (said, errors) =
+        (String::from_utf8(output.stdout)?, String::from_utf8_lossy(&output.stderr).into_owned());
     ensure!(output.status.success(), "promtool {args:?}: {said}{errors}");
     Ok(said)
 }
@@ -66,7 +68,12 @@ impl Prometheus {
         let said = promtool(&["query", "instant", "--format=json", &self.url, query])?;
         let found: Value = serde_json::from_str(&said).with_context(|| said.clone())?;
         let one = |sample: &Value| sample["value"][1].as_str()?.parse().ok();
-        found.as_array().with_context(|| said.clone())?.iter().map(|one_of| one(one_of).context("a value")).collect()
+        found
+            .as_array()
+            .with_context(|| said.clone())?
+            .iter()
+            .map(|one_of| one(one_of).context("a value"))
+            .collect()
     }
 
     /// Waits until a query has exactly this value.
@@ -95,7 +102,8 @@ fn figures_are_the_programs_own() -> Result<()> {
             })
             .start()?;
         let line = gctrace.wait_error("metrics on")?;
-        let target = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context(line.clone())?;
+        let target =
+            line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context(line.clone())?;
         let target = target.to_owned();
         gctrace.wait_ready()?;
         let prometheus = Prometheus::start(&live, &target)?;
@@ -110,8 +118,10 @@ fn figures_are_the_programs_own() -> Result<()> {
         prometheus.wait(&format!("sum(cruby_gc_collections_total{selector})"), count as f64)?;
         let stat = |key: &str| report.after.get(key).and_then(Value::as_u64).context(key.to_owned());
         prometheus.wait(
-            &format!("sum(cruby_gc_collections_total{selector} == on (type, service, gc_by, major_by) \
-                      cruby_gc_collections_total{{type=\"major\"}})"),
+            &format!(
+                "sum(cruby_gc_collections_total{selector} == on (type, service, gc_by, major_by) \
+                      cruby_gc_collections_total{{type=\"major\"}})"
+            ),
             stat("major_gc_count")? as f64,
         )?;
         let one = |query: String| -> Result<f64> {
@@ -126,11 +136,15 @@ fn figures_are_the_programs_own() -> Result<()> {
             // Both are the time of the same pauses. Ruby's clock is about CPU time, so preemption shows only in ours.
             let seconds = one(format!("sum(cruby_gc_time_seconds_total{selector})"))?;
             let theirs = stat("time")? as f64 / 1000.0;
-            ensure!(seconds > theirs * 0.5 - count as f64 / 1000.0, "{seconds} s of pauses, {theirs} s by GC.stat");
+            ensure!(
+                seconds > theirs * 0.5 - count as f64 / 1000.0,
+                "{seconds} s of pauses, {theirs} s by GC.stat"
+            );
         }
         let pauses = one(format!("sum(cruby_gc_pause_seconds_count{selector})"))?;
         ensure!(pauses >= count as f64, "{pauses} pauses of {count} cycles");
-        let longest = one(format!("histogram_quantile(1, sum by (le) (cruby_gc_pause_seconds_bucket{selector}))"))?;
+        let longest =
+            one(format!("histogram_quantile(1, sum by (le) (cruby_gc_pause_seconds_bucket{selector}))"))?;
         ensure!(longest > 0.0 && longest.is_finite(), "a longest pause of {longest} s");
         let rss = one(format!("cruby_resident_memory_bytes{selector}"))?;
         ensure!((4e6..4e9).contains(&rss), "{rss} bytes");
@@ -156,7 +170,10 @@ fn figures_are_the_programs_own() -> Result<()> {
         ensure!(text.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{:?}", text.headers);
         let file = live.path("metrics.txt");
         std::fs::write(&file, &text.body)?;
-        let checked = Command::new("promtool").args(["check", "metrics"]).stdin(std::fs::File::open(&file)?).output()?;
+        let checked = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(std::fs::File::open(&file)?)
+            .output()?;
         ensure!(
             checked.status.success() && checked.stderr.is_empty(),
             "promtool check metrics: {}",

@@ -62,7 +62,11 @@ fn totals_agree(found: &Value, report: &Report, pid: u32) -> Result<()> {
     }
     let kinds = &found["profiles"]["shop"];
     let total = |kind: &str| kinds[kind]["total"].as_u64().unwrap_or_default();
-    ensure!(pauses > 0 && total("gc_pauses") == pauses, "{} pauses, the lines have {pauses}", total("gc_pauses"));
+    ensure!(
+        pauses > 0 && total("gc_pauses") == pauses,
+        "{} pauses, the lines have {pauses}",
+        total("gc_pauses")
+    );
     ensure!(total("gc") == ns, "{} ns of pauses, the lines have {ns}", total("gc"));
     Ok(())
 }
@@ -74,10 +78,14 @@ fn otlp() -> Result<()> {
     Ruby::first_and_last(|ruby| {
         let receiver = Receiver::start(|_, _| OK)?;
         let url = format!("http://{}/", receiver.address);
-        let (report, said, script) = run(&live, ruby, &["--otlp", &url, "--push-interval", "500ms", "--wall"])?;
+        let (report, said, script) =
+            run(&live, ruby, &["--otlp", &url, "--push-interval", "500ms", "--wall"])?;
         let pushes = receiver.pushes();
         ensure!(pushes.iter().filter(|push| push.path == PROFILES).count() > 1, "only one window");
-        ensure!(said.contains(&format!("OTLP: {} requests were accepted, 0 refused, 0 dropped", pushes.len())), "{said}");
+        ensure!(
+            said.contains(&format!("OTLP: {} requests were accepted, 0 refused, 0 dropped", pushes.len())),
+            "{said}"
+        );
         let found = decoded(&live, &pushes)?;
         totals_agree(&found, &report, script.pid)?;
         for kind in ["cpu", "wall", "gc"] {
@@ -134,10 +142,16 @@ fn otlp_trouble() -> Result<()> {
         totals_agree(&found, &report, script.pid)?;
     }
     let first = pushes.first().context("a push")?;
-    ensure!(pushes.iter().skip(1).any(|push| push.body == first.body), "what was answered with 503 did not come again");
+    ensure!(
+        pushes.iter().skip(1).any(|push| push.body == first.body),
+        "what was answered with 503 did not come again"
+    );
     let line = said.lines().find(|line| line.contains("requests were accepted")).context(said.clone())?;
     let accepted = answered(200);
-    ensure!(line.contains(&format!("{accepted} requests were accepted ({accepted} of them in part)")), "{line}");
+    ensure!(
+        line.contains(&format!("{accepted} requests were accepted ({accepted} of them in part)")),
+        "{line}"
+    );
     ensure!(!line.contains(" 0 refused"), "{line}");
     ensure!(!said.contains('\u{1b}'), "an escape sequence of the server's reaches the terminal: {said:?}");
     Ok(())
@@ -148,12 +162,16 @@ fn otlp_trouble() -> Result<()> {
 fn nobody_there() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
-    let options = ["--otlp", "http://127.0.0.1:9", "--pyroscope", "http://127.0.0.1:9", "--push-interval", "200ms"];
+    let options =
+        ["--otlp", "http://127.0.0.1:9", "--pyroscope", "http://127.0.0.1:9", "--push-interval", "200ms"];
     let (report, said, script) = run(&live, &ruby, &options)?;
     ensure!(report.gcs_of(script.pid).count() as u64 >= script.after["count"].as_u64().context("count")?);
     for name in ["OTLP", "Pyroscope"] {
         ensure!(said.contains(&format!("gctrace: {name}: 0 requests were accepted, 0 refused, ")), "{said}");
-        ensure!(!said.contains(&format!("{name}: 0 requests were accepted, 0 refused, 0 dropped\n")), "{said}");
+        ensure!(
+            !said.contains(&format!("{name}: 0 requests were accepted, 0 refused, 0 dropped\n")),
+            "{said}"
+        );
     }
     Ok(())
 }
@@ -205,7 +223,8 @@ fn pyroscope() -> Result<()> {
         for series in fields(&body, 1)? {
             let mut labels = Vec::new();
             for label in fields(series, 1)? {
-                let text = |number| Ok::<_, anyhow::Error>(String::from_utf8(fields(label, number)?.concat())?);
+                let text =
+                    |number| Ok::<_, anyhow::Error>(String::from_utf8(fields(label, number)?.concat())?);
                 labels.push((text(1)?, text(2)?));
             }
             let has = |name: &str, value: &str| labels.contains(&(name.to_owned(), value.to_owned()));
@@ -223,7 +242,10 @@ fn pyroscope() -> Result<()> {
     let lines: Vec<_> = report.gcs_of(script.pid).collect();
     let told: usize = lines.iter().map(|line| line.pauses.len()).sum();
     let told_ns: u64 = lines.iter().flat_map(|line| &line.pauses).map(|pause| pause.ns).sum();
-    ensure!(pauses == told as u64 && ns == told_ns, "{pauses} pauses of {ns} ns; the lines: {told} of {told_ns}");
+    ensure!(
+        pauses == told as u64 && ns == told_ns,
+        "{pauses} pauses of {ns} ns; the lines: {told} of {told_ns}"
+    );
     ensure!(cpu > 0, "no CPU time");
     Ok(())
 }

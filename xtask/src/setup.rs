@@ -75,7 +75,9 @@ impl Purpose {
         match self {
             Self::Build => &[CC, LIBC],
             Self::Demo => &[CC, LIBC, RUBY],
-            Self::Test => &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PROMETHEUS, POSTGRES, VENV],
+            Self::Test => {
+                &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PROMETHEUS, POSTGRES, VENV]
+            }
             Self::Lab => &[MMDEBSTRAP],
             Self::Vm => &[MMDEBSTRAP, QEMU, BUSYBOX, CPIO],
             Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],

@@ -24,7 +24,8 @@ const KEPT: usize = 16;
 const LOCK: i64 = 0x6763_7472;
 
 /// On the disk before the answer goes out, whatever the server's configuration says; and no statement waits for ever.
-const SESSION: &str = "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
+const SESSION: &str =
+    "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
 const MIGRATIONS: [&str; 1] = ["
@@ -86,19 +87,20 @@ impl Postgres {
             None
         };
         let store = Self { config, tls, idle: Mutex::new(Vec::new()) };
-        store.with(Retry::No, |client| {
-            let mut transaction = client.transaction()?;
-            let version = migrate(&mut transaction)?;
-            transaction.commit()?;
-            Ok(version)
-        })
-        .and_then(|version| {
-            if version > MIGRATIONS.len() as i32 {
-                let what = format!("was written by a later gctrace (version {version} of its tables)");
-                return Err(StoreError::Foreign { path: "the database".into(), what });
-            }
-            Ok(store)
-        })
+        store
+            .with(Retry::No, |client| {
+                let mut transaction = client.transaction()?;
+                let version = migrate(&mut transaction)?;
+                transaction.commit()?;
+                Ok(version)
+            })
+            .and_then(|version| {
+                if version > MIGRATIONS.len() as i32 {
+                    let what = format!("was written by a later gctrace (version {version} of its tables)");
+                    return Err(StoreError::Foreign { path: "the database".into(), what });
+                }
+                Ok(store)
+            })
     }
 
     fn connect(&self) -> Result<Client, postgres::Error> {
@@ -220,10 +222,8 @@ impl Store for Postgres {
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING";
         let id = set.id.as_str();
         let rows = self.with(Retry::Yes, |client| {
-            client.execute(
-                insert,
-                &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body],
-            )
+            client
+                .execute(insert, &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body])
         })?;
         Ok(rows == 1)
     }
@@ -245,9 +245,8 @@ impl Store for Postgres {
         let (app, major, minor) = of_group(group);
         let query = "SELECT evidence FROM gctrace_sample_set
              WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3 ORDER BY number DESC LIMIT $4";
-        let rows = self.with(Retry::Yes, |client| {
-            client.query(query, &[&app, &major, &minor, &i64::from(sets)])
-        })?;
+        let rows =
+            self.with(Retry::Yes, |client| client.query(query, &[&app, &major, &minor, &i64::from(sets)]))?;
         let mut sum = Evidence::default();
         for row in rows.iter().rev() {
             sum.merge(&serde_json::from_str(row.try_get(0)?)?);

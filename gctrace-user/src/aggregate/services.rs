@@ -230,7 +230,9 @@ impl Services {
         for running in self.running.values() {
             gauges.entry(&running.service).or_default().add(&running.gauges);
         }
-        self.services.iter().map(move |(key, service)| (key, service, gauges.get(key).copied().unwrap_or_default()))
+        self.services
+            .iter()
+            .map(move |(key, service)| (key, service, gauges.get(key).copied().unwrap_or_default()))
     }
 
     fn of(&mut self, pid: u32) -> Option<&mut Service> {
@@ -254,7 +256,8 @@ impl Services {
         if self.services.contains_key(&key) || self.services.len() < MAX_SERVICES {
             return key;
         }
-        let idle = self.services.iter().filter(|(key, service)| service.running == 0 && key.service != BEYOND);
+        let idle =
+            self.services.iter().filter(|(key, service)| service.running == 0 && key.service != BEYOND);
         let oldest = idle.min_by_key(|(_, service)| service.since_ns).map(|(key, _)| key.clone());
         if let Some(oldest) = oldest {
             self.services.remove(&oldest);
@@ -361,7 +364,10 @@ mod tests {
             assert_eq!((key.service.as_str(), web.running, web.since_ns), ("web", 2, 5));
             assert_eq!((web.allocated, gauges.live_slots, gauges.rss), (550, 60, 2000));
             assert_eq!(web.cycles.values().sum::<u64>(), 3);
-            assert_eq!((web.pauses[0].buckets[0], web.pauses[0].buckets[1], web.pauses[0].buckets[15]), (1, 1, 1));
+            assert_eq!(
+                (web.pauses[0].buckets[0], web.pauses[0].buckets[1], web.pauses[0].buckets[15]),
+                (1, 1, 1)
+            );
         }
         services.ended(&b, None);
         // The same pid again is another process: its totals begin anew.

@@ -28,8 +28,10 @@ pub fn read(pid: u32, comm: &str, cmdline: &[String]) -> Origin {
 fn tell(environ: &[u8], cgroup: &str, comm: &str, cmdline: &[String]) -> Origin {
     let environment = environment(environ);
     let set = |name: &str| environment.get(name).filter(|value| !value.is_empty()).cloned();
-    let mut attributes = environment.get("OTEL_RESOURCE_ATTRIBUTES").map_or_else(Vec::new, |list| listed(list));
-    let named = attributes.iter().position(|(key, _)| key == "service.name").map(|at| attributes.remove(at).1);
+    let mut attributes =
+        environment.get("OTEL_RESOURCE_ATTRIBUTES").map_or_else(Vec::new, |list| listed(list));
+    let named =
+        attributes.iter().position(|(key, _)| key == "service.name").map(|at| attributes.remove(at).1);
     attributes.truncate(MAX_ATTRIBUTES);
     let service = set("OTEL_SERVICE_NAME")
         .or(named)
@@ -42,7 +44,8 @@ fn tell(environ: &[u8], cgroup: &str, comm: &str, cmdline: &[String]) -> Origin 
 
 /// The variables that matter here.
 fn environment(environ: &[u8]) -> BTreeMap<String, String> {
-    let entries = environ.split(|&byte| byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='));
+    let entries =
+        environ.split(|&byte| byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='));
     entries
         .filter(|(name, _)| matches!(*name, "OTEL_SERVICE_NAME" | "OTEL_RESOURCE_ATTRIBUTES" | "DD_SERVICE"))
         .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
@@ -63,7 +66,9 @@ fn decoded(value: &str) -> String {
     let mut rest = value.as_bytes();
     while let [first, tail @ ..] = rest {
         let byte = (*first == b'%')
-            .then(|| std::str::from_utf8(tail.get(..2)?).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok()))
+            .then(|| {
+                std::str::from_utf8(tail.get(..2)?).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok())
+            })
             .flatten();
         bytes.push(byte.unwrap_or(*first));
         rest = if byte.is_some() { &tail[2..] } else { tail };
@@ -80,7 +85,8 @@ fn paths(cgroup: &str) -> impl Iterator<Item = &str> {
 fn unit(cgroup: &str) -> Option<String> {
     let mut segments = paths(cgroup).flat_map(|path| path.rsplit('/'));
     // `user@1000.service` is the manager of all that a user runs.
-    let unit = segments.find_map(|name| name.strip_suffix(".service").filter(|unit| !unit.starts_with("user@")))?;
+    let unit =
+        segments.find_map(|name| name.strip_suffix(".service").filter(|unit| !unit.starts_with("user@")))?;
     // Of the instances of a template, the template is the service.
     Some(unit.split('@').next().unwrap_or(unit).to_owned())
 }
@@ -112,7 +118,8 @@ fn program(comm: &str, cmdline: &[String]) -> String {
         // A title that the program has set, such as `puma: cluster worker 0: 17 [shop]`.
         return name(first.trim_end_matches(':')).unwrap_or_else(|| comm.to_owned());
     }
-    let is_ruby = cmdline.first().and_then(|first| name(first)).is_some_and(|first| first.starts_with("ruby"));
+    let is_ruby =
+        cmdline.first().and_then(|first| name(first)).is_some_and(|first| first.starts_with("ruby"));
     let mut arguments = cmdline.iter().skip(1);
     while is_ruby && let Some(argument) = arguments.next() {
         match argument.as_str() {

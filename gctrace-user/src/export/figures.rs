@@ -60,10 +60,14 @@ fn number(value: u64) -> Vec<Point> {
 
 /// All figures of a service; the same ones in the same order for every service.
 pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
-    let figure = |prometheus, otlp, unit, kind, help, points| Figure { prometheus, otlp, unit, kind, help, points };
+    let figure =
+        |prometheus, otlp, unit, kind, help, points| Figure { prometheus, otlp, unit, kind, help, points };
     let cycles = service.cycles.iter().map(|(key, count)| {
-        let labels =
-            [("type", key.kind), ("gc_by", key.gc_by.unwrap_or("none")), ("major_by", key.major_by.unwrap_or("none"))];
+        let labels = [
+            ("type", key.kind),
+            ("gc_by", key.gc_by.unwrap_or("none")),
+            ("major_by", key.major_by.unwrap_or("none")),
+        ];
         one(&labels, Value::Number(*count))
     });
     let pauses = ["minor", "major"].iter().zip(&service.pauses);

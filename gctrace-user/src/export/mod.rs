@@ -61,7 +61,9 @@ pub enum ExportError {
         source: std::io::Error,
     },
     /// An address cannot be listened on.
-    #[error("listening on {address}: {source}; is another gctrace running? (--prometheus names another address)")]
+    #[error(
+        "listening on {address}: {source}; is another gctrace running? (--prometheus names another address)"
+    )]
     Listen {
         /// The address.
         address: std::net::SocketAddr,

@@ -44,7 +44,8 @@ impl Payload for Push {
             pprof::Head { comment: account.clone(), clock: *clock, began_ns: *began_ns, ended_ns: *ended_ns };
         let mut raw_profile = Vec::new();
         // Writing to memory does not fail.
-        let _infallible = pprof::write(recording, &head, &|process| wanted.contains(&process), &mut raw_profile);
+        let _infallible =
+            pprof::write(recording, &head, &|process| wanted.contains(&process), &mut raw_profile);
         let labels = self.labels();
         let series = vec![Series { labels, samples: vec![RawSample { raw_profile }] }];
         PushRequest { series }.encode_to_vec()

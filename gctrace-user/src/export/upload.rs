@@ -376,7 +376,10 @@ mod tests {
         assert_eq!(meaning(413, Vec::new(), None), Outcome::TooLarge);
         for code in [429, 502, 503, 504] {
             let after = Some(Duration::from_secs(3));
-            assert!(matches!(meaning(code, Vec::new(), after), Outcome::Again(_, when) if when == after), "{code}");
+            assert!(
+                matches!(meaning(code, Vec::new(), after), Outcome::Again(_, when) if when == after),
+                "{code}"
+            );
         }
         for code in [301, 400, 401, 404, 500] {
             let outcome = meaning(code, b"\x1b[2Jno".to_vec(), None);

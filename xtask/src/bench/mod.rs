@@ -3,6 +3,7 @@
 //! Runs of one script alternate, without a tracer and with each of them, and each round gives one ratio per tracer: a
 //! machine that slows down over minutes slows all of a round.
 
+mod collector;
 mod depth;
 
 use std::{
@@ -36,6 +37,9 @@ pub(crate) struct Args {
     /// Measure only what taking one stack costs the kernel, by depth.
     #[arg(long, conflicts_with = "rbspy")]
     depth: bool,
+    /// Measure only how many sample sets a collector takes in.
+    #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
+    collector: bool,
     /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
@@ -51,7 +55,7 @@ const SETTLE: Duration = Duration::from_secs(3);
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if !args.built {
-        setup::ensure(&[Purpose::Demo])?;
+        setup::ensure(&[if args.collector { Purpose::Test } else { Purpose::Demo }])?;
         progress("bench: building gctrace");
         run_command(cargo().args(["build", "--quiet", "--release", "--package", "gctrace-user"]))?;
         if !is_root() {
@@ -61,12 +65,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 .args(["bench", "--built", "--runs", &args.runs.to_string()])
                 .args(args.json.then_some("--json"))
                 .args(args.depth.then_some("--depth"))
+                .args(args.collector.then_some("--collector"))
                 .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
         }
     }
     if args.depth {
         return depth::run(args.json);
+    }
+    if args.collector {
+        return collector::run(args.json);
     }
     let tracers: Vec<Tracer> =
         [Tracer::Gc, Tracer::Stacks].into_iter().chain(args.rbspy.clone().map(Tracer::Rbspy)).collect();

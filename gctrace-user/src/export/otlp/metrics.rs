@@ -6,8 +6,8 @@ use opentelemetry_proto::tonic::{
     collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse},
     common::v1::KeyValue,
     metrics::v1::{
-        AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint, ResourceMetrics,
-        ScopeMetrics, Sum, metric::Data, number_data_point,
+        AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint,
+        ResourceMetrics, ScopeMetrics, Sum, metric::Data, number_data_point,
     },
 };
 use prost::Message as _;
@@ -44,8 +44,15 @@ pub(super) struct Metrics {
 
 impl Metrics {
     /// Of all services.
-    pub(super) fn new(services: Services, ledger: Ledger, clock: WallClock, began_ns: u64, now_ns: u64) -> Self {
-        let services: Vec<_> = services.iter().map(|(_, service, gauges)| (service.clone(), gauges)).collect();
+    pub(super) fn new(
+        services: Services,
+        ledger: Ledger,
+        clock: WallClock,
+        began_ns: u64,
+        now_ns: u64,
+    ) -> Self {
+        let services: Vec<_> =
+            services.iter().map(|(_, service, gauges)| (service.clone(), gauges)).collect();
         let to = services.len() + 1;
         Self { told: Arc::new(Told { services, ledger, clock, began_ns, now_ns }), from: 0, to }
     }
@@ -79,7 +86,8 @@ impl Payload for Metrics {
 
     fn rejected(&self, answer: &[u8]) -> Option<String> {
         let part = ExportMetricsServiceResponse::decode(answer).ok()?.partial_success?;
-        (part.rejected_data_points > 0).then(|| format!("{} points: {}", part.rejected_data_points, part.error_message))
+        (part.rejected_data_points > 0)
+            .then(|| format!("{} points: {}", part.rejected_data_points, part.error_message))
     }
 }
 
@@ -122,7 +130,11 @@ impl Told {
                 name: name.to_owned(),
                 description: description.to_owned(),
                 unit: "{event}".to_owned(),
-                data: Some(Data::Sum(Sum { data_points, aggregation_temporality: CUMULATIVE, is_monotonic: true })),
+                data: Some(Data::Sum(Sum {
+                    data_points,
+                    aggregation_temporality: CUMULATIVE,
+                    is_monotonic: true,
+                })),
                 ..Metric::default()
             }
         };
@@ -134,7 +146,11 @@ impl Told {
                 scope: Some(scope()),
                 metrics: vec![
                     counters("gctrace.events.lost", "Records that were lost", &[("all", self.ledger.lost())]),
-                    counters("gctrace.kernel.events", "What the kernel side counts", &self.ledger.kernel_counters()),
+                    counters(
+                        "gctrace.kernel.events",
+                        "What the kernel side counts",
+                        &self.ledger.kernel_counters(),
+                    ),
                     counters("gctrace.user.events", "What user space counts", &user),
                 ],
                 schema_url: SCHEMA_URL.to_owned(),

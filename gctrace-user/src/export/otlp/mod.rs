@@ -28,7 +28,11 @@ pub(super) use profiles::make as profiles;
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
 
 fn scope() -> InstrumentationScope {
-    InstrumentationScope { name: "gctrace".to_owned(), version: VERSION.to_owned(), ..InstrumentationScope::default() }
+    InstrumentationScope {
+        name: "gctrace".to_owned(),
+        version: VERSION.to_owned(),
+        ..InstrumentationScope::default()
+    }
 }
 
 fn text(key: &str, value: impl Into<String>) -> KeyValue {
@@ -100,7 +104,13 @@ impl OtlpMetrics {
         self.last = Instant::now();
         let (services, ledger) = (self.services.clone(), self.ledger.clone());
         let now_ns = monotonic_ns();
-        self.uploader.send(Box::new(metrics::Metrics::new(services, ledger, self.clock, self.began_ns, now_ns)));
+        self.uploader.send(Box::new(metrics::Metrics::new(
+            services,
+            ledger,
+            self.clock,
+            self.began_ns,
+            now_ns,
+        )));
     }
 }
 

@@ -11,8 +11,8 @@ use opentelemetry_proto::tonic::{
     collector::profiles::v1development::{ExportProfilesServiceRequest, ExportProfilesServiceResponse},
     common::v1::{AnyValue, any_value::Value},
     profiles::v1development::{
-        Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary, ResourceProfiles,
-        Sample, ScopeProfiles, Stack, ValueType,
+        Function, KeyValueAndUnit, Line, Link, Location, Mapping, Profile, ProfilesDictionary,
+        ResourceProfiles, Sample, ScopeProfiles, Stack, ValueType,
     },
 };
 use prost::Message as _;
@@ -84,7 +84,8 @@ impl Payload for Profiles {
         if resource_profiles.is_empty() {
             return Vec::new();
         }
-        ExportProfilesServiceRequest { resource_profiles, dictionary: Some(builder.dictionary()) }.encode_to_vec()
+        ExportProfilesServiceRequest { resource_profiles, dictionary: Some(builder.dictionary()) }
+            .encode_to_vec()
     }
 
     fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
@@ -102,7 +103,8 @@ impl Payload for Profiles {
 
     fn rejected(&self, answer: &[u8]) -> Option<String> {
         let part = ExportProfilesServiceResponse::decode(answer).ok()?.partial_success?;
-        (part.rejected_profiles > 0).then(|| format!("{} profiles: {}", part.rejected_profiles, part.error_message))
+        (part.rejected_profiles > 0)
+            .then(|| format!("{} profiles: {}", part.rejected_profiles, part.error_message))
     }
 }
 
@@ -275,7 +277,8 @@ impl<'a> Builder<'a> {
             let (thread, _) = recording.thread_facts(*thread);
             if thread.process == process && sum.ns > 0 {
                 let attributes = self.who(thread);
-                *sums.entry((self.stack(&["(waiting for the GVL)"], *node), attributes)).or_default() += sum.ns;
+                *sums.entry((self.stack(&["(waiting for the GVL)"], *node), attributes)).or_default() +=
+                    sum.ns;
             }
         }
         sums

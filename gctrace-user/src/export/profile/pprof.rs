@@ -21,7 +21,8 @@ use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
         recording::{
-            PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey, SampleSum, Thread, reason_text,
+            PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey, SampleSum, Thread,
+            reason_text,
         },
     },
     enrich::clock::WallClock,
@@ -62,13 +63,15 @@ pub(in crate::export) fn write(
     out.write_all(&builder.head(head).encode_to_vec())?;
     let of_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
 
-    let mut samples: Vec<(&SampleKey, &SampleSum)> = recording.samples.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    let mut samples: Vec<(&SampleKey, &SampleSum)> =
+        recording.samples.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
     samples.sort_unstable_by_key(|(key, _)| **key);
     for piece in samples.chunks(PIECE) {
         let sample = piece.iter().map(|(key, sum)| builder.sample(key, sum)).collect();
         out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
     }
-    let mut pauses: Vec<(&PauseKey, &PauseSum)> = recording.pauses.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    let mut pauses: Vec<(&PauseKey, &PauseSum)> =
+        recording.pauses.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
     pauses.sort_unstable_by_key(|(key, _)| *key);
     for piece in pauses.chunks(PIECE) {
         let sample = piece.iter().map(|(key, sum)| builder.pause(key, sum)).collect();

@@ -117,14 +117,24 @@ impl View {
             ("gc_exit", hits(Counter::Exits)),
             ("gvl", hits(Counter::GvlHits)),
         ];
-        counters("gctrace_events_lost", "Records and measurements that were lost", "", &[("", self.ledger.lost())])?;
+        counters(
+            "gctrace_events_lost",
+            "Records and measurements that were lost",
+            "",
+            &[("", self.ledger.lost())],
+        )?;
         counters("gctrace_probe_hits", "Probe hits of traced processes, by probe", "probe", &probes)?;
         counters("gctrace_kernel_events", "What the kernel side counts", "counter", &kernel)?;
         let user = self.ledger.user_counters();
         let user: Vec<_> = user.into_iter().filter(|(name, _)| !name.ends_with("_waiting")).collect();
         counters("gctrace_user_events", "What user space counts", "counter", &user)?;
         let beyond = [("", self.services.beyond)];
-        counters("gctrace_services_beyond_limit", "Processes of services that are not told apart", "", &beyond)?;
+        counters(
+            "gctrace_services_beyond_limit",
+            "Processes of services that are not told apart",
+            "",
+            &beyond,
+        )?;
         let help = "The gctrace that tells this";
         let mut build = encoder.encode_descriptor("gctrace_build_info", help, None, MetricType::Gauge)?;
         build.encode_family(&[("version", VERSION)])?.encode_gauge(&1_u32)
@@ -183,7 +193,10 @@ mod tests {
     #[test]
     fn two_formats() {
         let text = openmetrics(Services::default(), Ledger::default()).unwrap();
-        assert!(text.contains("\n# TYPE gctrace_events_lost counter\ngctrace_events_lost_total 0\n"), "{text}");
+        assert!(
+            text.contains("\n# TYPE gctrace_events_lost counter\ngctrace_events_lost_total 0\n"),
+            "{text}"
+        );
         assert!(text.ends_with("# EOF\n"));
         let classic = classic(&text);
         assert!(classic.contains("# TYPE gctrace_events_lost_total counter\ngctrace_events_lost_total 0\n"));

@@ -223,7 +223,7 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
         Format::Quiet => {}
     }
     if let Some(dir) = &settings.tunemygc {
-        exporters.push(Box::new(TuneMyGc::new(dir, clock)?));
+        exporters.push(Box::new(TuneMyGc::new(dir, settings.tunemygc_dialect, clock)?));
     }
     if let Some(path) = &settings.stack_log {
         exporters.push(Box::new(StackLog::new(path)?));
@@ -236,7 +236,7 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     exporters.extend(push::exporters(&settings.push, clock, say)?);
     // Last of all: the files are complete before anybody waits for a collector.
     if let Some(target) = &settings.tunemygc_target {
-        exporters.push(Box::new(TuneMyGc::sending(target, clock, say)?));
+        exporters.push(Box::new(TuneMyGc::sending(target, settings.tunemygc_dialect, clock, say)?));
     }
     Ok(exporters)
 }

@@ -165,6 +165,8 @@ user_counters! {
     sets_dropped,
     /// Of them, waiting.
     sets_waiting,
+    /// Processes whose sets are not sent: their service has no token.
+    sets_without_token,
 }
 
 /// Counters of the whole run.

@@ -104,11 +104,14 @@ fn figures_are_the_programs_own() -> Result<()> {
         let line = gctrace.wait_error("metrics on")?;
         let target =
             line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context(line.clone())?;
-        let target = target.to_owned();
+        let target = found.to_owned();
         gctrace.wait_ready()?;
         let prometheus = Prometheus::start(&live, &target)?;
         let service = format!("shop {} \"\\", ruby.version());
-        let script = Script::unwitnessed(&live, ruby, "scraped.rb")?.env("OTEL_SERVICE_NAME", &service);
+        let script = Script::unwitnessed(&live, ruby, "scraped.rb")?
+            .arg("40")
+            .arg("stay")
+            .env("OTEL_SERVICE_NAME", &service);
         let mut running = script.start()?;
         running.wait_for("worked")?;
         let outputs = running.outputs();
@@ -153,8 +156,8 @@ fn figures_are_the_programs_own() -> Result<()> {
         let dashboard = std::fs::read_to_string(repository().join("deploy/grafana/ruby-gc.json"))?;
         let dashboard: Value = serde_json::from_str(&dashboard)?;
         for panel in dashboard["panels"].as_array().context("panels")? {
-            for target in panel["targets"].as_array().context("targets")? {
-                let query = target["expr"].as_str().context("a query")?;
+            for wanted in panel["targets"].as_array().context("targets")? {
+                let query = wanted["expr"].as_str().context("a query")?;
                 let query = query.replace("$service", "shop.*").replace("$__rate_interval", "1m");
                 // Long waits are there with --gvl only; a rate takes two scrapes.
                 let deadline = Instant::now() + Duration::from_secs(10);

@@ -151,7 +151,7 @@ struct Running {
 #[derive(Clone, Debug, Default)]
 pub struct Services {
     by_pid: bool,
-    services: BTreeMap<ServiceKey, Service>,
+    known: BTreeMap<ServiceKey, Service>,
     running: HashMap<u32, Running>,
     /// Processes that were added up as of no service of their own.
     pub beyond: u64,
@@ -167,7 +167,7 @@ impl Services {
     pub fn process(&mut self, process: &Process, state: Option<&GcState>, now_ns: u64) {
         self.gone(process.pid);
         let key = self.key(process);
-        let service = self.services.entry(key.clone()).or_insert_with(|| Service {
+        let service = self.known.entry(key.clone()).or_insert_with(|| Service {
             origin: process.origin.clone(),
             hostname: process.hostname.clone(),
             since_ns: now_ns,
@@ -230,18 +230,18 @@ impl Services {
         for running in self.running.values() {
             gauges.entry(&running.service).or_default().add(&running.gauges);
         }
-        self.services
+        self.known
             .iter()
             .map(move |(key, service)| (key, service, gauges.get(key).copied().unwrap_or_default()))
     }
 
     fn of(&mut self, pid: u32) -> Option<&mut Service> {
-        self.services.get_mut(&self.running.get(&pid)?.service)
+        self.known.get_mut(&self.running.get(&pid)?.service)
     }
 
     fn gone(&mut self, pid: u32) {
         let Some(running) = self.running.remove(&pid) else { return };
-        if let Some(service) = self.services.get_mut(&running.service) {
+        if let Some(service) = self.known.get_mut(&running.service) {
             service.running -= 1;
         }
     }
@@ -253,14 +253,13 @@ impl Services {
             container: process.origin.container.clone().unwrap_or_default(),
             pid: self.by_pid.then_some(process.pid),
         };
-        if self.services.contains_key(&key) || self.services.len() < MAX_SERVICES {
+        if self.known.contains_key(&key) || self.known.len() < MAX_SERVICES {
             return key;
         }
-        let idle =
-            self.services.iter().filter(|(key, service)| service.running == 0 && key.service != BEYOND);
+        let idle = self.known.iter().filter(|(key, service)| service.running == 0 && key.service != BEYOND);
         let oldest = idle.min_by_key(|(_, service)| service.since_ns).map(|(key, _)| key.clone());
         if let Some(oldest) = oldest {
-            self.services.remove(&oldest);
+            self.known.remove(&oldest);
             return key;
         }
         self.beyond += 1;
@@ -287,7 +286,7 @@ impl Services {
         };
         let Some(totals) = get("total_allocated_objects").zip(get("total_freed_objects")) else { return };
         let before = running.totals.replace(totals).unwrap_or(totals);
-        if let Some(service) = self.services.get_mut(&running.service) {
+        if let Some(service) = self.known.get_mut(&running.service) {
             service.allocated += totals.0.saturating_sub(before.0);
             service.freed += totals.1.saturating_sub(before.1);
         }

@@ -63,6 +63,14 @@ pub struct Args {
     #[arg(long, value_name = "TOKEN", env = "RUBY_GC_TOKEN", hide_env_values = true)]
     pub tunemygc_token: Option<String>,
 
+    /// Tokens by service, from a TOML file: `default = "TOKEN"`, and under `[services]` lines `NAME = "TOKEN"`
+    #[arg(long, value_name = "FILE", requires = "tunemygc_url", hide_short_help = true)]
+    pub tunemygc_tokens: Option<PathBuf>,
+
+    /// How the headers of sets are written
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = DialectArg::Spec, hide_short_help = true)]
+    pub tunemygc_dialect: DialectArg,
+
     /// Keep sets here until the collector has them
     /// [default: /var/lib/gctrace/spool; not as root: ~/.local/state/gctrace/spool]
     #[arg(long, value_name = "DIR", requires = "tunemygc_url", hide_short_help = true)]
@@ -77,7 +85,7 @@ pub struct Args {
     pub prometheus_pid: bool,
 
     /// Send metrics and profiles to this OTLP/HTTP receiver, e.g. `http://127.0.0.1:4318`; headers are taken from
-    /// OTEL_EXPORTER_OTLP_HEADERS
+    /// `OTEL_EXPORTER_OTLP_HEADERS`
     #[arg(long, value_name = "URL", help_heading = MONITORING)]
     pub otlp: Option<String>,
 
@@ -94,7 +102,7 @@ pub struct Args {
     pub otlp_signals: Vec<SignalArg>,
 
     /// Send profiles (this starts sampling) to this Pyroscope, e.g. `http://127.0.0.1:4040`; headers are taken from
-    /// GCTRACE_PYROSCOPE_HEADERS (Name=value,Name=value)
+    /// `GCTRACE_PYROSCOPE_HEADERS` (Name=value,Name=value)
     #[arg(long, value_name = "URL", help_heading = MONITORING)]
     pub pyroscope: Option<String>,
 
@@ -330,6 +338,15 @@ pub enum ProbesArg {
     Functions,
     /// USDT probes or nothing: only pauses (Ruby 4.1), or marking and sweeping
     Usdt,
+}
+
+/// `--tunemygc-dialect`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DialectArg {
+    /// 11 elements, as the protocol's text says
+    Spec,
+    /// 12 elements, as the protocol's agent does
+    Agent,
 }
 
 /// `--otlp-signals`.

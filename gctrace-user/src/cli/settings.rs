@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::args::{Args, CacheArgs, DoctorArgs, FormatArg, ProbesArg, RootArg, SignalArg};
+use super::args::{Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, ProbesArg, RootArg, SignalArg};
 use crate::{
     bpf::{GvlOptions, StackOptions},
     cache,
@@ -10,7 +10,7 @@ use crate::{
     export::{
         profile::{self, Grouping},
         push::Servers,
-        tunemygc::{self, Target},
+        tunemygc::{self, Dialect, Target, Tokens},
         upload,
     },
     ruby::last_resort::{METHODS, Method, USDT_METHODS},
@@ -57,6 +57,8 @@ pub struct Settings {
     pub tunemygc: Option<PathBuf>,
     /// Where sample sets are sent.
     pub tunemygc_target: Option<Target>,
+    /// How the headers of sample sets are written.
+    pub tunemygc_dialect: Dialect,
     /// Where metrics are served.
     pub prometheus: Option<Metrics>,
     /// Where is pushed.
@@ -142,6 +144,14 @@ pub enum UsageError {
          makes one: curl -d email=you@example.com -d app=NAME URL/accounts)"
     )]
     NoToken,
+    /// The file of tokens cannot be used.
+    #[error("--tunemygc-tokens: {}: {reason}", path.display())]
+    Tokens {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// There is no place for sets that wait.
     #[error("--tunemygc-url needs a directory for sets that wait: give --tunemygc-spool")]
     NoSpool,
@@ -170,6 +180,8 @@ impl Settings {
             tunemygc,
             tunemygc_url,
             tunemygc_token,
+            tunemygc_tokens,
+            tunemygc_dialect,
             tunemygc_spool,
             prometheus,
             prometheus_pid,
@@ -247,7 +259,11 @@ impl Settings {
             duration,
             format,
             tunemygc,
-            tunemygc_target: target(tunemygc_url, tunemygc_token, tunemygc_spool)?,
+            tunemygc_target: target(tunemygc_url, tunemygc_token, tunemygc_tokens, tunemygc_spool)?,
+            tunemygc_dialect: match tunemygc_dialect {
+                DialectArg::Spec => Dialect::Spec,
+                DialectArg::Agent => Dialect::Agent,
+            },
             prometheus: prometheus.map(|address| Metrics { address, by_pid: prometheus_pid }),
             push,
             stacks: wants_stacks.then(|| StackOptions {
@@ -288,12 +304,23 @@ impl Settings {
 fn target(
     url: Option<String>,
     token: Option<String>,
+    file: Option<PathBuf>,
     spool: Option<PathBuf>,
 ) -> Result<Option<Target>, UsageError> {
     let Some(url) = url else { return Ok(None) };
+    let mut tokens = match file {
+        None => Tokens::default(),
+        Some(path) => Tokens::read(&path).map_err(|reason| UsageError::Tokens { path, reason })?,
+    };
+    if tokens.default.is_none() {
+        tokens.default = token.filter(|token| !token.is_empty());
+    }
+    if tokens.is_empty() {
+        return Err(UsageError::NoToken);
+    }
     Ok(Some(Target {
         url: Target::url(&url).ok_or(UsageError::Url(url))?,
-        token: token.filter(|token| !token.is_empty()).ok_or(UsageError::NoToken)?,
+        tokens,
         spool: spool.or_else(tunemygc::default_spool).ok_or(UsageError::NoSpool)?,
     }))
 }
@@ -327,7 +354,8 @@ mod tests {
         let url = ["--tunemygc-url", "http://localhost:1/ruby"];
         assert_eq!(run(&[&url[..], &["--tunemygc-token", ""]].concat()).unwrap_err(), UsageError::NoToken);
         let target = run(&[&url[..], &["--tunemygc-token", "t", "--tunemygc-spool", "/s"]].concat()).unwrap();
-        let expected = Target { url: "http://localhost:1".into(), token: "t".into(), spool: "/s".into() };
+        let tokens = Tokens { default: Some("t".into()), ..Tokens::default() };
+        let expected = Target { url: "http://localhost:1".into(), tokens, spool: "/s".into() };
         assert_eq!(target.tunemygc_target, Some(expected));
         let wrong = run(&["--tunemygc-url", "localhost:1", "--tunemygc-token", "t"]);
         assert_eq!(wrong.unwrap_err(), UsageError::Url("localhost:1".into()));

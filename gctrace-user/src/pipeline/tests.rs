@@ -27,7 +27,7 @@ impl Exporter for Notes {
         self.0.borrow_mut().push("ended");
         Ok(())
     }
-    fn finish(&mut self, _: &crate::ledger::Ledger) -> Result<(), ExportError> {
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
         Ok(())
     }
 }

@@ -5,6 +5,7 @@
 //! of the collector's process.
 
 use std::{
+    fmt::Write as _,
     fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
@@ -265,9 +266,11 @@ fn samples() -> String {
             90_000_000 + noise * 4096,
             if ends { "GC_CYCLE_ENDED" } else { "GC_CYCLE_STARTED" },
         );
-        text.push_str(&format!(
+        // Writing to a string cannot fail.
+        let _infallible = write!(
+            text,
             r#",[{ts:.9},{rss},{rss},"{event}",[{stat}],{{"major_by":null,"gc_by":"newobj","have_finalizer":false,"immediate_sweep":false,"state":"none"}},null,null]"#
-        ));
+        );
     }
     text.push(']');
     text

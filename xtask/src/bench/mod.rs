@@ -27,6 +27,7 @@ use crate::{
 
 /// Arguments of `bench`.
 #[derive(clap::Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
     /// Rounds for each script.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]

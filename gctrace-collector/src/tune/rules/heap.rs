@@ -74,6 +74,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     if (room as f64) < interval as f64 * 1.25 {
         return Err("the heap would have to become more than twice as large".to_owned());
     }
+    before_malloc(case, interval, room)?;
     measures.push(Measure {
         metric: "objects allocated between two cycles (median)",
         value: interval as f64,
@@ -113,6 +114,26 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
         },
         confidence: case.confidence(evidence.intervals.n()),
     })
+}
+
+/// Room that is never used up does harm. `malloc` begins a cycle first, which finds fewer free slots than demanded and asks for a
+/// major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots, so it goes on like
+/// that.
+fn before_malloc(case: &Case<'_>, interval: u64, room: u64) -> Result<(), String> {
+    let evidence = case.evidence;
+    let by_malloc = evidence.minors_by("malloc") + evidence.majors_by("oldmalloc");
+    if by_malloc == 0 {
+        return Ok(());
+    }
+    // Between two cycles that malloc began lie so many that slots began, and the beginning of another one.
+    let until = interval as f64 * (evidence.minors_by("newobj") as f64 / by_malloc as f64 + 0.5);
+    if room as f64 <= until {
+        return Ok(());
+    }
+    Err(format!(
+        "malloc begins a cycle about every {until:.0} objects, before room for {room} is used, and Ruby would begin major cycles \
+         for the slots that it misses; raise the limits of malloc first, then trace again"
+    ))
 }
 
 /// How many objects should fit between two cycles.

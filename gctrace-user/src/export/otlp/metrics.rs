@@ -105,7 +105,7 @@ impl Told {
             resource: Some(resource),
             scope_metrics: vec![ScopeMetrics {
                 scope: Some(scope()),
-                metrics: figures.map(|figure| metric(figure, times)).collect(),
+                metrics: figures.map(|figure| metric(&figure, times)).collect(),
                 schema_url: SCHEMA_URL.to_owned(),
             }],
             schema_url: SCHEMA_URL.to_owned(),
@@ -160,7 +160,7 @@ impl Told {
     }
 }
 
-fn metric(figure: Figure, times: (u64, u64)) -> Metric {
+fn metric(figure: &Figure, times: (u64, u64)) -> Metric {
     let labels = |labels: &[(&'static str, &'static str)]| -> Vec<KeyValue> {
         labels.iter().map(|(key, value)| text(&format!("cruby.gc.{key}"), *value)).collect()
     };

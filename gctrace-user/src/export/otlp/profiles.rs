@@ -305,14 +305,9 @@ impl<'a> Builder<'a> {
         let tree = &self.recording().tree;
         let mut location_indices: Vec<i32> = made_up.iter().map(|name| self.made_up(name)).collect();
         for (_, frame) in tree.path(node) {
-            let location = match self.of_frame.get(&frame) {
-                Some(location) => *location,
-                None => {
-                    let location = self.location(tree.frame(frame));
-                    self.of_frame.insert(frame, location);
-                    location
-                }
-            };
+            let known = self.of_frame.get(&frame).copied();
+            let location = known.unwrap_or_else(|| self.location(tree.frame(frame)));
+            self.of_frame.insert(frame, location);
             location_indices.push(location);
         }
         self.stacks.index(Stack { location_indices })

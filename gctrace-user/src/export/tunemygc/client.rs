@@ -5,8 +5,8 @@ use std::{
     io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel},
     },
     thread::JoinHandle,
@@ -24,7 +24,11 @@ use ureq::{
 };
 
 use super::spool::Spool;
-use crate::export::upload::{self, agent, jitter};
+use super::tokens::Tokens;
+use crate::{
+    export::upload::{self, agent, jitter},
+    ledger::UserCounts,
+};
 
 /// Bytes of sets that wait to be put on disk.
 const QUEUE: usize = 64 << 20;
@@ -48,8 +52,8 @@ const MAX_ANSWER: u64 = 4096;
 pub struct Target {
     /// Address of the collector, without `/ruby`.
     pub url: String,
-    /// Token of the application.
-    pub token: String,
+    /// Tokens of the applications.
+    pub tokens: Tokens,
     /// Directory in which sets wait.
     pub spool: PathBuf,
 }
@@ -73,11 +77,28 @@ impl Target {
     }
 }
 
+/// What became of sets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts {
+    /// Handed over in this run, or left by an earlier one.
+    made: u64,
+    sent: u64,
+    refused: u64,
+    dropped: u64,
+    /// Neither yet: in the queue or on disk.
+    waiting: u64,
+}
+
+fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The sending thread, as tracing sees it.
 pub(super) struct Client {
     queue: Option<Sender<String>>,
     queued: Arc<AtomicUsize>,
-    overflowed: Arc<AtomicU64>,
+    counts: Arc<Mutex<Counts>>,
+    overflowed: AtomicUsize,
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
     spool: PathBuf,
@@ -102,11 +123,15 @@ impl Client {
         let (sender, queue) = channel();
         let (alive, ended) = channel();
         let queued = Arc::new(AtomicUsize::new(0));
+        let (left, dropped) = (left as u64, spool.dropped());
+        let counts = Counts { made: left + dropped, dropped, waiting: left, ..Counts::default() };
+        let counts = Arc::new(Mutex::new(counts));
         let worker = Worker {
             url: format!("{}/ruby", target.url),
             agent: agent(TIMEOUT, CONNECT),
             spool,
             queued: Arc::clone(&queued),
+            counts: Arc::clone(&counts),
             gzip: false,
             failures: 0,
             next: Instant::now(),
@@ -121,24 +146,37 @@ impl Client {
                 drop(alive);
             })
             .map_err(|error| (dir.clone(), error))?;
-        let overflowed = Arc::default();
-        Ok(Self { queue: Some(sender), queued, overflowed, ended, thread: Some(thread), spool: dir, say })
+        let (queue, overflowed, thread, spool) = (Some(sender), AtomicUsize::new(0), Some(thread), dir);
+        Ok(Self { queue, queued, counts, overflowed, ended, thread, spool, say })
     }
 
     /// Hands a set over. Never waits: if too much is in the queue the set is dropped and counted.
     pub(super) fn send(&self, text: String) {
         let size = text.len();
         let Some(queue) = &self.queue else { return };
+        {
+            let mut counts = lock(&self.counts);
+            counts.made += 1;
+            counts.waiting += 1;
+        }
         let full = self.queued.fetch_add(size, Ordering::Relaxed) + size > QUEUE;
         if full || queue.send(text).is_err() {
             self.queued.fetch_sub(size, Ordering::Relaxed);
             self.overflowed.fetch_add(1, Ordering::Relaxed);
+            let mut counts = lock(&self.counts);
+            counts.waiting -= 1;
+            counts.dropped += 1;
         }
     }
 
-    /// Sets that were dropped because too much was in the queue.
-    pub(super) fn overflowed(&self) -> u64 {
-        self.overflowed.load(Ordering::Relaxed)
+    /// Adds what became of its sets.
+    pub(super) fn add_counts(&self, to: &mut UserCounts) {
+        let counts = *lock(&self.counts);
+        to.sets += counts.made;
+        to.sets_sent += counts.sent;
+        to.sets_refused += counts.refused;
+        to.sets_dropped += counts.dropped;
+        to.sets_waiting += counts.waiting;
     }
 
     /// Sends what is left, for a while.
@@ -163,7 +201,7 @@ impl Client {
                 }
             }
         }
-        let overflowed = self.overflowed();
+        let overflowed = self.overflowed.load(Ordering::Relaxed);
         if overflowed > 0 {
             (self.say)(&format!(
                 "gctrace: {overflowed} sample sets were dropped: they came faster than the disk took them"
@@ -220,6 +258,7 @@ struct Worker {
     agent: Agent,
     spool: Spool,
     queued: Arc<AtomicUsize>,
+    counts: Arc<Mutex<Counts>>,
     /// Whether the server has said that it takes gzip.
     gzip: bool,
     /// Attempts in a row that failed for now.
@@ -286,16 +325,28 @@ impl Worker {
 
     fn keep(&mut self, text: &str) {
         self.queued.fetch_sub(text.len(), Ordering::Relaxed);
-        if let Err(error) = self.spool.push(text) {
+        let dropped = self.spool.dropped();
+        let kept = self.spool.push(text);
+        self.count_dropped(self.spool.dropped() - dropped + u64::from(kept.is_err()));
+        if let Err(error) = kept {
             self.refused += 1;
             let dir = self.spool.dir().display();
             (self.say)(&format!("gctrace: a sample set is lost: it cannot be put into {dir}: {error}"));
         }
     }
 
+    fn count_dropped(&self, sets: u64) {
+        let mut counts = lock(&self.counts);
+        counts.waiting -= sets;
+        counts.dropped += sets;
+    }
+
     /// Sends the set at the front. False if it has to wait.
     fn send_front(&mut self) -> bool {
-        let Some(bytes) = self.spool.front() else { return true };
+        let dropped = self.spool.dropped();
+        let front = self.spool.front();
+        self.count_dropped(self.spool.dropped() - dropped);
+        let Some(bytes) = front else { return true };
         let outcome = match self.post(&bytes) {
             Ok(outcome) => outcome,
             Err(error) => Outcome::Again(error.to_string()),
@@ -303,11 +354,13 @@ impl Worker {
         match outcome {
             Outcome::Accepted(address) => {
                 self.sent += 1;
+                lock(&self.counts).sent += 1;
                 self.failures = 0;
                 (self.say)(&format!("gctrace: a sample set was sent; recommendations: {address}"));
             }
             Outcome::Refused(reason) => {
                 self.refused += 1;
+                lock(&self.counts).refused += 1;
                 self.failures = 0;
                 (self.say)(&format!("gctrace: {} refused a sample set: {reason}", self.url));
             }
@@ -321,6 +374,7 @@ impl Worker {
                 return false;
             }
         }
+        lock(&self.counts).waiting -= 1;
         self.spool.pop();
         true
     }
@@ -398,7 +452,7 @@ mod tests {
             assert_eq!(Target::url(text), None, "{text}");
         }
         let dir =
-            |url: &str| Target { url: url.into(), token: String::new(), spool: "/s".into() }.spool_dir();
+            |url: &str| Target { url: url.into(), tokens: Tokens::default(), spool: "/s".into() }.spool_dir();
         assert_ne!(dir("http://a/b"), dir("http://a_b"));
         assert_eq!(dir("http://a").parent(), Some(Path::new("/s")));
     }

@@ -12,16 +12,18 @@ mod client;
 mod spool;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use client::{Target, default_spool};
 pub use gctrace_collector::wire::{EventName, Header, ProtocolError, Sample, SampleSet};
+pub use tokens::Tokens;
 
 use client::Client;
 
 use super::{ExportError, Exporter, ProcessEnd, VERSION, file};
 use crate::{
     enrich::clock::WallClock,
-    ledger::Ledger,
+    ledger::{Ledger, UserCounts},
     model::{EndReason, GcCycle, GcState, Memory, Process},
     ruby::stat::GcInfo,
 };
@@ -35,13 +37,33 @@ const MAX_SPAN_NS: u64 = 600_000_000_000;
 pub struct TuneMyGc {
     to: To,
     clock: WallClock,
+    dialect: Dialect,
     open: HashMap<u32, Open>,
+    /// Processes whose service has no token.
+    without_token: u64,
+}
+
+/// How the header of a set is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// 11 elements, as the protocol's text has it.
+    #[default]
+    Spec,
+    /// 12 elements, as the protocol's agent sends them: with what watched the units of work.
+    Agent,
+}
+
+impl Dialect {
+    fn spy_ids(self) -> Option<String> {
+        // Of the agent's words, the one for a program that is watched by nobody but its operator.
+        (self == Self::Agent).then(|| "manual".to_owned())
+    }
 }
 
 /// Where sets go.
 enum To {
     Dir(PathBuf),
-    Collector { client: Client, token: String },
+    Collector { client: Client, tokens: Tokens },
 }
 
 /// The set of a process that is being traced.
@@ -57,18 +79,25 @@ struct Open {
 
 impl TuneMyGc {
     /// Sets go to files in `dir`, which is made if it is not there.
-    pub fn new(dir: &Path, clock: WallClock) -> Result<Self, ExportError> {
+    pub fn new(dir: &Path, dialect: Dialect, clock: WallClock) -> Result<Self, ExportError> {
         let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
         std::fs::create_dir_all(dir).map_err(error)?;
         file::check_writable(dir).map_err(error)?;
-        Ok(Self { to: To::Dir(dir.to_owned()), clock, open: HashMap::new() })
+        let to = To::Dir(dir.to_owned());
+        Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
     /// Sets are sent to a collector; `say` tells what it answers.
-    pub fn sending(target: &Target, clock: WallClock, say: fn(&str)) -> Result<Self, ExportError> {
+    pub fn sending(
+        target: &Target,
+        dialect: Dialect,
+        clock: WallClock,
+        say: fn(&str),
+    ) -> Result<Self, ExportError> {
         let client =
             Client::start(target, say).map_err(|(path, source)| ExportError::Unwritable { path, source })?;
-        Ok(Self { to: To::Collector { client, token: target.token.clone() }, clock, open: HashMap::new() })
+        let to = To::Collector { client, tokens: target.tokens.clone() };
+        Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
     fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
@@ -143,11 +172,18 @@ fn info_map(info: &GcInfo) -> Map<String, Value> {
 
 impl Exporter for TuneMyGc {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        let token = match &self.to {
+            To::Dir(_) => None,
+            To::Collector { tokens, .. } => {
+                let Some(token) = tokens.of(&process.origin.service) else {
+                    self.without_token += 1;
+                    return Ok(());
+                };
+                Some(token.to_owned())
+            }
+        };
         let header = Header {
-            token: match &self.to {
-                To::Dir(_) => None,
-                To::Collector { token, .. } => Some(token.clone()),
-            },
+            token,
             ruby_version: process.image.version.to_string(),
             rails_version: "0.0".to_owned(),
             gc_env: process.gc_env.iter().map(|(key, value)| (key.clone(), json!(value))).collect(),
@@ -155,7 +191,7 @@ impl Exporter for TuneMyGc {
             gc_opts: Vec::new(),
             gc_constants: Map::new(),
             stat_keys: process.image.stat_keys.iter().map(|key| (*key).to_owned()).collect(),
-            spy_ids: None,
+            spy_ids: self.dialect.spy_ids(),
             hostname: process.hostname.clone().unwrap_or_default(),
             ppid: u64::from(process.ppid.unwrap_or_default()),
             pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
@@ -192,6 +228,13 @@ impl Exporter for TuneMyGc {
             self.push(process, EventName::Terminated, state)?;
         }
         self.write(process.pid, true)
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        counts.sets_without_token += self.without_token;
+        if let To::Collector { client, .. } = &self.to {
+            client.add_counts(counts);
+        }
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {

@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::client::{Client, Target};
+use super::{
+    Tokens,
+    client::{Client, Target},
+};
+use crate::ledger::UserCounts;
 
 /// What a server got: whether it was gzip, and the set.
 type Got = (bool, String);
@@ -51,7 +55,8 @@ fn server(listener: TcpListener, answers: Vec<(u16, &'static str, &'static str)>
 }
 
 fn target(address: SocketAddr, spool: &Path) -> Target {
-    Target { url: format!("http://{address}"), token: "t".to_owned(), spool: spool.to_owned() }
+    let tokens = Tokens { default: Some("t".to_owned()), ..Tokens::default() };
+    Target { url: format!("http://{address}"), tokens, spool: spool.to_owned() }
 }
 
 fn local() -> (TcpListener, SocketAddr) {
@@ -181,8 +186,14 @@ fn never_waits() {
         client.send(large.clone());
     }
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    assert_eq!(client.overflowed(), 36, "64 of 100 MB are kept");
+    let counted = |client: &Client| {
+        let mut counts = UserCounts::default();
+        client.add_counts(&mut counts);
+        (counts.sets, counts.sets_sent, counts.sets_refused, counts.sets_dropped, counts.sets_waiting)
+    };
+    assert_eq!(counted(&client), (101, 0, 0, 36, 65), "64 of 100 MB are kept");
     drop((silent, listener));
     client.finish();
     assert_eq!(waiting(dir.path()), 65);
+    assert_eq!(counted(&client), (101, 0, 0, 36, 65));
 }

@@ -1,11 +1,11 @@
-# A large live heap: some hundred thousand old objects, each round replaces a few of them and makes some garbage. Runs for some
+# A large live heap: two hundred thousand old objects, each round replaces a few of them and makes some garbage. Runs for some
 # seconds, or for as many rounds as are given.
 require_relative "support"
 
 SECONDS = Float(ARGV.fetch(0, "6"))
 ROUNDS = Integer(ARGV.fetch(1, "0"))
 
-KEPT = Array.new(400_000) { |i| [i] }
+KEPT = Array.new(200_000) { |i| [i] }
 
 def round(number)
   (0...500).each { |i| KEPT[(number * 500 + i) % KEPT.size] = [number] }

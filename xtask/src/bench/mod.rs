@@ -5,6 +5,7 @@
 
 mod collector;
 mod depth;
+mod tune;
 
 use std::{
     fs,
@@ -41,6 +42,9 @@ pub(crate) struct Args {
     /// Measure only how many sample sets a collector takes in.
     #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
     collector: bool,
+    /// Measure only whether what is advised comes true: so many turns (--runs) for each of three programs.
+    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector"])]
+    tune: bool,
     /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
@@ -67,12 +71,16 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 .args(args.json.then_some("--json"))
                 .args(args.depth.then_some("--depth"))
                 .args(args.collector.then_some("--collector"))
+                .args(args.tune.then_some("--tune"))
                 .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
         }
     }
     if args.depth {
         return depth::run(args.json);
+    }
+    if args.tune {
+        return tune::run(args.runs, args.json);
     }
     if args.collector {
         return collector::run(args.json);

@@ -24,8 +24,8 @@ use crate::{
         proc::is_running,
     },
     export::{
-        ExportError, Exporter, jsonl::Jsonl, profile, prometheus::Prometheus, push, stack_log::StackLog,
-        text::Text, tunemygc::TuneMyGc,
+        ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus, push,
+        stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
     },
     ledger::Ledger,
     native::Tables,
@@ -216,7 +216,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
 
 fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Exporter>>, Failure> {
     let stdout = || BufWriter::with_capacity(64 << 10, io::stdout());
-    let mut exporters: Vec<Box<dyn Exporter>> = Vec::new();
+    let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Environment::new(say))];
     match settings.format {
         Format::Text => exporters.push(Box::new(Text::new(stdout(), clock))),
         Format::Jsonl => exporters.push(Box::new(Jsonl::new(stdout(), clock))),

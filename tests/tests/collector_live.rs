@@ -110,3 +110,59 @@ fn only_where_it_is_told() -> Result<()> {
     );
     Ok(())
 }
+
+/// Of each service, with its own token: one is sent, one has no token and is not. Variables that do nothing are named, once.
+#[test]
+fn tokens_and_variables() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let collector = Collector::start(&live.path("sets.db"), &[])?;
+    let token = collector.register()?;
+    let tokens = live.path("tokens.toml");
+    std::fs::write(&tokens, format!("[services]\nshop = \"{token}\"\n"))?;
+    let mut args: Vec<std::ffi::OsString> = vec!["--tunemygc-url".into()];
+    args.push(format!("http://{}", collector.address).into());
+    args.extend([
+        "--tunemygc-spool".into(),
+        live.path("spool").into(),
+        "--tunemygc-tokens".into(),
+        tokens.into(),
+    ]);
+    args.extend(["--tunemygc-dialect".into(), "agent".into(), "--".into()]);
+    for (service, sent) in [("shop", 1), ("cron", 0)] {
+        let script = Script::unwitnessed(&live, &ruby, "scraped.rb")?;
+        let (command, env, _) = script.into_parts()?;
+        let finished = Invocation::jsonl(args.iter().cloned().chain(command))?
+            .envs(env)
+            .with(|command| {
+                command
+                    .env("OTEL_SERVICE_NAME", service)
+                    .env("RUBY_GC_HEAP_SLOTS_GROWTH_FACTOR", "1.3\u{1b}");
+                command.env("RUBY_GC_MALLOC_LIMIT", "32m").env_remove("RUBY_GC_TOKEN");
+            })
+            .run()?;
+        let report = gctrace_tests::gctrace::read(&finished)?;
+        let said = finished.errors();
+        ensure!(said.contains(&format!("{sent} sample sets were sent, 0 refused")), "{said}");
+        let told: Vec<&str> = said.lines().filter(|line| line.contains("does nothing")).collect();
+        let wanted =
+            format!("({service}): RUBY_GC_HEAP_SLOTS_GROWTH_FACTOR=1.3  does nothing: no Ruby knows it");
+        ensure!(told.len() == 1 && told[0].contains(&wanted), "{told:?}");
+        let user = &report.ledger.as_ref().context("a ledger")?.user;
+        let count = |name: &str| user.get(name).and_then(Value::as_u64).context(name.to_owned());
+        ensure!(count("sets_without_token")? == 1 - sent, "{user:?}");
+        ensure!(
+            count("sets")? <= sent && count("sets")? == count("sets_sent")? + count("sets_waiting")?,
+            "{user:?}"
+        );
+    }
+    let kept = rusqlite::Connection::open(live.path("sets.db"))?;
+    let body: Vec<u8> = kept.query_row("SELECT body FROM sample_set", [], |row| row.get(0))?;
+    let set: Value = serde_json::from_reader(flate2::read::GzDecoder::new(body.as_slice()))?;
+    ensure!(
+        set[0].as_array().is_some_and(|header| header.len() == 12 && header[8] == "manual"),
+        "{}",
+        set[0]
+    );
+    Ok(())
+}

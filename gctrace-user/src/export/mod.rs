@@ -12,6 +12,7 @@ use crate::{
 };
 
 pub mod doctor;
+pub mod environment;
 mod figures;
 mod file;
 pub mod jsonl;

@@ -41,7 +41,8 @@ pub(super) fn run(turns: u32, json: bool) -> Result<()> {
             .flat_map(|advice| advice["set"].as_array().into_iter().flatten())
             .filter_map(|set| Some((set["variable"].as_str()?.to_owned(), set["value"].to_string())))
             .collect();
-        let text = settings.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
+        let text =
+            settings.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
         progress(format!("bench: {script} on Ruby {}: advised {text:?}", ruby.version()));
         if settings.is_empty() {
             println!("{script:<16} nothing was advised");
@@ -53,7 +54,9 @@ pub(super) fn run(turns: u32, json: bool) -> Result<()> {
             let before = trace(&gctrace, &live, &ruby, script, &work, &[], &[])?;
             let after = trace(&gctrace, &live, &ruby, script, &work, &settings, &[])?;
             let (before, after) = (time(&before.0, &before.1)?, time(&after.0, &after.1)?);
-            progress(format!("bench: {script} {turn}/{turns}: {before:.3} s in GC pauses, {after:.3} s as advised"));
+            progress(format!(
+                "bench: {script} {turn}/{turns}: {before:.3} s in GC pauses, {after:.3} s as advised"
+            ));
             ratios.push(after / before);
         }
         let found = Spread::of(ratios.into_iter());
@@ -136,7 +139,9 @@ fn advice(binary: &Path, sets: &Path) -> Result<Vec<Value>> {
 fn predicted(report: &Report, script: &ScriptReport, advice: &[Value]) -> Result<f64> {
     let factors: BTreeMap<&str, f64> = advice
         .iter()
-        .filter_map(|advice| Some((advice["effect"]["metric"].as_str()?, advice["effect"]["factor"].as_f64()?)))
+        .filter_map(|advice| {
+            Some((advice["effect"]["metric"].as_str()?, advice["effect"]["factor"].as_f64()?))
+        })
         .collect();
     let kinds = by_kind(report, script)?;
     let all: u64 = kinds.values().sum();

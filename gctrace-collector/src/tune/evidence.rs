@@ -364,20 +364,22 @@ impl Fold {
         self.evidence
     }
 
-    /// Whether and when the heap stopped growing: it counts as settled if it grew by no more than 1 % in the second half
-    /// of the cycles.
+    /// Whether and when the heap stopped growing: it counts as settled if it was larger by no more than 1 % at any time in the
+    /// second half of the cycles than in the first. Heaps breathe: pages are given back, and taken again before the next major cycle.
     fn settle(&mut self) {
         const FEWEST: usize = 16;
         let sizes = &self.sizes;
-        let (Some((_, middle)), Some((_, last))) = (sizes.get(sizes.len() / 2), sizes.last()) else { return };
-        if sizes.len() < FEWEST || *last as f64 > *middle as f64 * 1.01 {
+        let (before, after) = sizes.split_at(sizes.len() / 2);
+        let largest = |sizes: &[(u64, u64)]| sizes.iter().map(|(_, slots)| *slots).max();
+        let (Some(first), Some(second)) = (largest(before), largest(after)) else { return };
+        if sizes.len() < FEWEST || second as f64 > first as f64 * 1.01 {
             return;
         }
         self.evidence.settled = 1;
-        for (_, slots) in &sizes[sizes.len() / 2..] {
+        for (_, slots) in after {
             self.evidence.available.add(*slots);
         }
-        let reached = sizes.iter().position(|(_, slots)| *slots as f64 >= *middle as f64 * 0.99);
+        let reached = sizes.iter().position(|(_, slots)| *slots as f64 >= second as f64 * 0.99);
         // A process that had its size when the set begins may have had it for long.
         if let Some(reached) = reached.filter(|reached| *reached > 0) {
             self.evidence.warmup.add(sizes[reached].0);

@@ -270,3 +270,30 @@ fn no_room_that_malloc_leaves_unused() {
     assert!(refusal.reason.starts_with("malloc begins a cycle about every "), "{}", refusal.reason);
     assert!(report.speed().advice.iter().any(|advice| advice.rule == "malloc"));
 }
+
+/// A heap that gives pages back and takes them again has its size; one that gets larger and larger has not.
+#[test]
+fn heaps_that_breathe() {
+    let set = SampleSet::from_json(include_str!("../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+    let start =
+        set.samples.iter().find(|sample| sample.event == crate::wire::EventName::GcCycleStarted).unwrap();
+    let settled = |slots: &dyn Fn(u64) -> u64| {
+        let mut fold = Fold::new(&set.header).unwrap();
+        for count in 1..=64 {
+            let mut sample = start.clone();
+            sample.ts += count as f64;
+            sample.stat[0] = count;
+            sample.stat[4] = slots(count);
+            fold.add(&sample);
+        }
+        fold.finish().settled
+    };
+    assert_eq!(settled(&|count| 400_000 + count.min(10) * 10_000), 1, "grows, then stays");
+    assert_eq!(
+        settled(&|count| if count < 4 { 90_000 } else { 750_000 + count % 4 * 100_000 }),
+        1,
+        "breathes"
+    );
+    assert_eq!(settled(&|count| 400_000 + count * 1_000), 0, "grows by 16 %");
+    assert_eq!(settled(&|count| 400_000 + count * 10_000 + count % 4 * 50_000), 0, "breathes and grows");
+}

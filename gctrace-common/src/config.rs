@@ -18,10 +18,20 @@ pub const STACK_RING_BYTES: u32 = 4 << 20;
 /// Default size of the lifecycle ring, bytes.
 pub const LIFE_RING_BYTES: u32 = 256 << 10;
 
-/// [`Config::select`]: every process that hits a probe.
+/// Entries of the `CGROUPS` map: selected cgroups at one time.
+pub const MAX_CGROUPS: u32 = 4096;
+/// Levels below the root of the cgroup v2 hierarchy on which a cgroup can be selected.
+pub const MAX_CGROUP_LEVEL: u32 = 32;
+
+/// [`Config::select`]: every process that hits a probe. Else it is the union of what the bits below say.
 pub const SELECT_ALL: u32 = 0;
-/// [`Config::select`]: only processes whose entry in `PROCESSES` carries [`ProcessEntry::SELECTED`].
+/// Bit of [`Config::select`]: processes whose entry in `PROCESSES` carries [`ProcessEntry::SELECTED`].
 pub const SELECT_LISTED: u32 = 1;
+/// Bit of [`Config::select`]: processes in a cgroup (v2) of which `CGROUPS` has the id, or below one.
+pub const SELECT_CGROUPS: u32 = 2;
+/// Bit of [`Config::select`]: processes in a cgroup (v2) of which `CGROUPS` has the id; user space enters those below it.
+/// For kernels whose uprobes cannot ask for ancestors (before Linux 5.15).
+pub const SELECT_CGROUP_IDS: u32 = 4;
 
 /// Stacks that uprobes of one CPU can be taking at once (one may be preempted by another).
 pub const PROBE_SLOTS: u32 = 2;
@@ -30,7 +40,7 @@ pub const PROBE_SLOTS: u32 = 2;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Config {
-    /// One of the `SELECT_` constants.
+    /// [`SELECT_ALL`], or bits of the other `SELECT_` constants.
     pub select: u32,
     /// The tgid of gctrace itself, never traced.
     pub own_tgid: u32,

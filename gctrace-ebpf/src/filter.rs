@@ -1,14 +1,23 @@
 //! Selection: the first thing every GC program does.
 
-use aya_ebpf::{EbpfContext as _, helpers::bpf_get_attach_cookie, programs::ProbeContext};
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{
+        bpf_get_attach_cookie, bpf_get_current_cgroup_id, generated::bpf_get_current_ancestor_cgroup_id,
+    },
+    programs::ProbeContext,
+};
 use gctrace_common::{
-    config::{ImageConfig, ProcessEntry, SELECT_ALL},
+    config::{
+        Config, ImageConfig, MAX_CGROUP_LEVEL, ProcessEntry, SELECT_ALL, SELECT_CGROUP_IDS, SELECT_CGROUPS,
+        SELECT_LISTED,
+    },
     cookie::{Cookie, NO_REGISTER},
     stats::Counter,
 };
 
 use crate::{
-    maps::{self, PROCESSES, config, count},
+    maps::{self, CGROUP_LEVELS, CGROUPS, PROCESSES, config, count},
     rubies, usermem,
 };
 
@@ -54,15 +63,63 @@ pub fn selected(tgid: u32) -> Result<(*mut ProcessEntry, u32), Counter> {
     if tgid == config.own_tgid {
         return Err(Counter::Own);
     }
+    // Whose cgroup is selected needs no entry yet.
+    let free = config.select == SELECT_ALL || in_selected_cgroup(&config);
+    if !free && config.select & SELECT_LISTED == 0 {
+        return Err(Counter::Filtered);
+    }
     // In the listed mode an unknown process is one that was not selected; else the map was full.
-    let unknown = if config.select == SELECT_ALL { Counter::NoImage } else { Counter::Filtered };
-    let process = process_entry(tgid, config.select == SELECT_ALL).ok_or(unknown)?;
+    let unknown = if free { Counter::NoImage } else { Counter::Filtered };
+    let process = process_entry(tgid, free).ok_or(unknown)?;
     // SAFETY: a map value pointer, valid while the program runs.
     let flags = unsafe { (*process).flags };
-    if config.select != SELECT_ALL && flags & ProcessEntry::SELECTED == 0 {
+    if !free && flags & ProcessEntry::SELECTED == 0 {
         return Err(Counter::Filtered);
     }
     Ok((process, flags))
+}
+
+/// Whether the current process, which runs a known image, is still selected: it may have left its cgroup since.
+#[inline(always)]
+pub fn still_selected(tgid: u32) -> bool {
+    let config = config();
+    if config.select == SELECT_ALL || in_selected_cgroup(&config) {
+        return true;
+    }
+    // SAFETY: a map value pointer, valid while the program runs.
+    config.select & SELECT_LISTED != 0
+        && PROCESSES
+            .get_ptr(&tgid)
+            .is_some_and(|entry| unsafe { (*entry).flags } & ProcessEntry::SELECTED != 0)
+}
+
+/// Whether the current process is in a selected cgroup. One look-up per level on which one is selected.
+#[inline(always)]
+fn in_selected_cgroup(config: &Config) -> bool {
+    if config.select & SELECT_CGROUP_IDS != 0 {
+        // SAFETY: a plain helper call.
+        return is_selected_cgroup(unsafe { bpf_get_current_cgroup_id() });
+    }
+    if config.select & SELECT_CGROUPS == 0 {
+        return false;
+    }
+    let levels = CGROUP_LEVELS.get(0).copied().unwrap_or(0);
+    let mut level = 0;
+    while level <= MAX_CGROUP_LEVEL {
+        // SAFETY: a plain helper call. A level that the process's cgroup does not have gives 0.
+        if levels >> level & 1 != 0
+            && is_selected_cgroup(unsafe { bpf_get_current_ancestor_cgroup_id(level as i32) })
+        {
+            return true;
+        }
+        level += 1;
+    }
+    false
+}
+
+#[inline(always)]
+fn is_selected_cgroup(id: u64) -> bool {
+    CGROUPS.get_ptr(&id).is_some()
 }
 
 /// Notes that a process, whose flags are given, runs an image.

@@ -10,8 +10,8 @@ use aya_ebpf::{
 use gctrace_common::{
     ABI_HASH,
     config::{
-        AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_IMAGES, MAX_PROCESSES,
-        MAX_SCOPES, ProcessEntry, RubyEntry, STACK_RING_BYTES,
+        AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_IMAGES,
+        MAX_PROCESSES, MAX_SCOPES, ProcessEntry, RubyEntry, STACK_RING_BYTES,
     },
     event::Phase,
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_LOCKS, MAX_GVL_THREADS},
@@ -72,6 +72,14 @@ static GATE: Array<u32> = Array::with_max_entries(1, 0);
 /// Keyed by tgid. Not an LRU map: an evicted entry would silently unselect a process.
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// Ids of selected cgroups (v2).
+#[map]
+pub static CGROUPS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_CGROUPS, 0);
+
+/// One word: bit n is set if a cgroup on level n of the hierarchy is in [`CGROUPS`].
+#[map]
+pub static CGROUP_LEVELS: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Keyed by tgid. Not an LRU map, as above.
 #[map]

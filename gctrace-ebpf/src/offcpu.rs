@@ -13,7 +13,7 @@ use gctrace_common::{
 };
 
 use crate::{
-    filter::tgid_tid,
+    filter::{still_selected, tgid_tid},
     maps::{AWAY, SHARES, STACK_RING, closed, config, count},
     rubies,
     sample::{Occasion, take},
@@ -46,7 +46,7 @@ pub fn switched(ctx: &TracePointContext) {
     came(next, now);
     let (tgid, tid) = tgid_tid();
     let Some(ruby) = rubies::known(tgid) else { return };
-    if closed() || state & GONE != 0 {
+    if closed() || state & GONE != 0 || !still_selected(tgid) {
         return;
     }
     count(Counter::SwitchOuts);

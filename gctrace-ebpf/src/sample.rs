@@ -13,7 +13,7 @@ use gctrace_common::{
 };
 
 use crate::{
-    filter::{Admitted, tgid_tid},
+    filter::{Admitted, still_selected, tgid_tid},
     maps::{SCOPES, add_one, any_image, closed, config, count},
     rubies, usermem,
     walk::{self, Family, NATIVE, Probe, RUBY, Scratch, Tick},
@@ -37,7 +37,7 @@ pub struct Occasion {
 pub fn tick(ctx: &PerfEventContext) {
     let (tgid, tid) = tgid_tid();
     let Some(ruby) = rubies::known(tgid) else { return };
-    if closed() {
+    if closed() || !still_selected(tgid) {
         return;
     }
     count(Counter::Ticks);

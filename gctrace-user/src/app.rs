@@ -6,6 +6,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
+    path::Path,
     process::Child,
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     time::{Duration, Instant},
@@ -15,12 +16,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::{
-    bpf::{self, LoadError, LoadOptions, Loaded},
+    bpf::{self, LoadError, LoadOptions, Loaded, Select},
     cache::Cache,
     cli::{Format, Settings, UsageError},
-    discover::{self, DebugInfo, Found, Start},
+    discover::{self, DebugInfo, Found, Selection, Start},
     enrich::{
         clock::{WallClock, monotonic_ns},
+        names::Names,
         proc::is_running,
     },
     export::{
@@ -125,12 +127,16 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
     let host = preflight::check()?;
+    // A command that is started has what the user has.
+    if settings.selection.command.is_none() {
+        preflight::drop_privileges(settings.writes());
+    }
     let clock = WallClock::measure();
     let exporters = exporters(settings, clock)?;
     let signals = Signals::install()?;
     let own_pid = std::process::id();
     let Loaded { probes, rings, stacks, counters, away, unwind, gvl } = bpf::load(&LoadOptions {
-        all: settings.selection.all,
+        select: select(&settings.selection),
         own_pid,
         tracefs: &host.tracefs,
         cookies: settings.cookies,
@@ -168,7 +174,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         .spawn(move || discover::run(start))
         .map_err(system("starting the control thread"))?;
     let mut run = Run {
-        pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl),
+        pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
+            .naming(Names::below(Path::new("/"), settings.kube_root.clone())),
         rings,
         counters,
         accounted: None,
@@ -211,6 +218,18 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
             Ok(Outcome::NothingMatched)
         }
         None => Ok(Outcome::Done),
+    }
+}
+
+/// What decides in the kernel.
+fn select(selection: &Selection) -> Select {
+    // Where a cgroup is in a v1 hierarchy only, its processes are listed.
+    let listed = !selection.pids.is_empty() || selection.command.is_some() || discover::lists_cgroups();
+    match (selection.all, selection.has_groups(), listed) {
+        (true, ..) => Select::All,
+        (false, true, true) => Select::ListedOrCgroups,
+        (false, true, false) => Select::Cgroups,
+        (false, false, _) => Select::Listed,
     }
 }
 
@@ -384,8 +403,7 @@ impl Run<'_> {
                     "gctrace: ready: {processes} Ruby processes, {probes} probes on {images} Ruby images"
                 ));
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
-                let selection = &self.settings.selection;
-                return processes == 0 && !selection.all && selection.command.is_none();
+                return processes == 0 && !self.settings.selection.is_open();
             }
             Found::Spawned(child) => self.child = Some(child),
             Found::Fatal(reason) => self.fatal = Some(reason),

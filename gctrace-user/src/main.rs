@@ -1,6 +1,9 @@
 //! Parse, run, exit status.
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use clap::Parser as _;
 use gctrace_user::{
@@ -25,6 +28,16 @@ fn main() -> ExitCode {
             return ended(doctor::run(&args.into()).map_err(app::Failure::from));
         }
         Some(Subcommand::Tune(args)) => return ExitCode::from(cli::tune(&args)),
+        Some(Subcommand::Completions { shell }) => return written(&cli::completions(shell)),
+        Some(Subcommand::Man) => {
+            return match cli::man() {
+                Ok(page) => written(&page),
+                Err(error) => {
+                    app::say(&format!("gctrace: making the manual page: {error}"));
+                    ExitCode::from(2)
+                }
+            };
+        }
         Some(Subcommand::Collector(args)) => {
             return match cli::collector(args) {
                 Ok(()) => ExitCode::SUCCESS,
@@ -40,6 +53,19 @@ fn main() -> ExitCode {
         .map_err(app::Failure::from)
         .and_then(|settings| app::run(&settings));
     ended(result.map(Outcome::exit_status))
+}
+
+/// Writes a text to standard output.
+fn written(text: &[u8]) -> ExitCode {
+    match io::stdout().write_all(text).and_then(|()| io::stdout().flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read it has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            app::say(&format!("gctrace: writing to standard output: {error}"));
+            ExitCode::from(2)
+        }
+    }
 }
 
 fn ended(result: Result<u8, app::Failure>) -> ExitCode {

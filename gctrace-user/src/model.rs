@@ -27,6 +27,8 @@ pub struct Process {
     pub start_ts: Option<f64>,
     /// Host name of the process's UTS namespace.
     pub hostname: Option<String>,
+    /// Its container, pod and unit.
+    pub container: Container,
     /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted.
     pub gc_env: BTreeMap<String, String>,
     /// Whose it is.
@@ -49,6 +51,52 @@ pub struct Origin {
     pub namespace: Option<String>,
     /// The other `OTEL_RESOURCE_ATTRIBUTES` of its initial environment.
     pub attributes: Vec<(String, String)>,
+}
+
+/// A container runtime, as far as it can be told from the name of a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// Docker.
+    Docker,
+    /// containerd, under Kubernetes or nerdctl.
+    Containerd,
+    /// CRI-O.
+    CriO,
+    /// Podman.
+    Podman,
+}
+
+impl Runtime {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Containerd => "containerd",
+            Self::CriO => "cri-o",
+            Self::Podman => "podman",
+        }
+    }
+}
+
+/// Where a process runs. What is not known is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Container {
+    /// Id of the innermost container.
+    pub id: Option<String>,
+    /// Its runtime.
+    pub runtime: Option<Runtime>,
+    /// Its name.
+    pub name: Option<String>,
+    /// Uid of the Kubernetes pod.
+    pub pod_uid: Option<String>,
+    /// Name of the pod.
+    pub pod: Option<String>,
+    /// Namespace of the pod.
+    pub namespace: Option<String>,
+    /// systemd unit (inside of the container, if there is one).
+    pub unit: Option<String>,
+    /// Path of the cgroup, as seen from gctrace's cgroup namespace.
+    pub cgroup: Option<String>,
 }
 
 /// A Ruby image as exporters see it.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    path::Path,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -17,6 +18,7 @@ use crate::{
     decode::{self, Event},
     enrich::{
         clock::monotonic_ns,
+        names::Names,
         proc::{self, MemoryReader},
     },
     export::{ExportError, Exporter, ProcessEnd},
@@ -108,6 +110,7 @@ pub struct Pipeline {
     lives: VecDeque<(Kind, LifeEvent)>,
     stacks: Stacks,
     gvl: Gvl,
+    names: Names,
     counts: UserCounts,
     stdout_closed: bool,
     failure: Option<String>,
@@ -131,10 +134,17 @@ impl Pipeline {
             lives: VecDeque::new(),
             stacks: Stacks::new(stacks, native),
             gvl: Gvl::new(gvl),
+            names: Names::below(Path::new("/"), None),
             counts: UserCounts::default(),
             stdout_closed: false,
             failure: None,
         }
+    }
+
+    /// The same, with these names of containers and pods.
+    #[must_use]
+    pub fn naming(self, names: Names) -> Self {
+        Self { names, ..self }
     }
 
     /// User-space counters so far.
@@ -499,7 +509,7 @@ impl Pipeline {
     fn trace(&mut self, pid: u32, comm: &str, known: &Arc<KnownImage>, state: Option<(u64, Vec<u8>)>) {
         // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
         self.end(pid, EndReason::Execed, state.as_ref().map_or(0, |(ts, _)| *ts));
-        let process = proc::describe(pid, comm, known.image.clone());
+        let process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         let memory = MemoryReader::open(pid).ok();
         let traced = Traced {
             process: process.clone(),

@@ -8,7 +8,7 @@ use std::{
 use rustix::{
     mount::{MountFlags, mount},
     process::{Resource, Rlimit, getrlimit, setrlimit},
-    thread::CapabilitySet,
+    thread::{CapabilitySet, CapabilitySets},
 };
 
 /// A missing privilege or kernel feature.
@@ -118,6 +118,31 @@ pub fn check() -> Result<Host, Missing> {
     raise_open_files();
     raise_locked_memory();
     Ok(Host { tracefs: tracefs()? })
+}
+
+/// Gives up what a run does not need: from here on there is no way back to it, not by running a program either. `writes`:
+/// files are written where root may only because it may write everywhere. Called before any thread is started, because
+/// each thread has capabilities of its own.
+pub fn drop_privileges(writes: bool) {
+    let keep = PRIVILEGES.iter().fold(CapabilitySet::empty(), |keep, privilege| keep | privilege.any_of);
+    let mut keep = keep.difference(CapabilitySet::DAC_OVERRIDE) | CapabilitySet::SYSLOG;
+    if writes {
+        keep |= CapabilitySet::DAC_OVERRIDE;
+    }
+    if let Err(error) = rustix::thread::set_no_new_privs(true) {
+        log::info!("no_new_privs: {error}");
+    }
+    let dropped = rustix::thread::capabilities(None).and_then(|sets| {
+        let permitted = sets.permitted & keep;
+        let effective = sets.effective & keep;
+        let sets = CapabilitySets { effective, permitted, inheritable: CapabilitySet::empty() };
+        rustix::thread::clear_ambient_capability_set()?;
+        rustix::thread::set_capabilities(None, sets)
+    });
+    if let Err(error) = dropped {
+        // Having more than is needed is no reason not to run.
+        log::info!("capabilities that are not needed stay: {error}");
+    }
 }
 
 /// The effective capabilities of this process.

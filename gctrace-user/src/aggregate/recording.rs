@@ -8,7 +8,7 @@ use std::{
 
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
-    GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
+    Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::GvlWait,
     stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
 };
@@ -46,6 +46,8 @@ pub struct ProcessFacts {
     pub origin: Arc<Origin>,
     /// Its host name.
     pub hostname: Option<String>,
+    /// Its container, pod and unit.
+    pub container: Container,
     /// When it was first heard of, `CLOCK_MONOTONIC` nanoseconds.
     pub first_ns: u64,
     /// When it was last heard of.
@@ -418,6 +420,7 @@ impl Recording {
             image: Some(process.image.clone()),
             origin: process.origin.clone(),
             hostname: process.hostname.clone(),
+            container: process.container.clone(),
             first_ns: ts_ns,
             last_ns: ts_ns,
         });
@@ -448,9 +451,16 @@ impl Recording {
         }
         let comm = "(beyond gctrace's limit of threads)";
         let origin = Arc::new(Origin { service: comm.to_owned(), ..Origin::default() });
-        let (pid, comm_text, hostname) = (0, comm.to_owned(), None);
-        let facts =
-            ProcessFacts { pid, comm: comm_text, image: None, origin, hostname, first_ns: 0, last_ns: 0 };
+        let facts = ProcessFacts {
+            pid: 0,
+            comm: comm.to_owned(),
+            image: None,
+            origin,
+            hostname: None,
+            container: Container::default(),
+            first_ns: 0,
+            last_ns: 0,
+        };
         self.processes.push(facts);
         let index = self.threads.len() as ThreadIndex;
         self.threads.push(Thread { process: self.processes.len() - 1, tid: 0, name: Arc::from(comm) });

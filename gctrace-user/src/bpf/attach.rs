@@ -14,7 +14,7 @@ use aya::{
     },
 };
 use gctrace_common::{
-    config::{ImageConfig, MAX_IMAGES, ProcessEntry, RubyEntry},
+    config::{Config, ImageConfig, MAX_IMAGES, ProcessEntry, RubyEntry, SELECT_CGROUP_IDS},
     cookie::{Cookie, NO_REGISTER},
     event::Point,
 };
@@ -95,6 +95,9 @@ pub struct Probes {
     images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
     rubies: HashMap<MapData, u32, RubyEntry>,
+    cgroups: HashMap<MapData, u64, u32>,
+    cgroup_levels: Array<MapData, u64>,
+    asks_ancestors: bool,
     gate: Array<MapData, u32>,
     /// Kept, or the programs could not jump to them.
     _stages: Stages,
@@ -117,12 +120,7 @@ impl Probes {
         all
     }
 
-    pub(super) fn new(
-        mut ebpf: Ebpf,
-        has_cookie: bool,
-        reads_threads: bool,
-        stages: Stages,
-    ) -> Result<Self, LoadError> {
+    pub(super) fn new(mut ebpf: Ebpf, config: &Config, stages: Stages) -> Result<Self, LoadError> {
         let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
         let images = Array::try_from(map(&mut ebpf, "IMAGES")?)
             .map_err(|source| LoadError::Map { map: "IMAGES", source })?;
@@ -130,6 +128,10 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
         let rubies = HashMap::try_from(map(&mut ebpf, "RUBIES")?)
             .map_err(|source| LoadError::Map { map: "RUBIES", source })?;
+        let cgroups = HashMap::try_from(map(&mut ebpf, "CGROUPS")?)
+            .map_err(|source| LoadError::Map { map: "CGROUPS", source })?;
+        let cgroup_levels = Array::try_from(map(&mut ebpf, "CGROUP_LEVELS")?)
+            .map_err(|source| LoadError::Map { map: "CGROUP_LEVELS", source })?;
         let gate = Array::try_from(map(&mut ebpf, "GATE")?)
             .map_err(|source| LoadError::Map { map: "GATE", source })?;
         Ok(Self {
@@ -137,10 +139,13 @@ impl Probes {
             images,
             processes,
             rubies,
+            cgroups,
+            cgroup_levels,
+            asks_ancestors: config.select & SELECT_CGROUP_IDS == 0,
             gate,
             _stages: stages,
-            has_cookie,
-            reads_threads,
+            has_cookie: config.has_cookie != 0,
+            reads_threads: config.task_thread_pointer != 0,
             next_image: 0,
             attached: 0,
             semaphores: Vec::new(),
@@ -274,6 +279,37 @@ impl Probes {
     /// Whether the user (or inheritance in the kernel) selected the process.
     pub fn is_selected(&self, pid: u32) -> bool {
         self.processes.get(&pid, 0).is_ok_and(|entry| entry.flags & ProcessEntry::SELECTED != 0)
+    }
+
+    /// Takes the selection of a process back.
+    pub fn deselect(&mut self, pid: u32) {
+        // The programs may be counting in the entry, which is not possible while it is rewritten; but a process that
+        // has left is not looked at from now on, and one that comes back is as good as new.
+        if self.is_selected(pid)
+            && let Err(error) = self.update(pid, |entry| entry.flags &= !ProcessEntry::SELECTED)
+        {
+            log::warn!("pid {pid}: {error}");
+        }
+    }
+
+    /// Selects the processes in a cgroup (v2), which lies so many levels below the root of the hierarchy.
+    pub fn select_cgroup(&mut self, id: u64, level: u32) -> Result<(), AttachError> {
+        let error = |map| move |source| AttachError::Map { map, source: Box::new(source) };
+        self.cgroups.insert(id, level, 0).map_err(error("CGROUPS"))?;
+        let levels = self.cgroup_levels.get(&0, 0).map_err(error("CGROUP_LEVELS"))?;
+        self.cgroup_levels.set(0, levels | 1 << level, 0).map_err(error("CGROUP_LEVELS"))
+    }
+
+    /// A selected cgroup was removed. (Ids are not used again.)
+    pub fn deselect_cgroup(&mut self, id: u64) {
+        if let Err(error) = self.cgroups.remove(&id) {
+            log::debug!("forgetting the cgroup {id}: {error}");
+        }
+    }
+
+    /// Whether a cgroup is selected together with those below it; else each of them must be.
+    pub fn asks_ancestors(&self) -> bool {
+        self.asks_ancestors
     }
 
     /// Forgets a process.

@@ -8,7 +8,7 @@ use gctrace_common::event::Point;
 
 use super::{
     MappingWatch, Probes, Scope, kernel_types,
-    load::{LoadError, LoadOptions, TRACEPOINTS, TRIED_NEWTASK, Verified, newtask_offsets, verified},
+    load::{LoadError, LoadOptions, Select, TRACEPOINTS, TRIED_NEWTASK, Verified, newtask_offsets, verified},
     sample::{self, StackOptions},
 };
 use crate::{
@@ -89,7 +89,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     let stacks =
         StackOptions { rate: 99, wall: tracefs.is_some(), off_cpu_min: Duration::ZERO, native: true };
     let options = LoadOptions {
-        all: false,
+        select: Select::ListedOrCgroups,
         own_pid: std::process::id(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,
@@ -99,7 +99,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     };
     let (mut ebpf, config) = verified(&Verified { options, newtask, thread_pointer: 0, task_stack: 0 })?;
     let stages = sample::link_stages(&mut ebpf, Some(stacks))?;
-    let mut probes = Probes::new(ebpf, config.has_cookie != 0, false, stages)?;
+    let mut probes = Probes::new(ebpf, &config, stages)?;
     probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
     Ok(probes)
 }

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     maps::MapError,
-    programs::{Program, ProgramError},
+    programs::{Program, ProgramError, ProgramType},
+    sys::{BpfHelper, is_helper_supported},
 };
 use gctrace_common::{
     ABI_HASH,
-    config::{Config, SELECT_ALL, SELECT_LISTED},
+    config::{Config, SELECT_ALL, SELECT_CGROUP_IDS, SELECT_CGROUPS, SELECT_LISTED},
 };
 
 use super::{
@@ -120,11 +121,35 @@ pub enum LoadError {
     },
 }
 
+/// What decides whether a process is traced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Select {
+    /// Nothing: every process that hits a probe is.
+    All,
+    /// The list of processes.
+    Listed,
+    /// Selected cgroups.
+    Cgroups,
+    /// Either.
+    ListedOrCgroups,
+}
+
+impl Select {
+    fn bits(self) -> u32 {
+        match self {
+            Self::All => SELECT_ALL,
+            Self::Listed => SELECT_LISTED,
+            Self::Cgroups => SELECT_CGROUPS,
+            Self::ListedOrCgroups => SELECT_LISTED | SELECT_CGROUPS,
+        }
+    }
+}
+
 /// What the programs must know.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions<'a> {
-    /// Every process that hits a probe is traced; else only listed ones.
-    pub all: bool,
+    /// Which processes are traced.
+    pub select: Select,
     /// The tgid of gctrace.
     pub own_pid: u32,
     /// Where tracefs is mounted.
@@ -191,7 +216,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let away = wall.then(|| AwayReader::take(&mut ebpf)).transpose()?;
     let unwind = native.then(|| UnwindMaps::take(&mut ebpf)).transpose()?;
     let gvl = (config.gvl != 0).then(|| GvlReader::take(&mut ebpf)).transpose()?;
-    let probes = Probes::new(ebpf, config.has_cookie != 0, thread_pointer != 0, stages)?;
+    let probes = Probes::new(ebpf, &config, stages)?;
     Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl })
 }
 
@@ -209,12 +234,13 @@ pub(super) struct Verified<'a> {
 /// Loads the object and has every program verified. Nothing is attached.
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadError> {
     let Verified {
-        options: LoadOptions { all, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl }, ..
+        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl },
+        ..
     } = *wanted;
     let (newtask, thread_pointer) = (wanted.newtask, wanted.thread_pointer);
     check_abi(OBJECT)?;
     let mut config = Config {
-        select: if all { SELECT_ALL } else { SELECT_LISTED },
+        select: select.bits(),
         own_tgid: own_pid,
         has_cookie: u32::from(cookies),
         newtask_pid: newtask.0,
@@ -232,6 +258,10 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
     };
     sample::configure(&mut config, stacks, tracefs)?;
     gvl::configure(&mut config, gvl.filter(|_| cookies));
+    // Whether uprobes can ask for the ancestors of a cgroup is tried, too.
+    if config.select & SELECT_CGROUPS != 0 && !asks_ancestors(cookies) {
+        config.select = config.select & !SELECT_CGROUPS | SELECT_CGROUP_IDS;
+    }
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
     let ebpf = match load_programs(config, gc_ring_bytes, stacks) {
@@ -246,6 +276,12 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
         Err(error) => return Err(error),
     };
     Ok((ebpf, config))
+}
+
+/// Whether uprobes can ask for the ancestors of a cgroup. Without cookies the kernel is taken for an old one.
+fn asks_ancestors(cookies: bool) -> bool {
+    let helper = BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id;
+    cookies && is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false)
 }
 
 fn load_programs(

@@ -16,7 +16,7 @@ mod unwind;
 pub use attach::{AttachError, Probes, Scope};
 pub use check::{KernelCheck, Tried, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
-pub use load::{LoadError, LoadOptions, Loaded, load};
+pub use load::{LoadError, LoadOptions, Loaded, Select, load};
 pub use mmaps::{ExecMapping, MappingWatch, WatchError, Watched};
 pub use rings::{AwayReader, CounterReader, Rings, StackRing};
 pub use sample::StackOptions;

@@ -39,6 +39,19 @@ pub struct Args {
     #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Vec<u32>,
 
+    /// Trace what runs in this cgroup or below it, now or later: a folder below /sys/fs/cgroup, or a path as in
+    /// /proc/PID/cgroup, e.g. /system.slice/puma.service (repeatable)
+    #[arg(long = "cgroup", value_name = "PATH")]
+    pub cgroups: Vec<PathBuf>,
+
+    /// Trace what runs in this container, now or later: its id, at least 8 digits of it, or its name (repeatable)
+    #[arg(long = "container", value_name = "ID|NAME")]
+    pub containers: Vec<String>,
+
+    /// Name Kubernetes pods by the kubelet's folders below this root (DIR/var/log/pods), e.g. / on a node
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    pub kube_root: Option<PathBuf>,
+
     /// Stop after this time, e.g. 500ms, 30s, 5m [default: until Ctrl-C or the end of COMMAND]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
@@ -206,6 +219,13 @@ pub enum Subcommand {
     Doctor(DoctorArgs),
     /// Recommend GC settings from TuneMyGC sample sets
     Tune(TuneArgs),
+    /// Write a completion script for a shell to standard output
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual page to standard output (`gctrace man | man -l -`)
+    Man,
     /// Receive TuneMyGC sample sets over HTTP, keep them, and answer with recommendations
     Collector(CollectorArgs),
 }

@@ -2,10 +2,12 @@
 
 mod args;
 mod collector;
+mod documents;
 mod settings;
 mod tune;
 
 pub use args::{Args, CollectorArgs, DoctorArgs, Subcommand, TuneArgs};
 pub use collector::collector;
+pub use documents::{completions, man};
 pub use settings::{DoctorSettings, Format, Settings, UsageError};
 pub use tune::tune;

@@ -49,6 +49,8 @@ pub struct Metrics {
 pub struct Settings {
     /// Which processes.
     pub selection: Selection,
+    /// Root of the kubelet's files, by which pods are named.
+    pub kube_root: Option<PathBuf>,
     /// For how long.
     pub duration: Option<Duration>,
     /// Standard output.
@@ -105,7 +107,7 @@ impl From<DoctorArgs> for DoctorSettings {
         let DoctorArgs { all_ruby, pids, files, format, verbose, cache } = args;
         let all = all_ruby || (pids.is_empty() && files.is_empty());
         Self {
-            selection: Selection { all, pids, command: None },
+            selection: Selection { all, pids, ..Selection::default() },
             files,
             format: format.into(),
             verbose,
@@ -127,7 +129,9 @@ impl From<FormatArg> for Format {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UsageError {
     /// Nothing was selected.
-    #[error("nothing is selected: give --all-ruby, --pid PID or -- COMMAND (see gctrace --help)")]
+    #[error(
+        "nothing is selected: give --all-ruby, --pid PID, --cgroup PATH, --container NAME or -- COMMAND (see gctrace --help)"
+    )]
     NothingSelected,
     /// Two outputs would overwrite each other.
     #[error("{} is named for two outputs; give each its own file", .0.display())]
@@ -155,6 +159,9 @@ pub enum UsageError {
     /// There is no place for sets that wait.
     #[error("--tunemygc-url needs a directory for sets that wait: give --tunemygc-spool")]
     NoSpool,
+    /// A cgroup or container without a name, as from a variable that is not set.
+    #[error("--cgroup and --container need a value that is not empty")]
+    EmptyGroup,
     /// gctrace cannot trace itself.
     #[error("--pid {0} is gctrace itself, which is never traced")]
     OwnPid(u32),
@@ -174,6 +181,9 @@ impl Settings {
             subcommand: _,
             all_ruby,
             mut pids,
+            cgroups,
+            containers,
+            kube_root,
             duration,
             format,
             quiet,
@@ -216,7 +226,11 @@ impl Settings {
             return Err(UsageError::OwnPid(own_pid));
         }
         let command = (!command.is_empty()).then_some(command);
-        if !all_ruby && pids.is_empty() && command.is_none() {
+        if containers.iter().any(String::is_empty) || cgroups.iter().any(|path| path.as_os_str().is_empty()) {
+            return Err(UsageError::EmptyGroup);
+        }
+        let groups = !cgroups.is_empty() || !containers.is_empty();
+        if !all_ruby && pids.is_empty() && command.is_none() && !groups {
             return Err(UsageError::NothingSelected);
         }
         let root = match stack_root {
@@ -253,9 +267,10 @@ impl Settings {
         let wants_stacks =
             !profiles.is_empty() || rate.is_some() || wall || stack_log.is_some() || push.wants_stacks();
         let format = if quiet { Format::Quiet } else { format.into() };
-        let selection = Selection { all: all_ruby, pids, command };
+        let selection = Selection { all: all_ruby, pids, cgroups, containers, command };
         Ok(Self {
             selection,
+            kube_root,
             duration,
             format,
             tunemygc,
@@ -292,6 +307,15 @@ impl Settings {
     /// Whether any output tells what is counted while the run goes on.
     pub fn wants_accounts(&self) -> bool {
         self.prometheus.is_some() || self.push.any()
+    }
+
+    /// Whether anything is written to files.
+    pub fn writes(&self) -> bool {
+        self.tunemygc.is_some()
+            || self.tunemygc_target.is_some()
+            || !self.profiles.is_empty()
+            || self.stack_log.is_some()
+            || self.cache_dir.is_some()
     }
 
     /// Whether any output shows stacks; else none are taken but those that start a GC.

@@ -4,11 +4,13 @@ mod images;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
+    fs::File,
     num::NonZeroU32,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::FileExt as _},
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::{Arc, mpsc::SyncSender},
+    time::Duration,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{
     Fault,
     asking::Asking,
+    cgroups::{Groups, V1_INTERVAL},
     debuginfo::DebugInfo,
     identity::ImageKey,
     installed,
@@ -27,7 +30,7 @@ use crate::{
     bpf::{MappingWatch, Probes, Scope, Watched},
     cache::Cache,
     elf::LoadSegment,
-    enrich::{clock::monotonic_ns, proc::is_running},
+    enrich::{clock::monotonic_ns, names::Names, proc::is_running},
     native::Tables,
     pipeline::Images,
     ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},
@@ -40,8 +43,25 @@ pub struct Selection {
     pub all: bool,
     /// These.
     pub pids: Vec<u32>,
+    /// Those in these cgroups or below them.
+    pub cgroups: Vec<PathBuf>,
+    /// Those in containers with these ids, beginnings of ids, or names.
+    pub containers: Vec<String>,
     /// This one, started by us, and its descendants.
     pub command: Option<Vec<String>>,
+}
+
+impl Selection {
+    /// Whether cgroups decide, too.
+    pub fn has_groups(&self) -> bool {
+        let any = !self.cgroups.is_empty() || !self.containers.is_empty();
+        any && !self.all
+    }
+
+    /// Whether processes that do not exist yet can be selected.
+    pub fn is_open(&self) -> bool {
+        self.all || self.command.is_some() || self.has_groups()
+    }
 }
 
 /// What the control thread tells the data thread.
@@ -213,6 +233,8 @@ pub(super) struct Control {
     /// Images probed.
     attached: usize,
     native: Option<Tables>,
+    /// Selected cgroups, if there are any.
+    groups: Option<Groups>,
 }
 
 /// Runs until told to stop. Returns (and so detaches) only then.
@@ -252,6 +274,7 @@ pub fn run(start: Start) {
         images,
         attached: 0,
         native,
+        groups: None,
     };
     // Watching starts before the scan, so that nothing falls between the two.
     let mut watch = match MappingWatch::start(control.native.is_some()) {
@@ -295,13 +318,22 @@ impl Control {
                 }
             }
         }
+        if self.selection.has_groups() {
+            let Selection { cgroups, containers, .. } = &self.selection;
+            let names = Names::below(Path::new("/"), None);
+            let mut groups = Groups::open(cgroups, containers, names, self.probes.asks_ancestors())?;
+            groups.begin(&mut self.probes)?;
+            groups.list(&mut self.probes)?;
+            self.groups = Some(groups);
+        }
         for pid in self.selection.pids.clone() {
             self.probes.select(pid).map_err(|e| e.to_string())?;
             if !self.inspect_selected(pid) {
                 self.probes.forget(pid);
             }
         }
-        if self.selection.all {
+        // What a process runs that comes into a selected cgroup later is probed by then, too.
+        if self.selection.all || self.groups.is_some() {
             self.scan();
         }
         Ok(())
@@ -322,7 +354,7 @@ impl Control {
 
     /// Whether processes that do not exist yet can be selected.
     fn watches_others(&self) -> bool {
-        self.selection.all || self.selection.command.is_some()
+        self.selection.is_open()
     }
 
     /// A run that selects exactly one pid puts its probes on that process only: others then pay nothing.
@@ -359,6 +391,17 @@ impl Control {
                 self.inspect(pid);
             }
         }
+    }
+
+    /// Takes what has happened to cgroups, and looks at the processes that are selected since.
+    fn take_groups(&mut self) -> Result<(), String> {
+        let Some(groups) = &mut self.groups else { return Ok(()) };
+        for pid in groups.take(&mut self.probes)? {
+            if pid != self.own_pid {
+                self.inspect(pid);
+            }
+        }
+        Ok(())
     }
 
     /// Looks at everything that can be selected, after mapping records were lost.
@@ -441,9 +484,42 @@ impl Control {
         let key = ImageKey::of(&file).ok()?;
         let verdict = match self.verdicts.get(&key) {
             Some(verdict) => verdict.clone(),
-            None => self.judge(key, &file, &mapping.path, &Place::of_process(pid, &mapping.path)),
+            None => match self.alias(pid, mapping, &file, &key) {
+                Some(verdict) => {
+                    self.verdicts.insert(key, verdict.clone());
+                    verdict
+                }
+                None => self.judge(key, &file, &mapping.path, &Place::of_process(pid, &mapping.path)),
+            },
         };
         Some((key, verdict))
+    }
+
+    /// The verdict on a file that is known by another identity: its probes are in this process's code already.
+    fn alias(&self, pid: u32, mapping: &ExecutableMapping, file: &Path, key: &ImageKey) -> Option<Verdict> {
+        let known = self.verdicts.iter().filter(|(other, _)| key.may_be(other));
+        let mut probed = known.filter_map(|(_, verdict)| match verdict {
+            Verdict::Traced(traced) => Some((traced, traced.plan.as_ref()?)),
+            _ => None,
+        });
+        let has_probes = |plan: &AttachPlan| {
+            let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+            let file = File::open(file).ok()?;
+            let differs = |offset: u64| {
+                let address = mapping.start.checked_add(offset.checked_sub(mapping.offset)?)?;
+                let (mut now, mut stated) = ([0; 4], [0; 4]);
+                memory.read_exact_at(&mut now, address).ok()?;
+                file.read_exact_at(&mut stated, offset).ok()?;
+                (address < mapping.end).then_some(now != stated)
+            };
+            Some(
+                !plan.sites.is_empty()
+                    && plan.sites.iter().all(|site| differs(site.file_offset.0) == Some(true)),
+            )
+        };
+        let (traced, _) = probed.find(|(_, plan)| has_probes(plan) == Some(true))?;
+        log::info!("{} is a file that has probes already", mapping.path.display());
+        Some(Verdict::Traced(Arc::clone(traced)))
     }
 
     /// Tells that a process is not traced for what its image is, once.
@@ -472,7 +548,10 @@ impl Control {
     }
 
     pub(super) fn wants(&self, pid: u32) -> bool {
-        self.selection.all || self.selection.pids.contains(&pid) || self.probes.is_selected(pid)
+        self.selection.all
+            || self.selection.pids.contains(&pid)
+            || self.probes.is_selected(pid)
+            || self.groups.as_ref().is_some_and(|groups| groups.contains(pid))
     }
 
     fn found(&mut self, pid: u32, mapping: &ExecutableMapping, traced: &Traced) {
@@ -491,6 +570,15 @@ impl Control {
         sure: impl FnOnce(&Result<VmState, FailedProof>) -> Sure,
     ) {
         if !self.wants(pid) {
+            // It may come into a selected cgroup, and on such kernels nothing but this tells its image then.
+            if self.groups.is_some() && !self.probes.has_cookie() {
+                if let Err(error) = self.probes.follow(pid, traced.index, bias) {
+                    log::warn!("pid {pid}: {error}");
+                }
+                if !is_running(pid) {
+                    self.probes.forget(pid);
+                }
+            }
             return;
         }
         // A process of a Ruby with a choice of GCs is taken for one of this image, stacks included, when that is sure.
@@ -551,8 +639,16 @@ impl Control {
                 if let Some(asking) = &self.asking {
                     polled.push(PollFd::from_borrowed_fd(asking.fd(), PollFlags::IN));
                 }
+                if let Some(groups) = &self.groups {
+                    polled.push(PollFd::from_borrowed_fd(groups.fd(), PollFlags::IN));
+                }
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
-                let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+                let timeout = match &self.groups {
+                    Some(groups) if groups.lists() => V1_INTERVAL,
+                    _ => Duration::from_secs(1),
+                };
+                let timeout =
+                    Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
                 match poll(&mut polled, Some(&timeout)) {
                     Ok(_) | Err(rustix::io::Errno::INTR) => {}
                     Err(error) => {
@@ -565,6 +661,10 @@ impl Control {
                 }
             }
             self.take_answers();
+            if let Err(reason) = self.take_groups() {
+                self.tell(Found::Fatal(reason));
+                return false;
+            }
             let mut new = Vec::new();
             watch.drain(|watched| match (watched, &mut self.native) {
                 (Watched::Mapping(mapping), _) => new.push(mapping),
@@ -585,6 +685,11 @@ impl Control {
             }
             for mapping in new {
                 let selectable = self.watches_others() || self.selection.pids.contains(&mapping.pid);
+                if let Some(groups) = &mut self.groups
+                    && let Err(error) = groups.met(mapping.pid, &mut self.probes)
+                {
+                    log::warn!("pid {}: {error}", mapping.pid);
+                }
                 if mapping.pid != self.own_pid && selectable {
                     self.inspect_mappings(mapping.pid, &[mapping.into()]);
                 }

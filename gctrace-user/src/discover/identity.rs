@@ -11,13 +11,15 @@ const OVERLAYFS: i64 = 0x794c_7630;
 
 /// What makes two paths the same image. On overlayfs the device number differs from mount to mount while uprobes sit
 /// on the one lower inode, so there the device does not count: the same lower file attached through two containers
-/// would count every hit twice.
+/// would count every hit twice. A container that changes the mode or the owner of such a file gets a copy of it that keeps
+/// the inode number and the time of modification, so there the time of the change counts, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageKey {
     device: Option<u64>,
     inode: u64,
     size: u64,
     modified: (i64, i64),
+    changed: Option<(i64, i64)>,
 }
 
 impl ImageKey {
@@ -30,7 +32,15 @@ impl ImageKey {
             inode: metadata.ino(),
             size: metadata.size(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: overlay.then(|| (metadata.ctime(), metadata.ctime_nsec())),
         })
+    }
+
+    /// Whether another identity may be one of the same file: seen on overlayfs and below it, or before and after a change
+    /// of a file below it, which a new link to it is, too. Then only looking at the code tells.
+    pub fn may_be(&self, other: &Self) -> bool {
+        let same = |key: &Self| (key.inode, key.size, key.modified);
+        same(self) == same(other) && (self.device.is_none() || other.device.is_none())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Finding Ruby processes and images, now and later, and having them probed. The slow path, on a thread of its own.
 
 mod asking;
+mod cgroups;
 mod control;
 mod debuginfo;
 mod fault;
@@ -13,6 +14,7 @@ mod planned;
 mod state;
 mod survey;
 
+pub use cgroups::lists_cgroups;
 pub use control::{Found, Selection, Start, run};
 pub use debuginfo::{DebugInfo, Symbols};
 pub use fault::Fault;

@@ -1,6 +1,8 @@
 //! What the kernel's records do not carry: wall time, memory, who the process is.
 
 pub mod clock;
+pub mod container;
 pub mod mem;
+pub mod names;
 pub mod origin;
 pub mod proc;

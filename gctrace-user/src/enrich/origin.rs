@@ -1,9 +1,8 @@
-//! What a process belongs to: service, container, pod. Read from its initial environment, its control group, its command
-//! line.
+//! What a process belongs to: its service, by its initial environment, its systemd unit or its command line, and where it runs.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use crate::model::Origin;
+use crate::model::{Container, Origin};
 
 /// Names and values longer than this are cut: they become labels.
 const MAX_TEXT: usize = 200;
@@ -12,12 +11,11 @@ const MAX_ATTRIBUTES: usize = 32;
 /// Where Kubernetes tells a container its namespace.
 const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// Reads it; what cannot be read is not there.
-pub fn read(pid: u32, comm: &str, cmdline: &[String]) -> Origin {
+/// Reads it; what cannot be read is not there. `container`: where the process runs.
+pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> Origin {
     let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let mut origin = tell(&environ, &cgroup, comm, cmdline);
-    if origin.pod.is_some() {
+    let mut origin = tell(&environ, container, comm, cmdline);
+    if origin.pod.is_some() && origin.namespace.is_none() {
         let path = Path::new(&format!("/proc/{pid}/root")).join(NAMESPACE);
         let name = fs::read_to_string(path).map(|name| clean(name.trim()));
         origin.namespace = name.ok().filter(|name| !name.is_empty());
@@ -25,7 +23,7 @@ pub fn read(pid: u32, comm: &str, cmdline: &[String]) -> Origin {
     origin
 }
 
-fn tell(environ: &[u8], cgroup: &str, comm: &str, cmdline: &[String]) -> Origin {
+fn tell(environ: &[u8], container: &Container, comm: &str, cmdline: &[String]) -> Origin {
     let environment = environment(environ);
     let set = |name: &str| environment.get(name).filter(|value| !value.is_empty()).cloned();
     let mut attributes =
@@ -36,10 +34,15 @@ fn tell(environ: &[u8], cgroup: &str, comm: &str, cmdline: &[String]) -> Origin 
     let service = set("OTEL_SERVICE_NAME")
         .or(named)
         .or_else(|| set("DD_SERVICE"))
-        .or_else(|| unit(cgroup))
+        .or_else(|| unit(container.unit.as_deref()?))
         .unwrap_or_else(|| program(comm, cmdline));
-    let (container, pod) = (container(cgroup), pod(cgroup));
-    Origin { service: clean(&service), container, pod, namespace: None, attributes }
+    Origin {
+        service: clean(&service),
+        container: container.id.clone(),
+        pod: container.pod_uid.clone(),
+        namespace: container.namespace.clone(),
+        attributes,
+    }
 }
 
 /// The variables that matter here.
@@ -76,37 +79,12 @@ fn decoded(value: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Paths of the control groups, as `/proc/PID/cgroup` has them: `ID:CONTROLLERS:PATH`.
-fn paths(cgroup: &str) -> impl Iterator<Item = &str> {
-    cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2))
-}
-
-/// The systemd unit of a service, without `.service`.
-fn unit(cgroup: &str) -> Option<String> {
-    let mut segments = paths(cgroup).flat_map(|path| path.rsplit('/'));
+/// The service that a systemd unit is, without `.service`.
+fn unit(name: &str) -> Option<String> {
     // `user@1000.service` is the manager of all that a user runs.
-    let unit =
-        segments.find_map(|name| name.strip_suffix(".service").filter(|unit| !unit.starts_with("user@")))?;
+    let unit = name.strip_suffix(".service").filter(|unit| !unit.starts_with("user@"))?;
     // Of the instances of a template, the template is the service.
     Some(unit.split('@').next().unwrap_or(unit).to_owned())
-}
-
-/// 64 hexadecimal digits in the last segment that has them: `docker-ID.scope`, `cri-containerd-ID.scope`, `/docker/ID`, …
-fn container(cgroup: &str) -> Option<String> {
-    let is_id = |word: &&str| word.len() == 64 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
-    paths(cgroup)
-        .flat_map(|path| path.rsplit('/'))
-        .find_map(|name| name.split(['-', '.', ':']).find(is_id).map(ToOwned::to_owned))
-}
-
-/// `pod` and a UUID, in which systemd's names have `_` for `-`.
-fn pod(cgroup: &str) -> Option<String> {
-    paths(cgroup).flat_map(|path| path.split('/')).find_map(|name| {
-        let name = name.strip_suffix(".slice").unwrap_or(name);
-        let id = name.rsplit_once("pod")?.1.replace('_', "-");
-        let uuid = id.len() == 36 && id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        uuid.then_some(id)
-    })
 }
 
 /// The script that a command line names, or what the program calls itself.
@@ -140,6 +118,7 @@ fn clean(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::enrich::container::parse;
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').map(ToOwned::to_owned).collect()
@@ -149,20 +128,20 @@ mod tests {
     #[test]
     fn services() {
         let ruby = words("/usr/bin/ruby -w -I lib /srv/shop/bin/work.rb 1");
-        let unit = "0::/system.slice/shop@3.service\n";
+        let unit = "/system.slice/shop@3.service";
         let full = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=service.name=x,a=b%20c,broken,=y,z=%zz\0DD_SERVICE=dd\0";
-        let origin = tell(full, unit, "ruby", &ruby);
+        let origin = tell(full, &parse(unit), "ruby", &ruby);
         assert_eq!(origin.service, "web");
         assert_eq!(origin.attributes, [("a".into(), "b c".into()), ("z".into(), "%zz".into())]);
         let environments: [(&[u8], &str, &str); 5] = [
             (b"OTEL_RESOURCE_ATTRIBUTES=service.name=x\0DD_SERVICE=dd\0", unit, "x"),
             (b"OTEL_SERVICE_NAME=\0DD_SERVICE=dd\0", unit, "dd"),
             (b"", unit, "shop"),
-            (b"", "0::/user.slice/user-0.slice/user@0.service/app.slice/x.scope\n", "work.rb"),
+            (b"", "/user.slice/user-0.slice/user@0.service/app.slice/x.scope", "work.rb"),
             (b"\xff=\0", "", "work.rb"),
         ];
         for (environ, cgroup, service) in environments {
-            assert_eq!(tell(environ, cgroup, "ruby", &ruby).service, service);
+            assert_eq!(tell(environ, &parse(cgroup), "ruby", &ruby).service, service);
         }
     }
 
@@ -174,25 +153,5 @@ mod tests {
         assert_eq!(program("ruby", &["puma: cluster worker 0: 17 [shop]".into()]), "puma");
         assert_eq!(program("puma", &[]), "puma");
         assert_eq!(program("unicorn", &words("/usr/bin/unicorn -c x.rb")), "unicorn");
-    }
-
-    /// Containers of several runtimes, and pods.
-    #[test]
-    fn containers() {
-        let id = "0123456789abcdef".repeat(4);
-        for path in [
-            format!("0::/system.slice/docker-{id}.scope"),
-            format!("3:cpu:/docker/{id}\n2:memory:/docker/{id}"),
-            format!("0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope"),
-            format!("0::/a/b:cri-containerd:{id}"),
-        ] {
-            assert_eq!(container(&path), Some(id.clone()), "{path}");
-        }
-        assert_eq!(container("0::/system.slice/cron.service"), None);
-        let uuid = "1a2b3c4d-1a2b-1a2b-1a2b-1a2b3c4d5e6f";
-        let systemd = format!("0::/kubepods.slice/kubepods-burstable-pod{}.slice/x", uuid.replace('-', "_"));
-        assert_eq!(pod(&systemd), Some(uuid.to_owned()));
-        assert_eq!(pod(&format!("4:cpu:/kubepods/besteffort/pod{uuid}/{id}")), Some(uuid.to_owned()));
-        assert_eq!(pod("0::/podman.slice"), None);
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use procfs::process::Process as ProcProcess;
 
 use super::origin;
-use crate::model::{Image, Memory, Process};
+use crate::model::{Container, Image, Memory, Process};
 
 /// Value shown instead of a secret.
 const REDACTED: &str = "[redacted]";
@@ -66,7 +66,7 @@ pub fn command_line(pid: u32) -> Option<String> {
 }
 
 /// Describes a process as far as it can be read.
-pub fn describe(pid: u32, comm: &str, image: Arc<Image>) -> Process {
+pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -> Process {
     let process = ProcProcess::new(pid as i32).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
     let ns_pid = process
@@ -77,7 +77,7 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>) -> Process {
     let start_ts = stat.as_ref().and_then(|stat| start_seconds(stat.starttime));
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
     let cmdline = process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty());
-    let origin = Arc::new(origin::read(pid, &comm, cmdline.as_deref().unwrap_or_default()));
+    let origin = Arc::new(origin::read(pid, &comm, cmdline.as_deref().unwrap_or_default(), &container));
     Process {
         pid,
         ns_pid,
@@ -86,6 +86,7 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>) -> Process {
         cmdline,
         start_ts,
         hostname: hostname(pid),
+        container,
         gc_env: gc_env(pid).unwrap_or_default(),
         origin,
         image,

@@ -191,12 +191,26 @@ impl<'a> Builder<'a> {
 
     /// Labels that say whose sample it is.
     fn who(&mut self, thread: &Thread, process: &ProcessFacts) -> Vec<proto::Label> {
-        vec![
+        let place = &process.container;
+        let known = [
+            ("container", &place.id),
+            ("container name", &place.name),
+            ("pod uid", &place.pod_uid),
+            ("pod", &place.pod),
+            ("namespace", &place.namespace),
+            ("unit", &place.unit),
+        ];
+        let mut labels: Vec<proto::Label> = known
+            .into_iter()
+            .filter_map(|(key, value)| Some(self.label(key, &label::text(value.as_ref()?))))
+            .collect();
+        labels.extend([
             self.label("pid", &process.pid.to_string()),
             self.label("comm", &label::text(&process.comm)),
             self.label("thread id", &thread.tid.to_string()),
             self.label("thread name", &label::text(&thread.name)),
-        ]
+        ]);
+        labels
     }
 
     fn path(&mut self, process: &ProcessFacts, node: NodeId) -> Vec<u64> {

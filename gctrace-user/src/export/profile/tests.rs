@@ -76,6 +76,7 @@ fn process(pid: u32) -> Process {
         cmdline: None,
         start_ts: None,
         hostname: None,
+        container: crate::model::Container::default(),
         gc_env: BTreeMap::new(),
         origin: Arc::default(),
         image: Arc::new(image),

@@ -1,0 +1,424 @@
+//! Cgroups that are selected: by path, or as those of a container that is told by id or name.
+//!
+//! In the v2 hierarchy the kernel decides at each event, by the ids that are kept here; cgroups and containers that come
+//! later are noticed when their folder is made. Where a cgroup is in a v1 hierarchy only, the processes in it are kept in
+//! the set of selected ones.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::OsStr,
+    fs, io,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gctrace_common::config::MAX_CGROUP_LEVEL;
+use procfs::process::Process;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
+
+use crate::{
+    app::say,
+    bpf::Probes,
+    enrich::{
+        container::{self, Cgroups},
+        names::Names,
+    },
+};
+
+/// How often the processes of cgroups in v1 hierarchies are listed. Forks between two lists are followed by the kernel.
+pub(super) const V1_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a cgroup must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// This path below the root of its hierarchy.
+    Path(PathBuf),
+    /// That of the container with this id, beginning of an id, or name.
+    Container(String),
+}
+
+/// A mounted hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Hierarchy {
+    mounted: PathBuf,
+    v2: bool,
+}
+
+/// A selected cgroup of the v2 hierarchy.
+#[derive(Clone, Copy, Debug)]
+struct Selected {
+    id: u64,
+}
+
+/// Fewer digits are not taken for the beginning of an id.
+const SHORTEST_ID: usize = 8;
+
+/// The selected cgroups.
+pub(super) struct Groups {
+    wanted: Vec<Wanted>,
+    hierarchies: Vec<Hierarchy>,
+    names: Names,
+    inotify: OwnedFd,
+    /// Watched folders: path of the folder, whether it is in the v2 hierarchy.
+    watched: HashMap<i32, (PathBuf, bool)>,
+    /// Selected folders of the v2 hierarchy, and below them, where the kernel cannot ask for ancestors.
+    selected: HashMap<PathBuf, Selected>,
+    /// Those whose processes were not looked at.
+    new: Vec<PathBuf>,
+    /// Selected folders of v1 hierarchies.
+    v1: HashSet<PathBuf>,
+    /// Processes in them, as listed last.
+    members: HashSet<u32>,
+    /// Whether the kernel asks for ancestors.
+    ancestors: bool,
+}
+
+impl Groups {
+    /// Those that are there, and those that will be. `ancestors`: the kernel asks for ancestors.
+    pub(super) fn open(
+        cgroups: &[PathBuf],
+        containers: &[String],
+        names: Names,
+        ancestors: bool,
+    ) -> Result<Self, String> {
+        let hierarchies = hierarchies().map_err(|error| format!("reading /proc/self/mountinfo: {error}"))?;
+        if hierarchies.is_empty() {
+            return Err("no cgroup hierarchy is mounted, so --cgroup and --container select nothing: mount one, e.g. \
+                        `mount -t cgroup2 none /sys/fs/cgroup`"
+                .to_owned());
+        }
+        let paths = cgroups.iter().map(|path| Wanted::Path(below_root(path, &hierarchies)));
+        let wanted = paths.chain(containers.iter().cloned().map(Wanted::Container)).collect();
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
+            .map_err(|error| format!("watching cgroups (inotify_init): {error}"))?;
+        let groups = Self {
+            wanted,
+            hierarchies,
+            names,
+            inotify,
+            watched: HashMap::new(),
+            selected: HashMap::new(),
+            new: Vec::new(),
+            v1: HashSet::new(),
+            members: HashSet::new(),
+            ancestors,
+        };
+        Ok(groups)
+    }
+
+    /// Looks at everything that is there. What is not is said: it may come later.
+    pub(super) fn begin(&mut self, probes: &mut Probes) -> Result<(), String> {
+        for hierarchy in self.hierarchies.clone() {
+            self.enter(&hierarchy.mounted, hierarchy.v2, probes)?;
+        }
+        // The scan of all processes follows.
+        self.new.clear();
+        for wanted in &self.wanted {
+            let there = |path: &Path| self.matches_one(wanted, path);
+            let there =
+                self.selected.keys().any(|path| there(path)) || self.v1.iter().any(|path| there(path));
+            match wanted {
+                _ if there => {}
+                Wanted::Path(path) => {
+                    let places = self.hierarchies.iter().map(|hierarchy| hierarchy.mounted.to_string_lossy());
+                    say(&format!(
+                        "gctrace: there is no cgroup {} now (looked in {}); it is traced when it is made",
+                        path.display(),
+                        places.collect::<Vec<_>>().join(", ")
+                    ));
+                }
+                Wanted::Container(name) => say(&format!(
+                    "gctrace: no container with the id or name `{name}` is running; it is traced when it starts"
+                )),
+            }
+        }
+        Ok(())
+    }
+
+    /// Readable when a cgroup was made or removed.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+
+    /// Whether processes must be listed every [`V1_INTERVAL`].
+    pub(super) fn lists(&self) -> bool {
+        !self.v1.is_empty()
+    }
+
+    /// Whether a process is in a selected cgroup at this moment.
+    pub(super) fn contains(&self, pid: u32) -> bool {
+        let Some(cgroups) = Cgroups::of(pid) else { return false };
+        self.hierarchies.iter().any(|hierarchy| {
+            let mut paths = cgroups.v1.iter().map(|(_, path)| path);
+            let inside = |path: &String| {
+                let folder = hierarchy.mounted.join(path.trim_start_matches('/'));
+                folder.ancestors().any(|above| {
+                    if hierarchy.v2 { self.selected.contains_key(above) } else { self.v1.contains(above) }
+                })
+            };
+            if hierarchy.v2 { cgroups.v2.iter().any(inside) } else { paths.any(inside) }
+        })
+    }
+
+    /// Takes what has happened to cgroups. Returns processes that are selected since and were not listed before.
+    pub(super) fn take(&mut self, probes: &mut Probes) -> Result<Vec<u32>, String> {
+        for (watch, name, gone) in self.events()? {
+            let Some((folder, v2)) = self.watched.get(&watch).cloned() else { continue };
+            let path = folder.join(name);
+            if gone {
+                self.leave(&path, probes);
+            } else {
+                self.enter(&path, v2, probes)?;
+            }
+        }
+        let new = std::mem::take(&mut self.new);
+        let mut pids: Vec<u32> = new.iter().flat_map(|path| processes_below(path)).collect();
+        pids.extend(self.list(probes)?);
+        Ok(pids)
+    }
+
+    /// Lists the processes of selected cgroups in v1 hierarchies and tells the kernel. Returns the new ones.
+    pub(super) fn list(&mut self, probes: &mut Probes) -> Result<Vec<u32>, String> {
+        if self.v1.is_empty() && self.members.is_empty() {
+            return Ok(Vec::new());
+        }
+        let now: HashSet<u32> = self.v1.iter().flat_map(|path| processes_below(path)).collect();
+        for gone in self.members.difference(&now) {
+            probes.deselect(*gone);
+        }
+        let new: Vec<u32> = now.difference(&self.members).copied().collect();
+        for pid in &new {
+            probes.select(*pid).map_err(|error| error.to_string())?;
+        }
+        self.members = now;
+        Ok(new)
+    }
+
+    /// A process has mapped something: selects it if it is in a cgroup whose processes are listed.
+    pub(super) fn met(&mut self, pid: u32, probes: &mut Probes) -> Result<(), String> {
+        if !self.v1.is_empty() && !self.members.contains(&pid) && self.contains(pid) {
+            probes.select(pid).map_err(|error| error.to_string())?;
+            self.members.insert(pid);
+        }
+        Ok(())
+    }
+
+    /// Looks at a cgroup and those below it, and watches them.
+    fn enter(&mut self, folder: &Path, v2: bool, probes: &mut Probes) -> Result<(), String> {
+        // Watching comes first: what is made between the two is seen twice, which does nothing.
+        let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+        match inotify::add_watch(&self.inotify, folder, flags) {
+            Ok(watch) => {
+                self.watched.insert(watch, (folder.to_owned(), v2));
+            }
+            // It is gone again.
+            Err(rustix::io::Errno::NOENT) => return Ok(()),
+            Err(rustix::io::Errno::NOSPC) => {
+                return Err(format!(
+                    "watching the cgroup {}: no more inotify watches; raise fs.inotify.max_user_watches",
+                    folder.display()
+                ));
+            }
+            Err(error) => return Err(format!("watching the cgroup {}: {error}", folder.display())),
+        }
+        self.consider(folder, v2, probes)?;
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                self.enter(&entry.path(), v2, probes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn consider(&mut self, folder: &Path, v2: bool, probes: &mut Probes) -> Result<(), String> {
+        if self.selected.contains_key(folder) || self.v1.contains(folder) {
+            return Ok(());
+        }
+        let inherits = !self.ancestors
+            && v2
+            && folder.ancestors().skip(1).any(|above| self.selected.contains_key(above));
+        if !inherits && !self.matches(folder) {
+            return Ok(());
+        }
+        if !v2 {
+            // The same container may be in several hierarchies; the kernel knows the v2 one.
+            let known = self
+                .selected
+                .keys()
+                .any(|other| below(&self.hierarchies, other) == below(&self.hierarchies, folder));
+            if !known {
+                self.v1.insert(folder.to_owned());
+            }
+            return Ok(());
+        }
+        let Ok(metadata) = fs::metadata(folder) else { return Ok(()) };
+        let level = below(&self.hierarchies, folder).map_or(0, |path| path.components().count()) as u32;
+        if level > MAX_CGROUP_LEVEL {
+            return Err(format!(
+                "the cgroup {} lies more than {MAX_CGROUP_LEVEL} levels deep; select one above it",
+                folder.display()
+            ));
+        }
+        let id = metadata.ino();
+        probes.select_cgroup(id, level).map_err(|error| error.to_string())?;
+        log::info!("the cgroup {} is selected", folder.display());
+        // It was in a v1 hierarchy first.
+        let (hierarchies, below) = (&self.hierarchies, below(&self.hierarchies, folder));
+        self.v1.retain(|other| self::below(hierarchies, other) != below);
+        self.selected.insert(folder.to_owned(), Selected { id });
+        self.new.push(folder.to_owned());
+        Ok(())
+    }
+
+    fn leave(&mut self, folder: &Path, probes: &mut Probes) {
+        if let Some(selected) = self.selected.remove(folder) {
+            probes.deselect_cgroup(selected.id);
+        }
+        self.v1.remove(folder);
+        self.watched.retain(|_, (path, _)| path != folder);
+    }
+
+    fn matches(&mut self, folder: &Path) -> bool {
+        // Names are looked up only where somebody asks for one.
+        if let Some(id) = container_of(folder) {
+            let _cached = self.names.container(&id);
+        }
+        let wanted = std::mem::take(&mut self.wanted);
+        let found = wanted.iter().any(|wanted| self.matches_one(wanted, folder));
+        self.wanted = wanted;
+        found
+    }
+
+    fn matches_one(&self, wanted: &Wanted, folder: &Path) -> bool {
+        match wanted {
+            Wanted::Path(path) => below(&self.hierarchies, folder) == Some(path.as_path()),
+            Wanted::Container(text) => container_of(folder).is_some_and(|id| {
+                is_id(text) && id.starts_with(text.as_str()) || self.names.known(&id) == Some(text.as_str())
+            }),
+        }
+    }
+
+    fn events(&self) -> Result<Vec<(i32, PathBuf, bool)>, String> {
+        let mut buffer = [MaybeUninit::uninit(); 16 << 10];
+        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        let mut events = Vec::new();
+        loop {
+            match reader.next() {
+                Ok(event) => {
+                    let flags = event.events();
+                    if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                        say(
+                            "gctrace: changes of cgroups were lost: containers that started just now may be missing",
+                        );
+                    }
+                    let Some(name) = event.file_name().filter(|_| flags.contains(ReadFlags::ISDIR)) else {
+                        continue;
+                    };
+                    let name = PathBuf::from(OsStr::from_bytes(name.to_bytes()));
+                    events.push((event.wd(), name, flags.contains(ReadFlags::DELETE)));
+                }
+                Err(rustix::io::Errno::AGAIN) => return Ok(events),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(format!("watching cgroups: {error}")),
+            }
+        }
+    }
+}
+
+/// The container whose own cgroup this is: the innermost part of the path has the id.
+fn container_of(folder: &Path) -> Option<String> {
+    container::parse(&Path::new("/").join(folder.file_name()?).to_string_lossy()).id
+}
+
+/// The path of a folder below the root of its hierarchy.
+fn below<'a>(hierarchies: &[Hierarchy], folder: &'a Path) -> Option<&'a Path> {
+    // The mount point of one hierarchy can lie in that of another (`/sys/fs/cgroup/unified`).
+    let roots = hierarchies.iter().filter_map(|hierarchy| folder.strip_prefix(&hierarchy.mounted).ok());
+    roots.min_by_key(|path| path.as_os_str().len())
+}
+
+/// Whether there are hierarchies in which the kernel cannot select.
+pub fn lists_cgroups() -> bool {
+    hierarchies().is_ok_and(|found| found.iter().any(|hierarchy| !hierarchy.v2))
+}
+
+fn is_id(text: &str) -> bool {
+    text.len() >= SHORTEST_ID
+        && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+/// A path as the user gives it: of a folder in a mounted hierarchy, or as in `/proc/PID/cgroup`.
+fn below_root(path: &Path, hierarchies: &[Hierarchy]) -> PathBuf {
+    below(hierarchies, path).unwrap_or_else(|| path.strip_prefix("/").unwrap_or(path)).components().collect()
+}
+
+/// The mounted hierarchies, v2 first.
+fn hierarchies() -> Result<Vec<Hierarchy>, procfs::ProcError> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    for mount in Process::myself()?.mountinfo()? {
+        let v2 = mount.fs_type == "cgroup2";
+        // A part of a hierarchy that is mounted elsewhere would give other paths.
+        if (v2 || mount.fs_type == "cgroup") && mount.root == "/" {
+            found.push(Hierarchy { mounted: mount.mount_point, v2 });
+        }
+    }
+    found.sort_by_key(|hierarchy| !hierarchy.v2);
+    // One of each is enough where v1 ones are mounted twice.
+    found.dedup_by(|a, b| a.mounted == b.mounted || (a.v2 && b.v2));
+    Ok(found)
+}
+
+/// The processes in a cgroup and below it. What goes away meanwhile has none.
+fn processes_below(folder: &Path) -> Vec<u32> {
+    let read = |path: &Path| -> io::Result<Vec<u32>> {
+        let text = fs::read_to_string(path.join("cgroup.procs"))?;
+        // 0 stands for a process that our pid namespace does not have.
+        Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect())
+    };
+    let mut pids = read(folder).unwrap_or_default();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            pids.extend(processes_below(&entry.path()));
+        }
+    }
+    pids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A path may be given as a folder of any hierarchy or as `/proc/PID/cgroup` has it.
+    #[test]
+    fn paths() {
+        let hierarchy = |mounted: &str, v2| Hierarchy { mounted: mounted.into(), v2 };
+        let hybrid = [hierarchy("/sys/fs/cgroup/unified", true), hierarchy("/sys/fs/cgroup/pids", false)];
+        for path in [
+            "/sys/fs/cgroup/unified/system.slice/puma.service",
+            "/sys/fs/cgroup/pids/system.slice/puma.service/",
+            "/system.slice/puma.service",
+            "system.slice/puma.service",
+        ] {
+            assert_eq!(
+                below_root(Path::new(path), &hybrid),
+                Path::new("system.slice/puma.service"),
+                "{path}"
+            );
+        }
+        assert_eq!(below_root(Path::new("/"), &hybrid), Path::new(""));
+        let pure = [hierarchy("/sys/fs/cgroup", true)];
+        assert_eq!(below_root(Path::new("/sys/fs/cgroup"), &pure), Path::new(""));
+    }
+
+    /// Short ids are taken for ids; words that look a bit like them are names.
+    #[test]
+    fn ids() {
+        assert!(is_id("3f4b8d3e5c6a") && is_id("deadbeef"));
+        assert!(!is_id("cafe") && !is_id("web-1") && !is_id("DEADBEEF"));
+    }
+}

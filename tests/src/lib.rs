@@ -9,6 +9,7 @@
 //! * [`ruby`] and [`script`]: the Rubies to test on and the scripts under `tests/rubies`
 //! * [`witness`]: the C extension that logs the same events from inside, and its log
 //! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
+//! * [`container`]: real containers of the lab's Rubies, and cgroups
 //! * [`doctor`]: what `gctrace doctor` says
 //! * [`tunemygc`], [`pprof`]: independent readers of the output files
 //! * [`collector`]: a running collector and sets for it; [`http`]: its clients' side, byte by byte
@@ -22,6 +23,7 @@
 pub mod child;
 pub mod collector;
 pub mod compare;
+pub mod container;
 pub mod doctor;
 pub mod gctrace;
 pub mod http;

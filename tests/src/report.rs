@@ -29,6 +29,12 @@ pub struct ProcessLine {
     pub start_ts: Option<f64>,
     /// Hostname in the process's own namespace.
     pub hostname: Option<String>,
+    /// Id of its container.
+    pub container: Option<String>,
+    /// What runs that.
+    pub container_runtime: Option<String>,
+    /// Its name.
+    pub container_name: Option<String>,
     /// `RUBY_GC_*` of its environment.
     pub env: Map<String, Value>,
 }
@@ -80,6 +86,8 @@ pub struct GcLine {
     pub tid: u32,
     /// Its name.
     pub comm: String,
+    /// Id of its container.
+    pub container: Option<String>,
     /// The Ruby version.
     pub ruby: String,
     /// `GC.stat[:count]` of the cycle.

@@ -25,8 +25,8 @@ pub(crate) enum Purpose {
     Build,
     /// The demonstration: Ruby.
     Demo,
-    /// The tests: Ruby with headers, a C compiler, make, Go's pprof, and what is exported to: Prometheus,
-    /// PostgreSQL, Python.
+    /// The tests: Ruby with headers, a C compiler, make, Go's pprof, containers, web servers, and what is exported to:
+    /// Prometheus, PostgreSQL, Python.
     Test,
     /// The roots with other Rubies: mmdebstrap.
     Lab,
@@ -62,6 +62,12 @@ const XZ: Need = command("xz-utils", "xz");
 const PROMETHEUS: Need = command("prometheus", "promtool");
 const POSTGRES: Need = package("postgresql");
 const VENV: Need = package("python3-venv");
+const PODMAN: Need = command("podman", "podman");
+const RUNC: Need = command("runc", "runc");
+const CONMON: Need = package("conmon");
+const PUMA: Need = command("puma", "puma");
+const UNICORN: Need = command("unicorn", "unicorn");
+const WRK: Need = command("wrk", "wrk");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
 const BUSYBOX: Need = package("busybox-static");
@@ -75,9 +81,10 @@ impl Purpose {
         match self {
             Self::Build => &[CC, LIBC],
             Self::Demo => &[CC, LIBC, RUBY],
-            Self::Test => {
-                &[CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PROMETHEUS, POSTGRES, VENV]
-            }
+            Self::Test => &[
+                CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PODMAN, RUNC, CONMON, PUMA, UNICORN,
+                WRK, PROMETHEUS, POSTGRES, VENV,
+            ],
             Self::Lab => &[MMDEBSTRAP],
             Self::Vm => &[MMDEBSTRAP, QEMU, BUSYBOX, CPIO],
             Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],

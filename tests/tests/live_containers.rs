@@ -1,0 +1,281 @@
+//! Containers and cgroups: who is traced, what is said of them, and that nothing counts twice.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Guarded;
+use gctrace_tests::container::{Cgroup, Container, Done, Engine, as_seen_inside};
+use gctrace_tests::gctrace::{Gctrace, Invocation};
+use gctrace_tests::live::Live;
+use gctrace_tests::report::{GcLine, Report};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{PATIENCE, compare, ledger};
+
+/// The Ruby whose root becomes the image of containers.
+fn boxed() -> Result<Ruby> {
+    Ruby::rooted()?.pop().context("no Ruby of the lab")
+}
+
+/// Every cycle of the container is there once, as its witness saw it, and carries the container's id.
+fn all_counted(report: &Report, done: &Done, pid: u32, id: &str) -> Result<()> {
+    let lines: Vec<&GcLine> = report.gcs_of(pid).collect();
+    ensure!(lines.iter().all(|line| line.container.as_deref() == Some(id)), "container of a gc line");
+    let inside = as_seen_inside(&lines, pid, done.report.pid);
+    let inside: Vec<&GcLine> = inside.iter().collect();
+    compare::program(&inside, &done.report)?;
+    compare::cycles(&inside, done.witness.as_ref().context("no witness")?).demand_equal()
+}
+
+/// Two containers of one image: their files are the same, though they lie on two file systems. One is there before
+/// gctrace, one comes later; each is told with its id, name, host name and pid inside.
+#[test]
+fn two_of_one_image() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = boxed()?;
+    let engine = Engine::of(&live, &ruby)?;
+    let script = || Ok::<_, anyhow::Error>(Script::new(&live, &ruby, "explicit.rb")?.arg("30").waiting());
+    let names = ["first", "second"].map(|suffix| engine.name(suffix));
+    let mut first = engine.start(&names[0], script()?, "")?;
+    let gctrace = Gctrace::all_ruby(&live)?;
+    let mut second = engine.start(&names[1], script()?, "")?;
+    first.say("go")?;
+    second.say("go")?;
+    let told = [(first.pid, first.id.clone()), (second.pid, second.id.clone())];
+    let done = [first.finish()?, second.finish()?];
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    compare::one_life(&report, told[1].0)?;
+    for ((done, (pid, id)), name) in done.iter().zip(&told).zip(&names) {
+        all_counted(&report, done, *pid, id)?;
+        let process = report.processes_of(*pid).next().context("no process line")?;
+        assert_eq!(process.container.as_ref(), Some(id));
+        assert_eq!(process.container_runtime.as_deref(), Some("podman"));
+        assert_eq!(process.container_name.as_ref(), Some(name));
+        assert_eq!(process.ns_pid, Some(1));
+        assert_eq!(process.hostname, Some(format!("host-{name}")));
+        assert_eq!(process.ruby, ruby.version());
+    }
+    Ok(())
+}
+
+/// Of three containers two are selected: one that runs, by the beginning of its id, and one that is yet to come, by its
+/// name. Their cycles are all there, and nothing else is.
+#[test]
+fn some_of_many() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = boxed()?;
+    let engine = Engine::of(&live, &ruby)?;
+    let script = || Ok::<_, anyhow::Error>(Script::new(&live, &ruby, "explicit.rb")?.arg("30").waiting());
+    let [by_id, by_name, other] = ["by-id", "by-name", "other"].map(|suffix| engine.name(suffix));
+    let mut first = engine.start(&by_id, script()?, "")?;
+    let mut third = engine.start(&other, script()?, "")?;
+    let gctrace =
+        Invocation::jsonl(["--container", &first.id[..12], "--container", &by_name])?.start_ready()?;
+    let mut second = engine.start(&by_name, script()?, "")?;
+    for container in [&mut first, &mut second, &mut third] {
+        container.say("go")?;
+    }
+    let told = [(first.pid, first.id.clone()), (second.pid, second.id.clone())];
+    let done = [first.finish()?, second.finish()?];
+    let ignored = third.finish()?;
+    let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+    ensure!(finished.errors().contains(&by_name), "nothing is said of the container that was not there");
+    ledger::check_lossless(&report)?;
+    for (done, (pid, id)) in done.iter().zip(&told) {
+        all_counted(&report, done, *pid, id)?;
+    }
+    let selected = told.map(|(pid, _)| pid);
+    ensure!(report.gcs.iter().all(|line| selected.contains(&line.pid)), "cycles of what is not selected");
+    ensure!(report.processes.iter().all(|process| selected.contains(&process.pid)), "a process too many");
+    ensure!(ignored.report.growth("count")? >= 30, "the other container did not collect");
+    Ok(())
+}
+
+/// A short container from its first to its last cycle: nothing of it was there when gctrace started but its Ruby.
+#[test]
+fn comes_and_goes() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = boxed()?;
+    let engine = Engine::of(&live, &ruby)?;
+    let resident = engine.start(&engine.name("resident"), idle(&live, &ruby)?, "")?;
+    let name = engine.name("short");
+    let gctrace = Invocation::jsonl(["--container", &name])?.start_ready()?;
+    let done = engine.begin(&name, Script::new(&live, &ruby, "explicit.rb")?.arg("5"), "")?.finish()?;
+    let report = gctrace.stop()?;
+    drop(resident);
+    ledger::check_lossless(&report)?;
+    let [process] = report.processes.as_slice() else { anyhow::bail!("processes {:?}", report.processes) };
+    let id = process.container.clone().context("no container")?;
+    assert_eq!(process.container_name.as_ref(), Some(&name));
+    all_counted(&report, &done, process.pid, &id)?;
+    let first = report.gcs.first().context("no cycles")?;
+    assert_eq!(first.count, 0, "its life began before gctrace saw it");
+    compare::one_life(&report, process.pid)
+}
+
+fn idle(live: &Live, ruby: &Ruby) -> Result<Script> {
+    Ok(Script::unwitnessed(live, ruby, "explicit.rb")?.arg("1").waiting())
+}
+
+/// The same path with another file behind it: a container that has replaced its library, one that has only changed the
+/// file's mode (which makes a copy of it that keeps its number), and one whose file is gone. Each is traced once.
+#[test]
+fn changed_files() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = boxed()?;
+    let engine = Engine::of(&live, &ruby)?;
+    let replace = "cp -p \"$LIB\" \"$LIB.new\"; mv \"$LIB.new\" \"$LIB\"";
+    let changes = [("as-is", ""), ("replaced", replace), ("mode", "chmod 755 \"$LIB\""), ("gone", replace)];
+    let mut containers: Vec<Container> = Vec::new();
+    for (suffix, change) in changes {
+        let script = Script::new(&live, &ruby, "explicit.rb")?.arg("20").waiting();
+        containers.push(engine.start(&engine.name(suffix), script, change)?);
+    }
+    // Its file goes while it runs.
+    let library = ruby.library()?;
+    let inside = library.strip_prefix(ruby.root().context("no root")?)?;
+    let pid = containers.last().context("no container")?.pid;
+    std::fs::remove_file(Path::new(&format!("/proc/{pid}/root")).join(inside))?;
+    let gctrace = Gctrace::all_ruby(&live)?;
+    for container in &mut containers {
+        container.say("go")?;
+    }
+    let mut done = Vec::new();
+    for container in containers {
+        let (pid, id, name) = (container.pid, container.id.clone(), container.name.clone());
+        done.push((pid, id, name, container.finish()?));
+    }
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    for (pid, id, name, done) in &done {
+        all_counted(&report, done, *pid, id).with_context(|| name.clone())?;
+    }
+    Ok(())
+}
+
+/// A Ruby that collects so often as it is told, and never else.
+struct Told {
+    process: Guarded,
+    phases: usize,
+}
+
+impl Told {
+    const PROGRAM: &str = "GC.disable; $stdout.sync = true; puts 'ready'
+        while (line = gets)
+          phase, times = line.split.map(&:to_i)
+          before = GC.count
+          times.times { GC.start }
+          puts \"phase #{phase} #{before} #{GC.count}\"
+        end";
+
+    fn start() -> Result<Self> {
+        let mut command = Ruby::main()?.command()?;
+        command.args(["--disable-gems", "-e", Self::PROGRAM]);
+        let mut process = Guarded::start("told", &mut command)?;
+        process.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
+        Ok(Self { process, phases: 0 })
+    }
+
+    /// Has it collect; returns the numbers of the cycles.
+    fn collect(&mut self, times: u64) -> Result<Vec<u64>> {
+        self.phases += 1;
+        self.process.say(&format!("{} {times}", self.phases))?;
+        let start = format!("phase {} ", self.phases);
+        let line = self.process.wait_stdout(PATIENCE, &start, |line| line.starts_with(&start))?;
+        let numbers: Vec<u64> = line.split(' ').skip(2).map(str::parse).collect::<Result<_, _>>()?;
+        let [before, after] = numbers[..] else { anyhow::bail!("phase line {line}") };
+        ensure!(after - before == times, "{line}, told to do {times}");
+        // Line and log count from 0, GC.count counts those that have begun.
+        Ok((before + 1..=after).collect())
+    }
+}
+
+/// The cycles of those phases in which a program was in a selected cgroup, or in one below it, and no other.
+fn membership(controller: Option<&str>, settle: Duration) -> Result<()> {
+    let _live = Live::begin()?;
+    let outer = Cgroup::new(controller, "outer")?;
+    let inner = outer.below("inner")?;
+    let (mut program, mut outside) = (Told::start()?, Told::start()?);
+    let pid = program.process.pid();
+    let path = outer.path().to_string_lossy().into_owned();
+    let gctrace = Invocation::jsonl(["--cgroup", &path])?.start_ready()?;
+    let mut expected = Vec::new();
+    let mut phase = |times, selected: bool| {
+        std::thread::sleep(settle);
+        outside.collect(3)?;
+        let counts = program.collect(times)?;
+        if selected {
+            expected.extend(counts);
+        }
+        Ok::<_, anyhow::Error>(())
+    };
+    phase(3, false)?;
+    inner.take(pid)?;
+    phase(5, true)?;
+    inner.release(pid)?;
+    phase(7, false)?;
+    outer.take(pid)?;
+    phase(4, true)?;
+    // One that is made while it is watched.
+    let later = inner.below("later")?;
+    later.take(pid)?;
+    phase(6, true)?;
+    later.release(pid)?;
+    phase(2, false)?;
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    let seen: Vec<u64> = report.gcs.iter().map(|line| line.count).collect();
+    ensure!(report.gcs.iter().all(|line| line.pid == pid), "cycles of a program outside");
+    ensure!(seen == expected, "cycles {seen:?}, but these were inside: {expected:?}");
+    Ok(())
+}
+
+/// The kernel decides at each event (v2): it is exact without any waiting.
+#[test]
+fn cgroup_v2() -> Result<()> {
+    membership(None, Duration::ZERO)
+}
+
+/// In v1 hierarchies processes are listed, ten times per second.
+#[test]
+fn cgroup_v1() -> Result<()> {
+    membership(Some("pids"), Duration::from_secs(1))
+}
+
+/// A cgroup that is not there yet is said to be missing, and traced when it comes.
+#[test]
+fn cgroup_to_come() -> Result<()> {
+    let _live = Live::begin()?;
+    let path = {
+        let cgroup = Cgroup::new(None, "later")?;
+        cgroup.path().to_owned()
+    };
+    let mut program = Told::start()?;
+    let pid = program.process.pid();
+    let gctrace = Invocation::jsonl(["--cgroup".as_ref(), path.as_os_str()])?.start_ready()?;
+    program.collect(3)?;
+    let cgroup = Cgroup::new(None, "later")?;
+    cgroup.take(pid)?;
+    // What is made is noticed in a moment, not at once.
+    std::thread::sleep(Duration::from_secs(1));
+    let expected = program.collect(4)?;
+    drop(program);
+    let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+    ensure!(finished.errors().contains("there is no cgroup"), "{}", finished.errors());
+    let seen: Vec<u64> = report.gcs.iter().map(|line| line.count).collect();
+    ensure!(seen == expected, "cycles {seen:?}, but these were inside: {expected:?}");
+    Ok(())
+}
+
+/// A selection that can match nothing is refused at once.
+#[test]
+fn empty_names() -> Result<()> {
+    for flag in ["--container", "--cgroup"] {
+        let finished = Invocation::new([flag, ""])?.run()?;
+        ensure!(finished.status.code() == Some(2), "{}", finished.status);
+        ensure!(finished.errors().contains("value"), "{}", finished.errors());
+    }
+    Ok(())
+}

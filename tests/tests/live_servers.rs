@@ -1,0 +1,187 @@
+//! Servers that fork: every worker's cycles are all there, whatever becomes of the workers.
+
+use std::collections::BTreeMap;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::{Invocation, read};
+use gctrace_tests::live::{Live, rubies_dir};
+use gctrace_tests::report::Report;
+use gctrace_tests::tunemygc::Set;
+use gctrace_tests::{PATIENCE, ledger};
+use rustix::process::Signal;
+
+/// What a worker said of itself.
+#[derive(Clone, Copy, Debug)]
+struct Worker {
+    ppid: u32,
+    /// `GC.count` when it began.
+    first: u64,
+    /// `GC.count` when it ended.
+    last: u64,
+}
+
+/// A web server under test.
+struct Server {
+    process: Guarded,
+    counts: PathBuf,
+    port: u16,
+}
+
+impl Server {
+    fn start(live: &Live, program: &str) -> Result<Self> {
+        let counts = live.path("counts");
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let web = rubies_dir().join("web");
+        let mut command = Command::new(program);
+        let settings = web.join(format!("{program}.rb"));
+        match program {
+            "puma" => command.arg("-C").arg(settings).arg("-b").arg(format!("tcp://127.0.0.1:{port}")),
+            _ => command.arg("-c").arg(settings).arg("-l").arg(format!("127.0.0.1:{port}")),
+        };
+        command.arg(web.join("config.ru")).current_dir(&web);
+        command.env("GCTRACE_TEST_COUNTS", &counts).env("RACK_ENV", "production");
+        let server = Self { process: Guarded::start(program, &mut command)?, counts, port };
+        server.wait_for("workers", |server| Ok(server.lines("begin")?.len() >= 2))?;
+        server.wait_for("its port", |server| Ok(TcpStream::connect(("127.0.0.1", server.port)).is_ok()))?;
+        Ok(server)
+    }
+
+    fn wait_for(&self, what: &str, there: impl Fn(&Self) -> Result<bool>) -> Result<()> {
+        let since = Instant::now();
+        while !there(self)? {
+            ensure!(since.elapsed() < PATIENCE, "no {what} of the server");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    fn lines(&self, kind: &str) -> Result<Vec<(u32, u32, u64)>> {
+        lines(&self.counts, kind)
+    }
+
+    fn load(&self) -> Result<()> {
+        let mut wrk = Command::new("wrk");
+        wrk.args(["-t1", "-c4", "-d2s", &format!("http://127.0.0.1:{}/", self.port)]);
+        let output = wrk.output().context("cannot run wrk")?;
+        ensure!(output.status.success(), "wrk: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// Ends it; returns what its workers said.
+    fn stop(self, signal: Signal) -> Result<(u32, BTreeMap<u32, Worker>)> {
+        let Self { process, counts, .. } = self;
+        let pid = process.pid();
+        process.signal(signal)?;
+        let finished = process.finish(PATIENCE)?;
+        let ends: BTreeMap<u32, u64> =
+            lines(&counts, "end")?.into_iter().map(|(pid, _, count)| (pid, count)).collect();
+        let mut workers = BTreeMap::new();
+        for (pid, ppid, first) in lines(&counts, "begin")? {
+            let last = *ends.get(&pid).with_context(|| format!("worker {pid}: {}", finished.errors()))?;
+            workers.insert(pid, Worker { ppid, first, last });
+        }
+        Ok((pid, workers))
+    }
+}
+
+/// Pid, parent and `GC.count` of each line of a kind.
+fn lines(counts: &Path, kind: &str) -> Result<Vec<(u32, u32, u64)>> {
+    let text = match std::fs::read_to_string(counts) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        text => text?,
+    };
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [event, pid, parent, count] = words[..] else { anyhow::bail!("line {line}") };
+        if event == kind {
+            found.push((pid.parse()?, parent.parse()?, count.parse()?));
+        }
+    }
+    Ok(found)
+}
+
+/// Every cycle that a worker counted is there once; there is no gap, and nothing before the fork.
+fn all_there(report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<()> {
+    ledger::check_lossless(report)?;
+    for (pid, worker) in workers {
+        let counts: Vec<u64> = report.gcs_of(*pid).map(|line| line.count).collect();
+        ensure!(worker.last > worker.first, "worker {pid} did not collect: {worker:?}");
+        ensure!(counts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "worker {pid}: {counts:?}");
+        // A cycle's number is what GC.count says from its start on; those of booting and exiting are more.
+        let (first, last) = (counts.first().copied(), counts.last().copied());
+        ensure!(
+            first.is_some_and(|first| first <= worker.first + 1) && last >= Some(worker.last),
+            "worker {pid}: cycles {first:?} to {last:?}, it counted {worker:?}"
+        );
+        let [process] = report.processes_of(*pid).collect::<Vec<_>>()[..] else {
+            anyhow::bail!("worker {pid} has not one process line")
+        };
+        ensure!(process.ppid == Some(worker.ppid), "parent of {pid}: {process:?}");
+    }
+    Ok(())
+}
+
+/// The set of each worker has its parent and the cycles that were reported.
+fn sets(dir: &Path, report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<()> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(dir)? {
+        let set = Set::parse(&std::fs::read_to_string(entry?.path())?)?;
+        let started = set.samples.iter().filter(|sample| sample.event == "GC_CYCLE_STARTED").count();
+        let (ppid, cycles) = found.entry(set.pid).or_insert((set.ppid, 0));
+        ensure!(*ppid == set.ppid, "parents of {}", set.pid);
+        *cycles += started;
+    }
+    for (pid, worker) in workers {
+        let expected = (worker.ppid, report.gcs_of(*pid).count());
+        ensure!(found.get(pid) == Some(&expected), "set of {pid}: {:?}, not {expected:?}", found.get(pid));
+    }
+    Ok(())
+}
+
+/// A Puma cluster under load, whose workers are replaced one after the other meanwhile.
+#[test]
+fn puma_with_phased_restart() -> Result<()> {
+    let live = Live::begin()?;
+    let dir = live.dir("sets")?;
+    let gctrace =
+        Invocation::jsonl(["--all-ruby".as_ref(), "--tunemygc".as_ref(), dir.as_os_str()])?.start_ready()?;
+    let server = Server::start(&live, "puma")?;
+    server.load()?;
+    server.process.signal(Signal::USR1)?;
+    server.load()?;
+    server.wait_for("new workers", |server| {
+        Ok(server.lines("begin")?.len() >= 4 && server.lines("end")?.len() >= 2)
+    })?;
+    server.load()?;
+    let (master, workers) = server.stop(Signal::TERM)?;
+    let finished = gctrace.interrupt()?;
+    let report = read(&finished)?;
+    ensure!(workers.len() >= 4, "{workers:?}");
+    ensure!(workers.values().all(|worker| worker.ppid == master), "{master}: {workers:?}");
+    all_there(&report, &workers)?;
+    sets(&dir, &report, &workers)
+}
+
+/// Unicorn's workers, forked from a master that has loaded the program.
+#[test]
+fn unicorn() -> Result<()> {
+    let live = Live::begin()?;
+    let dir = live.dir("sets")?;
+    let gctrace =
+        Invocation::jsonl(["--all-ruby".as_ref(), "--tunemygc".as_ref(), dir.as_os_str()])?.start_ready()?;
+    let server = Server::start(&live, "unicorn")?;
+    server.load()?;
+    let (master, workers) = server.stop(Signal::QUIT)?;
+    let finished = gctrace.interrupt()?;
+    let report = read(&finished)?;
+    ensure!(workers.len() >= 2, "{workers:?}");
+    ensure!(workers.values().all(|worker| worker.ppid == master), "{master}: {workers:?}");
+    all_there(&report, &workers)?;
+    sets(&dir, &report, &workers)
+}

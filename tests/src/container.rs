@@ -66,6 +66,16 @@ impl Engine {
         command
     }
 
+    /// The image's name.
+    pub fn image(&self) -> &str {
+        &self.image
+    }
+
+    /// Podman's settings, for `CONTAINERS_CONF`.
+    pub fn settings(&self) -> &Path {
+        &self.settings
+    }
+
     /// A name for a container that no other run uses.
     pub fn name(&self, suffix: &str) -> String {
         format!("gctrace-test-{}-{suffix}", std::process::id())

@@ -1,5 +1,6 @@
 //! Containers and cgroups: who is traced, what is said of them, and that nothing counts twice.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::container::{Cgroup, Container, Done, Engine, as_seen_inside};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
@@ -110,8 +111,6 @@ fn comes_and_goes() -> Result<()> {
     let id = process.container.clone().context("no container")?;
     assert_eq!(process.container_name.as_ref(), Some(&name));
     all_counted(&report, &done, process.pid, &id)?;
-    let first = report.gcs.first().context("no cycles")?;
-    assert_eq!(first.count, 0, "its life began before gctrace saw it");
     compare::one_life(&report, process.pid)
 }
 
@@ -153,6 +152,40 @@ fn changed_files() -> Result<()> {
         all_counted(&report, done, *pid, id).with_context(|| name.clone())?;
     }
     Ok(())
+}
+
+/// gctrace itself in a container that has the host's pids: what runs outside and what runs in another container.
+#[test]
+fn gctrace_inside() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = boxed()?;
+    let engine = Engine::of(&live, &ruby)?;
+    let binary = gctrace_binary()?;
+    let name = engine.name("gctrace");
+    let mut run: Vec<OsString> =
+        ["run", "--rm", "--privileged", "--pid=host", "--cgroupns=host"].map(Into::into).into();
+    run.extend(["--name", &name, "-v", "/sys/kernel/tracing:/sys/kernel/tracing", "-v"].map(Into::into));
+    run.push(format!("{}:/gctrace:ro", binary.display()).into());
+    run.extend([engine.image(), "/gctrace", "--all-ruby", "--no-cache", "--format", "jsonl"].map(Into::into));
+    let gctrace = Invocation::of(Path::new("podman"), run)
+        .with(|command| {
+            command.env("CONTAINERS_CONF", engine.settings());
+        })
+        .start_ready()?;
+    let script = Script::new(&live, &ruby, "explicit.rb")?.arg("20").waiting();
+    let mut boxed = engine.start(&engine.name("other"), script, "")?;
+    let mut outside = Script::new(&live, &Ruby::main()?, "explicit.rb")?.arg("20").waiting().start()?;
+    outside.wait_for("ready")?;
+    outside.say("go")?;
+    boxed.say("go")?;
+    let (pid, id) = (boxed.pid, boxed.id.clone());
+    let (outside, boxed) = (outside.finish()?, boxed.finish()?);
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    all_counted(&report, &boxed, pid, &id)?;
+    let lines: Vec<&GcLine> = report.gcs_of(outside.pid).collect();
+    compare::program(&lines, &outside.report)?;
+    compare::cycles(&lines, outside.log()?).demand_equal()
 }
 
 /// A Ruby that collects so often as it is told, and never else.

@@ -1,4 +1,4 @@
-//! Servers that fork: every worker's cycles are all there, whatever becomes of the workers.
+//! Servers that fork and scripts that are soon gone: every process's cycles are all there.
 
 use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
@@ -11,6 +11,7 @@ use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::{Invocation, read};
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
 use gctrace_tests::tunemygc::Set;
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
@@ -184,4 +185,60 @@ fn unicorn() -> Result<()> {
     ensure!(workers.values().all(|worker| worker.ppid == master), "{master}: {workers:?}");
     all_there(&report, &workers)?;
     sets(&dir, &report, &workers)
+}
+
+/// What short scripts do: work for 10 to 200 ms of CPU time beyond starting up, and say how often they collected. The
+/// collections at the exit, after that, are few.
+const SHORT: &str = "n = Integer(ARGV[0]); kept = []
+    n.times { |i| kept << i.to_s; [i, i.to_s]; GC.start if i % 20_000 == 19_999 }
+    puts \"#{Process.pid} #{GC.count}\"";
+
+/// Two hundred short lives in a row: each has its set, from its first to its last cycle, complete with its end.
+#[test]
+fn two_hundred_short_lives() -> Result<()> {
+    const LIVES: usize = 200;
+    let live = Live::begin()?;
+    let dir = live.dir("sets")?;
+    let gctrace =
+        Invocation::jsonl(["--all-ruby".as_ref(), "--tunemygc".as_ref(), dir.as_os_str()])?.start_ready()?;
+    let ruby = Ruby::main()?;
+    let mut counts = BTreeMap::new();
+    for number in 0..LIVES {
+        let rounds = 5_000 + 45_000 * (number % 10) / 9;
+        let output = ruby.command()?.args(["-e", SHORT, &rounds.to_string()]).output()?;
+        let said = String::from_utf8(output.stdout)?;
+        let (pid, count) = said.trim().split_once(' ').context("it said nothing")?;
+        ensure!(counts.insert(pid.parse::<u32>()?, count.parse::<u64>()?).is_none(), "pid {pid} came again");
+    }
+    let report = read(&gctrace.interrupt()?)?;
+    ledger::check_lossless(&report)?;
+    for (pid, count) in &counts {
+        let cycles: Vec<u64> = report.gcs_of(*pid).map(|line| line.count).collect();
+        let last = cycles.last().copied().unwrap_or_default();
+        ensure!(
+            cycles.iter().copied().eq(1..=last) && last >= *count,
+            "{pid}: {cycles:?}, it counted {count}"
+        );
+        ensure!(report.exits.iter().any(|exit| exit.pid == *pid && exit.lost == 0), "no end of {pid}");
+    }
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(&dir)? {
+        let set = Set::parse(&std::fs::read_to_string(entry?.path())?)?;
+        let started = set.samples.iter().filter(|sample| sample.event == "GC_CYCLE_STARTED").count();
+        ensure!(
+            set.samples.last().is_some_and(|last| last.event == "TERMINATED"),
+            "the set of {} has no end",
+            set.pid
+        );
+        ensure!(found.insert(set.pid, started).is_none(), "two sets of {}", set.pid);
+    }
+    for pid in counts.keys() {
+        let expected = report.gcs_of(*pid).count();
+        ensure!(
+            found.get(pid) == Some(&expected),
+            "set of {pid}: {:?} cycles, not {expected}",
+            found.get(pid)
+        );
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@
 
 mod collector;
 mod depth;
+mod fleet;
 mod tune;
 
 use std::{
@@ -45,6 +46,9 @@ pub(crate) struct Args {
     /// Measure only whether what is advised comes true: so many turns (--runs) for each of three programs.
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector"])]
     tune: bool,
+    /// Measure only what 300 idle and 20 working Ruby processes cost gctrace.
+    #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
+    fleet: bool,
     /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
@@ -72,9 +76,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 .args(args.depth.then_some("--depth"))
                 .args(args.collector.then_some("--collector"))
                 .args(args.tune.then_some("--tune"))
+                .args(args.fleet.then_some("--fleet"))
                 .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
         }
+    }
+    if args.fleet {
+        return fleet::run(args.json);
     }
     if args.depth {
         return depth::run(args.json);

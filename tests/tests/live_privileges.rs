@@ -1,0 +1,101 @@
+//! What gctrace gives up after its start, and what it keeps.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{compare, ledger};
+
+/// Bits of capabilities (include/uapi/linux/capability.h).
+const DAC_OVERRIDE: u64 = 1 << 1;
+const DAC_READ_SEARCH: u64 = 1 << 2;
+const SYS_PTRACE: u64 = 1 << 19;
+const SYS_ADMIN: u64 = 1 << 21;
+const SYSLOG: u64 = 1 << 34;
+
+/// A field of `/proc/.../status`.
+fn field(status: &str, name: &str) -> Result<String> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line.with_context(|| format!("no {name} in {status}"))?.trim().to_owned())
+}
+
+fn set(status: &str, name: &str) -> Result<u64> {
+    Ok(u64::from_str_radix(&field(status, name)?, 16)?)
+}
+
+/// Each of its threads keeps only what attaching needs and can get nothing back; a Ruby that it meets later is traced.
+#[test]
+fn the_rest_is_dropped() -> Result<()> {
+    let live = Live::begin()?;
+    let own = std::fs::read_to_string("/proc/self/status")?;
+    let own = set(&own, "CapEff")?;
+    let dir = live.dir("sets")?;
+    let output = dir.to_string_lossy().into_owned();
+    for (flags, more) in [(&["--no-cache"][..], 0), (&["--no-cache", "--tunemygc", &output], DAC_OVERRIDE)] {
+        let gctrace = Invocation::jsonl([&["--all-ruby"], flags].concat())?.start_ready()?;
+        let wanted = (SYS_ADMIN | SYS_PTRACE | DAC_READ_SEARCH | SYSLOG | more) & own;
+        let mut threads = 0;
+        for thread in std::fs::read_dir(format!("/proc/{}/task", gctrace.pid()))? {
+            let status = std::fs::read_to_string(thread?.path().join("status"))?;
+            threads += 1;
+            for name in ["CapEff", "CapPrm"] {
+                ensure!(set(&status, name)? == wanted, "{name} is not {wanted:x}: {status}");
+            }
+            ensure!(set(&status, "CapInh")? == 0 && set(&status, "CapAmb")? == 0, "{status}");
+            ensure!(field(&status, "NoNewPrivs")? == "1", "{status}");
+        }
+        ensure!(threads >= 3, "{threads} threads");
+        // An image that was not there at start.
+        let ruby = Ruby::rooted()?.pop().context("no Ruby of the lab")?;
+        let mut script = Script::new(&live, &ruby, "explicit.rb")?.arg("5").waiting().start()?;
+        script.wait_for("ready")?;
+        let mut gctrace = gctrace;
+        gctrace.wait_line("process", script.pid())?;
+        script.say("go")?;
+        let done = script.finish()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let lines: Vec<_> = report.gcs_of(done.pid).collect();
+        compare::program(&lines, &done.report)?;
+    }
+    ensure!(std::fs::read_dir(&dir)?.count() > 0, "no set was written");
+    Ok(())
+}
+
+/// A command has what its user has.
+#[test]
+fn a_command_keeps_all() -> Result<()> {
+    let _live = Live::begin()?;
+    let own = std::fs::read_to_string("/proc/self/status")?;
+    let mut args = vec!["--quiet".to_owned(), "--".to_owned()];
+    args.push(Ruby::main()?.exe().to_string_lossy().into_owned());
+    args.extend(["-e", "GC.start; puts File.read('/proc/self/status')"].map(ToOwned::to_owned));
+    let finished = Invocation::new(args)?.run()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let its = finished.stdout.join("\n");
+    for name in ["CapEff", "NoNewPrivs", "CapBnd"] {
+        ensure!(field(&its, name)? == field(&own, name)?, "{name} of the command: {its}");
+    }
+    Ok(())
+}
+
+/// The manual page and the completions are what their readers take.
+#[test]
+fn documents() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let page = Invocation::new(["man"])?.run()?;
+    ensure!(page.status.success() && page.stdout.iter().any(|line| line.starts_with(".TH")), "{page:?}");
+    let script = Invocation::new(["completions", "bash"])?.run()?;
+    ensure!(script.status.success(), "{script:?}");
+    let path = live.path("completions.bash");
+    std::fs::write(&path, script.stdout.join("\n"))?;
+    let read = "source \"$0\"; COMP_WORDS=(gctrace --cont); COMP_CWORD=1; _gctrace gctrace --cont gctrace; \
+                echo \"${COMPREPLY[@]}\"";
+    let output = Command::new("bash").args(["-c", read]).arg(&path).output()?;
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    ensure!(said == "--container", "{said}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}

@@ -175,7 +175,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         .map_err(system("starting the control thread"))?;
     let mut run = Run {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
-            .naming(Names::below(Path::new("/"), settings.kube_root.clone())),
+            .naming(Names::below(Path::new("/"), settings.kube_root.clone()))
+            .reading_shares(settings.shares),
         rings,
         counters,
         accounted: None,

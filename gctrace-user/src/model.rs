@@ -131,6 +131,17 @@ pub struct Memory {
     pub rss: u64,
     /// Its highest value so far, never below `rss`.
     pub peak_rss: u64,
+    /// How much of it is shared, if that was looked at.
+    pub shares: Option<Shares>,
+}
+
+/// How memory is shared with other processes, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// Proportional set size: each page divided by the number of processes that have it.
+    pub pss: u64,
+    /// Pages that only this process has and has written to: what copy on write has cost, and its own garbage.
+    pub private_dirty: u64,
 }
 
 /// The VM's state at one GC event.

@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, VecDeque},
     path::Path,
     sync::{Arc, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gctrace_common::{
@@ -23,7 +23,7 @@ use crate::{
     },
     export::{ExportError, Exporter, ProcessEnd},
     ledger::{Ledger, UserCounts},
-    model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, Process},
+    model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, Process, Shares},
     native::NativeNamer,
     ruby::{
         PauseKind,
@@ -41,6 +41,9 @@ use self::gvl::Gvl;
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
+
+/// How memory is shared is read at most this often of a process.
+const SHARES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A cycle starts inside a pause. One that was entered before the probes were attached, or whose entry was evicted from
 /// the kernel's map, seems not to and is not reported; more than this in a row cannot be that.
@@ -92,6 +95,8 @@ struct Traced {
     image: Arc<KnownImage>,
     fold: CycleFold,
     memory: Option<MemoryReader>,
+    /// When it was last read how its memory is shared.
+    shares_read: Option<Instant>,
     /// Starts in a row outside any pause.
     starts_outside: u32,
     cycles: u64,
@@ -111,6 +116,7 @@ pub struct Pipeline {
     stacks: Stacks,
     gvl: Gvl,
     names: Names,
+    shares: bool,
     counts: UserCounts,
     stdout_closed: bool,
     failure: Option<String>,
@@ -135,6 +141,7 @@ impl Pipeline {
             stacks: Stacks::new(stacks, native),
             gvl: Gvl::new(gvl),
             names: Names::below(Path::new("/"), None),
+            shares: false,
             counts: UserCounts::default(),
             stdout_closed: false,
             failure: None,
@@ -145,6 +152,12 @@ impl Pipeline {
     #[must_use]
     pub fn naming(self, names: Names) -> Self {
         Self { names, ..self }
+    }
+
+    /// The same, reading how memory is shared, too.
+    #[must_use]
+    pub fn reading_shares(self, shares: bool) -> Self {
+        Self { shares, ..self }
     }
 
     /// User-space counters so far.
@@ -442,7 +455,10 @@ impl Pipeline {
                 return self.report(pid, folded);
             }
         }
-        let memory = traced.read_memory();
+        let mut memory = traced.read_memory();
+        if let Some(memory) = memory.as_mut().filter(|_| self.shares && point == Point::GcEndSweep) {
+            memory.shares = traced.read_shares();
+        }
         self.counts.memory_unread += u64::from(memory.is_none());
         let state = decode_state(&reading.layout, header.ts_ns, header.tid, &event.data, memory);
         let count = reading.layout.count.read(&event.data).unwrap_or_default();
@@ -516,6 +532,7 @@ impl Pipeline {
             image: known.clone(),
             fold: CycleFold::after(self.waiting.remove(&pid).unwrap_or_default()),
             memory,
+            shares_read: None,
             starts_outside: 0,
             cycles: 0,
             lost: 0,
@@ -575,6 +592,14 @@ impl Pipeline {
 impl Traced {
     fn read_memory(&self) -> Option<Memory> {
         self.memory.as_ref().and_then(MemoryReader::read)
+    }
+
+    fn read_shares(&mut self) -> Option<Shares> {
+        if self.shares_read.is_some_and(|read| read.elapsed() < SHARES_INTERVAL) {
+            return None;
+        }
+        self.shares_read = Some(Instant::now());
+        proc::shares(self.process.pid)
     }
 }
 

@@ -225,11 +225,11 @@ fn two_hundred_short_lives() -> Result<()> {
     for entry in std::fs::read_dir(&dir)? {
         let set = Set::parse(&std::fs::read_to_string(entry?.path())?)?;
         let started = set.samples.iter().filter(|sample| sample.event == "GC_CYCLE_STARTED").count();
-        ensure!(
-            set.samples.last().is_some_and(|last| last.event == "TERMINATED"),
-            "the set of {} has no end",
-            set.pid
-        );
+        if !counts.contains_key(&set.pid) {
+            continue;
+        }
+        let ended = set.samples.last().is_some_and(|last| last.event == "TERMINATED");
+        ensure!(ended, "the set of {} has no end", set.pid);
         ensure!(found.insert(set.pid, started).is_none(), "two sets of {}", set.pid);
     }
     for pid in counts.keys() {
@@ -240,5 +240,70 @@ fn two_hundred_short_lives() -> Result<()> {
             found.get(pid)
         );
     }
+    Ok(())
+}
+
+/// A forked child that writes to what it shares with its parent, between two collections.
+const WRITER: &str = "$stdout.sync = true
+    big = Array.new(40) { 'x' * (1 << 20) }
+    own = -> { File.read('/proc/self/smaps_rollup')[/Private_Dirty:\\s+(\\d+)/, 1].to_i * 1024 }
+    Process.wait(fork do
+      GC.disable
+      puts \"pid #{Process.pid}\"
+      GC.start
+      before = own.call
+      gets
+      big.each { |text| (0...text.bytesize).step(4096) { |at| text.setbyte(at, 121) } }
+      GC.start
+      puts \"dirty #{before} #{own.call}\"
+      gets
+    end)";
+
+/// What a child has copied on write stands in the line of its next collection, as the child reads it itself.
+#[test]
+fn copied_on_write() -> Result<()> {
+    const SLACK: i64 = 8 << 20;
+    let _live = Live::begin()?;
+    let mut command = Ruby::main()?.command()?;
+    let gctrace = Invocation::jsonl(["--all-ruby", "--shares"])?.start_ready()?;
+    let mut writer = Guarded::start("writer", command.args(["--disable-gems", "-e", WRITER]))?;
+    let said = |writer: &mut Guarded, word: &str| {
+        let line = writer.wait_stdout(PATIENCE, word, |line| line.starts_with(word));
+        line.map(|line| line[word.len() + 1..].to_owned())
+    };
+    let pid: u32 = said(&mut writer, "pid")?.parse()?;
+    let dirty = || -> Vec<i64> {
+        let lines = gctrace.stdout_so_far();
+        let values = lines.iter().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let its = values.filter(|value| value["type"] == "gc" && value["pid"].as_u64() == Some(pid.into()));
+        its.filter_map(|value| value["private_dirty_end"].as_i64()).collect()
+    };
+    let wait = |number: usize| -> Result<()> {
+        let since = Instant::now();
+        while dirty().len() < number {
+            ensure!(since.elapsed() < PATIENCE, "only {:?} of {number} readings", dirty());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    };
+    wait(1)?;
+    // The limit of one reading per second.
+    std::thread::sleep(Duration::from_millis(1100));
+    writer.say("go")?;
+    let own = said(&mut writer, "dirty")?;
+    wait(2)?;
+    writer.say("end")?;
+    let own: Vec<i64> = own.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+    let seen = dirty();
+    gctrace.stop()?;
+    let ([before, after], [seen_before, seen_after]) = (&own[..], &seen[..]) else {
+        anyhow::bail!("{own:?}, {seen:?}")
+    };
+    // The child is compared with itself: what it shares with a parent that lives.
+    ensure!(after - before >= 40 << 20, "the child wrote to nothing shared: {own:?}");
+    ensure!(
+        (seen_before - before).abs() <= SLACK && (seen_after - after).abs() <= SLACK,
+        "{own:?}, {seen:?}"
+    );
     Ok(())
 }

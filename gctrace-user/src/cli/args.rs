@@ -52,6 +52,11 @@ pub struct Args {
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub kube_root: Option<PathBuf>,
 
+    /// Say after a cycle how the process shares its memory (PSS and private dirty pages), at most once per second and
+    /// process: what collections cost the workers of a server that forks
+    #[arg(long)]
+    pub shares: bool,
+
     /// Stop after this time, e.g. 500ms, 30s, 5m [default: until Ctrl-C or the end of COMMAND]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,

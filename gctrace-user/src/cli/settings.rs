@@ -51,6 +51,8 @@ pub struct Settings {
     pub selection: Selection,
     /// Root of the kubelet's files, by which pods are named.
     pub kube_root: Option<PathBuf>,
+    /// Whether it is read how memory is shared.
+    pub shares: bool,
     /// For how long.
     pub duration: Option<Duration>,
     /// Standard output.
@@ -184,6 +186,7 @@ impl Settings {
             cgroups,
             containers,
             kube_root,
+            shares,
             duration,
             format,
             quiet,
@@ -271,6 +274,7 @@ impl Settings {
         Ok(Self {
             selection,
             kube_root,
+            shares,
             duration,
             format,
             tunemygc,

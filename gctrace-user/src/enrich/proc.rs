@@ -12,7 +12,7 @@ use std::{
 use procfs::process::Process as ProcProcess;
 
 use super::origin;
-use crate::model::{Container, Image, Memory, Process};
+use crate::model::{Container, Image, Memory, Process, Shares};
 
 /// Value shown instead of a secret.
 const REDACTED: &str = "[redacted]";
@@ -37,8 +37,15 @@ impl MemoryReader {
         let rss = kib(text, "VmRSS:")?;
         // The two counters are batched differently, so the current one can be ahead of the peak.
         let peak_rss = kib(text, "VmHWM:")?.max(rss);
-        Some(Memory { rss, peak_rss })
+        Some(Memory { rss, peak_rss, shares: None })
     }
+}
+
+/// Reads how the memory of a process is shared. The kernel walks its page tables for that, during which the process cannot
+/// map memory: not something to do often.
+pub fn shares(pid: u32) -> Option<Shares> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    Some(Shares { pss: kib(&text, "Pss:")?, private_dirty: kib(&text, "Private_Dirty:")? })
 }
 
 fn kib(status: &str, field: &str) -> Option<u64> {
@@ -149,6 +156,8 @@ mod tests {
     fn memory() {
         let memory = MemoryReader::open(std::process::id()).unwrap().read().unwrap();
         assert!(memory.rss > 0 && memory.peak_rss >= memory.rss);
+        let shares = shares(std::process::id()).unwrap();
+        assert!(shares.pss > 0 && shares.private_dirty > 0, "{shares:?}");
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let reader = MemoryReader::open(child.id()).unwrap();
         child.wait().unwrap();

@@ -114,6 +114,10 @@ struct Gc<'a> {
     latest_gc_info_end: Option<Info>,
     rss: Option<u64>,
     peak_rss: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pss_end: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    private_dirty_end: Option<u64>,
     stack: Option<Vec<String>>,
     lost: u64,
 }
@@ -384,6 +388,7 @@ impl<W: Write> Exporter for Jsonl<W> {
         }
         let start = &cycle.start;
         let end = cycle.end.as_ref();
+        let shares = end.and_then(|state| state.memory?.shares);
         self.write(&Line::Gc(Box::new(Gc {
             ts: self.clock.epoch_seconds(start.ts_ns),
             pid: process.pid,
@@ -412,6 +417,8 @@ impl<W: Write> Exporter for Jsonl<W> {
             latest_gc_info_end: end.map(|state| Info(state.info)),
             rss: start.memory.map(|memory| memory.rss),
             peak_rss: start.memory.map(|memory| memory.peak_rss),
+            pss_end: shares.map(|shares| shares.pss),
+            private_dirty_end: shares.map(|shares| shares.private_dirty),
             stack: cycle
                 .trigger
                 .as_deref()

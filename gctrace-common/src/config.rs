@@ -72,6 +72,8 @@ pub struct Config {
     pub off_cpu_min_ns: u64,
     /// A wait for the GVL that takes at least this long is reported, nanoseconds.
     pub gvl_threshold_ns: u64,
+    /// So is a time for which a thread holds it or does without it, if it takes at least this long, nanoseconds.
+    pub gvl_span_ns: u64,
 }
 
 /// What [`Config::off_cpu_stacks`] is counted over.
@@ -280,7 +282,7 @@ pub struct RubyEntry {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 72);
+const _: () = assert!(size_of::<Config>() == 80);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 80);

@@ -33,6 +33,8 @@ pub enum Kind {
     GvlWait = 10,
     /// [`GvlThread`](crate::gvl::GvlThread): a thread ended; what it did with the GVL.
     GvlThread = 11,
+    /// [`GvlSpanEvent`](crate::gvl::GvlSpanEvent): a thread held the GVL for long, or did without it.
+    GvlSpan = 12,
 }
 
 impl Kind {
@@ -50,6 +52,7 @@ impl Kind {
             9 => Self::OffCpu,
             10 => Self::GvlWait,
             11 => Self::GvlThread,
+            12 => Self::GvlSpan,
             _ => return None,
         })
     }
@@ -162,7 +165,7 @@ pub struct Header {
     /// Index into `IMAGES`.
     pub image: u32,
     /// How often the process had replaced its program ([`Kind::Stack`], [`Kind::Native`], [`Kind::OffCpu`],
-    /// [`Kind::GvlWait`], [`Kind::GvlThread`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
+    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
     pub execs: u32,
 }
 

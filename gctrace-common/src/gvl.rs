@@ -9,6 +9,37 @@ pub const MAX_GVL_LOCKS: u32 = 4096;
 /// Entries of the `GVL_EDGES` map: pairs of a waiting and a holding thread.
 pub const MAX_GVL_EDGES: u32 = 16_384;
 
+/// Entries of the `GVL_CLOSED` map: how often the gate of the GVL probes can be closed and opened again.
+pub const MAX_GVL_EPOCHS: u32 = 65_536;
+
+/// The gate of the GVL probes, one word in the `GVL_GATE` map: what they do at a hit, and how often they were opened before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvlGate {
+    /// One of the constants.
+    pub level: u8,
+    /// How often the gate was closed and opened again. What is known of a thread from an earlier epoch ended with that.
+    pub epoch: u32,
+}
+
+impl GvlGate {
+    /// [`GvlGate::level`]: add up and report.
+    pub const EVENTS: u8 = 0;
+    /// [`GvlGate::level`]: add up, report nothing.
+    pub const SUMS: u8 = 1;
+    /// [`GvlGate::level`]: nothing.
+    pub const CLOSED: u8 = 2;
+
+    /// The word.
+    pub const fn pack(self) -> u64 {
+        (self.epoch as u64) << 8 | self.level as u64
+    }
+
+    /// The inverse of [`GvlGate::pack`]; total.
+    pub const fn unpack(raw: u64) -> Self {
+        Self { level: raw as u8, epoch: (raw >> 8) as u32 }
+    }
+}
+
 /// Key of the `GVL_THREADS` and `GVL_LOCKS` maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(C)]
@@ -188,6 +219,8 @@ impl GvlHold {
 pub struct GvlLock {
     /// How often it was got so far; the last one is in `holds` at one less, modulo [`HOLDS`].
     pub count: u64,
+    /// [`GvlGate::epoch`] of the last one.
+    pub epoch: u64,
     /// The last holds.
     pub holds: [GvlHold; HOLDS],
 }
@@ -251,8 +284,8 @@ pub struct GvlThread {
     pub since_ns: u64,
     /// A [`GvlState`].
     pub state: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// [`GvlGate::epoch`] in which it was entered.
+    pub epoch: u32,
     /// `comm` of its last native thread, NUL padded.
     pub comm: [u8; 16],
     /// Waits for the GVL that are over.
@@ -297,7 +330,7 @@ impl GvlThread {
             born_ns: 0,
             since_ns: 0,
             state: UNKNOWN,
-            reserved: 0,
+            epoch: 0,
             comm: [0; 16],
             waits: 0,
             wait_ns: 0,
@@ -309,6 +342,19 @@ impl GvlThread {
             away_ns: 0,
             buckets: [0; BUCKETS],
         }
+    }
+
+    /// The gate was closed at that time, and what it did since is not known. What it was doing then counts up to then.
+    #[inline]
+    pub fn interrupted(&mut self, closed_ns: u64, now_ns: u64, epoch: u32) {
+        let ns = closed_ns.saturating_sub(self.since_ns);
+        // Each is written in any case: of a choice LLVM makes one store at an offset that depends on the state, which the
+        // verifier refuses ("R2 unbounded memory access, make sure to bounds check any such access").
+        self.wait_ns += if self.state == READY { ns } else { 0 };
+        self.hold_ns += if self.state == RUNNING { ns } else { 0 };
+        self.away_ns += if self.state == AWAY { ns } else { 0 };
+        self.epoch = epoch;
+        self.enter(UNKNOWN, now_ns);
     }
 
     /// It wants the GVL. `Paired` has the time that it was away.
@@ -422,8 +468,8 @@ pub struct GvlWaitEvent {
     pub id: u64,
     /// Its `rb_thread_t *`; 0 where the events do not tell it.
     pub thread: u64,
-    /// Who held the GVL longest at a stretch meanwhile.
-    pub holder: GvlHolder,
+    /// Who held the GVL longest at a stretch meanwhile, and when.
+    pub hold: GvlHold,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
     /// 1: its stack follows.
@@ -432,14 +478,35 @@ pub struct GvlWaitEvent {
     pub reserved: u32,
 }
 
+/// For a long time a thread held the GVL, or did without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct GvlSpanEvent {
+    /// Common head; `ts_ns` is the end.
+    pub header: Header,
+    /// When it began, nanoseconds as in the header.
+    pub begin_ns: u64,
+    /// [`GvlThread::id`].
+    pub id: u64,
+    /// Its `rb_thread_t *`; 0 where the events do not tell it.
+    pub thread: u64,
+    /// `comm` of its native thread, NUL padded.
+    pub comm: [u8; 16],
+    /// [`GvlState::Running`] or [`GvlState::Away`].
+    pub state: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 const _: () = assert!(size_of::<GvlKey>() == 16);
 const _: () = assert!(size_of::<GvlHolder>() == 32);
 const _: () = assert!(size_of::<GvlHold>() == 48);
-const _: () = assert!(size_of::<GvlLock>() == 8 + 48 * HOLDS && HOLDS.is_power_of_two());
+const _: () = assert!(size_of::<GvlLock>() == 16 + 48 * HOLDS && HOLDS.is_power_of_two());
 const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 16 + 64 + 4 * BUCKETS);
 const _: () = assert!(size_of::<GvlEdgeKey>() == 24);
 const _: () = assert!(size_of::<GvlEdge>() == 24);
-const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 32 + 16 + 8);
+const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 48 + 16 + 8);
+const _: () = assert!(size_of::<GvlSpanEvent>() == 40 + 24 + 16 + 8);
 
 #[cfg(test)]
 mod tests {

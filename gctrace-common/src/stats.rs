@@ -11,12 +11,13 @@
 //! `lives = life_submitted + life_ring_full`,
 //! `switch_outs = off_cpu_stacks + off_cpu_shed`,
 //! `switch_ins = off_cpu_short + off_cpu_orphan + off_cpu_submitted + off_cpu_ring_full`,
-//! `gvl_hits = gvl_filtered + gvl_no_thread + gvl_thread_map_full + gvl_started + gvl_ready + gvl_resumed + gvl_suspended +
+//! `gvl_hits = gvl_shed + gvl_filtered + gvl_no_thread + gvl_thread_map_full + gvl_started + gvl_ready + gvl_resumed + gvl_suspended +
 //! gvl_exited`,
 //! `gvl_ready = gvl_aways + gvl_yields + gvl_orphan_ready`,
 //! `gvl_resumed = gvl_waits + gvl_orphan_resumed`,
 //! `gvl_suspended = gvl_holds + gvl_called_off + gvl_orphan_suspended`,
-//! `gvl_long_waits = gvl_wait_submitted + gvl_wait_ring_full`,
+//! `gvl_long_waits = gvl_wait_submitted + gvl_wait_ring_full + gvl_wait_shed`,
+//! `gvl_long_spans = gvl_span_submitted + gvl_span_ring_full + gvl_span_shed`,
 //! `ticks + trigger_stacks + off_cpu_stacks + gvl_stacks = stack_submitted + stack_ring_full + stack_busy + stack_not_walked`,
 //! `native_stacks = native_submitted + native_ring_full`.
 
@@ -155,6 +156,10 @@ counters! {
     NativeRingFull = "native_ring_full",
     /// Probe hits at GVL points, of any process.
     GvlHits = "gvl_hits",
+    /// Time that the programs took at them, nanoseconds; not that of the traps, nor of taking stacks.
+    GvlNs = "gvl_ns",
+    /// Of those, while the GVL probes do nothing because they had cost too much.
+    GvlShed = "gvl_shed",
     /// Of those, of processes that are not selected, or whose image is closed or not known.
     GvlFiltered = "gvl_filtered",
     /// Of those, without a thread that could be told.
@@ -201,8 +206,20 @@ counters! {
     GvlWaitSubmitted = "gvl_wait_submitted",
     /// Of those, lost because the ring of stacks was full.
     GvlWaitRingFull = "gvl_wait_ring_full",
+    /// Of those, not reported because the GVL probes had cost too much.
+    GvlWaitShed = "gvl_wait_shed",
     /// Of those, with the stack to be taken.
     GvlStacks = "gvl_stacks",
+    /// Holds and times without the GVL that are to be reported because they took long.
+    GvlLongSpans = "gvl_long_spans",
+    /// Of those, handed to user space.
+    GvlSpanSubmitted = "gvl_span_submitted",
+    /// Of those, lost because the ring of stacks was full.
+    GvlSpanRingFull = "gvl_span_ring_full",
+    /// Of those, not reported because the GVL probes had cost too much.
+    GvlSpanShed = "gvl_span_shed",
+    /// Times that a thread was met of which nothing is known since the GVL probes were stopped for a while.
+    GvlInterrupted = "gvl_interrupted",
     /// Threads entered in the `GVL_THREADS` map.
     GvlThreads = "gvl_threads",
     /// Of those, ended and handed to user space.

@@ -13,8 +13,8 @@ use gctrace_common::{
     config::{ImageConfig, RubyEntry},
     event::{Header, Kind},
     gvl::{
-        BUCKETS, GvlCookie, GvlEdge, GvlEdgeKey, GvlHold, GvlHolder, GvlKey, GvlLock, GvlPath, GvlPoint,
-        GvlThread, GvlWaitEvent, HOLDS, Step, bucket,
+        BUCKETS, GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlHold, GvlHolder, GvlKey, GvlLock, GvlPath,
+        GvlPoint, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent, HOLDS, Step, bucket,
     },
     stack::Cause,
     stats::Counter,
@@ -24,7 +24,7 @@ use crate::{
     filter::{meet, selected, tgid_tid},
     maps::{
         self, GVL_BLANK, GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_THREADS, STACK_RING, closed, config,
-        count, count_many,
+        count, count_many, gvl_closed, gvl_gate,
     },
     rubies,
     sample::{Occasion, take},
@@ -53,6 +53,7 @@ struct Hit {
     thread: u64,
     /// [`GvlKey::at`] of its GVL, or 0.
     lock: u64,
+    gate: GvlGate,
 }
 
 /// One hit at a GVL point.
@@ -64,7 +65,25 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
         return;
     }
     count(Counter::GvlHits);
-    let hit = match find(ctx, point) {
+    let gate = gvl_gate();
+    if gate.level == GvlGate::CLOSED {
+        count(Counter::GvlShed);
+    } else {
+        event(ctx, point, gate, now);
+    }
+    took(now);
+}
+
+/// Adds up what the programs cost, from the beginning of a hit until now.
+#[inline(always)]
+fn took(since_ns: u64) {
+    // SAFETY: a plain helper call.
+    count_many(Counter::GvlNs, unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns));
+}
+
+#[inline(always)]
+fn event(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate, now: u64) {
+    let hit = match find(ctx, point, gate) {
         Ok(hit) => hit,
         Err(counter) => return count(counter),
     };
@@ -79,6 +98,10 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
     let Some(entry) = entry(&hit, now) else { return count(Counter::GvlThreadMapFull) };
     // SAFETY: a map value pointer, valid while the program runs; the events of a thread come one after the other.
     let thread = unsafe { &mut *entry };
+    if thread.epoch != gate.epoch {
+        count(Counter::GvlInterrupted);
+        thread.interrupted(gvl_closed(thread.epoch), now, gate.epoch);
+    }
     match point {
         GvlPoint::Started | GvlPoint::Exited => count(Counter::GvlStarted),
         GvlPoint::Ready => ready(&hit, thread, now),
@@ -89,7 +112,7 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
 
 /// Selects, and finds out which thread it is about.
 #[inline(always)]
-fn find(ctx: &ProbeContext, point: GvlPoint) -> Result<Hit, Counter> {
+fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Counter> {
     let (tgid, tid) = tgid_tid();
     let (process, flags) = selected(tgid).map_err(|_| Counter::GvlFiltered)?;
     // SAFETY: a plain helper call with the program's own context.
@@ -115,6 +138,7 @@ fn find(ctx: &ProbeContext, point: GvlPoint) -> Result<Hit, Counter> {
         key: GvlKey { at: u64::from(tid), tgid, execs },
         thread: 0,
         lock: 0,
+        gate,
     };
     match image.gvl.by {
         GvlPath::BY_THREAD => {
@@ -172,6 +196,7 @@ fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
         (*entry).id = now ^ u64::from(bpf_get_smp_processor_id()) << 56;
         (*entry).born_ns = now;
         (*entry).since_ns = now;
+        (*entry).epoch = hit.gate.epoch;
         (*entry).header = Header {
             kind: Kind::GvlThread as u32,
             point: 0,
@@ -189,6 +214,9 @@ fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
 #[inline(always)]
 fn ready(hit: &Hit, thread: &mut GvlThread, now: u64) {
     count(Counter::GvlReady);
+    if thread.state == GvlState::Away as u32 {
+        span(hit, thread, GvlState::Away, now);
+    }
     count(match thread.ready(now) {
         Step::Paired(_) => Counter::GvlAways,
         Step::Continued => Counter::GvlYields,
@@ -212,12 +240,12 @@ fn resumed(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     if hit.thread != 0 {
         thread.thread = hit.thread;
     }
-    let mut holder = GvlHolder::default();
+    let mut hold = GvlHold::default();
     if let Some(lock) = lock(hit, thread) {
         // SAFETY: a map value pointer, valid while the program runs; only who holds the GVL writes there.
         let lock = unsafe { &mut *lock };
         if let Step::Paired(_) = step {
-            holder = holders(hit, thread, lock, begin_ns, now);
+            hold = holders(hit, thread, lock, begin_ns, now);
         }
         let at = lock.count as usize & (HOLDS - 1);
         let holds: *mut GvlHold = (&raw mut lock.holds).cast();
@@ -234,13 +262,13 @@ fn resumed(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     unsafe { *buckets.add(at) += 1 };
     if ns >= config().gvl_threshold_ns {
         count(Counter::GvlLongWaits);
-        long_wait(ctx, hit, thread, holder, begin_ns, now);
+        long_wait(ctx, hit, thread, &hold, begin_ns, now);
     }
 }
 
-/// Adds a wait to those who held the GVL meanwhile, and returns who held it longest at a stretch.
+/// Adds a wait to those who held the GVL meanwhile, and returns the longest of these holds.
 #[inline(always)]
-fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u64) -> GvlHolder {
+fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u64) -> GvlHold {
     let holds: *const GvlHold = (&raw const lock.holds).cast();
     let mut longest_ns = 0;
     let mut longest = 0;
@@ -269,21 +297,25 @@ fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u6
         }
     }
     if longest_ns == 0 {
-        return GvlHolder::default();
+        return GvlHold::default();
     }
     if longest_ns + covered_ns < now.wrapping_sub(begin_ns) {
         // Of so much it is not known who held it that it may have been another for longer.
         count(Counter::GvlHoldersLost);
-        return GvlHolder::default();
+        return GvlHold::default();
     }
     // SAFETY: as above.
-    unsafe { (*holds.add(longest & (HOLDS - 1))).holder }
+    unsafe { *holds.add(longest & (HOLDS - 1)) }
 }
 
 #[inline(always)]
 fn suspended(hit: &Hit, thread: &mut GvlThread, now: u64) {
     count(Counter::GvlSuspended);
     let begin_ns = thread.since_ns;
+    if thread.state == GvlState::Running as u32 || thread.state == GvlState::Away as u32 {
+        span(hit, thread, GvlState::Running, now);
+    }
+    thread.header.tid = hit.tid;
     let step = thread.suspended(now);
     count(match step {
         Step::Paired(_) => Counter::GvlHolds,
@@ -324,6 +356,8 @@ fn lock(hit: &Hit, thread: &mut GvlThread) -> Option<*mut GvlLock> {
     }
     let key = GvlKey { at: thread.lock, tgid: hit.tgid, execs: hit.execs };
     if let Some(lock) = GVL_LOCKS.get_ptr_mut(&key) {
+        // SAFETY: a map value pointer, valid while the program runs.
+        unsafe { forget_open(&mut *lock, hit.gate.epoch) };
         return Some(lock);
     }
     let blank = GVL_BLANK_LOCK.get(0)?;
@@ -331,7 +365,26 @@ fn lock(hit: &Hit, thread: &mut GvlThread) -> Option<*mut GvlLock> {
         count(Counter::GvlLocksFull);
         return None;
     }
-    GVL_LOCKS.get_ptr_mut(&key)
+    let lock = GVL_LOCKS.get_ptr_mut(&key)?;
+    // SAFETY: as above.
+    unsafe { (*lock).epoch = u64::from(hit.gate.epoch) };
+    Some(lock)
+}
+
+/// When the gate was closed, somebody may have held the GVL; how long is known up to then.
+#[inline(always)]
+fn forget_open(lock: &mut GvlLock, epoch: u32) {
+    if lock.epoch == u64::from(epoch) {
+        return;
+    }
+    let at = lock.count.wrapping_sub(1) as usize & (HOLDS - 1);
+    let holds: *mut GvlHold = (&raw mut lock.holds).cast();
+    // SAFETY: the index is masked to the array.
+    let hold = unsafe { &mut *holds.add(at) };
+    if hold.end_ns == 0 {
+        hold.end_ns = gvl_closed(lock.epoch as u32);
+    }
+    lock.epoch = u64::from(epoch);
 }
 
 /// The Ractor that the thread belongs to.
@@ -366,9 +419,50 @@ fn edge(hit: &Hit, thread: &GvlThread, holder: u64, ns: u64) {
     }
 }
 
+/// Reports what a thread has been doing if it took long: holding the GVL, or doing without it.
+#[inline(always)]
+fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
+    // In 3.2 a thread can give the GVL up without an event.
+    let unseen = hit.image.gvl.by == GvlPath::BY_TID && hit.image.gvl.thread_ractor != 0;
+    if now.wrapping_sub(thread.since_ns) < config().gvl_span_ns || unseen {
+        return;
+    }
+    count(Counter::GvlLongSpans);
+    if hit.gate.level != GvlGate::EVENTS {
+        return count(Counter::GvlSpanShed);
+    }
+    let Some(mut entry) = STACK_RING.reserve::<GvlSpanEvent>(0) else {
+        return count(Counter::GvlSpanRingFull);
+    };
+    entry.write(GvlSpanEvent {
+        header: Header {
+            kind: Kind::GvlSpan as u32,
+            point: 0,
+            tgid: hit.tgid,
+            // Who makes a thread ready need not be that thread.
+            tid: if let GvlState::Running = state { hit.tid } else { thread.header.tid },
+            ts_ns: now,
+            seq: 0,
+            image: hit.index,
+            execs: hit.execs,
+        },
+        begin_ns: thread.since_ns,
+        id: thread.id,
+        thread: thread.thread,
+        comm: thread.comm,
+        state: state as u32,
+        reserved: 0,
+    });
+    entry.submit(NO_WAKEUP);
+    count(Counter::GvlSpanSubmitted);
+}
+
 /// Reports a wait with the stack of the thread, which has run no Ruby code since it began to wait.
 #[inline(always)]
-fn long_wait(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, holder: GvlHolder, begin_ns: u64, now: u64) {
+fn long_wait(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, hold: &GvlHold, begin_ns: u64, now: u64) {
+    if hit.gate.level != GvlGate::EVENTS {
+        return count(Counter::GvlWaitShed);
+    }
     let stack = hit.image.stack.place != 0;
     let Some(mut entry) = STACK_RING.reserve::<GvlWaitEvent>(0) else {
         return count(Counter::GvlWaitRingFull);
@@ -387,7 +481,7 @@ fn long_wait(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, holder: GvlHolde
         begin_ns,
         id: thread.id,
         thread: thread.thread,
-        holder,
+        hold: *hold,
         comm: thread.comm,
         stack: u32::from(stack),
         reserved: 0,
@@ -398,6 +492,8 @@ fn long_wait(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, holder: GvlHolde
         return;
     }
     count(Counter::GvlStacks);
+    // The walk does not come back here.
+    took(now);
     take::<Probe, _>(
         ctx,
         &Occasion {

@@ -14,7 +14,10 @@ use gctrace_common::{
         MAX_PROCESSES, MAX_SCOPES, ProcessEntry, RubyEntry, STACK_RING_BYTES,
     },
     event::Phase,
-    gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_LOCKS, MAX_GVL_THREADS},
+    gvl::{
+        GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
+        MAX_GVL_LOCKS, MAX_GVL_THREADS,
+    },
     scope::Scope,
     stats::Counter,
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
@@ -40,6 +43,7 @@ static CONFIG: Global<Config> = Global::new(Config {
     gvl: 0,
     off_cpu_min_ns: 0,
     gvl_threshold_ns: 0,
+    gvl_span_ns: 0,
     off_cpu_stacks: 0,
     switch_prev_state: 0,
     switch_next_pid: 0,
@@ -154,6 +158,26 @@ pub static GVL_BLANK: Array<GvlThread> = Array::with_max_entries(1, 0);
 /// One GVL that nobody has held.
 #[map]
 pub static GVL_BLANK_LOCK: Array<GvlLock> = Array::with_max_entries(1, 0);
+
+/// One word, a [`GvlGate`]: what GVL probes do.
+#[map]
+static GVL_GATE: Array<u64> = Array::with_max_entries(1, 0);
+
+/// When each epoch of the gate ended, nanoseconds.
+#[map]
+static GVL_CLOSED: Array<u64> = Array::with_max_entries(MAX_GVL_EPOCHS, 0);
+
+/// What GVL probes do at this moment.
+#[inline(always)]
+pub fn gvl_gate() -> GvlGate {
+    GVL_GATE.get(0).map_or(GvlGate::default(), |&raw| GvlGate::unpack(raw))
+}
+
+/// When an epoch of the gate ended, nanoseconds.
+#[inline(always)]
+pub fn gvl_closed(epoch: u32) -> u64 {
+    GVL_CLOSED.get(epoch).copied().unwrap_or(0)
+}
 
 /// The configuration, as constants for the verifier.
 #[inline(always)]

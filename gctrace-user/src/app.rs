@@ -12,14 +12,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gctrace_common::stats::Counter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::{
+    aggregate::gvl_budget::Cost,
     bpf::{self, LoadError, LoadOptions, Loaded, Select},
     cache::Cache,
     cli::{Format, Settings, UsageError},
-    discover::{self, DebugInfo, Found, Selection, Start},
+    discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
     enrich::{
         clock::{WallClock, monotonic_ns},
         names::Names,
@@ -31,7 +33,7 @@ use crate::{
     },
     ledger::Ledger,
     native::Tables,
-    pipeline::{Images, Pipeline},
+    pipeline::{GvlOrder, Images, Pipeline},
     preflight::{self, Missing},
     stacks::Reader,
 };
@@ -149,6 +151,10 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     }
     let (sender, findings) = sync_channel(FINDINGS);
     let (stop, stopped) = UnixStream::pair().map_err(system("making a socket pair"))?;
+    let (orders, gvl_orders) = UnixStream::pair().map_err(system("making a socket pair"))?;
+    for stream in [&orders, &gvl_orders] {
+        stream.set_nonblocking(true).map_err(system("making a socket non-blocking"))?;
+    }
     let images = Images::default();
     let native = unwind.map(Tables::new);
     let namer = native.as_ref().map(Tables::namer);
@@ -163,6 +169,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         methods: settings.methods,
         stacks: settings.stacks.is_some(),
         gvl: gvl.is_some(),
+        gvl_orders,
         plant: settings.plant,
         sender,
         stop: OwnedFd::from(stopped),
@@ -180,6 +187,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         rings,
         counters,
         accounted: None,
+        orders,
         findings,
         settings,
         child: None,
@@ -249,7 +257,7 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
         exporters.push(Box::new(StackLog::new(path)?));
     }
     let hottest = settings.format == Format::Text && settings.wants_stacks();
-    exporters.extend(profile::exporters(&settings.profiles, hottest, clock)?);
+    exporters.extend(profile::exporters(&settings.profiles, hottest, settings.gvl.is_some(), clock)?);
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));
     }
@@ -304,6 +312,8 @@ struct Run<'a> {
     counters: bpf::CounterReader,
     /// When the exporters were last told what was counted.
     accounted: Option<Instant>,
+    /// To the control thread, about the GVL's probes.
+    orders: UnixStream,
     findings: Receiver<Found>,
     settings: &'a Settings,
     child: Option<Child>,
@@ -329,6 +339,7 @@ impl Run<'_> {
                 return Ok(());
             }
             self.account();
+            self.keep_gvl_budget();
             self.progress.show(self.deadline, &self.pipeline);
             if !more {
                 self.wait(signals)?;
@@ -341,6 +352,27 @@ impl Run<'_> {
         if self.settings.wants_accounts() && self.accounted.is_none_or(|last| now - last >= ACCOUNT) {
             self.accounted = Some(now);
             self.pipeline.account(self.counters.read());
+        }
+    }
+
+    /// What watching the GVL has cost so far.
+    fn gvl_cost(counters: &bpf::CounterReader) -> Option<Cost> {
+        Some(Cost {
+            hits: counters.one(Counter::GvlHits)?,
+            program_ns: counters.one(Counter::GvlNs)?,
+            stacks: counters.one(Counter::GvlStacks)?,
+        })
+    }
+
+    fn keep_gvl_budget(&mut self) {
+        let counters = &self.counters;
+        let Some(order) = self.pipeline.gvl_budget(|| Self::gvl_cost(counters)) else { return };
+        let order = match order {
+            GvlOrder::Attach => GVL_ATTACH,
+            GvlOrder::Detach => GVL_DETACH,
+        };
+        if let Err(error) = self.orders.write_all(&[order]) {
+            log::error!("telling the control thread about the GVL probes: {error}");
         }
     }
 
@@ -407,6 +439,11 @@ impl Run<'_> {
                 return processes == 0 && !self.settings.selection.is_open();
             }
             Found::Spawned(child) => self.child = Some(child),
+            Found::GvlProbes { attached } => {
+                if let Some(cost) = Self::gvl_cost(&self.counters) {
+                    self.pipeline.gvl_attached(attached, cost);
+                }
+            }
             Found::Fatal(reason) => self.fatal = Some(reason),
             Found::Closed { at_ns } => self.closed = Some(at_ns),
         }

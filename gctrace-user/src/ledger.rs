@@ -79,18 +79,28 @@ user_counters! {
     decoded_gvl_waits,
     /// Records of ended threads decoded.
     decoded_gvl_threads,
+    /// Records of long holds and times without the GVL decoded.
+    decoded_gvl_spans,
     /// Threads that had not ended, read out of the kernel's map.
     gvl_threads_read,
     /// Long waits for the GVL handed to the exporters.
     gvl_waits,
     /// Of them, without a stack.
     gvl_waits_without_stack,
+    /// Long holds and times without the GVL handed to the exporters.
+    gvl_spans,
     /// Threads handed to the exporters.
     gvl_threads,
     /// Waits for the GVL of all threads.
     gvl_thread_waits,
-    /// Waits and threads of processes that are refused or whose image is not known any more.
+    /// Waits, holds and threads of processes that are refused or whose image is not known any more.
     gvl_refused,
+    /// Times that it was changed how the GVL is watched because of what that cost.
+    gvl_steps,
+    /// For how long the GVL was watched, nanoseconds.
+    gvl_watched_ns,
+    /// For how long it was not, because that cost too much.
+    gvl_unwatched_ns,
     /// Stacks of long waits for the GVL that went with their wait.
     gvl_stacks,
     /// Stacks of long waits whose wait was lost.
@@ -254,6 +264,7 @@ impl Ledger {
                     C::OffCpuSubmitted,
                     C::GvlWaitSubmitted,
                     C::GvlThreadSubmitted,
+                    C::GvlSpanSubmitted,
                 ]),
                 u.decoded_snapshots
                     + u.decoded_pauses
@@ -264,12 +275,14 @@ impl Ledger {
                     + u.decoded_off_cpu
                     + u.decoded_gvl_waits
                     + u.decoded_gvl_threads
+                    + u.decoded_gvl_spans
                     + u.undecodable,
             ),
             (
-                "GVL hits = filtered + without thread + map full + events",
+                "GVL hits = shed + filtered + without thread + map full + events",
                 k(&[C::GvlHits]),
                 k(&[
+                    C::GvlShed,
                     C::GvlFiltered,
                     C::GvlNoThread,
                     C::GvlThreadMapFull,
@@ -292,9 +305,14 @@ impl Ledger {
                 k(&[C::GvlHolds, C::GvlCalledOff, C::GvlOrphanSuspended]),
             ),
             (
-                "long waits = submitted + ring full",
+                "long waits = submitted + ring full + shed",
                 k(&[C::GvlLongWaits]),
-                k(&[C::GvlWaitSubmitted, C::GvlWaitRingFull]),
+                k(&[C::GvlWaitSubmitted, C::GvlWaitRingFull, C::GvlWaitShed]),
+            ),
+            (
+                "long holds and times without the GVL = submitted + ring full + shed",
+                k(&[C::GvlLongSpans]),
+                k(&[C::GvlSpanSubmitted, C::GvlSpanRingFull, C::GvlSpanShed]),
             ),
             (
                 "threads = ended and submitted + ring full + read",
@@ -308,8 +326,8 @@ impl Ledger {
             ),
             (
                 "GVL records decoded + threads read = exported + refused",
-                u.decoded_gvl_waits + u.decoded_gvl_threads + u.gvl_threads_read,
-                u.gvl_waits + u.gvl_threads + u.gvl_refused,
+                u.decoded_gvl_waits + u.decoded_gvl_threads + u.decoded_gvl_spans + u.gvl_threads_read,
+                u.gvl_waits + u.gvl_threads + u.gvl_spans + u.gvl_refused,
             ),
             (
                 "times off the CPU = stacks to take + shed",
@@ -421,6 +439,7 @@ impl Ledger {
             + self.kernel(C::GvlNoThread)
             + self.kernel(C::GvlWaitRingFull)
             + self.kernel(C::GvlThreadRingFull)
+            + self.kernel(C::GvlSpanRingFull)
             + self.kernel(C::GvlEdgesFull)
             + self.kernel(C::GvlLocksFull)
     }
@@ -442,13 +461,20 @@ impl Ledger {
             0 => String::new(),
             n => format!(", {n} stacks ({} of {} frames named)", u.frames_named, u.frames),
         };
+        let unwatched = match u.gvl_unwatched_ns {
+            0 => String::new(),
+            n => {
+                let share = u.gvl_watched_ns as f64 * 100.0 / (u.gvl_watched_ns + n) as f64;
+                format!(", the GVL watched for {share:.1} % of the time")
+            }
+        };
         let imbalances = match self.imbalances() {
             none if none.is_empty() => String::new(),
             some => format!("; LEDGER DOES NOT BALANCE: {}", some.join("; ")),
         };
         format!(
             "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused\
-             {begun_before}{work}{stacks}{imbalances}",
+             {begun_before}{work}{stacks}{unwatched}{imbalances}",
             u.cycles,
             u.processes,
             u.cycles_unfinished,

@@ -38,6 +38,7 @@ use crate::{
 mod gvl;
 
 use self::gvl::Gvl;
+pub use self::gvl::GvlOrder;
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
@@ -328,6 +329,7 @@ impl Pipeline {
             Event::Life(..)
             | Event::GvlWait(_)
             | Event::GvlThread(_)
+            | Event::GvlSpan(..)
             | Event::Stack(_)
             | Event::Native(..)
             | Event::OffCpu(_) => {
@@ -348,6 +350,7 @@ impl Pipeline {
             Made::Waiter { pid, tid, ts_ns, stack } => return self.gvl_stack(pid, tid, ts_ns, stack),
             Made::GvlWait(event) => return self.gvl_wait(&event),
             Made::GvlThread(thread) => return self.gvl_thread(&thread),
+            Made::GvlSpan(state, event) => return self.gvl_span(state, &event),
             Made::Kept => return,
         };
         let open = self.traced.get_mut(&pid).and_then(|traced| traced.fold.trigger(ts_ns));
@@ -513,7 +516,11 @@ impl Pipeline {
         };
         let mode = prove::mode(&reading.layout, event.flags);
         let kind = reading.pause_kinds.get(&event.enter_site).copied();
+        let gvl = traced.image.image.gvl.is_some();
         let (_, inside, folded) = traced.fold.pause(event, mode, kind);
+        if gvl {
+            self.gvl_gc(pid, event.begin_ns, event.header.ts_ns.saturating_sub(event.begin_ns));
+        }
         if inside {
             self.counts.pauses_in_cycles += 1;
         } else {

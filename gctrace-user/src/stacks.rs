@@ -12,7 +12,7 @@ use std::{
 use gctrace_common::{
     config::AwayEntry,
     event::{Header, Kind},
-    gvl::{GvlThread, GvlWaitEvent},
+    gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
 };
 
@@ -53,6 +53,8 @@ pub enum Made {
     GvlWait(Box<GvlWaitEvent>),
     /// No stack: a thread that ended.
     GvlThread(Box<GvlThread>),
+    /// No stack: a thread held the GVL for long, or did without it.
+    GvlSpan(GvlState, Box<GvlSpanEvent>),
     /// The stack of a thread that had to wait for the GVL until that time.
     Waiter {
         /// The process.
@@ -125,6 +127,7 @@ impl Stacks {
             }
             Taken::GvlWait(event) => return Made::GvlWait(event),
             Taken::GvlThread(thread) => return Made::GvlThread(thread),
+            Taken::GvlSpan(state, event) => return Made::GvlSpan(state, event),
         };
         let TakenStack { header, cause, gc, comm, weight_ns, stack } = taken;
         match cause {

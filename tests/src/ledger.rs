@@ -28,6 +28,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (
         &["gvl_hits"],
         &[
+            "gvl_shed",
             "gvl_filtered",
             "gvl_no_thread",
             "gvl_thread_map_full",
@@ -41,7 +42,8 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["gvl_ready"], &["gvl_aways", "gvl_yields", "gvl_orphan_ready"]),
     (&["gvl_resumed"], &["gvl_waits", "gvl_orphan_resumed"]),
     (&["gvl_suspended"], &["gvl_holds", "gvl_called_off", "gvl_orphan_suspended"]),
-    (&["gvl_long_waits"], &["gvl_wait_submitted", "gvl_wait_ring_full"]),
+    (&["gvl_long_waits"], &["gvl_wait_submitted", "gvl_wait_ring_full", "gvl_wait_shed"]),
+    (&["gvl_long_spans"], &["gvl_span_submitted", "gvl_span_ring_full", "gvl_span_shed"]),
 ];
 
 /// What the kernel handed over is what user space decoded.
@@ -55,6 +57,7 @@ const HANDED_OVER: &[(&str, &str)] = &[
     ("off_cpu_submitted", "decoded_off_cpu"),
     ("gvl_wait_submitted", "decoded_gvl_waits"),
     ("gvl_thread_submitted", "decoded_gvl_threads"),
+    ("gvl_span_submitted", "decoded_gvl_spans"),
 ];
 
 /// Counters that stay zero on a machine that is not starved: each stands for data that is missing.
@@ -74,6 +77,7 @@ const LOSSES: &[&str] = &[
     "gvl_thread_map_full",
     "gvl_wait_ring_full",
     "gvl_thread_ring_full",
+    "gvl_span_ring_full",
     "gvl_edges_full",
     "gvl_locks_full",
 ];

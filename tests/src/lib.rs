@@ -30,6 +30,7 @@ pub mod http;
 pub mod ledger;
 pub mod live;
 pub mod memory;
+pub mod perfetto;
 pub mod postgres;
 pub mod pprof;
 pub mod python;

@@ -183,6 +183,12 @@ pub struct GvlSumsLine {
     pub threads: Option<u64>,
     /// Time that the threads were seen, nanoseconds.
     pub wall_ns: u64,
+    /// For how much of it the GVL was watched, nanoseconds.
+    pub watched_ns: u64,
+    /// Of a process, how long GC pauses took meanwhile, nanoseconds.
+    pub gc_pause_ns: Option<u64>,
+    /// Of a process, for how long threads waited for the GVL in GC pauses, nanoseconds.
+    pub gc_wait_ns: Option<u64>,
     /// Waits.
     pub waits: u64,
     /// Their time, nanoseconds.

@@ -3,6 +3,7 @@
 pub mod call_tree;
 pub mod gc_cycle;
 pub mod gvl;
+pub mod gvl_budget;
 pub mod mix;
 pub mod recording;
 pub mod services;

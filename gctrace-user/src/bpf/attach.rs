@@ -19,6 +19,7 @@ use gctrace_common::{
     event::Point,
 };
 
+use super::gvl::GvlAttached;
 use super::load::{GC_PROGRAMS, LoadError};
 use super::phases::Semaphore;
 use super::sample::Stages;
@@ -107,6 +108,9 @@ pub struct Probes {
     pub(super) attached: usize,
     /// Probes with semaphores, attached as long as they are here.
     pub(super) semaphores: Vec<Semaphore>,
+    pub(super) gvl: Vec<GvlAttached>,
+    /// Whether GVL probes are detached for a while.
+    pub(super) gvl_paused: bool,
 }
 
 impl Probes {
@@ -149,6 +153,8 @@ impl Probes {
             next_image: 0,
             attached: 0,
             semaphores: Vec::new(),
+            gvl: Vec::new(),
+            gvl_paused: false,
         })
     }
 

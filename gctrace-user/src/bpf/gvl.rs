@@ -1,10 +1,16 @@
 //! Watching the GVL: loading and attaching its programs, reading what they have added up.
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{HashMap, MapData, MapError},
+    maps::{Array, HashMap, MapData, MapError},
     programs::{
         Program,
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
@@ -13,8 +19,8 @@ use aya::{
 use gctrace_common::{
     config::Config,
     gvl::{
-        GvlCookie, GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_LOCKS,
-        MAX_GVL_THREADS,
+        GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
+        MAX_GVL_LOCKS, MAX_GVL_THREADS,
     },
 };
 
@@ -28,14 +34,34 @@ use crate::ruby::{
 pub(super) const PROGRAMS: [&str; 6] =
     ["gvl_started", "gvl_ready", "gvl_resumed", "gvl_suspended", "gvl_exited", "gvl_acquired"];
 /// Maps and how many entries they have.
-const MAPS: [(&str, u32); 3] =
-    [("GVL_THREADS", MAX_GVL_THREADS), ("GVL_LOCKS", MAX_GVL_LOCKS), ("GVL_EDGES", MAX_GVL_EDGES)];
+const MAPS: [(&str, u32); 4] = [
+    ("GVL_THREADS", MAX_GVL_THREADS),
+    ("GVL_LOCKS", MAX_GVL_LOCKS),
+    ("GVL_EDGES", MAX_GVL_EDGES),
+    ("GVL_CLOSED", MAX_GVL_EPOCHS),
+];
+
+/// A program, and one of its probes.
+type GvlLink = (&'static str, UProbeLinkId);
+
+/// The GVL probes of an image.
+pub(super) struct GvlAttached {
+    image: u32,
+    plan: GvlPlan,
+    file: File,
+    scope: Scope,
+    links: Vec<GvlLink>,
+}
 
 /// How the GVL is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvlOptions {
     /// A wait that takes at least this long is reported.
     pub threshold: Duration,
+    /// So are times for which a thread holds the GVL or does without it: a timeline is written.
+    pub spans: bool,
+    /// What watching may cost, in millionths of this host's CPU time.
+    pub budget_ppm: u64,
 }
 
 /// What the programs are told.
@@ -43,6 +69,7 @@ pub(super) fn configure(config: &mut Config, options: Option<GvlOptions>) {
     let Some(options) = options else { return };
     config.gvl = 1;
     config.gvl_threshold_ns = u64::try_from(options.threshold.as_nanos()).unwrap_or(u64::MAX);
+    config.gvl_span_ns = if options.spans { config.gvl_threshold_ns } else { u64::MAX };
 }
 
 /// Makes the maps small where they are not needed.
@@ -53,14 +80,53 @@ pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, watched: bool) {
 }
 
 impl Probes {
-    /// Attaches the GVL probes of an image through `path`, or none: a failure detaches those already attached.
+    /// Attaches the GVL probes of an image, or none: a failure detaches those already attached. While all are detached
+    /// ([`Probes::pause_gvl`]), these will be attached with the others.
     pub fn attach_gvl(
         &mut self,
         image: u32,
         plan: &GvlPlan,
-        path: &Path,
+        file: File,
         scope: Scope,
     ) -> Result<(), AttachError> {
+        let links =
+            if self.gvl_paused { Vec::new() } else { self.attach_gvl_plan(image, plan, &file, scope)? };
+        self.attached += plan.probes.len();
+        self.gvl.push(GvlAttached { image, plan: plan.clone(), file, scope, links });
+        Ok(())
+    }
+
+    /// Detaches the GVL probes of all images, which takes about 0.1 s each.
+    pub fn pause_gvl(&mut self) {
+        self.gvl_paused = true;
+        for links in self.gvl.iter_mut().map(|gvl| std::mem::take(&mut gvl.links)).collect::<Vec<_>>() {
+            self.detach_gvl(links);
+        }
+    }
+
+    /// Attaches them again.
+    pub fn resume_gvl(&mut self) {
+        self.gvl_paused = false;
+        let mut all = std::mem::take(&mut self.gvl);
+        for gvl in &mut all {
+            match self.attach_gvl_plan(gvl.image, &gvl.plan, &gvl.file, gvl.scope) {
+                Ok(links) => gvl.links = links,
+                Err(error) => log::warn!("the GVL probes of an image are not attached again: {error}"),
+            }
+        }
+        self.gvl = all;
+    }
+
+    fn attach_gvl_plan(
+        &mut self,
+        image: u32,
+        plan: &GvlPlan,
+        file: &File,
+        scope: Scope,
+    ) -> Result<Vec<GvlLink>, AttachError> {
+        // The process whose mapping it is may exit at any moment.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = path.as_path();
         let mut done = Vec::with_capacity(plan.probes.len());
         for probe in &plan.probes {
             match self.attach_gvl_probe(image, probe, path, scope) {
@@ -71,8 +137,7 @@ impl Probes {
                 }
             }
         }
-        self.attached += plan.probes.len();
-        Ok(())
+        Ok(done)
     }
 
     fn attach_gvl_probe(
@@ -81,7 +146,7 @@ impl Probes {
         probe: &GvlProbe,
         path: &Path,
         scope: Scope,
-    ) -> Result<(&'static str, UProbeLinkId), AttachError> {
+    ) -> Result<GvlLink, AttachError> {
         let point = probe.point.name();
         let cookie = cookie(image, probe).ok_or_else(|| AttachError::Cookie {
             point,
@@ -109,11 +174,11 @@ impl Probes {
         Ok((name, link))
     }
 
-    fn detach_gvl(&mut self, links: Vec<(&'static str, UProbeLinkId)>) {
+    fn detach_gvl(&mut self, links: Vec<GvlLink>) {
         for (name, link) in links {
             let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else { continue };
             if let Err(error) = program.detach(link) {
-                log::warn!("detaching a probe after a failed attach: {error}");
+                log::warn!("detaching a GVL probe: {error}");
             }
         }
     }
@@ -147,10 +212,16 @@ pub struct GvlReader {
     threads: HashMap<MapData, GvlKey, GvlThread>,
     locks: HashMap<MapData, GvlKey, GvlLock>,
     edges: HashMap<MapData, GvlEdgeKey, GvlEdge>,
+    gate: Array<MapData, u64>,
+    closed: Array<MapData, u64>,
+    /// [`GvlOptions::budget_ppm`].
+    pub budget_ppm: u64,
+    /// CPUs that are online.
+    pub cpus: u32,
 }
 
 impl GvlReader {
-    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
+    pub(super) fn take(ebpf: &mut Ebpf, options: GvlOptions) -> Result<Self, LoadError> {
         fn map<K: Pod, V: Pod>(
             ebpf: &mut Ebpf,
             map: &'static str,
@@ -158,8 +229,33 @@ impl GvlReader {
             let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
             HashMap::try_from(taken).map_err(|source| LoadError::Map { map, source })
         }
-        let [threads, locks, edges] = MAPS.map(|(name, _)| name);
-        Ok(Self { threads: map(ebpf, threads)?, locks: map(ebpf, locks)?, edges: map(ebpf, edges)? })
+        fn array(ebpf: &mut Ebpf, map: &'static str) -> Result<Array<MapData, u64>, LoadError> {
+            let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
+            Array::try_from(taken).map_err(|source| LoadError::Map { map, source })
+        }
+        let (gate, closed) = (array(ebpf, "GVL_GATE")?, array(ebpf, "GVL_CLOSED")?);
+        let cpus = aya::util::online_cpus().map_err(|(_, source)| LoadError::Cpus(source))?.len() as u32;
+        let [threads, locks, edges, _] = MAPS.map(|(name, _)| name);
+        Ok(Self {
+            threads: map(ebpf, threads)?,
+            locks: map(ebpf, locks)?,
+            edges: map(ebpf, edges)?,
+            gate,
+            closed,
+            budget_ppm: options.budget_ppm,
+            cpus,
+        })
+    }
+
+    /// Tells the programs what to do at a hit.
+    pub fn gate(&mut self, gate: GvlGate) -> Result<(), MapError> {
+        self.gate.set(0, gate.pack(), 0)
+    }
+
+    /// Has them do nothing any more, and says when an epoch ended.
+    pub fn close(&mut self, epoch: u32, at_ns: u64) -> Result<(), MapError> {
+        self.closed.set(epoch, at_ns, 0)?;
+        self.gate(GvlGate { level: GvlGate::CLOSED, epoch })
     }
 
     /// Takes out what is known of a process that is gone or has become another program (then with `execs`, how often it had

@@ -215,7 +215,8 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let wall = options.stacks.is_some_and(|stacks| stacks.wall);
     let away = wall.then(|| AwayReader::take(&mut ebpf)).transpose()?;
     let unwind = native.then(|| UnwindMaps::take(&mut ebpf)).transpose()?;
-    let gvl = (config.gvl != 0).then(|| GvlReader::take(&mut ebpf)).transpose()?;
+    let gvl = options.gvl.filter(|_| config.gvl != 0);
+    let gvl = gvl.map(|options| GvlReader::take(&mut ebpf, options)).transpose()?;
     let probes = Probes::new(ebpf, &config, stages)?;
     Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl })
 }
@@ -250,6 +251,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
         task_stack: wanted.task_stack,
         gvl: 0,
         gvl_threshold_ns: 0,
+        gvl_span_ns: 0,
         off_cpu_min_ns: 0,
         off_cpu_stacks: 0,
         switch_prev_state: 0,

@@ -127,6 +127,11 @@ impl CounterReader {
         Some(last)
     }
 
+    /// One counter as it stands.
+    pub fn one(&self, counter: Counter) -> Option<u64> {
+        self.map.get(&(counter as u32), 0).ok()
+    }
+
     /// All counters as they stand; those of a record in progress may not add up.
     pub fn read(&self) -> Option<Vec<u64>> {
         Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()

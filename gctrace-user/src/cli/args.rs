@@ -183,6 +183,16 @@ pub struct Args {
     #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse_duration)]
     pub gvl_threshold: Option<Duration>,
 
+    /// What watching the GVL may cost at most, in percent of this host's CPU time. When it costs more, single waits are not
+    /// reported any more, then it is watched only part of the time, then not at all; each is said [default: 1]
+    #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse_percent)]
+    pub gvl_budget: Option<u64>,
+
+    /// Write a trace for Perfetto (ui.perfetto.dev), e.g. run.pftrace: GC pauses and cycles, and with --gvl what each
+    /// thread did with the GVL
+    #[arg(long, value_name = "FILE")]
+    pub perfetto: Option<PathBuf>,
+
     /// Write each stack as one JSON object per line to this file (for tests)
     #[arg(long, value_name = "FILE", hide = true)]
     pub stack_log: Option<PathBuf>,
@@ -420,6 +430,16 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "give a time above zero, such as 30s".to_owned())
 }
 
+/// Percent as millionths.
+fn parse_percent(text: &str) -> Result<u64, String> {
+    let percent: f64 =
+        text.trim_end_matches('%').parse().map_err(|_| "give a number, such as 0.5".to_owned())?;
+    if !(0.001..=100.0).contains(&percent) {
+        return Err("give a share from 0.001 to 100 percent".to_owned());
+    }
+    Ok((percent * 10_000.0).round() as u64)
+}
+
 fn parse_ring(text: &str) -> Result<u32, String> {
     let (number, factor) = match text.strip_suffix("MiB").or_else(|| text.strip_suffix('M')) {
         Some(number) => (number, 1 << 20),
@@ -449,6 +469,10 @@ mod tests {
         assert_eq!(parse_duration("2m"), Ok(Duration::from_mins(2)));
         for wrong in ["", "s", "-1s", "0", "1d", "1e400s", "9999999999999999999999h"] {
             assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((parse_percent("0.5"), parse_percent("100%")), (Ok(5_000), Ok(1_000_000)));
+        for wrong in ["", "0", "-1", "101", "NaN", "x"] {
+            assert!(parse_percent(wrong).is_err(), "{wrong}");
         }
         assert_eq!(parse_ring("16KiB"), Ok(16 << 10));
         for wrong in ["1", "3MiB", "8192MiB", "x"] {

@@ -23,6 +23,8 @@ const DEFAULT_OFF_CPU_MIN: Duration = Duration::from_millis(1);
 
 /// From when on a wait for the GVL is reported where nothing else is said.
 const DEFAULT_GVL_THRESHOLD: Duration = Duration::from_millis(1);
+/// What watching the GVL may cost where nothing else is said, millionths of this host's CPU time.
+const DEFAULT_GVL_BUDGET: u64 = 10_000;
 
 /// What goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,6 +216,8 @@ impl Settings {
             off_cpu_min,
             gvl,
             gvl_threshold,
+            gvl_budget,
+            perfetto,
             stack_log,
             gc_ring,
             probes,
@@ -247,6 +251,7 @@ impl Settings {
             (folded, profile::Format::Folded(root)),
             (speedscope, profile::Format::Speedscope),
             (firefox, profile::Format::Firefox),
+            (perfetto, profile::Format::Perfetto),
         ]
         .into_iter()
         .filter_map(|(path, format)| Some((path?, format)))
@@ -267,8 +272,13 @@ impl Settings {
             pyroscope: server("--pyroscope", pyroscope)?,
             interval: push_interval,
         };
-        let wants_stacks =
-            !profiles.is_empty() || rate.is_some() || wall || stack_log.is_some() || push.wants_stacks();
+        let sampled = profiles.iter().any(|(_, format)| format.has_samples());
+        let wants_stacks = sampled || rate.is_some() || wall || stack_log.is_some() || push.wants_stacks();
+        let gvl = gvl.then(|| GvlOptions {
+            threshold: gvl_threshold.unwrap_or(DEFAULT_GVL_THRESHOLD),
+            spans: profiles.iter().any(|(_, format)| format.has_gvl_states()),
+            budget_ppm: gvl_budget.unwrap_or(DEFAULT_GVL_BUDGET),
+        });
         let format = if quiet { Format::Quiet } else { format.into() };
         let selection = Selection { all: all_ruby, pids, cgroups, containers, command };
         Ok(Self {
@@ -292,7 +302,7 @@ impl Settings {
                 native: !no_native && cfg!(target_arch = "x86_64"),
             }),
             profiles,
-            gvl: gvl.then(|| GvlOptions { threshold: gvl_threshold.unwrap_or(DEFAULT_GVL_THRESHOLD) }),
+            gvl,
             stack_log,
             gc_ring_bytes: gc_ring,
             methods: match probes {
@@ -370,6 +380,9 @@ mod tests {
         for flag in ["--pprof", "--flamegraph", "--folded", "--speedscope", "--firefox"] {
             assert!(run(&[flag, "file"]).unwrap().wants_stacks(), "{flag}");
         }
+        assert!(!run(&["--perfetto", "file"]).unwrap().wants_stacks(), "no samples in it");
+        let spans = |flag| run(&["--gvl", flag, "file"]).unwrap().gvl.unwrap().spans;
+        assert!(spans("--perfetto") && spans("--firefox") && !spans("--pprof"));
         let same = run(&["--folded", "a", "--pprof", "b", "--firefox", "a"]);
         assert_eq!(same.unwrap_err(), UsageError::SameFile("a".into()));
     }

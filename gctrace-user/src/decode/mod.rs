@@ -5,7 +5,7 @@ mod pod;
 
 use gctrace_common::{
     event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent},
-    gvl::{GvlState, GvlThread, GvlWaitEvent},
+    gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     stack::{
         Cause, GcActivity, MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_RUBY_FRAMES, NativeEnd, NativeEvent,
         OffCpuEvent, RubyFrame, StackEvent,
@@ -31,6 +31,8 @@ pub enum Event<'a> {
     GvlWait(GvlWaitEvent),
     /// A thread ended; what it did with the GVL.
     GvlThread(&'a GvlThread),
+    /// A thread held the GVL for long, or did without it.
+    GvlSpan(GvlState, GvlSpanEvent),
     /// A followed process forked (the child is `other`), replaced its program, or is gone.
     Life(Kind, LifeEvent),
 }
@@ -62,6 +64,7 @@ impl Event<'_> {
             Self::OffCpu(event) => event.header.ts_ns,
             Self::GvlWait(event) => event.header.ts_ns,
             Self::GvlThread(event) => event.header.ts_ns,
+            Self::GvlSpan(_, event) => event.header.ts_ns,
             Self::Life(_, event) => event.header.ts_ns,
         }
     }
@@ -122,6 +125,11 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
             let event: &GvlThread = pod::view(bytes).ok_or(short)?;
             GvlState::from_raw(event.state).ok_or(DecodeError::Point(event.state))?;
             Ok(Event::GvlThread(event))
+        }
+        Kind::GvlSpan => {
+            let event: &GvlSpanEvent = pod::view(bytes).ok_or(short)?;
+            let state = GvlState::from_raw(event.state).ok_or(DecodeError::Point(event.state))?;
+            Ok(Event::GvlSpan(state, *event))
         }
         Kind::Fork | Kind::Exec | Kind::Exit => {
             Ok(Event::Life(kind, *pod::view::<LifeEvent>(bytes).ok_or(short)?))

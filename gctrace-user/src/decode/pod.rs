@@ -2,7 +2,7 @@
 
 use gctrace_common::{
     event::{LifeEvent, PauseEvent, PhaseEvent, SnapshotEvent},
-    gvl::{GvlThread, GvlWaitEvent},
+    gvl::{GvlSpanEvent, GvlThread, GvlWaitEvent},
     stack::{NativeEvent, OffCpuEvent, RubyFrame, StackEvent},
 };
 
@@ -32,6 +32,8 @@ unsafe impl Plain for RubyFrame {}
 unsafe impl Plain for GvlWaitEvent {}
 // SAFETY: as above.
 unsafe impl Plain for GvlThread {}
+// SAFETY: as above.
+unsafe impl Plain for GvlSpanEvent {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
 

@@ -5,8 +5,12 @@ mod images;
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     fs::File,
+    io::Read as _,
     num::NonZeroU32,
-    os::{fd::OwnedFd, unix::fs::FileExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::FileExt as _, net::UnixStream},
+    },
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::{Arc, mpsc::SyncSender},
@@ -116,6 +120,11 @@ pub enum Found {
     Spawned(Child),
     /// Tracing cannot go on.
     Fatal(String),
+    /// The GVL probes of all images have been attached, or detached.
+    GvlProbes {
+        /// Which.
+        attached: bool,
+    },
     /// No further record will be made. The probes are being detached, which takes about 0.1 s each.
     Closed {
         /// Since when, nanoseconds of `CLOCK_MONOTONIC`.
@@ -135,6 +144,8 @@ pub struct Start {
     pub stacks: bool,
     /// Whether the GVL is watched.
     pub gvl: bool,
+    /// What comes about its probes: [`GVL_ATTACH`], [`GVL_DETACH`]. Non-blocking.
+    pub gvl_orders: UnixStream,
     /// A mistake to plant in every plan.
     pub plant: Option<Fault>,
     /// Analyses made before.
@@ -195,6 +206,11 @@ struct Waiting {
     pids: BTreeSet<u32>,
 }
 
+/// The GVL probes are to be attached.
+pub const GVL_ATTACH: u8 = b'a';
+/// The GVL probes are to be detached.
+pub const GVL_DETACH: u8 = b'd';
+
 /// Bounds the memory for not telling a refusal twice.
 const REFUSALS_REMEMBERED: usize = 4096;
 
@@ -215,6 +231,7 @@ pub(super) struct Control {
     pub(super) methods: &'static [Method],
     stacks: bool,
     gvl: bool,
+    gvl_orders: UnixStream,
     plant: Option<Fault>,
     cache: Cache,
     pub(super) debug: Arc<DebugInfo>,
@@ -245,6 +262,7 @@ pub fn run(start: Start) {
         methods,
         stacks,
         gvl,
+        gvl_orders,
         plant,
         cache,
         debug,
@@ -262,6 +280,7 @@ pub fn run(start: Start) {
         methods,
         stacks,
         gvl,
+        gvl_orders,
         plant,
         cache,
         debug: Arc::new(debug),
@@ -625,6 +644,25 @@ impl Control {
         self.tell(Found::Process { pid, image: traced.index, state });
     }
 
+    /// Attaches or detaches the GVL probes, as was ordered last.
+    fn take_gvl_orders(&mut self) {
+        let mut orders = [0; 16];
+        // Nothing there is an error, too.
+        let taken = self.gvl_orders.read(&mut orders).unwrap_or(0);
+        let attached = match orders[..taken].last() {
+            Some(&GVL_ATTACH) => {
+                self.probes.resume_gvl();
+                true
+            }
+            Some(&GVL_DETACH) => {
+                self.probes.pause_gvl();
+                false
+            }
+            _ => return,
+        };
+        self.tell(Found::GvlProbes { attached });
+    }
+
     /// Handles new mappings and answers until told to stop, which gives `false`, or until nothing waits for an answer.
     fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd, until: Until) -> bool {
         let mut lost = watch.lost();
@@ -642,6 +680,7 @@ impl Control {
                 if let Some(groups) = &self.groups {
                     polled.push(PollFd::from_borrowed_fd(groups.fd(), PollFlags::IN));
                 }
+                polled.push(PollFd::new(&self.gvl_orders, PollFlags::IN));
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
                 let timeout = match &self.groups {
                     Some(groups) if groups.lists() => V1_INTERVAL,
@@ -660,6 +699,7 @@ impl Control {
                     return false;
                 }
             }
+            self.take_gvl_orders();
             self.take_answers();
             if let Err(reason) = self.take_groups() {
                 self.tell(Found::Fatal(reason));

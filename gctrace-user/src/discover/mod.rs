@@ -15,7 +15,7 @@ mod state;
 mod survey;
 
 pub use cgroups::lists_cgroups;
-pub use control::{Found, Selection, Start, run};
+pub use control::{Found, GVL_ATTACH, GVL_DETACH, Selection, Start, run};
 pub use debuginfo::{DebugInfo, Symbols};
 pub use fault::Fault;
 pub use identity::ImageKey;

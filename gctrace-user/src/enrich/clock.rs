@@ -43,6 +43,11 @@ pub fn monotonic_ns() -> u64 {
     nanos(ClockId::Monotonic) as u64
 }
 
+/// `CLOCK_BOOTTIME` now, nanoseconds.
+pub fn boottime_ns() -> u64 {
+    nanos(ClockId::Boottime) as u64
+}
+
 fn nanos(clock: ClockId) -> i128 {
     let t = clock_gettime(clock);
     i128::from(t.tv_sec) * 1_000_000_000 + i128::from(t.tv_nsec)

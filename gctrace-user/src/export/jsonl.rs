@@ -178,6 +178,8 @@ enum Gvl<'a> {
         comm: &'a str,
         threads: u64,
         span_ns: u64,
+        gc_pause_ns: Option<u64>,
+        gc_wait_ns: Option<u64>,
         #[serde(flatten)]
         sums: Sums,
         blocked: Vec<Blocked<'a>>,
@@ -200,6 +202,7 @@ impl<'a> Who<'a> {
 #[derive(Serialize)]
 struct Sums {
     wall_ns: u64,
+    watched_ns: u64,
     waits: u64,
     wait_ns: u64,
     wait_max_ns: u64,
@@ -218,6 +221,7 @@ impl Sums {
         let quantile = |percent| sums.waits.quantile(percent, sums.wait.max_ns);
         Self {
             wall_ns: sums.wall_ns,
+            watched_ns: sums.watched_ns,
             waits: sums.wait.count,
             wait_ns: sums.wait.ns,
             wait_max_ns: sums.wait.max_ns,
@@ -448,7 +452,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             thread: thread_text(wait.thread),
             begin_ns: wait.begin_ns,
             wait_ns: wait.ns,
-            blocked_by: wait.holder.as_ref().map(Who::of),
+            blocked_by: wait.holder.as_ref().map(|holder| Who::of(&holder.who)),
             stack: wait.stack.as_deref().map(|stack| stack.iter().map(|frame| frame_text(frame)).collect()),
         }))
     }
@@ -472,6 +476,8 @@ impl<W: Write> Exporter for Jsonl<W> {
             comm: &process.comm,
             threads: summary.threads,
             span_ns: summary.span_ns,
+            gc_pause_ns: summary.gc.map(|gc| gc.pause_ns),
+            gc_wait_ns: summary.gc.map(|gc| gc.wait_ns),
             sums: Sums::of(&summary.sums),
             blocked: summary.blocked.iter().map(Blocked::of).collect(),
         }))

@@ -6,7 +6,7 @@ use crate::{
     ledger::{Ledger, UserCounts},
     model::{
         EndReason, GcCycle, GcState, GcWork, Process,
-        gvl::{GvlProcessSummary, GvlThreadSummary, GvlWait},
+        gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
         stack::StackSample,
     },
 };
@@ -113,6 +113,10 @@ pub trait Exporter {
     }
     /// A thread had to wait long for the GVL.
     fn gvl_wait(&mut self, _process: &Process, _wait: &GvlWait) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// A thread held the GVL for long, or did without it. Only told where a timeline is written.
+    fn gvl_span(&mut self, _process: &Process, _span: &GvlSpan) -> Result<(), ExportError> {
         Ok(())
     }
     /// What a thread did with the GVL, when it has ended, or its process or tracing has.

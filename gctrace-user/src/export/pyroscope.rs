@@ -37,11 +37,17 @@ impl Payload for Push {
         let is_wanted = |thread: &u32| wanted.contains(&recording.thread_facts(*thread).0.process);
         let mut threads = recording.samples.keys().map(|key| &key.thread);
         let mut paused = recording.pauses.keys().map(|key| &key.thread);
-        if !threads.any(is_wanted) && !paused.any(is_wanted) {
+        let gvl = recording.gvl_waits.keys().map(|key| &key.thread).any(is_wanted);
+        if !threads.any(is_wanted) && !paused.any(is_wanted) && !gvl {
             return Vec::new();
         }
-        let head =
-            pprof::Head { comment: account.clone(), clock: *clock, began_ns: *began_ns, ended_ns: *ended_ns };
+        let head = pprof::Head {
+            comment: account.clone(),
+            clock: *clock,
+            began_ns: *began_ns,
+            ended_ns: *ended_ns,
+            gvl,
+        };
         let mut raw_profile = Vec::new();
         // Writing to memory does not fail.
         let _infallible =

@@ -87,7 +87,7 @@ impl<W: Write> Text<W> {
             duration(wait.ns),
         )?;
         if let Some(holder) = &wait.holder {
-            write!(self.out, "  for {} {}", holder.tid, clip(&holder.comm, 16))?;
+            write!(self.out, "  for {} {}", holder.who.tid, clip(&holder.who.comm, 16))?;
         }
         if let Some(frame) = wait.stack.as_deref().and_then(ruby_frame) {
             write!(self.out, "  in {}", place(frame))?;

@@ -57,6 +57,24 @@ impl GvlTable {
         if unshown > 0 {
             writeln!(out, "{:>8} {unshown} threads that waited less", "")?;
         }
+        let sums = &summary.sums;
+        if sums.watched_ns < sums.wall_ns {
+            let share = sums.watched_ns as f64 * 100.0 / sums.wall_ns as f64;
+            writeln!(
+                out,
+                "{:>8} of {share:.1} % of the time only: watching cost more than --gvl-budget",
+                ""
+            )?;
+        }
+        if let Some(gc) = summary.gc.filter(|gc| gc.pause_ns > 0) {
+            writeln!(
+                out,
+                "{:>8} GC pauses took {}; in long waits, threads waited {} of them",
+                "",
+                duration(gc.pause_ns),
+                duration(gc.wait_ns)
+            )?;
+        }
         for blocked in summary.blocked.iter().take(PAIRS) {
             pair(out, blocked)?;
         }
@@ -65,7 +83,7 @@ impl GvlTable {
 }
 
 fn row(out: &mut impl Write, tid: &str, comm: &str, sums: &GvlSums) -> std::io::Result<()> {
-    let percent = |ns: u64| match sums.wall_ns {
+    let percent = |ns: u64| match sums.watched_ns {
         0 => "-".to_owned(),
         wall => format!("{:.1}", ns as f64 * 100.0 / wall as f64),
     };
@@ -107,7 +125,7 @@ mod tests {
     /// Shares are of the thread's life, and what is not seen is a dash.
     #[test]
     fn rows() {
-        let mut sums = GvlSums { wall_ns: 1_000_000_000, ..GvlSums::default() };
+        let mut sums = GvlSums { wall_ns: 2_000_000_000, watched_ns: 1_000_000_000, ..GvlSums::default() };
         sums.wait = GvlTimes { count: 2, ns: 250_000_000, max_ns: 200_000_000 };
         let mut out = Vec::new();
         row(&mut out, "12", "worker", &sums).unwrap();

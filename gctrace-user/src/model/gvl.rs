@@ -25,19 +25,47 @@ pub struct GvlWho {
     pub comm: Arc<str>,
 }
 
+/// What a thread does with regard to the GVL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GvlDoing {
+    /// It waits for it.
+    Waiting,
+    /// It holds it.
+    Holding,
+    /// It does without it: it sleeps, blocks, or runs what needs no GVL.
+    Away,
+}
+
+/// A long time for which a thread held the GVL, or did without it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GvlSpan {
+    /// The thread.
+    pub who: GvlWho,
+    /// Unique in its process.
+    pub id: u64,
+    /// What it did.
+    pub doing: GvlDoing,
+    /// When it began, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// For how long, nanoseconds.
+    pub ns: u64,
+}
+
 /// A long wait for the GVL.
 #[derive(Clone, Debug)]
 pub struct GvlWait {
     /// The thread that waited.
     pub who: GvlWho,
+    /// Unique in its process.
+    pub id: u64,
     /// Its `rb_thread_t *`, where that is told: a thread can go from one native thread to another (3.3 and later).
     pub thread: Option<u64>,
     /// When it began to wait, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// For how long, nanoseconds.
     pub ns: u64,
-    /// Who held the GVL longest at a stretch meanwhile; `None`: nobody that was seen to get it.
-    pub holder: Option<GvlWho>,
+    /// Who held the GVL longest at a stretch meanwhile, and for how long altogether; `None`: nobody that was seen to get it.
+    pub holder: Option<GvlSpan>,
     /// What the thread was doing when it began to wait, leaf first; `None` where that was not seen.
     pub stack: Option<Stack>,
 }
@@ -112,6 +140,8 @@ impl Histogram {
 pub struct GvlSums {
     /// Time from when the threads were first seen to their ends, nanoseconds.
     pub wall_ns: u64,
+    /// For how much of it the GVL was watched, nanoseconds: less where that cost too much. Everything below is of that time.
+    pub watched_ns: u64,
     /// Waiting for the GVL.
     pub wait: GvlTimes,
     /// Holding it; `None` where that is not seen.
@@ -130,6 +160,7 @@ impl GvlSums {
             }
         };
         self.wall_ns += other.wall_ns;
+        self.watched_ns += other.watched_ns;
         self.wait.add(&other.wait);
         merge(&mut self.hold, &other.hold);
         merge(&mut self.away, &other.away);
@@ -142,6 +173,11 @@ impl GvlSums {
 pub struct GvlThreadSummary {
     /// The thread.
     pub who: GvlWho,
+    /// Unique in its process.
+    pub id: u64,
+    /// What it was doing when it ended or was looked at for the last time, and since when, `CLOCK_MONOTONIC` nanoseconds;
+    /// `None` where that is not known.
+    pub last: Option<(GvlDoing, u64)>,
     /// Its `rb_thread_t *`, where that is told.
     pub thread: Option<u64>,
     /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
@@ -165,6 +201,16 @@ pub struct GvlBlocked {
     pub times: GvlTimes,
 }
 
+/// GC pauses of a process whose GVL is watched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvlGc {
+    /// How long they took together, nanoseconds.
+    pub pause_ns: u64,
+    /// For how long threads that wanted the GVL had to wait for it during a pause, all threads together, nanoseconds; of the
+    /// waits that were told one by one.
+    pub wait_ns: u64,
+}
+
 /// What the threads of a process did with the GVL.
 #[derive(Clone, Debug, Default)]
 pub struct GvlProcessSummary {
@@ -176,6 +222,8 @@ pub struct GvlProcessSummary {
     pub end_ns: u64,
     /// All of them together.
     pub sums: GvlSums,
+    /// GC pauses meanwhile, in which a thread held the GVL and could not run.
+    pub gc: Option<GvlGc>,
     /// Who waited for whom, the longest first.
     pub blocked: Vec<GvlBlocked>,
 }

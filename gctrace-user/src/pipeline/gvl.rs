@@ -2,13 +2,21 @@
 
 use std::collections::HashMap;
 
-use gctrace_common::gvl::{GvlThread, GvlWaitEvent};
+use gctrace_common::gvl::{GvlGate, GvlHold, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent};
 
 use super::Pipeline;
 use crate::{
-    aggregate::gvl::{GvlFold, who},
+    aggregate::{
+        gvl::{GcAndWaits, GvlFold, doing, who},
+        gvl_budget::{Act, Cost, Governor, Stage},
+    },
+    app::say,
     bpf::{GvlRead, GvlReader},
-    model::{gvl::GvlWait, stack::Stack},
+    enrich::clock::monotonic_ns,
+    model::{
+        gvl::{GvlDoing, GvlSpan, GvlWait},
+        stack::Stack,
+    },
 };
 
 /// How long a wait whose stack has been announced waits for it. It comes within microseconds; if it does not, it was lost.
@@ -18,6 +26,8 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 pub(super) struct Gvl {
     reader: Option<GvlReader>,
     folds: HashMap<u32, GvlFold>,
+    gc: HashMap<u32, GcAndWaits>,
+    governor: Governor,
     /// Waits whose stack has not come yet, by process and thread.
     pending: HashMap<(u32, u32), Pending>,
 }
@@ -31,11 +41,101 @@ struct Pending {
 
 impl Gvl {
     pub(super) fn new(reader: Option<GvlReader>) -> Self {
-        Self { reader, folds: HashMap::new(), pending: HashMap::new() }
+        let (budget, cpus) = reader.as_ref().map_or((0, 1), |reader| (reader.budget_ppm, reader.cpus));
+        let governor = Governor::new(budget, cpus, monotonic_ns());
+        Self { reader, folds: HashMap::new(), gc: HashMap::new(), governor, pending: HashMap::new() }
     }
 }
 
+/// What is to be done with the probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GvlOrder {
+    /// Attach them; [`Pipeline::gvl_attached`] is to be called then.
+    Attach,
+    /// Detach them; likewise.
+    Detach,
+}
+
 impl Pipeline {
+    /// Looks at what watching the GVL has cost. Returns what is to be done.
+    pub fn gvl_budget(&mut self, cost: impl FnOnce() -> Option<Cost>) -> Option<GvlOrder> {
+        self.gvl.reader.as_ref()?;
+        let before = self.gvl.governor.stage();
+        let acts = self.gvl.governor.tick(monotonic_ns(), cost()?);
+        self.gvl_said(before);
+        self.gvl_do(acts)
+    }
+
+    /// All probes have been attached, or detached.
+    pub fn gvl_attached(&mut self, attached: bool, cost: Cost) {
+        if !attached {
+            return self.gvl.governor.detached();
+        }
+        let acts = self.gvl.governor.attached(monotonic_ns(), cost);
+        self.gvl_do(acts);
+    }
+
+    /// Says what has changed, once; slices of time come and go.
+    fn gvl_said(&mut self, before: Stage) {
+        let after = self.gvl.governor.stage();
+        let slices = |stage| matches!(stage, Stage::Slices(_));
+        if before == after || (slices(before) && slices(after)) {
+            return;
+        }
+        self.counts.gvl_steps += 1;
+        let now = match after {
+            Stage::Events => "costs less again: single waits are reported again",
+            Stage::Sums if slices(before) => "costs less again: it is watched all the time again",
+            Stage::Sums => "costs more than --gvl-budget: single waits are not reported any more",
+            Stage::Slices(_) => {
+                "costs more than --gvl-budget: from now on it is watched part of the time only, and sums are of that part"
+            }
+            Stage::Off => "costs much more than --gvl-budget: it is not watched any more, and sums end here",
+        };
+        say(&format!("gctrace: watching the GVL {now}"));
+    }
+
+    fn gvl_do(&mut self, acts: &[Act]) -> Option<GvlOrder> {
+        let epoch = self.gvl.governor.times().epoch();
+        let ended_ns = epoch.checked_sub(1).and_then(|last| self.gvl.governor.times().end_of(last));
+        let closed_ns = self.gvl.governor.times().end_of(epoch).or(ended_ns);
+        let reader = self.gvl.reader.as_mut()?;
+        let mut order = None;
+        for act in acts {
+            let done = match act {
+                Act::ReportWaits => reader.gate(GvlGate { level: GvlGate::EVENTS, epoch }),
+                Act::OnlySums | Act::Open => reader.gate(GvlGate { level: GvlGate::SUMS, epoch }),
+                Act::Close => reader.close(epoch, closed_ns.unwrap_or_default()),
+                Act::Attach => {
+                    order = Some(GvlOrder::Attach);
+                    Ok(())
+                }
+                Act::Detach => {
+                    order = Some(GvlOrder::Detach);
+                    Ok(())
+                }
+            };
+            if let Err(error) = done {
+                log::error!("telling the GVL probes what to do: {error}");
+            }
+        }
+        order
+    }
+
+    /// For how long the GVL was watched, and for how long not.
+    pub(super) fn gvl_count_watched(&mut self, now_ns: u64) {
+        if self.gvl.reader.is_some() {
+            (self.counts.gvl_watched_ns, self.counts.gvl_unwatched_ns) = self.gvl.governor.watched(now_ns);
+        }
+    }
+
+    /// A GC pause.
+    pub(super) fn gvl_gc(&mut self, pid: u32, begin_ns: u64, ns: u64) {
+        if self.gvl.reader.is_some() {
+            self.gvl.gc.entry(pid).or_default().pause(begin_ns, ns);
+        }
+    }
+
     /// A thread had to wait long.
     pub(super) fn gvl_wait(&mut self, event: &GvlWaitEvent) {
         let header = &event.header;
@@ -45,7 +145,8 @@ impl Pipeline {
             thread: (event.thread != 0).then_some(event.thread),
             begin_ns: event.begin_ns,
             ns: header.ts_ns.saturating_sub(event.begin_ns),
-            holder: (event.holder.id != 0).then(|| who(event.holder.tid, &event.holder.comm)),
+            id: event.id,
+            holder: holder(&event.hold, header.ts_ns),
             stack: None,
         };
         let pending = Pending { ts_ns: header.ts_ns, image: header.image, wait };
@@ -87,6 +188,26 @@ impl Pipeline {
         }
     }
 
+    /// A thread held the GVL for long, or did without it.
+    pub(super) fn gvl_span(&mut self, state: GvlState, event: &GvlSpanEvent) {
+        let header = &event.header;
+        self.trace_known(header.tgid, header.image, "");
+        let process = self.traced.get(&header.tgid).map(|traced| traced.process.clone());
+        let (Some(process), Some(doing)) = (process, doing(state)) else {
+            self.counts.gvl_refused += 1;
+            return;
+        };
+        self.counts.gvl_spans += 1;
+        let span = GvlSpan {
+            who: who(header.tid, &event.comm),
+            id: event.id,
+            doing,
+            begin_ns: event.begin_ns,
+            ns: header.ts_ns.saturating_sub(event.begin_ns),
+        };
+        self.export(|exporter| exporter.gvl_span(&process, &span));
+    }
+
     fn report_wait(&mut self, pid: u32, pending: Pending) {
         let Pending { image, wait, .. } = pending;
         self.counts.gvl_waits_without_stack += u64::from(wait.stack.is_none());
@@ -96,6 +217,7 @@ impl Pipeline {
             return;
         };
         self.counts.gvl_waits += 1;
+        self.gvl.gc.entry(pid).or_default().wait(wait.begin_ns, wait.ns);
         self.export(|exporter| exporter.gvl_wait(&process, &wait));
     }
 
@@ -115,7 +237,7 @@ impl Pipeline {
         // Hits are of images that are watched.
         let coverage = process.image.gvl.unwrap_or_default();
         let fold = self.gvl.folds.entry(pid).or_insert_with(|| GvlFold::new(coverage));
-        let summary = fold.thread(thread, end_ns, ended);
+        let summary = fold.thread(thread, end_ns, ended, self.gvl.governor.times());
         self.counts.gvl_threads += 1;
         self.export(|exporter| exporter.gvl_thread(&process, &summary));
     }
@@ -136,6 +258,7 @@ impl Pipeline {
         if self.gvl.reader.is_none() {
             return;
         }
+        self.gvl_count_watched(now_ns);
         let read = self.gvl_take_out(None);
         let mut pids: Vec<u32> = read.threads.iter().map(|thread| thread.header.tgid).collect();
         pids.extend(self.gvl.folds.keys());
@@ -164,10 +287,22 @@ impl Pipeline {
             self.counts.gvl_threads_read += 1;
             self.gvl_summary(thread, end_ns, false);
         }
+        let gc = self.gvl.gc.remove(&pid).unwrap_or_default();
         let Some(fold) = self.gvl.folds.remove(&pid) else { return };
-        let summary = fold.finish(&read.edges, end_ns);
+        let summary = fold.finish(&read.edges, end_ns, &gc, self.gvl.governor.times());
         if let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) {
             self.export(|exporter| exporter.gvl_process(&process, &summary));
         }
     }
+}
+
+/// Who held the GVL; it did until `now_ns` if it was not seen to give it up (yields of 3.2).
+fn holder(hold: &GvlHold, now_ns: u64) -> Option<GvlSpan> {
+    (hold.holder.id != 0).then(|| GvlSpan {
+        who: who(hold.holder.tid, &hold.holder.comm),
+        id: hold.holder.id,
+        doing: GvlDoing::Holding,
+        begin_ns: hold.begin_ns,
+        ns: if hold.end_ns == 0 { now_ns } else { hold.end_ns }.saturating_sub(hold.begin_ns),
+    })
 }

@@ -15,7 +15,7 @@ use std::{
 
 use gctrace_common::{
     event::Header,
-    gvl::{GvlThread, GvlWaitEvent},
+    gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent, RubyFrame, StackEvent},
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -51,6 +51,8 @@ pub enum Taken {
     GvlWait(Box<GvlWaitEvent>),
     /// A thread ended; what it did with the GVL.
     GvlThread(Box<GvlThread>),
+    /// A thread held the GVL for long, or did without it.
+    GvlSpan(GvlState, Box<GvlSpanEvent>),
 }
 
 /// A stack and what else its record says.
@@ -222,6 +224,10 @@ impl Naming {
             Ok(Event::GvlThread(event)) => {
                 self.counts.decoded_gvl_threads += 1;
                 self.taken.push(Taken::GvlThread(Box::new(*event)));
+            }
+            Ok(Event::GvlSpan(state, event)) => {
+                self.counts.decoded_gvl_spans += 1;
+                self.taken.push(Taken::GvlSpan(state, Box::new(event)));
             }
             Ok(_) => self.counts.undecodable += 1,
             Err(error) => {

@@ -2,20 +2,22 @@
  * An independent witness of the GVL, inside the traced process.
  *
  * From Ruby 3.2 on it hooks CRuby's own thread events and writes down, at each READY, RESUMED and SUSPENDED, the time, the
- * native thread and the Ruby thread. Nothing in the hook allocates.
+ * native thread, the Ruby thread, and how often the kernel had taken the CPU from the native thread by then. Nothing in the
+ * hook allocates.
  *
  *   GvlWitness.start        (re)starts with an empty log
  *   GvlWitness.stop         stops logging
- *   GvlWitness.events       the log: [event, ns, tid, thread] each; nil before 3.2
+ *   GvlWitness.events       the log: [event, ns, tid, thread, preempted] each; nil before 3.2
  *   GvlWitness.hold ms      uses so many milliseconds and keeps the GVL: as C code does that never gives it up
  *   GvlWitness.now          CLOCK_MONOTONIC in nanoseconds
  *   GvlWitness.tid          native thread id
  */
-#define _GNU_SOURCE /* syscall */
+#define _GNU_SOURCE /* syscall, RUSAGE_THREAD */
 #include <ruby.h>
 #include <ruby/thread.h>
 
 #include <stdint.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -53,6 +55,7 @@ struct event {
     uint64_t thread;
     uint32_t event;
     uint32_t tid;
+    uint64_t preempted;
 };
 
 static struct event events[MOST];
@@ -75,6 +78,8 @@ static void on_event(rb_event_flag_t event, const rb_internal_thread_event_data_
 #endif
     e->event = event;
     e->tid = (uint32_t)syscall(SYS_gettid);
+    struct rusage usage;
+    e->preempted = getrusage(RUSAGE_THREAD, &usage) == 0 ? (uint64_t)usage.ru_nivcsw : 0;
 }
 
 static VALUE witness_start(VALUE self)
@@ -105,8 +110,8 @@ static VALUE witness_events(VALUE self)
         struct event *e = &events[i];
         const char *name = e->event == RUBY_INTERNAL_THREAD_EVENT_READY ? "ready" :
                            e->event == RUBY_INTERNAL_THREAD_EVENT_RESUMED ? "resumed" : "suspended";
-        rb_ary_push(list, rb_ary_new_from_args(4, rb_str_new_cstr(name), ULL2NUM(e->ns), UINT2NUM(e->tid),
-                                               ULL2NUM(e->thread)));
+        rb_ary_push(list, rb_ary_new_from_args(5, rb_str_new_cstr(name), ULL2NUM(e->ns), UINT2NUM(e->tid),
+                                               ULL2NUM(e->thread), ULL2NUM(e->preempted)));
     }
     return list;
 }

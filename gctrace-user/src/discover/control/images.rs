@@ -246,8 +246,12 @@ impl Control {
                 return None;
             }
         };
-        if let Err(error) = self.probes.attach_gvl(index, gvl, &reopened(file), self.scope()) {
-            say(&format!("gctrace: {path}: its GVL is not watched: {}", brief(&error)));
+        let attached = match file.try_clone() {
+            Ok(file) => self.probes.attach_gvl(index, gvl, file, self.scope()).map_err(|error| brief(&error)),
+            Err(error) => Err(format!("keeping the file open: {error}")),
+        };
+        if let Err(why) = attached {
+            say(&format!("gctrace: {path}: its GVL is not watched: {why}"));
             return None;
         }
         plan.config.gvl = gvl.path;

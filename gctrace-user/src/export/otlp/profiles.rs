@@ -273,11 +273,11 @@ impl<'a> Builder<'a> {
     fn waits(&mut self, process: ProcessIndex) -> BTreeMap<Identity, u64> {
         let recording = self.recording();
         let mut sums = BTreeMap::new();
-        for ((thread, node), sum) in &recording.gvl_waits {
-            let (thread, _) = recording.thread_facts(*thread);
+        for (key, sum) in &recording.gvl_waits {
+            let (thread, _) = recording.thread_facts(key.thread);
             if thread.process == process && sum.ns > 0 {
                 let attributes = self.who(thread);
-                *sums.entry((self.stack(&["(waiting for the GVL)"], *node), attributes)).or_default() +=
+                *sums.entry((self.stack(&["(waiting for the GVL)"], key.node), attributes)).or_default() +=
                     sum.ns;
             }
         }

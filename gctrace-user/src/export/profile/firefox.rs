@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{Context, by_thread, label};
 use crate::aggregate::recording::{
-    CycleMoment, MemoryMoment, Moment, ProcessIndex, Recording, Timeline, WorkMoment,
+    CycleMoment, GvlMoment, MemoryMoment, Moment, ProcessIndex, Recording, Timeline, WorkMoment,
 };
 
 mod markers;
@@ -26,7 +26,7 @@ use tables::{Samples, Tables};
 const VERSION: u32 = 55;
 
 /// Categories of frames and markers, in the order of their numbers, with their colours.
-const CATEGORIES: [(&str, &str); 9] = [
+const CATEGORIES: [(&str, &str); 10] = [
     ("Idle", "transparent"),
     ("Other", "grey"),
     ("Ruby", "red"),
@@ -36,6 +36,7 @@ const CATEGORIES: [(&str, &str); 9] = [
     ("GC", "purple"),
     ("Waiting for a CPU", "yellow"),
     ("Missing frames", "darkgrey"),
+    ("GVL", "magenta"),
 ];
 
 /// Numbers of [`CATEGORIES`].
@@ -49,6 +50,7 @@ enum Category {
     Gc = 6,
     Waiting = 7,
     Missing = 8,
+    Gvl = 9,
 }
 
 impl Serialize for Category {
@@ -98,6 +100,7 @@ struct ThreadParts<'a> {
     samples: Vec<Moment>,
     cycles: Vec<&'a CycleMoment>,
     work: Vec<&'a WorkMoment>,
+    gvl: Vec<&'a GvlMoment>,
 }
 
 /// Threads are turned into tables one after another, while they are written.
@@ -155,12 +158,13 @@ impl Serialize for Threads<'_> {
 fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
     let facts = &view.recording.processes[parts.process];
     let mut tables = Tables::new(&view.recording.tree);
-    let markers = markers::of(view, &mut tables, &parts.cycles, &parts.work);
+    let markers = markers::of(view, &mut tables, parts);
     let samples = Samples::of(view, &mut tables, &parts.samples);
     // A thread is called what it was called last: names are given after it starts.
     let last = parts.samples.last().map(|sample| sample.key.thread);
     let last =
         last.or(parts.cycles.last().map(|cycle| cycle.thread)).or(parts.work.last().map(|work| work.thread));
+    let last = last.or(parts.gvl.last().map(|gvl| gvl.thread));
     let name = last.map_or(facts.comm.as_str(), |thread| &view.recording.threads[thread as usize].name);
     Thread {
         name: label::text(name),
@@ -235,6 +239,7 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
     let mut keys: BTreeSet<(ProcessIndex, u32)> = samples.keys().copied().collect();
     keys.extend(timeline.cycles.iter().map(|cycle| key(cycle.thread)));
     keys.extend(timeline.work.iter().map(|work| key(work.thread)));
+    keys.extend(timeline.gvl.iter().map(|gvl| key(gvl.thread)));
     let processes: BTreeSet<ProcessIndex> =
         keys.iter().map(|key| key.0).chain(timeline.memory.iter().map(|memory| memory.process)).collect();
     keys.extend(processes.into_iter().map(|process| (process, recording.processes[process].pid)));
@@ -258,6 +263,7 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
             samples: samples.remove(&(process, tid)).unwrap_or_default(),
             cycles: Vec::new(),
             work: Vec::new(),
+            gvl: Vec::new(),
         })
         .collect();
     threads.sort_by_key(|parts| (parts.process, parts.tid != recording.processes[parts.process].pid));
@@ -268,6 +274,9 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
     }
     for work in &timeline.work {
         threads[place[&key(work.thread)]].work.push(work);
+    }
+    for gvl in timeline.gvl_once(recording) {
+        threads[place[&key(gvl.thread)]].gvl.push(gvl);
     }
     threads
 }

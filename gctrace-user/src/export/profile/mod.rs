@@ -14,7 +14,11 @@ use crate::{
     aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
     enrich::clock::{WallClock, monotonic_ns},
     ledger::Ledger,
-    model::{GcCycle, GcState, GcWork, Process, stack::StackSample},
+    model::{
+        GcCycle, GcState, GcWork, Process,
+        gvl::{GvlSpan, GvlThreadSummary, GvlWait},
+        stack::StackSample,
+    },
 };
 
 mod firefox;
@@ -23,6 +27,7 @@ mod folded;
 mod hottest;
 pub(super) mod label;
 mod label_tree;
+mod perfetto;
 pub(super) mod pprof;
 mod speedscope;
 #[cfg(test)]
@@ -43,11 +48,23 @@ pub enum Format {
     Speedscope,
     /// The Firefox Profiler's processed format, gzipped if the file is called `.gz`.
     Firefox,
+    /// A Perfetto trace.
+    Perfetto,
 }
 
 impl Format {
     fn is_timeline(self) -> bool {
-        matches!(self, Self::Speedscope | Self::Firefox)
+        matches!(self, Self::Speedscope | Self::Firefox | Self::Perfetto)
+    }
+
+    /// Whether it shows samples.
+    pub fn has_samples(self) -> bool {
+        self != Self::Perfetto
+    }
+
+    /// Whether it shows what each thread does with the GVL at each time.
+    pub fn has_gvl_states(self) -> bool {
+        matches!(self, Self::Firefox | Self::Perfetto)
     }
 }
 
@@ -57,6 +74,8 @@ struct Context<'a> {
     clock: WallClock,
     began_ns: u64,
     ended_ns: u64,
+    /// Whether the GVL is watched.
+    gvl: bool,
 }
 
 impl Context<'_> {
@@ -71,6 +90,7 @@ impl Context<'_> {
 pub fn exporters(
     files: &[(PathBuf, Format)],
     hottest: bool,
+    gvl: bool,
     clock: WallClock,
 ) -> Result<Vec<Box<dyn Exporter>>, ExportError> {
     if files.is_empty() && !hottest {
@@ -89,7 +109,7 @@ pub fn exporters(
     }
     for (path, format) in files {
         let (path, recording) = (path.clone(), recording.clone());
-        exporters.push(Box::new(Output { path, format: *format, recording, clock, began_ns }));
+        exporters.push(Box::new(Output { path, format: *format, recording, clock, began_ns, gvl }));
     }
     Ok(exporters)
 }
@@ -120,6 +140,21 @@ impl Exporter for Recorder {
         Ok(())
     }
 
+    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
+        self.recording.borrow_mut().gvl_wait(process, wait);
+        Ok(())
+    }
+
+    fn gvl_span(&mut self, process: &Process, span: &GvlSpan) -> Result<(), ExportError> {
+        self.recording.borrow_mut().gvl_span(process, span);
+        Ok(())
+    }
+
+    fn gvl_thread(&mut self, process: &Process, thread: &GvlThreadSummary) -> Result<(), ExportError> {
+        self.recording.borrow_mut().gvl_thread(process, thread);
+        Ok(())
+    }
+
     fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
         self.recording.borrow_mut().ended(process);
         Ok(())
@@ -144,6 +179,7 @@ struct Output {
     recording: Rc<RefCell<Recording>>,
     clock: WallClock,
     began_ns: u64,
+    gvl: bool,
 }
 
 impl Exporter for Output {
@@ -161,8 +197,8 @@ impl Exporter for Output {
 
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
         let recording = self.recording.borrow();
-        let Self { clock, began_ns, .. } = *self;
-        let context = Context { ledger, clock, began_ns, ended_ns: monotonic_ns() };
+        let Self { clock, began_ns, gvl, .. } = *self;
+        let context = Context { ledger, clock, began_ns, ended_ns: monotonic_ns(), gvl };
         let mut left_out = 0;
         file::write_atomically(&self.path, |out| {
             left_out = write(self.format, &self.path, &recording, &context, out)?;
@@ -190,11 +226,13 @@ fn write(
     match format {
         Format::Pprof => {
             let &Context { clock, began_ns, ended_ns, .. } = context;
-            let head = pprof::Head { comment: context.account(), clock, began_ns, ended_ns };
+            let head =
+                pprof::Head { comment: context.account(), clock, began_ns, ended_ns, gvl: context.gvl };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }
         Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),
         Format::FlameGraph(grouping) => flamegraph::write(recording, grouping, context, out).map(|()| 0),
+        Format::Perfetto => perfetto::write(recording, context, out),
         Format::Speedscope => speedscope::write(recording, context, out),
         Format::Firefox => {
             let gz = path.extension().is_some_and(|extension| extension == "gz");

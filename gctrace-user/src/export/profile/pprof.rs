@@ -5,6 +5,11 @@
 //! under the stack that triggered its cycle and is split over its phases: its time goes to each, its count to the phase in
 //! which it begins its work.
 //!
+//! With `--gvl` there are `gvl-waits/count`, `gvl-wait/nanoseconds` and `gvl-hold/nanoseconds`, measured, too. Waits that came
+//! one by one lie under their stack and say who held the GVL (`blocked by`); the others of a thread are one sample without a
+//! stack, so that the total is the sum of all waits. No stack is taken where the GVL is got, so what a thread held it for is
+//! one sample of the thread; there is none for Rubies whose holds are not seen (3.2).
+//!
 //! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
 
 use std::{
@@ -21,13 +26,14 @@ use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
         recording::{
-            PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey, SampleSum, Thread,
-            reason_text,
+            GvlFacts, PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey, SampleSum,
+            Thread, WaitKey, reason_text,
         },
     },
     enrich::clock::WallClock,
     model::{
         Image,
+        gvl::GvlTimes,
         stack::{Frame, FrameKind, GcActivity, gc_name},
     },
 };
@@ -36,6 +42,19 @@ pub(super) mod proto;
 
 /// Samples written in one piece.
 const PIECE: usize = 1024;
+/// Sample types and their units.
+const TYPES: [(&str, &str); 8] = [
+    ("samples", "count"),
+    ("cpu", "nanoseconds"),
+    ("wall", "nanoseconds"),
+    ("gc-pauses", "count"),
+    ("gc", "nanoseconds"),
+    ("gvl-waits", "count"),
+    ("gvl-wait", "nanoseconds"),
+    ("gvl-hold", "nanoseconds"),
+];
+/// How many of them there are where the GVL is not watched.
+const WITHOUT_GVL: usize = 5;
 /// What the kernel's frames are in.
 const KERNEL: &str = "[kernel.kallsyms]";
 
@@ -49,6 +68,8 @@ pub(in crate::export) struct Head {
     pub(in crate::export) began_ns: u64,
     /// The same.
     pub(in crate::export) ended_ns: u64,
+    /// Whether the GVL was watched.
+    pub(in crate::export) gvl: bool,
 }
 
 /// Writes what there is of the processes that are wanted.
@@ -59,7 +80,7 @@ pub(in crate::export) fn write(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut out = GzEncoder::new(out, Compression::default());
-    let mut builder = Builder::new(recording);
+    let mut builder = Builder::new(recording, head.gvl);
     out.write_all(&builder.head(head).encode_to_vec())?;
     let of_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
 
@@ -77,6 +98,20 @@ pub(in crate::export) fn write(
         let sample = piece.iter().map(|(key, sum)| builder.pause(key, sum)).collect();
         out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
     }
+    let mut waits: Vec<(&WaitKey, &GvlTimes)> =
+        recording.gvl_waits.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    waits.sort_unstable_by_key(|(key, _)| **key);
+    for piece in waits.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, times)| builder.gvl_wait(key, times)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let mut threads: Vec<_> =
+        recording.gvl_threads.iter().filter(|(_, facts)| of_wanted(facts.thread)).collect();
+    threads.sort_unstable_by_key(|(key, _)| **key);
+    for piece in threads.chunks(PIECE) {
+        let sample = piece.iter().flat_map(|(_, facts)| builder.gvl_thread(facts)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
     out.write_all(&builder.tables().encode_to_vec())?;
     out.finish()?.flush()
 }
@@ -84,6 +119,8 @@ pub(in crate::export) fn write(
 /// Interned tables of a profile.
 struct Builder<'a> {
     recording: &'a Recording,
+    /// Whether the GVL is watched, so that there are sample types for it.
+    gvl: bool,
     strings: Vec<String>,
     string_ids: HashMap<String, i64>,
     mappings: Vec<proto::Mapping>,
@@ -98,9 +135,10 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(recording: &'a Recording) -> Self {
+    fn new(recording: &'a Recording, gvl: bool) -> Self {
         let mut builder = Self {
             recording,
+            gvl,
             strings: Vec::new(),
             string_ids: HashMap::new(),
             mappings: Vec::new(),
@@ -122,14 +160,8 @@ impl<'a> Builder<'a> {
     }
 
     fn head(&mut self, head: &Head) -> proto::Profile {
-        let types = [
-            ("samples", "count"),
-            ("cpu", "nanoseconds"),
-            ("wall", "nanoseconds"),
-            ("gc-pauses", "count"),
-            ("gc", "nanoseconds"),
-        ];
-        let sample_type = types.map(|(r#type, unit)| self.value_type(r#type, unit)).to_vec();
+        let types = &TYPES[..if self.gvl { TYPES.len() } else { WITHOUT_GVL }];
+        let sample_type = types.iter().map(|(r#type, unit)| self.value_type(r#type, unit)).collect();
         let sampled = !self.recording.samples.is_empty();
         let mut comment = vec![self.text(&head.comment)];
         if self.recording.merged > 0 {
@@ -167,7 +199,7 @@ impl<'a> Builder<'a> {
         if key.gc != GcActivity::None {
             label.push(self.label("gc phase", gc_name(key.gc)));
         }
-        let value = [sum.samples, sum.cpu_ns, sum.wall_ns, 0, 0].map(|value| value as i64).to_vec();
+        let value = self.values([sum.samples, sum.cpu_ns, sum.wall_ns, 0, 0, 0, 0, 0]);
         proto::Sample { location_id: self.path(process, key.node), value, label }
     }
 
@@ -185,8 +217,48 @@ impl<'a> Builder<'a> {
             .map(|name| self.made_up(mapping, name))
             .collect();
         location_id.extend(self.path(process, key.node));
-        let value = [0, 0, 0, sum.pauses, sum.ns].map(|value| value as i64).to_vec();
+        let value = self.values([0, 0, 0, sum.pauses, sum.ns, 0, 0, 0]);
         proto::Sample { location_id, value, label }
+    }
+
+    fn gvl_wait(&mut self, key: &WaitKey, times: &GvlTimes) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let mut label = self.who(thread, process);
+        if let Some(holder) = key.holder {
+            let (holder, _) = self.recording.thread_facts(holder);
+            label.push(self.label("blocked by", &label::text(&holder.name)));
+            label.push(self.label("blocked by id", &holder.tid.to_string()));
+        }
+        let mapping = self.ruby_mapping(process);
+        let mut location_id = vec![self.made_up(mapping, "(waiting for the GVL)")];
+        location_id.extend(self.path(process, key.node));
+        let value = self.values([0, 0, 0, 0, 0, times.count, times.ns, 0]);
+        proto::Sample { location_id, value, label }
+    }
+
+    /// What is known of a thread, but not where it was.
+    fn gvl_thread(&mut self, facts: &GvlFacts) -> Vec<proto::Sample> {
+        let (thread, process) = self.recording.thread_facts(facts.thread);
+        let mapping = self.ruby_mapping(process);
+        let (count, ns) = facts.untold();
+        let holds = facts.holds.unwrap_or_default();
+        let rests = [
+            ("(waits for the GVL that were not told one by one)", [0, 0, 0, 0, 0, count, ns, 0]),
+            ("(holding the GVL; no stacks are taken)", [0, 0, 0, 0, 0, 0, 0, holds.ns]),
+        ];
+        let some = rests.into_iter().filter(|(_, values)| values.iter().any(|&value| value > 0));
+        some.map(|(name, values)| proto::Sample {
+            location_id: vec![self.made_up(mapping, name)],
+            value: self.values(values),
+            label: self.who(thread, process),
+        })
+        .collect()
+    }
+
+    /// As many values as there are sample types.
+    fn values(&self, values: [u64; TYPES.len()]) -> Vec<i64> {
+        let count = if self.gvl { TYPES.len() } else { WITHOUT_GVL };
+        values[..count].iter().map(|&value| value as i64).collect()
     }
 
     /// Labels that say whose sample it is.

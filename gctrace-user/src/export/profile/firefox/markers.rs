@@ -1,13 +1,11 @@
-//! Markers of one thread: the GC cycles that it started, their pauses, and GC work without event sites.
+//! Markers of one thread: the GC cycles that it started, their pauses, GC work without event sites, and what it did with the
+//! GVL (by the names that Vernier gives that).
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Category, View, tables::Tables};
-use crate::{
-    aggregate::recording::{CycleMoment, WorkMoment, reason_text},
-    ruby::PauseKind,
-};
+use super::{super::label, Category, ThreadParts, View, tables::Tables};
+use crate::{aggregate::recording::reason_text, model::gvl::GvlDoing, ruby::PauseKind};
 
 /// Phase of a marker that is an interval.
 const INTERVAL: u8 = 1;
@@ -28,6 +26,13 @@ pub(super) struct Markers {
 }
 
 impl Markers {
+    fn push_gvl(&mut self, name: u32, begin: f64, end: Option<f64>, data: Value) {
+        self.push(name, begin, end, data);
+        if let Some(category) = self.category.last_mut() {
+            *category = Category::Gvl;
+        }
+    }
+
     fn push(&mut self, name: u32, begin: f64, end: Option<f64>, data: Value) {
         self.length += 1;
         self.category.push(Category::Gc);
@@ -84,19 +89,40 @@ pub(super) fn schema() -> Value {
             "description": "GC work of a Ruby whose event sites are not known.",
             "fields": [],
         },
+        {
+            "name": "THREAD_STALLED",
+            "tooltipLabel": "Waiting for the GVL",
+            "tableLabel": "for {marker.data.blockedBy}",
+            "chartLabel": "GVL wait for {marker.data.blockedBy}",
+            "display": everywhere,
+            "description": "The thread wanted the GVL and had not got it. Waits below --gvl-threshold have no marker.",
+            "fields": [field("blockedBy", "Held longest by", "string")],
+        },
+        {
+            "name": "THREAD_RUNNING",
+            "tooltipLabel": "Holding the GVL",
+            "chartLabel": "GVL",
+            "display": ["marker-chart", "marker-table"],
+            "description": "The thread held the GVL. Times below --gvl-threshold have no marker.",
+            "fields": [],
+        },
+        {
+            "name": "THREAD_SUSPENDED",
+            "tooltipLabel": "Without the GVL",
+            "chartLabel": "suspended",
+            "display": ["marker-chart", "marker-table"],
+            "description": "The thread did without the GVL: it slept, blocked, or ran what needs none. Times below \
+                            --gvl-threshold have no marker.",
+            "fields": [],
+        },
     ])
 }
 
 /// The markers of a thread.
-pub(super) fn of(
-    view: View<'_>,
-    tables: &mut Tables<'_>,
-    cycles: &[&CycleMoment],
-    work: &[&WorkMoment],
-) -> Markers {
+pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_>) -> Markers {
     let mut markers = Markers::default();
     let ms = |ns: u64| ns as f64 / 1e6;
-    for cycle in cycles {
+    for cycle in &parts.cycles {
         let why = reason_text(cycle.reason);
         let name = tables.string("GC cycle");
         let paused: u64 = cycle.pauses.iter().map(|pause| pause.ns).sum();
@@ -129,10 +155,30 @@ pub(super) fn of(
             markers.push(name, begin, Some(end), data);
         }
     }
-    for work in work {
+    for work in &parts.work {
         let name = tables.string(work.name);
         let (begin, end) = (view.ms(work.begin_ns), view.ms(work.begin_ns + work.ns));
         markers.push(name, begin, Some(end), json!({"type": "GcWork"}));
+    }
+    for gvl in &parts.gvl {
+        let (name, mut data) = match gvl.doing {
+            GvlDoing::Waiting => {
+                let holder = gvl.holder.map(|(holder, ..)| view.recording.thread_facts(holder).0);
+                let by = holder.map_or_else(
+                    || "(not seen)".to_owned(),
+                    |who| format!("{} {}", who.tid, label::text(&who.name)),
+                );
+                ("Thread Stalled", json!({"type": "THREAD_STALLED", "blockedBy": by}))
+            }
+            GvlDoing::Holding => ("Thread Running", json!({"type": "THREAD_RUNNING"})),
+            GvlDoing::Away => ("Thread Suspended", json!({"type": "THREAD_SUSPENDED"})),
+        };
+        if let Some(stack) = tables.stack(gvl.node) {
+            data["cause"] = json!({"time": view.ms(gvl.begin_ns), "stack": stack});
+        }
+        let name = tables.string(name);
+        let (begin, end) = (view.ms(gvl.begin_ns), view.ms(gvl.begin_ns + gvl.ns));
+        markers.push_gvl(name, begin, Some(end), data);
     }
     markers
 }

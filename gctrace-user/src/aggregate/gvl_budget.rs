@@ -1,0 +1,412 @@
+//! What watching the GVL may cost: probes that cost more than their share step back, and it is known when they were watching.
+//! Pure: time and costs come in, what is to be done comes out.
+//!
+//! The steps: single waits are not reported any more; the GVL is watched in slices of time, between which the probes are
+//! detached (a closed gate spares the program, but not the trap, which is half of the cost); it is not watched any more.
+
+use std::time::Duration;
+
+/// What a trap costs besides its program, nanoseconds: entering and leaving the kernel, and stepping over the instruction.
+pub const TRAP_NS: u64 = 700;
+/// What reporting a wait costs besides, nanoseconds: taking its stack.
+pub const STACK_NS: u64 = 10_000;
+
+/// How long costs are looked at before anything is concluded.
+const WINDOW: Duration = Duration::from_millis(250);
+/// Windows in a row above the budget before a step back.
+const OVER: u32 = 2;
+/// Windows in a row below half of it before a step forth; doubled each time that the step was taken back.
+const UNDER: u32 = 20;
+/// A slice of time in which the GVL is watched.
+const SLICE: Duration = Duration::from_millis(200);
+/// Slices that would have to be further apart are not worth anything.
+const LONGEST_WAIT: Duration = Duration::from_mins(1);
+/// How often the gate can be closed: as often as its times are kept in the kernel.
+const MOST_EPOCHS: usize = gctrace_common::gvl::MAX_GVL_EPOCHS as usize - 1;
+
+/// What the probes have cost so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Probe hits.
+    pub hits: u64,
+    /// Time in the programs, nanoseconds.
+    pub program_ns: u64,
+    /// Stacks taken.
+    pub stacks: u64,
+}
+
+impl Cost {
+    /// CPU time, nanoseconds.
+    pub fn ns(&self) -> u64 {
+        self.hits * TRAP_NS + self.program_ns + self.stacks * STACK_NS
+    }
+}
+
+/// How the GVL is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// All of it.
+    Events,
+    /// Single waits are not reported.
+    Sums,
+    /// That only part of the time.
+    Slices(Slice),
+    /// Not at all.
+    Off,
+}
+
+/// Where in a slice of time, or between two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slice {
+    /// The probes are attached and count.
+    Open,
+    /// They are being detached.
+    Detaching,
+    /// They are detached.
+    Waiting,
+    /// They are being attached.
+    Attaching,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// Probes report single waits again.
+    ReportWaits,
+    /// They do not any more.
+    OnlySums,
+    /// Probes count from now on, and report no single waits.
+    Open,
+    /// Probes do nothing from now on.
+    Close,
+    /// Attach them; [`Governor::attached`] is to be called when that has been done.
+    Attach,
+    /// Detach them; [`Governor::detached`] likewise.
+    Detach,
+}
+
+/// Decides.
+#[derive(Debug)]
+pub struct Governor {
+    /// Nanoseconds of CPU time per nanosecond.
+    budget: f64,
+    stage: Stage,
+    began_ns: u64,
+    window: (u64, Cost),
+    over: u32,
+    under: u32,
+    /// Windows before the next step forth.
+    patience: u32,
+    /// When the account of the slices was opened, and the cost then.
+    account: (u64, Cost),
+    /// When the probes were opened last, and the cost then.
+    opened: (u64, Cost),
+    times: OpenTimes,
+}
+
+impl Governor {
+    /// For a budget in millionths of the CPU time of so many CPUs.
+    pub fn new(budget_ppm: u64, cpus: u32, now_ns: u64) -> Self {
+        Self {
+            budget: budget_ppm as f64 / 1e6 * f64::from(cpus),
+            stage: Stage::Events,
+            began_ns: now_ns,
+            window: (now_ns, Cost::default()),
+            over: 0,
+            under: 0,
+            patience: UNDER,
+            account: (now_ns, Cost::default()),
+            opened: (now_ns, Cost::default()),
+            times: OpenTimes::default(),
+        }
+    }
+
+    /// How it is watched.
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// When it was.
+    pub fn times(&self) -> &OpenTimes {
+        &self.times
+    }
+
+    /// How long it was watched until then, and how long not, nanoseconds.
+    pub fn watched(&self, now_ns: u64) -> (u64, u64) {
+        let closed = self.times.closed_within(self.began_ns, now_ns);
+        (now_ns.saturating_sub(self.began_ns) - closed, closed)
+    }
+
+    /// Share of the budget that was used since then; above 1 it was exceeded.
+    fn use_since(&self, since: (u64, Cost), now_ns: u64, cost: Cost) -> f64 {
+        let spent = cost.ns().saturating_sub(since.1.ns()) as f64;
+        let earned = now_ns.saturating_sub(since.0) as f64 * self.budget;
+        if spent == 0.0 { 0.0 } else { spent / earned }
+    }
+
+    /// Time has passed. What is said to be done is to be done in this order.
+    pub fn tick(&mut self, now_ns: u64, cost: Cost) -> &'static [Act] {
+        match self.stage {
+            Stage::Events | Stage::Sums => self.watch(now_ns, cost),
+            Stage::Slices(Slice::Open) if now_ns.saturating_sub(self.opened.0) >= nanos(SLICE) => {
+                if self.use_since(self.opened, now_ns, cost) < 0.8 {
+                    self.stage = Stage::Sums;
+                    (self.window, self.over, self.under) = ((now_ns, cost), 0, 0);
+                    return &[];
+                }
+                self.stage = Stage::Slices(Slice::Detaching);
+                self.times.close(now_ns);
+                &[Act::Close, Act::Detach]
+            }
+            Stage::Slices(Slice::Waiting) => {
+                let spent = cost.ns().saturating_sub(self.account.1.ns()) as f64;
+                let left_ns = spent / self.budget - now_ns.saturating_sub(self.account.0) as f64;
+                if left_ns > nanos(LONGEST_WAIT) as f64 || self.times.closed.len() >= MOST_EPOCHS {
+                    self.stage = Stage::Off;
+                } else if left_ns <= 0.0 {
+                    self.stage = Stage::Slices(Slice::Attaching);
+                    return &[Act::Attach];
+                }
+                &[]
+            }
+            Stage::Slices(_) | Stage::Off => &[],
+        }
+    }
+
+    fn watch(&mut self, now_ns: u64, cost: Cost) -> &'static [Act] {
+        if now_ns.saturating_sub(self.window.0) < nanos(WINDOW) {
+            return &[];
+        }
+        let used = self.use_since(self.window, now_ns, cost);
+        if self.over == 0 {
+            // What is spent until the probes are off counts.
+            self.account = self.window;
+        }
+        self.over = if used > 1.0 { self.over + 1 } else { 0 };
+        self.under = if used < 0.5 { self.under + 1 } else { 0 };
+        self.window = (now_ns, cost);
+        if self.over >= OVER {
+            self.under = 0;
+            if self.stage == Stage::Events {
+                self.stage = Stage::Sums;
+                // The account goes on.
+                self.over = 1;
+                return &[Act::OnlySums];
+            }
+            self.over = 0;
+            self.stage = Stage::Slices(Slice::Detaching);
+            self.times.close(now_ns);
+            return &[Act::Close, Act::Detach];
+        }
+        if self.stage == Stage::Sums && self.under >= self.patience {
+            (self.under, self.patience) = (0, self.patience.saturating_mul(2));
+            self.stage = Stage::Events;
+            return &[Act::ReportWaits];
+        }
+        &[]
+    }
+
+    /// The probes are detached.
+    pub fn detached(&mut self) {
+        if self.stage == Stage::Slices(Slice::Detaching) {
+            self.stage = Stage::Slices(Slice::Waiting);
+        }
+    }
+
+    /// The probes are attached. Returns what is to be done.
+    pub fn attached(&mut self, now_ns: u64, cost: Cost) -> &'static [Act] {
+        if self.stage != Stage::Slices(Slice::Attaching) {
+            return &[];
+        }
+        self.stage = Stage::Slices(Slice::Open);
+        self.opened = (now_ns, cost);
+        self.times.open(now_ns);
+        &[Act::Open]
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// When the probes did nothing.
+#[derive(Clone, Debug, Default)]
+pub struct OpenTimes {
+    /// From when to when, `CLOCK_MONOTONIC` nanoseconds; the last may go on. An epoch of the gate ends where one begins.
+    closed: Vec<(u64, u64)>,
+    /// Length of all before each.
+    before: Vec<u64>,
+}
+
+impl OpenTimes {
+    fn close(&mut self, now_ns: u64) {
+        let before = self.closed_until(now_ns);
+        self.before.push(before);
+        self.closed.push((now_ns, u64::MAX));
+    }
+
+    fn open(&mut self, now_ns: u64) {
+        if let Some(last) = self.closed.last_mut() {
+            last.1 = now_ns;
+        }
+    }
+
+    /// How often they were opened again.
+    pub fn epoch(&self) -> u32 {
+        let open = self.closed.last().is_some_and(|last| last.1 == u64::MAX);
+        (self.closed.len() - usize::from(open)) as u32
+    }
+
+    /// When an epoch ended; `None`: it has not.
+    pub fn end_of(&self, epoch: u32) -> Option<u64> {
+        self.closed.get(epoch as usize).map(|closed| closed.0)
+    }
+
+    fn closed_until(&self, at_ns: u64) -> u64 {
+        let after = self.closed.partition_point(|closed| closed.0 < at_ns);
+        let Some(last) = after.checked_sub(1) else { return 0 };
+        self.before[last] + self.closed[last].1.min(at_ns) - self.closed[last].0
+    }
+
+    /// For how long of that time they did nothing, nanoseconds.
+    pub fn closed_within(&self, from_ns: u64, to_ns: u64) -> u64 {
+        self.closed_until(to_ns).saturating_sub(self.closed_until(from_ns))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// A program that makes so many hits per second, each of which costs a microsecond with its trap; attaching and
+    /// detaching take a while. Returns the cost and where it ended, after so many seconds.
+    fn run(
+        governor: &mut Governor,
+        from_ns: u64,
+        seconds: u64,
+        hits: u64,
+        stacks: u64,
+    ) -> (Cost, Vec<Stage>) {
+        let (mut cost, mut stages) = (Cost::default(), vec![governor.stage()]);
+        let mut pending: Option<(u64, Act)> = None;
+        let mut events = true;
+        for step in 1..=seconds * 20 {
+            let now = from_ns + step * 50 * MS;
+            let attached = !matches!(governor.stage(), Stage::Slices(Slice::Waiting) | Stage::Off);
+            let closed =
+                !matches!(governor.stage(), Stage::Events | Stage::Sums | Stage::Slices(Slice::Open));
+            if attached {
+                cost.hits += hits / 20;
+                cost.program_ns += hits / 20 * if closed { 60 } else { 300 };
+                cost.stacks += if events { stacks / 20 } else { 0 };
+            }
+            let acts = match pending {
+                Some((due, Act::Detach)) if due <= now => {
+                    pending = None;
+                    governor.detached();
+                    governor.tick(now, cost)
+                }
+                Some((due, _)) if due <= now => {
+                    pending = None;
+                    governor.attached(now, cost)
+                }
+                _ => governor.tick(now, cost),
+            };
+            for &act in acts {
+                match act {
+                    Act::ReportWaits => events = true,
+                    Act::OnlySums => events = false,
+                    Act::Attach | Act::Detach => pending = Some((now + 500 * MS, act)),
+                    Act::Open | Act::Close => {}
+                }
+            }
+            if stages.last() != Some(&governor.stage()) {
+                stages.push(governor.stage());
+            }
+        }
+        (cost, stages)
+    }
+
+    /// What costs little is watched completely.
+    #[test]
+    fn cheap() {
+        let mut governor = Governor::new(10_000, 2, 0);
+        let (_, stages) = run(&mut governor, 0, 60, 10_000, 100);
+        assert_eq!(stages, [Stage::Events]);
+        assert_eq!(governor.watched(60_000 * MS), (60_000 * MS, 0));
+    }
+
+    /// Where only the reports are expensive, only they are given up, and come back when there are fewer.
+    #[test]
+    fn reports() {
+        let mut governor = Governor::new(10_000, 2, 0);
+        let (_, stages) = run(&mut governor, 0, 4, 5_000, 10_000);
+        assert_eq!(stages, [Stage::Events, Stage::Sums]);
+        // A new run of costs: they only have to grow.
+        governor.window = (4_000 * MS, Cost::default());
+        let (_, stages) = run(&mut governor, 4_000 * MS, 20, 5_000, 0);
+        assert_eq!(stages, [Stage::Sums, Stage::Events]);
+    }
+
+    /// A storm of hits costs what the budget allows, in the long run, and is watched for a part of the time that is known.
+    #[test]
+    fn storm() {
+        let mut governor = Governor::new(10_000, 2, 0);
+        let (cost, stages) = run(&mut governor, 0, 300, 300_000, 0);
+        assert!(stages.contains(&Stage::Slices(Slice::Open)), "{stages:?}");
+        assert!(!stages.contains(&Stage::Off));
+        let share = cost.ns() as f64 / (300_000.0 * MS as f64 * 2.0);
+        assert!(share < 0.012, "{share}");
+        let (watched, not) = governor.watched(300_000 * MS);
+        assert_eq!(watched + not, 300_000 * MS);
+        let share = watched as f64 / (watched + not) as f64;
+        assert!(share > 0.005 && share < 0.05, "{share}");
+    }
+
+    /// A storm that leaves no room for slices is not watched at all.
+    #[test]
+    fn hopeless() {
+        let mut governor = Governor::new(100, 2, 0);
+        let (_, stages) = run(&mut governor, 0, 30, 300_000, 0);
+        assert_eq!(stages.last(), Some(&Stage::Off));
+        let (watched, not) = governor.watched(30_000 * MS);
+        assert!(watched < 2_000 * MS && watched + not == 30_000 * MS);
+    }
+
+    /// After a storm everything is watched again.
+    #[test]
+    fn calm() {
+        let mut governor = Governor::new(100_000, 2, 0);
+        run(&mut governor, 0, 30, 400_000, 0);
+        let (mut now, mut cost) = (30_000 * MS, Cost { hits: 1 << 40, ..Cost::default() });
+        governor.account = (now, cost);
+        governor.opened = (now, cost);
+        for _ in 0..2_000 {
+            now += 50 * MS;
+            cost.hits += 10;
+            governor.detached();
+            governor.tick(now, cost);
+            governor.attached(now, cost);
+        }
+        assert_eq!(governor.stage(), Stage::Events);
+    }
+
+    /// Times that were closed are known to the nanosecond, and so are the ends of epochs.
+    #[test]
+    fn times() {
+        let mut times = OpenTimes::default();
+        assert_eq!((times.epoch(), times.closed_within(0, 100), times.end_of(0)), (0, 0, None));
+        times.close(10);
+        assert_eq!((times.epoch(), times.end_of(0), times.closed_within(0, 25)), (0, Some(10), 15));
+        times.open(30);
+        times.close(50);
+        times.open(60);
+        assert_eq!((times.epoch(), times.end_of(1), times.end_of(2)), (2, Some(50), None));
+        assert_eq!(times.closed_within(0, 100), 30);
+        assert_eq!(times.closed_within(20, 55), 15);
+        assert_eq!(times.closed_within(30, 50), 0);
+        assert_eq!(times.closed_within(10, 10), 0);
+    }
+}

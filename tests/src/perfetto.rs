@@ -100,20 +100,20 @@ impl Trace {
         let mut leaves: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         let mut trace = Self::default();
         for (_, packet) in fields(&bytes)? {
-            let (mut ts, mut event, mut track) = (0, None, None);
+            let (mut ts, mut happened, mut described) = (0, None, None);
             // TracePacket: 8 timestamp, 11 track_event, 60 track_descriptor.
             for (field, value) in fields(packet.bytes()?)? {
                 match field {
                     8 => ts = value.number()?,
-                    11 => event = Some(value.bytes()?),
-                    60 => track = Some(value.bytes()?),
+                    11 => happened = Some(value.bytes()?),
+                    60 => described = Some(value.bytes()?),
                     _ => {}
                 }
             }
-            if let Some(track) = track {
+            if let Some(descriptor) = described {
                 let (mut uuid, mut name) = (0, String::new());
                 // TrackDescriptor: 1 uuid, 2 name.
-                for (field, value) in fields(track)? {
+                for (field, value) in fields(descriptor)? {
                     match field {
                         1 => uuid = value.number()?,
                         2 => name = value.text()?,
@@ -122,7 +122,7 @@ impl Trace {
                 }
                 tracks.insert(uuid, name);
             }
-            let Some(event) = event else { continue };
+            let Some(event) = happened else { continue };
             let (mut kind, mut uuid, mut name, mut flows, mut ends) = (0, 0, None, Vec::new(), Vec::new());
             // TrackEvent: 9 type, 11 track_uuid, 23 name, 47 flow_ids, 48 terminating_flow_ids.
             for (field, value) in fields(event)? {
@@ -135,17 +135,17 @@ impl Trace {
                     _ => {}
                 }
             }
-            let track = tracks.get(&uuid).context("an event of no track")?;
+            let on = tracks.get(&uuid).context("an event of no track")?;
             match kind {
                 1 => {
                     let name = name.context("a slice without a name")?;
                     let before = open.insert(uuid, (name, ts));
-                    ensure!(before.is_none(), "{before:?} overlaps with another at {ts} on {track}");
+                    ensure!(before.is_none(), "{before:?} overlaps with another at {ts} on {on}");
                 }
                 2 => {
                     let (name, begin_ns) = open.remove(&uuid).context("an end without a begin")?;
                     ensure!(begin_ns <= ts, "{name} ends before it begins");
-                    trace.slices.push(Slice { track: track.clone(), uuid, name, begin_ns, end_ns: ts });
+                    trace.slices.push(Slice { track: on.clone(), uuid, name, begin_ns, end_ns: ts });
                 }
                 _ => {}
             }

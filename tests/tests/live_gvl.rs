@@ -427,10 +427,10 @@ fn profiles_agree_with_the_lines() -> Result<()> {
             let apart = pair[0].0 != pair[1].0 || pair[0].3 <= pair[1].2 + 10;
             ensure!(apart, "two states at the same time: {pair:?}");
         }
-        let line = report.gvl_threads.iter().find(|line| line.tid == Some(hog)).context("no hog")?;
+        let of_it = report.gvl_threads.iter().find(|line| line.tid == Some(hog)).context("no hog")?;
         let shown: u64 =
             markers.iter().filter(|m| m.0 == hog && m.1 == "THREAD_RUNNING").map(|m| m.3 - m.2).sum();
-        within("holds of the hog in the timeline", shown, line.hold_ns.context("no holds")?, 2)
+        within("holds of the hog in the timeline", shown, of_it.hold_ns.context("no holds")?, 2)
     })
 }
 
@@ -478,11 +478,17 @@ fn waits_in_pauses() -> Result<()> {
         ensure!(inside > 50_000_000, "{inside} ns of pauses are too few to compare anything");
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         let told = process.gc_pause_ns.context("no pauses")?;
-        ensure!(inside <= told && told <= all, "pauses {told} ns, {inside} to {all} true: {process:?}");
+        // Some pauses belong to no cycle, so no line has them; they are short.
+        ensure!(
+            inside <= told && told <= all + all / 20 + 5_000_000,
+            "pauses {told} ns, {inside} to {all} true: {process:?}"
+        );
         ensure!(process.hold_ns.is_none_or(|hold| told <= hold), "{process:?}");
         let waited = process.gc_wait_ns.context("no waits in pauses")?;
-        ensure!(waited * 100 >= 2 * inside * 98, "{waited} ns in pauses of {inside}: {process:?}");
-        ensure!(waited <= 2 * all, "{waited} ns in pauses of {all}: {process:?}");
+        // Up to 3.1 a thread that has yielded and not seen yet that another took the GVL is not told to wait.
+        let least = if ruby.is_at_least(3, 3) { 98 } else { 80 };
+        ensure!(waited * 100 >= 2 * inside * least, "{waited} ns in pauses of {inside}: {process:?}");
+        ensure!(waited <= 2 * told, "{waited} ns in pauses of {all}: {process:?}");
         Ok(())
     })
 }

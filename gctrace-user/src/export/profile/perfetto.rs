@@ -369,17 +369,17 @@ pub(super) mod tests {
                 assert!(track.parent_uuid.is_none_or(|parent| tracks.contains_key(&parent)));
             }
             let Some(event) = packet.track_event else { continue };
-            let (ts, track) = (packet.timestamp.unwrap(), event.track_uuid.unwrap());
+            let (ts, on) = (packet.timestamp.unwrap(), event.track_uuid.unwrap());
             left.extend(event.flow_ids);
             arrived.extend(event.terminating_flow_ids);
             match event.r#type.unwrap() {
                 TrackEvent::SLICE_BEGIN => {
-                    assert!(open.insert(track, (ts, event.name.unwrap())).is_none(), "slices overlap");
+                    assert!(open.insert(on, (ts, event.name.unwrap())).is_none(), "slices overlap");
                 }
                 TrackEvent::SLICE_END => {
-                    let (begin, name) = open.remove(&track).unwrap();
+                    let (begin, name) = open.remove(&on).unwrap();
                     assert!(begin <= ts);
-                    tracks.get_mut(&track).unwrap().1.push((begin, ts, name));
+                    tracks.get_mut(&on).unwrap().1.push((begin, ts, name));
                 }
                 _ => {}
             }

@@ -226,15 +226,15 @@ fn holders_are_named() -> Result<()> {
     #[derive(Deserialize)]
     struct Sleeper {
         tid: u32,
-        begin_ns: u64,
-        late_ns: u64,
+        /// Begin and end of each time that it slept for 10 ms.
+        slept: Vec<(u64, u64)>,
     }
     let live = Live::begin()?;
     Ruby::each(|ruby| {
         let (report, done) = watch(&live, ruby, "gvl_holder.rb")?;
         let hog = u32::try_from(done.report.extra_u64("hog")?)?;
         let sleepers: Vec<Sleeper> = serde_json::from_value(done.report.extra["sleepers"].clone())?;
-        let (mut late, mut waited) = (0, 0);
+        let (mut late, mut unexplained) = (Vec::new(), Vec::new());
         for sleeper in &sleepers {
             let own =
                 || report.gvl_waits.iter().filter(|wait| (wait.pid, wait.tid) == (done.pid, sleeper.tid));
@@ -252,12 +252,21 @@ fn holders_are_named() -> Result<()> {
                 // A thread that begins has no frames yet.
                 ensure!(first || stack.iter().any(|frame| frame.contains("gvl_holder.rb")), "{wait:?}");
             }
-            late += sleeper.late_ns;
-            // Not the one before its first instruction.
-            let slept = own().filter(|wait| wait.begin_ns > sleeper.begin_ns);
-            waited += slept.map(|wait| wait.wait_ns).sum::<u64>();
+            for &(begin, end) in &sleeper.slept {
+                let inside =
+                    own().filter(|wait| wait.begin_ns >= begin && wait.begin_ns + wait.wait_ns <= end);
+                let waited: u64 = inside.map(|wait| wait.wait_ns).sum();
+                let late_ns = end - begin - 10_000_000;
+                ensure!(waited <= late_ns, "waited {waited} ns, but was late by {late_ns} ns");
+                late.push(late_ns);
+                unexplained.push(late_ns - waited);
+            }
         }
-        within("how late the sleepers were", waited, late, 2)?;
+        // A sleeper is woken, gets a CPU, and only then wants the GVL: now and then that takes a while.
+        late.sort_unstable();
+        unexplained.sort_unstable();
+        let (late, unexplained) = (late[late.len() / 2], unexplained[unexplained.len() / 2]);
+        ensure!(unexplained * 50 <= late, "late by {late} ns, {unexplained} of it not told, in the median");
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         let worst = process.blocked.first().context("nobody waited for anybody")?;
         ensure!(worst.holder.as_ref().is_some_and(|holder| holder.tid == hog), "{worst:?}");
@@ -271,7 +280,7 @@ fn holders_are_named() -> Result<()> {
 #[test]
 fn ends_of_threads() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::first_and_last(|ruby| {
         let (report, done) = watch(&live, ruby, "gvl_ends.rb")?;
         ensure!(done.report.extra_u64("sum")? == 4 + 4 * 3, "{:?}", done.report.extra);
         let of_it: Vec<_> = report.gvl_threads.iter().filter(|line| line.pid == done.pid).collect();
@@ -302,13 +311,13 @@ fn ends_of_threads() -> Result<()> {
 fn threads_that_move_survive() -> Result<()> {
     let _live = Live::begin()?;
     Ruby::each(|ruby| {
-        for what in ["threads", "ractors"] {
-            if what == "ractors" && !ruby.is_at_least(3, 0) {
-                continue;
-            }
+        let all: &[&str] = if ruby.is_at_least(3, 0) { &["threads", "ractors"] } else { &["threads"] };
+        // Before 3.3 no thread moves.
+        let times = if ruby.is_at_least(3, 3) { 3 } else { 1 };
+        for what in all {
             let gctrace = Invocation::jsonl(["--all-ruby", "--gvl", "--gvl-budget", "100"])?.start_ready()?;
             let mut pids = Vec::new();
-            for _ in 0..3 {
+            for _ in 0..times {
                 let mut command = ruby.command()?;
                 command.arg(gctrace_tests::live::rubies_dir().join("gvl_mn.rb")).arg(what);
                 command.env("RUBY_MN_THREADS", "1");

@@ -150,11 +150,11 @@ fn summary(
     times: &OpenTimes,
 ) -> GvlThreadSummary {
     let state = GvlState::from_raw(thread.state);
-    // Since the probes stopped nothing is known of it: it was not seen again.
-    let end_ns = times.end_of(thread.epoch).map_or(end_ns, |closed| closed.min(end_ns));
-    let maybe_ended = !coverage.ends && state == Some(GvlState::Away);
+    // When the probes stopped, if it was not seen again since: what it did then is not known, nor whether it ended.
+    let stopped_ns = times.end_of(thread.epoch).filter(|&stopped| stopped < end_ns);
+    let maybe_ended = !coverage.ends && state == Some(GvlState::Away) && stopped_ns.is_none();
     let end_ns = if maybe_ended { thread.since_ns } else { end_ns.max(thread.since_ns) };
-    let open_ns = end_ns - thread.since_ns;
+    let open_ns = stopped_ns.unwrap_or(end_ns).saturating_sub(thread.since_ns);
     let so_far = |count, ns, max_ns, within| GvlTimes {
         count,
         ns: if state == Some(within) { ns + open_ns } else { ns },
@@ -169,6 +169,7 @@ fn summary(
         who: who(thread.header.tid, &thread.comm),
         id: thread.id,
         last: state
+            .filter(|_| stopped_ns.is_none())
             .and_then(doing)
             .map(|doing| (doing, thread.since_ns))
             .filter(|(doing, _)| coverage.holds || *doing == GvlDoing::Waiting),
@@ -239,6 +240,32 @@ mod tests {
             .map(|b| (b.waiter.as_ref().map(|w| &*w.comm), b.holder.as_ref().map(|h| &*h.comm)))
             .collect();
         assert_eq!(names, [(Some("one"), Some("two")), (Some("two"), None)]);
+    }
+
+    /// What a thread did after the probes were stopped is not told, and counts as time that was not watched.
+    #[test]
+    fn stopped() {
+        let mut times = OpenTimes::default();
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        times.close(1500);
+        let coverage = GvlCoverage { holds: true, ends: true };
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((told.sums.wall_ns, told.sums.watched_ns, told.last), (1000, 500, None));
+        assert_eq!((told.sums.wait.ns, told.sums.hold.unwrap().ns), (300, 200));
+        times.open(1800);
+        one.interrupted(1500, 1900, times.epoch());
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((told.sums.wall_ns, told.sums.watched_ns), (1000, 700));
+        assert_eq!(
+            (told.sums.wait.ns, told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns),
+            (300, 200, 0)
+        );
+        // It gives up what it was not seen to get.
+        one.suspended(1950);
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns), (200, 50));
     }
 
     /// Where ends are not seen, a thread that does without the GVL may be none any more.

@@ -20,7 +20,7 @@ const UNDER: u32 = 20;
 /// A slice of time in which the GVL is watched.
 const SLICE: Duration = Duration::from_millis(200);
 /// Slices that would have to be further apart are not worth anything.
-const LONGEST_WAIT: Duration = Duration::from_mins(1);
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
 /// How often the gate can be closed: as often as its times are kept in the kernel.
 const MOST_EPOCHS: usize = gctrace_common::gvl::MAX_GVL_EPOCHS as usize - 1;
 
@@ -239,13 +239,13 @@ pub struct OpenTimes {
 }
 
 impl OpenTimes {
-    fn close(&mut self, now_ns: u64) {
+    pub(super) fn close(&mut self, now_ns: u64) {
         let before = self.closed_until(now_ns);
         self.before.push(before);
         self.closed.push((now_ns, u64::MAX));
     }
 
-    fn open(&mut self, now_ns: u64) {
+    pub(super) fn open(&mut self, now_ns: u64) {
         if let Some(last) = self.closed.last_mut() {
             last.1 = now_ns;
         }

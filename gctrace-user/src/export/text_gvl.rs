@@ -69,7 +69,7 @@ impl GvlTable {
         if let Some(gc) = summary.gc.filter(|gc| gc.pause_ns > 0) {
             writeln!(
                 out,
-                "{:>8} GC pauses took {}; in long waits, threads waited {} of them",
+                "{:>8} GC pauses took {}; in them, threads waited {} for the GVL (long waits only)",
                 "",
                 duration(gc.pause_ns),
                 duration(gc.wait_ns)

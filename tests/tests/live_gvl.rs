@@ -450,7 +450,7 @@ fn storms_are_shed() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let gctrace = Invocation::jsonl(["--all-ruby", "--gvl", "--gvl-budget", "2"])?.start_ready()?;
-    let script = Script::unwitnessed(&live, &ruby, "gvl_storm.rb")?.env("GCTRACE_TEST_SECONDS", "12");
+    let script = Script::unwitnessed(&live, &ruby, "gvl_storm.rb")?.env("GCTRACE_TEST_SECONDS", "8");
     let done = script.run()?;
     let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
     ensure!(done.report.extra_u64("passes")? > 100_000, "that was no storm: {:?}", done.report.extra);

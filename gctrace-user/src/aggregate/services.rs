@@ -322,6 +322,7 @@ mod tests {
             cmdline: None,
             start_ts: None,
             hostname: None,
+            container: crate::model::Container::default(),
             gc_env: BTreeMap::new(),
             origin: Arc::new(Origin { service: service.to_owned(), ..Origin::default() }),
             image: Arc::new(image),
@@ -338,7 +339,7 @@ mod tests {
             state: "none",
             weak_references: None,
         };
-        let memory = Some(Memory { rss: 1000, peak_rss: 1000 });
+        let memory = Some(Memory { rss: 1000, peak_rss: 1000, shares: None });
         GcState { ts_ns: 1, tid: 1, stat: vec![live, allocated, 0], heaps: Vec::new(), info, memory }
     }
 

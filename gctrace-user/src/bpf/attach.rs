@@ -91,6 +91,7 @@ pub enum AttachError {
 }
 
 /// The attached programs. Dropping it detaches everything.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the kernel or the run")]
 pub struct Probes {
     pub(super) ebpf: Ebpf,
     images: Array<MapData, ImageConfig>,

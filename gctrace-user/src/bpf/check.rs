@@ -7,7 +7,7 @@ use aya::{maps::MapType, programs::Program, sys::is_map_supported};
 use gctrace_common::event::Point;
 
 use super::{
-    MappingWatch, Probes, Scope, kernel_types,
+    GvlOptions, MappingWatch, Probes, Scope, kernel_types,
     load::{LoadError, LoadOptions, Select, TRACEPOINTS, TRIED_NEWTASK, Verified, newtask_offsets, verified},
     sample::{self, StackOptions},
 };
@@ -95,7 +95,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         cookies,
         gc_ring_bytes: None,
         stacks: Some(stacks),
-        gvl: None,
+        gvl: Some(GvlOptions { threshold: Duration::from_millis(1), spans: true, budget_ppm: 0 }),
     };
     let (mut ebpf, config) = verified(&Verified { options, newtask, thread_pointer: 0, task_stack: 0 })?;
     let stages = sample::link_stages(&mut ebpf, Some(stacks))?;

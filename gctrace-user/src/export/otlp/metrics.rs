@@ -45,7 +45,7 @@ pub(super) struct Metrics {
 impl Metrics {
     /// Of all services.
     pub(super) fn new(
-        services: Services,
+        services: &Services,
         ledger: Ledger,
         clock: WallClock,
         began_ns: u64,

@@ -102,10 +102,10 @@ impl OtlpMetrics {
 
     fn hand_over(&mut self) {
         self.last = Instant::now();
-        let (services, ledger) = (self.services.clone(), self.ledger.clone());
+        let ledger = self.ledger.clone();
         let now_ns = monotonic_ns();
         self.uploader.send(Box::new(metrics::Metrics::new(
-            services,
+            &self.services,
             ledger,
             self.clock,
             self.began_ns,

@@ -1,5 +1,5 @@
 # A request loop: a large set of old objects stays, each request makes objects that die with it. Runs for some seconds
-# and rests for half of them; or for as many requests as are given, without any rest.
+# and rests for a quarter of them; or for as many requests as are given, without any rest.
 require_relative "support"
 
 SECONDS = Float(ARGV.fetch(0, "6"))
@@ -29,7 +29,7 @@ Report.run do |extra|
     # Old objects come and go, so that there are major collections.
     (0...20).each { |i| KEPT[(number * 20 + i) % KEPT.size] = [number, i.to_s] }
     if REQUESTS.zero? && number % 500 == 0
-      sleep clock - begun
+      sleep (clock - begun) / 3
       begun = clock
     end
   end

@@ -124,7 +124,7 @@ pub enum StoreError {
     Postgres(#[from] ::postgres::Error),
     /// What the host trusts is not known.
     #[error("the store: reading the certificates that this host trusts: {0}")]
-    Tls(#[source] rustls::Error),
+    Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// What was kept cannot be read.
     #[error("what is kept of a set cannot be read: {0}")]
     Evidence(#[from] serde_json::Error),

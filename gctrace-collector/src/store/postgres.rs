@@ -79,7 +79,8 @@ impl Postgres {
         }
         config.connect_timeout(CONNECT).tcp_user_timeout(SILENCE).keepalives_idle(SILENCE);
         let tls = if config.get_ssl_mode() == SslMode::Require {
-            let verified = ClientConfig::with_platform_verifier().map_err(StoreError::Tls)?;
+            let verified =
+                ClientConfig::with_platform_verifier().map_err(|error| StoreError::Tls(error.into()))?;
             Some(MakeRustlsConnect::new(verified))
         } else {
             // To encrypt for whoever answers would only look safe.

@@ -49,8 +49,8 @@ fn one_of_two() -> Result<()> {
     let live = gctrace_tests::live::Live::without_gctrace()?;
     let lite = Collector::start(&live.path("sets.db"), &[])?;
     let its = lite.register()?;
-    let stored = lite.send(&set(&its, "3.4.7", &json!({}), &starving).to_string())?;
-    let path = format!("/configs/{}.json", stored.text().split_once("/configs/").context("an address")?.1);
+    let receipt = lite.send(&set(&its, "3.4.7", &json!({}), &starving).to_string())?;
+    let path = format!("/configs/{}.json", receipt.text().split_once("/configs/").context("an address")?.1);
     ensure!(
         serde_json::from_slice::<Value>(&lite.get(&path)?.body)? == one,
         "SQLite's advice is another one"

@@ -101,12 +101,11 @@ fn figures_are_the_programs_own() -> Result<()> {
                 command.env_remove("OTEL_SERVICE_NAME");
             })
             .start()?;
-        let line = gctrace.wait_error("metrics on")?;
-        let target =
-            line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).context(line.clone())?;
-        let target = found.to_owned();
+        let told = gctrace.wait_error("metrics on")?;
+        let listens = told.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+        let listens = listens.context(told.clone())?.to_owned();
         gctrace.wait_ready()?;
-        let prometheus = Prometheus::start(&live, &target)?;
+        let prometheus = Prometheus::start(&live, &listens)?;
         let service = format!("shop {} \"\\", ruby.version());
         let script = Script::unwitnessed(&live, ruby, "scraped.rb")?
             .arg("40")
@@ -168,7 +167,7 @@ fn figures_are_the_programs_own() -> Result<()> {
             }
         }
 
-        let address = target.parse()?;
+        let address = listens.parse()?;
         let text = http::get(address, "/metrics")?;
         ensure!(text.headers["content-type"].starts_with("text/plain; version=0.0.4"), "{:?}", text.headers);
         let file = live.path("metrics.txt");

@@ -144,12 +144,12 @@ fn otlp_trouble() -> Result<()> {
         pushes.iter().skip(1).any(|push| push.body == first.body),
         "what was answered with 503 did not come again"
     );
-    let summary = said.lines().find(|line| line.contains("requests were accepted")).context(said.clone())?;
+    let account = said.lines().find(|line| line.contains("requests were accepted")).context(said.clone())?;
     let (accepted, refused) = (answered(200), answered(400));
     let wanted = format!(
         "{accepted} requests were accepted ({accepted} of them in part), {refused} refused, 0 dropped"
     );
-    ensure!(summary.contains(&wanted), "{summary}, not {wanted}");
+    ensure!(account.contains(&wanted), "{account}, not {wanted}");
     ensure!(!said.contains('\u{1b}'), "an escape sequence of the server's reaches the terminal: {said:?}");
     Ok(())
 }

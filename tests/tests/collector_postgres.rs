@@ -47,12 +47,12 @@ fn one_of_two() -> Result<()> {
 
     // The same into SQLite: the same advice.
     let live = gctrace_tests::live::Live::without_gctrace()?;
-    let lite = Collector::start(&live.path("sets.db"), &[])?;
-    let its = lite.register()?;
-    let receipt = lite.send(&set(&its, "3.4.7", &json!({}), &starving).to_string())?;
+    let single = Collector::start(&live.path("sets.db"), &[])?;
+    let its = single.register()?;
+    let receipt = single.send(&set(&its, "3.4.7", &json!({}), &starving).to_string())?;
     let path = format!("/configs/{}.json", receipt.text().split_once("/configs/").context("an address")?.1);
     ensure!(
-        serde_json::from_slice::<Value>(&lite.get(&path)?.body)? == one,
+        serde_json::from_slice::<Value>(&single.get(&path)?.body)? == one,
         "SQLite's advice is another one"
     );
 

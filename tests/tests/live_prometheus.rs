@@ -78,7 +78,7 @@ impl Prometheus {
 
     /// Waits until a query has exactly this value.
     fn wait(&self, query: &str, wanted: f64) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let found = self.query(query)?;
             if found == [wanted] {
@@ -159,7 +159,7 @@ fn figures_are_the_programs_own() -> Result<()> {
                 let query = wanted["expr"].as_str().context("a query")?;
                 let query = query.replace("$service", "shop.*").replace("$__rate_interval", "1m");
                 // Long waits are there with --gvl only; a rate takes two scrapes.
-                let deadline = Instant::now() + Duration::from_secs(10);
+                let deadline = Instant::now() + PATIENCE;
                 while prometheus.query(&query)?.is_empty() && !query.contains("gvl") {
                     ensure!(Instant::now() < deadline, "{query} finds nothing");
                     std::thread::sleep(Duration::from_millis(200));

@@ -218,7 +218,7 @@ impl Worker {
             return None;
         }
         let body = gzip(&body);
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, mut last) = (FIRST_PAUSE, false);
         for attempt in 1.. {
             let (reason, after) = match self.post(payload, &body) {
                 Outcome::Accepted(answer) => {
@@ -249,10 +249,11 @@ impl Worker {
                 Outcome::Again(reason, after) => (reason, after),
             };
             self.complain(&format!("{reason}; trying again"));
-            let ended = self.pause(after.unwrap_or(pause + jitter(pause)).min(LAST_PAUSE));
-            if attempt == ATTEMPTS || ended {
+            if attempt == ATTEMPTS || last {
                 break;
             }
+            // When tracing ends there is one more chance, at once.
+            last = self.pause(after.unwrap_or(pause + jitter(pause)).min(LAST_PAUSE));
             pause *= 2;
         }
         self.count(|counts| counts.dropped += 1);

@@ -61,7 +61,7 @@ impl GcAndWaits {
             let inside = pauses[first..].iter().take_while(|pause| pause.0 < to);
             inside.map(|pause| pause.1.min(to) - pause.0.max(from)).sum::<u64>()
         };
-        Some(GvlGc { pause_ns, wait_ns: self.waits.iter().map(overlap).sum() })
+        Some(GvlGc { pause_ns, wait_ns: Some(self.waits.iter().map(overlap).sum()) })
     }
 }
 
@@ -232,7 +232,7 @@ mod tests {
         gc.wait(1280, 20);
         let all =
             fold.finish(&[(key(2, 7), edge(5)), (key(1, 2), edge(300))], 2500, &gc, &OpenTimes::default());
-        assert_eq!(all.gc, Some(GvlGc { pause_ns: 150, wait_ns: 70 }));
+        assert_eq!(all.gc, Some(GvlGc { pause_ns: 150, wait_ns: Some(70) }));
         assert_eq!((all.threads, all.span_ns, all.sums.wait.ns), (2, 1500, 900));
         let names: Vec<_> = all
             .blocked

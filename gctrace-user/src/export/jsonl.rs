@@ -477,7 +477,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             threads: summary.threads,
             span_ns: summary.span_ns,
             gc_pause_ns: summary.gc.map(|gc| gc.pause_ns),
-            gc_wait_ns: summary.gc.map(|gc| gc.wait_ns),
+            gc_wait_ns: summary.gc.and_then(|gc| gc.wait_ns),
             sums: Sums::of(&summary.sums),
             blocked: summary.blocked.iter().map(Blocked::of).collect(),
         }))

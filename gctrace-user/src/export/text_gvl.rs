@@ -67,13 +67,13 @@ impl GvlTable {
             )?;
         }
         if let Some(gc) = summary.gc.filter(|gc| gc.pause_ns > 0) {
-            writeln!(
-                out,
-                "{:>8} GC pauses took {}; in them, threads waited {} for the GVL (long waits only)",
-                "",
-                duration(gc.pause_ns),
-                duration(gc.wait_ns)
-            )?;
+            write!(out, "{:>8} GC pauses took {}", "", duration(gc.pause_ns))?;
+            match gc.wait_ns {
+                Some(ns) => {
+                    writeln!(out, "; in them, threads waited {} for the GVL (long waits only)", duration(ns))?
+                }
+                None => writeln!(out)?,
+            }
         }
         for blocked in summary.blocked.iter().take(PAIRS) {
             pair(out, blocked)?;

@@ -207,8 +207,8 @@ pub struct GvlGc {
     /// How long they took together, nanoseconds.
     pub pause_ns: u64,
     /// For how long threads that wanted the GVL had to wait for it during a pause, all threads together, nanoseconds; of the
-    /// waits that were told one by one.
-    pub wait_ns: u64,
+    /// waits that were told one by one. `None`: they were not all told.
+    pub wait_ns: Option<u64>,
 }
 
 /// What the threads of a process did with the GVL.

@@ -289,7 +289,10 @@ impl Pipeline {
         }
         let gc = self.gvl.gc.remove(&pid).unwrap_or_default();
         let Some(fold) = self.gvl.folds.remove(&pid) else { return };
-        let summary = fold.finish(&read.edges, end_ns, &gc, self.gvl.governor.times());
+        let mut summary = fold.finish(&read.edges, end_ns, &gc, self.gvl.governor.times());
+        if let Some(gc) = summary.gc.as_mut().filter(|_| self.counts.gvl_steps > 0) {
+            gc.wait_ns = None;
+        }
         if let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) {
             self.export(|exporter| exporter.gvl_process(&process, &summary));
         }

@@ -68,12 +68,10 @@ impl GvlTable {
         }
         if let Some(gc) = summary.gc.filter(|gc| gc.pause_ns > 0) {
             write!(out, "{:>8} GC pauses took {}", "", duration(gc.pause_ns))?;
-            match gc.wait_ns {
-                Some(ns) => {
-                    writeln!(out, "; in them, threads waited {} for the GVL (long waits only)", duration(ns))?
-                }
-                None => writeln!(out)?,
+            if let Some(ns) = gc.wait_ns {
+                write!(out, "; in them, threads waited {} for the GVL (long waits only)", duration(ns))?;
             }
+            writeln!(out)?;
         }
         for blocked in summary.blocked.iter().take(PAIRS) {
             pair(out, blocked)?;

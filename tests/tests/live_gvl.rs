@@ -193,30 +193,44 @@ fn waited_within<'a>(waits: impl Iterator<Item = &'a GvlWaitLine>, begin_ns: u64
 fn waits_add_up_in_lock_step() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        let (report, done) = watch(&live, ruby, "gvl_lockstep.rb")?;
-        let lives: Vec<Life> = serde_json::from_value(done.report.extra["lives"].clone())?;
-        ensure!(lives.len() == 4, "{lives:?}");
-        // The time in which all four run.
-        let begin = lives.iter().map(|life| life.begin_ns).max().unwrap_or(0);
-        let end = lives.iter().map(|life| life.end_ns).min().unwrap_or(0);
-        ensure!(end > begin + 1_000_000_000, "they ran together for {begin}..{end} only: {lives:?}");
-        let mut all = 0;
-        for life in &lives {
-            let own = report.gvl_waits.iter().filter(|wait| (wait.pid, wait.tid) == (done.pid, life.tid));
-            let waited = waited_within(own, begin, end);
-            ensure!(waited > (end - begin) / 2, "thread {} waited {waited} ns of {}", life.tid, end - begin);
-            all += waited;
+        // Up to 3.1 a thread that yields is told to wait only when it has seen another take the GVL, which takes long on a
+        // machine that has more to do.
+        let tries = if ruby.is_at_least(3, 2) { 1 } else { 3 };
+        let mut last = Ok(());
+        for _ in 0..tries {
+            last = lock_step(&live, ruby);
+            if last.is_ok() {
+                break;
+            }
         }
-        within("waits of four threads", all, 3 * (end - begin), 2)?;
-        let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
-        let waits = report.gvl_waits.iter().filter(|wait| wait.pid == done.pid);
-        ensure!(process.wait_ns >= waits.map(|wait| wait.wait_ns).sum(), "{process:?}");
-        if let Some(hold_ns) = process.hold_ns {
-            // One at a time.
-            ensure!(hold_ns <= process.wall_ns && hold_ns + 20_000_000 >= end - begin, "{process:?}");
-        }
-        Ok(())
+        last
     })
+}
+
+fn lock_step(live: &Live, ruby: &Ruby) -> Result<()> {
+    let (report, done) = watch(live, ruby, "gvl_lockstep.rb")?;
+    let lives: Vec<Life> = serde_json::from_value(done.report.extra["lives"].clone())?;
+    ensure!(lives.len() == 4, "{lives:?}");
+    // The time in which all four run.
+    let begin = lives.iter().map(|life| life.begin_ns).max().unwrap_or(0);
+    let end = lives.iter().map(|life| life.end_ns).min().unwrap_or(0);
+    ensure!(end > begin + 1_000_000_000, "they ran together for {begin}..{end} only: {lives:?}");
+    let mut all = 0;
+    for life in &lives {
+        let own = report.gvl_waits.iter().filter(|wait| (wait.pid, wait.tid) == (done.pid, life.tid));
+        let waited = waited_within(own, begin, end);
+        ensure!(waited > (end - begin) / 2, "thread {} waited {waited} ns of {}", life.tid, end - begin);
+        all += waited;
+    }
+    within("waits of four threads", all, 3 * (end - begin), 2)?;
+    let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
+    let waits = report.gvl_waits.iter().filter(|wait| wait.pid == done.pid);
+    ensure!(process.wait_ns >= waits.map(|wait| wait.wait_ns).sum(), "{process:?}");
+    if let Some(hold_ns) = process.hold_ns {
+        // One at a time.
+        ensure!(hold_ns <= process.wall_ns && hold_ns + 20_000_000 >= end - begin, "{process:?}");
+    }
+    Ok(())
 }
 
 /// The thread that is named as the reason of a wait is the one that held the GVL, and how late sleepers are is how long they

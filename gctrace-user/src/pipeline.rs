@@ -484,6 +484,10 @@ impl Pipeline {
                 traced.fold.end_sweep(count, state);
                 let orphan = traced.fold.counts().end_without_start - before;
                 self.counts.ends_without_start += orphan;
+                if orphan > 0 {
+                    // The reading is not of a cycle that is reported; a forked child begins its life with such an end.
+                    traced.shares_read = None;
+                }
                 self.counts.cycle_ends += 1 - orphan;
             }
             Point::GcEnter | Point::GcExit | Point::GcEndMark => {

@@ -1,10 +1,11 @@
 //! What gctrace gives up after its start, and what it keeps.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Invocation;
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use gctrace_tests::{compare, ledger};
@@ -97,5 +98,49 @@ fn documents() -> Result<()> {
     let output = Command::new("bash").args(["-c", read]).arg(&path).output()?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     ensure!(said == "--container", "{said}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+/// What is in `packaging/` works: the unit's capabilities are enough for what its command does, and the manifest's flags
+/// are gctrace's.
+#[test]
+fn packaging() -> Result<()> {
+    let live = Live::begin()?;
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let unit = std::fs::read_to_string(packaging.join("gctrace.service"))?;
+    let value = |key: &str| {
+        let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.with_context(|| format!("no {key} in the unit"))
+    };
+    let capabilities: Vec<String> = value("CapabilityBoundingSet")?
+        .split(' ')
+        .map(|name| format!("+{}", name.trim_start_matches("CAP_").to_lowercase()))
+        .collect();
+    let sets = live.dir("sets")?.to_string_lossy().into_owned();
+    let start = value("ExecStart")?.replace("/var/lib/gctrace/sets", &sets);
+    let arguments: Vec<&str> = start.split(' ').skip(1).collect();
+    let mut command = vec!["--no-new-privs".to_owned(), "--inh-caps=-all".to_owned()];
+    command.push(format!("--bounding-set=-all,{}", capabilities.join(",")));
+    command.push(gctrace_binary()?.to_string_lossy().into_owned());
+    command.extend(arguments.iter().map(ToString::to_string));
+    let gctrace = Invocation::of(Path::new("setpriv"), command).start_ready()?;
+    let done = Script::unwitnessed(&live, &Ruby::main()?, "explicit.rb")?.arg("3").run()?;
+    let finished = gctrace.interrupt()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let names = std::fs::read_dir(&sets)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let names = names.collect::<Result<Vec<String>>>()?;
+    ensure!(
+        names.iter().any(|name| name.contains(&done.pid.to_string())),
+        "no set of {}: {names:?}",
+        done.pid
+    );
+
+    let read = "require 'yaml'; puts YAML.load_file(ARGV[0]).dig('spec', 'template', 'spec', 'containers', 0, 'command')";
+    let manifest = packaging.join("daemonset.yaml");
+    let output = Ruby::main()?.command()?.args(["-e", read]).arg(manifest).output()?;
+    let help = Invocation::new(["--help"])?.run()?.stdout.join("\n");
+    let words = String::from_utf8(output.stdout)?;
+    let flags: Vec<&str> = words.lines().filter(|word| word.starts_with("--")).collect();
+    ensure!(flags.len() >= 4 && flags.iter().all(|flag| help.contains(flag)), "{flags:?}: {help}");
     Ok(())
 }

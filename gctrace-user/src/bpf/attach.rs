@@ -122,6 +122,7 @@ impl Probes {
         let mut all: Vec<_> =
             programs.filter_map(|(name, program)| Some((name.to_owned(), walked(program)?))).collect();
         all.sort_by_key(|(_, instructions)| std::cmp::Reverse(*instructions));
+        log::debug!("instructions that the verifier walked: {all:?}");
         all
     }
 

@@ -109,8 +109,8 @@ fn packaging() -> Result<()> {
     let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
     let unit = std::fs::read_to_string(packaging.join("gctrace.service"))?;
     let value = |key: &str| {
-        let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.with_context(|| format!("no {key} in the unit"))
+        let found = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        found.with_context(|| format!("no {key} in the unit"))
     };
     let capabilities: Vec<String> = value("CapabilityBoundingSet")?
         .split(' ')

@@ -269,6 +269,10 @@ fn no_room_that_malloc_leaves_unused() {
     let refusal = report.speed().refusals.iter().find(|refusal| refusal.rule == "free-slots").unwrap();
     assert!(refusal.reason.starts_with("malloc begins a cycle about every "), "{}", refusal.reason);
     assert!(report.speed().advice.iter().any(|advice| advice.rule == "malloc"));
+    evidence.minors.insert("malloc".to_owned(), 3000);
+    let report = recommend(Series(3, 1), &evidence);
+    let refusal = report.speed().refusals.iter().find(|refusal| refusal.rule == "no-free-majors").unwrap();
+    assert!(refusal.reason.starts_with("malloc begins 3000 minor cycles"), "{}", refusal.reason);
 }
 
 /// A heap that gives pages back and takes them again has its size; one that gets larger and larger has not.

@@ -214,6 +214,14 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
         ));
     }
     case.heap()?;
+    // A heap grows only where the program runs out of slots, so a higher goal is missed again and again (see `before_malloc`).
+    let (slots, malloc) = (case.evidence.minors_by("newobj"), case.evidence.minors_by("malloc"));
+    if malloc > slots {
+        return Err(format!(
+            "malloc begins {malloc} minor cycles and want of a slot only {slots}, so the heap would not grow; raise the limits \
+             of malloc first, then trace again"
+        ));
+    }
     let goal = case.value("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO");
     if goal >= 0.5 {
         return Err(format!("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO is {goal:.2} already"));

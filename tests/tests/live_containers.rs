@@ -160,6 +160,9 @@ fn gctrace_inside() -> Result<()> {
     let live = Live::begin()?;
     let ruby = boxed()?;
     let engine = Engine::of(&live, &ruby)?;
+    // There before gctrace is: in a container, this machine's Ruby is in no usual place.
+    let mut outside = Script::new(&live, &Ruby::main()?, "explicit.rb")?.arg("20").waiting().start()?;
+    outside.wait_for("ready")?;
     let binary = gctrace_binary()?;
     let name = engine.name("gctrace");
     let mut run: Vec<OsString> =
@@ -174,8 +177,6 @@ fn gctrace_inside() -> Result<()> {
         .start_ready()?;
     let script = Script::new(&live, &ruby, "explicit.rb")?.arg("20").waiting();
     let mut boxed = engine.start(&engine.name("other"), script, "")?;
-    let mut outside = Script::new(&live, &Ruby::main()?, "explicit.rb")?.arg("20").waiting().start()?;
-    outside.wait_for("ready")?;
     outside.say("go")?;
     boxed.say("go")?;
     let (pid, id) = (boxed.pid, boxed.id.clone());

@@ -7,7 +7,7 @@ ROUNDS = { "half" => 50, "third" => 30, "fifth" => 20 }.freeze
 
 def round
   i = 0
-  i += 1 while i < 600_000
+  i += 1 while i < 1_000_000
   Thread.pass
 end
 

@@ -1,7 +1,13 @@
-# Makes garbage and ends with no cycle open. With the argument "stay" it then waits for a line, so that others can look at it.
+# Makes garbage for so many rounds, or with "2s" for so many seconds, and ends with no cycle open. With the argument "stay"
+# it then waits for a line, so that others can look at it.
 require_relative "support"
 
-ROUNDS = Integer(ARGV.fetch(0, "40"))
+SECONDS = ARGV.fetch(0, "40")[/\A(.*)s\z/, 1]&.to_f
+ROUNDS = SECONDS ? nil : Integer(ARGV.fetch(0, "40"))
+
+def clock
+  Process.clock_gettime(Process::CLOCK_MONOTONIC)
+end
 
 def produce_garbage(kept)
   Work.small(20_000)
@@ -11,9 +17,13 @@ end
 Report.run do |extra|
   kept = []
   sum = 0
-  ROUNDS.times do
+  till = clock + SECONDS.to_f
+  rounds = 0
+  while SECONDS ? clock < till : rounds < ROUNDS
     produce_garbage(kept)
     sum += Work.checksum(2_000)
+    kept.clear if kept.size > 200_000
+    rounds += 1
   end
   GC.start
   extra["sum"] = sum

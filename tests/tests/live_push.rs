@@ -20,7 +20,7 @@ const PROFILES: &str = "/v1development/profiles";
 
 /// gctrace with these options on a script that makes garbage, printing jsonl.
 fn run(live: &Live, ruby: &Ruby, options: &[&str]) -> Result<(Report, String, ScriptReport)> {
-    let script = Script::unwitnessed(live, ruby, "scraped.rb")?.arg("300");
+    let script = Script::unwitnessed(live, ruby, "scraped.rb")?.arg("3s");
     let (command, env, outputs) = script.into_parts()?;
     let mut args: Vec<std::ffi::OsString> = options.iter().map(Into::into).collect();
     args.push("--".into());

@@ -3,6 +3,7 @@
 //! Each command installs what it lacks, says on stderr what it does, and leaves its results under the build directory.
 
 mod bench;
+mod deb;
 mod demo;
 mod ebpf;
 mod elf;
@@ -41,6 +42,8 @@ enum Command {
     Lab(lab::Args),
     /// Build everything and run all tests; those on real Rubies as root.
     Test(test::Args),
+    /// Make a Debian package of the release build (needs cargo-deb).
+    Deb(deb::Args),
     /// Run live tests on other kernels, each in an emulated machine.
     Vm(vm::Args),
     /// Measure what gctrace costs: paired runs of Ruby scripts with and without it.
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Demo => demo::run_demo().map(|()| ExitCode::SUCCESS),
         Command::Lab(args) => lab::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Test(args) => test::run_tests(&args),
+        Command::Deb(args) => deb::run_deb(&args).map(|()| ExitCode::SUCCESS),
         Command::Vm(args) => vm::run_matrix(&args),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };

@@ -88,11 +88,15 @@ fn otlp() -> Result<()> {
         );
         let found = decoded(&live, &pushes)?;
         totals_agree(&found, &report, script.pid)?;
-        for kind in ["cpu", "wall", "gc"] {
-            let kind = &found["profiles"]["shop"][kind];
+        for name in ["cpu", "wall", "gc"] {
+            let kind = &found["profiles"]["shop"][name];
             let (total, method) = (&kind["total"], &kind["Object#produce_garbage"]);
             let share = method.as_f64().unwrap_or_default() / total.as_f64().unwrap_or(1.0);
-            ensure!(share > 0.05, "the method that makes the garbage has {share} of {kind:#}");
+            ensure!(
+                share > 0.05,
+                "the method that makes the garbage has {share} of {name}: {}",
+                found["profiles"]
+            );
         }
         // Metrics are cumulative: the last ones hold.
         let metrics = &found["metrics"]["shop"];

@@ -271,6 +271,7 @@ impl Settings {
             profiles: otlp_signals.contains(&SignalArg::Profiles),
             pyroscope: server("--pyroscope", pyroscope)?,
             interval: push_interval,
+            wall,
         };
         let sampled = profiles.iter().any(|(_, format)| format.has_samples());
         let wants_stacks = sampled || rate.is_some() || wall || stack_log.is_some() || push.wants_stacks();

@@ -22,6 +22,8 @@ pub struct Servers {
     pub pyroscope: Option<String>,
     /// How often.
     pub interval: Duration,
+    /// Whether threads off their CPU are looked at.
+    pub wall: bool,
 }
 
 impl Servers {
@@ -65,7 +67,7 @@ pub fn exporters(
         uploaders.push(uploader);
     }
     if !sinks.is_empty() {
-        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock)));
+        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock, servers.wall)));
     }
     if !uploaders.is_empty() {
         exporters.push(Box::new(LastUploads::new(uploaders)));

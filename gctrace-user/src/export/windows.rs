@@ -36,6 +36,8 @@ pub(super) struct Window {
     pub(super) ended_ns: u64,
     /// What gctrace had counted by then, in one line.
     pub(super) account: String,
+    /// Whether threads off their CPU were looked at, whether or not there were any.
+    pub(super) wall: bool,
 }
 
 /// Makes payloads of some processes of a window.
@@ -46,6 +48,7 @@ pub(super) struct Windows {
     sinks: Vec<(Rc<Uploader>, Make)>,
     interval: Duration,
     clock: WallClock,
+    wall: bool,
     recording: Recording,
     began: Instant,
     began_ns: u64,
@@ -54,12 +57,18 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Windows of this length for these servers.
-    pub(super) fn new(sinks: Vec<(Rc<Uploader>, Make)>, interval: Duration, clock: WallClock) -> Self {
+    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at.
+    pub(super) fn new(
+        sinks: Vec<(Rc<Uploader>, Make)>,
+        interval: Duration,
+        clock: WallClock,
+        wall: bool,
+    ) -> Self {
         Self {
             sinks,
             interval,
             clock,
+            wall,
             recording: Recording::new(false, LIMITS),
             began: Instant::now(),
             began_ns: monotonic_ns(),
@@ -79,8 +88,8 @@ impl Windows {
         if !has_any {
             return;
         }
-        let (clock, account) = (self.clock, self.account.clone());
-        let window = Arc::new(Window { recording, clock, began_ns, ended_ns, account });
+        let (clock, account, wall) = (self.clock, self.account.clone(), self.wall);
+        let window = Arc::new(Window { recording, clock, began_ns, ended_ns, account, wall });
         self.waiting.retain(|window| window.strong_count() > 0);
         let full = self.waiting.len() >= WAITING;
         self.waiting.push(Arc::downgrade(&window));

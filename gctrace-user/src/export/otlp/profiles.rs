@@ -229,7 +229,7 @@ impl<'a> Builder<'a> {
     fn samples(&mut self, process: ProcessIndex, kind: Kind) -> BTreeMap<Identity, u64> {
         let recording = self.recording();
         let mut sums = BTreeMap::new();
-        if kind == Kind::Wall && !recording.has_wall() {
+        if kind == Kind::Wall && !self.window.wall {
             return sums;
         }
         for (key, sum) in &recording.samples {

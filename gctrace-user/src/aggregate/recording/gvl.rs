@@ -1,0 +1,184 @@
+//! What a recording keeps of the GVL: sums of long waits, what each thread did with it, and when.
+
+use std::collections::{HashSet, hash_map::Entry};
+
+use super::{NodeId, Recording, ThreadIndex, Timeline};
+use crate::model::{
+    Process,
+    gvl::{GvlDoing, GvlSpan, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
+};
+
+/// What long waits for the GVL are summed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WaitKey {
+    /// The thread that waited.
+    pub thread: ThreadIndex,
+    /// Its stack; [`NodeId::ROOT`] where it was not seen.
+    pub node: NodeId,
+    /// Who held the GVL longest at a stretch meanwhile, where that was seen.
+    pub holder: Option<ThreadIndex>,
+}
+
+/// What a thread did with the GVL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvlFacts {
+    /// The thread under its last name.
+    pub thread: ThreadIndex,
+    /// Waits that came one by one.
+    pub told: GvlTimes,
+    /// All of its waits; `None` until it is looked at for the last time.
+    pub waits: Option<GvlTimes>,
+    /// Times for which it held it, where that is seen.
+    pub holds: Option<GvlTimes>,
+}
+
+impl GvlFacts {
+    /// Number and time of the waits that did not come one by one: they were shorter than the threshold, lost, or not over.
+    pub fn untold(&self) -> (u64, u64) {
+        let all = self.waits.unwrap_or(self.told);
+        (all.count.saturating_sub(self.told.count), all.ns.saturating_sub(self.told.ns))
+    }
+}
+
+/// What a thread did with regard to the GVL, at its time.
+#[derive(Clone, Copy, Debug)]
+pub struct GvlMoment {
+    /// The thread, as far as its native thread tells it.
+    pub thread: ThreadIndex,
+    /// Unique in its process.
+    pub id: u64,
+    /// What it did.
+    pub doing: GvlDoing,
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Length, nanoseconds.
+    pub ns: u64,
+    /// Of a wait: the stack.
+    pub node: NodeId,
+    /// Of a wait: who held the GVL longest at a stretch meanwhile, and when that thread had got it.
+    pub holder: Option<(ThreadIndex, u64, u64)>,
+    /// Whether it was still doing that when it ended or tracing did.
+    pub open: bool,
+}
+
+impl Recording {
+    /// A long wait for the GVL.
+    pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+        let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
+        let node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
+        let held = wait.holder.as_ref();
+        let holder = held
+            .map(|held| self.thread(process, held.who.tid, &held.who.comm, held.begin_ns.max(wait.begin_ns)));
+        let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
+        let full = self.gvl_waits.len() >= self.limits.sums;
+        let sum = match self.gvl_waits.entry(WaitKey { thread, node, holder }) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if !full => entry.insert(GvlTimes::default()),
+            Entry::Vacant(_) => {
+                let thread = self.thread_beyond();
+                let key = WaitKey { thread, node: NodeId::BEYOND, holder: None };
+                self.gvl_waits.entry(key).or_default()
+            }
+        };
+        sum.add(&times);
+        self.gvl_facts(thread, wait.id).told.add(&times);
+        let moment = GvlMoment {
+            thread,
+            id: wait.id,
+            doing: GvlDoing::Waiting,
+            begin_ns: wait.begin_ns,
+            ns: wait.ns,
+            node,
+            holder: holder.zip(held).map(|(thread, held)| (thread, held.id, held.begin_ns)),
+            open: false,
+        };
+        self.gvl_moment(process, moment);
+        if let (Some(_), Some(held)) = (holder, held) {
+            // What the wait points at must be there, however short it was.
+            self.gvl_span(process, held);
+        }
+    }
+
+    /// A thread held the GVL for long, or did without it.
+    pub fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
+        let GvlSpan { doing, begin_ns, ns, .. } = *span;
+        self.gvl_interval(process, &span.who, span.id, doing, begin_ns, ns, false);
+    }
+
+    /// A thread has ended, or is looked at for the last time.
+    pub fn gvl_thread(&mut self, process: &Process, summary: &GvlThreadSummary) {
+        let who = &summary.who;
+        let thread = self.thread(process, who.tid, &who.comm, summary.end_ns);
+        let facts = self.gvl_facts(thread, summary.id);
+        // One that stands for several, beyond the limit, has the sums of all.
+        facts.waits.get_or_insert_default().add(&summary.sums.wait);
+        if let Some(hold) = &summary.sums.hold {
+            facts.holds.get_or_insert_default().add(hold);
+        }
+        if let Some((doing, since_ns)) = summary.last {
+            let ns = summary.end_ns.saturating_sub(since_ns);
+            self.gvl_interval(process, who, summary.id, doing, since_ns, ns, true);
+        }
+    }
+
+    fn gvl_facts(&mut self, thread: ThreadIndex, id: u64) -> &mut GvlFacts {
+        let (at, _) = self.thread_facts(thread);
+        let key = (at.process, id);
+        let full = self.gvl_threads.len() >= self.limits.threads;
+        if full && !self.gvl_threads.contains_key(&key) {
+            let beyond = self.thread_beyond();
+            let (at, _) = self.thread_facts(beyond);
+            let key = (at.process, 0);
+            return self.gvl_threads.entry(key).or_insert(GvlFacts { thread: beyond, ..GvlFacts::default() });
+        }
+        let facts = self.gvl_threads.entry(key).or_default();
+        facts.thread = thread;
+        facts
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what a moment consists of")]
+    fn gvl_interval(
+        &mut self,
+        process: &Process,
+        who: &GvlWho,
+        id: u64,
+        doing: GvlDoing,
+        begin_ns: u64,
+        ns: u64,
+        open: bool,
+    ) {
+        if self.timeline.is_none() {
+            return;
+        }
+        let thread = self.thread(process, who.tid, &who.comm, begin_ns + ns);
+        let (node, holder) = (NodeId::ROOT, None);
+        self.gvl_moment(process, GvlMoment { thread, id, doing, begin_ns, ns, node, holder, open });
+    }
+
+    fn gvl_moment(&mut self, process: &Process, moment: GvlMoment) {
+        self.heard(process, moment.begin_ns + moment.ns);
+        if let Some(timeline) = &mut self.timeline
+            && timeline.admit(1, &self.limits)
+        {
+            timeline.gvl.push(moment);
+        }
+    }
+}
+
+impl Timeline {
+    /// What threads did with the GVL, each once, in the order in which it came: a hold may have been told by itself and by the
+    /// waits that it caused.
+    pub fn gvl_once(&self, recording: &Recording) -> Vec<&GvlMoment> {
+        let mut known = HashSet::new();
+        let once = |moment: &&GvlMoment| {
+            let (thread, _) = recording.thread_facts(moment.thread);
+            known.insert((thread.process, moment.id, moment.doing, moment.begin_ns))
+        };
+        // A hold that was not over is longer by now.
+        let mut moments: Vec<&GvlMoment> = self.gvl.iter().collect();
+        moments.sort_by_key(|moment| std::cmp::Reverse(moment.ns));
+        moments.retain(once);
+        moments.sort_by_key(|moment| moment.begin_ns);
+        moments
+    }
+}

@@ -32,7 +32,8 @@ pub(crate) fn run_deb(_args: &Args) -> Result<()> {
         let path = dir.join(name);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    let said = output(cargo().args(["deb", "--quiet", "--no-build", "--package", "gctrace-user"]))?;
+    let said =
+        output(cargo().args(["deb", "--quiet", "--no-build", "--strip", "--package", "gctrace-user"]))?;
     let package = said.lines().last().context("cargo deb named no package")?;
     println!("{}", short(package.as_ref()));
     Ok(())

@@ -226,6 +226,10 @@ fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) 
     qemu.arg("-kernel").arg(image).arg("-initrd").arg(archive);
     qemu.args(["-append", "console=ttyS0 panic=-1 quiet"]).stdin(Stdio::null());
 
+    // An earlier run's verdict must not stand for this one's, should the emulator not even start.
+    for file in [&console, &results] {
+        fs::write(file, "").with_context(|| format!("cannot empty {}", file.display()))?;
+    }
     let ended = Running::start(&mut qemu)?.wait(LIMIT);
     let said = fs::read(&results).unwrap_or_default();
     let said = String::from_utf8_lossy(&said);

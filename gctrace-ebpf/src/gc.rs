@@ -103,6 +103,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
     if flags & image.mode_mask == 0 && flags & image.dont_gc_mask != 0 {
         count(Counter::Shutdowns);
         emit::snapshot(admitted, Point::GcEnter, now, Some(objspace), 1);
+        sample::last_chance(admitted);
     }
 }
 

@@ -14,9 +14,9 @@ use gctrace_common::{
 
 use crate::{
     filter::{Admitted, still_selected, tgid_tid},
-    maps::{SCOPES, add_one, any_image, closed, config, count},
+    maps::{SCOPES, STACK_RING, add_one, any_image, closed, config, count},
     rubies, usermem,
-    walk::{self, Family, NATIVE, Probe, RUBY, Scratch, Tick},
+    walk::{self, FORCE_WAKEUP, Family, NATIVE, Probe, RUBY, Scratch, Tick},
 };
 
 /// What is known of the thread whose stack is to be taken.
@@ -73,6 +73,17 @@ pub fn trigger(ctx: &ProbeContext, admitted: &Admitted, ts_ns: u64) {
             thread: 0,
         },
     );
+}
+
+/// The process is about to end: whoever names its stacks must read them now. Only waking takes a record, which is discarded.
+#[inline(always)]
+pub fn last_chance(admitted: &Admitted) {
+    if admitted.image.stack.place == StackPath::NONE || rubies::known(admitted.tgid).is_none() {
+        return;
+    }
+    if let Some(entry) = STACK_RING.reserve::<u64>(0) {
+        entry.discard(FORCE_WAKEUP);
+    }
 }
 
 /// Prepares the scratch and goes on to the stages. Returns only if that cannot be done.

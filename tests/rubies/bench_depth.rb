@@ -1,5 +1,6 @@
 # Uses CPU time at the bottom of a recursion of the given depth, once standard input ends: for `cargo xtask bench --depth`.
-# Most of the time is spent in Ruby code: what a tick costs that hits the kernel is another question.
+# Most of the time is spent in Ruby code: what a tick costs that hits the kernel is another question. Long enough that the
+# first 1,024 stacks, which wake gctrace at once, are the smaller part.
 def spin(till)
   while Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID) < till
     left = 10_000
@@ -12,7 +13,7 @@ def descend(left)
     $stdout.puts "ready"
     $stdout.flush
     $stdin.read
-    return spin(Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID) + 2.0)
+    return spin(Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID) + 5.0)
   end
   descend(left - 1)
 end

@@ -35,8 +35,10 @@ use crate::{
 const MAX_TAKEN: usize = 1 << 15;
 /// Native records that wait for their stack at most: each CPU can have one under way.
 const MAX_PENDING: usize = 4096;
-/// How long records that do not wake may lie in the ring.
-const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+/// How long records that do not wake may lie in the ring while others come.
+const BUSY: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+/// The same after a time without any.
+const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// How long the thread rests when nobody takes what it has read.
 const FULL: Duration = Duration::from_millis(2);
 
@@ -135,16 +137,28 @@ fn lock(stage: &Mutex<Stage>) -> MutexGuard<'_, Stage> {
 }
 
 fn read(fd: &OwnedFd, stage: &Mutex<Stage>, stop: &AtomicBool) {
+    let mut period = IDLE;
     while !stop.load(Relaxed) {
-        if let Err(error) = poll(&mut [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)], Some(&TICK))
+        if let Err(error) = poll(&mut [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)], Some(&period))
             && error != rustix::io::Errno::INTR
         {
             return log::error!("waiting for stacks: {error}; they are named later, and fewer of them");
         }
-        if lock(stage).drain() {
+        let drained = lock(stage).drain();
+        period = if drained == Drained::Nothing { IDLE } else { BUSY };
+        if drained == Drained::Full {
             std::thread::sleep(FULL);
         }
     }
+}
+
+/// What reading the ring came to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drained {
+    Nothing,
+    Some,
+    /// There is no room for more.
+    Full,
 }
 
 /// The ring and what is made of it.
@@ -154,11 +168,15 @@ struct Stage {
 }
 
 impl Stage {
-    /// Reads what is in the ring. Returns whether there is no room for more.
-    fn drain(&mut self) -> bool {
+    /// Reads what is in the ring.
+    fn drain(&mut self) -> Drained {
         let Self { ring, naming } = self;
         let room = MAX_TAKEN.saturating_sub(naming.taken.len());
-        ring.drain(room, |bytes| naming.record(bytes)) == room
+        match ring.drain(room, |bytes| naming.record(bytes)) {
+            read if read == room => Drained::Full,
+            0 => Drained::Nothing,
+            _ => Drained::Some,
+        }
     }
 }
 

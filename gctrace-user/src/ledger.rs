@@ -59,6 +59,22 @@ user_counters! {
     natives_truncated,
     /// Of them, of which only the leaf stands on the Ruby stack, because the invocations of the interpreter did not match.
     natives_unequal,
+    /// Native frames of user mode that were to be named.
+    native_frames,
+    /// Of them, named by a symbol.
+    native_frames_named,
+    /// Of them, named by file and offset, because the file has no symbol there.
+    native_frames_by_offset,
+    /// Of them, in no file that is known to be mapped (just-in-time code, a process that was gone too soon).
+    native_frames_unmapped,
+    /// Images whose unwind table the kernel side has or had.
+    unwind_images,
+    /// Images without a usable unwind table (no `.eh_frame`, damaged, too large).
+    unwind_images_without,
+    /// Times that there was no room for an unwind table or the mappings of a process.
+    unwind_tables_full,
+    /// Mappings beyond what the kernel side can keep for one process.
+    unwind_mappings_dropped,
     /// Stacks handed to the exporters.
     stacks,
     /// Stacks of processes that are refused or whose image is not known any more.
@@ -367,6 +383,11 @@ impl Ledger {
                     + u.natives_no_registers
                     + u.natives_truncated
                     + u.natives_orphaned,
+            ),
+            (
+                "native frames = named + by offset + unmapped",
+                u.native_frames,
+                u.native_frames_named + u.native_frames_by_offset + u.native_frames_unmapped,
             ),
             (
                 "stack records decoded + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits",

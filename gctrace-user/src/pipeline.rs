@@ -164,6 +164,7 @@ impl Pipeline {
     /// User-space counters so far.
     pub fn counts(&self) -> UserCounts {
         let mut counts = self.counts;
+        self.stacks.add_counts(&mut counts);
         for exporter in &self.exporters {
             exporter.add_counts(&mut counts);
         }

@@ -265,6 +265,13 @@ impl Stacks {
         }
     }
 
+    /// Adds what was counted of native frames.
+    pub fn add_counts(&self, counts: &mut UserCounts) {
+        if let Some(native) = &self.native {
+            native.add_counts(counts);
+        }
+    }
+
     /// The end of the run: triggers that nobody has fetched are counted.
     pub fn finish(&mut self, counts: &mut UserCounts) {
         counts.triggers_unclaimed += self.triggers.len() as u64;

@@ -95,6 +95,8 @@ pub fn check(report: &Report) -> Result<()> {
         ensure!(a == b, "{submitted} = {a}, but {decoded} = {b} in {user:?}");
     }
     ensure!(counter(user, "undecodable")? == 0, "records that could not be decoded: {user:?}");
+    let frames = sum(user, &["native_frames_named", "native_frames_by_offset", "native_frames_unmapped"])?;
+    ensure!(counter(user, "native_frames")? == frames, "native frames are missing: {user:?}");
     let threads =
         counter(user, "gvl_threads_read")? + sum(kernel, &["gvl_thread_submitted", "gvl_thread_ring_full"])?;
     ensure!(counter(kernel, "gvl_threads")? == threads, "threads are missing: {kernel:?}, {user:?}");
@@ -136,6 +138,11 @@ pub fn check_lossless(report: &Report) -> Result<()> {
 pub fn kernel_losses(report: &Report) -> Result<u64> {
     let ledger = report.ledger.as_ref().context("no ledger line")?;
     sum(&ledger.kernel, &["snapshot_ring_full", "snapshot_read_failed", "pause_ring_full"])
+}
+
+/// A counter of the user side.
+pub fn user(report: &Report, name: &str) -> Result<u64> {
+    counter(&report.ledger.as_ref().context("no ledger line")?.user, name)
 }
 
 fn sum(counters: &Map<String, Value>, names: &[&str]) -> Result<u64> {

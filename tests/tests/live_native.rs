@@ -53,6 +53,13 @@ fn native_frames_are_in_order() -> Result<()> {
         let done = Script::unwitnessed(&live, ruby, "natives.rb")?.run()?;
         let report = gctrace.stop()?;
         ledger::check(&report)?;
+        // Ruby, libc and zlib at least have tables, and there was room for all; most frames have a symbol or a file.
+        let [all, unmapped, images, full] =
+            ["native_frames", "native_frames_unmapped", "unwind_images", "unwind_tables_full"]
+                .map(|name| ledger::user(&report, name));
+        let (all, unmapped, images) = (all?, unmapped?, images?);
+        ensure!(images >= 3 && full? == 0, "{images} images with tables");
+        ensure!(all > 1000 && unmapped * 10 < all, "{unmapped} of {all} native frames are in no file");
         let pid = done.pid.to_string();
         let profile = Profile::open(&path)?;
         let cpu = profile.index("cpu/nanoseconds")?;

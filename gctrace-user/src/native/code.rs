@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::address::Svma;
 use crate::elf::{ElfImage, FunctionNames};
@@ -95,20 +95,51 @@ impl CodeMap {
     }
 }
 
-/// The code of all processes.
+/// What became of images and mappings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct TableCounts {
+    /// Images whose table the kernel side has or had.
+    pub images: u64,
+    /// Images without a usable table (no `.eh_frame`, damaged, too large).
+    pub images_without: u64,
+    /// Times that there was no room for the table of an image or the mappings of a process.
+    pub full: u64,
+    /// Mappings beyond what the kernel side can keep for one process.
+    pub mappings_dropped: u64,
+}
+
+/// The code of all processes, and what became of it: written by the thread that has the tables, read by the one that names.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Book(Arc<Mutex<HashMap<u32, Arc<CodeMap>>>>);
+pub(super) struct Book(Arc<Mutex<Pages>>);
+
+#[derive(Debug, Default)]
+struct Pages {
+    processes: HashMap<u32, Arc<CodeMap>>,
+    counts: TableCounts,
+}
 
 impl Book {
+    fn lock(&self) -> MutexGuard<'_, Pages> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn set(&self, pid: u32, map: Arc<CodeMap>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, map);
+        self.lock().processes.insert(pid, map);
     }
 
     pub(super) fn get(&self, pid: u32) -> Option<Arc<CodeMap>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&pid).map(Arc::clone)
+        self.lock().processes.get(&pid).map(Arc::clone)
     }
 
     pub(super) fn forget(&self, pid: u32) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
+        self.lock().processes.remove(&pid);
+    }
+
+    pub(super) fn count(&self, counter: impl FnOnce(&mut TableCounts) -> &mut u64, by: u64) {
+        *counter(&mut self.lock().counts) += by;
+    }
+
+    pub(super) fn counts(&self) -> TableCounts {
+        self.lock().counts
     }
 }

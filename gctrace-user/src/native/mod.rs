@@ -10,5 +10,5 @@ mod layout;
 mod names;
 mod tables;
 
-pub use names::{NativeCounts, NativeNamer};
-pub use tables::{TableCounts, Tables};
+pub use names::NativeNamer;
+pub use tables::Tables;

@@ -7,23 +7,11 @@ use super::code::{Book, Mapped};
 use super::kernel::KernelSymbols;
 use crate::address::Svma;
 use crate::aggregate::mix::NativeFrame;
+use crate::ledger::UserCounts;
 use crate::model::stack::{Frame, FrameKind};
 
 /// Frames remembered at most; beyond, all are forgotten.
 const MAX_FRAMES: usize = 1 << 16;
-
-/// Frames that were named or not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NativeCounts {
-    /// User frames that were asked for.
-    pub asked: u64,
-    /// Of them, named by a symbol.
-    pub named: u64,
-    /// Of them, named by file and offset, because the file has no symbol there.
-    pub by_offset: u64,
-    /// Of them, in no file that is known to be mapped (just-in-time code, a process that was gone too soon).
-    pub unmapped: u64,
-}
 
 /// Names frames by their addresses.
 pub struct NativeNamer {
@@ -33,19 +21,24 @@ pub struct NativeNamer {
     frames: HashMap<(u32, u64), (Arc<Frame>, bool)>,
     /// When a process replaced its program, nanoseconds.
     execs: HashMap<u32, u64>,
-    counts: NativeCounts,
+    counts: UserCounts,
 }
 
 impl NativeNamer {
     pub(super) fn new(book: Book) -> Self {
         let mut kernel = KernelSymbols::default();
         kernel.load();
-        Self { book, kernel, frames: HashMap::new(), execs: HashMap::new(), counts: NativeCounts::default() }
+        Self { book, kernel, frames: HashMap::new(), execs: HashMap::new(), counts: UserCounts::default() }
     }
 
-    /// What became of the frames so far.
-    pub fn counts(&self) -> NativeCounts {
-        self.counts
+    /// Adds what became of the frames so far, and of the tables by which they were found.
+    pub fn add_counts(&self, counts: &mut UserCounts) {
+        counts.add(&self.counts);
+        let tables = self.book.counts();
+        counts.unwind_images += tables.images;
+        counts.unwind_images_without += tables.images_without;
+        counts.unwind_tables_full += tables.full;
+        counts.unwind_mappings_dropped += tables.mappings_dropped;
     }
 
     /// A process replaced its program at that time: addresses mean something else from then on.
@@ -86,9 +79,9 @@ impl NativeNamer {
     }
 
     fn frame(&mut self, pid: u32, address: u64, code: u64, mapped: Option<&Mapped>) -> (Arc<Frame>, bool) {
-        self.counts.asked += 1;
+        self.counts.native_frames += 1;
         let Some(mapped) = mapped else {
-            self.counts.unmapped += 1;
+            self.counts.native_frames_unmapped += 1;
             let kind = FrameKind::Missing;
             let name = "(native)".into();
             return (Arc::new(Frame { kind, name, file: None, line: 0, first_line: 0, address }), false);
@@ -104,9 +97,9 @@ impl NativeNamer {
             (self.remember(key, frame, named), named)
         };
         if named {
-            self.counts.named += 1;
+            self.counts.native_frames_named += 1;
         } else {
-            self.counts.by_offset += 1;
+            self.counts.native_frames_by_offset += 1;
         }
         (frame, named)
     }

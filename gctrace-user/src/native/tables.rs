@@ -23,21 +23,6 @@ const MAX_VDSO: u64 = 1 << 20;
 /// How long the code of a process that ended is remembered: stacks of it may still be waiting to be named.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
-/// What became of images and processes so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TableCounts {
-    /// Images whose table the kernel side has or had.
-    pub images: u64,
-    /// Images without a usable table (no `.eh_frame`, damaged, too large).
-    pub images_without: u64,
-    /// Times that there was no room for the table of an image or the mappings of a process.
-    pub full: u64,
-    /// Mappings beyond what the kernel side can keep for one process.
-    pub mappings_dropped: u64,
-    /// Chunks in use.
-    pub chunks: u64,
-}
-
 /// What the code of a mapping belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
@@ -75,7 +60,6 @@ pub struct Tables {
     /// Processes that ended, oldest first.
     ended: VecDeque<(Instant, u32)>,
     book: Book,
-    counts: TableCounts,
 }
 
 impl Tables {
@@ -88,18 +72,12 @@ impl Tables {
             processes: HashMap::new(),
             ended: VecDeque::new(),
             book: Book::default(),
-            counts: TableCounts::default(),
         }
     }
 
     /// Names what is mapped here; for the thread that handles stacks.
     pub fn namer(&self) -> NativeNamer {
         NativeNamer::new(self.book.clone())
-    }
-
-    /// What became of everything so far.
-    pub fn counts(&self) -> TableCounts {
-        TableCounts { chunks: self.arena.used().into(), ..self.counts }
     }
 
     /// New executable mappings of processes: what is known of the processes is read again. Each process is read once,
@@ -150,7 +128,7 @@ impl Tables {
         let found: Vec<_> = code.iter().filter_map(|code| self.mapping(pid, code)).collect();
         let mut mappings: Vec<UnwindMapping> = found.iter().filter_map(|(_, _, unwind)| *unwind).collect();
         if mappings.len() > CHUNK_MAPPINGS {
-            self.counts.mappings_dropped += (mappings.len() - CHUNK_MAPPINGS) as u64;
+            self.book.count(|counts| &mut counts.mappings_dropped, (mappings.len() - CHUNK_MAPPINGS) as u64);
             mappings.truncate(CHUNK_MAPPINGS);
         }
         let (images, mapped): (Vec<_>, Vec<_>) =
@@ -165,7 +143,7 @@ impl Tables {
             return;
         }
         let Some(run) = self.room(1) else {
-            self.counts.full += 1;
+            self.book.count(|counts| &mut counts.full, 1);
             return self.drop_table(pid);
         };
         let shared = Arc::new(Shared { run, mappings, code, _images: images });
@@ -175,7 +153,7 @@ impl Tables {
             .and_then(|()| self.maps.set(pid, run.first));
         if let Err(error) = written {
             log::debug!("native stacks of pid {pid}: {error}");
-            self.counts.full += 1;
+            self.book.count(|counts| &mut counts.full, 1);
             self.arena.give_back(run, Instant::now());
             return self.drop_table(pid);
         }
@@ -189,7 +167,7 @@ impl Tables {
         self.book.set(child, Arc::clone(&shared.code));
         if let Err(error) = self.maps.set(child, shared.run.first) {
             log::debug!("native stacks of pid {child}: {error}");
-            self.counts.full += 1;
+            self.book.count(|counts| &mut counts.full, 1);
             return;
         }
         let before = self.processes.insert(child, shared);
@@ -272,7 +250,7 @@ impl Tables {
             .and_then(|table| Some((table.base.0, layout::table(&table.rows)?)));
         if let Some((base, layout)) = table {
             let Some(run) = self.room(layout.chunks.len() as u32) else {
-                self.counts.full += 1;
+                self.book.count(|counts| &mut counts.full, 1);
                 return Some(Arc::new(image));
             };
             for (number, chunk) in (run.first..).zip(&layout.chunks) {
@@ -283,9 +261,9 @@ impl Tables {
                 }
             }
             (image.base, image.run, image.pages) = (base, run, layout.pages);
-            self.counts.images += 1;
+            self.book.count(|counts| &mut counts.images, 1);
         } else {
-            self.counts.images_without += 1;
+            self.book.count(|counts| &mut counts.images_without, 1);
         }
         let image = Arc::new(image);
         self.images.insert(key, Arc::clone(&image));

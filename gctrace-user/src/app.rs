@@ -213,6 +213,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     run.pipeline.detach(closed);
     let ledger = Ledger { kernel, user: run.pipeline.counts() };
     run.pipeline.finish(&ledger);
+    let ledger = Ledger { user: run.pipeline.counts(), ..ledger };
+    run.pipeline.settle(&ledger);
     run.note(&format!("gctrace: {}", ledger.summary()));
     if control.join().is_err() {
         run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());

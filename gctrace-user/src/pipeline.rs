@@ -285,6 +285,11 @@ impl Pipeline {
         self.export(|exporter| exporter.finish(ledger));
     }
 
+    /// Tells the last account, with what became of the last uploads.
+    pub fn settle(&mut self, ledger: &Ledger) {
+        self.export(|exporter| exporter.settled(ledger));
+    }
+
     fn lives_until(&mut self, ts_ns: u64) {
         while let Some((kind, event)) = self.lives.front().copied()
             && event.header.ts_ns < ts_ns

@@ -1,15 +1,17 @@
 //! A Python with the packages that tests check against, made beside the build and nowhere else.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use crate::child::Guarded;
 use crate::live::work_dir;
 
-/// The official definition of OTLP. Before 1.45 it has another layout of profiles.
-const PACKAGES: [&str; 1] = ["opentelemetry-proto>=1.45,<2"];
+/// The official definition of OTLP (before 1.45 it has another layout of profiles); a server of gRPC, and what it says of errors.
+const PACKAGES: [&str; 3] = ["opentelemetry-proto>=1.45,<2", "grpcio>=1.60,<2", "grpcio-status>=1.60,<2"];
 
 fn python() -> Result<PathBuf> {
     let dir = work_dir()?.join("python");
@@ -20,19 +22,30 @@ fn python() -> Result<PathBuf> {
     }
     run(Command::new("python3").args(["-m", "venv"]).arg(&dir))
         .context("making a virtual environment; `cargo xtask setup` installs python3-venv")?;
-    run(Command::new(dir.join("bin/pip"))
-        .args(["install", "--quiet", "--disable-pip-version-check"])
+    // Not bin/pip, whose first line has the path at which the environment was made: the build may have been moved or copied.
+    run(Command::new(&python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
         .args(PACKAGES))
     .context("installing from PyPI")?;
     std::fs::write(done, wanted)?;
     Ok(python)
 }
 
+/// Starts `tests/python/NAME` with these arguments, to run while the test does.
+pub fn server<I: IntoIterator<Item: AsRef<OsStr>>>(name: &str, args: I) -> Result<Guarded> {
+    let mut command = Command::new(python()?);
+    command.arg(script_path(name)).args(args);
+    Guarded::start(name, &mut command)
+}
+
+fn script_path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("python").join(name)
+}
+
 /// Runs `tests/python/NAME` with these arguments; its output is JSON.
 pub fn script<I: IntoIterator<Item: AsRef<Path>>>(name: &str, args: I) -> Result<Value> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("python").join(name);
     let mut command = Command::new(python()?);
-    command.arg(script).args(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+    command.arg(script_path(name)).args(args.into_iter().map(|arg| arg.as_ref().to_owned()));
     let text = run(&mut command)?;
     serde_json::from_str(&text).with_context(|| format!("output of {name}: {text}"))
 }

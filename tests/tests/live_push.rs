@@ -1,11 +1,15 @@
 //! What is pushed to OTLP receivers and to Pyroscope: decoded by others, by the rules, and equal to what the lines say.
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::{self, Invocation};
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::pprof::Profile;
 use gctrace_tests::python;
 use gctrace_tests::receiver::{Answer, Push, Receiver};
@@ -20,9 +24,20 @@ const PROFILES: &str = "/v1development/profiles";
 
 /// gctrace with these options on a script that makes garbage, printing jsonl.
 fn run(live: &Live, ruby: &Ruby, options: &[&str]) -> Result<(Report, String, ScriptReport)> {
-    let script = Script::unwitnessed(live, ruby, "scraped.rb")?.arg("3s");
+    run_script(Script::unwitnessed(live, ruby, "scraped.rb")?.arg("3s"), options)
+}
+
+fn run_script(script: Script, options: &[&str]) -> Result<(Report, String, ScriptReport)> {
+    run_with(script, options, &[])
+}
+
+fn run_with(
+    script: Script,
+    options: &[&str],
+    variables: &[(&str, PathBuf)],
+) -> Result<(Report, String, ScriptReport)> {
     let (command, env, outputs) = script.into_parts()?;
-    let mut args: Vec<std::ffi::OsString> = options.iter().map(Into::into).collect();
+    let mut args: Vec<OsString> = options.iter().map(Into::into).collect();
     args.push("--".into());
     args.extend(command);
     let finished = Invocation::jsonl(args)?
@@ -31,6 +46,7 @@ fn run(live: &Live, ruby: &Ruby, options: &[&str]) -> Result<(Report, String, Sc
             command.env("OTEL_SERVICE_NAME", "shop");
             command.env("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test%20bed,service.name=no");
             command.env("OTEL_EXPORTER_OTLP_HEADERS", "X-Key=secret%20word");
+            command.envs(variables.iter().map(|(name, value)| (name, value)));
         })
         .run()?;
     let (script, _) = outputs.read("")?;
@@ -48,7 +64,12 @@ fn decoded(live: &Live, pushes: &[Push]) -> Result<Value> {
         files.push(live.path(&format!("{at}.{kind}")));
         std::fs::write(&files[files.len() - 1], &push.body)?;
     }
-    let found = python::script("otlp.py", &files)?;
+    obeying(&files)
+}
+
+/// What the official Python package makes of files; nothing in them may be wrong.
+fn obeying(files: &[PathBuf]) -> Result<Value> {
+    let found = python::script("otlp.py", files)?;
     ensure!(found["errors"].as_array().is_some_and(Vec::is_empty), "against the rules: {}", found["errors"]);
     Ok(found)
 }
@@ -155,6 +176,148 @@ fn otlp_trouble() -> Result<()> {
     ensure!(account.contains(&wanted), "{account}, not {wanted}");
     ensure!(!said.contains('\u{1b}'), "an escape sequence of the server's reaches the terminal: {said:?}");
     Ok(())
+}
+
+/// A receiver made of the official packages that speaks gRPC.
+struct GrpcReceiver {
+    server: Guarded,
+    dir: PathBuf,
+    port: u64,
+}
+
+impl GrpcReceiver {
+    /// It answers as `plan` says (see `otlp_grpc.py`), and takes messages of up to `limit` bytes.
+    fn start(live: &Live, name: &str, plan: &str, limit: usize, tls: Option<&Path>) -> Result<Self> {
+        let dir = live.dir(name)?;
+        let mut args: Vec<OsString> = vec![dir.clone().into(), plan.into(), limit.to_string().into()];
+        args.extend(tls.iter().flat_map(|dir| [dir.join("chain.pem").into(), dir.join("key.pem").into()]));
+        let mut server = python::server("otlp_grpc.py", args)?;
+        let first = server.wait_stdout(Duration::from_secs(60), "its port", |line| line.contains("port"))?;
+        let first: Value = serde_json::from_str(&first)?;
+        Ok(Self { server, dir, port: first["port"].as_u64().context("a port")? })
+    }
+
+    /// The calls that came so far.
+    fn calls(&self) -> Result<Vec<Value>> {
+        let lines = self.server.stdout_so_far();
+        lines.iter().skip(1).map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+
+    /// The file with what came with a call.
+    fn file(&self, call: &Value) -> Result<PathBuf> {
+        let text = |key: &str| call[key].as_str().context("a text");
+        Ok(self.dir.join(format!("{}.{}.{}", call["call"], text("answer")?, text("kind")?)))
+    }
+
+    /// The message of a call.
+    fn message(&self, call: &Value) -> Result<Vec<u8>> {
+        let mut message = Vec::new();
+        let file = std::fs::File::open(self.file(call)?)?;
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(file), &mut message)?;
+        Ok(message)
+    }
+
+    /// What was accepted, decoded; nothing in it may be wrong.
+    fn accepted(&self) -> Result<Value> {
+        let calls = self.calls()?;
+        let taken = calls.iter().filter(|call| call["answer"] == "ok" || call["answer"] == "partly");
+        obeying(&taken.map(|call| self.file(call)).collect::<Result<Vec<_>>>()?)
+    }
+}
+
+const LARGE: usize = 64 << 20;
+/// Less than a window of all kinds of profiles, more than that of any kind.
+const SMALL: usize = 6000;
+
+/// Over gRPC and TLS comes what comes over HTTP; an authority that the host does not know is not trusted.
+#[test]
+fn otlp_grpc() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let dir = live.dir("tls")?;
+    let program = rubies_dir().join("tunemygc_agent.rb");
+    ensure!(Command::new("ruby").arg(program).arg("certificate").arg(&dir).status()?.success());
+    let receiver = GrpcReceiver::start(&live, "taken", "ok", LARGE, Some(&dir))?;
+    let url = format!("grpcs://127.0.0.1:{}", receiver.port);
+    let options = ["--otlp", &url, "--push-interval", "500ms"];
+    let script = Script::unwitnessed(&live, &ruby, "scraped.rb")?.arg("3s");
+    let (report, said, script) = run_with(script, &options, &[("SSL_CERT_FILE", dir.join("ca.pem"))])?;
+    let calls = receiver.calls()?;
+    ensure!(calls.iter().all(|call| call["key"] == "secret word"), "{calls:?}");
+    let profiles = calls.iter().filter(|call| call["kind"] == "profiles").count();
+    ensure!(profiles > 1 && calls.len() > profiles, "{calls:?}");
+    ensure!(
+        said.contains(&format!("OTLP: {} requests were accepted, 0 refused, 0 dropped", calls.len())),
+        "{said}"
+    );
+    let found = receiver.accepted()?;
+    totals_agree(&found, &report, script.pid)?;
+    let counted = found["metrics"]["shop"]["cruby.gc.collections"].as_object().context("no collections")?;
+    let counted: f64 = counted.values().filter_map(Value::as_f64).sum();
+    ensure!(counted as usize == report.gcs_of(script.pid).count(), "{counted} collections");
+
+    let (_, said, _) = run(&live, &ruby, &options)?;
+    ensure!(
+        said.contains("invalid peer certificate") && said.contains("OTLP: 0 requests were accepted"),
+        "{said}"
+    );
+    ensure!(receiver.calls()?.len() == calls.len(), "something was sent to a stranger");
+    Ok(())
+}
+
+/// What the specification says of each status: what is for now only is sent again, as it was and not before the server wants it;
+/// everything else is not. Nothing waits in the last account.
+#[test]
+fn otlp_grpc_trouble() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let plan = "unavailable,later,exhausted,invalid,partly*";
+    let receiver = GrpcReceiver::start(&live, "trouble", plan, LARGE, None)?;
+    let url = format!("http://127.0.0.1:{}", receiver.port);
+    let options = ["--otlp", &url, "--otlp-protocol", "grpc", "--push-interval", "300ms"];
+    let (report, said, _) = run(&live, &ruby, &options)?;
+    let calls = receiver.calls()?;
+    let answers: Vec<_> = calls.iter().filter_map(|call| call["answer"].as_str()).collect();
+    ensure!(answers.starts_with(&["unavailable", "later", "exhausted", "invalid", "partly"]), "{answers:?}");
+    let first = receiver.message(&calls[0])?;
+    ensure!(!first.is_empty());
+    for call in &calls[1..3] {
+        ensure!(
+            receiver.message(call)? == first,
+            "what was not taken came again as something else: {calls:?}"
+        );
+    }
+    for call in &calls[3..] {
+        ensure!(receiver.message(call)? != first, "what was refused came again: {calls:?}");
+    }
+    receiver.accepted()?;
+    let partly = answers.len() - 4;
+    let wanted = format!("{partly} requests were accepted ({partly} of them in part), 2 refused, 0 dropped");
+    ensure!(said.contains(&wanted), "no `{wanted}` in {said}");
+    ensure!(!said.contains('\u{1b}'), "an escape sequence of the server's reaches the terminal: {said:?}");
+    let user = &report.ledger.as_ref().context("no ledger")?.user;
+    let count = |name: &str| user[name].as_u64().unwrap_or(u64::MAX);
+    ensure!(count("uploads_waiting") == 0 && count("uploads_sent") == partly as u64, "{user:?}");
+    ensure!(count("uploads") == partly as u64 + 2 && count("uploads_refused") == 2, "{user:?}");
+    Ok(())
+}
+
+/// A server of gRPC that takes small messages only gets small ones, all of them.
+#[test]
+fn otlp_grpc_too_large() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let receiver = GrpcReceiver::start(&live, "small", "ok", SMALL, None)?;
+    let url = format!("grpc://127.0.0.1:{}", receiver.port);
+    // One window, so one message if it were not halved.
+    let options = ["--otlp", &url, "--otlp-signals", "profiles", "--no-native", "--push-interval", "60s"];
+    let (report, said, script) = run(&live, &ruby, &options)?;
+    let calls = receiver.calls()?;
+    let sizes: Vec<_> = calls.iter().filter_map(|call| call["bytes"].as_u64()).collect();
+    ensure!(sizes.len() > 1, "nothing was halved: {sizes:?}");
+    let wanted = format!("OTLP: {} requests were accepted, 0 refused, 0 dropped", calls.len());
+    ensure!(said.contains(&wanted), "{sizes:?}: {said}");
+    totals_agree(&receiver.accepted()?, &report, script.pid)
 }
 
 /// Nobody there: tracing goes on as ever, ends soon, and says what was not delivered.

@@ -102,10 +102,14 @@ pub struct Args {
     #[arg(long, requires = "prometheus", help_heading = MONITORING)]
     pub prometheus_pid: bool,
 
-    /// Send metrics and profiles to this OTLP/HTTP receiver, e.g. `http://127.0.0.1:4318`; headers are taken from
-    /// `OTEL_EXPORTER_OTLP_HEADERS`
+    /// Send metrics and profiles to this OTLP receiver, e.g. `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317` (with TLS:
+    /// https, grpcs); headers are taken from `OTEL_EXPORTER_OTLP_HEADERS`
     #[arg(long, value_name = "URL", help_heading = MONITORING)]
     pub otlp: Option<String>,
+
+    /// What http and https addresses of --otlp speak [default: `OTEL_EXPORTER_OTLP_PROTOCOL`, or http/protobuf]
+    #[arg(long, value_enum, value_name = "WHICH", requires = "otlp", hide_short_help = true, help_heading = MONITORING)]
+    pub otlp_protocol: Option<OtlpProtocolArg>,
 
     /// What --otlp sends; profiles start sampling
     #[arg(
@@ -382,6 +386,16 @@ pub enum DialectArg {
     Spec,
     /// 12 elements, as the protocol's agent does
     Agent,
+}
+
+/// `--otlp-protocol`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OtlpProtocolArg {
+    /// gRPC
+    Grpc,
+    /// HTTP/1.1
+    #[value(name = "http/protobuf")]
+    Http,
 }
 
 /// `--otlp-signals`.

@@ -2,7 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::args::{Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, ProbesArg, RootArg, SignalArg};
+use super::args::{
+    Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg,
+};
 use crate::{
     bpf::{GvlOptions, StackOptions},
     cache,
@@ -11,7 +13,7 @@ use crate::{
         profile::{self, Grouping},
         push::Servers,
         tunemygc::{self, Dialect, Target, Tokens},
-        upload,
+        upload::{Address, Protocol},
     },
     ruby::last_resort::{METHODS, Method, USDT_METHODS},
 };
@@ -146,6 +148,9 @@ pub enum UsageError {
     /// It is not known where is pushed.
     #[error("{0}: `{1}` is no http:// or https:// address")]
     Server(&'static str, String),
+    /// The same, of OTLP.
+    #[error("--otlp: {0}")]
+    Otlp(String),
     /// It is not known whose sample sets are.
     #[error(
         "--tunemygc-url needs the token of an application: give --tunemygc-token or set RUBY_GC_TOKEN (a collector \
@@ -201,6 +206,7 @@ impl Settings {
             prometheus,
             prometheus_pid,
             otlp,
+            otlp_protocol,
             otlp_signals,
             pyroscope,
             push_interval,
@@ -263,10 +269,16 @@ impl Settings {
         }
         let server = |flag, url: Option<String>| match url {
             None => Ok(None),
-            Some(url) => upload::address(&url).map(Some).ok_or(UsageError::Server(flag, url)),
+            Some(url) => Address::http(&url).map(Some).ok_or(UsageError::Server(flag, url)),
         };
+        let otlp_protocol = otlp_protocol.map(|protocol| match protocol {
+            OtlpProtocolArg::Grpc => Protocol::Grpc,
+            OtlpProtocolArg::Http => Protocol::Http,
+        });
+        let usual = std::env::var("OTEL_EXPORTER_OTLP_PROTOCOL").ok();
+        let otlp = otlp.map(|url| Address::otlp(&url, otlp_protocol, usual.as_deref()));
         let push = Servers {
-            otlp: server("--otlp", otlp)?,
+            otlp: otlp.transpose().map_err(UsageError::Otlp)?,
             metrics: otlp_signals.contains(&SignalArg::Metrics),
             profiles: otlp_signals.contains(&SignalArg::Profiles),
             pyroscope: server("--pyroscope", pyroscope)?,

@@ -64,7 +64,8 @@ fn listed(list: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-fn decoded(value: &str) -> String {
+/// A value without its percent-encoding.
+pub(crate) fn decoded(value: &str) -> String {
     let mut bytes = Vec::with_capacity(value.len());
     let mut rest = value.as_bytes();
     while let [first, tail @ ..] = rest {

@@ -494,7 +494,11 @@ impl<W: Write> Exporter for Jsonl<W> {
         })
     }
 
-    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        self.flush()
+    }
+
+    fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
         self.write(&Line::Ledger {
             balanced: ledger.imbalances().is_empty(),
             kernel: Counters(&ledger.kernel_counters()),

@@ -72,6 +72,14 @@ pub enum ExportError {
         #[source]
         source: std::io::Error,
     },
+    /// Headers for a server cannot be understood.
+    #[error("{variable}: {why}; it wants Name=value,Name=value")]
+    Headers {
+        /// The environment variable that has them.
+        variable: &'static str,
+        /// The reason.
+        why: String,
+    },
     /// A thread cannot be started.
     #[error("starting a thread that sends: {0}")]
     Thread(#[source] std::io::Error),
@@ -135,6 +143,10 @@ pub trait Exporter {
     fn add_counts(&self, _counts: &mut UserCounts) {}
     /// The run ended.
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError>;
+    /// Every output is finished and nothing is being sent any more: the last account, in which no upload waits.
+    fn settled(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
+        Ok(())
+    }
     /// Hand out what is buffered.
     fn flush(&mut self) -> Result<(), ExportError> {
         Ok(())

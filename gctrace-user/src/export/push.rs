@@ -4,7 +4,7 @@ use std::{rc::Rc, time::Duration};
 
 use super::{
     ExportError, Exporter, otlp, pyroscope,
-    upload::{self, Uploader},
+    upload::{self, Address, Uploader},
     windows::{LastUploads, Make, Windows},
 };
 use crate::enrich::clock::WallClock;
@@ -13,13 +13,13 @@ use crate::enrich::clock::WallClock;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers {
     /// Address of an OTLP receiver, without `/v1/...`.
-    pub otlp: Option<String>,
+    pub otlp: Option<Address>,
     /// Whether it gets metrics.
     pub metrics: bool,
     /// Whether it gets profiles.
     pub profiles: bool,
     /// Address of a Pyroscope.
-    pub pyroscope: Option<String>,
+    pub pyroscope: Option<Address>,
     /// How often.
     pub interval: Duration,
     /// Whether threads off their CPU are looked at.
@@ -47,12 +47,12 @@ pub fn exporters(
     let mut exporters: Vec<Box<dyn Exporter>> = Vec::new();
     let mut uploaders = Vec::new();
     let mut sinks: Vec<(Rc<Uploader>, Make)> = Vec::new();
-    let start = |name, url: &str, headers| {
-        let headers = upload::headers(headers);
-        Uploader::start(name, url, headers, say).map(Rc::new).map_err(ExportError::Thread)
+    let start = |name, address: &Address, variable| {
+        let headers = upload::headers(variable).map_err(|why| ExportError::Headers { variable, why })?;
+        Uploader::start(name, address, headers, say).map(Rc::new).map_err(ExportError::Thread)
     };
-    if let Some(url) = &servers.otlp {
-        let uploader = start("OTLP", url, "OTEL_EXPORTER_OTLP_HEADERS")?;
+    if let Some(address) = &servers.otlp {
+        let uploader = start("OTLP", address, "OTEL_EXPORTER_OTLP_HEADERS")?;
         if servers.metrics {
             exporters.push(Box::new(otlp::OtlpMetrics::new(Rc::clone(&uploader), servers.interval, clock)));
         }
@@ -61,8 +61,8 @@ pub fn exporters(
         }
         uploaders.push(uploader);
     }
-    if let Some(url) = &servers.pyroscope {
-        let uploader = start("Pyroscope", url, "GCTRACE_PYROSCOPE_HEADERS")?;
+    if let Some(address) = &servers.pyroscope {
+        let uploader = start("Pyroscope", address, "GCTRACE_PYROSCOPE_HEADERS")?;
         sinks.push((Rc::clone(&uploader), pyroscope::make));
         uploaders.push(uploader);
     }

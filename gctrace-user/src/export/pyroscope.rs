@@ -5,7 +5,11 @@ use std::{collections::HashSet, sync::Arc};
 
 use prost::Message as _;
 
-use super::{profile::pprof, upload::Payload, windows::Window};
+use super::{
+    profile::pprof,
+    upload::{Payload, Protocol},
+    windows::Window,
+};
 use crate::aggregate::recording::ProcessIndex;
 
 /// Name under which Pyroscope's pages look for CPU time.
@@ -23,8 +27,9 @@ pub(super) fn make(window: Arc<Window>, processes: Vec<ProcessIndex>) -> Box<dyn
 }
 
 impl Payload for Push {
-    fn path(&self) -> String {
-        "/push.v1.PusherService/Push".to_owned()
+    fn path(&self, _: Protocol) -> &'static str {
+        // A Connect server has the same one for both.
+        "/push.v1.PusherService/Push"
     }
 
     fn content_type(&self) -> &'static str {

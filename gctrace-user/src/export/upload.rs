@@ -2,8 +2,8 @@
 //! again. What does not fit into the queue, or is not taken in time, is dropped and counted.
 
 use std::{
-    cell::RefCell,
-    io::{self, Write as _},
+    cell::{Cell, RefCell},
+    io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -13,14 +13,17 @@ use std::{
     time::Duration,
 };
 
-use flate2::{Compression, write::GzEncoder};
-use ureq::{
-    Agent,
-    http::{HeaderMap, header},
-    tls::{RootCerts, TlsConfig},
-};
+use bytes::Bytes;
+use ureq::http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::ledger::UserCounts;
+use crate::{enrich::origin, ledger::UserCounts};
+
+mod address;
+mod grpc;
+mod http;
+
+pub(crate) use address::{Address, Protocol, web as address};
+pub(super) use http::agent;
 
 /// Payloads that wait.
 const QUEUE: usize = 1024;
@@ -35,16 +38,14 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 6;
 /// For what is left when tracing ends.
 const FINISH: Duration = Duration::from_secs(10);
-/// An answer longer than this is cut off.
-const MAX_ANSWER: u64 = 64 << 10;
 /// How often a pause looks whether tracing has ended.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Something to send.
 pub(super) trait Payload: Send {
-    /// What follows the server's address.
-    fn path(&self) -> String;
-    /// Its `Content-Type`.
+    /// What follows the server's address: of HTTP a path, of gRPC a method.
+    fn path(&self, protocol: Protocol) -> &'static str;
+    /// Its `Content-Type` where it is sent over HTTP.
     fn content_type(&self) -> &'static str;
     /// Its bytes; empty if there is nothing to send after all.
     fn encode(&self) -> Vec<u8>;
@@ -83,6 +84,8 @@ pub(super) struct Uploader {
     ending: Arc<AtomicBool>,
     ended: Receiver<()>,
     thread: RefCell<Option<JoinHandle<()>>>,
+    /// What became of all, once nothing more is waited for.
+    last: Cell<Option<Counts>>,
     say: fn(&str),
 }
 
@@ -94,8 +97,8 @@ impl Uploader {
     /// Starts the thread for a server. `name` is how it is called in messages.
     pub(super) fn start(
         name: &'static str,
-        url: &str,
-        headers: Vec<(String, String)>,
+        address: &Address,
+        headers: HeaderMap,
         say: fn(&str),
     ) -> io::Result<Self> {
         let (queue, payloads) = sync_channel(QUEUE);
@@ -104,9 +107,11 @@ impl Uploader {
         let ending = Arc::new(AtomicBool::new(false));
         let worker = Worker {
             name,
-            url: url.to_owned(),
-            headers,
-            agent: agent(TIMEOUT, CONNECT),
+            url: address.url.clone(),
+            server: match address.protocol {
+                Protocol::Http => Server::Http(http::Server::new(&address.url, headers)),
+                Protocol::Grpc => Server::Grpc(grpc::Server::new(&address.url, headers)?),
+            },
             counts: Arc::clone(&counts),
             ending: Arc::clone(&ending),
             complained: false,
@@ -117,7 +122,7 @@ impl Uploader {
             drop(alive);
         })?;
         let (queue, thread) = (RefCell::new(Some(queue)), RefCell::new(Some(thread)));
-        Ok(Self { name, queue, counts, ending, ended, thread, say })
+        Ok(Self { name, queue, counts, ending, ended, thread, last: Cell::new(None), say })
     }
 
     /// Hands a payload over. Never waits.
@@ -145,7 +150,7 @@ impl Uploader {
 
     /// Adds what became of its payloads.
     pub(super) fn add_counts(&self, to: &mut UserCounts) {
-        let counts = *lock(&self.counts);
+        let counts = self.last.get().unwrap_or_else(|| *lock(&self.counts));
         to.uploads += counts.made;
         to.uploads_sent += counts.sent;
         to.uploads_partly += counts.partly;
@@ -164,7 +169,9 @@ impl Uploader {
         if !late && self.thread.borrow_mut().take().is_some_and(|thread| thread.join().is_err()) {
             (self.say)(&format!("gctrace: {}: the sending thread panicked; please report this", self.name));
         }
-        let Counts { sent, partly, refused, dropped, waiting, .. } = *lock(&self.counts);
+        let counts = *lock(&self.counts);
+        let Counts { sent, partly, refused, dropped, waiting, .. } = counts;
+        self.last.set(Some(Counts { dropped: dropped + waiting, waiting: 0, ..counts }));
         let partly = if partly > 0 { format!(" ({partly} of them in part)") } else { String::new() };
         let late = if waiting > 0 { format!(", {waiting} given up at the end") } else { String::new() };
         (self.say)(&format!(
@@ -177,8 +184,7 @@ impl Uploader {
 struct Worker {
     name: &'static str,
     url: String,
-    headers: Vec<(String, String)>,
-    agent: Agent,
+    server: Server,
     counts: Arc<Mutex<Counts>>,
     ending: Arc<AtomicBool>,
     /// Whether the trouble that there is has been told.
@@ -186,10 +192,34 @@ struct Worker {
     say: fn(&str),
 }
 
+/// How requests get to a server.
+enum Server {
+    Http(http::Server),
+    Grpc(grpc::Server),
+}
+
+impl Server {
+    /// A payload's bytes as they are sent, however often.
+    fn prepare(&self, body: Vec<u8>) -> Bytes {
+        match self {
+            Self::Http(_) => http::gzip(&body).into(),
+            // Compressed by message.
+            Self::Grpc(_) => body.into(),
+        }
+    }
+
+    fn post(&self, payload: &dyn Payload, body: &Bytes) -> Outcome {
+        match self {
+            Self::Http(server) => server.post(payload.path(Protocol::Http), payload.content_type(), body),
+            Self::Grpc(server) => server.call(payload.path(Protocol::Grpc), body),
+        }
+    }
+}
+
 /// What came of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    Accepted(Vec<u8>),
+    Accepted(Bytes),
     TooLarge,
     Refused(String),
     /// It may be taken another time; not before this.
@@ -217,10 +247,10 @@ impl Worker {
             self.count(|counts| counts.made -= 1);
             return None;
         }
-        let body = gzip(&body);
+        let body = self.server.prepare(body);
         let (mut pause, mut last) = (FIRST_PAUSE, false);
         for attempt in 1.. {
-            let (reason, after) = match self.post(payload, &body) {
+            let (reason, after) = match self.server.post(payload, &body) {
                 Outcome::Accepted(answer) => {
                     self.complained = false;
                     let rejected = payload.rejected(&answer);
@@ -283,66 +313,12 @@ impl Worker {
         }
         self.ending.load(Ordering::Relaxed)
     }
-
-    fn post(&self, payload: &dyn Payload, body: &[u8]) -> Outcome {
-        let mut request = self
-            .agent
-            .post(format!("{}{}", self.url, payload.path()))
-            .header(header::CONTENT_TYPE, payload.content_type())
-            .header(header::CONTENT_ENCODING, "gzip");
-        for (name, value) in &self.headers {
-            request = request.header(name, value);
-        }
-        let mut response = match request.send(body) {
-            Ok(response) => response,
-            Err(error) => return Outcome::Again(error.to_string(), None),
-        };
-        let after = retry_after(response.headers());
-        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().unwrap_or_default();
-        meaning(response.status().as_u16(), answer, after)
-    }
 }
 
-/// What an answer means (OTLP specification, "OTLP/HTTP Response").
-fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome {
-    let text = || {
-        let text = String::from_utf8_lossy(&answer);
-        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
-        format!("answered {code} ({})", text.trim())
-    };
-    match code {
-        200..=299 => Outcome::Accepted(answer),
-        413 => Outcome::TooLarge,
-        429 | 502..=504 => Outcome::Again(text(), after),
-        _ => Outcome::Refused(text()),
-    }
-}
-
-/// `Retry-After` in seconds; a date is not heeded, the usual pause is.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
-}
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut out = GzEncoder::new(Vec::with_capacity(bytes.len() / 4), Compression::fast());
-    // Writing to memory does not fail.
-    out.write_all(bytes).and_then(|()| out.finish()).unwrap_or_default()
-}
-
-/// A client that trusts the certificates that the host trusts, so that a company's own authority works.
-pub(super) fn agent(timeout: Duration, connect: Duration) -> Agent {
-    let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
-    Agent::config_builder()
-        .timeout_global(Some(timeout))
-        .timeout_connect(Some(connect))
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .max_redirects_will_error(false)
-        .user_agent(concat!("gctrace/", env!("CARGO_PKG_VERSION")))
-        .tls_config(tls)
-        .build()
-        .into()
+/// What a server said, fit for a line on a terminal.
+fn printable(text: &str) -> String {
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
+    text.trim().to_owned()
 }
 
 /// Up to a quarter of a pause, so that hosts that lost their server together do not come back together.
@@ -352,56 +328,32 @@ pub(super) fn jitter(pause: Duration) -> Duration {
     pause.mul_f64(f64::from(nanos % 1000) / 4000.0)
 }
 
-/// An http:// or https:// address without a `/` at its end; `None` if it is none.
-pub(crate) fn address(text: &str) -> Option<String> {
-    let url = text.trim_end_matches('/');
-    let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
-    (!host.is_empty() && !host.starts_with('/')).then(|| url.to_owned())
-}
-
-/// Further headers from an environment variable: `Name=value,Name=value` (OpenTelemetry's specification of exporters).
-pub(crate) fn headers(variable: &str) -> Vec<(String, String)> {
+/// Further headers from an environment variable: `Name=value,Name=value`, values percent-encoded (OpenTelemetry's specification
+/// of exporters). An error is what is no header; values are not repeated, they may be secrets.
+pub(crate) fn headers(variable: &str) -> Result<HeaderMap, String> {
     let list = std::env::var(variable).unwrap_or_default();
-    let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().replace("%20", " "))).collect()
+    let mut headers = HeaderMap::new();
+    for pair in list.split(',').filter(|pair| !pair.trim().is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or("an entry without `=`")?;
+        let name = name.trim();
+        let key = HeaderName::try_from(name).map_err(|_| format!("`{name}` is no name of a header"))?;
+        let value = HeaderValue::try_from(origin::decoded(value.trim()));
+        let mut value = value.map_err(|_| format!("what `{name}` is set to cannot be sent"))?;
+        value.set_sensitive(true);
+        headers.append(key, value);
+    }
+    Ok(headers)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Only what OTLP calls retryable is sent again.
-    #[test]
-    fn meanings() {
-        assert_eq!(meaning(200, b"x".to_vec(), None), Outcome::Accepted(b"x".to_vec()));
-        assert_eq!(meaning(413, Vec::new(), None), Outcome::TooLarge);
-        for code in [429, 502, 503, 504] {
-            let after = Some(Duration::from_secs(3));
-            assert!(
-                matches!(meaning(code, Vec::new(), after), Outcome::Again(_, when) if when == after),
-                "{code}"
-            );
-        }
-        for code in [301, 400, 401, 404, 500] {
-            let outcome = meaning(code, b"\x1b[2Jno".to_vec(), None);
-            assert_eq!(outcome, Outcome::Refused(format!("answered {code} ([2Jno)")), "{code}");
-        }
-    }
+    struct Text(&'static [u8]);
 
-    /// Addresses are taken with and without a slash at the end.
-    #[test]
-    fn addresses() {
-        assert_eq!(address("http://h:1/a/").as_deref(), Some("http://h:1/a"));
-        for text in ["", "h:1", "ftp://h", "https://", "http:///x"] {
-            assert_eq!(address(text), None, "{text}");
-        }
-    }
-
-    struct Bytes(&'static [u8]);
-
-    impl Payload for Bytes {
-        fn path(&self) -> String {
-            "/x".to_owned()
+    impl Payload for Text {
+        fn path(&self, _: Protocol) -> &'static str {
+            "/x"
         }
 
         fn content_type(&self) -> &'static str {
@@ -416,17 +368,24 @@ mod tests {
     /// With nobody there, handing over does not wait, the queue has its bound, and every payload is accounted for.
     #[test]
     fn bounded() {
-        let uploader = Uploader::start("test", "http://127.0.0.1:1", Vec::new(), |_| {}).unwrap();
+        for protocol in [Protocol::Http, Protocol::Grpc] {
+            bounded_over(protocol);
+        }
+    }
+
+    fn bounded_over(protocol: Protocol) {
+        let nobody = Address { url: "http://127.0.0.1:1".to_owned(), protocol };
+        let uploader = Uploader::start("test", &nobody, HeaderMap::new(), |_| {}).unwrap();
         let began = std::time::Instant::now();
         for _ in 0..2 * QUEUE {
-            uploader.send(Box::new(Bytes(b"x")));
+            uploader.send(Box::new(Text(b"x")));
         }
-        uploader.send(Box::new(Bytes(b"")));
+        uploader.send(Box::new(Text(b"")));
         assert!(began.elapsed() < Duration::from_secs(1));
         let before = *lock(&uploader.counts);
         assert!(before.dropped >= QUEUE as u64 / 2 && before.waiting <= QUEUE as u64 + 1, "{before:?}");
         uploader.finish();
-        let counts = *lock(&uploader.counts);
+        let counts = uploader.last.get().unwrap();
         assert_eq!((counts.waiting, counts.sent), (0, 0));
         assert_eq!(counts.made, counts.dropped + counts.refused, "{counts:?}");
     }

@@ -19,7 +19,7 @@ use crate::{
     export::{
         VERSION,
         figures::{self, Figure, Kind, Value},
-        upload::Payload,
+        upload::{Payload, Protocol},
     },
     ledger::Ledger,
     model::Origin,
@@ -59,8 +59,11 @@ impl Metrics {
 }
 
 impl Payload for Metrics {
-    fn path(&self) -> String {
-        "/v1/metrics".to_owned()
+    fn path(&self, protocol: Protocol) -> &'static str {
+        match protocol {
+            Protocol::Http => "/v1/metrics",
+            Protocol::Grpc => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+        }
     }
 
     fn content_type(&self) -> &'static str {

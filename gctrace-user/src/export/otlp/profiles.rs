@@ -23,7 +23,11 @@ use crate::{
         call_tree::{FrameId, NodeId},
         recording::{ProcessIndex, Recording, Thread},
     },
-    export::{profile::label, upload::Payload, windows::Window},
+    export::{
+        profile::label,
+        upload::{Payload, Protocol},
+        windows::Window,
+    },
     model::stack::{Frame, FrameKind, GcActivity, ThreadState, gc_name},
 };
 
@@ -69,8 +73,11 @@ pub(in crate::export) fn make(window: Arc<Window>, processes: Vec<ProcessIndex>)
 }
 
 impl Payload for Profiles {
-    fn path(&self) -> String {
-        "/v1development/profiles".to_owned()
+    fn path(&self, protocol: Protocol) -> &'static str {
+        match protocol {
+            Protocol::Http => "/v1development/profiles",
+            Protocol::Grpc => "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export",
+        }
     }
 
     fn content_type(&self) -> &'static str {

@@ -1,0 +1,108 @@
+//! Requests over HTTP/1.1.
+
+use std::{io::Write as _, time::Duration};
+
+use flate2::{Compression, write::GzEncoder};
+use ureq::{
+    Agent,
+    http::{HeaderMap, header},
+    tls::{RootCerts, TlsConfig},
+};
+
+use super::{CONNECT, Outcome, TIMEOUT, printable};
+
+/// An answer longer than this is cut off.
+const MAX_ANSWER: u64 = 64 << 10;
+
+/// A server.
+pub(super) struct Server {
+    url: String,
+    headers: HeaderMap,
+    agent: Agent,
+}
+
+impl Server {
+    pub(super) fn new(url: &str, headers: HeaderMap) -> Self {
+        Self { url: url.to_owned(), headers, agent: agent(TIMEOUT, CONNECT) }
+    }
+
+    /// Sends a body that is compressed already.
+    pub(super) fn post(&self, path: &str, content_type: &str, body: &[u8]) -> Outcome {
+        let mut request = self
+            .agent
+            .post(format!("{}{path}", self.url))
+            .header(header::CONTENT_TYPE, content_type)
+            .header(header::CONTENT_ENCODING, "gzip");
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        let mut response = match request.send(body) {
+            Ok(response) => response,
+            Err(error) => return Outcome::Again(error.to_string(), None),
+        };
+        let after = retry_after(response.headers());
+        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().unwrap_or_default();
+        meaning(response.status().as_u16(), answer, after)
+    }
+}
+
+/// What an answer means (OTLP specification, "OTLP/HTTP Response").
+fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome {
+    let text = || format!("answered {code} ({})", printable(&String::from_utf8_lossy(&answer)));
+    match code {
+        200..=299 => Outcome::Accepted(answer.into()),
+        413 => Outcome::TooLarge,
+        429 | 502..=504 => Outcome::Again(text(), after),
+        _ => Outcome::Refused(text()),
+    }
+}
+
+/// `Retry-After` in seconds; a date is not heeded, the usual pause is.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut out = GzEncoder::new(Vec::with_capacity(bytes.len() / 4), Compression::fast());
+    // Writing to memory does not fail.
+    out.write_all(bytes).and_then(|()| out.finish()).unwrap_or_default()
+}
+
+/// A client that trusts the certificates that the host trusts, so that a company's own authority works.
+pub(in crate::export) fn agent(timeout: Duration, connect: Duration) -> Agent {
+    let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
+    Agent::config_builder()
+        .timeout_global(Some(timeout))
+        .timeout_connect(Some(connect))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .user_agent(concat!("gctrace/", env!("CARGO_PKG_VERSION")))
+        .tls_config(tls)
+        .build()
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only what OTLP calls retryable is sent again.
+    #[test]
+    fn meanings() {
+        assert_eq!(meaning(200, b"x".to_vec(), None), Outcome::Accepted(b"x".as_slice().into()));
+        assert_eq!(meaning(413, Vec::new(), None), Outcome::TooLarge);
+        for code in [429, 502, 503, 504] {
+            let after = Some(Duration::from_secs(3));
+            assert!(
+                matches!(meaning(code, Vec::new(), after), Outcome::Again(_, when) if when == after),
+                "{code}"
+            );
+        }
+        for code in [301, 400, 401, 404, 500] {
+            let outcome = meaning(code, b"\x1b[2Jno".to_vec(), None);
+            assert_eq!(outcome, Outcome::Refused(format!("answered {code} ([2Jno)")), "{code}");
+        }
+    }
+}

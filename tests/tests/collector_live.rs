@@ -166,3 +166,57 @@ fn tokens_and_variables() -> Result<()> {
     );
     Ok(())
 }
+
+/// The set of a process that lives on is sent after so many cycles: nothing is missing between the parts, and nothing comes twice.
+#[test]
+fn parts_by_cycles() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let collector = Collector::start(&live.path("sets.db"), &[])?;
+    let token = collector.register()?;
+    let mut args: Vec<std::ffi::OsString> = vec!["--tunemygc-url".into()];
+    args.push(format!("http://{}", collector.address).into());
+    args.extend(["--tunemygc-spool".into(), live.path("spool").into()]);
+    args.extend(["--tunemygc-sync-cycles".into(), "20".into(), "--".into()]);
+    let (command, env, outputs) = Script::unwitnessed(&live, &ruby, "scraped.rb")?.arg("3s").into_parts()?;
+    let finished = Invocation::jsonl(args.into_iter().chain(command))?
+        .envs(env)
+        .with(|command| {
+            command.env("RUBY_GC_TOKEN", &token);
+        })
+        .run()?;
+    let report = gctrace_tests::gctrace::read(&finished)?;
+    let (script, _) = outputs.read("")?;
+    let counts: Vec<u64> = report.gcs_of(script.pid).map(|line| line.count).collect();
+    ensure!(counts.len() > 40, "{} cycles", counts.len());
+
+    let kept = rusqlite::Connection::open(live.path("sets.db"))?;
+    let mut bodies = kept.prepare("SELECT body FROM sample_set")?;
+    let bodies: Vec<Vec<u8>> = bodies.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    let (mut sizes, mut found) = (Vec::new(), Vec::new());
+    for body in &bodies {
+        let set: Value = serde_json::from_reader(flate2::read::GzDecoder::new(body.as_slice()))?;
+        let keys = set[0][7].as_array().context("keys")?;
+        let at = keys.iter().position(|key| key == "count").context("count")?;
+        let samples = set.as_array().context("a set")?.iter().skip(1);
+        let begun: Vec<u64> = samples
+            .filter(|sample| sample[3] == "GC_CYCLE_STARTED")
+            .filter_map(|s| s[4][at].as_u64())
+            .collect();
+        sizes.push(begun.len());
+        found.extend(begun);
+    }
+    found.sort_unstable();
+    ensure!(found == counts, "{found:?}, the lines: {counts:?}");
+    sizes.sort_unstable();
+    let full = counts.len() / 20;
+    ensure!(sizes.iter().filter(|size| **size == 20).count() == full, "{sizes:?} of {}", counts.len());
+    ensure!(sizes.iter().all(|size| *size <= 20), "{sizes:?}");
+    let user = &report.ledger.as_ref().context("a ledger")?.user;
+    ensure!(
+        user["sets"] == bodies.len() && user["sets_sent"] == bodies.len(),
+        "{} sets, {user:?}",
+        bodies.len()
+    );
+    Ok(())
+}

@@ -1,6 +1,6 @@
 //! Flags as they are written. Parsing does nothing but parse.
 
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use crate::discover::Fault;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
@@ -84,6 +84,10 @@ pub struct Args {
     /// Tokens by service, from a TOML file: `default = "TOKEN"`, and under `[services]` lines `NAME = "TOKEN"`
     #[arg(long, value_name = "FILE", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_tokens: Option<PathBuf>,
+
+    /// Send the set of a process after so many of its GC cycles, too, and not only after 10 minutes and when it ends
+    #[arg(long, value_name = "N", requires = "tunemygc_url", hide_short_help = true)]
+    pub tunemygc_sync_cycles: Option<NonZeroU32>,
 
     /// How the headers of sets are written
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DialectArg::Spec, hide_short_help = true)]

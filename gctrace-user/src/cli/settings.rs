@@ -1,6 +1,6 @@
 //! Flags resolved to what the run does.
 
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use super::args::{
     Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg,
@@ -201,6 +201,7 @@ impl Settings {
             tunemygc_url,
             tunemygc_token,
             tunemygc_tokens,
+            tunemygc_sync_cycles,
             tunemygc_dialect,
             tunemygc_spool,
             prometheus,
@@ -301,7 +302,13 @@ impl Settings {
             duration,
             format,
             tunemygc,
-            tunemygc_target: target(tunemygc_url, tunemygc_token, tunemygc_tokens, tunemygc_spool)?,
+            tunemygc_target: target(
+                tunemygc_url,
+                tunemygc_token,
+                tunemygc_tokens,
+                tunemygc_spool,
+                tunemygc_sync_cycles,
+            )?,
             tunemygc_dialect: match tunemygc_dialect {
                 DialectArg::Spec => Dialect::Spec,
                 DialectArg::Agent => Dialect::Agent,
@@ -357,6 +364,7 @@ fn target(
     token: Option<String>,
     file: Option<PathBuf>,
     spool: Option<PathBuf>,
+    cycles: Option<NonZeroU32>,
 ) -> Result<Option<Target>, UsageError> {
     let Some(url) = url else { return Ok(None) };
     let mut tokens = match file {
@@ -373,6 +381,7 @@ fn target(
         url: Target::url(&url).ok_or(UsageError::Url(url))?,
         tokens,
         spool: spool.or_else(tunemygc::default_spool).ok_or(UsageError::NoSpool)?,
+        cycles,
     }))
 }
 
@@ -407,9 +416,11 @@ mod tests {
         assert_eq!(run(&["--tunemygc-token", "t"]).unwrap().tunemygc_target, None);
         let url = ["--tunemygc-url", "http://localhost:1/ruby"];
         assert_eq!(run(&[&url[..], &["--tunemygc-token", ""]].concat()).unwrap_err(), UsageError::NoToken);
-        let target = run(&[&url[..], &["--tunemygc-token", "t", "--tunemygc-spool", "/s"]].concat()).unwrap();
+        let flags = ["--tunemygc-token", "t", "--tunemygc-spool", "/s", "--tunemygc-sync-cycles", "9"];
+        let target = run(&[&url[..], &flags].concat()).unwrap();
         let tokens = Tokens { default: Some("t".into()), ..Tokens::default() };
-        let expected = Target { url: "http://localhost:1".into(), tokens, spool: "/s".into() };
+        let cycles = NonZeroU32::new(9);
+        let expected = Target { url: "http://localhost:1".into(), tokens, spool: "/s".into(), cycles };
         assert_eq!(target.tunemygc_target, Some(expected));
         let wrong = run(&["--tunemygc-url", "localhost:1", "--tunemygc-token", "t"]);
         assert_eq!(wrong.unwrap_err(), UsageError::Url("localhost:1".into()));

@@ -3,6 +3,7 @@
 
 use std::{
     io::{self, Write as _},
+    num::NonZeroU32,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -56,6 +57,8 @@ pub struct Target {
     pub tokens: Tokens,
     /// Directory in which sets wait.
     pub spool: PathBuf,
+    /// After so many cycles of a process its set is sent and begun anew.
+    pub cycles: Option<NonZeroU32>,
 }
 
 impl Target {
@@ -451,8 +454,10 @@ mod tests {
         for text in ["", "h:1", "ftp://h", "https://", "http:///x"] {
             assert_eq!(Target::url(text), None, "{text}");
         }
-        let dir =
-            |url: &str| Target { url: url.into(), tokens: Tokens::default(), spool: "/s".into() }.spool_dir();
+        let dir = |url: &str| {
+            Target { url: url.into(), tokens: Tokens::default(), spool: "/s".into(), cycles: None }
+                .spool_dir()
+        };
         assert_ne!(dir("http://a/b"), dir("http://a_b"));
         assert_eq!(dir("http://a").parent(), Some(Path::new("/s")));
     }

@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    num::NonZeroU32,
     path::{Path, PathBuf},
 };
 
@@ -63,7 +64,7 @@ impl Dialect {
 /// Where sets go.
 enum To {
     Dir(PathBuf),
-    Collector { client: Client, tokens: Tokens },
+    Collector { client: Client, tokens: Tokens, cycles: Option<NonZeroU32> },
 }
 
 /// The set of a process that is being traced.
@@ -73,6 +74,8 @@ struct Open {
     first_ns: u64,
     name: String,
     part: u32,
+    /// Cycles in this part.
+    cycles: u32,
     booted: bool,
     last_memory: Option<Memory>,
 }
@@ -96,7 +99,7 @@ impl TuneMyGc {
     ) -> Result<Self, ExportError> {
         let client =
             Client::start(target, say).map_err(|(path, source)| ExportError::Unwritable { path, source })?;
-        let to = To::Collector { client, tokens: target.tokens.clone() };
+        let to = To::Collector { client, tokens: target.tokens.clone(), cycles: target.cycles };
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
@@ -132,6 +135,7 @@ impl TuneMyGc {
         let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
         let text = (!open.set.samples.is_empty()).then(|| open.set.to_json());
         open.set.samples.clear();
+        open.cycles = 0;
         open.part += u32::from(!last || open.part > 0);
         let part = if open.part > 0 { format!("-part{}", open.part) } else { String::new() };
         let stem = format!("{}{part}", open.name);
@@ -199,8 +203,10 @@ impl Exporter for TuneMyGc {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         let name = format!("tunemygc-{}-{start}", process.pid);
         let set = SampleSet { header, samples: Vec::new() };
-        self.open
-            .insert(process.pid, Open { set, first_ns: 0, name, part: 0, booted: false, last_memory: None });
+        self.open.insert(
+            process.pid,
+            Open { set, first_ns: 0, name, part: 0, cycles: 0, booted: false, last_memory: None },
+        );
         if let Some(state) = state {
             self.push(process, EventName::Booted, state)?;
             self.booted(process.pid);
@@ -215,9 +221,16 @@ impl Exporter for TuneMyGc {
             self.booted(process.pid);
         }
         self.push(process, EventName::GcCycleStarted, &cycle.start)?;
-        match &cycle.end {
-            Some(end) => self.push(process, EventName::GcCycleEnded, end),
-            None => Ok(()),
+        if let Some(end) = &cycle.end {
+            self.push(process, EventName::GcCycleEnded, end)?;
+        }
+        let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
+        open.cycles += 1;
+        match &self.to {
+            To::Collector { cycles: Some(cycles), .. } if open.cycles >= cycles.get() => {
+                self.write(process.pid, false)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -56,7 +56,7 @@ fn server(listener: TcpListener, answers: Vec<(u16, &'static str, &'static str)>
 
 fn target(address: SocketAddr, spool: &Path) -> Target {
     let tokens = Tokens { default: Some("t".to_owned()), ..Tokens::default() };
-    Target { url: format!("http://{address}"), tokens, spool: spool.to_owned() }
+    Target { url: format!("http://{address}"), tokens, spool: spool.to_owned(), cycles: None }
 }
 
 fn local() -> (TcpListener, SocketAddr) {

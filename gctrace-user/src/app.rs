@@ -353,6 +353,7 @@ impl Run<'_> {
         let now = Instant::now();
         if self.settings.wants_accounts() && self.accounted.is_none_or(|last| now - last >= ACCOUNT) {
             self.accounted = Some(now);
+            self.pipeline.gvl_so_far();
             self.pipeline.account(self.counters.read());
         }
     }

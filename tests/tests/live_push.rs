@@ -9,13 +9,15 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::{self, Invocation};
+use gctrace_tests::ledger;
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::pprof::Profile;
 use gctrace_tests::python;
 use gctrace_tests::receiver::{Answer, Push, Receiver};
-use gctrace_tests::report::Report;
+use gctrace_tests::report::{GvlSumsLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Report as ScriptReport, Script};
+use gctrace_tests::witness;
 use serde_json::Value;
 
 const OK: Answer = (200, "", b"");
@@ -223,6 +225,52 @@ impl GrpcReceiver {
         let taken = calls.iter().filter(|call| call["answer"] == "ok" || call["answer"] == "partly");
         obeying(&taken.map(|call| self.file(call)).collect::<Result<Vec<_>>>()?)
     }
+}
+
+/// Waits for the GVL: the profile has what the lines have, wait by wait; the metrics have them by length, while the run goes on,
+/// too.
+#[test]
+fn otlp_gvl() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let receiver = Receiver::start(|_, _| OK)?;
+        let url = format!("http://{}", receiver.address);
+        let script = Script::unwitnessed(&live, ruby, "gvl_holder.rb")?
+            .env("GCTRACE_TEST_SLEEPS", "24")
+            .env("GCTRACE_TEST_GVL_WITNESS", witness::gvl_extension(ruby)?);
+        let gvl = ["--gvl", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"];
+        let options = [&["--otlp", &url, "--push-interval", "200ms"][..], &gvl].concat();
+        let (report, _, script) = run_script(script, &options)?;
+        ledger::check_lossless(&report)?;
+        let pushes = receiver.pushes();
+        let found = decoded(&live, &pushes)?;
+        let of_pid = |line: &&GvlSumsLine| line.pid == script.pid;
+        let sums = report.gvl_processes.iter().find(of_pid).context("no sums of the process")?;
+        let told: u64 = report.gvl_waits.iter().map(|line| line.wait_ns).sum();
+        let waits = &found["profiles"]["shop"]["gvl_wait"];
+        ensure!(told > 1_000_000_000 && waits["total"] == told, "{told} ns are told, the profile: {waits}");
+        ensure!(waits["(waiting for the GVL)"] == told, "{waits}");
+        ensure!(waits.as_object().is_some_and(|frames| frames.len() > 3), "no stacks: {waits}");
+        let metrics = &found["metrics"]["shop"];
+        let count = |metrics: &Value, name: &str| metrics[name]["{}"].as_f64().unwrap_or_default();
+        for name in ["cruby.gvl.wait.duration", "cruby.gvl.long_wait.duration"] {
+            ensure!(count(metrics, name) as u64 == sums.waits, "{} waits, {metrics:#}", sums.waits);
+        }
+        let held = count(metrics, "cruby.gvl.held");
+        ensure!(held > 1.0 && held * 1e9 <= sums.hold_ns.context("no holds")? as f64 + 1.0, "{held} s held");
+        // Of the run's middle: some are told, not all.
+        let all: Vec<Push> = pushes.into_iter().filter(|push| push.path == METRICS).collect();
+        let before: Vec<u64> = all
+            .iter()
+            .map(|push| {
+                let found = decoded(&live, std::slice::from_ref(push))?;
+                Ok(count(&found["metrics"]["shop"], "cruby.gvl.wait.duration") as u64)
+            })
+            .collect::<Result<_>>()?;
+        ensure!(before.is_sorted(), "waits were taken back: {before:?}");
+        ensure!(before.iter().any(|waits| (1..sums.waits).contains(waits)), "only at the end: {before:?}");
+        Ok(())
+    })
 }
 
 const LARGE: usize = 64 << 20;

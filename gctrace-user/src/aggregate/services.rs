@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use super::gvl_so_far::GvlSoFar;
 use crate::model::{GcCycle, GcState, GcWork, Image, Origin, Process, gvl::GvlWait};
 
 /// Upper bounds of the buckets of pauses, nanoseconds.
@@ -26,6 +27,17 @@ pub const PAUSE_BOUNDS: [u64; 15] = [
     1_000_000_000,
     2_500_000_000,
 ];
+/// Upper bounds of the buckets of waits for the GVL, nanoseconds: 8 µs to 4.3 s. The kernel side counts waits in finer buckets,
+/// none of which lies across one of these.
+pub const GVL_BOUNDS: [u64; 20] = {
+    let mut bounds = [0; 20];
+    let mut at = 0;
+    while at < bounds.len() {
+        bounds[at] = (1 << (13 + at)) - 1;
+        at += 1;
+    }
+    bounds
+};
 /// Services that are told apart.
 const MAX_SERVICES: usize = 200;
 /// What those beyond it are called.
@@ -43,19 +55,37 @@ pub struct ServiceKey {
 }
 
 /// Times by their length.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// By bucket of [`PAUSE_BOUNDS`], the last one without bound; not cumulative.
-    pub buckets: [u64; PAUSE_BOUNDS.len() + 1],
+    /// Upper bounds of the buckets, nanoseconds; a further one has none.
+    pub bounds: &'static [u64],
+    /// How many are in each; not cumulative.
+    pub buckets: Vec<u64>,
     /// Their sum, nanoseconds.
     pub ns: u64,
 }
 
+impl Default for Times {
+    fn default() -> Self {
+        Self::within(&PAUSE_BOUNDS)
+    }
+}
+
 impl Times {
+    /// None yet.
+    fn within(bounds: &'static [u64]) -> Self {
+        Self { bounds, buckets: vec![0; bounds.len() + 1], ns: 0 }
+    }
+
     fn add(&mut self, ns: u64) {
-        let bucket = PAUSE_BOUNDS.iter().position(|bound| ns <= *bound).unwrap_or(PAUSE_BOUNDS.len());
-        self.buckets[bucket] += 1;
+        self.count_in(Some(ns), 1);
         self.ns += ns;
+    }
+
+    /// Some that took up to so long (`None`: any time), and all of which belong into one bucket.
+    fn count_in(&mut self, most: Option<u64>, count: u64) {
+        let bucket = most.and_then(|most| self.bounds.iter().position(|bound| most <= *bound));
+        self.buckets[bucket.unwrap_or(self.bounds.len())] += count;
     }
 
     /// How many.
@@ -107,7 +137,7 @@ impl Gauges {
 }
 
 /// Figures of a service since gctrace saw it first.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Service {
     /// What its first process said of itself.
     pub origin: Arc<Origin>,
@@ -134,9 +164,36 @@ pub struct Service {
     /// Growth of `total_freed_objects`.
     pub freed: u64,
     /// Long waits for the GVL.
+    pub gvl_long_waits: Times,
+    /// Waits for the GVL of every length.
     pub gvl_waits: Times,
+    /// Time for which the GVL was held, nanoseconds.
+    pub gvl_held_ns: u64,
     /// GC records that the kernel lost.
     pub lost: u64,
+}
+
+impl Service {
+    fn new(process: &Process, since_ns: u64) -> Self {
+        Self {
+            origin: process.origin.clone(),
+            hostname: process.hostname.clone(),
+            image: None,
+            since_ns,
+            met: 0,
+            running: 0,
+            cycles: BTreeMap::new(),
+            pauses: Default::default(),
+            phases: [0; 3],
+            work: BTreeMap::new(),
+            allocated: 0,
+            freed: 0,
+            gvl_long_waits: Times::default(),
+            gvl_waits: Times::within(&GVL_BOUNDS),
+            gvl_held_ns: 0,
+            lost: 0,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -145,6 +202,8 @@ struct Running {
     gauges: Gauges,
     /// `total_allocated_objects` and `total_freed_objects`, once they are known.
     totals: Option<(u64, u64)>,
+    /// What has been added up of what its threads did with the GVL.
+    gvl: GvlSoFar,
 }
 
 /// Figures by service.
@@ -167,16 +226,12 @@ impl Services {
     pub fn process(&mut self, process: &Process, state: Option<&GcState>, now_ns: u64) {
         self.gone(process.pid);
         let key = self.key(process);
-        let service = self.known.entry(key.clone()).or_insert_with(|| Service {
-            origin: process.origin.clone(),
-            hostname: process.hostname.clone(),
-            since_ns: now_ns,
-            ..Service::default()
-        });
+        let service = self.known.entry(key.clone()).or_insert_with(|| Service::new(process, now_ns));
         service.met += 1;
         service.running += 1;
         service.image = Some(process.image.clone());
-        self.running.insert(process.pid, Running { service: key, gauges: Gauges::default(), totals: None });
+        let (gauges, gvl) = (Gauges::default(), GvlSoFar::default());
+        self.running.insert(process.pid, Running { service: key, gauges, totals: None, gvl });
         if let Some(state) = state {
             self.state(process, state);
         }
@@ -212,8 +267,20 @@ impl Services {
     /// A long wait for the GVL.
     pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         if let Some(service) = self.of(process.pid) {
-            service.gvl_waits.add(wait.ns);
+            service.gvl_long_waits.add(wait.ns);
         }
+    }
+
+    /// What the threads of a process have done with the GVL so far.
+    pub fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) {
+        let Some(running) = self.running.get_mut(&process.pid) else { return };
+        let grown = so_far.growth(&mut running.gvl);
+        let Some(service) = self.known.get_mut(&running.service) else { return };
+        for (most, count) in grown.waits() {
+            service.gvl_waits.count_in(most, count);
+        }
+        service.gvl_waits.ns += grown.wait_ns;
+        service.gvl_held_ns += grown.hold_ns;
     }
 
     /// Tracing of a process ended.

@@ -258,6 +258,20 @@ impl GvlReader {
         self.gate(GvlGate { level: GvlGate::CLOSED, epoch })
     }
 
+    /// What threads have done so far; they go on meanwhile.
+    pub fn look(&self) -> Result<Vec<(GvlKey, GvlThread)>, MapError> {
+        let mut read = Vec::new();
+        for key in keys(&self.threads, |_| true, MAX_GVL_THREADS)? {
+            match self.threads.get(&key, 0) {
+                Ok(thread) => read.push((key, thread)),
+                // It ended meanwhile, and is in the ring.
+                Err(MapError::KeyNotFound) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(read)
+    }
+
     /// Takes out what is known of a process that is gone or has become another program (then with `execs`, how often it had
     /// been another one before); of all processes without one.
     pub fn take_out(&mut self, of: Option<(u32, u32)>) -> Result<GvlRead, MapError> {

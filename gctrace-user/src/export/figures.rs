@@ -78,8 +78,10 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
     let slots = [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)];
     let slots = slots.map(|(state, slots)| one(&[("state", state)], Value::Number(slots)));
     // Only where it is watched: none is not the same as not known.
-    let gvl = service.image.as_ref().is_some_and(|image| image.gvl.is_some());
-    let gvl = gvl.then(|| one(&[], Value::Times(Box::new(service.gvl_waits.clone()))));
+    let gvl = service.image.as_ref().and_then(|image| image.gvl);
+    let times = |times: &Times| gvl.map(|_| one(&[], Value::Times(Box::new(times.clone()))));
+    let (long_waits, waits) = (times(&service.gvl_long_waits), times(&service.gvl_waits));
+    let held = gvl.filter(|gvl| gvl.holds).map(|_| one(&[], Value::Time(service.gvl_held_ns)));
     vec![
         figure(
             "cruby_gc_collections",
@@ -191,7 +193,23 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "s",
             Histogram,
             "Waits for the GVL above --gvl-threshold",
-            gvl.into_iter().collect(),
+            long_waits.into_iter().collect(),
+        ),
+        figure(
+            "cruby_gvl_wait",
+            "cruby.gvl.wait.duration",
+            "s",
+            Histogram,
+            "Waits for the GVL of every length that are over",
+            waits.into_iter().collect(),
+        ),
+        figure(
+            "cruby_gvl_held",
+            "cruby.gvl.held",
+            "s",
+            Counter,
+            "Time for which threads held the GVL, of holds that are over",
+            held.into_iter().collect(),
         ),
         figure(
             "cruby_gc_records_lost",

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
+    aggregate::gvl_so_far::GvlSoFar,
     ledger::{Ledger, UserCounts},
     model::{
         EndReason, GcCycle, GcState, GcWork, Process,
@@ -129,6 +130,11 @@ pub trait Exporter {
     }
     /// What a thread did with the GVL, when it has ended, or its process or tracing has.
     fn gvl_thread(&mut self, _process: &Process, _thread: &GvlThreadSummary) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// What the threads of a process have done with the GVL so far, from time to time and at the end. Only told where
+    /// accounts are.
+    fn gvl_so_far(&mut self, _process: &Process, _so_far: &GvlSoFar) -> Result<(), ExportError> {
         Ok(())
     }
     /// What the threads of a process did with the GVL, when the process or tracing has ended.

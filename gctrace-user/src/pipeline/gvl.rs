@@ -1,6 +1,9 @@
 //! The GVL's part of the data path: long waits meet their stacks, threads and edges become sums.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use gctrace_common::gvl::{GvlGate, GvlHold, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent};
 
@@ -9,6 +12,7 @@ use crate::{
     aggregate::{
         gvl::{GcAndWaits, GvlFold, doing, who},
         gvl_budget::{Act, Cost, Governor, Stage},
+        gvl_so_far::GvlLook,
     },
     app::say,
     bpf::{GvlRead, GvlReader},
@@ -22,6 +26,9 @@ use crate::{
 /// How long a wait whose stack has been announced waits for it. It comes within microseconds; if it does not, it was lost.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
+/// After looking at what threads do for some time, nobody looks for so many times as long.
+const LOOK_SELDOM: u32 = 500;
+
 /// What is under way.
 pub(super) struct Gvl {
     reader: Option<GvlReader>,
@@ -30,6 +37,8 @@ pub(super) struct Gvl {
     governor: Governor,
     /// Waits whose stack has not come yet, by process and thread.
     pending: HashMap<(u32, u32), Pending>,
+    look: GvlLook,
+    next_look: Option<Instant>,
 }
 
 struct Pending {
@@ -43,7 +52,15 @@ impl Gvl {
     pub(super) fn new(reader: Option<GvlReader>) -> Self {
         let (budget, cpus) = reader.as_ref().map_or((0, 1), |reader| (reader.budget_ppm, reader.cpus));
         let governor = Governor::new(budget, cpus, monotonic_ns());
-        Self { reader, folds: HashMap::new(), gc: HashMap::new(), governor, pending: HashMap::new() }
+        Self {
+            reader,
+            folds: HashMap::new(),
+            gc: HashMap::new(),
+            governor,
+            pending: HashMap::new(),
+            look: GvlLook::default(),
+            next_look: None,
+        }
     }
 }
 
@@ -127,6 +144,26 @@ impl Pipeline {
         if self.gvl.reader.is_some() {
             (self.counts.gvl_watched_ns, self.counts.gvl_unwatched_ns) = self.gvl.governor.watched(now_ns);
         }
+    }
+
+    /// Tells what threads have done so far, if looking does not cost too much.
+    pub fn gvl_so_far(&mut self) {
+        let begun = Instant::now();
+        let due = self.gvl.next_look.is_none_or(|next| begun >= next);
+        let Some(reader) = self.gvl.reader.as_ref().filter(|_| due) else { return };
+        match reader.look() {
+            Ok(running) => {
+                for (pid, so_far) in self.gvl.look.with(&running) {
+                    let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
+                        continue;
+                    };
+                    self.export(|exporter| exporter.gvl_so_far(&process, &so_far));
+                }
+            }
+            Err(error) => log::warn!("looking at what threads do with the GVL: {error}"),
+        }
+        let took = begun.elapsed();
+        self.gvl.next_look = Some(begun + took.saturating_mul(LOOK_SELDOM).min(Duration::from_mins(1)));
     }
 
     /// A GC pause.
@@ -239,6 +276,7 @@ impl Pipeline {
         let fold = self.gvl.folds.entry(pid).or_insert_with(|| GvlFold::new(coverage));
         let summary = fold.thread(thread, end_ns, ended, self.gvl.governor.times());
         self.counts.gvl_threads += 1;
+        self.gvl.look.over(thread);
         self.export(|exporter| exporter.gvl_thread(&process, &summary));
     }
 
@@ -286,6 +324,10 @@ impl Pipeline {
         for thread in &read.threads {
             self.counts.gvl_threads_read += 1;
             self.gvl_summary(thread, end_ns, false);
+        }
+        let process = self.traced.get(&pid).map(|traced| traced.process.clone());
+        if let Some((so_far, process)) = self.gvl.look.ended(pid).zip(process) {
+            self.export(|exporter| exporter.gvl_so_far(&process, &so_far));
         }
         let gc = self.gvl.gc.remove(&pid).unwrap_or_default();
         let Some(fold) = self.gvl.folds.remove(&pid) else { return };

@@ -14,7 +14,7 @@ use prost::Message as _;
 
 use super::{SCHEMA_URL, resource, scope, text};
 use crate::{
-    aggregate::services::{Gauges, PAUSE_BOUNDS, Service, Services, Times},
+    aggregate::services::{Gauges, Service, Services, Times},
     enrich::clock::WallClock,
     export::{
         VERSION,
@@ -213,8 +213,8 @@ fn histogram(attributes: Vec<KeyValue>, lengths: &Times, times: (u64, u64)) -> H
         time_unix_nano: times.1,
         count: lengths.count(),
         sum: Some(seconds(lengths.ns)),
-        bucket_counts: lengths.buckets.to_vec(),
-        explicit_bounds: PAUSE_BOUNDS.iter().map(|ns| seconds(*ns)).collect(),
+        bucket_counts: lengths.buckets.clone(),
+        explicit_bounds: lengths.bounds.iter().map(|ns| seconds(*ns)).collect(),
         ..HistogramDataPoint::default()
     }
 }

@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::{
 
 use super::{ExportError, Exporter, ProcessEnd, VERSION, upload::Uploader};
 use crate::{
-    aggregate::services::Services,
+    aggregate::{gvl_so_far::GvlSoFar, services::Services},
     enrich::clock::{WallClock, monotonic_ns},
     ledger::Ledger,
     model::{GcCycle, GcState, GcWork, Image, Origin, Process, gvl::GvlWait},
@@ -132,6 +132,11 @@ impl Exporter for OtlpMetrics {
 
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
         self.services.gvl_wait(process, wait);
+        Ok(())
+    }
+
+    fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) -> Result<(), ExportError> {
+        self.services.gvl_so_far(process, so_far);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
-    aggregate::services::Services,
+    aggregate::{gvl_so_far::GvlSoFar, services::Services},
     enrich::clock::monotonic_ns,
     ledger::Ledger,
     model::{GcCycle, GcState, GcWork, Process, gvl::GvlWait},
@@ -70,6 +70,11 @@ impl Exporter for Prometheus {
 
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
         self.shared.lock().0.gvl_wait(process, wait);
+        Ok(())
+    }
+
+    fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) -> Result<(), ExportError> {
+        self.shared.lock().0.gvl_so_far(process, so_far);
         Ok(())
     }
 

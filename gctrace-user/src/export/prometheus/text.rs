@@ -11,7 +11,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    aggregate::services::{PAUSE_BOUNDS, ServiceKey, Services, Times},
+    aggregate::services::{ServiceKey, Services, Times},
     export::{
         VERSION,
         figures::{self, Figure, Kind, Value},
@@ -181,8 +181,8 @@ fn put(metric: &mut MetricEncoder<'_>, kind: Kind, value: &Value) -> Result<(), 
 }
 
 fn buckets(times: &Times) -> Vec<(f64, u64)> {
-    let bounds = PAUSE_BOUNDS.iter().map(|ns| seconds(*ns)).chain([f64::INFINITY]);
-    bounds.zip(times.buckets).collect()
+    let bounds = times.bounds.iter().map(|ns| seconds(*ns)).chain([f64::INFINITY]);
+    bounds.zip(times.buckets.iter().copied()).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,161 @@
+//! What threads have done with the GVL while the run goes on: sums that only grow, of what is over. Pure.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use gctrace_common::gvl::{BUCKETS, GvlKey, GvlThread, bucket_most};
+
+/// Waits and holds that are over, of a thread or of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GvlSoFar {
+    waits: Box<[u64; BUCKETS]>,
+    /// Time of the waits, nanoseconds.
+    pub wait_ns: u64,
+    /// Time for which the GVL was held, nanoseconds; 0 where that is not seen.
+    pub hold_ns: u64,
+}
+
+impl Default for GvlSoFar {
+    fn default() -> Self {
+        Self { waits: Box::new([0; BUCKETS]), wait_ns: 0, hold_ns: 0 }
+    }
+}
+
+impl GvlSoFar {
+    /// Adds a thread.
+    pub fn thread(&mut self, thread: &GvlThread) {
+        for (sum, count) in self.waits.iter_mut().zip(thread.buckets) {
+            *sum += u64::from(count);
+        }
+        self.wait_ns += thread.wait_ns;
+        self.hold_ns += thread.hold_ns;
+    }
+
+    /// By how much this is more than what was `told`, which becomes this where it was less. What has been told is not taken
+    /// back: a thread that has just ended may be nowhere for a moment.
+    pub fn growth(&self, told: &mut Self) -> Self {
+        let mut grown = Self::default();
+        let grow = |now: u64, told: &mut u64, grown: &mut u64| {
+            *grown = now.saturating_sub(*told);
+            *told += *grown;
+        };
+        for (at, count) in grown.waits.iter_mut().enumerate() {
+            grow(self.waits[at], &mut told.waits[at], count);
+        }
+        grow(self.wait_ns, &mut told.wait_ns, &mut grown.wait_ns);
+        grow(self.hold_ns, &mut told.hold_ns, &mut grown.hold_ns);
+        grown
+    }
+
+    /// The waits: the longest time that belongs together, nanoseconds (`None`: any), and how many took up to it.
+    pub fn waits(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        self.waits
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(at, count)| (bucket_most(at), *count))
+    }
+}
+
+/// Threads that are over, by process, and how they are told from those that go on.
+#[derive(Debug, Default)]
+pub struct GvlLook {
+    over: HashMap<u32, GvlSoFar>,
+    /// Threads whose end has been told but which may be in the kernel's map still.
+    just_ended: HashSet<(u32, u64)>,
+    /// Whether anybody looks, from the beginning of a run on; else nothing empties that.
+    is_used: bool,
+}
+
+impl GvlLook {
+    /// A thread is over.
+    pub fn over(&mut self, thread: &GvlThread) {
+        let pid = thread.header.tgid;
+        self.over.entry(pid).or_default().thread(thread);
+        if self.is_used {
+            self.just_ended.insert((pid, thread.id));
+        }
+    }
+
+    /// What the threads of each process have done, with those that go on. Of a process that has become another program, it
+    /// is the earlier one.
+    pub fn with(&mut self, running: &[(GvlKey, GvlThread)]) -> BTreeMap<u32, GvlSoFar> {
+        self.is_used = true;
+        let mut programs: BTreeMap<u32, u32> = BTreeMap::new();
+        for (key, _) in running {
+            let execs = programs.entry(key.tgid).or_insert(key.execs);
+            *execs = key.execs.min(*execs);
+        }
+        let mut sums: BTreeMap<u32, GvlSoFar> =
+            self.over.iter().map(|(pid, over)| (*pid, over.clone())).collect();
+        let mut still = HashSet::new();
+        for (key, thread) in running.iter().filter(|(key, _)| programs.get(&key.tgid) == Some(&key.execs)) {
+            let id = (key.tgid, thread.id);
+            if self.just_ended.contains(&id) {
+                still.insert(id);
+            } else {
+                sums.entry(key.tgid).or_default().thread(thread);
+            }
+        }
+        self.just_ended = still;
+        sums
+    }
+
+    /// A process has ended: all that its threads did.
+    pub fn ended(&mut self, pid: u32) -> Option<GvlSoFar> {
+        self.just_ended.retain(|(of, _)| *of != pid);
+        self.over.remove(&pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thread(tgid: u32, id: u64, waits: &[u64]) -> (GvlKey, GvlThread) {
+        let mut thread = GvlThread::blank();
+        (thread.header.tgid, thread.id) = (tgid, id);
+        for &ns in waits {
+            thread.buckets[gctrace_common::gvl::bucket(ns)] += 1;
+            thread.wait_ns += ns;
+        }
+        (GvlKey { at: id, tgid, execs: 0 }, thread)
+    }
+
+    fn count(sums: &BTreeMap<u32, GvlSoFar>, pid: u32) -> (u64, u64) {
+        sums.get(&pid).map_or((0, 0), |sums| (sums.waits().map(|(_, count)| count).sum(), sums.wait_ns))
+    }
+
+    /// Every thread counts once, whether it goes on, has ended, or is between the two; and programs are not mixed up.
+    #[test]
+    fn once() {
+        let mut look = GvlLook::default();
+        let (one, two) = (thread(1, 1, &[1000, 3000]), thread(1, 2, &[5000]));
+        let mut next = thread(1, 3, &[7]);
+        next.0.execs = 1;
+        assert_eq!(count(&look.with(&[one, two, next]), 1), (3, 9000));
+        // Its end has come through the ring; it is in the map still.
+        look.over(&one.1);
+        assert_eq!(count(&look.with(&[one, two]), 1), (3, 9000));
+        assert_eq!(count(&look.with(&[one, two]), 1), (3, 9000));
+        assert_eq!(count(&look.with(&[two]), 1), (3, 9000));
+        look.over(&two.1);
+        assert_eq!(look.ended(1).unwrap().wait_ns, 9000);
+        assert_eq!(look.ended(1), None);
+        assert_eq!(count(&look.with(&[next]), 1), (1, 7));
+    }
+
+    /// What was told stays told, and nothing is told twice.
+    #[test]
+    fn grows() {
+        let sums = |waits: &[u64]| {
+            let mut sums = GvlSoFar::default();
+            sums.thread(&thread(1, 1, waits).1);
+            sums
+        };
+        let mut told = GvlSoFar::default();
+        assert_eq!(sums(&[1000, 2000]).growth(&mut told), sums(&[1000, 2000]));
+        assert_eq!(sums(&[1000]).growth(&mut told), GvlSoFar::default());
+        assert_eq!(sums(&[1000, 2000, 2000]).growth(&mut told), sums(&[2000]));
+        assert_eq!(told, sums(&[1000, 2000, 2000]));
+    }
+}

@@ -37,7 +37,11 @@ impl Collector {
 
     /// The same with a store of any kind.
     pub fn with_store(listen: &str, store: &str, args: &[&str]) -> Result<Self> {
-        let mut command = Command::new(gctrace_binary()?);
+        Self::with_command(Command::new(gctrace_binary()?), listen, store, args)
+    }
+
+    /// The same by a command that may have its own environment.
+    pub fn with_command(mut command: Command, listen: &str, store: &str, args: &[&str]) -> Result<Self> {
         command.args(["collector", "--listen", listen, "--store", store]).args(args);
         let mut process = Guarded::start("collector", &mut command)?;
         let line =

@@ -19,11 +19,21 @@ pub struct Postgres {
     port: u16,
     programs: PathBuf,
     dir: TempDir,
+    tls: bool,
 }
 
 impl Postgres {
     /// Makes a cluster and starts it.
     pub fn start() -> Result<Self> {
+        Self::new(None)
+    }
+
+    /// The same with TLS, by `chain.pem` and `key.pem` in this directory; others are not let in.
+    pub fn start_tls(certificates: &Path) -> Result<Self> {
+        Self::new(Some(certificates))
+    }
+
+    fn new(certificates: Option<&Path>) -> Result<Self> {
         let programs = programs()?;
         // Below the build's directory only root may go.
         let mut dir = tempfile::Builder::new().prefix("gctrace-pg-").tempdir()?;
@@ -31,11 +41,22 @@ impl Postgres {
         let mut initdb = as_postgres(&programs.join("initdb"));
         initdb.args(["--auth=trust", "--username=gctrace", "--no-sync", "--encoding=UTF8", "-D"]);
         run(initdb.arg(dir.path().join("data")))?;
+        if let Some(certificates) = certificates {
+            for name in ["chain.pem", "key.pem"] {
+                // It insists on a key that nobody else can read.
+                let mut install = Command::new("install");
+                install.args(["-o", "postgres", "-m", "600"]).arg(certificates.join(name));
+                run(install.arg(dir.path().join("data")))?;
+            }
+            let rules = "local all all trust\nhostssl all all all trust\n";
+            std::fs::write(dir.path().join("data/pg_hba.conf"), rules)?;
+        }
+        let tls = certificates.is_some();
         let mut last = None;
         for _ in 0..5 {
             // Somebody else may take the port meanwhile.
             let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-            let mut cluster = Self { process: None, port, programs: programs.clone(), dir };
+            let mut cluster = Self { process: None, port, programs: programs.clone(), dir, tls };
             match cluster.resume() {
                 Ok(()) => return Ok(cluster),
                 Err(error) => last = Some(error),
@@ -66,6 +87,9 @@ impl Postgres {
             let mut command = as_postgres(&self.programs.join("postgres"));
             command.arg("-D").arg(self.dir.path().join("data")).arg("-k").arg(self.dir.path());
             command.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-c", "shared_buffers=64MB"]);
+            if self.tls {
+                command.args(["-c", "ssl=on", "-c", "ssl_cert_file=chain.pem", "-c", "ssl_key_file=key.pem"]);
+            }
             let mut process = Guarded::start("postgres", &mut command)?;
             let ready = |line: &str| line.contains("ready to accept connections");
             if process.wait_stderr(Duration::from_secs(20), "its readiness", ready).is_ok() {

@@ -1,5 +1,6 @@
 //! Several collectors on one PostgreSQL are one collector, and lose nothing, whoever is killed.
 
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -63,6 +64,39 @@ fn one_of_two() -> Result<()> {
     ensure!(second.metric("gctrace_collector_stored_sets")? == 1, "one set");
     let dump = postgres.query("SELECT gctrace_app::text FROM gctrace_app UNION ALL SELECT gctrace_sample_set::text FROM gctrace_sample_set")?;
     ensure!(!dump.contains(&token), "the token is in the database");
+    Ok(())
+}
+
+/// With `sslmode=require` the database is spoken to over TLS, and only if its certificate is one that the host trusts; nothing goes
+/// unencrypted to one that wants TLS.
+#[test]
+fn over_tls() -> Result<()> {
+    let live = gctrace_tests::live::Live::without_gctrace()?;
+    let dir = live.dir("tls")?;
+    let program = gctrace_tests::live::rubies_dir().join("tunemygc_agent.rb");
+    ensure!(Command::new("ruby").arg(program).arg("certificate").arg(&dir).status()?.success());
+    let postgres = Postgres::start_tls(&dir)?;
+    let collector = |mode: &str, authority: &str| {
+        let mut command = Command::new(gctrace_tests::live::gctrace_binary()?);
+        command.env("SSL_CERT_FILE", dir.join(authority));
+        Collector::with_command(command, ANY, &format!("{}?sslmode={mode}", postgres.address()), &[])
+    };
+    let good = collector("require", "ca.pem")?;
+    let token = good.register()?;
+    ensure!(good.send(&example(&token, 1)?.to_string())?.code == 200);
+    let encrypted = "SELECT count(*), bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
+                     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    let found = postgres.query(encrypted)?;
+    ensure!(found.ends_with("|t") && !found.starts_with('0'), "connections: {found}");
+    drop(good);
+    let other = live.dir("other")?;
+    let program = gctrace_tests::live::rubies_dir().join("tunemygc_agent.rb");
+    ensure!(Command::new("ruby").arg(program).arg("certificate").arg(&other).status()?.success());
+    let stranger = other.join("ca.pem").display().to_string();
+    let refused = collector("require", &stranger).expect_err("an unknown authority").to_string();
+    ensure!(refused.contains("certificate"), "{refused}");
+    let plain = collector("disable", "ca.pem").expect_err("no TLS").to_string();
+    ensure!(plain.contains("no encryption"), "{plain}");
     Ok(())
 }
 

@@ -4,6 +4,8 @@
 //! [`wire`] and [`tune`] are pure: no I/O, no clock. `docs/collector.md` describes the whole for its users.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod fuzz;
 pub mod offline;
 pub mod server;
 pub mod store;

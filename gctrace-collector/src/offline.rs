@@ -135,8 +135,12 @@ fn list(path: &Path) -> Result<Vec<PathBuf>, Why> {
 }
 
 fn fold(path: &Path) -> Result<(wire::Header, Series, Evidence), Why> {
+    fold_from(BufReader::with_capacity(1 << 16, File::open(path)?))
+}
+
+pub(crate) fn fold_from(reader: impl io::Read) -> Result<(wire::Header, Series, Evidence), Why> {
     let mut folding = Folding(None);
-    let header = wire::read(BufReader::with_capacity(1 << 16, File::open(path)?), &mut folding)?;
+    let header = wire::read(reader, &mut folding)?;
     let fold = folding.0.ok_or(Why::Empty)?;
     Ok((header, fold.series(), fold.finish()))
 }

@@ -19,9 +19,12 @@ impl Tokens {
     /// Reads a TOML file: `default = "TOKEN"` and `[services]` with lines `NAME = "TOKEN"`. An error says what is wrong with it, and
     /// quotes no token.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+        Self::parse(&fs::read_to_string(path).map_err(|error| error.to_string())?)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
         // The library's errors quote the line, which may hold a token.
-        let parsed: Result<Self, toml::de::Error> = toml::from_str(&text);
+        let parsed: Result<Self, toml::de::Error> = toml::from_str(text);
         let tokens = parsed.map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             format!("line {}: {}", before.matches('\n').count() + 1, error.message())
@@ -70,5 +73,21 @@ mod tests {
             assert!(!error.contains("'secret") && !error.contains("= secret"), "{error}");
         }
         assert!(read("[services]\nshop = secret\n").unwrap_err().starts_with("line 2: "));
+    }
+
+    proptest::proptest! {
+        /// No damage makes the reader panic, or an error quote a token. (`PROPTEST_CASES=1000000` for longer.)
+        #[test]
+        fn damaged(changes in proptest::collection::vec((0_usize..80, 0_usize..6, "[\\[\\]='\"#.\n\\\\a-z0-9é]{0,4}"), 0..6)) {
+            let mut text = "default = 'SECRETSECRET'\n[services]\nshop = \"SECRETSECRET\"\n'a b' = 'SECRETSECRET'\n".to_owned();
+            for (at, length, with) in changes {
+                let at = text.floor_char_boundary(at.min(text.len()));
+                let end = text.floor_char_boundary((at + length).min(text.len())).max(at);
+                text.replace_range(at..end, &with);
+            }
+            if let Err(error) = Tokens::parse(&text) {
+                proptest::prop_assert!(!error.contains("SECRETSECRET"), "{error}");
+            }
+        }
     }
 }

@@ -220,3 +220,45 @@ fn parts_by_cycles() -> Result<()> {
     );
     Ok(())
 }
+
+/// Where malloc begins most cycles, a Ruby that runs short of free slots again and again is not told to ask for more of them: its
+/// heap would not grow.
+#[test]
+fn malloc_leads() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let sets = live.path("sets");
+    let mut script = Script::unwitnessed(&live, &ruby, "strings.rb")?.arg("6");
+    for (name, value) in [
+        ("RUBY_GC_MALLOC_LIMIT", "8000000"),
+        ("RUBY_GC_MALLOC_LIMIT_MAX", "8000000"),
+        ("RUBY_GC_OLDMALLOC_LIMIT", "1000000000000"),
+        ("RUBY_GC_OLDMALLOC_LIMIT_MAX", "1000000000000"),
+        ("RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO", "0.38"),
+        ("RUBY_GC_HEAP_GROWTH_MAX_SLOTS", "500"),
+    ] {
+        script = script.env(name, value);
+    }
+    let (command, env, _) = script.into_parts()?;
+    let mut args = vec!["--quiet".into(), "--tunemygc".into(), sets.clone().into_os_string(), "--".into()];
+    args.extend(command);
+    let finished = Invocation::new(args)?.envs(env).run()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let output = Command::new(gctrace_binary()?).args(["tune", "--format", "json"]).arg(&sets).output()?;
+    let tuned: Value = serde_json::from_slice(&output.stdout)?;
+    let report = &tuned["programs"][0]["report"];
+    let count = |kind: &str, by: &str| report["evidence"][kind][by].as_u64().unwrap_or_default();
+    let (malloc, slots, free) =
+        (count("minors", "malloc"), count("minors", "newobj"), count("majors", "nofree"));
+    ensure!(malloc > slots && free >= 10, "not the case that is meant: {}", report["evidence"]);
+    let of_rule = |list: &Value| {
+        let found = list.as_array()?.iter().find(|entry| entry["rule"] == "no-free-majors")?;
+        Some(found.clone())
+    };
+    let plan = &report["plans"][0];
+    ensure!(of_rule(&plan["advice"]).is_none(), "{}", plan["advice"]);
+    let refusal = of_rule(&plan["refusals"]).with_context(|| format!("no refusal: {plan:#}"))?;
+    let wanted = format!("malloc begins {malloc} minor cycles and want of a slot only {slots}");
+    ensure!(refusal["reason"].as_str().is_some_and(|reason| reason.starts_with(&wanted)), "{refusal}");
+    Ok(())
+}

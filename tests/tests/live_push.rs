@@ -194,7 +194,7 @@ impl GrpcReceiver {
         let mut args: Vec<OsString> = vec![dir.clone().into(), plan.into(), limit.to_string().into()];
         args.extend(tls.iter().flat_map(|dir| [dir.join("chain.pem").into(), dir.join("key.pem").into()]));
         let mut server = python::server("otlp_grpc.py", args)?;
-        let first = server.wait_stdout(Duration::from_secs(60), "its port", |line| line.contains("port"))?;
+        let first = server.wait_stdout(Duration::from_mins(1), "its port", |line| line.contains("port"))?;
         let first: Value = serde_json::from_str(&first)?;
         Ok(Self { server, dir, port: first["port"].as_u64().context("a port")? })
     }

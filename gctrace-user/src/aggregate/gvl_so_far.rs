@@ -32,6 +32,7 @@ impl GvlSoFar {
 
     /// By how much this is more than what was `told`, which becomes this where it was less. What has been told is not taken
     /// back: a thread that has just ended may be nowhere for a moment.
+    #[must_use]
     pub fn growth(&self, told: &mut Self) -> Self {
         let mut grown = Self::default();
         let grow = |now: u64, told: &mut u64, grown: &mut u64| {

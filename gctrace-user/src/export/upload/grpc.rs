@@ -111,10 +111,11 @@ fn meaning(status: &Status, size: usize) -> Outcome {
         return Outcome::Again(reason, None);
     }
     let text = format!("answered {:?} ({})", status.code(), printable(status.message()));
-    let after = retry_delay(status.details());
+    let asked = retry_delay(status.details());
+    let after = asked.filter(|delay| !delay.is_zero());
     match status.code() {
         // The server says itself that it is for now only.
-        Code::ResourceExhausted if after.is_some() => Outcome::Again(text, after.flatten()),
+        Code::ResourceExhausted if asked.is_some() => Outcome::Again(text, after),
         // The specification has no code for this. gRPC's libraries say it in these ways.
         Code::ResourceExhausted | Code::OutOfRange if says_too_large(status.message()) => Outcome::TooLarge,
         Code::ResourceExhausted if size > USUAL_LIMIT => Outcome::TooLarge,
@@ -123,7 +124,7 @@ fn meaning(status: &Status, size: usize) -> Outcome {
         | Code::Aborted
         | Code::OutOfRange
         | Code::Unavailable
-        | Code::DataLoss => Outcome::Again(text, after.flatten()),
+        | Code::DataLoss => Outcome::Again(text, after),
         _ => Outcome::Refused(text),
     }
 }
@@ -145,14 +146,13 @@ fn says_too_large(message: &str) -> bool {
     ["larger than max", "length too large", "exceeds maximum size"].iter().any(|text| message.contains(text))
 }
 
-/// When the server wants to be asked again: `google.rpc.RetryInfo`, if it is there, and what it says, if that is not 0.
-fn retry_delay(details: &[u8]) -> Option<Option<Duration>> {
+/// When the server wants to be asked again, by its `google.rpc.RetryInfo`; 0 if that is there and does not say.
+fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = RpcStatus::decode(details).ok()?;
     let info = status.details.iter().find(|any| any.type_url.ends_with("/google.rpc.RetryInfo"))?;
     let delay = RetryInfo::decode(info.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
     let seconds = u64::try_from(delay.seconds).unwrap_or_default();
-    let delay = Duration::new(seconds, u32::try_from(delay.nanos).unwrap_or_default().min(999_999_999));
-    Some((!delay.is_zero()).then_some(delay))
+    Some(Duration::new(seconds, u32::try_from(delay.nanos).unwrap_or_default().min(999_999_999)))
 }
 
 // googleapis: google/rpc/status.proto, error_details.proto; protobuf: any.proto, duration.proto.

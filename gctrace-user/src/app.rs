@@ -6,7 +6,6 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
-    path::Path,
     process::Child,
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     time::{Duration, Instant},
@@ -24,6 +23,7 @@ use crate::{
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
     enrich::{
         clock::{WallClock, monotonic_ns},
+        host,
         names::Names,
         proc::is_running,
     },
@@ -128,7 +128,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let servers = std::env::var("DEBUGINFOD_URLS").ok();
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
-    let host = preflight::check()?;
+    let checked = preflight::check()?;
     // A command that is started has what the user has.
     if settings.selection.command.is_none() {
         preflight::drop_privileges(settings.writes());
@@ -136,14 +136,22 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let clock = WallClock::measure();
     let exporters = exporters(settings, clock)?;
     let signals = Signals::install()?;
-    let own_pid = std::process::id();
+    let stacks = settings.stacks.map(|stacks| {
+        let native = stacks.native && host::shares_pids();
+        if stacks.native && !native {
+            say("gctrace: stacks have no native frames: from a pid namespace of its own gctrace cannot follow what code \
+                 processes load; use --pid=host (hostPID: true) for them");
+        }
+        bpf::StackOptions { native, ..stacks }
+    });
+    let own_pid = host::own_pid();
     let Loaded { probes, rings, stacks, counters, away, unwind, gvl } = bpf::load(&LoadOptions {
         select: select(&settings.selection),
         own_pid,
-        tracefs: &host.tracefs,
+        tracefs: &checked.tracefs,
         cookies: settings.cookies,
         gc_ring_bytes: settings.gc_ring_bytes,
-        stacks: settings.stacks,
+        stacks,
         gvl: settings.gvl,
     })?;
     if settings.gvl.is_some() && gvl.is_none() {
@@ -182,7 +190,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         .map_err(system("starting the control thread"))?;
     let mut run = Run {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
-            .naming(Names::below(Path::new("/"), settings.kube_root.clone()))
+            .naming(Names::below(&host::file_root(), settings.kube_root.clone()))
             .reading_shares(settings.shares),
         rings,
         counters,

@@ -10,6 +10,7 @@ use gctrace_user::{
     app::{self, Outcome},
     cli::{self, Args, Settings, Subcommand},
     doctor,
+    enrich::host,
 };
 
 fn main() -> ExitCode {
@@ -25,6 +26,9 @@ fn main() -> ExitCode {
     };
     match args.subcommand {
         Some(Subcommand::Doctor(args)) => {
+            if let Some(proc) = &args.proc {
+                host::read_below(proc);
+            }
             return ended(doctor::run(&args.into()).map_err(app::Failure::from));
         }
         Some(Subcommand::Tune(args)) => return ExitCode::from(cli::tune(&args)),
@@ -49,7 +53,10 @@ fn main() -> ExitCode {
         }
         None => {}
     }
-    let result = Settings::resolve(args, std::process::id())
+    if let Some(proc) = &args.proc {
+        host::read_below(proc);
+    }
+    let result = Settings::resolve(args, host::own_pid())
         .map_err(app::Failure::from)
         .and_then(|settings| app::run(&settings));
     ended(result.map(Outcome::exit_status))

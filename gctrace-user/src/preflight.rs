@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::enrich::host;
 use rustix::{
     mount::{MountFlags, mount},
     process::{Resource, Rlimit, getrlimit, setrlimit},
@@ -28,9 +29,17 @@ pub enum Missing {
     /// Inside a container.
     #[error(
         "gctrace runs in a pid namespace of its own (a container), where the kernel's pids mean nothing: run it on the \
-         host, or start the container with --pid=host"
+         host, start the container with --pid=host, or mount the host's /proc in it and name that with --proc"
     )]
     PidNamespace,
+    /// `--proc` names something else.
+    #[error("--proc {}: {reason}; it must be the host's /proc, e.g. `-v /proc:/host/proc` and --proc /host/proc", proc.display())]
+    Proc {
+        /// The folder.
+        proc: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A kernel older than the ring buffer.
     #[error("this kernel is {0}; gctrace needs Linux 5.8 or later (BPF ring buffer)")]
     Kernel(String),
@@ -99,8 +108,6 @@ pub static PRIVILEGES: [Privilege; 3] = [
 
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
-/// The first pid namespace (`PROC_PID_INIT_INO`, `include/linux/proc_ns.h`).
-const HOST_PIDS: &str = "pid:[4026531836]";
 
 /// What the checks found.
 #[derive(Debug)]
@@ -160,11 +167,14 @@ pub fn privileges() -> Result<(), Missing> {
     Err(Missing::Privilege { uid: rustix::process::geteuid().as_raw(), lacking: Lacking(lacking) })
 }
 
-/// Whether pids mean the same here as in the kernel's events.
+/// Whether the pids of the processes that are read are those of the kernel's events.
 pub fn pid_namespace() -> Result<(), Missing> {
-    match std::fs::read_link("/proc/self/ns/pid") {
-        Ok(link) if link.as_os_str() != HOST_PIDS => Err(Missing::PidNamespace),
-        _ => Ok(()),
+    let wrong = |reason| Missing::Proc { proc: host::root().to_owned(), reason };
+    match (host::shows_the_host(), host::is_named()) {
+        (Ok(true), _) => Ok(()),
+        (Ok(false), false) => Err(Missing::PidNamespace),
+        (Ok(false), true) => Err(wrong("it shows the processes of another pid namespace".to_owned())),
+        (Err(error), _) => Err(wrong(format!("its processes cannot be looked at: {error}"))),
     }
 }
 

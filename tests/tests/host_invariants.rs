@@ -71,6 +71,14 @@ fn libraries_stay_in_their_modules() {
     }
 }
 
+/// What is read of another process is read where the host's processes are (`--proc`).
+#[test]
+fn processes_are_read_in_one_place() {
+    for needle in ["\"/proc/{", "process::all_processes", "Process::new("] {
+        assert_eq!(offenders(needle, &["enrich/host.rs"]), Vec::<String>::new(), "{needle}");
+    }
+}
+
 /// The same for the collector: its server and its store know nothing of each other's libraries, and what recommends
 /// knows neither.
 #[test]

@@ -11,7 +11,7 @@ use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::script::Script;
+use gctrace_tests::script::{self, Script};
 use gctrace_tests::{PATIENCE, compare, ledger};
 
 /// The Ruby whose root becomes the image of containers.
@@ -154,6 +154,22 @@ fn changed_files() -> Result<()> {
     Ok(())
 }
 
+/// gctrace in a container of its own that is started with these options, ready.
+fn within(engine: &Engine, options: &[&str], args: &[&str]) -> Result<Gctrace> {
+    let binary = gctrace_binary()?;
+    let mut run: Vec<OsString> = ["run", "--rm", "--privileged", "--cgroupns=host"].map(Into::into).into();
+    run.extend(["--name", &engine.name("gctrace"), "-v"].map(Into::into));
+    run.extend(["/sys/kernel/tracing:/sys/kernel/tracing", "-v"].map(Into::into));
+    run.push(format!("{}:/gctrace:ro", binary.display()).into());
+    run.extend(options.iter().map(Into::into));
+    run.extend([engine.image(), "/gctrace", "--no-cache", "--format", "jsonl"].map(Into::into));
+    run.extend(args.iter().map(Into::into));
+    let invocation = Invocation::of(Path::new("podman"), run).with(|command| {
+        command.env("CONTAINERS_CONF", engine.settings());
+    });
+    invocation.start_ready()
+}
+
 /// gctrace itself in a container that has the host's pids: what runs outside and what runs in another container.
 #[test]
 fn gctrace_inside() -> Result<()> {
@@ -163,20 +179,10 @@ fn gctrace_inside() -> Result<()> {
     // There before gctrace is: in a container, this machine's Ruby is in no usual place.
     let mut outside = Script::new(&live, &Ruby::main()?, "explicit.rb")?.arg("20").waiting().start()?;
     outside.wait_for("ready")?;
-    let binary = gctrace_binary()?;
-    let name = engine.name("gctrace");
-    let mut run: Vec<OsString> =
-        ["run", "--rm", "--privileged", "--pid=host", "--cgroupns=host"].map(Into::into).into();
-    run.extend(["--name", &name, "-v", "/sys/kernel/tracing:/sys/kernel/tracing", "-v"].map(Into::into));
-    run.push(format!("{}:/gctrace:ro", binary.display()).into());
-    run.extend([engine.image(), "/gctrace", "--all-ruby", "--no-cache", "--format", "jsonl"].map(Into::into));
-    let gctrace = Invocation::of(Path::new("podman"), run)
-        .with(|command| {
-            command.env("CONTAINERS_CONF", engine.settings());
-        })
-        .start_ready()?;
+    let gctrace = within(&engine, &["--pid=host"], &["--all-ruby"])?;
     let script = Script::new(&live, &ruby, "explicit.rb")?.arg("20").waiting();
-    let mut boxed = engine.start(&engine.name("other"), script, "")?;
+    let name = engine.name("other");
+    let mut boxed = engine.start(&name, script, "")?;
     outside.say("go")?;
     boxed.say("go")?;
     let (pid, id) = (boxed.pid, boxed.id.clone());
@@ -184,9 +190,83 @@ fn gctrace_inside() -> Result<()> {
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
     all_counted(&report, &boxed, pid, &id)?;
-    let lines: Vec<&GcLine> = report.gcs_of(outside.pid).collect();
-    compare::program(&lines, &outside.report)?;
-    compare::cycles(&lines, outside.log()?).demand_equal()
+    let process = report.processes_of(pid).next().context("no process line")?;
+    assert_eq!(process.container_name.as_ref(), Some(&name), "a name from the host's files");
+    all_of(&report, &outside)
+}
+
+/// Every cycle of a program that runs in no container is there once.
+fn all_of(report: &Report, done: &script::Done) -> Result<()> {
+    let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
+    compare::program(&lines, &done.report)?;
+    compare::cycles(&lines, done.log()?).demand_equal()
+}
+
+/// The same in a container with pids of its own, which has the host's `/proc` elsewhere: what was there before, what
+/// comes in a container of an image that gctrace knows, and what comes with a Ruby that it has not seen, for which the
+/// kernel's mapping records have no pid.
+#[test]
+fn with_the_hosts_proc() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = boxed()?;
+    let unseen = Ruby::rooted()?.into_iter().next().context("no Ruby of the lab")?;
+    ensure!(unseen.version() != ruby.version(), "two Rubies of the lab are needed");
+    let engine = Engine::of(&live, &ruby)?;
+    let mut outside = Script::new(&live, &Ruby::main()?, "explicit.rb")?.arg("20").waiting().start()?;
+    outside.wait_for("ready")?;
+    let options = ["-v", "/proc:/host/proc:ro"];
+    let mut gctrace = within(&engine, &options, &["--all-ruby", "--proc", "/host/proc"])?;
+    let script = |ruby| Ok::<_, anyhow::Error>(Script::new(&live, ruby, "explicit.rb")?.arg("20").waiting());
+    let name = engine.name("other");
+    let mut boxed = engine.start(&name, script(&ruby)?, "")?;
+    let mut later = script(&unseen)?.start()?;
+    later.wait_for("ready")?;
+    gctrace.wait_line("process", later.pid())?;
+    outside.say("go")?;
+    boxed.say("go")?;
+    later.say("go")?;
+    let (pid, id) = (boxed.pid, boxed.id.clone());
+    let (outside, boxed, later) = (outside.finish()?, boxed.finish()?, later.finish()?);
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    all_counted(&report, &boxed, pid, &id)?;
+    all_of(&report, &outside)?;
+    all_of(&report, &later)?;
+    for (pid, ns_pid, container) in [(pid, 1, Some(&name)), (later.pid, later.pid, None)] {
+        let process = report.processes_of(pid).next().context("no process line")?;
+        assert_eq!((process.ns_pid, process.container_name.as_ref()), (Some(ns_pid), container));
+    }
+    Ok(())
+}
+
+/// What is selected there by a pid of the host, and by the name of a container, and nothing else.
+#[test]
+fn selected_with_the_hosts_proc() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = boxed()?;
+    let engine = Engine::of(&live, &ruby)?;
+    let script = |ruby| Ok::<_, anyhow::Error>(Script::new(&live, ruby, "explicit.rb")?.arg("10").waiting());
+    let main = Ruby::main()?;
+    let (mut wanted, mut other) = (script(&main)?.start()?, script(&main)?.start()?);
+    wanted.wait_for("ready")?;
+    other.wait_for("ready")?;
+    let name = engine.name("wanted");
+    let pid = wanted.pid().to_string();
+    let options = ["-v", "/proc:/host/proc:ro", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:ro"];
+    let args = ["--proc", "/host/proc", "--pid", &pid, "--container", &name];
+    let gctrace = within(&engine, &options, &args)?;
+    let mut boxed = engine.start(&name, script(&ruby)?, "")?;
+    wanted.say("go")?;
+    other.say("go")?;
+    boxed.say("go")?;
+    let (boxed_pid, id) = (boxed.pid, boxed.id.clone());
+    let (wanted, other, boxed) = (wanted.finish()?, other.finish()?, boxed.finish()?);
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    all_counted(&report, &boxed, boxed_pid, &id)?;
+    all_of(&report, &wanted)?;
+    ensure!(report.gcs_of(other.pid).next().is_none(), "cycles of what is not selected");
+    Ok(())
 }
 
 /// A Ruby that collects so often as it is told, and never else.

@@ -445,5 +445,10 @@ fn inside_a_container() -> Result<()> {
     ensure!(check["status"] == "missing" && diagnosis.finished.status.code() == Some(3), "{check}");
     let run = inside(&["--all-ruby", "--duration", "100ms"])?;
     ensure!(run.status.code() == Some(3) && run.errors().contains("container"), "{run:?}");
+    // Neither is its own /proc the host's, nor any folder.
+    for (proc, word) in [("/proc", "another pid namespace"), ("/tmp", "cannot be looked at")] {
+        let run = inside(&["--all-ruby", "--proc", proc])?;
+        ensure!(run.status.code() == Some(3) && run.errors().contains(word), "{proc}: {run:?}");
+    }
     Ok(())
 }

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     address::{FileOffset, Svma},
+    enrich::host,
     ruby::plan::ProbeSite,
 };
 
@@ -90,7 +91,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         StackOptions { rate: 99, wall: tracefs.is_some(), off_cpu_min: Duration::ZERO, native: true };
     let options = LoadOptions {
         select: Select::ListedOrCgroups,
-        own_pid: std::process::id(),
+        own_pid: host::own_pid(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,
         gc_ring_bytes: None,
@@ -114,6 +115,7 @@ fn tracepoint(probes: &mut Probes, program: &'static str, category: &str, name: 
 
 fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> Tried {
     let offset = own_code.ok_or("gctrace's own code was not found in /proc/self/maps")?;
+    // perf_event_open takes the caller's own pids.
     let pid = NonZeroU32::new(std::process::id()).ok_or("gctrace has no pid")?;
     let site = ProbeSite {
         point: Point::GcStart,

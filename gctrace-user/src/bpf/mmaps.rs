@@ -11,10 +11,21 @@ use super::raw;
 /// Bytes of one CPU's buffer; a mapping record is about 100 bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
+/// A file, as a mapping record tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// Major and minor number of its device.
+    pub device: (u32, u32),
+    /// Its inode number there.
+    pub inode: u64,
+    /// Which file with that number it is.
+    pub generation: u64,
+}
+
 /// An executable mapping that a process has just made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecMapping {
-    /// The process.
+    /// The process, in the pid namespace of gctrace; 0 if it is not in there.
     pub pid: u32,
     /// Start address of the mapping in it.
     pub address: u64,
@@ -24,6 +35,8 @@ pub struct ExecMapping {
     pub offset: u64,
     /// File name as the process sees it.
     pub file: Vec<u8>,
+    /// The file.
+    pub file_id: Option<FileId>,
 }
 
 /// What was seen.
@@ -113,6 +126,11 @@ impl MappingWatch {
                         len: map.len,
                         offset: map.pgoff,
                         file: map.filename.to_vec(),
+                        file_id: map.ino().zip(map.ino_generation()).map(|(inode, generation)| FileId {
+                            device: (map.maj().unwrap_or_default(), map.min().unwrap_or_default()),
+                            inode,
+                            generation,
+                        }),
                     })),
                     Ok(Record::Fork(task)) if task.pid != task.ppid => {
                         sink(Watched::Fork { parent: task.ppid, child: task.pid });

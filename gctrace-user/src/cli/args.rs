@@ -52,6 +52,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub kube_root: Option<PathBuf>,
 
+    /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids (--pid=host)
+    #[arg(long, value_name = "DIR", hide_short_help = true, conflicts_with = "command")]
+    pub proc: Option<PathBuf>,
+
     /// Say after a cycle how the process shares its memory (PSS and private dirty pages), at most once per second and
     /// process: what collections cost the workers of a server that forks
     #[arg(long)]
@@ -340,6 +344,10 @@ pub struct DoctorArgs {
     /// This process (repeatable)
     #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pub pids: Vec<u32>,
+
+    /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    pub proc: Option<PathBuf>,
 
     /// Ruby images or executables
     #[arg(value_name = "FILE")]

@@ -110,7 +110,7 @@ pub struct DoctorSettings {
 
 impl From<DoctorArgs> for DoctorSettings {
     fn from(args: DoctorArgs) -> Self {
-        let DoctorArgs { all_ruby, pids, files, format, verbose, cache } = args;
+        let DoctorArgs { all_ruby, pids, proc: _, files, format, verbose, cache } = args;
         let all = all_ruby || (pids.is_empty() && files.is_empty());
         Self {
             selection: Selection { all, pids, ..Selection::default() },
@@ -193,6 +193,7 @@ impl Settings {
             cgroups,
             containers,
             kube_root,
+            proc: _,
             shares,
             duration,
             format,

@@ -26,12 +26,15 @@ use crate::{
     bpf::Probes,
     enrich::{
         container::{self, Cgroups},
+        host,
         names::Names,
     },
 };
 
 /// How often the processes of cgroups in v1 hierarchies are listed. Forks between two lists are followed by the kernel.
-pub(super) const V1_INTERVAL: Duration = Duration::from_millis(100);
+const V1_INTERVAL: Duration = Duration::from_millis(100);
+/// The same where `cgroup.procs` cannot tell the host's pids, so that every process is asked for its cgroup.
+const ASKING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a cgroup must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,24 +148,52 @@ impl Groups {
         self.inotify.as_fd()
     }
 
-    /// Whether processes must be listed every [`V1_INTERVAL`].
-    pub(super) fn lists(&self) -> bool {
-        !self.v1.is_empty()
+    /// How often processes must be listed; `None` if they need not be.
+    pub(super) fn interval(&self) -> Option<Duration> {
+        let interval = if host::shares_pids() { V1_INTERVAL } else { ASKING_INTERVAL };
+        (!self.v1.is_empty()).then_some(interval)
     }
 
     /// Whether a process is in a selected cgroup at this moment.
     pub(super) fn contains(&self, pid: u32) -> bool {
+        self.is_below(
+            pid,
+            |folder, v2| {
+                if v2 { self.selected.contains_key(folder) } else { self.v1.contains(folder) }
+            },
+        )
+    }
+
+    /// Whether the cgroup of a process, or one above it, is such a folder (and of the v2 hierarchy).
+    fn is_below(&self, pid: u32, wanted: impl Fn(&Path, bool) -> bool) -> bool {
         let Some(cgroups) = Cgroups::of(pid) else { return false };
         self.hierarchies.iter().any(|hierarchy| {
             let mut paths = cgroups.v1.iter().map(|(_, path)| path);
             let inside = |path: &String| {
                 let folder = hierarchy.mounted.join(path.trim_start_matches('/'));
-                folder.ancestors().any(|above| {
-                    if hierarchy.v2 { self.selected.contains_key(above) } else { self.v1.contains(above) }
-                })
+                folder.ancestors().any(|above| wanted(above, hierarchy.v2))
             };
             if hierarchy.v2 { cgroups.v2.iter().any(inside) } else { paths.any(inside) }
         })
+    }
+
+    /// The processes in these folders and below them.
+    fn processes(&self, folders: &HashSet<PathBuf>) -> HashSet<u32> {
+        if folders.is_empty() {
+            return HashSet::new();
+        }
+        if host::shares_pids() {
+            return folders.iter().flat_map(|folder| processes_below(folder)).collect();
+        }
+        match host::pids() {
+            Ok(pids) => {
+                pids.filter(|pid| self.is_below(*pid, |folder, _| folders.contains(folder))).collect()
+            }
+            Err(error) => {
+                log::warn!("listing {}: {error}", host::root().display());
+                HashSet::new()
+            }
+        }
     }
 
     /// Takes what has happened to cgroups. Returns processes that are selected since and were not listed before.
@@ -176,8 +207,8 @@ impl Groups {
                 self.enter(&path, v2, probes)?;
             }
         }
-        let new = std::mem::take(&mut self.new);
-        let mut pids: Vec<u32> = new.iter().flat_map(|path| processes_below(path)).collect();
+        let new: HashSet<PathBuf> = std::mem::take(&mut self.new).into_iter().collect();
+        let mut pids: Vec<u32> = self.processes(&new).into_iter().collect();
         pids.extend(self.list(probes)?);
         Ok(pids)
     }
@@ -187,7 +218,7 @@ impl Groups {
         if self.v1.is_empty() && self.members.is_empty() {
             return Ok(Vec::new());
         }
-        let now: HashSet<u32> = self.v1.iter().flat_map(|path| processes_below(path)).collect();
+        let now = self.processes(&self.v1);
         for gone in self.members.difference(&now) {
             probes.deselect(*gone);
         }

@@ -22,19 +22,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{
     Fault,
     asking::Asking,
-    cgroups::{Groups, V1_INTERVAL},
+    cgroups::Groups,
     debuginfo::DebugInfo,
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping},
     place::Place,
     state::{VmState, bias, read_state},
+    strangers::{Met, Strangers},
 };
 use crate::{
     bpf::{MappingWatch, Probes, Scope, Watched},
     cache::Cache,
     elf::LoadSegment,
-    enrich::{clock::monotonic_ns, names::Names, proc::is_running},
+    enrich::{clock::monotonic_ns, host, names::Names, proc::is_running},
     native::Tables,
     pipeline::Images,
     ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},
@@ -252,6 +253,8 @@ pub(super) struct Control {
     native: Option<Tables>,
     /// Selected cgroups, if there are any.
     groups: Option<Groups>,
+    /// Where mapping records have no pids.
+    strangers: Option<Strangers>,
 }
 
 /// Runs until told to stop. Returns (and so detaches) only then.
@@ -294,6 +297,7 @@ pub fn run(start: Start) {
         attached: 0,
         native,
         groups: None,
+        strangers: Strangers::expected(),
     };
     // Watching starts before the scan, so that nothing falls between the two.
     let mut watch = match MappingWatch::start(control.native.is_some()) {
@@ -339,7 +343,7 @@ impl Control {
         }
         if self.selection.has_groups() {
             let Selection { cgroups, containers, .. } = &self.selection;
-            let names = Names::below(Path::new("/"), None);
+            let names = Names::below(&host::file_root(), None);
             let mut groups = Groups::open(cgroups, containers, names, self.probes.asks_ancestors())?;
             groups.begin(&mut self.probes)?;
             groups.list(&mut self.probes)?;
@@ -379,7 +383,8 @@ impl Control {
     /// A run that selects exactly one pid puts its probes on that process only: others then pay nothing.
     fn scope(&self) -> Scope {
         match (self.watches_others(), self.selection.pids.as_slice()) {
-            (false, [pid]) => NonZeroU32::new(*pid).map_or(Scope::All, Scope::One),
+            // perf_event_open takes pids of gctrace's own namespace.
+            (false, [pid]) if host::shares_pids() => NonZeroU32::new(*pid).map_or(Scope::All, Scope::One),
             _ => Scope::All,
         }
     }
@@ -398,14 +403,14 @@ impl Control {
     }
 
     fn scan(&mut self) {
-        let processes = match procfs::process::all_processes() {
-            Ok(processes) => processes,
+        let pids = match host::pids() {
+            Ok(pids) => pids,
             Err(error) => {
-                log::warn!("listing /proc: {error}");
+                log::warn!("listing {}: {error}", host::root().display());
                 return;
             }
         };
-        for pid in processes.flatten().map(|process| process.pid as u32) {
+        for pid in pids {
             if pid != self.own_pid {
                 self.inspect(pid);
             }
@@ -522,7 +527,7 @@ impl Control {
             _ => None,
         });
         let has_probes = |plan: &AttachPlan| {
-            let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+            let memory = File::open(host::path(pid, "mem")).ok()?;
             let file = File::open(file).ok()?;
             let differs = |offset: u64| {
                 let address = mapping.start.checked_add(offset.checked_sub(mapping.offset)?)?;
@@ -682,10 +687,10 @@ impl Control {
                 }
                 polled.push(PollFd::new(&self.gvl_orders, PollFlags::IN));
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
-                let timeout = match &self.groups {
-                    Some(groups) if groups.lists() => V1_INTERVAL,
-                    _ => Duration::from_secs(1),
-                };
+                let listing = self.groups.as_ref().and_then(Groups::interval);
+                let looking = self.strangers.as_ref().and_then(Strangers::wait);
+                let timeout = [listing, looking].into_iter().flatten().min();
+                let timeout = timeout.unwrap_or(Duration::from_secs(1));
                 let timeout =
                     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
                 match poll(&mut polled, Some(&timeout)) {
@@ -723,17 +728,47 @@ impl Control {
             if let Some(native) = &mut self.native {
                 native.mapped(new.iter());
             }
-            for mapping in new {
-                let selectable = self.watches_others() || self.selection.pids.contains(&mapping.pid);
-                if let Some(groups) = &mut self.groups
-                    && let Err(error) = groups.met(mapping.pid, &mut self.probes)
-                {
-                    log::warn!("pid {}: {error}", mapping.pid);
+            match &mut self.strangers {
+                Some(strangers) => {
+                    for record in new {
+                        strangers.add(record);
+                    }
+                    self.look_for_strangers();
                 }
-                if mapping.pid != self.own_pid && selectable {
-                    self.inspect_mappings(mapping.pid, &[mapping.into()]);
+                None => {
+                    for record in new {
+                        self.met(record.pid, record.into());
+                    }
                 }
             }
+        }
+    }
+
+    /// A process has mapped code.
+    fn met(&mut self, pid: u32, mapping: ExecutableMapping) {
+        let selectable = self.watches_others() || self.selection.pids.contains(&pid);
+        if let Some(groups) = &mut self.groups
+            && let Err(error) = groups.met(pid, &mut self.probes)
+        {
+            log::warn!("pid {pid}: {error}");
+        }
+        if pid != self.own_pid && selectable {
+            self.inspect_mappings(pid, &[mapping]);
+        }
+    }
+
+    /// Finds out who has mapped what was recorded without a pid.
+    fn look_for_strangers(&mut self) {
+        let Some(strangers) = &mut self.strangers else { return };
+        if strangers.overflowed() {
+            return self.look_again();
+        }
+        for Met { pid, mapping, file } in strangers.find() {
+            let holds_none = matches!(self.verdict(pid, &mapping), Some((_, Verdict::NotRuby)));
+            if let (true, Some(file), Some(strangers)) = (holds_none, file, &mut self.strangers) {
+                strangers.no_ruby(file);
+            }
+            self.met(pid, mapping);
         }
     }
 }

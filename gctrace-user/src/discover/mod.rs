@@ -12,6 +12,7 @@ mod modular;
 mod place;
 mod planned;
 mod state;
+mod strangers;
 mod survey;
 
 pub use cgroups::lists_cgroups;

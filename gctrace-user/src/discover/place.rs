@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::enrich::host;
+
 /// The place of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -23,7 +25,7 @@ impl Place {
 
     /// A file that a process maps; `shown` is its path in the process's maps.
     pub(super) fn of_process(pid: u32, shown: &Path) -> Self {
-        let root = PathBuf::from(format!("/proc/{pid}/root"));
+        let root = host::path(pid, "root");
         if is_ours(pid, &root) {
             return Self::on_host(shown);
         }
@@ -40,9 +42,9 @@ fn beneath(path: &Path, root: &Path) -> Option<PathBuf> {
 
 /// Whether a process sees the same files under the same paths as we: it has our root and our mounts.
 fn is_ours(pid: u32, root: &Path) -> bool {
-    let mounts = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let mounts = |link: &Path| fs::read_link(link).ok();
     let folder = |path: &Path| fs::metadata(path).ok().map(|data| (data.dev(), data.ino()));
-    let (own, its) = (mounts("self"), mounts(&pid.to_string()));
+    let (own, its) = (mounts(Path::new("/proc/self/ns/mnt")), mounts(&host::path(pid, "ns/mnt")));
     own.is_some() && own == its && folder(root).is_some() && folder(root) == folder(Path::new("/"))
 }
 

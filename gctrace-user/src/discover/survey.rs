@@ -23,7 +23,10 @@ use super::{
 use crate::{
     cache::Cache,
     elf::{BuildId, ElfImage, LoadSegment, RubyPresence, probe_ruby},
-    enrich::proc::{command_line, is_running},
+    enrich::{
+        host,
+        proc::{command_line, is_running},
+    },
     ruby::{Modular, last_resort::METHODS, plan::AttachPlan, prove::FailedProof},
 };
 
@@ -180,7 +183,7 @@ pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
         surveyor.named_process(pid);
     }
     if subjects.selection.all {
-        pids.insert(std::process::id());
+        pids.insert(host::own_pid());
         surveyor.host(&pids);
     }
     surveyor.survey
@@ -247,16 +250,16 @@ impl Surveyor<'_> {
 
     /// Everything that runs, except what has been looked at, then everything that is installed.
     fn host(&mut self, seen: &BTreeSet<u32>) {
-        match procfs::process::all_processes() {
-            Ok(processes) => {
-                let mut pids: Vec<u32> = processes.flatten().map(|process| process.pid as u32).collect();
+        match host::pids() {
+            Ok(pids) => {
+                let mut pids: Vec<u32> = pids.collect();
                 pids.sort_unstable();
                 pids.retain(|pid| !seen.contains(pid));
                 for pid in pids {
                     self.any_process(pid);
                 }
             }
-            Err(error) => log::warn!("listing /proc: {error}"),
+            Err(error) => log::warn!("listing {}: {error}", host::root().display()),
         }
         for path in installed::images() {
             if let Err(error) =

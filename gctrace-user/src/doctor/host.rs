@@ -8,6 +8,7 @@ use std::{
 use super::report::{HostCheck, HostReport, Status, unprivileged};
 use crate::{
     bpf::{KernelCheck, Tried},
+    enrich::host,
     preflight::{self, Missing, PRIVILEGES},
 };
 
@@ -20,7 +21,7 @@ pub(super) fn examine(
     let uname = rustix::system::uname();
     let mut checks = vec![preflighted("kernel", preflight::kernel(), kernel_detail())];
     checks.extend(privileges());
-    checks.push(preflighted("pid_namespace", preflight::pid_namespace(), "the host's own".to_owned()));
+    checks.push(preflighted("pid_namespace", preflight::pid_namespace(), pids_detail()));
     checks.push(container());
     checks.push(preflighted("uprobes", preflight::uprobes(), "built into the kernel".to_owned()));
     checks.push(mounted_tracefs(tracefs));
@@ -55,7 +56,10 @@ fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostC
         Err(missing) => {
             let text = missing.to_string();
             let remedy = match &missing {
-                Missing::PidNamespace => "run gctrace on the host, or start the container with --pid=host",
+                Missing::PidNamespace => {
+                    "run gctrace on the host, start the container with --pid=host, or give it the host's /proc (--proc)"
+                }
+                Missing::Proc { .. } => "mount the host's /proc into the container and name it with --proc",
                 Missing::Kernel(_) => "boot Linux 5.8 or later",
                 Missing::Uprobes(_) => "boot a kernel with CONFIG_UPROBES and CONFIG_PERF_EVENTS",
                 Missing::Privilege { .. } | Missing::Tracefs(_) => "run gctrace with sudo",
@@ -63,6 +67,16 @@ fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostC
             check(name, Status::Missing, text).with(remedy)
         }
     }
+}
+
+fn pids_detail() -> String {
+    if host::shares_pids() {
+        return "the host's own".to_owned();
+    }
+    format!(
+        "one of its own, the host's processes are in {}; native frames and a command need the host's",
+        host::root().display()
+    )
 }
 
 fn kernel_detail() -> String {

@@ -2,6 +2,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
+use super::host;
 use crate::ruby::frames::Memory;
 
 /// Reads the memory of one process through one open file. The process is neither stopped nor disturbed.
@@ -14,14 +15,14 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Opens `/proc/PID/mem` (pid of gctrace's own pid namespace).
+    /// Opens `/proc/PID/mem` (pid of the host).
     ///
     /// # Errors
     ///
     /// The process is gone, or the kernel does not let gctrace read it (it takes what `ptrace` takes: the same user and a
     /// dumpable process, or `CAP_SYS_PTRACE`).
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: File::open(format!("/proc/{pid}/mem"))? })
+        Ok(Self { file: File::open(host::path(pid, "mem"))? })
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod container;
+pub mod host;
 pub mod mem;
 pub mod names;
 pub mod origin;

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use super::host;
 use crate::model::{Container, Origin};
 
 /// Names and values longer than this are cut: they become labels.
@@ -13,10 +14,10 @@ const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 /// Reads it; what cannot be read is not there. `container`: where the process runs.
 pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> Origin {
-    let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let environ = fs::read(host::path(pid, "environ")).unwrap_or_default();
     let mut origin = tell(&environ, container, comm, cmdline);
     if origin.pod.is_some() && origin.namespace.is_none() {
-        let path = Path::new(&format!("/proc/{pid}/root")).join(NAMESPACE);
+        let path = host::path(pid, "root").join(NAMESPACE);
         let name = fs::read_to_string(path).map(|name| clean(name.trim()));
         origin.namespace = name.ok().filter(|name| !name.is_empty());
     }

@@ -5,13 +5,10 @@ use std::{
     fs::{self, File},
     io,
     os::unix::fs::FileExt,
-    path::Path,
     sync::Arc,
 };
 
-use procfs::process::Process as ProcProcess;
-
-use super::origin;
+use super::{host, origin};
 use crate::model::{Container, Image, Memory, Process, Shares};
 
 /// Value shown instead of a secret.
@@ -26,7 +23,7 @@ pub struct MemoryReader {
 impl MemoryReader {
     /// Opens `/proc/PID/status`.
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { status: File::open(format!("/proc/{pid}/status"))? })
+        Ok(Self { status: File::open(host::path(pid, "status"))? })
     }
 
     /// Current and peak resident set size; `None` once the process is gone.
@@ -44,7 +41,7 @@ impl MemoryReader {
 /// Reads how the memory of a process is shared. The kernel walks its page tables for that, during which the process cannot
 /// map memory: not something to do often.
 pub fn shares(pid: u32) -> Option<Shares> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let text = fs::read_to_string(host::path(pid, "smaps_rollup")).ok()?;
     Some(Shares { pss: kib(&text, "Pss:")?, private_dirty: kib(&text, "Private_Dirty:")? })
 }
 
@@ -59,13 +56,13 @@ const PF_EXITING: u32 = 0x4;
 
 /// Whether the process is there and its exit has not been reported yet.
 pub fn is_running(pid: u32) -> bool {
-    let stat = ProcProcess::new(pid as i32).and_then(|process| process.stat());
+    let stat = host::process(pid).and_then(|process| process.stat());
     stat.is_ok_and(|stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x'))
 }
 
 /// Its command line as one line, or the name of its main thread.
 pub fn command_line(pid: u32) -> Option<String> {
-    let process = ProcProcess::new(pid as i32).ok()?;
+    let process = host::process(pid).ok()?;
     let words = process.cmdline().ok().filter(|words| !words.is_empty());
     let line = words.map(|words| words.join(" ")).or_else(|| Some(process.stat().ok()?.comm))?;
     // Programs write what they like there, for example when they set a title.
@@ -74,7 +71,7 @@ pub fn command_line(pid: u32) -> Option<String> {
 
 /// Describes a process as far as it can be read.
 pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -> Process {
-    let process = ProcProcess::new(pid as i32).ok();
+    let process = host::process(pid).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
     let ns_pid = process
         .as_ref()
@@ -108,7 +105,7 @@ fn start_seconds(ticks: u64) -> Option<f64> {
 
 /// `RUBY_GC_*` of the initial environment; the token is a secret and is not kept.
 fn gc_env(pid: u32) -> Option<BTreeMap<String, String>> {
-    let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let bytes = fs::read(host::path(pid, "environ")).ok()?;
     Some(parse_gc_env(&bytes))
 }
 
@@ -126,12 +123,12 @@ fn parse_gc_env(environ: &[u8]) -> BTreeMap<String, String> {
 /// Host name of the process's UTS namespace: ours if it is the same namespace, else what the container's root says
 /// (runtimes write the name they set to /etc/hostname).
 fn hostname(pid: u32) -> Option<String> {
-    let theirs = fs::read_link(format!("/proc/{pid}/ns/uts")).ok()?;
+    let theirs = fs::read_link(host::path(pid, "ns/uts")).ok()?;
     let ours = fs::read_link("/proc/self/ns/uts").ok()?;
     if theirs == ours {
         return Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
     }
-    let text = fs::read_to_string(Path::new(&format!("/proc/{pid}/root/etc/hostname"))).ok()?;
+    let text = fs::read_to_string(host::path(pid, "root/etc/hostname")).ok()?;
     let name = text.trim();
     (!name.is_empty()).then(|| name.to_owned())
 }

@@ -144,7 +144,7 @@ impl Told {
         let mut user = self.ledger.user_counters();
         user.retain(|(name, _)| !name.ends_with("_waiting"));
         ResourceMetrics {
-            resource: Some(resource(&origin, Some(&hostname), None, Some(std::process::id()))),
+            resource: Some(resource(&origin, Some(&hostname), None, Some(crate::enrich::host::own_pid()))),
             scope_metrics: vec![ScopeMetrics {
                 scope: Some(scope()),
                 metrics: vec![

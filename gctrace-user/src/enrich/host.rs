@@ -1,0 +1,130 @@
+//! The host's processes, as seen from where gctrace runs: below `/proc`, or where `--proc` says that the host's is mounted.
+//!
+//! All that is read of another process goes through here. What gctrace reads of itself (`/proc/self/fd`,
+//! `/proc/self/mountinfo`) and of the kernel (`/proc/sys`) is in its own `/proc`.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use procfs::{ProcError, process::Process};
+
+/// Where processes are if nothing else was said.
+const PROC: &str = "/proc";
+/// The first pid namespace (`PROC_PID_INIT_INO`, `include/linux/proc_ns.h`).
+const HOST_PIDS: &str = "pid:[4026531836]";
+
+/// The host's first processes, where one can look at them: init, and the kernel's thread that starts its threads. Some
+/// hosts protect the former.
+const FIRST: [u32; 2] = [1, 2];
+
+/// Set once, from the command line, before anything is read.
+static ROOT: OnceLock<PathBuf> = OnceLock::new();
+
+/// Has processes read below this folder, in which the host's proc file system is mounted. Only the first call counts.
+pub fn read_below(root: &Path) {
+    // Where it is set already, that is what has been read.
+    let _already = ROOT.set(root.to_owned());
+}
+
+/// The folder of which that is done.
+pub fn root() -> &'static Path {
+    ROOT.get().map_or(Path::new(PROC), PathBuf::as_path)
+}
+
+/// Whether that folder was named by the user.
+pub fn is_named() -> bool {
+    ROOT.get().is_some()
+}
+
+/// The path of a file of a process: `host::path(17, "maps")`.
+pub fn path(pid: u32, name: &str) -> PathBuf {
+    let mut path = root().join(pid.to_string());
+    path.push(name);
+    path
+}
+
+/// A process.
+///
+/// # Errors
+///
+/// It is gone, or may not be looked at.
+pub fn process(pid: u32) -> Result<Process, ProcError> {
+    Process::new_with_root(root().join(pid.to_string()))
+}
+
+/// The pids of all processes.
+///
+/// # Errors
+///
+/// The folder cannot be listed.
+pub fn pids() -> Result<impl Iterator<Item = u32>, ProcError> {
+    let processes = procfs::process::all_processes_with_root(root())?;
+    Ok(processes.flatten().map(|process| process.pid as u32))
+}
+
+/// gctrace's own pid as the kernel's events have it: `self` is a link to the pid that the reader has in the namespace that
+/// is shown there.
+pub fn own_pid() -> u32 {
+    let link = fs::read_link(root().join("self")).ok();
+    link.and_then(|link| link.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
+}
+
+/// The root of the host's files: that of a first process, where gctrace has mounts of its own, as in a container.
+pub fn file_root() -> PathBuf {
+    let own = fs::read_link("/proc/self/ns/mnt").ok();
+    let first = FIRST.into_iter().find_map(|pid| Some((pid, fs::read_link(path(pid, "ns/mnt")).ok()?)));
+    match first {
+        Some((pid, its)) if own.is_some_and(|own| own != its) && shows_the_host().unwrap_or(false) => {
+            path(pid, "root")
+        }
+        _ => PathBuf::from("/"),
+    }
+}
+
+/// Whether gctrace itself is in the host's pid namespace, so that what the kernel tells it in its own pids are the host's.
+pub fn shares_pids() -> bool {
+    // A /proc that hides the link belongs to somebody who may look at nothing else either.
+    fs::read_link("/proc/self/ns/pid").map_or(true, |link| link.as_os_str() == HOST_PIDS)
+}
+
+/// Whether the processes that are read are those of the host.
+///
+/// # Errors
+///
+/// The folder holds no proc file system, or none of its processes can be looked at.
+pub fn shows_the_host() -> io::Result<bool> {
+    if !is_named() {
+        return Ok(shares_pids());
+    }
+    let mut failed = None;
+    let mut others = false;
+    // A pid namespace shows its own processes and those of namespaces below it, but never one of the host's.
+    let all = pids().map_err(|error| io::Error::other(error.to_string()))?;
+    for pid in FIRST.into_iter().chain(all) {
+        match fs::read_link(path(pid, "ns/pid")) {
+            Ok(link) if link.as_os_str() == HOST_PIDS => return Ok(true),
+            Ok(_) => others = true,
+            Err(error) => drop(failed.get_or_insert(error)),
+        }
+    }
+    let none = || io::Error::new(io::ErrorKind::NotFound, "there are no processes in it");
+    if others { Ok(false) } else { Err(failed.unwrap_or_else(none)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without `--proc` everything is in `/proc`, and this process is itself.
+    #[test]
+    fn as_it_is() {
+        let own = own_pid();
+        assert_eq!(own, std::process::id());
+        assert_eq!(path(own, "maps"), PathBuf::from(format!("/proc/{own}/maps")));
+        assert!(pids().unwrap().any(|pid| pid == own));
+        assert_eq!(process(own).unwrap().stat().unwrap().pid, own as i32);
+    }
+}

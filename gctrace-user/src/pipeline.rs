@@ -104,6 +104,9 @@ struct Traced {
     lost: u64,
 }
 
+/// Most parents that are remembered.
+const PARENTS: usize = 1 << 16;
+
 /// State of the data path.
 pub struct Pipeline {
     exporters: Vec<Box<dyn Exporter>>,
@@ -113,6 +116,8 @@ pub struct Pipeline {
     refused: HashMap<u32, u32>,
     /// Sequence numbers of processes of which only pauses of unseen cycles came so far.
     waiting: HashMap<u32, u64>,
+    /// Who forked a process, for children that are gone before they are looked at.
+    parents: HashMap<u32, u32>,
     lives: VecDeque<(Kind, LifeEvent)>,
     stacks: Stacks,
     gvl: Gvl,
@@ -138,6 +143,7 @@ impl Pipeline {
             traced: HashMap::new(),
             refused: HashMap::new(),
             waiting: HashMap::new(),
+            parents: HashMap::new(),
             lives: VecDeque::new(),
             stacks: Stacks::new(stacks, native),
             gvl: Gvl::new(gvl),
@@ -299,7 +305,14 @@ impl Pipeline {
                 Kind::Exec => EndReason::Execed,
                 Kind::Exit => EndReason::Exited,
                 // A forked child is traced from its first GC event on, which tells its image.
-                _ => continue,
+                _ => {
+                    // Only those whose exits were lost stay.
+                    if self.parents.len() > PARENTS {
+                        self.parents.clear();
+                    }
+                    self.parents.insert(event.other, event.header.tgid);
+                    continue;
+                }
             };
             self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
             self.stacks.forget(event.header.tgid, &mut self.counts);
@@ -313,6 +326,9 @@ impl Pipeline {
                 self.counts.lost_records += gap;
             }
             self.end(event.header.tgid, reason, event.header.ts_ns);
+            if kind == Kind::Exit {
+                self.parents.remove(&event.header.tgid);
+            }
             self.refused.remove(&event.header.tgid);
             self.waiting.remove(&event.header.tgid);
         }
@@ -542,7 +558,9 @@ impl Pipeline {
     fn trace(&mut self, pid: u32, comm: &str, known: &Arc<KnownImage>, state: Option<(u64, Vec<u8>)>) {
         // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
         self.end(pid, EndReason::Execed, state.as_ref().map_or(0, |(ts, _)| *ts));
-        let process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
+        let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
+        // It is gone, but the kernel has told of its fork.
+        process.ppid = process.ppid.or_else(|| self.parents.get(&pid).copied());
         let memory = MemoryReader::open(pid).ok();
         let traced = Traced {
             process: process.clone(),

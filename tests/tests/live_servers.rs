@@ -10,26 +10,33 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::{Invocation, read};
 use gctrace_tests::live::{Live, rubies_dir};
-use gctrace_tests::report::Report;
+use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
 use gctrace_tests::tunemygc::Set;
-use gctrace_tests::{PATIENCE, ledger};
+use gctrace_tests::witness::{self, Log};
+use gctrace_tests::{PATIENCE, compare, ledger};
 use rustix::process::Signal;
+use serde_json::json;
 
 /// What a worker said of itself.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Worker {
     ppid: u32,
     /// `GC.count` when it began.
     first: u64,
     /// `GC.count` when it ended.
     last: u64,
+    /// What the witness in it saw in between.
+    log: Option<Log>,
 }
 
 /// A web server under test.
 struct Server {
     process: Guarded,
     counts: PathBuf,
+    /// Where the witness of a worker writes, but for its pid.
+    logs: PathBuf,
     port: u16,
 }
 
@@ -45,8 +52,12 @@ impl Server {
             _ => command.arg("-c").arg(settings).arg("-l").arg(format!("127.0.0.1:{port}")),
         };
         command.arg(web.join("config.ru")).current_dir(&web);
+        let logs = live.path("witness");
         command.env("GCTRACE_TEST_COUNTS", &counts).env("RACK_ENV", "production");
-        let server = Self { process: Guarded::start(program, &mut command)?, counts, port };
+        // The servers are Debian's, and run by its Ruby.
+        let extension = witness::extension(&Ruby::at(Path::new("/usr/bin/ruby"))?)?;
+        command.env("GCTRACE_TEST_WITNESS", extension).env("GCTRACE_TEST_LOG", &logs);
+        let server = Self { process: Guarded::start(program, &mut command)?, counts, logs, port };
         server.wait_for("workers", |server| Ok(server.lines("begin")?.len() >= 2))?;
         server.wait_for("its port", |server| Ok(TcpStream::connect(("127.0.0.1", server.port)).is_ok()))?;
         Ok(server)
@@ -75,7 +86,7 @@ impl Server {
 
     /// Ends it; returns what its workers said.
     fn stop(self, signal: Signal) -> Result<(u32, BTreeMap<u32, Worker>)> {
-        let Self { process, counts, .. } = self;
+        let Self { process, counts, logs, .. } = self;
         let pid = process.pid();
         process.signal(signal)?;
         let finished = process.finish(PATIENCE)?;
@@ -84,7 +95,8 @@ impl Server {
         let mut workers = BTreeMap::new();
         for (pid, ppid, first) in lines(&counts, "begin")? {
             let last = *ends.get(&pid).with_context(|| format!("worker {pid}: {}", finished.errors()))?;
-            workers.insert(pid, Worker { ppid, first, last });
+            let log = Some(Log::read(&logs.with_extension(pid.to_string()))?);
+            workers.insert(pid, Worker { ppid, first, last, log });
         }
         Ok((pid, workers))
     }
@@ -112,14 +124,21 @@ fn all_there(report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<()> {
     ledger::check_lossless(report)?;
     for (pid, worker) in workers {
         let counts: Vec<u64> = report.gcs_of(*pid).map(|line| line.count).collect();
-        ensure!(worker.last > worker.first, "worker {pid} did not collect: {worker:?}");
+        ensure!(worker.last > worker.first, "worker {pid} did not collect");
         ensure!(counts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "worker {pid}: {counts:?}");
         // A cycle's number is what GC.count says from its start on; those of booting and exiting are more.
         let (first, last) = (counts.first().copied(), counts.last().copied());
         ensure!(
             first.is_some_and(|first| first <= worker.first + 1) && last >= Some(worker.last),
-            "worker {pid}: cycles {first:?} to {last:?}, it counted {worker:?}"
+            "worker {pid}: cycles {first:?} to {last:?}, it counted {} to {}",
+            worker.first,
+            worker.last
         );
+        if let Some(log) = &worker.log {
+            let lines: Vec<&GcLine> = report.gcs_of(*pid).collect();
+            ensure!(log.starts().count() > 0, "the witness in {pid} saw nothing");
+            compare::cycles(&lines, log).demand_equal().with_context(|| format!("worker {pid}"))?;
+        }
         let [process] = report.processes_of(*pid).collect::<Vec<_>>()[..] else {
             anyhow::bail!("worker {pid} has not one process line")
         };
@@ -163,8 +182,8 @@ fn puma_with_phased_restart() -> Result<()> {
     let (master, workers) = server.stop(Signal::TERM)?;
     let finished = gctrace.interrupt()?;
     let report = read(&finished)?;
-    ensure!(workers.len() >= 4, "{workers:?}");
-    ensure!(workers.values().all(|worker| worker.ppid == master), "{master}: {workers:?}");
+    ensure!(workers.len() >= 4, "{:?}", workers.keys());
+    ensure!(workers.values().all(|worker| worker.ppid == master), "parents: not all {master}");
     all_there(&report, &workers)?;
     sets(&dir, &report, &workers)
 }
@@ -181,10 +200,50 @@ fn unicorn() -> Result<()> {
     let (master, workers) = server.stop(Signal::QUIT)?;
     let finished = gctrace.interrupt()?;
     let report = read(&finished)?;
-    ensure!(workers.len() >= 2, "{workers:?}");
-    ensure!(workers.values().all(|worker| worker.ppid == master), "{master}: {workers:?}");
+    ensure!(workers.len() >= 2, "{:?}", workers.keys());
+    ensure!(workers.values().all(|worker| worker.ppid == master), "parents: not all {master}");
     all_there(&report, &workers)?;
     sets(&dir, &report, &workers)
+}
+
+/// Children that live for one job each, and commands in children that run at the same time, of a server that has loaded
+/// everything: each has its own cycles and its own set, under its parent.
+#[test]
+fn a_child_per_job() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let dir = live.dir(&format!("sets-{}", ruby.version()))?;
+        let gctrace = Invocation::jsonl(["--all-ruby".as_ref(), "--tunemygc".as_ref(), dir.as_os_str()])?
+            .start_ready()?;
+        let running = Script::new(&live, ruby, "fork_server.rb")?.start()?;
+        let outputs = running.outputs();
+        let done = running.finish()?;
+        let report = read(&gctrace.interrupt()?)?;
+        ensure!(
+            done.report.extra["statuses"] == json!([0, 1, 2, 3, 4, 5, 6, 7, 100, 101, 102, 103]),
+            "{:?}",
+            done.report.extra
+        );
+        let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
+        compare::cycles(&lines, done.log()?).demand_equal()?;
+        let mut workers = BTreeMap::new();
+        let jobs = (0..8).map(|number| format!(".job{number}"));
+        for suffix in jobs.chain((0..4).map(|number| format!(".command{number}"))) {
+            let (child, log) = outputs.read(&suffix)?;
+            ensure!(child.ppid == done.pid && child.pid != done.pid, "{suffix}: {child:?}");
+            let lines: Vec<&GcLine> = report.gcs_of(child.pid).collect();
+            compare::program(&lines, &child).with_context(|| suffix.clone())?;
+            ensure!(
+                report.exits.iter().any(|exit| exit.pid == child.pid && exit.lost == 0),
+                "no end: {suffix}"
+            );
+            let counts = child.counts()?;
+            let worker = Worker { ppid: done.pid, first: counts.start() - 1, last: *counts.end(), log };
+            ensure!(workers.insert(child.pid, worker).is_none(), "pid {} came again", child.pid);
+        }
+        all_there(&report, &workers)?;
+        sets(&dir, &report, &workers)
+    })
 }
 
 /// What short scripts do: work for 10 to 200 ms of CPU time beyond starting up, and say how often they collected. The

@@ -1,5 +1,6 @@
 //! Running `gctrace doctor` and reading its JSON lines.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
@@ -57,6 +58,11 @@ pub fn read(finished: Finished) -> Result<Diagnosis> {
 }
 
 impl Diagnosis {
+    /// How many instructions the verifier walked, by program.
+    pub fn verified(&self) -> Result<BTreeMap<String, u64>> {
+        Ok(serde_json::from_value(self.host["verified"].clone())?)
+    }
+
     /// The host check of this name.
     pub fn check(&self, name: &str) -> Result<&Value> {
         let checks = self.host["checks"].as_array().context("no checks")?;

@@ -35,6 +35,7 @@ pub(super) fn examine(
         machine: uname.machine().to_string_lossy().into_owned(),
         uid: rustix::process::geteuid().as_raw(),
         checks,
+        verified: kernel.verified.clone(),
     }
 }
 

@@ -36,6 +36,8 @@ pub struct HostReport {
     pub uid: u32,
     /// The checks, in the order in which they are told.
     pub checks: Vec<HostCheck>,
+    /// How many instructions the verifier walked for each program, of a million at most; empty before Linux 5.16.
+    pub verified: Vec<(String, u32)>,
 }
 
 /// One check of the host.

@@ -395,6 +395,7 @@ mod tests {
             machine: "x86_64".to_owned(),
             uid: 0,
             checks,
+            verified: Vec::new(),
         };
         let (images, processes) = (vec![image], vec![process]);
         let summary = Summary::of(&host, &images, &processes, &misses, 10, 0);

@@ -1,6 +1,9 @@
 //! What `gctrace doctor` found, as JSON lines: `host`, `image`, `process`, `summary`. Documented in docs/doctor.md.
 
-use std::io::{self, Write};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
 
 use serde::Serialize;
 
@@ -22,6 +25,7 @@ enum Line<'a> {
         machine: &'a str,
         uid: u32,
         checks: Vec<HostCheck<'a>>,
+        verified: BTreeMap<&'a str, u32>,
     },
     Image(Box<Image<'a>>),
     Process {
@@ -159,6 +163,7 @@ fn host<'a>(host: &'a HostReport, summary: &Summary) -> Line<'a> {
         machine: &host.machine,
         uid: host.uid,
         checks: host.checks.iter().map(check).collect(),
+        verified: host.verified.iter().map(|(program, walked)| (program.as_str(), *walked)).collect(),
     }
 }
 

@@ -1,0 +1,76 @@
+//! What the kernel's verifier has to walk.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::doctor::{self, diagnose};
+use gctrace_tests::live::Live;
+
+/// Where the counts of known kernels are kept: `MACHINE SERIES PROGRAM INSTRUCTIONS` per line.
+const TABLE: &str = "fixtures/verified.txt";
+/// The kernel gives up at a million. What is below this on the kernels that are tested leaves room for the others.
+const MOST: u64 = 800_000;
+/// By how much a program may grow before its growth must be looked at: percent, and instructions.
+const GROWTH: (u64, u64) = (15, 500);
+
+/// Machine, series such as `6.18`, and whether that tells counts at all (since 5.16).
+fn series(diagnosis: &doctor::Diagnosis) -> Result<(String, bool)> {
+    let text = |key: &str| diagnosis.host[key].as_str().with_context(|| format!("no {key}"));
+    let mut numbers = text("kernel")?.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        anyhow::bail!("kernel {:?}", diagnosis.host["kernel"])
+    };
+    Ok((format!("{} {major}.{minor}", text("machine")?), (major, minor) >= (5, 16)))
+}
+
+/// Every program stays far from the limit, and does not grow unnoticed on a kernel whose counts are known.
+#[test]
+fn verifier_is_far_from_its_limit() -> Result<()> {
+    let live = Live::begin()?;
+    let diagnosis = diagnose(&live.path("cache"), ["--verbose"])?;
+    ensure!(diagnosis.check("bpf_programs")?["status"] == "ok", "{:?}", diagnosis.host);
+    let (series, tells) = series(&diagnosis)?;
+    let walked = diagnosis.verified()?;
+    ensure!(walked.len() >= 20 || !tells, "only {} programs are told on {series}", walked.len());
+    for (program, count) in &walked {
+        ensure!(
+            *count <= MOST,
+            "the verifier walks {count} instructions of {program} on {series}; at most {MOST}"
+        );
+    }
+
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(TABLE);
+    let table = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let of_series = table.lines().filter_map(|line| line.strip_prefix(&series)?.strip_prefix(' '));
+    let known: BTreeMap<&str, u64> = of_series
+        .map(|rest| {
+            let (program, count) = rest.split_once(' ').with_context(|| format!("line `{series} {rest}`"))?;
+            Ok((program, count.parse()?))
+        })
+        .collect::<Result<_>>()?;
+    let now: Vec<String> = walked.iter().map(|(name, count)| format!("{series} {name} {count}")).collect();
+    let now = now.join("\n");
+    if known.is_empty() {
+        // A kernel that nobody has looked at yet.
+        println!("{series} is not in {TABLE}; its lines are\n{now}");
+        return Ok(());
+    }
+    let grown: Vec<String> = walked
+        .iter()
+        .filter_map(|(program, count)| match known.get(program.as_str()) {
+            None => Some(format!("{program} is new")),
+            Some(known) if *count > known + known * GROWTH.0 / 100 + GROWTH.1 => {
+                Some(format!("{program} has grown from {known} to {count}"))
+            }
+            Some(_) => None,
+        })
+        .chain(known.keys().filter(|name| !walked.contains_key(**name)).map(|name| format!("{name} is gone")))
+        .collect();
+    ensure!(
+        grown.is_empty(),
+        "what the verifier walks on {series} has changed: {}. If that is meant, put these lines in tests/{TABLE}:\n{now}",
+        grown.join(", ")
+    );
+    Ok(())
+}

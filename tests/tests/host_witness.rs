@@ -6,7 +6,7 @@ use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{self, Script};
 use gctrace_tests::witness::{Event, Kind, Log};
-use gctrace_tests::{compare, ledger};
+use gctrace_tests::{compare, ledger, witness};
 
 /// The log is in itself sound, and counts what the script's own `GC.stat` counts.
 fn check(report: &script::Report, log: &Log) -> Result<()> {
@@ -47,6 +47,16 @@ fn witness_agrees_with_the_program() -> Result<()> {
             let done = Script::new(&live, ruby, name)?.run()?;
             check(&done.report, done.log()?)?;
         }
+        Ok(())
+    })
+}
+
+/// The witness of the GVL is there for machines without a compiler, such as the guests of `cargo xtask vm`.
+#[test]
+fn gvl_witness_is_built() -> Result<()> {
+    Ruby::each(|ruby| {
+        let path = witness::gvl_extension(ruby)?;
+        ensure!(path.is_file(), "{} is not there", path.display());
         Ok(())
     })
 }

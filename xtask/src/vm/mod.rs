@@ -57,7 +57,13 @@ const TESTS: &[&str] = &[
     "live_stacks::recursion_is_whole",
     "live_profile::stacks_equal_callers",
     "live_profile::triggers_are_the_allocating_lines",
+    "live_containers::cgroup_v2",
+    "live_kernel::verifier_is_far_from_its_limit",
+    "live_gvl::waits_add_up_in_lock_step",
 ];
+
+/// Programs of tests that a kernel cannot pass: gctrace does not watch the GVL without attach cookies (Linux 5.15).
+const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl")];
 
 /// Longest that a guest may take; it takes two to five minutes.
 const LIMIT: Duration = Duration::from_mins(20);
@@ -70,7 +76,6 @@ mkdir -p /proc /sys /dev /tmp /root
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
-mount -t tmpfs tmpfs /tmp
 mount -t tracefs tracefs /sys/kernel/tracing
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -140,6 +145,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     let gctrace = target_dir()?.join("debug/gctrace");
     files.add_program(&gctrace)?;
     files.add_tree(&root().canonicalize()?.join("tests/rubies"))?;
+    files.add_tree(&root().canonicalize()?.join("tests/fixtures"))?;
     // The reader of profiles.
     files.add_program(&which("go").context("there is no go")?)?;
     files.add_program(Path::new(output(Command::new("go").args(["tool", "-n", "pprof"]))?.trim()))?;
@@ -165,9 +171,15 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
             test.split_once("::").with_context(|| format!("{test} is not of the form PROGRAM::NAME"))?;
         let path = programs.get(program).with_context(|| format!("there is no test program {program}"))?;
         files.add_program(path)?;
+        let without: Vec<_> = WITHOUT
+            .iter()
+            .filter(|(_, other)| *other == program)
+            .map(|(series, _)| format!("{series}.*"))
+            .collect();
         writeln!(
             init,
-            "'{}' --test-threads=1 --exact {name} || {{ status=1; echo 'guest: failed: {test}'; }}",
+            "case $(uname -r) in {}) ;; *) '{}' --test-threads=1 --exact {name} || {{ status=1; echo 'guest: failed: {test}'; }} ;; esac",
+            if without.is_empty() { "none".to_owned() } else { without.join("|") },
             path.display()
         )?;
     }
@@ -176,7 +188,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     let build = programs.get("host_witness").context("there is no test program host_witness")?;
     let mut witness = Command::new(build);
     run(witness
-        .args(["--quiet", "--exact", "witness_agrees_with_the_program"])
+        .args(["--quiet", "--exact", "witness_agrees_with_the_program", "gvl_witness_is_built"])
         .env("GCTRACE_RUBIES", rubies)
         .current_dir(root().join("tests")))?;
     files.add_tree(

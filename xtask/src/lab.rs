@@ -133,7 +133,7 @@ impl Suite {
     }
 
     /// The lines of `sources.list`.
-    fn sources(&self) -> Result<Vec<String>> {
+    pub(crate) fn sources(&self) -> Result<Vec<String>> {
         let mut lines = self.archive_sources()?;
         if let Some(suite) = self.security {
             lines.push(format!("deb {} {suite} main", mirror("Debian-Security")?));

@@ -10,6 +10,7 @@ mod elf;
 mod lab;
 mod lab_built;
 mod layouts;
+mod provision;
 mod setup;
 mod test;
 mod toolchain;
@@ -46,6 +47,8 @@ enum Command {
     Deb(deb::Args),
     /// Run live tests on other kernels, each in an emulated machine.
     Vm(vm::Args),
+    /// Run what `vagrant up` runs in a bare root of Debian, and there a test.
+    Provision(provision::Args),
     /// Measure what gctrace costs: paired runs of Ruby scripts with and without it.
     Bench(bench::Args),
 }
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run_tests(&args),
         Command::Deb(args) => deb::run_deb(&args).map(|()| ExitCode::SUCCESS),
         Command::Vm(args) => vm::run_matrix(&args),
+        Command::Provision(args) => provision::run_provision(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

@@ -18,7 +18,7 @@
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
 //! (colon-separated Ruby executables, those in a root of `cargo xtask lab` among them; default: `ruby` and all of these),
-//! `GCTRACE_SLOWNESS` (see [`slowness`]).
+//! `GCTRACE_SLOWNESS` (see [`slowness`]), `GCTRACE_WITNESSES` (a folder of witnesses compiled elsewhere: `LABEL/witness.so`).
 
 pub mod child;
 pub mod collector;

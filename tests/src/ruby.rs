@@ -200,7 +200,8 @@ impl Ruby {
     /// Its shared library on this machine: the file itself, not a link to it.
     pub fn library(&self) -> Result<PathBuf> {
         let path = Path::new(self.config("libdir")).join(self.config("LIBRUBY_SO"));
-        let multiarch = Path::new("/usr/lib/x86_64-linux-gnu").join(self.config("LIBRUBY_SO"));
+        let multiarch = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+        let multiarch = Path::new(&multiarch).join(self.config("LIBRUBY_SO"));
         let paths = [path, multiarch].map(|path| self.host_path(&path.to_string_lossy()));
         let found = paths.into_iter().find(|path| path.is_file());
         found.with_context(|| format!("Ruby {} has no {}", self.version(), self.config("LIBRUBY_SO")))

@@ -91,6 +91,7 @@ const fn identity() -> u64 {
 /// meaning depends on. Names every field, so that whoever adds one decides about it.
 fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
     let RubyAnalysis {
+        machine: _,
         sites,
         version: _,
         description: _,

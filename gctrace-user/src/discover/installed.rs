@@ -15,9 +15,11 @@ const BIN_DIRS: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/bin", "/opt/ruby/bi
 /// Directories with one Ruby in each subdirectory (`*/bin/ruby`).
 const MANY: [&str; 3] = ["/opt/rubies", "/opt/rbenv/versions", "/usr/local/rbenv/versions"];
 /// Where the dynamic linker looks when the file says nothing.
-const LIB_DIRS: [&str; 6] = [
+const LIB_DIRS: [&str; 8] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
     "/lib64",
     "/usr/lib64",
     "/usr/lib",

@@ -7,14 +7,21 @@ use std::ops::Range;
 use gimli::{CfaRule, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindContext, UnwindSection};
 
 use super::ElfError;
+use super::headers::Machine;
 use crate::address::Svma;
 
 /// More functions than in any Ruby; bounds the memory that a hostile file can ask for.
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Compilers share a handful of common information entries among all functions.
 const MAX_CACHED_CIES: usize = 1 << 12;
-/// DWARF number of the stack pointer on x86-64.
-const STACK_POINTER: gimli::Register = gimli::Register(7);
+/// What the stack looks like at the entry of a function: the DWARF number of the stack pointer, and how far it is from the
+/// canonical frame address. On x86-64 the caller has pushed the return address.
+const fn at_entry(machine: Machine) -> (gimli::Register, i64) {
+    match machine {
+        Machine::X86_64 => (gimli::Register(7), 8),
+        Machine::Aarch64 => (gimli::Register(31), 0),
+    }
+}
 
 /// A piece of code with its own frame description entry: a function, or the part of one that the compiler moved
 /// to `.text.unlikely`.
@@ -24,7 +31,7 @@ pub struct FunctionRange {
     pub start: Svma,
     /// First address behind it.
     pub end: Svma,
-    /// Whether the first unwind row has the shape of a function entry on x86-64 (CFA = rsp + 8: only the return
+    /// Whether the first unwind row has the shape of a function entry (on x86-64 CFA = rsp + 8: only the return
     /// address is on the stack). Parts that are entered by jumps mostly begin inside a frame.
     pub entry: bool,
 }
@@ -48,6 +55,7 @@ pub(crate) fn function_ranges<'a>(
     eh_frame: &'a [u8],
     eh_frame_address: u64,
     text: Range<u64>,
+    machine: Machine,
 ) -> Result<Vec<FunctionRange>, ElfError> {
     let section = EhFrame::new(eh_frame, LittleEndian);
     let bases = gimli::BaseAddresses::default().set_eh_frame(eh_frame_address).set_text(text.start);
@@ -79,7 +87,7 @@ pub(crate) fn function_ranges<'a>(
         if functions.len() == MAX_FUNCTIONS {
             return Err(ElfError::malformed(".eh_frame", "too many entries"));
         }
-        let entry = begins_like_a_function(&fde, &section, &bases, &mut context);
+        let entry = begins_like_a_function(&fde, &section, &bases, &mut context, at_entry(machine));
         functions.push(FunctionRange { start: Svma(start), end: Svma(end), entry });
     }
     functions.sort_by_key(|f| (f.start, std::cmp::Reverse(f.end)));
@@ -92,10 +100,11 @@ fn begins_like_a_function(
     section: &EhFrame<Slice<'_>>,
     bases: &gimli::BaseAddresses,
     context: &mut UnwindContext<usize>,
+    (pointer, distance): (gimli::Register, i64),
 ) -> bool {
     let Ok(mut rows) = fde.rows(section, bases, context) else { return false };
     let Ok(Some(row)) = rows.next_row() else { return false };
-    matches!(row.cfa(), CfaRule::RegisterAndOffset { register: STACK_POINTER, offset: 8 })
+    matches!(row.cfa(), CfaRule::RegisterAndOffset { register, offset } if (*register, *offset) == (pointer, distance))
 }
 
 /// Keeps the first of two overlapping ranges; the input is sorted by start.
@@ -136,7 +145,7 @@ mod tests {
                 (seed >> 56) as u8
             };
             let bytes: Vec<u8> = (0..len).map(|_| next() & next()).collect();
-            let _ = function_ranges(&bytes, 0x1000, 0..u64::MAX);
+            let _ = function_ranges(&bytes, 0x1000, 0..u64::MAX, Machine::X86_64);
         }
     }
 }

@@ -10,12 +10,17 @@ use super::{ElfError, ReadAt};
 use crate::address::{FileOffset, Svma};
 
 /// Processor an image is made for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Machine {
     /// AMD64.
     X86_64,
     /// 64-bit ARM.
     Aarch64,
+}
+
+impl Machine {
+    /// The processor that gctrace itself was built for.
+    pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
 }
 
 /// A `PT_LOAD` program header.

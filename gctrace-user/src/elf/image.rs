@@ -103,6 +103,7 @@ impl ElfImage {
             &eh_frame.read(source, ".eh_frame", MAX_DATA)?,
             eh_frame.address,
             text_range,
+            headers.machine,
         )?;
 
         let symbol_table = |kind| match headers.section_of_kind(kind) {
@@ -110,9 +111,8 @@ impl ElfImage {
             None => Ok(SymbolTable::default()),
         };
         let bss = headers.section(".bss").map(section_range).transpose()?.unwrap_or(0..0);
-        let is_x86 = headers.machine == Machine::X86_64;
-        let relocations = if is_x86 { plt::relocations(source, &headers)? } else { Vec::new() };
-        let mut stubs = if is_x86 { plt::stubs(source, &headers)? } else { Vec::new() };
+        let relocations = plt::relocations(source, &headers)?;
+        let mut stubs = plt::stubs(source, &headers)?;
         if headers.sectionless {
             // Whole code was searched, so what looks like a stub may be the middle of something else.
             stubs.retain(|(_, slot)| relocations.binary_search_by_key(slot, |&(slot, _)| slot).is_ok());

@@ -62,7 +62,12 @@ fn ranges(source: &dyn ReadAt, headers: &Headers) -> Result<Vec<FunctionRange>, 
     let text = headers.section(".text").ok_or_else(missing(".text"))?;
     let unwind: &Section = headers.section(".eh_frame").ok_or_else(missing(".eh_frame"))?;
     let bytes = unwind.read(&source, ".eh_frame", MAX_SECTION)?;
-    frames::function_ranges(&bytes, unwind.address, text.address..text.address.saturating_add(text.size))
+    frames::function_ranges(
+        &bytes,
+        unwind.address,
+        text.address..text.address.saturating_add(text.size),
+        headers.machine,
+    )
 }
 
 #[cfg(test)]

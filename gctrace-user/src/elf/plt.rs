@@ -3,7 +3,7 @@
 use object::LittleEndian as LE;
 use object::elf;
 
-use super::headers::{Headers, records};
+use super::headers::{Headers, Machine, records};
 use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
@@ -51,7 +51,7 @@ pub enum Relocation {
     },
 }
 
-/// Reads the x86-64 relocations of `.rela.dyn` and `.rela.plt`, sorted by slot.
+/// Reads the relocations of `.rela.dyn` and `.rela.plt`, sorted by slot.
 pub(crate) fn relocations(
     source: &(impl ReadAt + ?Sized),
     headers: &Headers,
@@ -59,7 +59,9 @@ pub(crate) fn relocations(
     let mut slots = Vec::new();
     for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_RELA && s.is_allocated()) {
         let bytes = section.read(source, "relocations", MAX_RELOCATIONS)?;
-        slots.extend(records::<elf::Rela64<LE>>(&bytes).iter().filter_map(relocation));
+        slots.extend(
+            records::<elf::Rela64<LE>>(&bytes).iter().filter_map(|rela| relocation(rela, headers.machine)),
+        );
     }
     for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_RELR && s.is_allocated()) {
         let bytes = section.read(source, "packed relocations", MAX_PACKED)?;
@@ -117,11 +119,20 @@ fn packed_slots(packed: &[u8]) -> Result<Vec<u64>, ElfError> {
     Ok(slots)
 }
 
-fn relocation(rela: &elf::Rela64<LE>) -> Option<(Svma, Relocation)> {
+fn relocation(rela: &elf::Rela64<LE>, machine: Machine) -> Option<(Svma, Relocation)> {
     let info = rela.r_info.get(LE);
     let index = (info >> 32) as u32;
     let addend = rela.r_addend.get(LE);
-    let relocation = match elf::RelocationType(info as u32) {
+    let kind = elf::RelocationType(info as u32);
+    let relocation = match machine {
+        Machine::X86_64 => x86_relocation(kind, index, addend)?,
+        Machine::Aarch64 => aarch64_relocation(kind, index, addend)?,
+    };
+    Some((Svma(rela.r_offset.get(LE)), relocation))
+}
+
+fn x86_relocation(kind: elf::RelocationType, index: u32, addend: i64) -> Option<Relocation> {
+    Some(match kind {
         elf::R_X86_64_GLOB_DAT | elf::R_X86_64_JUMP_SLOT => Relocation::Symbol { index, addend: 0 },
         elf::R_X86_64_64 => Relocation::Symbol { index, addend },
         elf::R_X86_64_RELATIVE => Relocation::Image(Svma(addend as u64)),
@@ -130,8 +141,21 @@ fn relocation(rela: &elf::Rela64<LE>) -> Option<(Svma, Relocation)> {
         elf::R_X86_64_TPOFF64 => Relocation::TlsOffset { index, addend },
         elf::R_X86_64_TLSDESC => Relocation::TlsDescriptor { index, addend },
         _ => return None,
-    };
-    Some((Svma(rela.r_offset.get(LE)), relocation))
+    })
+}
+
+fn aarch64_relocation(kind: elf::RelocationType, index: u32, addend: i64) -> Option<Relocation> {
+    Some(match kind {
+        elf::R_AARCH64_GLOB_DAT | elf::R_AARCH64_JUMP_SLOT | elf::R_AARCH64_ABS64 => {
+            Relocation::Symbol { index, addend }
+        }
+        elf::R_AARCH64_RELATIVE => Relocation::Image(Svma(addend as u64)),
+        elf::R_AARCH64_TLS_DTPMOD => Relocation::TlsModule,
+        elf::R_AARCH64_TLS_DTPREL => Relocation::TlsModuleOffset { index, addend },
+        elf::R_AARCH64_TLS_TPREL => Relocation::TlsOffset { index, addend },
+        elf::R_AARCH64_TLSDESC => Relocation::TlsDescriptor { index, addend },
+        _ => return None,
+    })
 }
 
 /// Finds the PLT stubs: address of the stub and the slot it jumps through, sorted by stub.
@@ -143,7 +167,10 @@ pub(crate) fn stubs(
     for name in [".plt", ".plt.sec", ".plt.got"] {
         let Some(section) = headers.section(name) else { continue };
         let bytes = section.read(source, "a procedure linkage table", MAX_PLT)?;
-        scan_stubs(&bytes, section.address, &mut found);
+        match headers.machine {
+            Machine::X86_64 => scan_stubs(&bytes, section.address, &mut found),
+            Machine::Aarch64 => scan_aarch64_stubs(&bytes, section.address, &mut found),
+        }
     }
     found.sort_by_key(|&(stub, _)| stub);
     Ok(found)
@@ -167,9 +194,44 @@ fn scan_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>) {
     }
 }
 
+/// Stubs of aarch64 are `[bti c;] adrp x16, page; ldr x17, [x16, offset]; add x16, x16, offset; br x17`, also with
+/// `autia1716` before the jump (the psABI's PLT; Arm ARM C6.2 for the encodings).
+fn scan_aarch64_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>) {
+    const BTI_C: u32 = 0xd503_245f;
+    const ADRP_X16: (u32, u32) = (0x9f00_001f, 0x9000_0010);
+    const LDR_X17_X16: (u32, u32) = (0xffc0_03ff, 0xf940_0211);
+    let is = |word: u32, (mask, value): (u32, u32)| word & mask == value;
+    let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    for (index, pair) in words.windows(2).enumerate() {
+        let [adrp, load] = *pair else { continue };
+        if !is(adrp, ADRP_X16) || !is(load, LDR_X17_X16) {
+            continue;
+        }
+        let at = address.wrapping_add(4 * index as u64);
+        // 21 bits, of which the lowest two stand apart, in pages.
+        let pages = (adrp >> 5 & 0x7_ffff) << 2 | adrp >> 29 & 3;
+        let distance = i64::from((pages << 11).cast_signed() >> 11) << 12;
+        let slot =
+            (at & !0xfff).wrapping_add_signed(distance).wrapping_add(u64::from(load >> 10 & 0xfff) * 8);
+        let marked = index.checked_sub(1).is_some_and(|before| words[before] == BTI_C);
+        found.push((Svma(at - if marked { 4 } else { 0 }), Svma(slot)));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The stubs of aarch64, plain (Debian's libruby) and marked as targets of branches.
+    #[test]
+    fn aarch64_stub_shapes() {
+        let plain = [0xd000_1a50_u32, 0xf941_8a11, 0x910c_4210, 0xd61f_0220];
+        let marked = [0xd503_245f, 0xf000_0010, 0xf940_0611, 0x9100_2210, 0xd61f_0220];
+        let code: Vec<u8> = plain.iter().chain(&marked).flat_map(|word| word.to_le_bytes()).collect();
+        let mut found = Vec::new();
+        scan_aarch64_stubs(&code, 0x32d50, &mut found);
+        assert_eq!(found, [(Svma(0x32d50), Svma(0x37_c310)), (Svma(0x32d60), Svma(0x3_5008))]);
+    }
 
     /// An address, the slots that a bit map adds behind it, and a second bit map that goes on behind the first.
     #[test]

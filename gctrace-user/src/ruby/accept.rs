@@ -8,12 +8,16 @@ use gctrace_common::event::Point;
 use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use serde::{Deserialize, Serialize};
 
+use super::aarch64;
 use super::code::{Body, Code};
 use super::emulation::is_emulated;
-use super::sites::{Field, Findings, MAX_SITES, PauseKind, Site, SiteForm, base_name, hook_events};
+use super::sites::{
+    Field, Findings, MAX_SITES, PauseKind, Site, SiteForm, base_name, hook_events, increments_aarch64,
+};
 use super::vm_path::VmPath;
 use super::x86::{immediate, is_memory};
 use crate::address::Svma;
+use crate::elf::Machine;
 
 /// One acceptance check and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,8 +149,13 @@ fn counter(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Outcome {
     let Some(owner) = findings.owners(Point::GcStart).first().and_then(|&owner| code.owner_of(owner)) else {
         return Outcome::Failed("no GC_START".to_owned());
     };
-    let body = code.body(owner);
-    let incremented = (0..body.instructions.len()).any(|index| increments(&body, index, vm.count));
+    let incremented = match code.image.machine() {
+        Machine::X86_64 => {
+            let body = code.body(owner);
+            (0..body.instructions.len()).any(|index| increments(&body, index, vm.count))
+        }
+        Machine::Aarch64 => increments_aarch64(code, owner, vm.count),
+    };
     require(incremented, || format!("nothing adds 1 to [objspace+{:#x}] in {}", vm.count, code.start(owner)))
 }
 
@@ -199,7 +208,8 @@ fn addresses_field(instruction: &Instruction, offset: u32) -> bool {
 }
 
 /// Every probe must sit on an instruction that begins where the decoder says one begins, in an executable segment,
-/// and that the kernel emulates instead of single-stepping (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops`).
+/// and that the kernel emulates instead of single-stepping (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops`;
+/// arch/arm64/kernel/probes/decode-insn.c: `arm_probe_decode_insn`).
 fn probeable(code: &Code<'_>, findings: &Findings) -> Outcome {
     for site in &findings.sites {
         if let Err(reason) = probeable_site(code, site) {
@@ -214,14 +224,23 @@ fn probeable_site(code: &Code<'_>, site: &Site) -> Result<(), &'static str> {
         return Err("not in an executable segment");
     }
     let function = code.image.function_index(site.address).ok_or("not in a function")?;
+    if code.image.machine() == Machine::Aarch64 {
+        let instructions = aarch64::decode(code.image, function);
+        let index = instructions.binary_search_by_key(&site.address, |instruction| instruction.address);
+        let instruction = index.map(|index| instructions[index]).map_err(|_| "not an instruction")?;
+        return if instruction.is_emulated() { Ok(()) } else { Err(STEPPED) };
+    }
     let instructions = code.decode(function);
     let index = instructions.binary_search_by_key(&site.address.0, Instruction::ip);
     let instruction = index.map(|index| instructions[index]).map_err(|_| "not an instruction")?;
     emulated(&instruction)
 }
 
-/// Whether these bytes, at this address, begin with an instruction that may be probed.
+/// Whether these bytes, at this address, begin with an instruction of this machine that may be probed.
 pub fn may_be_probed(bytes: &[u8], address: Svma) -> bool {
+    if Machine::HOST == Machine::Aarch64 {
+        return aarch64::decode_one(bytes, address).is_some_and(|instruction| instruction.is_emulated());
+    }
     let mut decoder = iced_x86::Decoder::with_ip(64, bytes, address.0, iced_x86::DecoderOptions::NONE);
     emulated(&decoder.decode()).is_ok()
 }
@@ -237,13 +256,18 @@ fn emulated(instruction: &Instruction) -> Result<(), &'static str> {
         // Built with -fno-plt. The kernel single-steps these and corrects the return address afterwards
         // (`default_post_xol_op`), though not the one on a shadow stack: see `shadow_stacks`.
         Opcode::Call_rm64 | Opcode::Jmp_rm64 if instruction.is_ip_rel_memory_operand() => Ok(()),
-        _ => Err("an instruction that the kernel single-steps"),
+        _ => Err(STEPPED),
     }
 }
+
+const STEPPED: &str = "an instruction that the kernel single-steps";
 
 /// A call that the kernel single-steps leaves the address of its copy on the shadow stack, so the return faults. Only
 /// images that declare shadow stacks can run with them.
 fn shadow_stacks(code: &Code<'_>, findings: &Findings) -> Outcome {
+    if code.image.machine() == Machine::Aarch64 {
+        return Outcome::NotApplicable("the kernel simulates calls on aarch64".to_owned());
+    }
     let stepped = |site: &&Site| {
         let instruction = code.image.function_index(site.address).map(|function| code.decode(function));
         instruction.is_some_and(|instructions| {

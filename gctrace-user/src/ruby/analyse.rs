@@ -19,6 +19,8 @@ use crate::elf::{BuildId, ElfImage, Machine};
 /// What is known of one Ruby image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RubyAnalysis {
+    /// The processor that the image is made for.
+    pub machine: Machine,
     /// Version of the interpreter.
     pub version: RubyVersion,
     /// What `ruby -v` prints, as far as the image holds it.
@@ -65,8 +67,14 @@ impl RubyAnalysis {
 #[non_exhaustive]
 pub enum Refusal {
     /// Another processor.
-    #[error("the image is made for {0:?}; probe sites are only known for x86-64")]
+    #[error("the image is made for another processor, {0:?}")]
     Machine(Machine),
+    /// A version whose events are not found on aarch64.
+    #[error(
+        "on aarch64 the event sites of Ruby {0} are not looked for yet (those of 2.6 to 3.3 are, which test for them in \
+         another way)"
+    )]
+    Aarch64(RubyVersion),
     /// Not a Ruby.
     #[error("the image has no ruby_version")]
     NotRuby,
@@ -114,15 +122,25 @@ const TOO_NEW: RubyVersion = RubyVersion::new(5, 0, 0);
 
 /// Finds version, object space and event sites of a Ruby image. A pure function of the image.
 pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
-    if image.machine() != Machine::X86_64 {
+    // A probe is an instruction of the machine that runs: in the code of another one it would be something else.
+    if image.machine() != Machine::HOST {
         return Err(Refusal::Machine(image.machine()));
     }
+    analyse_any(image)
+}
+
+/// The same for either processor.
+pub(super) fn analyse_any(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
     let Some(version) = RubyVersion::of_image(image) else {
         let library = modular::is_library(image);
         return Err(if library { Refusal::GcLibrary } else { Refusal::NotRuby });
     };
     if version < OLDEST || version >= TOO_NEW {
         return Err(Refusal::Version(version));
+    }
+    let machine = image.machine();
+    if machine == Machine::Aarch64 && version >= FIRST_MODULAR {
+        return Err(Refusal::Aarch64(version));
     }
     let mut code = Code::new(image);
     let modular = if version >= FIRST_MODULAR && modular::is_modular(image) {
@@ -132,11 +150,24 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
     };
     let vm = VmPath::derive(&code)?;
     let (findings, checks) = accepted(&mut code, version, &vm)?;
-    let thread = sites::thread::find(&mut code, version);
-    let gvl = sites::gvl::find(&mut code, version);
-    let sweepers = findings.owners(Point::GcEndSweep);
-    let refill = sites::refill::find(&mut code, version, &findings.searched, &sweepers);
+    let (thread, gvl, refill) = match machine {
+        Machine::X86_64 => {
+            let thread = sites::thread::find(&mut code, version);
+            let gvl = sites::gvl::find(&mut code, version);
+            let sweepers = findings.owners(Point::GcEndSweep);
+            (thread, gvl, sites::refill::find(&mut code, version, &findings.searched, &sweepers))
+        }
+        Machine::Aarch64 => {
+            let outcome = || Outcome::NotApplicable("they are looked for on x86-64 only".to_owned());
+            (
+                ThreadSites { sites: Vec::new(), outcome: outcome() },
+                GvlSites { sites: Vec::new(), fields: None, outcome: outcome() },
+                RefillSites { sites: Vec::new(), page: None, dropped: Vec::new(), outcome: outcome() },
+            )
+        }
+    };
     Ok(RubyAnalysis {
+        machine,
         version,
         description: description(image).unwrap_or_default().to_owned(),
         build_id: image.build_id().cloned(),
@@ -155,7 +186,7 @@ pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
 
 /// The same of a GC library that the Ruby which was analysed has loaded.
 pub fn analyse_library(image: &ElfImage, ruby: &RubyAnalysis) -> Result<RubyAnalysis, Refusal> {
-    if image.machine() != Machine::X86_64 {
+    if image.machine() != Machine::X86_64 || Machine::HOST != Machine::X86_64 {
         return Err(Refusal::Machine(image.machine()));
     }
     if !modular::is_library(image) {
@@ -176,6 +207,7 @@ pub fn analyse_library(image: &ElfImage, ruby: &RubyAnalysis) -> Result<RubyAnal
     let refill = sites::refill::find(&mut code, version, &findings.searched, &sweepers);
     let elsewhere = || Outcome::NotApplicable("it is in the Ruby that loads this GC library".to_owned());
     Ok(RubyAnalysis {
+        machine: image.machine(),
         version,
         description: ruby.description.clone(),
         build_id: image.build_id().cloned(),

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction};
 
-use super::references::{Kind, Reference, decode, find_references};
+use super::references::{Flow, Kind, Reference, decode, find_references};
 use super::x86::has_frame_pointer;
 use crate::address::Svma;
 use crate::elf::ElfImage;
@@ -97,6 +97,11 @@ impl<'a> Code<'a> {
         if target.0 == 0 {
             return Callee::default();
         }
+        self.callee_at(target)
+    }
+
+    /// What a call or jump to an address leads to.
+    pub(super) fn callee_at(&self, target: Svma) -> Callee<'a> {
         if let Some(slot) = self.image.stub_slot(target) {
             return self.through_slot(slot);
         }
@@ -159,11 +164,11 @@ impl<'a> Code<'a> {
         let mut conditional = false;
         let mut owners = HashSet::new();
         for reference in references {
-            match reference.instruction.flow_control() {
-                FlowControl::ConditionalBranch => conditional = true,
-                FlowControl::UnconditionalBranch => {}
-                FlowControl::Call => return None,
-                _ => continue,
+            match reference.flow {
+                Flow::Conditional => conditional = true,
+                Flow::Jump => {}
+                Flow::Call => return None,
+                Flow::Other => continue,
             }
             owners.insert(self.owner(reference.function));
         }

@@ -1,5 +1,6 @@
 //! What gctrace knows of CRuby: versions, event sites, layouts.
 
+mod aarch64;
 mod accept;
 mod analyse;
 mod code;

@@ -13,6 +13,7 @@ use super::plan::PlanError;
 use super::stat::{self, Sign};
 use super::tables::Table;
 use super::{RubyAnalysis, RubyVersion, VmPath};
+use crate::elf::Machine;
 
 /// How something about a layout is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +97,13 @@ pub(super) fn settle(
     per_thread: bool,
 ) -> Result<(ObjspaceLayout, Knowledge), PlanError> {
     let version = analysis.version;
-    let evidence = Evidence { version, vm: &analysis.vm, derived: &analysis.derived, per_thread };
+    let evidence = Evidence {
+        machine: analysis.machine,
+        version,
+        vm: &analysis.vm,
+        derived: &analysis.derived,
+        per_thread,
+    };
     let (wanted, knowledge) = match (own, Table::of(version)) {
         (Some(own), _) => {
             let (wanted, knowledge) = evidence.confirm(own)?;
@@ -114,6 +121,7 @@ type Around = (&'static str, (&'static str, &'static [&'static str]), Option<Pie
 /// What the code of an image tells.
 #[derive(Clone, Copy)]
 pub(super) struct Evidence<'a> {
+    pub(super) machine: Machine,
     pub(super) version: RubyVersion,
     pub(super) vm: &'a VmPath,
     pub(super) derived: &'a Derivation,
@@ -155,7 +163,9 @@ impl Evidence<'_> {
 
         // These are not read for a snapshot but where the code goes there itself.
         for (name, (structure, members), code) in self.around() {
-            if code.is_none() {
+            // The tables are of x86-64. The objspace has the same layout everywhere; of these structures those that hold
+            // locks do not (glibc's have other sizes on aarch64), and the code alone tells of them.
+            if code.is_none() || self.machine != Machine::X86_64 {
                 continue;
             }
             let table = table.structure(structure).and_then(|s| members.iter().find_map(|m| s.field(m)));

@@ -4,21 +4,37 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, Instruction};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
+use super::aarch64;
 use super::x86::immediate;
 use crate::address::Svma;
-use crate::elf::ElfImage;
+use crate::elf::{ElfImage, Machine};
 
-/// An instruction that refers to a wanted address by its last four bytes.
+/// An instruction that refers to a wanted address (on x86-64 by its last four bytes).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reference {
     /// Index of the function extent that holds the instruction.
     pub(super) function: usize,
-    /// The instruction.
-    pub(super) instruction: Instruction,
+    /// Address of the instruction.
+    pub(super) address: Svma,
+    /// How it goes on.
+    pub(super) flow: Flow,
     /// The wanted address it refers to.
     pub(super) target: Svma,
+}
+
+/// How the code goes on behind a reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flow {
+    /// A conditional jump there.
+    Conditional,
+    /// A jump there.
+    Jump,
+    /// A call.
+    Call,
+    /// With the next instruction, or elsewhere.
+    Other,
 }
 
 /// Which instructions to look for.
@@ -33,6 +49,9 @@ pub(super) enum Kind {
 /// Finds the instructions that refer into one of the ranges. Short jumps (8-bit displacement) are not found: they only
 /// reach the neighbourhood, which the callers decode anyway.
 pub(super) fn find_references(image: &ElfImage, wanted: &[Range<u64>], kind: Kind) -> Vec<Reference> {
+    if image.machine() == Machine::Aarch64 {
+        return aarch64::find_references(image, wanted, kind);
+    }
     let mut found = Vec::new();
     for (function, ends) in candidates(image, wanted, kind) {
         let mut ends = ends.into_iter().peekable();
@@ -40,7 +59,14 @@ pub(super) fn find_references(image: &ElfImage, wanted: &[Range<u64>], kind: Kin
             while ends.next_if(|&(end, _)| end < instruction.next_ip()).is_some() {}
             while let Some((_, target)) = ends.next_if(|&(end, _)| end == instruction.next_ip()) {
                 if refers_to(&instruction, target) {
-                    found.push(Reference { function, instruction, target: Svma(target) });
+                    let flow = match instruction.flow_control() {
+                        FlowControl::ConditionalBranch => Flow::Conditional,
+                        FlowControl::UnconditionalBranch => Flow::Jump,
+                        FlowControl::Call => Flow::Call,
+                        _ => Flow::Other,
+                    };
+                    let address = Svma(instruction.ip());
+                    found.push(Reference { function, address, flow, target: Svma(target) });
                 }
             }
         }

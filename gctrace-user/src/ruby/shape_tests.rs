@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::truth::{Instance, Truth};
 use super::{GvlEvent, GvlFields, GvlSite, Outcome, PageFields, RubyAnalysis, analyse};
-use crate::elf::ElfImage;
 use crate::elf::tests::DEBIAN_LIBRUBY;
+use crate::elf::{ElfImage, Machine};
 
 /// Functions that take a page, each an inner part of the ones behind it; the first that a version has counts.
 const REFILL: [&str; 4] = [
@@ -47,6 +47,10 @@ fn images_of_the_environment() {
     for path in paths.split(':').filter(|path| !path.is_empty() && !path.contains('@')) {
         let name = Path::new(path).file_name().unwrap().to_string_lossy();
         let mut image = image(path);
+        // They are looked for on x86-64 only.
+        if image.machine() != Machine::HOST {
+            continue;
+        }
         let with_symbols = analyse(&image);
         image.forget_symbols();
         let Ok(analysis) = analyse(&image).or_else(|_| with_symbols.clone()) else {

@@ -5,6 +5,8 @@
 
 use gctrace_common::config::StackPath;
 
+use crate::elf::Machine;
+
 use super::{
     RubyAnalysis, RubyVersion,
     derive::{CurrentEc, NotDerived},
@@ -15,6 +17,9 @@ use super::{
 /// Why the stacks of an image cannot be walked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoStacks {
+    /// The tables are of x86-64, where structures with locks in them have other sizes.
+    #[error("Ruby stacks are walked on x86-64 only")]
+    Machine,
     /// No table covers the release.
     #[error("{0}")]
     Unknown(String),
@@ -66,6 +71,9 @@ pub fn stacks(
     own: Option<&Table>,
     reads_threads: bool,
 ) -> Result<(StackPath, FrameLayout), NoStacks> {
+    if analysis.machine != Machine::X86_64 {
+        return Err(NoStacks::Machine);
+    }
     if analysis.vm.anchor.is_some() {
         return Err(NoStacks::GcLibrary);
     }

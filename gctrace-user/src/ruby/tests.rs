@@ -7,6 +7,7 @@ use std::path::Path;
 use gctrace_common::event::Point;
 
 use super::accept::{Outcome, accept};
+use super::analyse::analyse_any;
 use super::code::Code;
 use super::sites::find;
 use super::truth::{Instance, Line, Truth};
@@ -50,7 +51,7 @@ pub(super) fn analysed(
     match entry.split_once('@') {
         None => {
             let image = read(entry);
-            let analysis = analyse(&image);
+            let analysis = analyse_any(&image);
             (image, analysis)
         }
         Some((library, ruby)) => {

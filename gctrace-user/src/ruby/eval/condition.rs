@@ -66,7 +66,10 @@ impl Flags {
     pub(super) fn as_bit(&self, code: ConditionCode) -> Option<Value> {
         match (self, code) {
             (Self::Carry(bit), ConditionCode::b) => Some(bit.clone()),
-            (Self::Compare { left, right: Value::Constant(0), .. }, ConditionCode::ne) => left.single_bit(),
+            (
+                Self::Compare { left: value, right: Value::Constant(0), .. } | Self::Result { value, .. },
+                ConditionCode::ne,
+            ) => value.single_bit(),
             _ => None,
         }
     }

@@ -9,9 +9,6 @@ use crate::address::Svma;
 use crate::elf::Relocation;
 use crate::ruby::code::Callee;
 
-const RDI: usize = 7;
-const RSI: usize = 6;
-
 /// Functions that do not come back to the path that is followed: they raise, abort, or make a Bignum of a size that is
 /// too large for a Fixnum.
 const LEAVING: [&str; 7] =
@@ -32,21 +29,21 @@ impl Machine<'_> {
         let value = match callee.name? {
             "__tls_get_addr" => self.tls_get_addr(),
             "rb_intern" | "rb_intern2" | "rb_intern3" => self.interned(),
-            "rb_id2sym" => match &self.registers[RDI] {
+            "rb_id2sym" => match self.argument(0) {
                 Value::Constant(id) => Value::Constant(id << SYMBOL_SHIFT | STATIC_SYMBOL),
                 _ => Value::Unknown,
             },
             // Sizes are below 2⁶²: they become Fixnums, and Fixnums them.
             "rb_uint2inum" | "rb_ull2inum" => {
                 let doubled =
-                    Value::binary(Operator::ShiftLeft, self.registers[RDI].clone(), Value::Constant(1));
+                    Value::binary(Operator::ShiftLeft, self.argument(0).clone(), Value::Constant(1));
                 Value::binary(Operator::Add, doubled, Value::Constant(1))
             }
             // A GC library asks the Ruby that has loaded it (gc.c from 4.0 on).
             "rb_gc_get_ractor_newobj_cache" if callee.address.is_none() => OBJECT_CACHE,
             // As in a process that has not set the variable.
             "getenv" => Value::Constant(0),
-            "rb_num2ulong" => self.registers[RDI].clone().fixnum().unwrap_or(Value::Unknown),
+            "rb_num2ulong" => self.argument(0).clone().fixnum().unwrap_or(Value::Unknown),
             name => return LEAVING.contains(&name).then_some(Ending::Left),
         };
         Some(Ending::Returned(value))
@@ -54,19 +51,19 @@ impl Machine<'_> {
 
     /// The id of a name: the address of the string stands for it.
     fn interned(&self) -> Value {
-        let Value::Image(address) = self.registers[RDI] else { return Value::Unknown };
+        let Value::Image(address) = *self.argument(0) else { return Value::Unknown };
         let Some(name) = self.program.code.image.c_string(Svma(address)) else { return Value::Unknown };
-        match self.registers[RSI] {
+        match *self.argument(1) {
             Value::Constant(length) if length != name.len() as i64 => Value::Unknown,
             _ => Value::Constant(address.cast_signed()),
         }
     }
 
-    /// The general dynamic TLS model: rdi points at a pair of slots, module number and offset. The offset has a
+    /// The general dynamic TLS model: the argument points at a pair of slots, module number and offset. The offset has a
     /// relocation where the variable is a dynamic symbol, and stands in the file where it is local. In the local
     /// dynamic model the offset is 0 and the code adds it.
     fn tls_get_addr(&self) -> Value {
-        let Value::Image(slot) = self.registers[RDI] else { return Value::Unknown };
+        let Value::Image(slot) = *self.argument(0) else { return Value::Unknown };
         let image = self.program.code.image;
         if image.relocation(Svma(slot)) != Some(Relocation::TlsModule) {
             return Value::Unknown;

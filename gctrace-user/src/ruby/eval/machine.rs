@@ -10,13 +10,40 @@ use super::condition::{Assumptions, Flags};
 use super::memory::{Memory, Store};
 use super::{Operator, Value};
 use crate::address::Svma;
-use crate::elf::ElfImage;
+use crate::elf::{self, ElfImage};
+use crate::ruby::aarch64;
 use crate::ruby::code::{Callee, Code};
 
-/// Registers that a call preserves under the System V ABI: rbx, rsp, rbp, r12–r15.
-const PRESERVED: [usize; 7] = [3, 4, 5, 12, 13, 14, 15];
-/// Registers of integer arguments: rdi, rsi, rdx, rcx, r8, r9.
-pub(super) const ARGUMENTS: [usize; 6] = [7, 6, 2, 1, 8, 9];
+/// What calls and returns agree on about general registers, by number.
+#[derive(Debug)]
+pub(super) struct Convention {
+    /// Those that a call preserves.
+    preserved: &'static [usize],
+    /// Those of integer arguments.
+    arguments: &'static [usize],
+    /// The stack pointer.
+    stack: usize,
+    /// Whether a call puts the return address on the stack.
+    pushes: bool,
+}
+
+/// System V for x86-64. Preserved: rbx, rsp, rbp, r12–r15. Arguments: rdi, rsi, rdx, rcx, r8, r9.
+const X86_64: Convention = Convention {
+    preserved: &[3, 4, 5, 12, 13, 14, 15],
+    arguments: &[7, 6, 2, 1, 8, 9],
+    stack: RSP,
+    pushes: true,
+};
+/// AAPCS64. The first six arguments are enough.
+const AARCH64: Convention = Convention {
+    preserved: &aarch64::PRESERVED,
+    arguments: &[0, 1, 2, 3, 4, 5],
+    stack: aarch64::SP as usize,
+    pushes: false,
+};
+/// General registers of the processor that has most.
+const REGISTERS: usize = 32;
+/// What a function returns: rax and x0 have the same number.
 pub(super) const RAX: usize = 0;
 pub(super) const RSP: usize = 4;
 pub(super) const RBP: usize = 5;
@@ -45,10 +72,17 @@ impl Limits {
         Self { steps: 600, depth: 5, function: 0x8000, callee: 0x400, exported: |_| true };
 }
 
+/// A decoded function.
+#[derive(Clone)]
+enum Decoded {
+    X86(Rc<[Instruction]>),
+    Aarch64(Rc<[aarch64::Instruction]>),
+}
+
 /// The code of an image with what has been decoded of it, shared by the machines that run it.
 pub(crate) struct Program<'a> {
     pub(super) code: &'a Code<'a>,
-    decoded: RefCell<HashMap<usize, Rc<[Instruction]>>>,
+    decoded: RefCell<HashMap<usize, Decoded>>,
     steps_left: Cell<u32>,
     pub(super) tls_module: Cell<Option<Svma>>,
 }
@@ -79,9 +113,20 @@ impl<'a> Program<'a> {
         self.tls_module.get()
     }
 
-    fn decode(&self, function: usize) -> Rc<[Instruction]> {
+    fn decode(&self, function: usize) -> Decoded {
         let mut decoded = self.decoded.borrow_mut();
-        decoded.entry(function).or_insert_with(|| self.code.decode(function).into()).clone()
+        let decode = || match self.image().machine() {
+            elf::Machine::X86_64 => Decoded::X86(self.code.decode(function).into()),
+            elf::Machine::Aarch64 => Decoded::Aarch64(aarch64::decode(self.image(), function).into()),
+        };
+        decoded.entry(function).or_insert_with(decode).clone()
+    }
+
+    fn convention(&self) -> &'static Convention {
+        match self.image().machine() {
+            elf::Machine::X86_64 => &X86_64,
+            elf::Machine::Aarch64 => &AARCH64,
+        }
     }
 }
 
@@ -127,7 +172,8 @@ pub(crate) enum Ending {
 /// A processor with symbolic registers.
 pub(crate) struct Machine<'a> {
     pub(super) program: Rc<Program<'a>>,
-    pub(super) registers: [Value; 16],
+    convention: &'static Convention,
+    pub(super) registers: [Value; REGISTERS],
     /// Low and high 64 bits of xmm0–xmm15.
     pub(super) vectors: [[Value; 2]; 16],
     pub(super) flags: Flags,
@@ -144,7 +190,7 @@ pub(crate) struct Machine<'a> {
 }
 
 /// Where a step leads.
-enum Next {
+pub(super) enum Next {
     Following,
     Address(Svma),
     Return,
@@ -176,13 +222,15 @@ impl<'a> Machine<'a> {
     }
 
     fn with(program: Rc<Program<'a>>, branching: Branching, limits: Limits) -> Self {
-        let mut registers = [const { Value::Unknown }; 16];
-        registers[RSP] = Value::Stack(0);
-        for (index, register) in ARGUMENTS.into_iter().enumerate() {
+        let convention = program.convention();
+        let mut registers = [const { Value::Unknown }; REGISTERS];
+        registers[convention.stack] = Value::Stack(0);
+        for (index, &register) in convention.arguments.iter().enumerate() {
             registers[register] = Value::Argument(index as u8);
         }
         Self {
             program,
+            convention,
             registers,
             vectors: [const { [Value::Unknown, Value::Unknown] }; 16],
             flags: Flags::Unknown,
@@ -199,9 +247,14 @@ impl<'a> Machine<'a> {
 
     /// Gives the function's n-th argument a value.
     pub(crate) fn set_argument(&mut self, index: usize, value: Value) {
-        if let Some(&register) = ARGUMENTS.get(index) {
+        if let Some(&register) = self.convention.arguments.get(index) {
             self.registers[register] = value;
         }
+    }
+
+    /// The n-th argument of a call.
+    pub(super) fn argument(&self, index: usize) -> &Value {
+        &self.registers[self.convention.arguments[index]]
     }
 
     /// Lets a 64-bit global variable hold a value.
@@ -246,8 +299,20 @@ impl<'a> Machine<'a> {
             if image.functions()[function].size() > self.limits.function {
                 return Ending::Lost;
             }
-            let instructions = self.program.decode(function);
-            match self.run_instructions(&instructions, address, depth) {
+            let next = match self.program.decode(function) {
+                Decoded::X86(instructions) => {
+                    self.run_instructions(&instructions, address, Instruction::ip, |machine, instruction| {
+                        machine.step(instruction, depth)
+                    })
+                }
+                Decoded::Aarch64(instructions) => self.run_instructions(
+                    &instructions,
+                    address,
+                    |instruction| instruction.address.0,
+                    |machine, instruction| machine.step_aarch64(instruction, depth),
+                ),
+            };
+            match next {
                 Next::Return => return Ending::Returned(self.registers[RAX].clone()),
                 Next::Address(elsewhere) => address = elsewhere,
                 Next::Leave => return Ending::Left,
@@ -257,8 +322,14 @@ impl<'a> Machine<'a> {
     }
 
     /// Runs inside one function; `Next::Address` is a jump out of it.
-    fn run_instructions(&mut self, instructions: &[Instruction], start: Svma, depth: u32) -> Next {
-        let index_of = |address: Svma| instructions.binary_search_by_key(&address.0, Instruction::ip).ok();
+    fn run_instructions<I>(
+        &mut self,
+        instructions: &[I],
+        start: Svma,
+        address: impl Fn(&I) -> u64,
+        step: impl Fn(&mut Self, &I) -> Next,
+    ) -> Next {
+        let index_of = |at: Svma| instructions.binary_search_by_key(&at.0, &address).ok();
         let Some(mut index) = index_of(start) else { return Next::Stop };
         while let Some(instruction) = instructions.get(index) {
             let left = self.program.steps_left.get();
@@ -271,7 +342,7 @@ impl<'a> Machine<'a> {
             }
             self.steps += 1;
             self.program.steps_left.set(left - 1);
-            match self.step(instruction, depth) {
+            match step(self, instruction) {
                 Next::Following => index += 1,
                 Next::Address(target) => match index_of(target) {
                     Some(inside) => index = inside,
@@ -296,15 +367,7 @@ impl<'a> Machine<'a> {
                 return if taken { Next::Address(target) } else { Next::Following };
             }
             FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
-                let target = self.target(instruction);
-                return match self.known_function(target) {
-                    Some(Ending::Returned(value)) => {
-                        self.registers[RAX] = value;
-                        Next::Return
-                    }
-                    Some(_) => Next::Leave,
-                    None => target.address.map_or(Next::Stop, Next::Address),
-                };
+                return self.jump_to(self.target(instruction));
             }
             FlowControl::Call | FlowControl::IndirectCall => return self.call(instruction, depth),
             FlowControl::Next => {}
@@ -315,7 +378,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Whether a conditional jump is taken.
-    fn branch(&mut self, code: ConditionCode, address: u64) -> bool {
+    pub(super) fn branch(&mut self, code: ConditionCode, address: u64) -> bool {
         if let Some(outcome) = self.decide(code, address) {
             return outcome;
         }
@@ -370,7 +433,22 @@ impl<'a> Machine<'a> {
             self.registers[RAX] = distance;
             return Next::Following;
         }
-        let callee = self.target(instruction);
+        self.call_to(self.target(instruction), depth)
+    }
+
+    /// A jump, perhaps out of the function (a tail call).
+    pub(super) fn jump_to(&mut self, target: Callee<'_>) -> Next {
+        match self.known_function(target) {
+            Some(Ending::Returned(value)) => {
+                self.registers[RAX] = value;
+                Next::Return
+            }
+            Some(_) => Next::Leave,
+            None => target.address.map_or(Next::Stop, Next::Address),
+        }
+    }
+
+    pub(super) fn call_to(&mut self, callee: Callee<'_>, depth: u32) -> Next {
         let known = self.copied(callee).or_else(|| self.known_function(callee));
         let result = match known {
             Some(Ending::Returned(value)) => value,
@@ -385,7 +463,7 @@ impl<'a> Machine<'a> {
                 }
             },
         };
-        for number in (0..16).filter(|number| !PRESERVED.contains(number)) {
+        for number in (0..REGISTERS).filter(|number| !self.convention.preserved.contains(number)) {
             self.registers[number] = Value::Unknown;
         }
         self.vectors = [const { [Value::Unknown, Value::Unknown] }; 16];
@@ -396,13 +474,12 @@ impl<'a> Machine<'a> {
 
     /// `memcpy` of a known number of bytes.
     fn copied(&mut self, callee: Callee<'_>) -> Option<Ending> {
-        let [target, source, bytes] = [ARGUMENTS[0], ARGUMENTS[1], ARGUMENTS[2]];
-        let Value::Constant(bytes @ 0..) = self.registers[bytes] else { return None };
+        let Value::Constant(bytes @ 0..) = *self.argument(2) else { return None };
         if !matches!(callee.name, Some("memcpy" | "__memcpy_chk")) {
             return None;
         }
-        let target = self.registers[target].clone();
-        let source = self.registers[source].clone();
+        let target = self.argument(0).clone();
+        let source = self.argument(1).clone();
         self.copy(&target, &source, Some(bytes));
         Some(Ending::Returned(target))
     }
@@ -416,11 +493,14 @@ impl<'a> Machine<'a> {
             return Ending::Lost;
         }
         self.active.push(function);
-        let preserved = PRESERVED.map(|number| self.registers[number].clone());
-        self.push(Value::Unknown);
+        let numbers = self.convention.preserved;
+        let preserved: Vec<Value> = numbers.iter().map(|&number| self.registers[number].clone()).collect();
+        if self.convention.pushes {
+            self.push(Value::Unknown);
+        }
         let ending = self.run_function(address, depth - 1);
         self.active.pop();
-        for (number, value) in PRESERVED.into_iter().zip(preserved) {
+        for (&number, value) in numbers.iter().zip(preserved) {
             self.registers[number] = value;
         }
         ending
@@ -429,10 +509,11 @@ impl<'a> Machine<'a> {
     /// A function that was not followed may have changed anything but global variables that are set once, and locals
     /// whose address it was not given.
     fn forget_memory(&mut self) {
-        let escaped = ARGUMENTS.iter().filter_map(|&register| match self.registers[register] {
-            Value::Stack(offset) => Some(offset),
-            _ => None,
-        });
+        let escaped =
+            self.convention.arguments.iter().filter_map(|&register| match self.registers[register] {
+                Value::Stack(offset) => Some(offset),
+                _ => None,
+            });
         let escaped = escaped.min().unwrap_or(i64::MAX);
         self.memory.retain(|place, offset| match place {
             Value::Image(_) => true,

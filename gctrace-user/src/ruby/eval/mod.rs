@@ -6,6 +6,7 @@
 //! and is recorded as a [`Guard`]. Anything it does not understand becomes [`Value::Unknown`], never a guess. Steps,
 //! call depth and the size of expressions are bounded.
 
+mod aarch64;
 mod compute;
 mod condition;
 mod known;

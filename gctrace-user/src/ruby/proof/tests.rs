@@ -31,7 +31,13 @@ fn renumbered(teeny: u8) -> AttachPlan {
 }
 
 fn evidence(derived: &Derivation) -> Evidence<'_> {
-    Evidence { version: RubyVersion::new(3, 1, 9), vm: &ANALYSIS.vm, derived, per_thread: false }
+    Evidence {
+        machine: ANALYSIS.machine,
+        version: RubyVersion::new(3, 1, 9),
+        vm: &ANALYSIS.vm,
+        derived,
+        per_thread: false,
+    }
 }
 
 fn table() -> &'static Table {
@@ -188,9 +194,10 @@ fn images_of_the_environment() {
     let Ok(paths) = std::env::var("GCTRACE_RUBY_IMAGES") else { return };
     for path in paths.split(':').filter(|path| !path.is_empty()) {
         let (_, analysis) = analysed(path, |_| {});
-        let RubyAnalysis { version, vm, derived, .. } =
+        let RubyAnalysis { machine, version, vm, derived, .. } =
             analysis.unwrap_or_else(|why| panic!("{path}: {why}"));
-        let evidence = Evidence { version, vm: &vm, derived: &derived, per_thread: derived.thread.is_ok() };
+        let per_thread = derived.thread.is_ok();
+        let evidence = Evidence { machine, version, vm: &vm, derived: &derived, per_thread };
         let unknown = LayoutError::UnknownVersion(version, String::new());
         let alone = evidence.derive(Table::newest_of_series(version), &unknown);
         let (alone, knowledge) = alone.unwrap_or_else(|error| panic!("{path}: {error}"));

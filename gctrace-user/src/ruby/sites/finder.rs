@@ -11,6 +11,7 @@ use super::pause::tell_pauses;
 use super::unit::GcUnit;
 use super::{Field, Findings, Site, SiteForm};
 use crate::address::Svma;
+use crate::elf::Machine;
 use crate::ruby::RubyVersion;
 use crate::ruby::code::{Body, Code};
 use crate::ruby::emulation::is_emulated_at;
@@ -29,6 +30,9 @@ const FIRST_SELF_GUARDED: RubyVersion = RubyVersion::new(3, 4, 0);
 const MAX_ROUNDS: usize = 6;
 /// Finds the sites. `None` if the image exports no GC functions to start from.
 pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion, vm: &VmPath) -> Option<Findings> {
+    if code.image.machine() == Machine::Aarch64 {
+        return super::aarch64::find(code, vm);
+    }
     let flags = vm.flags;
     let unit = GcUnit::find(code)?;
     let facts = explore(code, unit.functions(code));
@@ -50,7 +54,7 @@ pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion, vm: &VmPa
 
 /// Functions in which a pause begins that ends neither there nor, where `gc_enter` or `gc_exit` is out of line, by a
 /// call of `gc_exit` there or in each of their callers.
-fn endless(code: &mut Code<'_>, findings: &Findings) -> BTreeSet<Svma> {
+pub(super) fn endless(code: &mut Code<'_>, findings: &Findings) -> BTreeSet<Svma> {
     let exits = findings.owners(Point::GcExit);
     let enters = findings.owners(Point::GcEnter);
     let without: Vec<Svma> = enters.difference(&exits).copied().collect();
@@ -399,7 +403,7 @@ fn surviving_register(body: &Body, test: &EventTest, last: usize) -> Option<u8> 
     if overwritten { None } else { register_number(base).map(|number| number as u8) }
 }
 
-fn name_owners(code: &Code<'_>, sites: &mut [Site]) {
+pub(super) fn name_owners(code: &Code<'_>, sites: &mut [Site]) {
     for site in sites {
         site.owner_name = code.image.function_name(site.owner).map(str::to_owned);
     }

@@ -424,7 +424,7 @@ fn unmatched(code: &Code<'_>, known: &BTreeMap<Svma, BTreeSet<Svma>>) -> Vec<Str
     for (&Svma(function), calls) in clearing {
         let wanted = function..function.saturating_add(1);
         for reference in find_references(code.image, std::slice::from_ref(&wanted), Kind::Branch) {
-            let address = Svma(reference.instruction.ip());
+            let address = reference.address;
             if !calls.contains(&address) {
                 found.push(format!("the call at {address} gives up the GVL without a known lock"));
             }

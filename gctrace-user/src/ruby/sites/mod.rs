@@ -8,6 +8,7 @@
 //! - 3.4 calls `rb_gc_event_hook` with the constant, and the callee tests;
 //! - from 4.0 on the flags are the global `ruby_vm_event_flags`, and the call behind the test is out of line.
 
+mod aarch64;
 mod facts;
 mod finder;
 mod flow;
@@ -30,6 +31,7 @@ pub use gvl::{GvlEvent, GvlFields, GvlSite, GvlSites};
 pub use refill::{PageFields, RefillSite, RefillSites};
 pub use thread::{ThreadEvent, ThreadPlace, ThreadSite, ThreadSites};
 
+pub(super) use aarch64::increments as increments_aarch64;
 pub(super) use finder::{MAX_SITES, base_name, find, hook_events};
 
 /// How a site was recognised, and what is there.

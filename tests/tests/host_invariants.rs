@@ -56,6 +56,7 @@ fn libraries_stay_in_their_modules() {
         ("object::", &["elf/", "ruby/"]),
         ("gimli", &["elf/", "ruby/"]),
         ("iced_x86", &["elf/", "ruby/"]),
+        ("yaxpeax_arm", &["elf/", "ruby/"]),
         ("ureq::", &["elf/debug/", "export/tunemygc/", "export/upload.rs", "export/upload/"]),
         ("hyper", &["export/prometheus/", "export/upload/grpc.rs"]),
         ("tokio::", &["export/prometheus/", "export/upload/grpc.rs"]),

@@ -148,6 +148,13 @@ pub(crate) fn release_sources(suites: &[&str]) -> Result<Vec<String>> {
     Ok(suites.iter().map(|suite| format!("deb {archive} {suite} main")).collect())
 }
 
+/// The lines of `sources.list` for this suite with its security updates.
+pub(crate) fn updated_sources(suite: &str) -> Result<Vec<String>> {
+    let mut lines = release_sources(&[suite])?;
+    lines.push(format!("deb {} {suite}-security main", mirror("Debian-Security")?));
+    Ok(lines)
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for ruby in ensure(&args.names)? {
@@ -180,10 +187,14 @@ pub(crate) fn dir() -> Result<PathBuf> {
     cache_dirs("lab")?.into_iter().next().context("no folder for the lab")
 }
 
-/// The command that makes a root of this variant.
-pub(crate) fn mmdebstrap(variant: &str) -> Result<Command> {
+/// Debian's name of the processor that most roots are for.
+pub(crate) const AMD64: &str = "amd64";
+
+/// The command that makes a root of this variant for this processor, of which nothing is run if it is only extracted.
+pub(crate) fn mmdebstrap(variant: &str, architecture: &str) -> Result<Command> {
     let mut command = as_root("mmdebstrap", "make the lab's roots")?;
-    command.args(["--quiet", "--mode=root", "--architectures=amd64"]).arg(format!("--variant={variant}"));
+    command.args(["--quiet", "--mode=root"]);
+    command.args([format!("--architectures={architecture}"), format!("--variant={variant}")]);
     // An old suite is no longer signed anew.
     let options = ["APT::Install-Recommends \"false\"", "Acquire::Check-Valid-Until \"false\""];
     command.args(options.iter().chain(&["Acquire::Languages \"none\""]).map(|o| format!("--aptopt={o}")));
@@ -192,8 +203,12 @@ pub(crate) fn mmdebstrap(variant: &str) -> Result<Command> {
 
 /// Makes the roots that are missing (of all suites if none is named) and returns the path of each one's Ruby.
 pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
-    let lab = dir()?;
-    fs::create_dir_all(&lab).with_context(|| format!("cannot create {}", lab.display()))?;
+    ensure_in(&dir()?, AMD64, names)
+}
+
+/// The same in another folder and for another processor.
+pub(crate) fn ensure_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<PathBuf>> {
+    fs::create_dir_all(lab).with_context(|| format!("cannot create {}", lab.display()))?;
     // Two at once would each remove what the other is unpacking.
     let lock = lab.join(".lock");
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
@@ -202,20 +217,27 @@ pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
         .map(|suite| {
             let root = lab.join(suite.name);
             if !suite.is_complete(&root) {
-                make(suite, &root).with_context(|| format!("cannot make the {} root", suite.name))?;
+                make(suite, &root, architecture)
+                    .with_context(|| format!("cannot make the {} root", suite.name))?;
             }
             Ok(root.join(suite.ruby().trim_start_matches('/')))
         })
         .collect()
 }
 
-fn make(suite: &Suite, root: &Path) -> Result<()> {
+/// The root that a Ruby is in.
+pub(crate) fn root_of(ruby: &Path) -> Result<&Path> {
+    let root = ruby.ancestors().find(|dir| dir.join(STAMP).is_file());
+    root.with_context(|| format!("{} is in no root", ruby.display()))
+}
+
+fn make(suite: &Suite, root: &Path, architecture: &str) -> Result<()> {
     setup::ensure(&[Purpose::Lab])?;
     progress(format!("lab: unpacking Ruby {} of {} (10 to 20 s)", suite.series, suite.name));
     let started = Instant::now();
     let part = root.with_extension("part");
     run_quiet(as_root("rm", "make the lab's roots")?.args(["-rf", "--"]).arg(&part))?;
-    let mut command = mmdebstrap("extract")?;
+    let mut command = mmdebstrap("extract", architecture)?;
     command.arg(format!("--include={}", suite.packages.join(",")));
     command.arg(suite.archive[0]).arg(&part).args(suite.sources()?);
     run_quiet(&mut command)?;

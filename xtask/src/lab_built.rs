@@ -182,7 +182,7 @@ fn make_root(suite: &Suite, root: &Path) -> Result<()> {
     let started = Instant::now();
     let part = root.with_extension("part");
     run_quiet(as_root("rm", "make the lab's roots")?.args(["-rf", "--"]).args([&part, root]))?;
-    let mut command = lab::mmdebstrap("buildd")?;
+    let mut command = lab::mmdebstrap("buildd", lab::AMD64)?;
     let sources = suite.archive_sources()?;
     command.arg(suite.archive[0]).arg(&part).args(&sources);
     command.args(sources.iter().map(|line| line.replacen("deb ", "deb-src ", 1)));

@@ -47,7 +47,7 @@ pub(crate) fn run_provision(args: &Args) -> Result<()> {
 
     progress(format!("provision: making a root of {SUITE} (about 30 s)"));
     let suite = lab::chosen(&[SUITE.to_owned()]).next().context("no such suite")?;
-    run_quiet(lab::mmdebstrap("minbase")?.arg(SUITE).arg(&bare).args(suite.sources()?))?;
+    run_quiet(lab::mmdebstrap("minbase", lab::AMD64)?.arg(SUITE).arg(&bare).args(suite.sources()?))?;
 
     let checkout = bare.join(CHECKOUT.trim_start_matches('/'));
     run_quiet(as_root("mkdir", why)?.arg("-p").arg(&checkout))?;

@@ -32,6 +32,9 @@ pub(crate) enum Purpose {
     Lab,
     /// Other kernels: QEMU, `BusyBox` and cpio for their guests.
     Vm,
+    /// Guests of the processor aarch64: its emulator, compilers for it, the headers of its C library.
+    #[value(name = "vm-aarch64")]
+    VmAarch64,
     /// Rebuilding the BPF objects: Debian's rustc with its BPF standard library, and bpf-linker.
     Ebpf,
 }
@@ -70,6 +73,9 @@ const UNICORN: Need = command("unicorn", "unicorn");
 const WRK: Need = command("wrk", "wrk");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
+const QEMU_ARM: Need = command("qemu-system-arm", "qemu-system-aarch64");
+const CC_AARCH64: Need = command("gcc-aarch64-linux-gnu", "aarch64-linux-gnu-gcc");
+const LIBC_AARCH64: Need = package("libc6-dev-arm64-cross");
 const BUSYBOX: Need = package("busybox-static");
 const CPIO: Need = command("cpio", "cpio");
 const RUSTC: Need = package("rustc-web");
@@ -87,6 +93,9 @@ impl Purpose {
             ],
             Self::Lab => &[MMDEBSTRAP],
             Self::Vm => &[MMDEBSTRAP, QEMU, BUSYBOX, CPIO],
+            Self::VmAarch64 => {
+                &[CC, LIBC, MMDEBSTRAP, QEMU_ARM, CPIO, RUSTC, CARGO, CC_AARCH64, LIBC_AARCH64]
+            }
             Self::Ebpf => &[CC, LIBC, RUSTC, CARGO, BPF_CORE],
         }
     }

@@ -122,6 +122,18 @@ fn llvm_library() -> Result<PathBuf> {
         .with_context(|| format!("`ldd {RUSTC}` names no libLLVM; bpf-linker needs the compiler's own"))
 }
 
+/// Cargo with Debian's rustc, sealed in the same way, for targets of which Debian has the standard library.
+pub(crate) fn plain_cargo() -> Command {
+    let mut command = clean(Command::new(CARGO));
+    command.env("RUSTC", RUSTC);
+    command
+}
+
+/// Debian's rustc in full: a standard library of another one is of no use to it.
+pub(crate) fn rustc_version() -> Result<String> {
+    output(clean(Command::new(RUSTC)).arg("-vV"))
+}
+
 /// A command whose environment holds no build settings, only what cargo needs to find its home and the network.
 fn clean(mut command: Command) -> Command {
     const NAMES: [&str; 6] =

@@ -9,7 +9,7 @@ use std::{
 use super::debuginfo::{Around, Symbols};
 use crate::{
     cache::{Cache, Kept},
-    elf::{ElfImage, ImageHead, LoadSegment},
+    elf::{ElfImage, ImageHead, LoadSegment, Machine},
     model::Image,
     pipeline::Reading,
     ruby::{
@@ -195,6 +195,9 @@ pub struct Head {
 /// Probes of the last resort for an image, or why there are none.
 fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'static str> {
     let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
+    if [image.machine(), Machine::HOST] != [Machine::X86_64; 2] {
+        return Err("probing it by functions or USDT is for x86-64 only");
+    }
     let version = RubyVersion::of_image(&image).ok_or("it does not tell its version")?;
     let found = match method {
         Method::UsdtPauses => LastResort::usdt_pauses(&image).ok_or("it has no USDT probes of pauses")?,

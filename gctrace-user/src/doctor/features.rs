@@ -3,7 +3,8 @@
 use super::report::{Feature, Refused};
 use crate::{
     discover::Abilities,
-    ruby::{last_resort::Method, plan::AttachPlan},
+    elf::Machine,
+    ruby::{gvl_plan::NoGvl, last_resort::Method, plan::AttachPlan},
 };
 
 /// Stable names of all features, in the order in which they are told.
@@ -22,10 +23,15 @@ pub(super) const NAMES: [&str; 9] = [
 /// The only feature of the methods of the last resort.
 const WORK: &str = "gc_work";
 
+/// What to do about a feature that other processors do not have.
+const ON_X86: &str = "nothing on this processor: it works on x86-64";
+
 /// The features of an image that is traced by its event sites.
 pub(super) fn of(plan: &AttachPlan, abilities: Abilities) -> Vec<Feature> {
     let absent = &plan.layout.absent;
-    let remedy = if abilities.reads_threads {
+    let remedy = if plan.analysis.machine != Machine::X86_64 {
+        ON_X86
+    } else if abilities.reads_threads {
         "upgrade gctrace"
     } else {
         "use a kernel with BTF (CONFIG_DEBUG_INFO_BTF): stacks and what Ruby 4.0 counts per thread are found with its \
@@ -52,6 +58,7 @@ fn gvl(plan: &AttachPlan, name: &str, abilities: Abilities) -> Option<(String, S
         return Some((reason.to_owned(), "use Linux 5.15 or later".to_owned()));
     }
     match &plan.gvl {
+        Err(why @ NoGvl::Machine) => Some((why.to_string(), ON_X86.to_owned())),
         Err(why) => Some((why.to_string(), "upgrade gctrace, or the Ruby".to_owned())),
         Ok(gvl) if name == "gvl_holds" && !gvl.coverage.holds => {
             let reason =

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     address::{FileOffset, Svma},
-    elf::{LoadSegment, code_offset},
+    elf::{LoadSegment, Machine, code_offset},
     model::gvl::GvlCoverage,
 };
 
@@ -45,6 +45,9 @@ pub struct GvlPlan {
 /// Why it is not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoGvl {
+    /// The places are looked for in x86-64 code only.
+    #[error("the GVL is watched on x86-64 only")]
+    Machine,
     /// A GC library: threads are in the Ruby that has loaded it.
     #[error(
         "the process runs a GC library (RUBY_GC_LIBRARY), and the GVL is watched only with the compiled-in GC"
@@ -80,6 +83,9 @@ pub fn plan(
     stack: &StackPath,
 ) -> Result<GvlPlan, NoGvl> {
     let version = analysis.version;
+    if analysis.machine != Machine::X86_64 {
+        return Err(NoGvl::Machine);
+    }
     if analysis.vm.anchor.is_some() {
         return Err(NoGvl::GcLibrary);
     }

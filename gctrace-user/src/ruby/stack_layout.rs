@@ -5,14 +5,13 @@
 
 use gctrace_common::config::StackPath;
 
-use crate::elf::Machine;
-
 use super::{
     RubyAnalysis, RubyVersion,
     derive::{CurrentEc, NotDerived},
     frames::FrameLayout,
     tables::{self, Struct, Table},
 };
+use crate::elf::Machine;
 
 /// Why the stacks of an image cannot be walked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -80,18 +80,25 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the archive of these files, with this text as its `/init`, which `BusyBox` runs.
-    pub(crate) fn pack(mut self, init: &str, archive: &Path) -> Result<()> {
-        let busybox = Path::new("/bin/busybox");
-        self.add(busybox)?;
+    /// Writes the archive of these files, and of what is in a folder that shall be the guest's root, with this text as its
+    /// `/init`, which the `BusyBox` among them runs.
+    pub(crate) fn pack(self, init: &str, base: Option<&Path>, archive: &Path) -> Result<()> {
         let dir = archive.parent().unwrap_or(Path::new("."));
         let script = dir.join("init");
         fs::write(&script, format!("#!/bin/busybox sh\n{init}"))
             .with_context(|| format!("cannot write {}", script.display()))?;
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
 
-        let mut bytes = cpio(Path::new("/"), self.paths.iter().map(|path| path.as_os_str().to_owned()))?;
         // The kernel unpacks one archive after the other.
+        let mut bytes = Vec::new();
+        if let Some(base) = base {
+            let mut files = Self::default();
+            files.add_tree(base)?;
+            let inside = files.paths.iter().filter_map(|path| path.strip_prefix(base).ok());
+            let inside = inside.filter(|path| !path.as_os_str().is_empty());
+            bytes.extend(cpio(base, inside.map(|path| path.as_os_str().to_owned()))?);
+        }
+        bytes.extend(cpio(Path::new("/"), self.paths.iter().map(|path| path.as_os_str().to_owned()))?);
         bytes.extend(cpio(dir, [OsString::from("init")])?);
         fs::write(archive, bytes).with_context(|| format!("cannot write {}", archive.display()))
     }

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::arch::Arch;
 use crate::{
     lab,
     util::{as_root, cache_dirs, progress, run_quiet, short},
@@ -19,21 +20,21 @@ pub(crate) struct Kernel {
     pub(crate) name: &'static str,
     /// The release whose archive has it.
     suite: &'static str,
-    package: &'static str,
 }
 
 /// Oldest first. The `cloud` builds have everything that gctrace needs compiled in, and so need no modules.
 pub(crate) const KERNELS: &[Kernel] = &[
-    Kernel { name: "5.10", suite: "bullseye", package: "linux-image-cloud-amd64" },
-    Kernel { name: "6.1", suite: "bookworm", package: "linux-image-cloud-amd64" },
-    Kernel { name: "6.12", suite: "trixie", package: "linux-image-cloud-amd64" },
-    Kernel { name: "newest", suite: "sid", package: "linux-image-cloud-amd64" },
+    Kernel { name: "5.10", suite: "bullseye" },
+    Kernel { name: "6.1", suite: "bookworm" },
+    Kernel { name: "6.12", suite: "trixie" },
+    Kernel { name: "newest", suite: "sid" },
 ];
 
 impl Kernel {
     /// Its image in the cache, which is fetched if it is not there.
-    pub(crate) fn image(&self) -> Result<PathBuf> {
+    pub(crate) fn image(&self, arch: Arch) -> Result<PathBuf> {
         let dir = cache_dirs("vm")?.into_iter().next().context("no folder for the kernels")?;
+        let dir = dir.join(arch.folder());
         let image = dir.join(format!("vmlinuz-{}", self.name));
         if image.is_file() {
             return Ok(image);
@@ -43,8 +44,8 @@ impl Kernel {
         let started = Instant::now();
         let tree = dir.join(format!("{}.part", self.name));
         remove(&tree)?;
-        let mut command = lab::mmdebstrap("extract")?;
-        command.arg(format!("--include={}", self.package)).arg(self.suite).arg(&tree);
+        let mut command = lab::mmdebstrap("extract", arch.debian())?;
+        command.arg(format!("--include={}", arch.kernel_package())).arg(self.suite).arg(&tree);
         run_quiet(command.args(lab::release_sources(&[self.suite])?))?;
         let found = find(&tree)?;
         // Complete or not there at all.

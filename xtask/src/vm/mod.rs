@@ -4,11 +4,14 @@
 //! unless `--kvm` says otherwise, because there are hosts whose KVM accepts a guest and then hangs it. An emulated
 //! CPU is about twenty times slower, so these tests are about what loads and what is counted, never about durations.
 
+mod arch;
+mod cross;
 mod initramfs;
 mod kernels;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -19,6 +22,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 
 use self::{
+    arch::Arch,
     initramfs::Files,
     kernels::{KERNELS, Kernel},
 };
@@ -41,10 +45,14 @@ pub(crate) struct Args {
     #[arg(long = "command", value_name = "COMMAND", conflicts_with = "tests")]
     command: Option<String>,
     /// The Rubies of these roots of the lab.
-    #[arg(long = "ruby", value_name = "ROOT", default_values = ["bullseye", "experimental"])]
+    /// Default: bullseye and experimental, or of aarch64 bookworm.
+    #[arg(long = "ruby", value_name = "ROOT")]
     rubies: Vec<String>,
+    /// The processor of the guest.
+    #[arg(long, value_enum, default_value = "x86_64")]
+    arch: Arch,
     /// Let KVM run the guest.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "arch")]
     kvm: bool,
 }
 
@@ -64,11 +72,18 @@ const TESTS: &[&str] = &[
 
 /// Programs of tests that a kernel cannot pass: gctrace does not watch the GVL without attach cookies (Linux 5.15).
 const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl")];
+/// The same of aarch64, where neither stacks are walked nor lines told.
+const TESTS_AARCH64: &[&str] = &[
+    "live_gc::pressure_equals_the_witness",
+    "live_gc::explicit_cycles_without_witness",
+    "live_discovery::fork",
+    "live_discovery::exec",
+];
 
 /// Longest that a guest may take; it takes two to five minutes.
 const LIMIT: Duration = Duration::from_mins(20);
 
-/// The first lines of the guest's `/init`. What goes to the second serial line comes out here as it is.
+/// The first lines of the guest's `/init`. What goes to the serial line for results comes out here as it is.
 const INIT: &str = r#"
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/bin:/usr/local/bin HOME=/root TMPDIR=/tmp RUST_BACKTRACE=0
@@ -80,8 +95,8 @@ mount -t tracefs tracefs /sys/kernel/tracing
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 ip link set lo up
-stty -F /dev/ttyS1 raw
-exec >/dev/ttyS1 2>&1
+stty -F /dev/RESULTS raw
+exec >/dev/RESULTS 2>&1
 echo "guest: Linux $(uname -r), up for $(cut -d' ' -f1 /proc/uptime) s"
 status=0
 "#;
@@ -97,16 +112,22 @@ poweroff -f
 
 /// Runs the command.
 pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
-    setup::ensure(&[Purpose::Test, Purpose::Vm])?;
+    setup::ensure(match args.arch {
+        Arch::X86_64 => &[Purpose::Test, Purpose::Vm],
+        Arch::Aarch64 => &[Purpose::VmAarch64],
+    })?;
     let chosen: Vec<&Kernel> = KERNELS
         .iter()
         .filter(|kernel| args.kernels.is_empty() || args.kernels.iter().any(|name| name == kernel.name))
         .collect();
-    let images = chosen.iter().map(|kernel| kernel.image()).collect::<Result<Vec<_>>>()?;
-    let dir = target_dir()?.join("xtask/vm");
+    let images = chosen.iter().map(|kernel| kernel.image(args.arch)).collect::<Result<Vec<_>>>()?;
+    let dir = target_dir()?.join("xtask/vm").join(args.arch.folder());
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let archive = dir.join("initramfs.cpio");
-    guest(args, &archive)?;
+    match args.arch {
+        Arch::X86_64 => guest(args, &archive)?,
+        Arch::Aarch64 => foreign_guest(args, &archive)?,
+    }
 
     let mut failed = Vec::new();
     for (kernel, image) in chosen.iter().zip(images) {
@@ -134,12 +155,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     progress("vm: building the tests");
     run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
     let programs = test_programs()?;
-    let rubies = lab::ensure(&args.rubies)?;
-    let tests: Vec<&str> = match &args.command {
-        Some(_) => Vec::new(),
-        None if args.tests.is_empty() => TESTS.to_vec(),
-        None => args.tests.iter().map(String::as_str).collect(),
-    };
+    let rubies = lab::ensure(&args.rubies())?;
 
     let mut files = Files::default();
     let gctrace = target_dir()?.join("debug/gctrace");
@@ -150,38 +166,13 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     files.add_program(&which("go").context("there is no go")?)?;
     files.add_program(Path::new(output(Command::new("go").args(["tool", "-n", "pprof"]))?.trim()))?;
     for ruby in &rubies {
-        let root = ruby.ancestors().find(|dir| dir.join(lab::STAMP).is_file());
-        files.add_tree(root.with_context(|| format!("{} is in no root", ruby.display()))?)?;
+        files.add_tree(lab::root_of(ruby)?)?;
     }
     let rubies =
         std::env::join_paths(&rubies).context("the path of a Ruby cannot stand in GCTRACE_RUBIES")?;
-
-    let mut init = INIT.to_owned();
-    writeln!(
-        init,
-        "export GCTRACE_BIN='{}' GCTRACE_RUBIES='{}' GCTRACE_SLOWNESS=30",
-        gctrace.display(),
-        rubies.to_string_lossy()
-    )?;
-    if let Some(command) = &args.command {
-        writeln!(init, "({command}) || status=1")?;
-    }
-    for test in tests {
-        let (program, name) =
-            test.split_once("::").with_context(|| format!("{test} is not of the form PROGRAM::NAME"))?;
-        let path = programs.get(program).with_context(|| format!("there is no test program {program}"))?;
-        files.add_program(path)?;
-        let without: Vec<_> = WITHOUT
-            .iter()
-            .filter(|(_, other)| *other == program)
-            .map(|(series, _)| format!("{series}.*"))
-            .collect();
-        writeln!(
-            init,
-            "case $(uname -r) in {}) ;; *) '{}' --test-threads=1 --exact {name} || {{ status=1; echo 'guest: failed: {test}'; }} ;; esac",
-            if without.is_empty() { "none".to_owned() } else { without.join("|") },
-            path.display()
-        )?;
+    let (init, needed) = args.script(&gctrace, &rubies, &programs)?;
+    for program in needed {
+        files.add_program(program)?;
     }
     // The witness is compiled here: a guest has no compiler.
     progress("vm: building the witness");
@@ -194,16 +185,108 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     files.add_tree(
         &build.parent().and_then(Path::parent).context("no target folder")?.join("tmp/gctrace-tests"),
     )?;
-    files.pack(&(init + VERDICT), archive)
+    let busybox = Path::new("/bin/busybox");
+    files.add(busybox)?;
+    files.pack(&(init + VERDICT), None, archive)
+}
+
+/// Packs what the guests of another processor run: the same, but compiled for it, on a small root of its own packages.
+fn foreign_guest(args: &Args, archive: &Path) -> Result<()> {
+    let mut wanted: Vec<&str> =
+        args.tests().iter().filter_map(|test| Some(test.split_once("::")?.0)).collect();
+    wanted.dedup();
+    let built = cross::build(args.arch, &wanted)?;
+    let rubies = cross::rubies(args.arch, &args.rubies())?;
+    let witnesses = cross::witnesses(args.arch, &rubies)?;
+
+    let mut files = Files::default();
+    files.add(&built.gctrace)?;
+    files.add_tree(&root().canonicalize()?.join("tests/rubies"))?;
+    files.add_tree(&witnesses)?;
+    for ruby in &rubies {
+        files.add_tree(lab::root_of(ruby)?)?;
+    }
+    let rubies =
+        std::env::join_paths(&rubies).context("the path of a Ruby cannot stand in GCTRACE_RUBIES")?;
+    let (init, needed) = args.script(&built.gctrace, &rubies, &built.programs)?;
+    for program in needed {
+        files.add(program)?;
+    }
+    let ready = format!("export GCTRACE_WITNESSES='{}'\n", witnesses.display());
+    let init = init.replacen("status=0\n", &format!("status=0\n{ready}"), 1);
+    files.pack(&(init + VERDICT), Some(&cross::base(args.arch)?), archive)
+}
+
+impl Args {
+    fn rubies(&self) -> Vec<String> {
+        if self.rubies.is_empty() {
+            return self.arch.usual_rubies().iter().map(ToString::to_string).collect();
+        }
+        self.rubies.clone()
+    }
+
+    fn tests(&self) -> Vec<&str> {
+        match (&self.command, self.arch) {
+            (Some(_), _) => Vec::new(),
+            (None, Arch::X86_64) if self.tests.is_empty() => TESTS.to_vec(),
+            (None, Arch::Aarch64) if self.tests.is_empty() => TESTS_AARCH64.to_vec(),
+            _ => self.tests.iter().map(String::as_str).collect(),
+        }
+    }
+
+    /// The `/init` of a guest up to the verdict, and the test programs that it runs.
+    fn script<'a>(
+        &self,
+        gctrace: &Path,
+        rubies: &OsStr,
+        programs: &'a BTreeMap<String, PathBuf>,
+    ) -> Result<(String, Vec<&'a PathBuf>)> {
+        let (_, terminal) = self.arch.terminals();
+        let mut init = INIT.replace("RESULTS", terminal);
+        writeln!(
+            init,
+            "export GCTRACE_BIN='{}' GCTRACE_RUBIES='{}' GCTRACE_SLOWNESS=30",
+            gctrace.display(),
+            rubies.to_string_lossy()
+        )?;
+        if let Some(command) = &self.command {
+            writeln!(init, "({command}) || status=1")?;
+        }
+        let mut run = Vec::new();
+        for test in self.tests() {
+            let (program, name) =
+                test.split_once("::").with_context(|| format!("{test} is not of the form PROGRAM::NAME"))?;
+            let path =
+                programs.get(program).with_context(|| format!("there is no test program {program}"))?;
+            run.push(path);
+            let without: Vec<_> = WITHOUT
+                .iter()
+                .filter(|(_, other)| *other == program)
+                .map(|(series, _)| format!("{series}.*"))
+                .collect();
+            writeln!(
+                init,
+                "case $(uname -r) in {}) ;; *) '{}' --test-threads=1 --exact {name} || {{ status=1; echo 'guest: failed: {test}'; }} ;; esac",
+                if without.is_empty() { "none".to_owned() } else { without.join("|") },
+                path.display()
+            )?;
+        }
+        Ok((init, run))
+    }
 }
 
 /// The test programs by name, built. Cargo names each as `Executable tests/live_gc.rs (target/debug/deps/live_gc-…)`.
 fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
     let mut tests = cargo();
     tests.args(["test", "--no-run", "--package", "gctrace-tests"]).env("CARGO_TERM_COLOR", "never");
-    let built = tests.output().with_context(|| format!("cannot run `{}`", line(&tests)))?;
+    executables(&mut tests)
+}
+
+/// The test programs that a `cargo test --no-run` builds.
+fn executables(tests: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
+    let built = tests.output().with_context(|| format!("cannot run `{}`", line(tests)))?;
     let said = String::from_utf8_lossy(&built.stderr);
-    ensure!(built.status.success(), "`{}` failed ({}):\n{said}", line(&tests), built.status);
+    ensure!(built.status.success(), "`{}` failed ({}):\n{said}", line(tests), built.status);
     let named = said.lines().filter_map(|line| {
         let (source, program) = line.trim().strip_prefix("Executable tests/")?.split_once(".rs (")?;
         Some((source.to_owned(), root().join(program.trim_end_matches(')'))))
@@ -215,13 +298,7 @@ fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
 fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) -> Result<()> {
     let console = dir.join(format!("{}.console", kernel.name));
     let results = dir.join(format!("{}.out", kernel.name));
-    let mut qemu = Command::new("qemu-system-x86_64");
-    if args.kvm {
-        qemu.args(["-accel", "kvm", "-cpu", "host"]);
-    } else {
-        // QEMU 7.2 spoils the flags behind an emulated cmpxchg16b.
-        qemu.args(["-accel", "tcg", "-cpu", "qemu64,-cx16"]);
-    }
+    let mut qemu = args.arch.emulator(args.kvm, &console, &results);
     qemu.args([
         "-m",
         "2048",
@@ -233,10 +310,9 @@ fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) 
         "none",
         "-no-reboot",
     ]);
-    qemu.arg("-serial").arg(format!("file:{}", console.display()));
-    qemu.arg("-serial").arg(format!("file:{}", results.display()));
     qemu.arg("-kernel").arg(image).arg("-initrd").arg(archive);
-    qemu.args(["-append", "console=ttyS0 panic=-1 quiet"]).stdin(Stdio::null());
+    let (terminal, _) = args.arch.terminals();
+    qemu.arg("-append").arg(format!("console={terminal} panic=-1 quiet")).stdin(Stdio::null());
 
     // An earlier run's verdict must not stand for this one's, should the emulator not even start.
     for file in [&console, &results] {

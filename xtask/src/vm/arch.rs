@@ -1,0 +1,81 @@
+//! What differs between the processors of the guests.
+
+use std::path::Path;
+use std::process::Command;
+
+/// A processor.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Arch {
+    /// The one that the tests are developed on.
+    #[value(name = "x86_64")]
+    X86_64,
+    /// 64-bit ARM: everything is compiled for it here, and always emulated.
+    Aarch64,
+}
+
+impl Arch {
+    /// Debian's name of it.
+    pub(crate) fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Aarch64 => "arm64",
+        }
+    }
+
+    /// The folder, in others, of what is only for it.
+    pub(crate) fn folder(self) -> &'static str {
+        match self {
+            Self::X86_64 => "",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// The package with its kernel.
+    pub(crate) fn kernel_package(self) -> String {
+        format!("linux-image-cloud-{}", self.debian())
+    }
+
+    /// Rubies of these roots of the lab are tested on, unless others are named.
+    pub(crate) fn usual_rubies(self) -> &'static [&'static str] {
+        match self {
+            Self::X86_64 => &["bullseye", "experimental"],
+            Self::Aarch64 => &["bookworm"],
+        }
+    }
+
+    /// The serial lines for the kernel's messages and for results, as the guest names them.
+    pub(crate) fn terminals(self) -> (&'static str, &'static str) {
+        match self {
+            Self::X86_64 => ("ttyS0", "ttyS1"),
+            // The board has one line of its own; the other is a card.
+            Self::Aarch64 => ("ttyAMA0", "ttyS0"),
+        }
+    }
+
+    /// The emulator, with processor and serial lines that write to these files.
+    pub(crate) fn emulator(self, kvm: bool, console: &Path, results: &Path) -> Command {
+        let mut qemu;
+        match self {
+            Self::X86_64 => {
+                qemu = Command::new("qemu-system-x86_64");
+                if kvm {
+                    qemu.args(["-accel", "kvm", "-cpu", "host"]);
+                } else {
+                    // QEMU 7.2 spoils the flags behind an emulated cmpxchg16b.
+                    qemu.args(["-accel", "tcg", "-cpu", "qemu64,-cx16"]);
+                }
+                qemu.arg("-serial").arg(format!("file:{}", console.display()));
+                qemu.arg("-serial").arg(format!("file:{}", results.display()));
+            }
+            Self::Aarch64 => {
+                qemu = Command::new("qemu-system-aarch64");
+                qemu.args(["-machine", "virt", "-accel", "tcg", "-cpu", "cortex-a57"]);
+                qemu.arg("-serial").arg(format!("file:{}", console.display()));
+                qemu.arg("-chardev").arg(format!("file,id=results,path={}", results.display()));
+                qemu.args(["-device", "pci-serial,chardev=results"]);
+            }
+        }
+        qemu
+    }
+}

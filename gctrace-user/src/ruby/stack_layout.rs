@@ -38,6 +38,9 @@ pub enum NoStacks {
     /// The variable is thread-local and the image does not tell of which module.
     #[error("the running thread's execution context is in a TLS block that the code does not name")]
     Module,
+    /// How a C library finds thread-local variables is its own affair.
+    #[error("the C library that the image needs is neither glibc nor musl")]
+    Libc,
     /// The table lacks a member: a mistake in gctrace.
     #[error("the layout table of CRuby {0} lacks `{1}`")]
     Missing(RubyVersion, &'static str),
@@ -92,6 +95,7 @@ fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Re
     }
     let derived = &analysis.derived.ec;
     let (place, module, context) = match derived.current_ec.clone().map_err(NoStacks::Context)? {
+        CurrentEc::Tls(_) if derived.dtv_entry == 0 => return Err(NoStacks::Libc),
         CurrentEc::Tls(offset) => (StackPath::TLS, derived.module.ok_or(NoStacks::Module)?.0, offset),
         CurrentEc::ThreadPointer(offset) => (StackPath::THREAD_POINTER, 0, offset),
         CurrentEc::Global(address) => (StackPath::GLOBAL, 0, address.0 as i64),

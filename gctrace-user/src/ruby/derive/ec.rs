@@ -111,11 +111,19 @@ fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<Chain
     }
 }
 
-/// Bytes from entry to entry of the dynamic thread vector of the C library that an image needs.
+/// Bytes from entry to entry of the dynamic thread vector of the C library that an image needs; 0: it is neither glibc nor musl
+/// (which Alpine calls `libc.musl-x86_64.so.1` and its authors `libc.so`).
 pub(super) fn dtv_entry(image: &ElfImage) -> u32 {
     const GLIBC: u32 = 16;
     const MUSL: u32 = 8;
-    if image.needed().iter().any(|name| name.starts_with("libc.musl")) { MUSL } else { GLIBC }
+    let needs = |wanted: fn(&str) -> bool| image.needed().iter().any(|name| wanted(name));
+    if needs(|name| name == "libc.so.6") {
+        GLIBC
+    } else if needs(|name| name == "libc.so" || name.starts_with("libc.musl")) {
+        MUSL
+    } else {
+        0
+    }
 }
 
 fn unwound(value: &Value, levels: usize) -> Option<(Value, Vec<u32>)> {

@@ -140,6 +140,9 @@ pub(super) fn layout(session: &Session<'_>, ec: &EcLayout) -> Result<ThreadLayou
     };
     let [ec_thread, thread_ractor, ractor_cache] = chain.offsets;
     let dtv_entry = dtv_entry(session.image());
+    if module.is_some() && dtv_entry == 0 {
+        return contradiction("the C library that the image needs is neither glibc nor musl");
+    }
     let local_module = None;
     Ok(ThreadLayout { module, ec, local, ec_thread, thread_ractor, ractor_cache, dtv_entry, local_module })
 }

@@ -2,7 +2,8 @@
 //!
 //! A program is traced and advised. Then the same work is done as before and as advised, in turns; each turn gives one ratio of
 //! time in GC pauses, as gctrace measures it. What was to be expected follows from the advice: each gives a factor for a kind of
-//! cycles, and the first run tells how much of the time each kind takes.
+//! cycles, and the first run tells how much of the time each kind takes. Where there are fewer cycles because the heap gets larger, each
+//! of them has more to sweep.
 
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path, process::Command};
 
@@ -105,11 +106,18 @@ fn trace(
 
 /// Seconds in GC pauses of the cycles of its work.
 fn time(report: &Report, script: &ScriptReport) -> Result<f64> {
-    Ok(by_kind(report, script)?.values().sum::<u64>() as f64 / 1e9)
+    Ok(by_kind(report, script)?.values().map(|time| time.all).sum::<u64>() as f64 / 1e9)
+}
+
+/// Time of a kind of cycles, nanoseconds.
+#[derive(Default)]
+struct Time {
+    all: u64,
+    sweeping: u64,
 }
 
 /// The same by kind of cycle, nanoseconds, in the words of `gctrace tune`.
-fn by_kind(report: &Report, script: &ScriptReport) -> Result<BTreeMap<String, u64>> {
+fn by_kind(report: &Report, script: &ScriptReport) -> Result<BTreeMap<String, Time>> {
     let counts = script.counts()?;
     let mut kinds = BTreeMap::new();
     for line in report.gcs_of(script.pid).filter(|line| counts.contains(&line.count)) {
@@ -118,7 +126,9 @@ fn by_kind(report: &Report, script: &ScriptReport) -> Result<BTreeMap<String, u6
             Some(by) => format!("major cycles by {by}"),
             None => format!("minor cycles by {}", word("gc_by").unwrap_or("unknown")),
         };
-        *kinds.entry(kind).or_default() += line.pause_ns;
+        let time: &mut Time = kinds.entry(kind).or_default();
+        time.all += line.pause_ns;
+        time.sweeping += line.phases.sweep_ns;
     }
     Ok(kinds)
 }
@@ -137,15 +147,30 @@ fn advice(binary: &Path, sets: &Path) -> Result<Vec<Value>> {
 
 /// By what the time in GC should be multiplied.
 fn predicted(report: &Report, script: &ScriptReport, advice: &[Value]) -> Result<f64> {
-    let factors: BTreeMap<&str, f64> = advice
+    let factors: BTreeMap<&str, (f64, f64)> = advice
         .iter()
         .filter_map(|advice| {
-            Some((advice["effect"]["metric"].as_str()?, advice["effect"]["factor"].as_f64()?))
+            let factor = advice["effect"]["factor"].as_f64()?;
+            Some((advice["effect"]["metric"].as_str()?, (factor, larger_heap(advice, factor).unwrap_or(1.0))))
         })
         .collect();
     let kinds = by_kind(report, script)?;
-    let all: u64 = kinds.values().sum();
-    let after: f64 =
-        kinds.iter().map(|(kind, ns)| *ns as f64 * factors.get(kind.as_str()).copied().unwrap_or(1.0)).sum();
-    Ok(after / all.max(1) as f64)
+    let all: u64 = kinds.values().map(|time| time.all).sum();
+    let after = kinds.iter().map(|(kind, time)| {
+        let (factor, heap) = factors.get(kind.as_str()).copied().unwrap_or((1.0, 1.0));
+        factor * (time.all.saturating_sub(time.sweeping) as f64 + heap * time.sweeping as f64)
+    });
+    Ok(after.sum::<f64>() / all.max(1) as f64)
+}
+
+/// By how much an advice on room makes the heap larger: from what lives and one interval to what lives and the room, which is the
+/// interval divided by the factor for cycles.
+fn larger_heap(advice: &Value, factor: f64) -> Option<f64> {
+    let measures = advice["evidence"].as_array().filter(|_| advice["rule"] == "free-slots")?;
+    let value = |begin: &str| {
+        let of = |measure: &&Value| measure["metric"].as_str().is_some_and(|text| text.starts_with(begin));
+        measures.iter().find(of)?["value"].as_f64()
+    };
+    let (interval, live) = (value("objects allocated between")?, value("heap_live_slots after")?);
+    Some((live + interval / factor) / (live + interval))
 }

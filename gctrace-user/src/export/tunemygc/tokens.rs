@@ -23,11 +23,12 @@ impl Tokens {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        // The library's errors quote the line, which may hold a token.
+        // The library's errors quote the line, and its messages names and numbers: a token where a name should be, for instance.
         let parsed: Result<Self, toml::de::Error> = toml::from_str(text);
         let tokens = parsed.map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            format!("line {}: {}", before.matches('\n').count() + 1, error.message())
+            let line = before.matches('\n').count() + 1;
+            format!("line {line}: is neither `default = \"TOKEN\"` nor, below `[services]`, `\"NAME\" = \"TOKEN\"`, or comes twice")
         })?;
         if tokens.services.values().chain(&tokens.default).any(String::is_empty) {
             return Err("a token is empty".to_owned());
@@ -66,11 +67,15 @@ mod tests {
         );
         let tokens = read("[services]\nshop = 'bb'\n").unwrap();
         assert_eq!((tokens.of("shop"), tokens.of("x"), tokens.is_empty()), (Some("bb"), None, false));
-        for text in
-            ["[services]\nshop = secret\n", "[services]\nshop = 'secret\n", "\nsecret = 1", "default = ''"]
-        {
+        for text in [
+            "secret = 'shop'",
+            "[services]\nshop = secret\n",
+            "[services]\nshop = 'secret\n",
+            "\nsecret = 1",
+            "default = ''",
+        ] {
             let error = read(text).unwrap_err();
-            assert!(!error.contains("'secret") && !error.contains("= secret"), "{error}");
+            assert!(!error.contains("secret"), "{error}");
         }
         assert!(read("[services]\nshop = secret\n").unwrap_err().starts_with("line 2: "));
     }

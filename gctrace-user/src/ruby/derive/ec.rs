@@ -43,7 +43,7 @@ pub struct EcLayout {
     pub current_ec: Result<CurrentEc, NotDerived>,
     /// [`CurrentEc::Tls`]: the slot with the image's TLS module id.
     pub module: Option<Svma>,
-    /// Bytes from entry to entry of the dynamic thread vector of the C library that the image needs.
+    /// Bytes from entry to entry of the dynamic thread vector of the C library that the image needs; 0: an unknown one.
     pub dtv_entry: u32,
     /// `ec.thread_ptr`.
     pub thread_ptr: Result<u32, NotDerived>,
@@ -114,9 +114,13 @@ fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<Chain
 /// Bytes from entry to entry of the dynamic thread vector of the C library that an image needs; 0: it is neither glibc nor musl
 /// (which Alpine calls `libc.musl-x86_64.so.1` and its authors `libc.so`).
 pub(super) fn dtv_entry(image: &ElfImage) -> u32 {
+    dtv_entry_of(image.needed())
+}
+
+fn dtv_entry_of(needed: &[String]) -> u32 {
     const GLIBC: u32 = 16;
     const MUSL: u32 = 8;
-    let needs = |wanted: fn(&str) -> bool| image.needed().iter().any(|name| wanted(name));
+    let needs = |wanted: fn(&str) -> bool| needed.iter().any(|name| wanted(name));
     if needs(|name| name == "libc.so.6") {
         GLIBC
     } else if needs(|name| name == "libc.so" || name.starts_with("libc.musl")) {
@@ -136,4 +140,19 @@ fn unwound(value: &Value, levels: usize) -> Option<(Value, Vec<u32>)> {
     }
     offsets.reverse();
     Some((value.clone(), offsets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dtv_entry_of;
+
+    #[test]
+    fn c_libraries() {
+        let entry =
+            |needed: &[&str]| dtv_entry_of(&needed.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(entry(&["libz.so.1", "libc.so.6"]), 16);
+        assert_eq!(entry(&["libc.musl-x86_64.so.1"]), 8);
+        assert_eq!(entry(&["libc.so"]), 8);
+        assert_eq!(entry(&["libz.so.1"]), 0);
+    }
 }

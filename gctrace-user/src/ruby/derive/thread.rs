@@ -8,6 +8,8 @@ use super::{NotDerived, Session};
 use crate::address::Svma;
 use crate::ruby::eval::Value;
 
+const NO_LIBC: &str = "the C library that the image needs is neither glibc nor musl";
+
 /// Offsets beyond this lie in no structure of interest.
 const MAX_OFFSET: i64 = 1 << 16;
 
@@ -141,7 +143,7 @@ pub(super) fn layout(session: &Session<'_>, ec: &EcLayout) -> Result<ThreadLayou
     let [ec_thread, thread_ractor, ractor_cache] = chain.offsets;
     let dtv_entry = dtv_entry(session.image());
     if module.is_some() && dtv_entry == 0 {
-        return contradiction("the C library that the image needs is neither glibc nor musl");
+        return contradiction(NO_LIBC);
     }
     let local_module = None;
     Ok(ThreadLayout { module, ec, local, ec_thread, thread_ractor, ractor_cache, dtv_entry, local_module })
@@ -160,6 +162,9 @@ pub(super) fn library_layout(
         ));
     };
     let ruby = ruby.clone()?;
+    if ruby.dtv_entry == 0 {
+        return Err(NotDerived::Contradiction(NO_LIBC.to_owned()));
+    }
     let module = ruby.module.map(|slot| Svma(slot.0.wrapping_sub(landmark.0)));
     Ok(ThreadLayout { module, local, local_module: Some(local_module), ..ruby })
 }

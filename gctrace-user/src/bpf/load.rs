@@ -268,7 +268,10 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
     // never sees it.
     let ebpf = match load_programs(config, gc_ring_bytes, stacks) {
         Ok(ebpf) => ebpf,
-        Err(LoadError::Program { program, .. }) if cookies && !gvl::PROGRAMS.contains(&program) => {
+        // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
+        Err(LoadError::Program { program, .. })
+            if cookies && (!gvl::PROGRAMS.contains(&program) || !gives_cookies()) =>
+        {
             log::debug!("without attach cookies, since {program} does not load");
             config.has_cookie = 0;
             // Which site a hit is at is told by cookies only.
@@ -278,6 +281,11 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
         Err(error) => return Err(error),
     };
     Ok((ebpf, config))
+}
+
+/// Whether the kernel has the helper that gives a uprobe its cookie.
+fn gives_cookies() -> bool {
+    is_helper_supported(ProgramType::KProbe, BpfHelper::BPF_FUNC_get_attach_cookie).unwrap_or(false)
 }
 
 /// Whether uprobes can ask for the ancestors of a cgroup. Without cookies the kernel is taken for an old one.

@@ -74,6 +74,10 @@ pub struct Config {
     pub gvl_threshold_ns: u64,
     /// So is a time for which a thread holds it or does without it, if it takes at least this long, nanoseconds.
     pub gvl_span_ns: u64,
+    /// Byte offset of `uaddr` in the `syscalls:sys_enter_futex` tracepoint record.
+    pub futex_address: u32,
+    /// Byte offset of `op` there.
+    pub futex_op: u32,
 }
 
 /// What [`Config::off_cpu_stacks`] is counted over.
@@ -282,12 +286,12 @@ pub struct RubyEntry {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 80);
+const _: () = assert!(size_of::<Config>() == 88);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 80);
 const _: () = assert!(size_of::<RubyEntry>() == 40);
 const _: () = assert!(size_of::<AwayEntry>() == 48);
-const _: () = assert!(size_of::<ImageConfig>() == 184 + 8 * SLOTS);
+const _: () = assert!(size_of::<ImageConfig>() == 216 + 8 * SLOTS);
 const _: () = assert!(size_of::<ProcessEntry>() == 24);
 const _: () = assert!(SLOT_BYTES <= 256 && SLOTS <= 64);

@@ -61,7 +61,37 @@ pub struct GvlPath {
     pub by: u32,
     /// Byte offset of `ractor` in `rb_thread_t`; 0: the GVL is told at the probe.
     pub thread_ractor: u32,
+    /// Where the condition variable is on which a thread waits for the GVL. Zero unless futexes are looked at.
+    pub futex: FutexPath,
 }
+
+/// How a wait for the GVL is told by the futex that the thread waits on. Offsets are in `rb_thread_t` where nothing else is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct FutexPath {
+    /// Byte offset of the condition variable in `rb_thread_t` (`native_thread_data.cond.gvlq`, up to 3.1), or in
+    /// `rb_native_thread` (`cond.readyq`, from 3.2 on).
+    pub cond: u32,
+    /// Byte offset of `nt`; 0: the condition variable is in `rb_thread_t`.
+    pub native: u32,
+    /// Byte offset of `thread_id`, a `pthread_t`, where the condition variable is in `rb_thread_t`.
+    pub thread_id: u32,
+    /// Byte offset of `sched.node.readyq` (from 3.3 on): a thread that waits for the GVL is in that list, one that sleeps on the
+    /// same condition variable is not. 0: `unblock` tells it.
+    pub ready: u32,
+    /// Byte offset of `unblock.func` (up to 3.2): null in a thread that waits for the GVL, set in one that sleeps.
+    pub unblock: u32,
+    /// Byte offset of the pointer to what `owner` is in: the VM or the Ractor.
+    pub owner_in: u32,
+    /// Byte offset there of who holds the GVL (up to 3.2).
+    pub owner: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A thread that waits again on its condition variable within this time had not got the GVL if somebody held it when it
+/// woke, nanoseconds.
+pub const GOES_ON_NS: u64 = 1_000_000;
 
 impl GvlPath {
     /// [`GvlPath::by`]: the GVL of this image is not watched.
@@ -70,6 +100,8 @@ impl GvlPath {
     pub const BY_THREAD: u32 = 1;
     /// By tid: each has a native thread of its own.
     pub const BY_TID: u32 = 2;
+    /// By tid, and only what blocks on a futex is seen.
+    pub const BY_FUTEX: u32 = 3;
 }
 
 /// What happens at a probe.
@@ -286,6 +318,9 @@ pub struct GvlThread {
     pub state: u32,
     /// [`GvlGate::epoch`] in which it was entered.
     pub epoch: u32,
+    /// [`GvlPath::BY_FUTEX`]: when a thread that waits left its futex, nanoseconds; 0 while it is in there. Whether it got the
+    /// GVL then is not known yet.
+    pub left_ns: u64,
     /// `comm` of its last native thread, NUL padded.
     pub comm: [u8; 16],
     /// Waits for the GVL that are over.
@@ -331,6 +366,7 @@ impl GvlThread {
             since_ns: 0,
             state: UNKNOWN,
             epoch: 0,
+            left_ns: 0,
             comm: [0; 16],
             waits: 0,
             wait_ns: 0,
@@ -355,6 +391,16 @@ impl GvlThread {
         self.away_ns += if self.state == AWAY { ns } else { 0 };
         self.epoch = epoch;
         self.enter(UNKNOWN, now_ns);
+    }
+
+    /// It has left its futex for good at that time: it has got the GVL, and what it does then is not seen. Returns how long it
+    /// waited; the caller counts it in its bucket.
+    #[inline]
+    pub fn waited(&mut self, until_ns: u64) -> Step {
+        let step = self.resumed(until_ns);
+        self.left_ns = 0;
+        self.state = UNKNOWN;
+        step
     }
 
     /// It wants the GVL. `Paired` has the time that it was away.
@@ -499,10 +545,11 @@ pub struct GvlSpanEvent {
 }
 
 const _: () = assert!(size_of::<GvlKey>() == 16);
+const _: () = assert!(size_of::<GvlPath>() == 40);
 const _: () = assert!(size_of::<GvlHolder>() == 32);
 const _: () = assert!(size_of::<GvlHold>() == 48);
 const _: () = assert!(size_of::<GvlLock>() == 16 + 48 * HOLDS && HOLDS.is_power_of_two());
-const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 16 + 64 + 4 * BUCKETS);
+const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 16 + 64 + 4 * BUCKETS);
 const _: () = assert!(size_of::<GvlEdgeKey>() == 24);
 const _: () = assert!(size_of::<GvlEdge>() == 24);
 const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 48 + 16 + 8);

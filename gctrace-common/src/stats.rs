@@ -178,7 +178,8 @@ counters! {
     GvlExited = "gvl_exited",
     /// Threads that came to want the GVL from doing without it, or were seen for the first time.
     GvlAways = "gvl_aways",
-    /// Threads that wanted it while they held it: yields, which have no event of their own in 3.2.
+    /// Threads that wanted it while they held it: yields, which have no event of their own in 3.2. With futexes: threads that woke
+    /// and went on waiting.
     GvlYields = "gvl_yields",
     /// Threads that wanted it while they waited for it: what lies between was not seen.
     GvlOrphanReady = "gvl_orphan_ready",
@@ -192,6 +193,9 @@ counters! {
     GvlCalledOff = "gvl_called_off",
     /// Threads that gave up the GVL and were not seen to get it.
     GvlOrphanSuspended = "gvl_orphan_suspended",
+    /// Times that a thread slept on the condition variable on which it also waits for the GVL (3.3 and later, futexes): what it
+    /// waits for the GVL when it is woken is not seen.
+    GvlSleeps = "gvl_sleeps",
     /// Waits whose holder is not added up because the `GVL_EDGES` map was full.
     GvlEdgesFull = "gvl_edges_full",
     /// Times that a holder was not noted because the `GVL_LOCKS` map was full.

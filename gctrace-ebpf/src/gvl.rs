@@ -1,8 +1,10 @@
 //! The GVL: what each thread does with it, added up per thread, and who waits for whom. All events of a thread come in
 //! order: the VM makes them under the lock of its scheduler, or on the thread itself.
 
+use core::ops::Range;
+
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext,
     helpers::{
         bpf_get_attach_cookie, bpf_get_current_comm, bpf_get_smp_processor_id, bpf_ktime_get_ns,
         generated::bpf_ringbuf_output,
@@ -29,7 +31,7 @@ use crate::{
     rubies,
     sample::{Occasion, take},
     usermem,
-    walk::{self, Probe},
+    walk::{self, Family, Probe},
 };
 
 /// `BPF_NOEXIST`.
@@ -38,22 +40,22 @@ const NO_EXIST: u64 = 1;
 const NO_WAKEUP: u64 = 1;
 
 /// A hit of a process that is watched.
-struct Hit {
-    tgid: u32,
+pub struct Hit {
+    pub tgid: u32,
     /// Of the thread that runs, which need not be the one that the event is about.
-    tid: u32,
-    execs: u32,
-    index: u32,
-    image: &'static ImageConfig,
-    bias: u64,
-    ruby: *mut RubyEntry,
+    pub tid: u32,
+    pub execs: u32,
+    pub index: u32,
+    pub image: &'static ImageConfig,
+    pub bias: u64,
+    pub ruby: *mut RubyEntry,
     /// What the event is about.
-    key: GvlKey,
+    pub key: GvlKey,
     /// Its `rb_thread_t *`, or 0.
-    thread: u64,
+    pub thread: u64,
     /// [`GvlKey::at`] of its GVL, or 0.
-    lock: u64,
-    gate: GvlGate,
+    pub lock: u64,
+    pub gate: GvlGate,
 }
 
 /// One hit at a GVL point.
@@ -76,7 +78,7 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
 
 /// Adds up what the programs cost, from the beginning of a hit until now.
 #[inline(always)]
-fn took(since_ns: u64) {
+pub fn took(since_ns: u64) {
     // SAFETY: a plain helper call.
     count_many(Counter::GvlNs, unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns));
 }
@@ -174,7 +176,7 @@ fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Count
 
 /// The entry of the thread, which is made if there is none.
 #[inline(always)]
-fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
+pub fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
     if let Some(entry) = GVL_THREADS.get_ptr_mut(&hit.key) {
         // SAFETY: a map value pointer, valid while the program runs.
         let known = unsafe { (*entry).thread };
@@ -255,15 +257,24 @@ fn resumed(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
         lock.count += 1;
     }
     let Step::Paired(ns) = step else { return count(Counter::GvlOrphanResumed) };
+    if waited(thread, ns) {
+        long_wait::<Probe, _>(ctx, hit, thread, &hold, begin_ns..now, true);
+    }
+}
+
+/// Counts a wait. Returns whether it was long.
+#[inline(always)]
+pub fn waited(thread: &mut GvlThread, ns: u64) -> bool {
     count(Counter::GvlWaits);
     let at = bucket(ns) & (BUCKETS - 1);
     let buckets: *mut u32 = (&raw mut thread.buckets).cast();
     // SAFETY: the index is masked to the array.
     unsafe { *buckets.add(at) += 1 };
-    if ns >= config().gvl_threshold_ns {
+    let long = ns >= config().gvl_threshold_ns;
+    if long {
         count(Counter::GvlLongWaits);
-        long_wait(ctx, hit, thread, &hold, begin_ns, now);
     }
+    long
 }
 
 /// Adds a wait to those who held the GVL meanwhile, and returns the longest of these holds.
@@ -460,13 +471,21 @@ fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
     count(Counter::GvlSpanSubmitted);
 }
 
-/// Reports a wait with the stack of the thread, which has run no Ruby code since it began to wait.
+/// Reports a wait with the stack of the thread, which has run no Ruby code since it began to wait; without it if it has.
 #[inline(always)]
-fn long_wait(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, hold: &GvlHold, begin_ns: u64, now: u64) {
+pub fn long_wait<F: Family, C: EbpfContext>(
+    ctx: &C,
+    hit: &Hit,
+    thread: &GvlThread,
+    hold: &GvlHold,
+    ns: Range<u64>,
+    stack: bool,
+) {
+    let (begin_ns, now) = (ns.start, ns.end);
     if hit.gate.level != GvlGate::EVENTS {
         return count(Counter::GvlWaitShed);
     }
-    let stack = hit.image.stack.place != 0;
+    let stack = stack && hit.image.stack.place != 0;
     let Some(mut entry) = STACK_RING.reserve::<GvlWaitEvent>(0) else {
         return count(Counter::GvlWaitRingFull);
     };
@@ -497,7 +516,7 @@ fn long_wait(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, hold: &GvlHold, 
     count(Counter::GvlStacks);
     // The walk does not come back here.
     took(now);
-    take::<Probe, _>(
+    take::<F, _>(
         ctx,
         &Occasion {
             cause: Cause::GvlWait,

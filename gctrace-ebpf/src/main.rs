@@ -13,6 +13,7 @@ use gctrace_common::{event::Point, gvl::GvlPoint};
 
 mod emit;
 mod filter;
+mod futex;
 mod gc;
 mod gvl;
 mod lifecycle;
@@ -152,6 +153,20 @@ pub fn sched_wakeup(ctx: TracePointContext) -> u32 {
 #[tracepoint]
 pub fn switch_ruby(ctx: TracePointContext) -> u32 {
     walk::ruby::<walk::Switch, _>(&ctx);
+    0
+}
+
+/// `syscalls:sys_enter_futex`.
+#[tracepoint]
+pub fn futex_entered(ctx: TracePointContext) -> u32 {
+    futex::entered(&ctx);
+    0
+}
+
+/// `syscalls:sys_exit_futex`.
+#[tracepoint]
+pub fn futex_left(ctx: TracePointContext) -> u32 {
+    futex::left(&ctx);
     0
 }
 

@@ -44,6 +44,8 @@ static CONFIG: Global<Config> = Global::new(Config {
     off_cpu_min_ns: 0,
     gvl_threshold_ns: 0,
     gvl_span_ns: 0,
+    futex_address: 0,
+    futex_op: 0,
     off_cpu_stacks: 0,
     switch_prev_state: 0,
     switch_next_pid: 0,

@@ -176,7 +176,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         selection: settings.selection.clone(),
         methods: settings.methods,
         stacks: settings.stacks.is_some(),
-        gvl: gvl.is_some(),
+        gvl: settings.gvl.filter(|_| gvl.is_some()),
         gvl_orders,
         plant: settings.plant,
         sender,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use gctrace_common::gvl::{GvlEdge, GvlEdgeKey, GvlState, GvlThread, MAX_GVL_EDGES};
+use gctrace_common::gvl::{GvlEdge, GvlEdgeKey, GvlState, GvlThread, MAX_GVL_EDGES, bucket};
 
 use super::gvl_budget::OpenTimes;
 use crate::{
@@ -117,6 +117,7 @@ impl GvlFold {
         let mut blocked: Vec<_> = blocked.collect();
         blocked.sort_by(|a, b| b.times.ns.cmp(&a.times.ns).then_with(|| a.waiter.cmp(&b.waiter)));
         GvlProcessSummary {
+            coverage: self.coverage,
             threads: self.threads,
             span_ns: self.first_ns.map_or(0, |first| end_ns.saturating_sub(first)),
             end_ns,
@@ -143,12 +144,19 @@ pub fn doing(state: GvlState) -> Option<GvlDoing> {
 }
 
 fn summary(
-    thread: &GvlThread,
+    known: &GvlThread,
     coverage: GvlCoverage,
     end_ns: u64,
     ended: bool,
     times: &OpenTimes,
 ) -> GvlThreadSummary {
+    let mut thread = *known;
+    if thread.state == GvlState::Ready as u32 && thread.left_ns != 0 {
+        // It has left its futex and not come back: it has got the GVL.
+        let ns = thread.left_ns.saturating_sub(thread.since_ns);
+        let _paired = thread.waited(thread.left_ns);
+        thread.buckets[bucket(ns)] += 1;
+    }
     let state = GvlState::from_raw(thread.state);
     // When the probes stopped, if it was not seen again since: what it did then is not known, nor whether it ended.
     let stopped_ns = times.end_of(thread.epoch).filter(|&stopped| stopped < end_ns);
@@ -166,6 +174,7 @@ fn summary(
     let mut waits = Histogram::default();
     waits.add(thread.buckets.iter().map(|&count| count.into()));
     GvlThreadSummary {
+        coverage,
         who: who(thread.header.tid, &thread.comm),
         id: thread.id,
         last: state
@@ -213,7 +222,7 @@ mod tests {
         let mut two = thread(2, b"two");
         two.ready(1100);
         two.resumed(1200);
-        let mut fold = GvlFold::new(GvlCoverage { holds: true, ends: true });
+        let mut fold = GvlFold::new(GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() });
         let first = fold.thread(&one, 2500, false, &OpenTimes::default());
         assert_eq!(first.sums.wait, GvlTimes { count: 1, ns: 800, max_ns: 300 });
         assert_eq!(first.sums.hold, Some(GvlTimes { count: 1, ns: 600, max_ns: 600 }));
@@ -250,7 +259,7 @@ mod tests {
         one.ready(1000);
         one.resumed(1300);
         times.close(1500);
-        let coverage = GvlCoverage { holds: true, ends: true };
+        let coverage = GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() };
         let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
         assert_eq!((told.sums.wall_ns, told.sums.watched_ns, told.last), (1000, 500, None));
         assert_eq!((told.sums.wait.ns, told.sums.hold.unwrap().ns), (300, 200));
@@ -271,7 +280,7 @@ mod tests {
     /// Where ends are not seen, a thread that does without the GVL may be none any more.
     #[test]
     fn without_ends() {
-        let coverage = GvlCoverage { holds: true, ends: false };
+        let coverage = GvlCoverage { holds: true, ..GvlCoverage::default() };
         let mut one = thread(1, b"one");
         one.ready(1000);
         one.resumed(1300);
@@ -288,7 +297,7 @@ mod tests {
         let mut one = thread(1, b"one");
         one.ready(1000);
         one.resumed(1300);
-        let mut fold = GvlFold::new(GvlCoverage { holds: false, ends: true });
+        let mut fold = GvlFold::new(GvlCoverage { ends: true, ..GvlCoverage::default() });
         let told = fold.thread(&one, 2000, true, &OpenTimes::default());
         assert_eq!((told.sums.wait.ns, told.sums.hold, told.sums.away), (300, None, None));
         let all = fold.finish(&[], 2000, &GcAndWaits::default(), &OpenTimes::default());

@@ -10,6 +10,7 @@ use aya::{
     maps::{Array, HashMap, MapData, MapError},
     programs::{
         Program, ProgramError,
+        trace_point::TracePointLinkId,
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
     },
 };
@@ -76,6 +77,15 @@ pub enum AttachError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The kernel refused a tracepoint.
+    #[error("attaching to the tracepoint syscalls:{tracepoint}: {source} (needs CONFIG_FTRACE_SYSCALLS)")]
+    Tracepoint {
+        /// Its name.
+        tracepoint: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: Box<ProgramError>,
+    },
     /// A map could not be written.
     #[error("writing the BPF map `{map}`: {source}")]
     Map {
@@ -110,6 +120,8 @@ pub struct Probes {
     /// Probes with semaphores, attached as long as they are here.
     pub(super) semaphores: Vec<Semaphore>,
     pub(super) gvl: Vec<GvlAttached>,
+    /// What looks at futexes.
+    pub(super) futexes: Vec<(&'static str, TracePointLinkId)>,
     /// Whether GVL probes are detached for a while.
     pub(super) gvl_paused: bool,
 }
@@ -156,6 +168,7 @@ impl Probes {
             attached: 0,
             semaphores: Vec::new(),
             gvl: Vec::new(),
+            futexes: Vec::new(),
             gvl_paused: false,
         })
     }

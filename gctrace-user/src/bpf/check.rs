@@ -96,10 +96,15 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         cookies,
         gc_ring_bytes: None,
         stacks: Some(stacks),
-        gvl: Some(GvlOptions { threshold: Duration::from_millis(1), spans: true, budget_ppm: 0 }),
+        gvl: Some(GvlOptions {
+            futex: false,
+            threshold: Duration::from_millis(1),
+            spans: true,
+            budget_ppm: 0,
+        }),
     };
     let (mut ebpf, config) = verified(&Verified { options, newtask, thread_pointer: 0, task_stack: 0 })?;
-    let stages = sample::link_stages(&mut ebpf, Some(stacks))?;
+    let stages = sample::link_stages(&mut ebpf, Some(stacks), options.gvl)?;
     let mut probes = Probes::new(ebpf, &config, stages)?;
     probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
     Ok(probes)

@@ -19,12 +19,15 @@ use aya::{
 use gctrace_common::{
     config::Config,
     gvl::{
-        GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
-        MAX_GVL_LOCKS, MAX_GVL_THREADS,
+        GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlPath, GvlThread, MAX_GVL_EDGES,
+        MAX_GVL_EPOCHS, MAX_GVL_LOCKS, MAX_GVL_THREADS,
     },
 };
 
-use super::{AttachError, Probes, Scope, load::LoadError};
+use super::{
+    AttachError, Probes, Scope,
+    load::{LoadError, TracepointFormat},
+};
 use crate::ruby::{
     ThreadPlace,
     gvl_plan::{GvlPlan, GvlProbe},
@@ -33,6 +36,9 @@ use crate::ruby::{
 /// Programs at GVL points (they need attach cookies, Linux 5.15), in the order of [`GvlPoint`](gctrace_common::gvl::GvlPoint), and the one at a return.
 pub(super) const PROGRAMS: [&str; 6] =
     ["gvl_started", "gvl_ready", "gvl_resumed", "gvl_suspended", "gvl_exited", "gvl_acquired"];
+/// Programs on the tracepoints of futexes: program and name of the tracepoint.
+pub(super) const FUTEX_PROGRAMS: [(&str, &str); 2] =
+    [("futex_left", "sys_exit_futex"), ("futex_entered", "sys_enter_futex")];
 /// Maps and how many entries they have.
 const MAPS: [(&str, u32); 4] = [
     ("GVL_THREADS", MAX_GVL_THREADS),
@@ -56,6 +62,8 @@ pub(super) struct GvlAttached {
 /// How the GVL is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvlOptions {
+    /// Whether only futexes are looked at, and no probe is set in any program.
+    pub futex: bool,
     /// A wait that takes at least this long is reported.
     pub threshold: Duration,
     /// So are times for which a thread holds the GVL or does without it: a timeline is written.
@@ -65,11 +73,30 @@ pub struct GvlOptions {
 }
 
 /// What the programs are told.
-pub(super) fn configure(config: &mut Config, options: Option<GvlOptions>) {
-    let Some(options) = options else { return };
+pub(super) fn configure(
+    config: &mut Config,
+    options: Option<GvlOptions>,
+    tracefs: &Path,
+) -> Result<(), LoadError> {
+    let Some(options) = options else { return Ok(()) };
     config.gvl = 1;
+    if options.futex {
+        let entered = TracepointFormat::read(tracefs, "syscalls", "sys_enter_futex")?;
+        config.futex_address = entered.offset("uaddr")?;
+        config.futex_op = entered.offset("op")?;
+    }
     config.gvl_threshold_ns = u64::try_from(options.threshold.as_nanos()).unwrap_or(u64::MAX);
     config.gvl_span_ns = if options.spans { config.gvl_threshold_ns } else { u64::MAX };
+    Ok(())
+}
+
+/// The programs that this needs.
+pub(super) fn programs(options: Option<GvlOptions>) -> Vec<&'static str> {
+    match options {
+        Some(GvlOptions { futex: true, .. }) => FUTEX_PROGRAMS.map(|(program, _)| program).to_vec(),
+        Some(_) => PROGRAMS.to_vec(),
+        None => Vec::new(),
+    }
 }
 
 /// Makes the maps small where they are not needed.
@@ -91,6 +118,9 @@ impl Probes {
     ) -> Result<(), AttachError> {
         let links =
             if self.gvl_paused { Vec::new() } else { self.attach_gvl_plan(image, plan, &file, scope)? };
+        if plan.path.by == GvlPath::BY_FUTEX && !self.gvl_paused {
+            self.attach_futexes()?;
+        }
         self.attached += plan.probes.len();
         self.gvl.push(GvlAttached { image, plan: plan.clone(), file, scope, links });
         Ok(())
@@ -102,6 +132,30 @@ impl Probes {
         for links in self.gvl.iter_mut().map(|gvl| std::mem::take(&mut gvl.links)).collect::<Vec<_>>() {
             self.detach_gvl(links);
         }
+        for (name, link) in std::mem::take(&mut self.futexes) {
+            let Some(Program::TracePoint(program)) = self.ebpf.program_mut(name) else { continue };
+            if let Err(error) = program.detach(link) {
+                log::warn!("detaching from the tracepoint of futexes: {error}");
+            }
+        }
+    }
+
+    /// Looks at the futexes of all processes, if that is not done yet. (A tracepoint of a system call makes every system call
+    /// of this host a little slower, so this is left until there is a Ruby to be watched.)
+    fn attach_futexes(&mut self) -> Result<(), AttachError> {
+        if !self.futexes.is_empty() {
+            return Ok(());
+        }
+        for (name, tracepoint) in FUTEX_PROGRAMS {
+            let Some(Program::TracePoint(program)) = self.ebpf.program_mut(name) else {
+                return Err(AttachError::NoProgram(name));
+            };
+            let link = program
+                .attach("syscalls", tracepoint)
+                .map_err(|source| AttachError::Tracepoint { tracepoint, source: Box::new(source) })?;
+            self.futexes.push((name, link));
+        }
+        Ok(())
     }
 
     /// Attaches them again.
@@ -113,6 +167,11 @@ impl Probes {
                 Ok(links) => gvl.links = links,
                 Err(error) => log::warn!("the GVL probes of an image are not attached again: {error}"),
             }
+        }
+        if all.iter().any(|gvl| gvl.plan.path.by == GvlPath::BY_FUTEX)
+            && let Err(error) = self.attach_futexes()
+        {
+            log::warn!("futexes are not looked at again: {error}");
         }
         self.gvl = all;
     }

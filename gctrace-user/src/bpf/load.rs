@@ -207,7 +207,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
             .map_err(|source| LoadError::Tracepoint { tracepoint: format!("{category}:{name}"), source })?;
     }
     let native = options.native();
-    let stages = sample::link_stages(&mut ebpf, options.stacks)?;
+    let stages = sample::link_stages(&mut ebpf, options.stacks, options.gvl)?;
     sample::start(&mut ebpf, options.stacks)?;
     let rings = Rings::take(&mut ebpf)?;
     let stacks = StackRing::take(&mut ebpf)?;
@@ -252,6 +252,8 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
         gvl: 0,
         gvl_threshold_ns: 0,
         gvl_span_ns: 0,
+        futex_address: 0,
+        futex_op: 0,
         off_cpu_min_ns: 0,
         off_cpu_stacks: 0,
         switch_prev_state: 0,
@@ -259,14 +261,14 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
         wakeup_pid: 0,
     };
     sample::configure(&mut config, stacks, tracefs)?;
-    gvl::configure(&mut config, gvl.filter(|_| cookies));
+    gvl::configure(&mut config, gvl.filter(|gvl| cookies || gvl.futex), tracefs)?;
     // Whether uprobes can ask for the ancestors of a cgroup is tried, too.
     if config.select & SELECT_CGROUPS != 0 && !asks_ancestors(cookies) {
         config.select = config.select & !SELECT_CGROUPS | SELECT_CGROUP_IDS;
     }
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
-    let ebpf = match load_programs(config, gc_ring_bytes, stacks) {
+    let ebpf = match load_programs(config, gc_ring_bytes, stacks, gvl) {
         Ok(ebpf) => ebpf,
         // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
         Err(LoadError::Program { program, .. })
@@ -275,8 +277,8 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
             log::debug!("without attach cookies, since {program} does not load");
             config.has_cookie = 0;
             // Which site a hit is at is told by cookies only.
-            config.gvl = 0;
-            load_programs(config, gc_ring_bytes, stacks)?
+            config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
+            load_programs(config, gc_ring_bytes, stacks, gvl)?
         }
         Err(error) => return Err(error),
     };
@@ -298,13 +300,14 @@ fn load_programs(
     config: Config,
     gc_ring_bytes: Option<u32>,
     stacks: Option<StackOptions>,
+    gvl: Option<GvlOptions>,
 ) -> Result<Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
     loader.override_global("CONFIG", &config, true);
     if let Some(bytes) = gc_ring_bytes {
         loader.map_max_entries("GC_RING", bytes);
     }
-    sample::size_maps(&mut loader, stacks)?;
+    sample::size_maps(&mut loader, stacks, gvl.is_some_and(|gvl| gvl.futex))?;
     gvl::size_maps(&mut loader, config.gvl != 0);
     if !stacks.is_some_and(|stacks| stacks.native) {
         for map in UnwindMaps::NAMES {
@@ -315,7 +318,8 @@ fn load_programs(
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
     names.extend(sample::programs(stacks));
     if config.gvl != 0 {
-        names.extend(gvl::PROGRAMS);
+        names.extend(gvl::programs(gvl));
+        names.extend(sample::stages_for(gvl));
     }
     names.extend(TRACEPOINTS.map(|(program, _, _)| program));
     load_all(&mut ebpf, &names)?;

@@ -13,7 +13,10 @@ use aya::{
 
 use gctrace_common::config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS};
 
-use super::load::{LoadError, TracepointFormat};
+use super::{
+    gvl::GvlOptions,
+    load::{LoadError, TracepointFormat},
+};
 
 /// Programs of the sampling clock: its tick and the later stages.
 pub(super) const TICK_PROGRAMS: [&str; 2] = ["cpu_sample", "tick_ruby"];
@@ -65,8 +68,13 @@ impl StackOptions {
 pub(super) type Stages = Vec<ProgramArray<MapData>>;
 
 /// Lets the programs of each family find the stages.
-pub(super) fn link_stages(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<Stages, LoadError> {
-    let loaded = programs(options);
+pub(super) fn link_stages(
+    ebpf: &mut Ebpf,
+    options: Option<StackOptions>,
+    gvl: Option<GvlOptions>,
+) -> Result<Stages, LoadError> {
+    let mut loaded = programs(options);
+    loaded.extend(stages_for(gvl));
     let loaded = |name: &str| loaded.contains(&name);
     let link = |(map, list): (&'static str, &[(u32, &'static str)])| {
         let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
@@ -88,12 +96,19 @@ pub(super) fn link_stages(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Res
 }
 
 /// Makes room for what the options need.
-pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, options: Option<StackOptions>) -> Result<(), LoadError> {
+pub(super) fn size_maps(
+    loader: &mut EbpfLoader<'_>,
+    options: Option<StackOptions>,
+    futex: bool,
+) -> Result<(), LoadError> {
     let cpus = aya::util::nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))? as u32;
     loader.map_max_entries("TICK_SCRATCH", cpus);
     loader.map_max_entries("PROBE_SCRATCH", cpus * PROBE_SLOTS);
-    if options.is_some_and(|options| options.wall) {
+    let wall = options.is_some_and(|options| options.wall);
+    if wall || futex {
         loader.map_max_entries("SWITCH_SCRATCH", cpus);
+    }
+    if wall {
         loader.map_max_entries("AWAY", MAX_AWAY);
     }
     Ok(())
@@ -131,6 +146,11 @@ pub(super) fn programs(options: Option<StackOptions>) -> Vec<&'static str> {
         names.extend(SWITCH_STAGES);
     }
     names
+}
+
+/// The stages that stacks of waits for the GVL need, which the programs of futexes take.
+pub(super) fn stages_for(gvl: Option<GvlOptions>) -> Vec<&'static str> {
+    if gvl.is_some_and(|gvl| gvl.futex) { SWITCH_STAGES.to_vec() } else { Vec::new() }
 }
 
 /// Starts whatever the options say.

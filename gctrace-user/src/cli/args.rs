@@ -186,10 +186,18 @@ pub struct Args {
     #[arg(long, value_name = "TIME", requires = "wall", help_heading = PROFILES, value_parser = parse_duration)]
     pub off_cpu_min: Option<Duration>,
 
-    /// Watch the GVL: how long threads wait for it, how long they hold it, and who waits for whom. Each time that a thread
-    /// asks for the GVL, gets it or gives it up then costs it about a microsecond
-    #[arg(long)]
-    pub gvl: bool,
+    /// Watch the GVL: how long threads wait for it, how long they hold it, and who waits for whom (exact). Each time that a
+    /// thread asks for the GVL, gets it or gives it up then costs it about a microsecond. --gvl=futex sets no probe in the
+    /// program: it costs next to nothing, and tells only waits for which a thread had to block
+    #[arg(
+        long,
+        value_enum,
+        value_name = "HOW",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "exact"
+    )]
+    pub gvl: Option<GvlArg>,
 
     /// Report each wait for the GVL that takes at least this long [default: 1ms]
     #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse_duration)]
@@ -505,4 +513,13 @@ mod tests {
             assert!(parse_ring(wrong).is_err(), "{wrong}");
         }
     }
+}
+
+/// How the GVL is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GvlArg {
+    /// By probes in the program: everything
+    Exact,
+    /// By the kernel's futexes: only waits for which a thread had to block
+    Futex,
 }

@@ -3,7 +3,8 @@
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use super::args::{
-    Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg,
+    Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg,
+    SignalArg,
 };
 use crate::{
     bpf::{GvlOptions, StackOptions},
@@ -289,7 +290,8 @@ impl Settings {
         };
         let sampled = profiles.iter().any(|(_, format)| format.has_samples());
         let wants_stacks = sampled || rate.is_some() || wall || stack_log.is_some() || push.wants_stacks();
-        let gvl = gvl.then(|| GvlOptions {
+        let gvl = gvl.map(|how| GvlOptions {
+            futex: how == GvlArg::Futex,
             threshold: gvl_threshold.unwrap_or(DEFAULT_GVL_THRESHOLD),
             spans: profiles.iter().any(|(_, format)| format.has_gvl_states()),
             budget_ppm: gvl_budget.unwrap_or(DEFAULT_GVL_BUDGET),

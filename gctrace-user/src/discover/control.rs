@@ -32,7 +32,7 @@ use super::{
     strangers::{Met, Strangers},
 };
 use crate::{
-    bpf::{MappingWatch, Probes, Scope, Watched},
+    bpf::{GvlOptions, MappingWatch, Probes, Scope, Watched},
     cache::Cache,
     elf::LoadSegment,
     enrich::{clock::monotonic_ns, host, names::Names, proc::is_running},
@@ -143,8 +143,8 @@ pub struct Start {
     pub methods: &'static [Method],
     /// Whether stacks are an output, so that it must be said where there are none.
     pub stacks: bool,
-    /// Whether the GVL is watched.
-    pub gvl: bool,
+    /// Whether and how the GVL is watched.
+    pub gvl: Option<GvlOptions>,
     /// What comes about its probes: [`GVL_ATTACH`], [`GVL_DETACH`]. Non-blocking.
     pub gvl_orders: UnixStream,
     /// A mistake to plant in every plan.
@@ -231,7 +231,7 @@ pub(super) struct Control {
     own_pid: u32,
     pub(super) methods: &'static [Method],
     stacks: bool,
-    gvl: bool,
+    gvl: Option<GvlOptions>,
     gvl_orders: UnixStream,
     plant: Option<Fault>,
     cache: Cache,

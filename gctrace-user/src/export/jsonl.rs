@@ -10,7 +10,7 @@ use crate::{
     ledger::Ledger,
     model::{
         GcCycle, GcState, GcWork, Pause, Process, Runtime,
-        gvl::{GvlBlocked, GvlProcessSummary, GvlSums, GvlThreadSummary, GvlWait, GvlWho},
+        gvl::{GvlBlocked, GvlCoverage, GvlProcessSummary, GvlSums, GvlThreadSummary, GvlWait, GvlWho},
         stack::Frame,
     },
     ruby::{PauseKind, stat::GcInfo},
@@ -169,6 +169,7 @@ enum Gvl<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         thread: Option<String>,
         ended: bool,
+        mode: &'static str,
         #[serde(flatten)]
         sums: Sums,
     },
@@ -177,6 +178,7 @@ enum Gvl<'a> {
         pid: u32,
         comm: &'a str,
         threads: u64,
+        mode: &'static str,
         span_ns: u64,
         gc_pause_ns: Option<u64>,
         gc_wait_ns: Option<u64>,
@@ -256,6 +258,11 @@ impl<'a> Blocked<'a> {
             wait_max_ns: times.max_ns,
         }
     }
+}
+
+/// How the GVL was watched.
+fn mode(coverage: GvlCoverage) -> &'static str {
+    if coverage.only_blocked { "futex" } else { "exact" }
 }
 
 fn thread_text(thread: Option<u64>) -> Option<String> {
@@ -465,6 +472,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             comm: &thread.who.comm,
             thread: thread_text(thread.thread),
             ended: thread.ended,
+            mode: mode(thread.coverage),
             sums: Sums::of(&thread.sums),
         }))
     }
@@ -475,6 +483,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             pid: process.pid,
             comm: &process.comm,
             threads: summary.threads,
+            mode: mode(summary.coverage),
             span_ns: summary.span_ns,
             gc_pause_ns: summary.gc.map(|gc| gc.pause_ns),
             gc_wait_ns: summary.gc.and_then(|gc| gc.wait_ns),

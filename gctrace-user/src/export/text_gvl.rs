@@ -57,6 +57,9 @@ impl GvlTable {
         if unshown > 0 {
             writeln!(out, "{:>8} {unshown} threads that waited less", "")?;
         }
+        if summary.coverage.only_blocked {
+            writeln!(out, "{:>8} {}", "", summary.coverage.lacks())?;
+        }
         let sums = &summary.sums;
         if sums.watched_ns < sums.wall_ns {
             let share = sums.watched_ns as f64 * 100.0 / sums.wall_ns as f64;

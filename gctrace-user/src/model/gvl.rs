@@ -14,6 +14,26 @@ pub struct GvlCoverage {
     /// The ends of threads (from 3.2 on). Without them a thread's life is told up to the last time that it was seen to give up
     /// the GVL.
     pub ends: bool,
+    /// Only waits are seen for which a thread had to block (futexes are looked at, and not the program).
+    pub only_blocked: bool,
+    /// Waits of threads that were woken are seen: from a sleep, a `Queue`, a `Mutex`, a `join`.
+    pub woken: bool,
+}
+
+impl GvlCoverage {
+    /// What is missing, for people; empty: nothing.
+    pub fn lacks(self) -> &'static str {
+        match (self.only_blocked, self.woken, self.holds) {
+            (true, true, _) => "only waits for which a thread had to block (--gvl=futex), and no holds",
+            (true, false, _) => {
+                "only waits for which a thread had to block (--gvl=futex), not those of threads that are woken (sleep, Queue, Mutex, join), and no holds"
+            }
+            (false, _, false) => {
+                "only waits: the yields of Ruby 3.2 have no event, so how long it is held is not known"
+            }
+            (false, ..) => "",
+        }
+    }
 }
 
 /// A thread, as far as it can be told.
@@ -171,6 +191,8 @@ impl GvlSums {
 /// What a thread did with the GVL.
 #[derive(Clone, Debug)]
 pub struct GvlThreadSummary {
+    /// What is seen of it.
+    pub coverage: GvlCoverage,
     /// The thread.
     pub who: GvlWho,
     /// Unique in its process.
@@ -214,6 +236,8 @@ pub struct GvlGc {
 /// What the threads of a process did with the GVL.
 #[derive(Clone, Debug, Default)]
 pub struct GvlProcessSummary {
+    /// What is seen of them.
+    pub coverage: GvlCoverage,
     /// How many.
     pub threads: u64,
     /// From when the first was seen to the end of the process or of tracing, nanoseconds.

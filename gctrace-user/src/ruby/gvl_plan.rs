@@ -2,7 +2,7 @@
 
 use gctrace_common::{
     config::StackPath,
-    gvl::{GvlPath, GvlPoint},
+    gvl::{FutexPath, GvlPath, GvlPoint},
 };
 
 use super::{
@@ -62,6 +62,12 @@ pub enum NoGvl {
     /// The Ractor of a thread is not known.
     #[error("the layout of rb_thread_t in CRuby {0} is not known")]
     Layout(RubyVersion),
+    /// Where threads wait is not known.
+    #[error("where the threads of CRuby {0} wait for the GVL is not known: its layout table has no `{1}`")]
+    Member(RubyVersion, &'static str),
+    /// Condition variables of another libc.
+    #[error("its libc is not glibc, whose condition variables tell which thread waits")]
+    Libc,
     /// The running thread cannot be told.
     #[error("the running thread cannot be told: its Ruby stacks are not read either")]
     Context,
@@ -104,7 +110,7 @@ pub fn plan(
         let all = returns.chain(waits).chain(releases);
         let probes = all.map(|(point, address, at_return)| probe(point, address, None, at_return));
         let path = GvlPath { by: GvlPath::BY_TID, ..GvlPath::default() };
-        let coverage = GvlCoverage { holds: true, ends: false };
+        let coverage = GvlCoverage { holds: true, woken: true, ..GvlCoverage::default() };
         return Ok(GvlPlan { path, probes: probes.collect::<Result<_, _>>()?, coverage });
     }
     passed(&analysis.thread.outcome)?;
@@ -125,9 +131,59 @@ pub fn plan(
         probe(point, site.address, place, false)
     });
     let by = if by_tid { GvlPath::BY_TID } else { GvlPath::BY_THREAD };
-    let path = GvlPath { by, thread_ractor };
-    let coverage = GvlCoverage { holds: !by_tid, ends: true };
+    let path = GvlPath { by, thread_ractor, ..GvlPath::default() };
+    let coverage = GvlCoverage { holds: !by_tid, ends: true, woken: true, only_blocked: false };
     Ok(GvlPlan { path, probes: probes.collect::<Result<_, _>>()?, coverage })
+}
+
+/// Bytes from entry to entry of glibc's dynamic thread vector.
+const GLIBC_DTV_ENTRY: u32 = 16;
+
+/// Decides how waits are told by futexes alone.
+///
+/// A wrong offset cannot make a wait: the kernel side takes a futex call for one only where the thread's own memory, found by
+/// these, leads back to the thread.
+pub fn futex_plan(analysis: &RubyAnalysis, own: Option<&Table>, stack: &StackPath) -> Result<GvlPlan, NoGvl> {
+    let version = analysis.version;
+    if analysis.vm.anchor.is_some() {
+        return Err(NoGvl::GcLibrary);
+    }
+    // musl's condition variables have their waiters wait on their own stacks.
+    if analysis.derived.ec.dtv_entry != GLIBC_DTV_ENTRY {
+        return Err(NoGvl::Libc);
+    }
+    if stack.place == StackPath::NONE {
+        return Err(NoGvl::Context);
+    }
+    let table = own.or_else(|| Table::of(version).ok());
+    let offset = |tag: &'static str, name: &'static str| {
+        let own = table.and_then(|table| table.structure(tag)?.field(name));
+        let field = own.or_else(|| tables::newest_structure(version, tag)?.field(name));
+        field.map(|field| field.offset).ok_or(NoGvl::Member(version, name))
+    };
+    let thread = |name| offset("rb_thread_struct", name);
+    let mut futex = FutexPath::default();
+    if version.at_least(3, 2) {
+        futex.native = thread("nt")?;
+        futex.cond = offset("rb_native_thread", "cond.readyq")?;
+    } else {
+        futex.cond = thread("native_thread_data.cond.gvlq")?;
+        futex.thread_id = thread("thread_id")?;
+    }
+    if version.at_least(3, 3) {
+        futex.ready = thread("sched.node.readyq")?;
+    } else {
+        futex.unblock = thread("unblock.func")?;
+        (futex.owner_in, futex.owner) = match (version.at_least(3, 2), version.at_least(3, 0)) {
+            (true, _) => (thread("ractor")?, offset("rb_ractor_struct", "threads.sched.running")?),
+            (_, true) => (thread("ractor")?, offset("rb_ractor_struct", "threads.gvl.owner")?),
+            _ => (thread("vm")?, offset("rb_vm_struct", "gvl.owner")?),
+        };
+    }
+    let path = GvlPath { by: GvlPath::BY_FUTEX, futex, ..GvlPath::default() };
+    let coverage =
+        GvlCoverage { holds: false, ends: true, only_blocked: true, woken: !version.at_least(3, 3) };
+    Ok(GvlPlan { path, probes: Vec::new(), coverage })
 }
 
 fn passed(outcome: &Outcome) -> Result<(), NoGvl> {
@@ -166,6 +222,27 @@ mod tests {
         }
     }
 
+    /// Every release with a table has what tells its waits by futexes.
+    #[test]
+    fn futexes() {
+        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+        let mut analysis = analyse(&image).unwrap();
+        let stack = StackPath { place: StackPath::GLOBAL, ..StackPath::default() };
+        for table in tables::tables() {
+            let (major, minor, teeny) = table.to;
+            analysis.version = RubyVersion::new(major, minor, teeny);
+            let plan = futex_plan(&analysis, None, &stack).unwrap();
+            let futex = plan.path.futex;
+            assert!(plan.probes.is_empty() && !plan.coverage.holds);
+            assert_eq!(futex.ready != 0, analysis.version.at_least(3, 3), "{futex:?}");
+            assert_eq!(futex.unblock != 0 && futex.owner_in != 0, futex.ready == 0, "{futex:?}");
+            assert_eq!(futex.native != 0, futex.thread_id == 0, "{futex:?}");
+        }
+        assert_eq!(futex_plan(&analysis, None, &StackPath::default()), Err(NoGvl::Context));
+        analysis.derived.ec.dtv_entry = 8;
+        assert_eq!(futex_plan(&analysis, None, &stack), Err(NoGvl::Libc));
+    }
+
     /// Up to 3.1 a thread waits from the entry of one function to its return, and gives the GVL up in many places.
     #[test]
     fn before_the_events() {
@@ -178,7 +255,7 @@ mod tests {
         assert_eq!(ready[0].address, resumed[0].address);
         assert!(!ready[0].at_return && resumed[0].at_return);
         assert!(of(GvlPoint::Suspended).len() >= 4);
-        assert_eq!(plan.coverage, GvlCoverage { holds: true, ends: false });
+        assert_eq!(plan.coverage, GvlCoverage { holds: true, woken: true, ..GvlCoverage::default() });
         assert_eq!(plan.path, GvlPath { by: GvlPath::BY_TID, ..GvlPath::default() });
     }
 }

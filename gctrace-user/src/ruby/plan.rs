@@ -50,6 +50,8 @@ pub struct AttachPlan {
     pub frames: Result<Arc<FrameLayout>, NoStacks>,
     /// How its GVL is watched, or why it cannot be.
     pub gvl: Result<GvlPlan, NoGvl>,
+    /// The same for waits that are told by futexes alone.
+    pub gvl_futex: Result<GvlPlan, NoGvl>,
     /// The probes.
     pub sites: Vec<ProbeSite>,
 }
@@ -134,6 +136,7 @@ pub fn plan_with(
         Err(why) => (StackPath::default(), Err(why)),
     };
     let gvl = gvl_plan::plan(segments, &analysis, own, &stack);
+    let gvl_futex = gvl_plan::futex_plan(&analysis, own, &stack);
     let vm = analysis.vm;
     let mut span = [Span::default(); SLOTS];
     span[..layout.spans.len()].copy_from_slice(&layout.spans);
@@ -163,5 +166,5 @@ pub fn plan_with(
             Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
         })
         .collect::<Result<Vec<_>, PlanError>>()?;
-    Ok(AttachPlan { analysis, layout, knowledge, config, frames, gvl, sites })
+    Ok(AttachPlan { analysis, layout, knowledge, config, frames, gvl, gvl_futex, sites })
 }

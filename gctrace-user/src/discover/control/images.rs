@@ -235,11 +235,9 @@ impl Control {
         shown: &Path,
         plan: &mut AttachPlan,
     ) -> Option<GvlCoverage> {
-        if !self.gvl {
-            return None;
-        }
+        let futex = self.gvl?.futex;
         let path = shown.display();
-        let gvl = match &plan.gvl {
+        let gvl = match if futex { &plan.gvl_futex } else { &plan.gvl } {
             Ok(gvl) => gvl,
             Err(why) => {
                 say(&format!("gctrace: {path}: its GVL is not watched: {why}"));
@@ -255,11 +253,9 @@ impl Control {
             return None;
         }
         plan.config.gvl = gvl.path;
-        if !gvl.coverage.holds {
-            say(&format!(
-                "gctrace: {path}: of its GVL only waits are told: the yields of Ruby 3.2 have no event, so how long it \
-                 is held is not known"
-            ));
+        let lacks = gvl.coverage.lacks();
+        if !lacks.is_empty() {
+            say(&format!("gctrace: {path}: of its GVL is told: {lacks}"));
         }
         Some(gvl.coverage)
     }

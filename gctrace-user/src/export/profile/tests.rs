@@ -537,6 +537,12 @@ fn gvl_recorded() -> Recorder {
     recorder.gvl_span(&process, &away).unwrap();
     let times = |count, ns| GvlTimes { count, ns, max_ns: ns };
     let thread = |tid, last, wait, hold| GvlThreadSummary {
+        coverage: crate::model::gvl::GvlCoverage {
+            holds: true,
+            ends: true,
+            woken: true,
+            only_blocked: false,
+        },
         who: gvl_who(tid),
         id: u64::from(tid) * 10,
         last,

@@ -113,9 +113,15 @@ pub(super) const SCHEMA: &[Wanted] = &[
             "serial",
             "locking_mutex",
             "invoke_type",
+            "unblock.func",
+            "native_thread_data.cond.gvlq",
+            "sched.node.readyq",
         ],
     ),
-    want("rb_native_thread", &["serial", "tid", "thread_id", "id", "running_thread", "dedicated", "vm"]),
+    want(
+        "rb_native_thread",
+        &["serial", "tid", "thread_id", "id", "running_thread", "dedicated", "vm", "cond.readyq"],
+    ),
     want(
         "rb_execution_context_struct",
         &[

@@ -9,6 +9,9 @@ pub const MAX_GVL_LOCKS: u32 = 4096;
 /// Entries of the `GVL_EDGES` map: pairs of a waiting and a holding thread.
 pub const MAX_GVL_EDGES: u32 = 16_384;
 
+/// Entries of the `GVL_TASKS` map: native threads of all traced processes at one time.
+pub const MAX_GVL_TASKS: u32 = 16_384;
+
 /// Entries of the `GVL_CLOSED` map: how often the gate of the GVL probes can be closed and opened again.
 pub const MAX_GVL_EPOCHS: u32 = 65_536;
 
@@ -339,8 +342,67 @@ pub struct GvlThread {
     pub aways: u64,
     /// How long they took together, nanoseconds.
     pub away_ns: u64,
+    /// Up to when `split` is told, nanoseconds; 0: it is not told any more, because its native thread has ended.
+    pub told_ns: u64,
+    /// Clocks of its native thread then.
+    pub clocks: Clocks,
+    /// What its native thread did, by [`GvlState`], nanoseconds.
+    pub split: [Clocks; 4],
     /// The waits by [`bucket`].
     pub buckets: [u32; BUCKETS],
+}
+
+/// For how long a native thread ran on a CPU, could have run, and could not, nanoseconds; by the constants of [`GvlTask`].
+pub type Clocks = [u64; 3];
+
+/// A native thread as the scheduler sees it: value of the `GVL_TASKS` map, keyed by tid. Only the scheduler's tracepoints change
+/// `state`, `since_ns` and `clocks`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct GvlTask {
+    /// Odd while it is being changed.
+    pub seq: u64,
+    /// Since when it has been in its state, nanoseconds.
+    pub since_ns: u64,
+    /// How long it has been in each state before.
+    pub clocks: Clocks,
+    /// [`GvlThread::id`] of the thread that it runs.
+    pub owner: u64,
+    /// The key of that.
+    pub key: GvlKey,
+    /// One of the constants.
+    pub state: u32,
+    /// [`GvlGate::epoch`] in which it was entered; in a later one nothing of it holds.
+    pub epoch: u32,
+}
+
+impl GvlTask {
+    /// It runs on a CPU.
+    pub const CPU: u32 = 0;
+    /// It could run, and has no CPU.
+    pub const RUNNABLE: u32 = 1;
+    /// It sleeps, or waits for something.
+    pub const BLOCKED: u32 = 2;
+
+    /// The clocks at a time that is not before the last change.
+    #[inline]
+    pub fn clocks_at(&self, now_ns: u64) -> Clocks {
+        let ns = now_ns.saturating_sub(self.since_ns);
+        let of = |state| if self.state == state { ns } else { 0 };
+        [
+            self.clocks[0] + of(Self::CPU),
+            self.clocks[1] + of(Self::RUNNABLE),
+            self.clocks[2] + of(Self::BLOCKED),
+        ]
+    }
+
+    /// Its state changes.
+    #[inline]
+    pub fn enter(&mut self, state: u32, now_ns: u64) {
+        self.clocks = self.clocks_at(now_ns);
+        self.state = state;
+        self.since_ns = now_ns;
+    }
 }
 
 /// What an event means for a thread, by the state that it was in.
@@ -376,8 +438,34 @@ impl GvlThread {
             hold_max_ns: 0,
             aways: 0,
             away_ns: 0,
+            told_ns: 0,
+            clocks: [0; 3],
+            split: [[0; 3]; 4],
             buckets: [0; BUCKETS],
         }
+    }
+
+    /// Adds up what its native thread did in the state that it is in. `clocks` are those of the native thread now; `None`: it
+    /// has none of its own, so it does nothing.
+    #[inline]
+    pub fn told(&mut self, clocks: Option<Clocks>, now_ns: u64) {
+        let ns = now_ns.saturating_sub(self.told_ns);
+        let before = self.clocks;
+        let parts = match clocks {
+            Some(now) => [
+                now[0].wrapping_sub(before[0]),
+                now[1].wrapping_sub(before[1]),
+                now[2].wrapping_sub(before[2]),
+            ],
+            None => [0, 0, ns],
+        };
+        let rows: *mut Clocks = (&raw mut self.split).cast();
+        // SAFETY: the index is masked to the array.
+        let row = unsafe { &mut *rows.add(self.state as usize & 3) };
+        row[0] += parts[0];
+        row[1] += parts[1];
+        row[2] += parts[2];
+        self.told_ns = now_ns;
     }
 
     /// The gate was closed at that time, and what it did since is not known. What it was doing then counts up to then.
@@ -549,7 +637,8 @@ const _: () = assert!(size_of::<GvlPath>() == 40);
 const _: () = assert!(size_of::<GvlHolder>() == 32);
 const _: () = assert!(size_of::<GvlHold>() == 48);
 const _: () = assert!(size_of::<GvlLock>() == 16 + 48 * HOLDS && HOLDS.is_power_of_two());
-const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 16 + 64 + 4 * BUCKETS);
+const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 16 + 64 + 8 + 24 + 96 + 4 * BUCKETS);
+const _: () = assert!(size_of::<GvlTask>() == 72);
 const _: () = assert!(size_of::<GvlEdgeKey>() == 24);
 const _: () = assert!(size_of::<GvlEdge>() == 24);
 const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 48 + 16 + 8);
@@ -597,6 +686,31 @@ mod tests {
         assert_eq!(t.ready(1_000_350), Step::Orphan);
         assert_eq!(t.suspended(1_000_360), Step::Orphan);
         assert_eq!((t.waits, t.holds), (2, 2));
+    }
+
+    /// What a native thread does is told by what its thread does with the GVL, and the parts add up.
+    #[test]
+    fn parts() {
+        let mut task = GvlTask { since_ns: 100, ..GvlTask::default() };
+        let mut t = GvlThread::blank();
+        (t.told_ns, t.state) = (100, GvlState::Running as u32);
+        task.enter(GvlTask::RUNNABLE, 130);
+        task.enter(GvlTask::CPU, 140);
+        let tell = |t: &mut GvlThread, task: Option<&GvlTask>, now| {
+            let clocks = task.map(|task| task.clocks_at(now));
+            t.told(clocks, now);
+            t.clocks = clocks.unwrap_or(t.clocks);
+        };
+        tell(&mut t, Some(&task), 200);
+        t.state = GvlState::Away as u32;
+        task.enter(GvlTask::BLOCKED, 210);
+        task.enter(GvlTask::RUNNABLE, 290);
+        task.enter(GvlTask::CPU, 295);
+        tell(&mut t, Some(&task), 300);
+        t.state = GvlState::Ready as u32;
+        tell(&mut t, None, 350);
+        assert_eq!(t.split, [[0; 3], [0, 0, 50], [90, 10, 0], [15, 5, 80]]);
+        assert_eq!(t.split.as_flattened().iter().sum::<u64>(), 350 - 100);
     }
 
     /// What of a hold lies in a wait.

@@ -2,7 +2,7 @@
 
 use crate::{
     config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
-    gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlThread},
+    gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
 };
 
 // SAFETY: `repr(C)`, only integers, no padding (sizes are asserted beside the definitions), any bit pattern valid.
@@ -27,3 +27,5 @@ unsafe impl aya::Pod for GvlLock {}
 unsafe impl aya::Pod for GvlEdgeKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for GvlEdge {}
+// SAFETY: as above.
+unsafe impl aya::Pod for GvlTask {}

@@ -224,6 +224,8 @@ counters! {
     GvlSpanShed = "gvl_span_shed",
     /// Times that a thread was met of which nothing is known since the GVL probes were stopped for a while.
     GvlInterrupted = "gvl_interrupted",
+    /// Native threads of which it is not known whether they have a CPU because the `GVL_TASKS` map was full.
+    GvlTasksFull = "gvl_tasks_full",
     /// Threads entered in the `GVL_THREADS` map.
     GvlThreads = "gvl_threads",
     /// Of those, ended and handed to user space.

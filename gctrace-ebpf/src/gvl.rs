@@ -30,7 +30,7 @@ use crate::{
     },
     rubies,
     sample::{Occasion, take},
-    usermem,
+    tasks, usermem,
     walk::{self, Family, Probe},
 };
 
@@ -91,6 +91,13 @@ fn event(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate, now: u64) {
     };
     if let GvlPoint::Exited = point {
         count(Counter::GvlExited);
+        if let Some(entry) = GVL_THREADS.get_ptr_mut(&hit.key) {
+            // SAFETY: a map value pointer, valid while the program runs.
+            let thread = unsafe { &mut *entry };
+            if thread.epoch == gate.epoch {
+                tasks::met(&hit, thread, true, now);
+            }
+        }
         return end(&hit.key, now);
     }
     if let GvlPoint::Started = point {
@@ -103,7 +110,16 @@ fn event(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate, now: u64) {
     if thread.epoch != gate.epoch {
         count(Counter::GvlInterrupted);
         thread.interrupted(gvl_closed(thread.epoch), now, gate.epoch);
+        thread.told_ns = now;
     }
+    // Who makes a thread ready or starts it need not be that thread.
+    let own = match point {
+        GvlPoint::Resumed | GvlPoint::Suspended | GvlPoint::Exited => true,
+        GvlPoint::Ready | GvlPoint::Started => {
+            hit.image.gvl.by == GvlPath::BY_TID || thread.header.tid == hit.tid
+        }
+    };
+    tasks::met(&hit, thread, own, now);
     match point {
         GvlPoint::Started | GvlPoint::Exited => count(Counter::GvlStarted),
         GvlPoint::Ready => ready(&hit, thread, now),
@@ -198,6 +214,7 @@ pub fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
         (*entry).id = now ^ u64::from(bpf_get_smp_processor_id()) << 56;
         (*entry).born_ns = now;
         (*entry).since_ns = now;
+        (*entry).told_ns = now;
         (*entry).epoch = hit.gate.epoch;
         (*entry).header = Header {
             kind: Kind::GvlThread as u32,
@@ -555,7 +572,8 @@ fn end(key: &GvlKey, now: u64) {
     let _was_there = GVL_THREADS.remove(key);
 }
 
-/// A native thread ended. Threads that are told apart by it have no other end up to 3.1.
+/// A native thread ended. Threads that are told apart by it have no other end up to 3.1. (The end of the first is that of the
+/// process, which takes out what is left.)
 #[inline(always)]
 pub fn thread_ended(tgid: u32, tid: u32) {
     let Some(ruby) = rubies::known(tgid) else { return };
@@ -565,5 +583,9 @@ pub fn thread_ended(tgid: u32, tid: u32) {
     // SAFETY: a map value pointer, valid while the program runs.
     let execs = unsafe { (*ruby).execs };
     // SAFETY: a plain helper call.
-    end(&GvlKey { at: u64::from(tid), tgid, execs }, unsafe { bpf_ktime_get_ns() });
+    let now = unsafe { bpf_ktime_get_ns() };
+    tasks::ended(tid, now);
+    if tid != tgid {
+        end(&GvlKey { at: u64::from(tid), tgid, execs }, now);
+    }
 }

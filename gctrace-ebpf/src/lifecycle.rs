@@ -60,10 +60,10 @@ pub fn execed() -> u32 {
 #[inline(always)]
 pub fn exited() -> u32 {
     let (tgid, tid) = tgid_tid();
+    if config().gvl != 0 {
+        gvl::thread_ended(tgid, tid);
+    }
     if tgid != tid {
-        if config().gvl != 0 {
-            gvl::thread_ended(tgid, tid);
-        }
         return 0;
     }
     // SAFETY: the value is copied out at once.

@@ -22,6 +22,7 @@ mod offcpu;
 mod phases;
 mod rubies;
 mod sample;
+mod tasks;
 mod thread;
 mod unwind;
 mod usermem;
@@ -153,6 +154,20 @@ pub fn sched_wakeup(ctx: TracePointContext) -> u32 {
 #[tracepoint]
 pub fn switch_ruby(ctx: TracePointContext) -> u32 {
     walk::ruby::<walk::Switch, _>(&ctx);
+    0
+}
+
+/// `sched:sched_switch`, for the GVL.
+#[tracepoint]
+pub fn gvl_switch(ctx: TracePointContext) -> u32 {
+    tasks::switched(&ctx);
+    0
+}
+
+/// `sched:sched_wakeup`, for the GVL.
+#[tracepoint]
+pub fn gvl_wakeup(ctx: TracePointContext) -> u32 {
+    tasks::woken(&ctx);
     0
 }
 

@@ -15,8 +15,8 @@ use gctrace_common::{
     },
     event::Phase,
     gvl::{
-        GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
-        MAX_GVL_LOCKS, MAX_GVL_THREADS,
+        GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlTask, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
+        MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
     scope::Scope,
     stats::Counter,
@@ -144,6 +144,10 @@ pub static PHASES: LruHashMap<u64, [u64; Phase::ALL.len()]> = LruHashMap::with_m
 /// Threads and what they did with the GVL. The loader makes it and the following small where the GVL is not watched.
 #[map]
 pub static GVL_THREADS: HashMap<GvlKey, GvlThread> = HashMap::with_max_entries(MAX_GVL_THREADS, 0);
+
+/// Their native threads, as the scheduler sees them.
+#[map]
+pub static GVL_TASKS: HashMap<u32, GvlTask> = HashMap::with_max_entries(MAX_GVL_TASKS, 0);
 
 /// Who holds and has held each GVL.
 #[map]

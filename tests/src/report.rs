@@ -189,6 +189,14 @@ pub struct GvlSumsLine {
     pub gc_pause_ns: Option<u64>,
     /// Of a process, for how long threads waited for the GVL in GC pauses, nanoseconds.
     pub gc_wait_ns: Option<u64>,
+    /// Of a process, share of GC pauses in the time for which the GVL was held.
+    pub gc_of_hold: Option<f64>,
+    /// Name of the last native thread, or of the process.
+    pub comm: String,
+    /// How it was watched.
+    pub mode: String,
+    /// What the scheduler did meanwhile.
+    pub split: Option<GvlSplitLine>,
     /// Waits.
     pub waits: u64,
     /// Their time, nanoseconds.
@@ -208,6 +216,48 @@ pub struct GvlSumsLine {
     /// Of a process, who waited for whom.
     #[serde(default)]
     pub blocked: Vec<GvlBlockedLine>,
+}
+
+/// What native threads did, by what threads did with the GVL.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct GvlSplitLine {
+    /// Waiting for it.
+    pub wait: TaskTimes,
+    /// Holding it.
+    pub hold: TaskTimes,
+    /// Doing without it.
+    pub away: TaskTimes,
+}
+
+impl GvlSplitLine {
+    /// All of it, whatever the GVL.
+    pub fn all(&self) -> TaskTimes {
+        let rows = [self.wait, self.hold, self.away];
+        let sum = |of: fn(&TaskTimes) -> u64| rows.iter().map(of).sum();
+        TaskTimes {
+            cpu_ns: sum(|row| row.cpu_ns),
+            runnable_ns: sum(|row| row.runnable_ns),
+            blocked_ns: sum(|row| row.blocked_ns),
+        }
+    }
+}
+
+/// For how long native threads ran, could have run and could not, nanoseconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct TaskTimes {
+    /// On a CPU.
+    pub cpu_ns: u64,
+    /// Runnable without a CPU.
+    pub runnable_ns: u64,
+    /// Neither.
+    pub blocked_ns: u64,
+}
+
+impl TaskTimes {
+    /// All three, nanoseconds.
+    pub fn sum(&self) -> u64 {
+        self.cpu_ns + self.runnable_ns + self.blocked_ns
+    }
 }
 
 /// Waits of one thread while another held the GVL.

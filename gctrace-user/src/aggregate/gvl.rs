@@ -8,8 +8,8 @@ use super::gvl_budget::OpenTimes;
 use crate::{
     decode,
     model::gvl::{
-        GvlBlocked, GvlCoverage, GvlDoing, GvlGc, GvlProcessSummary, GvlSums, GvlThreadSummary, GvlTimes,
-        GvlWho, Histogram,
+        GvlBlocked, GvlCoverage, GvlDoing, GvlGc, GvlProcessSummary, GvlSplit, GvlSums, GvlTaskTimes,
+        GvlThreadSummary, GvlTimes, GvlWho, Histogram,
     },
 };
 
@@ -143,6 +143,15 @@ pub fn doing(state: GvlState) -> Option<GvlDoing> {
     }
 }
 
+/// What the scheduler did with a thread. What it did before anything was seen of it belongs nowhere.
+fn split(thread: &GvlThread) -> GvlSplit {
+    let row = |state: GvlState| {
+        let [cpu_ns, runnable_ns, blocked_ns] = thread.split[state as usize];
+        GvlTaskTimes { cpu_ns, runnable_ns, blocked_ns }
+    };
+    GvlSplit { waiting: row(GvlState::Ready), holding: row(GvlState::Running), away: row(GvlState::Away) }
+}
+
 fn summary(
     known: &GvlThread,
     coverage: GvlCoverage,
@@ -190,6 +199,7 @@ fn summary(
             wall_ns: end_ns.saturating_sub(thread.born_ns),
             watched_ns: end_ns.saturating_sub(thread.born_ns) - times.closed_within(thread.born_ns, end_ns),
             wait: so_far(thread.waits, thread.wait_ns, thread.wait_max_ns, GvlState::Ready),
+            split: coverage.holds.then(|| split(&thread)),
             hold: coverage.holds.then_some(hold),
             away: coverage.holds.then_some(away),
             waits,

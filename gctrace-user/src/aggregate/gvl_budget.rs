@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use gctrace_common::gvl::{GvlTask, GvlThread};
+
 /// What a trap costs besides its program, nanoseconds: entering and leaving the kernel, and stepping over the instruction.
 pub const TRAP_NS: u64 = 700;
 /// What reporting a wait costs besides, nanoseconds: taking its stack.
@@ -239,6 +241,16 @@ pub struct OpenTimes {
 }
 
 impl OpenTimes {
+    /// Tells what the native thread of a thread did since that was met last. Where the probes were stopped meanwhile nothing is
+    /// known of it.
+    pub fn tell_rest(&self, thread: &mut GvlThread, task: Option<&GvlTask>, now_ns: u64) {
+        if thread.told_ns == 0 || thread.epoch != self.epoch() || self.end_of(thread.epoch).is_some() {
+            return;
+        }
+        let task = task.filter(|task| task.owner == thread.id && task.epoch == thread.epoch);
+        thread.told(task.map(|task| task.clocks_at(now_ns)), now_ns.max(thread.told_ns));
+    }
+
     pub(super) fn close(&mut self, now_ns: u64) {
         let before = self.closed_until(now_ns);
         self.before.push(before);

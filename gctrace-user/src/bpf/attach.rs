@@ -78,8 +78,10 @@ pub enum AttachError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The kernel refused a tracepoint.
-    #[error("attaching to the tracepoint syscalls:{tracepoint}: {source} (needs CONFIG_FTRACE_SYSCALLS)")]
+    #[error("attaching to the tracepoint {category}:{tracepoint}: {source}")]
     Tracepoint {
+        /// Its category.
+        category: &'static str,
         /// Its name.
         tracepoint: &'static str,
         /// The kernel's answer.
@@ -120,8 +122,8 @@ pub struct Probes {
     /// Probes with semaphores, attached as long as they are here.
     pub(super) semaphores: Vec<Semaphore>,
     pub(super) gvl: Vec<GvlAttached>,
-    /// What looks at futexes.
-    pub(super) futexes: Vec<(&'static str, TracePointLinkId)>,
+    /// What looks at futexes or at the scheduler for the GVL.
+    pub(super) tracepoints: Vec<(&'static str, TracePointLinkId)>,
     /// Whether GVL probes are detached for a while.
     pub(super) gvl_paused: bool,
 }
@@ -168,7 +170,7 @@ impl Probes {
             attached: 0,
             semaphores: Vec::new(),
             gvl: Vec::new(),
-            futexes: Vec::new(),
+            tracepoints: Vec::new(),
             gvl_paused: false,
         })
     }

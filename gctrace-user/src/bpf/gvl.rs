@@ -19,8 +19,8 @@ use aya::{
 use gctrace_common::{
     config::Config,
     gvl::{
-        GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlPath, GvlThread, MAX_GVL_EDGES,
-        MAX_GVL_EPOCHS, MAX_GVL_LOCKS, MAX_GVL_THREADS,
+        GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlPath, GvlTask, GvlThread, MAX_GVL_EDGES,
+        MAX_GVL_EPOCHS, MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
 };
 
@@ -39,12 +39,16 @@ pub(super) const PROGRAMS: [&str; 6] =
 /// Programs on the tracepoints of futexes: program and name of the tracepoint.
 pub(super) const FUTEX_PROGRAMS: [(&str, &str); 2] =
     [("futex_left", "sys_exit_futex"), ("futex_entered", "sys_enter_futex")];
+/// Programs on the scheduler's tracepoints, by which it is known whether threads have a CPU; likewise.
+pub(super) const TASK_PROGRAMS: [(&str, &str); 2] =
+    [("gvl_switch", "sched_switch"), ("gvl_wakeup", "sched_wakeup")];
 /// Maps and how many entries they have.
-const MAPS: [(&str, u32); 4] = [
+const MAPS: [(&str, u32); 5] = [
     ("GVL_THREADS", MAX_GVL_THREADS),
     ("GVL_LOCKS", MAX_GVL_LOCKS),
     ("GVL_EDGES", MAX_GVL_EDGES),
     ("GVL_CLOSED", MAX_GVL_EPOCHS),
+    ("GVL_TASKS", MAX_GVL_TASKS),
 ];
 
 /// A program, and one of its probes.
@@ -84,6 +88,11 @@ pub(super) fn configure(
         let entered = TracepointFormat::read(tracefs, "syscalls", "sys_enter_futex")?;
         config.futex_address = entered.offset("uaddr")?;
         config.futex_op = entered.offset("op")?;
+    } else {
+        let switch = TracepointFormat::read(tracefs, "sched", "sched_switch")?;
+        config.switch_prev_state = switch.offset("prev_state")?;
+        config.switch_next_pid = switch.offset("next_pid")?;
+        config.wakeup_pid = TracepointFormat::read(tracefs, "sched", "sched_wakeup")?.offset("pid")?;
     }
     config.gvl_threshold_ns = u64::try_from(options.threshold.as_nanos()).unwrap_or(u64::MAX);
     config.gvl_span_ns = if options.spans { config.gvl_threshold_ns } else { u64::MAX };
@@ -94,7 +103,7 @@ pub(super) fn configure(
 pub(super) fn programs(options: Option<GvlOptions>) -> Vec<&'static str> {
     match options {
         Some(GvlOptions { futex: true, .. }) => FUTEX_PROGRAMS.map(|(program, _)| program).to_vec(),
-        Some(_) => PROGRAMS.to_vec(),
+        Some(_) => PROGRAMS.into_iter().chain(TASK_PROGRAMS.map(|(program, _)| program)).collect(),
         None => Vec::new(),
     }
 }
@@ -118,8 +127,8 @@ impl Probes {
     ) -> Result<(), AttachError> {
         let links =
             if self.gvl_paused { Vec::new() } else { self.attach_gvl_plan(image, plan, &file, scope)? };
-        if plan.path.by == GvlPath::BY_FUTEX && !self.gvl_paused {
-            self.attach_futexes()?;
+        if !self.gvl_paused {
+            self.attach_gvl_tracepoints(plan.path.by == GvlPath::BY_FUTEX)?;
         }
         self.attached += plan.probes.len();
         self.gvl.push(GvlAttached { image, plan: plan.clone(), file, scope, links });
@@ -132,28 +141,32 @@ impl Probes {
         for links in self.gvl.iter_mut().map(|gvl| std::mem::take(&mut gvl.links)).collect::<Vec<_>>() {
             self.detach_gvl(links);
         }
-        for (name, link) in std::mem::take(&mut self.futexes) {
+        for (name, link) in std::mem::take(&mut self.tracepoints) {
             let Some(Program::TracePoint(program)) = self.ebpf.program_mut(name) else { continue };
             if let Err(error) = program.detach(link) {
-                log::warn!("detaching from the tracepoint of futexes: {error}");
+                log::warn!("detaching from a tracepoint for the GVL: {error}");
             }
         }
     }
 
-    /// Looks at the futexes of all processes, if that is not done yet. (A tracepoint of a system call makes every system call
-    /// of this host a little slower, so this is left until there is a Ruby to be watched.)
-    fn attach_futexes(&mut self) -> Result<(), AttachError> {
-        if !self.futexes.is_empty() {
+    /// Looks at the futexes of all processes, or at what the scheduler does, if that is not done yet. (A tracepoint of a system
+    /// call makes every system call of this host a little slower, so this is left until there is a Ruby to be watched.)
+    fn attach_gvl_tracepoints(&mut self, futex: bool) -> Result<(), AttachError> {
+        if !self.tracepoints.is_empty() {
             return Ok(());
         }
-        for (name, tracepoint) in FUTEX_PROGRAMS {
+        let (category, programs) =
+            if futex { ("syscalls", FUTEX_PROGRAMS) } else { ("sched", TASK_PROGRAMS) };
+        for (name, tracepoint) in programs {
             let Some(Program::TracePoint(program)) = self.ebpf.program_mut(name) else {
                 return Err(AttachError::NoProgram(name));
             };
-            let link = program
-                .attach("syscalls", tracepoint)
-                .map_err(|source| AttachError::Tracepoint { tracepoint, source: Box::new(source) })?;
-            self.futexes.push((name, link));
+            let link = program.attach(category, tracepoint).map_err(|source| AttachError::Tracepoint {
+                category,
+                tracepoint,
+                source: Box::new(source),
+            })?;
+            self.tracepoints.push((name, link));
         }
         Ok(())
     }
@@ -168,10 +181,11 @@ impl Probes {
                 Err(error) => log::warn!("the GVL probes of an image are not attached again: {error}"),
             }
         }
-        if all.iter().any(|gvl| gvl.plan.path.by == GvlPath::BY_FUTEX)
-            && let Err(error) = self.attach_futexes()
+        let futex = all.iter().any(|gvl| gvl.plan.path.by == GvlPath::BY_FUTEX);
+        if !all.is_empty()
+            && let Err(error) = self.attach_gvl_tracepoints(futex)
         {
-            log::warn!("futexes are not looked at again: {error}");
+            log::warn!("what threads wait for is not looked at again: {error}");
         }
         self.gvl = all;
     }
@@ -262,6 +276,8 @@ fn cookie(image: u32, probe: &GvlProbe) -> Option<GvlCookie> {
 pub struct GvlRead {
     /// The threads.
     pub threads: Vec<GvlThread>,
+    /// Their native threads, by tid.
+    pub tasks: std::collections::HashMap<u32, GvlTask>,
     /// Who waited for whom.
     pub edges: Vec<(GvlEdgeKey, GvlEdge)>,
 }
@@ -269,6 +285,7 @@ pub struct GvlRead {
 /// Reads what the programs have added up.
 pub struct GvlReader {
     threads: HashMap<MapData, GvlKey, GvlThread>,
+    tasks: HashMap<MapData, u32, GvlTask>,
     locks: HashMap<MapData, GvlKey, GvlLock>,
     edges: HashMap<MapData, GvlEdgeKey, GvlEdge>,
     gate: Array<MapData, u64>,
@@ -294,9 +311,10 @@ impl GvlReader {
         }
         let (gate, closed) = (array(ebpf, "GVL_GATE")?, array(ebpf, "GVL_CLOSED")?);
         let cpus = aya::util::online_cpus().map_err(|(_, source)| LoadError::Cpus(source))?.len() as u32;
-        let [threads, locks, edges, _] = MAPS.map(|(name, _)| name);
+        let [threads, locks, edges, _, tasks] = MAPS.map(|(name, _)| name);
         Ok(Self {
             threads: map(ebpf, threads)?,
+            tasks: map(ebpf, tasks)?,
             locks: map(ebpf, locks)?,
             edges: map(ebpf, edges)?,
             gate,
@@ -338,7 +356,16 @@ impl GvlReader {
         let mut read = GvlRead::default();
         for key in keys(&self.threads, |key| wanted(key.tgid, key.execs), MAX_GVL_THREADS)? {
             match self.threads.get(&key, 0) {
-                Ok(thread) => read.threads.push(thread),
+                Ok(thread) => {
+                    let tid = thread.header.tid;
+                    if let Ok(task) = self.tasks.get(&tid, 0) {
+                        read.tasks.insert(tid, task);
+                        if of.is_some() {
+                            gone(self.tasks.remove(&tid))?;
+                        }
+                    }
+                    read.threads.push(thread);
+                }
                 // It ended meanwhile, and is in the ring.
                 Err(MapError::KeyNotFound) => continue,
                 Err(error) => return Err(error),

@@ -10,7 +10,10 @@ use crate::{
     ledger::Ledger,
     model::{
         GcCycle, GcState, GcWork, Pause, Process, Runtime,
-        gvl::{GvlBlocked, GvlCoverage, GvlProcessSummary, GvlSums, GvlThreadSummary, GvlWait, GvlWho},
+        gvl::{
+            GvlBlocked, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary, GvlWait,
+            GvlWho,
+        },
         stack::Frame,
     },
     ruby::{PauseKind, stat::GcInfo},
@@ -182,6 +185,7 @@ enum Gvl<'a> {
         span_ns: u64,
         gc_pause_ns: Option<u64>,
         gc_wait_ns: Option<u64>,
+        gc_of_hold: Option<f64>,
         #[serde(flatten)]
         sums: Sums,
         blocked: Vec<Blocked<'a>>,
@@ -214,6 +218,8 @@ struct Sums {
     hold_ns: Option<u64>,
     hold_max_ns: Option<u64>,
     away_ns: Option<u64>,
+    /// What the scheduler did meanwhile.
+    split: Option<Split>,
     /// Waits by length: at most so many nanoseconds (`null`: longer than all before), how many.
     wait_histogram: Vec<(Option<u64>, u64)>,
 }
@@ -233,8 +239,36 @@ impl Sums {
             hold_ns: sums.hold.map(|hold| hold.ns),
             hold_max_ns: sums.hold.map(|hold| hold.max_ns),
             away_ns: sums.away.map(|away| away.ns),
+            split: sums.split.map(|split| Split {
+                wait: Task::of(split.waiting),
+                hold: Task::of(split.holding),
+                away: Task::of(split.away),
+            }),
             wait_histogram: sums.waits.buckets().collect(),
         }
+    }
+}
+
+/// What native threads did, by what threads did with the GVL.
+#[derive(Serialize)]
+struct Split {
+    wait: Task,
+    hold: Task,
+    away: Task,
+}
+
+#[derive(Serialize)]
+#[expect(clippy::struct_field_names, reason = "the names are the wire format")]
+struct Task {
+    cpu_ns: u64,
+    runnable_ns: u64,
+    blocked_ns: u64,
+}
+
+impl Task {
+    fn of(times: GvlTaskTimes) -> Self {
+        let GvlTaskTimes { cpu_ns, runnable_ns, blocked_ns } = times;
+        Self { cpu_ns, runnable_ns, blocked_ns }
     }
 }
 
@@ -487,6 +521,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             span_ns: summary.span_ns,
             gc_pause_ns: summary.gc.map(|gc| gc.pause_ns),
             gc_wait_ns: summary.gc.and_then(|gc| gc.wait_ns),
+            gc_of_hold: summary.gc_of_hold(),
             sums: Sums::of(&summary.sums),
             blocked: summary.blocked.iter().map(Blocked::of).collect(),
         }))

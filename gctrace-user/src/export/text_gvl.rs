@@ -5,7 +5,7 @@ use std::{collections::HashMap, io::Write};
 use super::text::{clip, duration};
 use crate::model::{
     Process,
-    gvl::{GvlBlocked, GvlProcessSummary, GvlSums, GvlThreadSummary},
+    gvl::{GvlBlocked, GvlProcessSummary, GvlSplit, GvlSums, GvlThreadSummary},
 };
 
 /// Threads of a process that are shown: those that waited longest.
@@ -44,8 +44,20 @@ impl GvlTable {
         )?;
         writeln!(
             out,
-            "{:>8} {:<16} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9}",
-            "TID", "COMM", "WAIT%", "HOLD%", "AWAY%", "WAITS", "P50<=", "P99<=", "MAX"
+            "{:>8} {:<16} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9}",
+            "TID",
+            "COMM",
+            "WAIT%",
+            "HOLD%",
+            "AWAY%",
+            "RUBY%",
+            "NATIVE%",
+            "NOCPU%",
+            "BLOCK%",
+            "WAITS",
+            "P50<=",
+            "P99<=",
+            "MAX"
         )?;
         if summary.threads > 1 {
             row(out, "all", "", &summary.sums)?;
@@ -71,6 +83,9 @@ impl GvlTable {
         }
         if let Some(gc) = summary.gc.filter(|gc| gc.pause_ns > 0) {
             write!(out, "{:>8} GC pauses took {}", "", duration(gc.pause_ns))?;
+            if let Some(share) = summary.gc_of_hold() {
+                write!(out, ", {:.1} % of the time for which the GVL was held", share * 100.0)?;
+            }
             if let Some(ns) = gc.wait_ns {
                 write!(out, "; in them, threads waited {} for the GVL (long waits only)", duration(ns))?;
             }
@@ -88,13 +103,20 @@ fn row(out: &mut impl Write, tid: &str, comm: &str, sums: &GvlSums) -> std::io::
         0 => "-".to_owned(),
         wall => format!("{:.1}", ns as f64 * 100.0 / wall as f64),
     };
+    let part = |of: fn(&GvlSplit) -> u64| {
+        sums.split.as_ref().map_or_else(|| "-".to_owned(), |split| percent(of(split)))
+    };
     let quantile = |percent| duration(sums.waits.quantile(percent, sums.wait.max_ns));
     writeln!(
         out,
-        "{tid:>8} {comm:<16} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9}",
+        "{tid:>8} {comm:<16} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9}",
         percent(sums.wait.ns),
         sums.hold.map_or_else(|| "-".to_owned(), |hold| percent(hold.ns)),
         sums.away.map_or_else(|| "-".to_owned(), |away| percent(away.ns)),
+        part(|split| split.holding.cpu_ns),
+        part(|split| split.away.cpu_ns),
+        part(|split| split.holding.runnable_ns + split.away.runnable_ns),
+        part(|split| split.holding.blocked_ns + split.away.blocked_ns),
         sums.wait.count,
         quantile(50),
         quantile(99),
@@ -132,8 +154,8 @@ mod tests {
         row(&mut out, "12", "worker", &sums).unwrap();
         let text = String::from_utf8(out).unwrap();
         let words: Vec<&str> = text.split_whitespace().collect();
-        assert_eq!(words[..6], ["12", "worker", "25.0", "-", "-", "2"]);
-        assert_eq!(words[8], "200.00ms");
+        assert_eq!(words[..7], ["12", "worker", "25.0", "-", "-", "-", "-"]);
+        assert_eq!(words[12], "200.00ms");
         let mut out = Vec::new();
         let who = |tid| Some(GvlWho { tid, comm: Arc::from("a") });
         let times = GvlTimes { count: 3, ns: 1_500_000, max_ns: 1 };

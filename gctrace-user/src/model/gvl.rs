@@ -16,7 +16,7 @@ pub struct GvlCoverage {
     pub ends: bool,
     /// Only waits are seen for which a thread had to block (futexes are looked at, and not the program).
     pub only_blocked: bool,
-    /// Waits of threads that were woken are seen: from a sleep, a `Queue`, a `Mutex`, a `join`.
+    /// Waits of threads that another one woke are seen: from a `Queue`, a `Mutex`, a `join`.
     pub woken: bool,
 }
 
@@ -26,7 +26,7 @@ impl GvlCoverage {
         match (self.only_blocked, self.woken, self.holds) {
             (true, true, _) => "only waits for which a thread had to block (--gvl=futex), and no holds",
             (true, false, _) => {
-                "only waits for which a thread had to block (--gvl=futex), not those of threads that are woken (sleep, Queue, Mutex, join), and no holds"
+                "only waits for which a thread had to block (--gvl=futex), not those of threads that another one wakes (Queue, Mutex, join, wakeup), and no holds"
             }
             (false, _, false) => {
                 "only waits: the yields of Ruby 3.2 have no event, so how long it is held is not known"
@@ -168,8 +168,48 @@ pub struct GvlSums {
     pub hold: Option<GvlTimes>,
     /// Neither: sleeping, or running what needs no GVL; `None` where that is not seen.
     pub away: Option<GvlTimes>,
+    /// What the scheduler did meanwhile; `None` where that is not seen.
+    pub split: Option<GvlSplit>,
     /// The waits by their length.
     pub waits: Histogram,
+}
+
+/// For how long native threads ran on a CPU, could have run but had none, and could not run, nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvlTaskTimes {
+    /// On a CPU.
+    pub cpu_ns: u64,
+    /// Runnable, without a CPU.
+    pub runnable_ns: u64,
+    /// Sleeping, or waiting for something.
+    pub blocked_ns: u64,
+}
+
+impl GvlTaskTimes {
+    fn add(&mut self, other: &Self) {
+        self.cpu_ns += other.cpu_ns;
+        self.runnable_ns += other.runnable_ns;
+        self.blocked_ns += other.blocked_ns;
+    }
+}
+
+/// What the scheduler did with threads, by what they did with the GVL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GvlSplit {
+    /// While they waited for it.
+    pub waiting: GvlTaskTimes,
+    /// While they held it.
+    pub holding: GvlTaskTimes,
+    /// While they did without it.
+    pub away: GvlTaskTimes,
+}
+
+impl GvlSplit {
+    fn add(&mut self, other: &Self) {
+        self.waiting.add(&other.waiting);
+        self.holding.add(&other.holding);
+        self.away.add(&other.away);
+    }
 }
 
 impl GvlSums {
@@ -184,6 +224,9 @@ impl GvlSums {
         self.wait.add(&other.wait);
         merge(&mut self.hold, &other.hold);
         merge(&mut self.away, &other.away);
+        if let Some(more) = &other.split {
+            self.split.get_or_insert_default().add(more);
+        }
         self.waits.add(other.waits.counts());
     }
 }
@@ -250,6 +293,14 @@ pub struct GvlProcessSummary {
     pub gc: Option<GvlGc>,
     /// Who waited for whom, the longest first.
     pub blocked: Vec<GvlBlocked>,
+}
+
+impl GvlProcessSummary {
+    /// Share of GC pauses in the time for which the GVL was held, 0 to 1; `None` where one of them is not known.
+    pub fn gc_of_hold(&self) -> Option<f64> {
+        let (pause_ns, hold_ns) = (self.gc?.pause_ns, self.sums.hold?.ns);
+        (hold_ns > 0).then(|| pause_ns as f64 / hold_ns as f64)
+    }
 }
 
 #[cfg(test)]

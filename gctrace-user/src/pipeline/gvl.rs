@@ -306,6 +306,7 @@ impl Pipeline {
             let of = GvlRead {
                 threads: read.threads.iter().filter(|thread| thread.header.tgid == pid).copied().collect(),
                 edges: read.edges.iter().filter(|(key, _)| key.tgid == pid).copied().collect(),
+                tasks: read.tasks.clone(),
             };
             self.gvl_finish(pid, &of, now_ns);
         }
@@ -323,7 +324,15 @@ impl Pipeline {
     fn gvl_finish(&mut self, pid: u32, read: &GvlRead, end_ns: u64) {
         for thread in &read.threads {
             self.counts.gvl_threads_read += 1;
-            self.gvl_summary(thread, end_ns, false);
+            let mut thread = *thread;
+            let coverage =
+                self.traced.get(&pid).and_then(|traced| traced.process.image.gvl).unwrap_or_default();
+            let task = read.tasks.get(&thread.header.tid);
+            // Where ends are not seen, a thread that does without the GVL may have none of its own any more.
+            if coverage.ends || thread.state != GvlState::Away as u32 {
+                self.gvl.governor.times().tell_rest(&mut thread, task, end_ns);
+            }
+            self.gvl_summary(&thread, end_ns, false);
         }
         let process = self.traced.get(&pid).map(|traced| traced.process.clone());
         if let Some((so_far, process)) = self.gvl.look.ended(pid).zip(process) {

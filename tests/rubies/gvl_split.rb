@@ -1,0 +1,30 @@
+# One thread that computes, one that compresses (C code without the GVL), one that sleeps; each says how much CPU time the
+# kernel charged it and how long it had to wait for a CPU.
+require_relative "support"
+require "zlib"
+
+def charged
+  run, delay = File.read("/proc/thread-self/schedstat").split.map(&:to_i)
+  { "cpu_ns" => run, "delay_ns" => delay }
+rescue SystemCallError
+  { "cpu_ns" => Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID, :nanosecond), "delay_ns" => nil }
+end
+
+def spend(name, seconds)
+  Thread.new do
+    Thread.current.name = name
+    till = Process.clock_gettime(Process::CLOCK_MONOTONIC) + seconds
+    yield while Process.clock_gettime(Process::CLOCK_MONOTONIC) < till
+    charged
+  end
+end
+
+Report.run do |extra|
+  text = Random.new(1).bytes(1 << 20)
+  threads = {
+    "ruby" => spend("ruby", 1.5) { 1_000.times { |i| i * i } },
+    "native" => spend("native", 1.5) { Zlib::Deflate.deflate(text, 9) },
+    "sleeper" => spend("sleeper", 1.5) { sleep 0.02 }
+  }
+  extra["threads"] = threads.transform_values(&:value)
+end

@@ -1,0 +1,128 @@
+//! Waits for the GVL that are told by futexes alone, with no probe in the program.
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::{GvlWaitLine, Report};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Done, Script};
+use gctrace_tests::{ledger, witness};
+use serde::Deserialize;
+
+/// Runs a script under gctrace, which reports every wait.
+fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
+    let args = ["--all-ruby", "--gvl=futex", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"];
+    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    let script = Script::unwitnessed(live, ruby, script)?;
+    let done = script.env("GCTRACE_TEST_GVL_WITNESS", witness::gvl_extension(ruby)?).run()?;
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    for line in report.gvl_threads.iter().chain(&report.gvl_processes) {
+        ensure!(line.mode == "futex" && line.hold_ns.is_none() && line.split.is_none(), "{line:?}");
+        let in_histogram: u64 = line.wait_histogram.iter().map(|(_, count)| count).sum();
+        ensure!(in_histogram == line.waits && line.wait_ns <= line.watched_ns, "{line:?}");
+    }
+    for wait in &report.gvl_waits {
+        ensure!(wait.blocked_by.is_none(), "a holder that nobody can have seen: {wait:?}");
+    }
+    Ok((report, done))
+}
+
+fn within(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
+    ensure!(told.abs_diff(true_ns) * 100 <= true_ns * percent, "{what}: {told} ns told, {true_ns} ns true");
+    Ok(())
+}
+
+/// While several threads compute, all but one wait for the GVL: their waits add up to their common time but one.
+#[test]
+fn waits_add_up_in_lock_step() -> Result<()> {
+    #[derive(Debug, Deserialize)]
+    struct Life {
+        tid: u32,
+        begin_ns: u64,
+        end_ns: u64,
+    }
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let mut last = Ok(());
+        // On a machine that has more to do, a thread that was handed the GVL has to wait for its CPU, and up to 3.1 the one that
+        // yields waits for that elsewhere.
+        for _ in 0..3 {
+            let (report, done) = watch(&live, ruby, "gvl_lockstep.rb")?;
+            let lives: Vec<Life> = serde_json::from_value(done.report.extra["lives"].clone())?;
+            let begin = lives.iter().map(|life| life.begin_ns).max().unwrap_or(0);
+            let end = lives.iter().map(|life| life.end_ns).min().unwrap_or(0);
+            ensure!(lives.len() == 4 && end > begin + 1_000_000_000, "{lives:?}");
+            let part = |wait: &GvlWaitLine| {
+                let (from, to) = (wait.begin_ns.max(begin), (wait.begin_ns + wait.wait_ns).min(end));
+                to.saturating_sub(from)
+            };
+            let of = |tid| {
+                report.gvl_waits.iter().filter(move |wait| (wait.pid, wait.tid) == (done.pid, tid)).map(part)
+            };
+            let all: u64 = lives.iter().map(|life| of(life.tid).sum::<u64>()).sum();
+            last = within("waits of four threads", all, 3 * (end - begin), 2);
+            // A wait is one however often its thread wakes up in between: each takes about as long as three time slices.
+            let longest = lives.iter().flat_map(|life| of(life.tid)).max().unwrap_or(0);
+            ensure!(longest > 250_000_000, "no wait took longer than {longest} ns");
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    })
+}
+
+/// An event as the witness saw it: event, time, native thread, Ruby thread, how often that native thread had lost its CPU.
+#[derive(Clone, Debug, Deserialize)]
+struct Event(String, u64, u32, u64, #[expect(dead_code)] u64);
+
+/// Of the waits that CRuby's own thread events tell, each that a thread began by itself and that took long is told, no other
+/// thing is taken for a wait, and their times agree.
+#[test]
+fn waits_agree_with_the_thread_events() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        if !ruby.is_at_least(3, 3) {
+            return Ok(());
+        }
+        let (report, done) = watch(&live, ruby, "gvl_events.rb")?;
+        let events: Vec<Event> = serde_json::from_value(done.report.extra["gvl"].clone())?;
+        let (first, last) = (events.first().context("no events")?.1, events.last().context("no events")?.1);
+        // Native thread, begin, end, whether the thread itself began it.
+        let mut ready = std::collections::HashMap::new();
+        let mut witnessed: Vec<(u32, u64, u64, bool)> = Vec::new();
+        for Event(event, ns, tid, thread, _) in &events {
+            if event == "ready" {
+                ready.insert(*thread, (*ns, *tid));
+            } else if event == "resumed"
+                && let Some((begin, by)) = ready.remove(thread)
+            {
+                witnessed.push((*tid, begin, *ns, by == *tid));
+            }
+        }
+        let told: Vec<&GvlWaitLine> = report
+            .gvl_waits
+            .iter()
+            .filter(|wait| {
+                wait.pid == done.pid && wait.begin_ns >= first && wait.begin_ns + wait.wait_ns <= last
+            })
+            .collect();
+        let inside = |wait: &GvlWaitLine, &(tid, begin, end, _): &(u32, u64, u64, bool)| {
+            wait.tid == tid && begin <= wait.begin_ns && wait.begin_ns + wait.wait_ns <= end
+        };
+        let invented = told.iter().filter(|wait| !witnessed.iter().any(|one| inside(wait, one))).count();
+        ensure!(invented == 0, "{invented} of {} waits are none", told.len());
+        // What takes longer than anything that is free.
+        let long: Vec<_> = witnessed.iter().filter(|one| one.3 && one.2 - one.1 > 5_000_000).collect();
+        ensure!(long.len() >= 10, "only {} long waits", long.len());
+        let (mut told_ns, mut true_ns) = (0, 0);
+        for one in &long {
+            let of = told.iter().filter(|wait| inside(wait, one)).collect::<Vec<_>>();
+            ensure!(of.len() == 1, "{} waits are told for {one:?}", of.len());
+            told_ns += of[0].wait_ns;
+            true_ns += one.2 - one.1;
+        }
+        within("long waits", told_ns, true_ns, 2)
+    })
+}

@@ -1,0 +1,181 @@
+//! What threads do besides the GVL: run on a CPU, wait for one, block; against what the kernel charged them.
+
+use std::collections::BTreeMap;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::{Live, rubies_dir};
+use gctrace_tests::report::{GvlSplitLine, GvlSumsLine};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{PATIENCE, ledger};
+use serde::Deserialize;
+
+/// Differs by at most so many percent, or by a moment.
+fn near(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
+    let slack = true_ns * percent / 100 + 10_000_000;
+    ensure!(told.abs_diff(true_ns) <= slack, "{what}: {told} ns told, {true_ns} ns true");
+    Ok(())
+}
+
+/// The parts of a thread's time are all of it, and those of each state are as long as that.
+fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
+    let split = line.split.with_context(|| format!("no split of {line:?}"))?;
+    let parts = split.all().sum();
+    // A thread that was seen to begin was in no state at first.
+    ensure!(
+        parts <= line.watched_ns + 100_000 && parts + 20_000_000 + line.watched_ns / 100 >= line.watched_ns,
+        "parts are {parts} of {line:?}"
+    );
+    for (what, row, whole) in [
+        ("wait", split.wait, Some(line.wait_ns)),
+        ("hold", split.hold, line.hold_ns),
+        ("away", split.away, line.away_ns),
+    ] {
+        let whole = whole.with_context(|| format!("no {what}"))?;
+        // The program that counts can lose its CPU.
+        let off = row.sum().abs_diff(whole);
+        ensure!(off * 200 <= line.watched_ns + 400_000_000, "{what}: {} of {whole}: {line:?}", row.sum());
+    }
+    Ok(split)
+}
+
+/// A thread that computes runs with the GVL, one that compresses without it, one that sleeps does not run; how long is what
+/// the kernel says.
+#[test]
+fn parts_agree_with_the_kernel() -> Result<()> {
+    #[derive(Deserialize)]
+    struct Charged {
+        cpu_ns: u64,
+        delay_ns: Option<u64>,
+    }
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let gctrace = Invocation::jsonl(["--all-ruby", "--gvl", "--gvl-budget", "100"])?.start_ready()?;
+        let stolen = stolen_ns()?;
+        let done = Script::unwitnessed(&live, ruby, "gvl_split.rb")?.run()?;
+        let stolen = stolen_ns()?.saturating_sub(stolen);
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let charged: BTreeMap<String, Charged> =
+            serde_json::from_value(done.report.extra["threads"].clone())?;
+        for (name, charged) in &charged {
+            let mut lines =
+                report.gvl_threads.iter().filter(|line| line.pid == done.pid && line.comm == *name);
+            let line = lines.next().with_context(|| format!("no line of {name}"))?;
+            let split = adds_up(line)?;
+            let all = split.all();
+            // The kernel does not charge what a hypervisor takes.
+            let cpu = charged.cpu_ns;
+            ensure!(
+                all.cpu_ns + 10_000_000 + cpu / 50 >= cpu
+                    && all.cpu_ns <= cpu + cpu / 50 + stolen + 10_000_000,
+                "{name}: {cpu} ns charged, {stolen} ns stolen: {line:?}"
+            );
+            if let Some(delay) = charged.delay_ns {
+                let slack = 20_000_000 + delay / 20 + stolen;
+                ensure!(all.runnable_ns.abs_diff(delay) <= slack, "{name}: {delay} ns delayed: {line:?}");
+            }
+            let (part, whole) = match name.as_str() {
+                "ruby" => (split.hold.cpu_ns, all.cpu_ns),
+                "native" => (split.away.cpu_ns, all.cpu_ns),
+                _ => (split.away.blocked_ns + split.wait.sum() + split.away.runnable_ns, line.watched_ns),
+            };
+            ensure!(part * 10 >= whole * 9, "{name}: {part} of {whole}: {line:?}");
+        }
+        let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
+        let share = process.gc_of_hold.context("no share of GC")?;
+        let (pause, hold) = (process.gc_pause_ns.context("no pauses")?, process.hold_ns.context("no holds")?);
+        ensure!((share - pause as f64 / hold as f64).abs() < 1e-9 && share < 1.0, "{process:?}");
+        Ok(())
+    })
+}
+
+/// CPU time that a hypervisor took, nanoseconds.
+fn stolen_ns() -> Result<u64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let ticks: u64 = stat.split_whitespace().nth(8).context("no steal in /proc/stat")?.parse()?;
+    Ok(ticks * 10_000_000)
+}
+
+/// CPU time and delay of each thread, nanoseconds.
+fn schedstats(pid: u32) -> Result<BTreeMap<u32, (u64, u64)>> {
+    let mut found = BTreeMap::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let path = task?.path();
+        let text = std::fs::read_to_string(path.join("schedstat"))?;
+        let mut words = text.split_whitespace().map(str::parse);
+        let (Some(run), Some(delay)) = (words.next(), words.next()) else { continue };
+        let tid = path.file_name().and_then(|name| name.to_str()).context("no tid")?.parse()?;
+        found.insert(tid, (run?, delay?));
+    }
+    Ok(found)
+}
+
+/// Of each thread of a server under load, waits for the GVL, CPU time, waits for a CPU and blocking are all of its time, and
+/// CPU time and delay are what the kernel says.
+#[test]
+fn threads_of_puma() -> Result<()> {
+    let _live = Live::begin()?;
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let web = rubies_dir().join("web");
+    let mut command = Command::new("puma");
+    command.args(["-q", "-t", "5:5", "-b"]).arg(format!("tcp://127.0.0.1:{port}"));
+    command.arg(web.join("threads.ru")).current_dir(&web).env("RACK_ENV", "production");
+    let puma = Guarded::start("puma", &mut command)?;
+    let since = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        ensure!(since.elapsed() < PATIENCE, "puma does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pid = puma.pid();
+    let gctrace =
+        Invocation::jsonl(["--pid", &pid.to_string(), "--gvl", "--gvl-budget", "100"])?.start_ready()?;
+    let (before, stolen) = (schedstats(pid)?, stolen_ns()?);
+    for path in ["cpu", "io"] {
+        let mut wrk = Command::new("wrk");
+        wrk.args(["-t1", "-c8", "-d2s", &format!("http://127.0.0.1:{port}/{path}")]);
+        let output = wrk.output().context("cannot run wrk")?;
+        ensure!(output.status.success(), "wrk: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let (after, stolen) = (schedstats(pid)?, stolen_ns()?.saturating_sub(stolen));
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    let workers: Vec<&GvlSumsLine> =
+        report.gvl_threads.iter().filter(|line| line.comm.contains(" tp ")).collect();
+    ensure!(workers.len() == 5, "{} of 5 threads: {:?}", workers.len(), report.gvl_threads);
+    for line in workers {
+        let split = adds_up(line)?;
+        let tid = line.tid.context("no tid")?;
+        let at = |stats: &BTreeMap<u32, (u64, u64)>| stats.get(&tid).copied().context("a thread is gone");
+        let (from, to) = (at(&before)?, at(&after)?);
+        let parts = line.wait_ns
+            + split.hold.cpu_ns
+            + split.away.cpu_ns
+            + split.hold.runnable_ns
+            + split.away.runnable_ns
+            + split.hold.blocked_ns
+            + split.away.blocked_ns;
+        near("all parts", parts, line.watched_ns, 3)?;
+        let all = split.all();
+        let cpu = to.0 - from.0;
+        ensure!(
+            all.cpu_ns + cpu * 3 / 100 + 10_000_000 >= cpu
+                && all.cpu_ns <= cpu + cpu * 3 / 100 + 10_000_000 + stolen,
+            "{cpu} ns charged, {stolen} ns stolen: {line:?}"
+        );
+        let delay = to.1 - from.1;
+        ensure!(
+            all.runnable_ns.abs_diff(delay) <= delay * 3 / 100 + 20_000_000 + stolen,
+            "{delay} ns delayed: {line:?}"
+        );
+        ensure!(line.wait_ns * 10 > line.watched_ns, "hardly any wait: {line:?}");
+    }
+    puma.signal(rustix::process::Signal::TERM)?;
+    puma.finish(PATIENCE)?;
+    Ok(())
+}

@@ -52,7 +52,11 @@ fn waits_add_up_in_lock_step() -> Result<()> {
             let lives: Vec<Life> = serde_json::from_value(done.report.extra["lives"].clone())?;
             let begin = lives.iter().map(|life| life.begin_ns).max().unwrap_or(0);
             let end = lives.iter().map(|life| life.end_ns).min().unwrap_or(0);
-            ensure!(lives.len() == 4 && end > begin + 1_000_000_000, "{lives:?}");
+            ensure!(lives.len() == 4, "{lives:?}");
+            if end < begin + 1_000_000_000 {
+                last = Err(anyhow::anyhow!("they ran together for {begin}..{end} only: {lives:?}"));
+                continue;
+            }
             let part = |wait: &GvlWaitLine| {
                 let (from, to) = (wait.begin_ns.max(begin), (wait.begin_ns + wait.wait_ns).min(end));
                 to.saturating_sub(from)
@@ -115,7 +119,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         ensure!(invented == 0, "{invented} of {} waits are none", told.len());
         // What takes longer than anything that is free.
         let long: Vec<_> = witnessed.iter().filter(|one| one.3 && one.2 - one.1 > 5_000_000).collect();
-        ensure!(long.len() >= 10, "only {} long waits", long.len());
+        ensure!(long.len() >= 5, "only {} long waits", long.len());
         let (mut told_ns, mut true_ns) = (0, 0);
         for one in &long {
             let of = told.iter().filter(|wait| inside(wait, one)).collect::<Vec<_>>();

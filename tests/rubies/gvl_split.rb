@@ -22,9 +22,9 @@ end
 Report.run do |extra|
   text = Random.new(1).bytes(1 << 20)
   threads = {
-    "ruby" => spend("ruby", 1.5) { 1_000.times { |i| i * i } },
-    "native" => spend("native", 1.5) { Zlib::Deflate.deflate(text, 9) },
-    "sleeper" => spend("sleeper", 1.5) { sleep 0.02 }
+    "computes" => spend("computes", 1.5) { 1_000.times { |i| i * i } },
+    "presses" => spend("presses", 1.5) { Zlib::Deflate.deflate(text, 9) },
+    "sleeps" => spend("sleeps", 1.5) { sleep 0.02 }
   }
   extra["threads"] = threads.transform_values(&:value)
 end

@@ -81,8 +81,8 @@ fn parts_agree_with_the_kernel() -> Result<()> {
                 ensure!(all.runnable_ns.abs_diff(delay) <= slack, "{name}: {delay} ns delayed: {line:?}");
             }
             let (part, whole) = match name.as_str() {
-                "ruby" => (split.hold.cpu_ns, all.cpu_ns),
-                "native" => (split.away.cpu_ns, all.cpu_ns),
+                "computes" => (split.hold.cpu_ns, all.cpu_ns),
+                "presses" => (split.away.cpu_ns, all.cpu_ns),
                 _ => (split.away.blocked_ns + split.wait.sum() + split.away.runnable_ns, line.watched_ns),
             };
             ensure!(part * 10 >= whole * 9, "{name}: {part} of {whole}: {line:?}");

@@ -155,7 +155,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         gvl: settings.gvl,
     })?;
     if settings.gvl.is_some() && gvl.is_none() {
-        say("gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later");
+        say(
+            "gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later, or --gvl=futex",
+        );
     }
     let (sender, findings) = sync_channel(FINDINGS);
     let (stop, stopped) = UnixStream::pair().map_err(system("making a socket pair"))?;

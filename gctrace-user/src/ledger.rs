@@ -457,6 +457,7 @@ impl Ledger {
             + self.kernel(C::AwayMapFull)
             + self.kernel(C::RubyMapFull)
             + self.kernel(C::GvlThreadMapFull)
+            + self.kernel(C::GvlTasksFull)
             + self.kernel(C::GvlNoThread)
             + self.kernel(C::GvlWaitRingFull)
             + self.kernel(C::GvlThreadRingFull)

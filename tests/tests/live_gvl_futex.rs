@@ -8,6 +8,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use gctrace_tests::{ledger, witness};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// Runs a script under gctrace, which reports every wait.
 fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
@@ -79,7 +80,7 @@ fn waits_add_up_in_lock_step() -> Result<()> {
 
 /// An event as the witness saw it: event, time, native thread, Ruby thread, how often that native thread had lost its CPU.
 #[derive(Clone, Debug, Deserialize)]
-struct Event(String, u64, u32, u64, #[expect(dead_code)] u64);
+struct Event(String, u64, u32, u64, IgnoredAny);
 
 /// Of the waits that CRuby's own thread events tell, each that a thread began by itself and that took long is told, no other
 /// thing is taken for a wait, and their times agree.

@@ -96,7 +96,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         cookies,
         gc_ring_bytes: None,
         stacks: Some(stacks),
-        gvl: Some(GvlOptions {
+        gvl: tracefs.map(|_| GvlOptions {
             futex: false,
             threshold: Duration::from_millis(1),
             spans: true,

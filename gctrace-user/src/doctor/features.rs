@@ -55,7 +55,7 @@ pub(super) fn of(plan: &AttachPlan, abilities: Abilities) -> Vec<Feature> {
 fn gvl(plan: &AttachPlan, name: &str, abilities: Abilities) -> Option<(String, String)> {
     if !abilities.cookies {
         let reason = "the kernel hands no cookies to probes, so it is not known which place a hit is at";
-        return Some((reason.to_owned(), "use Linux 5.15 or later".to_owned()));
+        return Some((reason.to_owned(), "use Linux 5.15 or later, or --gvl=futex".to_owned()));
     }
     match &plan.gvl {
         Err(why @ NoGvl::Machine) => Some((why.to_string(), ON_X86.to_owned())),

@@ -8,6 +8,7 @@ use super::stack::Stack;
 
 /// What is seen of the GVL in an image, besides waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about what is seen")]
 pub struct GvlCoverage {
     /// Holds, and times without it: no thread can give it up unseen (in 3.2 they can).
     pub holds: bool,

@@ -53,11 +53,11 @@ fn parts_agree_with_the_kernel() -> Result<()> {
         cpu_ns: u64,
         delay_ns: Option<u64>,
     }
-    let live = Live::begin()?;
+    let lock = Live::begin()?;
     Ruby::each(|ruby| {
         let gctrace = Invocation::jsonl(["--all-ruby", "--gvl", "--gvl-budget", "100"])?.start_ready()?;
         let stolen = stolen_ns()?;
-        let done = Script::unwitnessed(&live, ruby, "gvl_split.rb")?.run()?;
+        let done = Script::unwitnessed(&lock, ruby, "gvl_split.rb")?.run()?;
         let stolen = stolen_ns()?.saturating_sub(stolen);
         let report = gctrace.stop()?;
         ledger::check_lossless(&report)?;

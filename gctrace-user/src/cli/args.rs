@@ -188,7 +188,7 @@ pub struct Args {
 
     /// Watch the GVL: how long threads wait for it, how long they hold it, and who waits for whom (exact). Each time that a
     /// thread asks for the GVL, gets it or gives it up then costs it about a microsecond. --gvl=futex sets no probe in the
-    /// program: it costs next to nothing, and tells only waits for which a thread had to block
+    /// program, and tells only waits for which a thread had to block
     #[arg(
         long,
         value_enum,

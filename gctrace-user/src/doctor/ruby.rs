@@ -145,7 +145,9 @@ fn remedy(why: &WhyNot) -> String {
         PlanError::Elf { .. } => "the file is damaged or was cut off: reinstall it",
         PlanError::Refused(refusal) => match refusal {
             Refusal::Machine(_) => "run gctrace's build for that processor on a host that runs such programs",
-            Refusal::Aarch64(_) => "on this processor use Ruby 3.3 or older; on x86-64 it works",
+            Refusal::Aarch64(_) => {
+                "on this processor use a Ruby up to 3.4 without a modular GC; on x86-64 it works"
+            }
             Refusal::Version(version) if version.at_least(5, 0) => "upgrade gctrace",
             Refusal::Version(_) => "upgrade Ruby to 2.7 or later",
             Refusal::ForeignGc(_) => {

@@ -71,8 +71,7 @@ pub enum Refusal {
     Machine(Machine),
     /// A version whose events are not found on aarch64.
     #[error(
-        "on aarch64 the event sites of Ruby {0} are not looked for yet (those of 2.6 to 3.3 are, which test for them in \
-         another way)"
+        "on aarch64 the event sites of Ruby {0} are not looked for yet (2.6 to 3.4 are traced, 3.4 without a modular GC)"
     )]
     Aarch64(RubyVersion),
     /// Not a Ruby.
@@ -118,6 +117,8 @@ pub enum Refusal {
 const OLDEST: RubyVersion = RubyVersion::new(2, 6, 0);
 /// The first version that can be built with a modular GC. (3.4 named it shared GC in its previews.)
 const FIRST_MODULAR: RubyVersion = RubyVersion::new(3, 4, 0);
+/// From 4.0 on the events are tested in a global variable.
+const FIRST_UNKNOWN_ON_AARCH64: RubyVersion = RubyVersion::new(4, 0, 0);
 const TOO_NEW: RubyVersion = RubyVersion::new(5, 0, 0);
 
 /// Finds version, object space and event sites of a Ruby image. A pure function of the image.
@@ -139,15 +140,12 @@ pub(super) fn analyse_any(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
         return Err(Refusal::Version(version));
     }
     let machine = image.machine();
-    if machine == Machine::Aarch64 && version >= FIRST_MODULAR {
+    let modular = version >= FIRST_MODULAR && modular::is_modular(image);
+    if machine == Machine::Aarch64 && (version >= FIRST_UNKNOWN_ON_AARCH64 || modular) {
         return Err(Refusal::Aarch64(version));
     }
     let mut code = Code::new(image);
-    let modular = if version >= FIRST_MODULAR && modular::is_modular(image) {
-        Some(Modular::of(&mut code).map_err(Refusal::ModularGc)?)
-    } else {
-        None
-    };
+    let modular = if modular { Some(Modular::of(&mut code).map_err(Refusal::ModularGc)?) } else { None };
     let vm = VmPath::derive(&code)?;
     let (findings, checks) = accepted(&mut code, version, &vm)?;
     let (thread, gvl, refill) = match machine {

@@ -76,6 +76,7 @@ const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl")];
 const TESTS_AARCH64: &[&str] = &[
     "live_gc::pressure_equals_the_witness",
     "live_gc::explicit_cycles_without_witness",
+    "live_gc::stat_heap_equals_the_program",
     "live_discovery::fork",
     "live_discovery::exec",
 ];

@@ -1,16 +1,18 @@
-//! The finder for A64 code, for CRuby up to 3.3.
+//! The finder for A64 code, for CRuby up to 3.4.
 //!
-//! A test of an event is a load of `objspace->hook_events` and a jump on one bit of it, mostly `ldr w0, [x20, #20]` and
+//! Up to 3.3 a test of an event is a load of `objspace->hook_events` and a jump on one bit of it, mostly `ldr w0, [x20, #20]` and
 //! `tbnz w0, #22, …`. The jump is the site: the kernel simulates it. Where the word of the events lies is known from
 //! `rb_during_gc` ([`hook_events`]); the calls of the function that runs the hooks, each with the constant of its event, are
-//! an independent witness: every one must be guarded by such a test of its own event.
+//! an independent witness: every one must be guarded by such a test of its own event. In 3.4 that function tests itself,
+//! and its calls are the sites.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gctrace_common::event::Point;
 use yaxpeax_arm::armv8::a64::{Opcode, Operand};
 
-use super::finder::{MAX_SITES, endless, hook_events, name_owners};
+use super::facts::HOOK;
+use super::finder::{MAX_SITES, callers_of, endless, hook_events, name_owners};
 use super::guard::point_of_constant;
 use super::unit::GcUnit;
 use super::{Field, Findings, Site, SiteForm, point_of_bit};
@@ -217,17 +219,69 @@ impl Body {
 /// Finds the sites. `None` if the image exports no GC functions to start from.
 pub(super) fn find(code: &mut Code<'_>, vm: &VmPath) -> Option<Findings> {
     let unit = GcUnit::find(code)?;
-    let searched = with_cold_parts(code, unit.functions(code));
+    let hook = code.image.dynamic_symbols().find(HOOK).map(|symbol| symbol.address);
+    let mut functions = unit.functions(code);
+    functions.extend(hook.map(|hook| callers_of(code, hook)).unwrap_or_default());
+    code.resolve_cold_parts(functions.iter().copied());
+    let owners: Vec<usize> = functions.iter().map(|&extent| code.owner(extent)).collect();
+    functions.extend(owners);
+    let searched = with_cold_parts(code, functions);
     let owners: BTreeSet<usize> = searched.iter().map(|&extent| code.owner(extent)).collect();
     let bodies: BTreeMap<usize, Body> = owners
         .into_iter()
         .map(|owner| (owner, Body::new(code.parts(owner).into_iter().map(|part| decode(code.image, part)))))
         .collect();
 
-    let field = hook_events(vm.flags);
+    let calls = calls_of_the_hook(code, &bodies);
+    let mut findings = if hook.is_some() && calls.iter().all(|call| Some(call.callee) == hook) {
+        called(code, &bodies, &calls)
+    } else {
+        guarded(code, &bodies, &calls, hook_events(vm.flags))
+    };
+    findings.searched = searched;
+    findings.endless = endless(code, &findings);
+    findings.enter_string_owners = unit
+        .enter_string
+        .map(|extents| extents.into_iter().map(|extent| code.start(code.owner(extent))).collect());
+    name_owners(code, &mut findings.sites);
+    Some(findings)
+}
+
+/// What the calls of a function that tests itself tell.
+fn called(code: &Code<'_>, bodies: &BTreeMap<usize, Body>, calls: &[EventCall]) -> Findings {
+    let site = |call: &EventCall| {
+        let instruction = &bodies[&call.owner].instructions[call.index];
+        Site {
+            point: call.point,
+            address: instruction.address,
+            emulated: instruction.is_emulated(),
+            guard: instruction.address,
+            register: None,
+            owner: code.start(call.owner),
+            owner_name: None,
+            form: SiteForm::Call,
+            pause: None,
+        }
+    };
+    let sites: BTreeMap<(Point, Svma), Site> =
+        calls.iter().map(site).map(|site| ((site.point, site.address), site)).collect();
+    Findings {
+        sites: sites.into_values().collect(),
+        field: None,
+        disputed: Vec::new(),
+        unguarded: Vec::new(),
+        entered_midway: Vec::new(),
+        endless: BTreeSet::new(),
+        enter_string_owners: None,
+        searched: BTreeSet::new(),
+    }
+}
+
+/// The tests of that field, held against the calls.
+fn guarded(code: &Code<'_>, bodies: &BTreeMap<usize, Body>, calls: &[EventCall], field: Field) -> Findings {
     let mut sites = BTreeMap::new();
     let mut entered_midway = Vec::new();
-    for (&owner, body) in &bodies {
+    for (&owner, body) in bodies {
         for index in 0..body.instructions.len() {
             let jump = &body.instructions[index];
             if sites.len() > MAX_SITES || !matches!(jump.flow(), Flow::Conditional(_)) {
@@ -255,7 +309,7 @@ pub(super) fn find(code: &mut Code<'_>, vm: &VmPath) -> Option<Findings> {
     }
 
     let (mut disputed, mut unguarded) = (Vec::new(), Vec::new());
-    for call in calls_of_the_hook(code, &bodies) {
+    for call in calls {
         let body = &bodies[&call.owner];
         let mut guarded = false;
         for jump in body.deciding(call.index, 1) {
@@ -273,7 +327,7 @@ pub(super) fn find(code: &mut Code<'_>, vm: &VmPath) -> Option<Findings> {
             unguarded.push(body.instructions[call.index].address);
         }
     }
-    let mut findings = Findings {
+    Findings {
         sites: sites.into_values().collect(),
         field: Some(field),
         disputed,
@@ -281,14 +335,8 @@ pub(super) fn find(code: &mut Code<'_>, vm: &VmPath) -> Option<Findings> {
         entered_midway,
         endless: BTreeSet::new(),
         enter_string_owners: None,
-        searched,
-    };
-    findings.endless = endless(code, &findings);
-    findings.enter_string_owners = unit
-        .enter_string
-        .map(|extents| extents.into_iter().map(|extent| code.start(code.owner(extent))).collect());
-    name_owners(code, &mut findings.sites);
-    Some(findings)
+        searched: BTreeSet::new(),
+    }
 }
 
 /// The extents with the cold parts of their functions.

@@ -24,7 +24,8 @@ pub fn gvl_extension(ruby: &Ruby) -> Result<PathBuf> {
     build(ruby, "gvl_witness")
 }
 
-/// The folder of witnesses that were compiled elsewhere, for a machine without a compiler.
+/// The folder of witnesses that were compiled elsewhere, for a machine without a compiler. It lies in [`work_dir`], as
+/// Rubies with roots of their own see nothing else.
 const READY: &str = "GCTRACE_WITNESSES";
 
 fn build(ruby: &Ruby, name: &str) -> Result<PathBuf> {

@@ -126,7 +126,9 @@ pub(super) fn build(arch: Arch, programs: &[&str]) -> Result<Built> {
 
 /// Compiles the witness for these Rubies, into the folder that `GCTRACE_WITNESSES` shall name.
 pub(super) fn witnesses(arch: Arch, rubies: &[PathBuf]) -> Result<PathBuf> {
-    let all = target_dir()?.join("xtask/vm").join(arch.folder()).join("witnesses");
+    // The tests' own folder is the one that is seen in the roots of the Rubies, too.
+    let debug = target_dir()?.join("xtask/vm").join(arch.folder()).join(TARGET).join("debug");
+    let all = debug.join("tmp/gctrace-tests/witnesses");
     let source = root().join("tests/rubies/witness/witness.c");
     for ruby in rubies {
         let root = lab::root_of(ruby)?;
@@ -138,7 +140,7 @@ pub(super) fn witnesses(arch: Arch, rubies: &[PathBuf]) -> Result<PathBuf> {
         for folder in ["usr/include".to_owned(), format!("usr/include/{TUPLE}")] {
             compiler.arg("-I").arg(headers(&root.join(folder))?);
         }
-        run(compiler.arg("-o").arg(dir.join("witness.so")).arg(&source))
+        run_quiet(compiler.arg("-o").arg(dir.join("witness.so")).arg(&source))
             .with_context(|| format!("cannot build the witness for {}", ruby.display()))?;
     }
     all.canonicalize().with_context(|| format!("cannot find {}", all.display()))

@@ -184,8 +184,11 @@ pub(super) fn analyse_any(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
 
 /// The same of a GC library that the Ruby which was analysed has loaded.
 pub fn analyse_library(image: &ElfImage, ruby: &RubyAnalysis) -> Result<RubyAnalysis, Refusal> {
-    if image.machine() != Machine::X86_64 || Machine::HOST != Machine::X86_64 {
+    if image.machine() != Machine::HOST {
         return Err(Refusal::Machine(image.machine()));
+    }
+    if image.machine() == Machine::Aarch64 {
+        return Err(Refusal::Aarch64(ruby.version));
     }
     if !modular::is_library(image) {
         return Err(Refusal::Library("the interface of a GC"));

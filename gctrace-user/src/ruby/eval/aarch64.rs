@@ -7,6 +7,7 @@ use yaxpeax_arm::armv8::a64::{Opcode, Operand, ShiftStyle, SizeCode};
 use super::condition::Flags;
 use super::machine::{Machine, Next};
 use super::{Operator, Value};
+use crate::address::Svma;
 use crate::ruby::aarch64::{Flow, Instruction, SP};
 use crate::ruby::code::Callee;
 
@@ -82,14 +83,9 @@ impl Machine<'_> {
     }
 
     /// What a call or jump through a register leads to.
-    fn pointed(&self, instruction: &Instruction) -> Callee<'static>
-    where
-        Self: Sized,
-    {
+    fn pointed(&self, instruction: &Instruction) -> Callee<'static> {
         match instruction.register(0).map(|register| self.general(register, SizeCode::X)) {
-            Some(Value::Image(address)) => {
-                Callee { address: Some(crate::address::Svma(address)), name: None }
-            }
+            Some(Value::Image(address)) => Callee { address: Some(Svma(address)), name: None },
             _ => Callee::default(),
         }
     }
@@ -476,9 +472,10 @@ impl Machine<'_> {
 
     fn set_operand(&mut self, instruction: &Instruction, operand: usize, value: Value) {
         match instruction.operands[operand] {
-            Operand::Register(size, number) => self.set_general(number, size, value),
             Operand::RegisterOrSP(SizeCode::X, SP) => self.registers[usize::from(SP)] = value,
-            Operand::RegisterOrSP(size, number) => self.set_general(number, size, value),
+            Operand::Register(size, number) | Operand::RegisterOrSP(size, number) => {
+                self.set_general(number, size, value);
+            }
             _ => {}
         }
     }

@@ -31,6 +31,11 @@ impl Arch {
         }
     }
 
+    /// Whether the BPF programs load on that kernel (docs/aarch64.md).
+    pub(crate) fn loads_on(self, kernel: &str) -> bool {
+        self == Self::X86_64 || kernel != "5.10"
+    }
+
     /// The package with its kernel.
     pub(crate) fn kernel_package(self) -> String {
         format!("linux-image-cloud-{}", self.debian())

@@ -119,7 +119,10 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
     })?;
     let chosen: Vec<&Kernel> = KERNELS
         .iter()
-        .filter(|kernel| args.kernels.is_empty() || args.kernels.iter().any(|name| name == kernel.name))
+        .filter(|kernel| match &args.kernels[..] {
+            [] => args.arch.loads_on(kernel.name),
+            named => named.iter().any(|name| name == kernel.name),
+        })
         .collect();
     let images = chosen.iter().map(|kernel| kernel.image(args.arch)).collect::<Result<Vec<_>>>()?;
     let dir = target_dir()?.join("xtask/vm").join(args.arch.folder());

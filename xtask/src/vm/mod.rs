@@ -68,6 +68,7 @@ const TESTS: &[&str] = &[
     "live_containers::cgroup_v2",
     "live_kernel::verifier_is_far_from_its_limit",
     "live_gvl::waits_add_up_in_lock_step",
+    "live_gvl_futex::waits_add_up_in_lock_step",
 ];
 
 /// Programs of tests that a kernel cannot pass: gctrace does not watch the GVL without attach cookies (Linux 5.15).

@@ -36,7 +36,7 @@ const CHECKOUT: &str = "/srv/gctrace";
 
 /// Runs the command.
 pub(crate) fn run_provision(args: &Args) -> Result<()> {
-    setup::ensure(&[Purpose::Lab])?;
+    setup::ensure(&[Purpose::Lab, Purpose::Vm])?;
     let started = Instant::now();
     let dir = cache_dirs("provision")?.into_iter().next().context("no folder for the root")?;
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;

@@ -78,6 +78,14 @@ pub struct Config {
     pub futex_address: u32,
     /// Byte offset of `op` there.
     pub futex_op: u32,
+    /// Byte offset of `pid` in the kernel's `task_struct`; 0: what the scheduler does with threads is not told.
+    pub task_pid: u32,
+    /// Byte offset of `__state` (`state` before Linux 5.14) there.
+    pub task_state: u32,
+    /// Byte offset of `se.sum_exec_runtime` there.
+    pub task_charged: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// What [`Config::off_cpu_stacks`] is counted over.
@@ -286,7 +294,7 @@ pub struct RubyEntry {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<Config>() == 88);
+const _: () = assert!(size_of::<Config>() == 104);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 80);

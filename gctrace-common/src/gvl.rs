@@ -366,6 +366,8 @@ pub struct GvlTask {
     pub since_ns: u64,
     /// How long it has been in each state before.
     pub clocks: Clocks,
+    /// CPU time that the kernel had charged it when it was switched to or from last, nanoseconds.
+    pub charged_ns: u64,
     /// [`GvlThread::id`] of the thread that it runs.
     pub owner: u64,
     /// The key of that.
@@ -394,6 +396,20 @@ impl GvlTask {
             self.clocks[1] + of(Self::RUNNABLE),
             self.clocks[2] + of(Self::BLOCKED),
         ]
+    }
+
+    /// It is on a CPU, and was not seen to get there. What the kernel has charged it since tells how long it has been.
+    #[inline]
+    pub fn unseen(&mut self, charged_ns: u64, now_ns: u64) {
+        let ns = now_ns.saturating_sub(self.since_ns);
+        let charged = charged_ns.saturating_sub(self.charged_ns);
+        let ran = if charged < ns { charged } else { ns };
+        self.since_ns += ran;
+        self.clocks = self.clocks_at(now_ns);
+        self.clocks[0] += ran;
+        self.state = Self::CPU;
+        self.since_ns = now_ns;
+        self.charged_ns = charged_ns;
     }
 
     /// Its state changes.
@@ -638,7 +654,7 @@ const _: () = assert!(size_of::<GvlHolder>() == 32);
 const _: () = assert!(size_of::<GvlHold>() == 48);
 const _: () = assert!(size_of::<GvlLock>() == 16 + 48 * HOLDS && HOLDS.is_power_of_two());
 const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 16 + 64 + 8 + 24 + 96 + 4 * BUCKETS);
-const _: () = assert!(size_of::<GvlTask>() == 72);
+const _: () = assert!(size_of::<GvlTask>() == 80);
 const _: () = assert!(size_of::<GvlEdgeKey>() == 24);
 const _: () = assert!(size_of::<GvlEdge>() == 24);
 const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 48 + 16 + 8);

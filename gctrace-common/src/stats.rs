@@ -226,6 +226,8 @@ counters! {
     GvlInterrupted = "gvl_interrupted",
     /// Native threads of which it is not known whether they have a CPU because the `GVL_TASKS` map was full.
     GvlTasksFull = "gvl_tasks_full",
+    /// Times that a thread was on a CPU and was not seen to get there, or to become runnable before.
+    GvlSwitchUnseen = "gvl_switch_unseen",
     /// Threads entered in the `GVL_THREADS` map.
     GvlThreads = "gvl_threads",
     /// Of those, ended and handed to user space.

@@ -6,8 +6,8 @@
 
 use aya_ebpf::{
     EbpfContext as _,
-    macros::{perf_event, tracepoint, uprobe, uretprobe},
-    programs::{PerfEventContext, ProbeContext, RetProbeContext, TracePointContext},
+    macros::{perf_event, raw_tracepoint, tracepoint, uprobe, uretprobe},
+    programs::{PerfEventContext, ProbeContext, RawTracePointContext, RetProbeContext, TracePointContext},
 };
 use gctrace_common::{event::Point, gvl::GvlPoint};
 
@@ -158,15 +158,15 @@ pub fn switch_ruby(ctx: TracePointContext) -> u32 {
 }
 
 /// `sched:sched_switch`, for the GVL.
-#[tracepoint]
-pub fn gvl_switch(ctx: TracePointContext) -> u32 {
+#[raw_tracepoint(tracepoint = "sched_switch")]
+pub fn gvl_switch(ctx: RawTracePointContext) -> i32 {
     tasks::switched(&ctx);
     0
 }
 
 /// `sched:sched_wakeup`, for the GVL.
-#[tracepoint]
-pub fn gvl_wakeup(ctx: TracePointContext) -> u32 {
+#[raw_tracepoint(tracepoint = "sched_wakeup")]
+pub fn gvl_wakeup(ctx: RawTracePointContext) -> i32 {
     tasks::woken(&ctx);
     0
 }

@@ -1,7 +1,15 @@
 //! Whether threads of watched programs have a CPU: what the scheduler does with their native threads, and how that divides
 //! what they do with the GVL.
+//!
+//! These are raw tracepoints. Programs on ordinary ones are passed over where a CPU goes on from a thread that lost it in the middle of a
+//! bpf(2) call on a map (`bpf_prog_active`, kernel/trace/bpf_trace.c), as gctrace's own do. Still some kernels do not tell every switch (seen on
+//! a sandbox's, where those from its own agent are missing in the kernel's own trace, too); a thread then seems to wait for its CPU
+//! while it has it. Where that shows, the CPU time that the kernel has charged takes the place of what was not seen (`gvl_switch_unseen`).
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::TracePointContext};
+use aya_ebpf::{
+    helpers::{bpf_get_current_task, bpf_ktime_get_ns, bpf_probe_read_kernel},
+    programs::RawTracePointContext,
+};
 use gctrace_common::{
     gvl::{Clocks, GvlPath, GvlState, GvlTask, GvlThread},
     stats::Counter,
@@ -13,42 +21,48 @@ use crate::{
     maps::{GVL_TASKS, GVL_THREADS, any_image, closed, config, count, gvl_gate},
 };
 
-/// `TASK_REPORT_MAX` in `prev_state` (Linux 4.14): it could have run on.
-const PREEMPTED: i64 = 0x100;
-
-/// A CPU goes from one thread to another.
+/// A CPU goes from one thread to another: `sched_switch(bool preempt, task *prev, task *next, …)` (include/trace/events/sched.h,
+/// the same from Linux 4.4 on).
 #[inline(always)]
-pub fn switched(ctx: &TracePointContext) {
-    let config = config();
-    // SAFETY: the offsets come from the tracepoint's own format file.
-    let (Ok(state), Ok(next)) = (unsafe {
-        (
-            ctx.read_at::<i64>(config.switch_prev_state as usize),
-            ctx.read_at::<u32>(config.switch_next_pid as usize),
-        )
-    }) else {
-        return;
-    };
-    let (_, previous) = tgid_tid();
-    let preempted = state == 0 || state & PREEMPTED != 0;
-    enter(previous, if preempted { GvlTask::RUNNABLE } else { GvlTask::BLOCKED });
-    enter(next, GvlTask::CPU);
+pub fn switched(ctx: &RawTracePointContext) {
+    let (preempt, previous, next) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1), ctx.arg::<u64>(2));
+    let (_, tid) = tgid_tid();
+    // A thread that is about to sleep and is preempted first could have run on, and so could one that yields.
+    let runs_on = preempt & 0xff != 0 || member(previous, config().task_state) == Some(0);
+    enter(tid, if runs_on { GvlTask::RUNNABLE } else { GvlTask::BLOCKED }, previous);
+    if let Some(tid) = member(next, config().task_pid) {
+        enter(tid, GvlTask::CPU, next);
+    }
 }
 
-/// A thread becomes runnable.
+/// CPU time that the kernel has charged a task, nanoseconds: exact when it is switched to or from, at most a tick old while it runs.
 #[inline(always)]
-pub fn woken(ctx: &TracePointContext) {
-    // SAFETY: as above.
-    let Ok(tid) = (unsafe { ctx.read_at::<u32>(config().wakeup_pid as usize) }) else { return };
+fn charged(task: u64) -> Option<u64> {
+    let at = task.wrapping_add(u64::from(config().task_charged)) as *const u64;
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_kernel(at) }.ok()
+}
+
+/// A word of a `task_struct`.
+#[inline(always)]
+fn member(task: u64, offset: u32) -> Option<u32> {
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_kernel(task.wrapping_add(u64::from(offset)) as *const u32) }.ok()
+}
+
+/// A thread becomes runnable: `sched_wakeup(task *)`.
+#[inline(always)]
+pub fn woken(ctx: &RawTracePointContext) {
+    let Some(tid) = member(ctx.arg::<u64>(0), config().task_pid) else { return };
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
     // SAFETY: a map value pointer, valid while the program runs. A thread that is woken before it has left its CPU goes on.
     if unsafe { (*task).state } == GvlTask::BLOCKED {
-        enter(tid, GvlTask::RUNNABLE);
+        enter(tid, GvlTask::RUNNABLE, 0);
     }
 }
 
 #[inline(always)]
-fn enter(tid: u32, state: u32) {
+fn enter(tid: u32, state: u32, switched: u64) {
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
     if closed() {
         return;
@@ -56,8 +70,20 @@ fn enter(tid: u32, state: u32) {
     // SAFETY: a map value pointer, valid while the program runs; the scheduler changes a thread's state in one place at a time.
     unsafe {
         let seq = &raw mut (*task).seq;
+        let now = bpf_ktime_get_ns();
+        let charged = if switched == 0 { None } else { charged(switched) };
         seq.write_volatile(seq.read_volatile().wrapping_add(1));
-        (*task).enter(state, bpf_ktime_get_ns());
+        if let Some(charged) = charged {
+            if state != GvlTask::CPU && (*task).state != GvlTask::CPU {
+                count(Counter::GvlSwitchUnseen);
+                (*task).unseen(charged, now);
+            }
+            (*task).charged_ns = charged;
+        }
+        if state == GvlTask::CPU && (*task).state == GvlTask::BLOCKED {
+            count(Counter::GvlSwitchUnseen);
+        }
+        (*task).enter(state, now);
         seq.write_volatile(seq.read_volatile().wrapping_add(1));
     }
 }
@@ -65,11 +91,26 @@ fn enter(tid: u32, state: u32) {
 /// A thread is met, in the state that it has been in so far. `own`: it is the one that runs.
 #[inline(always)]
 pub fn met(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
+    if config().task_pid == 0 {
+        return;
+    }
     let tid = if own { hit.tid } else { thread.header.tid };
     let task = GVL_TASKS.get_ptr_mut(&tid);
     if let Some(task) = task {
+        // SAFETY: a map value pointer, valid while the program runs.
+        if own && unsafe { (&raw const (*task).state).read_volatile() } != GvlTask::CPU {
+            // SAFETY: a plain helper call.
+            let current = unsafe { bpf_get_current_task() };
+            if let Some(charged) = charged(current) {
+                count(Counter::GvlSwitchUnseen);
+                // SAFETY: a map value pointer, valid while the program runs. The thread runs, so nobody else changes it.
+                unsafe { (*task).unseen(charged, now) };
+            }
+        }
         // SAFETY: a map value pointer, valid while the program runs; only the thread that runs there writes these two.
-        let known = unsafe { (*task).owner == thread.id && (*task).epoch == hit.gate.epoch };
+        let held = unsafe { (*task).owner == thread.id && (*task).epoch == hit.gate.epoch };
+        // A thread that comes back to a native thread after it ran on another one has clocks of that one.
+        let known = held && thread.header.tid == tid;
         if known {
             let clocks = clocks(task, now);
             thread.told(Some(clocks), now);
@@ -98,6 +139,8 @@ pub fn met(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
         seq: 0,
         since_ns: now,
         clocks: [0; 3],
+        // SAFETY: a plain helper call.
+        charged_ns: charged(unsafe { bpf_get_current_task() }).unwrap_or(0),
         owner: thread.id,
         key: hit.key,
         state: GvlTask::CPU,

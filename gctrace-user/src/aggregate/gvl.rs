@@ -199,7 +199,7 @@ fn summary(
             wall_ns: end_ns.saturating_sub(thread.born_ns),
             watched_ns: end_ns.saturating_sub(thread.born_ns) - times.closed_within(thread.born_ns, end_ns),
             wait: so_far(thread.waits, thread.wait_ns, thread.wait_max_ns, GvlState::Ready),
-            split: coverage.holds.then(|| split(&thread)),
+            split: Some(split(&thread)).filter(|split| coverage.holds && *split != GvlSplit::default()),
             hold: coverage.holds.then_some(hold),
             away: coverage.holds.then_some(away),
             waits,

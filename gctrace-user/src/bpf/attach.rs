@@ -10,7 +10,6 @@ use aya::{
     maps::{Array, HashMap, MapData, MapError},
     programs::{
         Program, ProgramError,
-        trace_point::TracePointLinkId,
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
     },
 };
@@ -20,7 +19,7 @@ use gctrace_common::{
     event::Point,
 };
 
-use super::gvl::GvlAttached;
+use super::gvl::{GvlAttached, TracepointLink};
 use super::load::{GC_PROGRAMS, LoadError};
 use super::phases::Semaphore;
 use super::sample::Stages;
@@ -123,7 +122,7 @@ pub struct Probes {
     pub(super) semaphores: Vec<Semaphore>,
     pub(super) gvl: Vec<GvlAttached>,
     /// What looks at futexes or at the scheduler for the GVL.
-    pub(super) tracepoints: Vec<(&'static str, TracePointLinkId)>,
+    pub(super) tracepoints: Vec<(&'static str, TracepointLink)>,
     /// Whether GVL probes are detached for a while.
     pub(super) gvl_paused: bool,
 }

@@ -13,6 +13,8 @@ use aya::{
     maps::{Array, HashMap, MapData, MapError},
     programs::{
         Program,
+        raw_trace_point::RawTracePointLinkId,
+        trace_point::TracePointLinkId,
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
     },
 };
@@ -25,7 +27,7 @@ use gctrace_common::{
 };
 
 use super::{
-    AttachError, Probes, Scope,
+    AttachError, Probes, Scope, kernel_types,
     load::{LoadError, TracepointFormat},
 };
 use crate::ruby::{
@@ -53,6 +55,14 @@ const MAPS: [(&str, u32); 5] = [
 
 /// A program, and one of its probes.
 type GvlLink = (&'static str, UProbeLinkId);
+
+/// A program on a tracepoint.
+pub(super) enum TracepointLink {
+    /// That gets the record which the tracepoint makes.
+    Record(TracePointLinkId),
+    /// That gets its arguments.
+    Raw(RawTracePointLinkId),
+}
 
 /// The GVL probes of an image.
 pub(super) struct GvlAttached {
@@ -89,10 +99,11 @@ pub(super) fn configure(
         config.futex_address = entered.offset("uaddr")?;
         config.futex_op = entered.offset("op")?;
     } else {
-        let switch = TracepointFormat::read(tracefs, "sched", "sched_switch")?;
-        config.switch_prev_state = switch.offset("prev_state")?;
-        config.switch_next_pid = switch.offset("next_pid")?;
-        config.wakeup_pid = TracepointFormat::read(tracefs, "sched", "sched_wakeup")?.offset("pid")?;
+        [config.task_pid, config.task_state, config.task_charged] = kernel_types::task_members()
+            .unwrap_or_else(|error| {
+                log::warn!("what threads do besides the GVL is not told: {error}");
+                [0; 3]
+            });
     }
     config.gvl_threshold_ns = u64::try_from(options.threshold.as_nanos()).unwrap_or(u64::MAX);
     config.gvl_span_ns = if options.spans { config.gvl_threshold_ns } else { u64::MAX };
@@ -142,8 +153,12 @@ impl Probes {
             self.detach_gvl(links);
         }
         for (name, link) in std::mem::take(&mut self.tracepoints) {
-            let Some(Program::TracePoint(program)) = self.ebpf.program_mut(name) else { continue };
-            if let Err(error) = program.detach(link) {
+            let detached = match (self.ebpf.program_mut(name), link) {
+                (Some(Program::TracePoint(program)), TracepointLink::Record(link)) => program.detach(link),
+                (Some(Program::RawTracePoint(program)), TracepointLink::Raw(link)) => program.detach(link),
+                _ => continue,
+            };
+            if let Err(error) = detached {
                 log::warn!("detaching from a tracepoint for the GVL: {error}");
             }
         }
@@ -158,10 +173,14 @@ impl Probes {
         let (category, programs) =
             if futex { ("syscalls", FUTEX_PROGRAMS) } else { ("sched", TASK_PROGRAMS) };
         for (name, tracepoint) in programs {
-            let Some(Program::TracePoint(program)) = self.ebpf.program_mut(name) else {
-                return Err(AttachError::NoProgram(name));
+            let link = match self.ebpf.program_mut(name) {
+                Some(Program::TracePoint(program)) => {
+                    program.attach(category, tracepoint).map(TracepointLink::Record)
+                }
+                Some(Program::RawTracePoint(program)) => program.attach(tracepoint).map(TracepointLink::Raw),
+                _ => return Err(AttachError::NoProgram(name)),
             };
-            let link = program.attach(category, tracepoint).map_err(|source| AttachError::Tracepoint {
+            let link = link.map_err(|source| AttachError::Tracepoint {
                 category,
                 tracepoint,
                 source: Box::new(source),

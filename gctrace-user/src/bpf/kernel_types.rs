@@ -43,6 +43,15 @@ pub(super) fn task_stack() -> Result<u32, BtfError> {
     Btf::parse(&bytes)?.member_offset("task_struct", &["stack"])
 }
 
+/// Offsets of `pid`, of the state (`state` before Linux 5.14) and of the CPU time that was charged in `task_struct`.
+pub(super) fn task_members() -> Result<[u32; 3], BtfError> {
+    let bytes = read(Path::new(VMLINUX))?;
+    let btf = Btf::parse(&bytes)?;
+    let member = |names: &[&str]| btf.member_offset("task_struct", names);
+    let state = member(&["__state"]).or_else(|_| member(&["state"]))?;
+    Ok([member(&["pid"])?, state, member(&["se", "sum_exec_runtime"])?])
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
     fs::read(path).map_err(|source| BtfError::Read { path: path.display().to_string(), source })
 }

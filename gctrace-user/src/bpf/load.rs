@@ -254,6 +254,10 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
         gvl_span_ns: 0,
         futex_address: 0,
         futex_op: 0,
+        task_pid: 0,
+        task_state: 0,
+        task_charged: 0,
+        reserved: 0,
         off_cpu_min_ns: 0,
         off_cpu_stacks: 0,
         switch_prev_state: 0,
@@ -357,6 +361,7 @@ fn load_one(program: &mut Program) -> Result<(), ProgramError> {
         Program::UProbe(program) => program.load(),
         Program::PerfEvent(program) => program.load(),
         Program::TracePoint(program) => program.load(),
+        Program::RawTracePoint(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     }
 }

@@ -355,8 +355,8 @@ pub struct GvlThread {
 /// For how long a native thread ran on a CPU, could have run, and could not, nanoseconds; by the constants of [`GvlTask`].
 pub type Clocks = [u64; 3];
 
-/// A native thread as the scheduler sees it: value of the `GVL_TASKS` map, keyed by tid. Only the scheduler's tracepoints change
-/// `state`, `since_ns` and `clocks`.
+/// A native thread as the scheduler sees it: value of the `GVL_TASKS` map, keyed by tid. The scheduler's tracepoints change
+/// `state`, `since_ns` and `clocks`; so does a thread that runs although they did not tell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct GvlTask {
@@ -421,6 +421,21 @@ impl GvlTask {
     }
 }
 
+/// What three clocks went forward by. [`GvlTask::unseen`] gives one clock what another one had: that goes back, and the others together
+/// stay behind by as much.
+#[inline]
+fn elapsed(before: &Clocks, now: &Clocks) -> Clocks {
+    let forward = |from: u64, to: u64| {
+        let ns = to.wrapping_sub(from);
+        if ns.cast_signed() < 0 { 0 } else { ns }
+    };
+    let at_most = |ns: u64, most: u64| if ns < most { ns } else { most };
+    let whole = forward(before[0] + before[1] + before[2], now[0] + now[1] + now[2]);
+    let cpu = at_most(forward(before[0], now[0]), whole);
+    let runnable = at_most(forward(before[1], now[1]), whole - cpu);
+    [cpu, runnable, whole - cpu - runnable]
+}
+
 /// What an event means for a thread, by the state that it was in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -465,15 +480,9 @@ impl GvlThread {
     /// has none of its own, so it does nothing.
     #[inline]
     pub fn told(&mut self, clocks: Option<Clocks>, now_ns: u64) {
-        let ns = now_ns.saturating_sub(self.told_ns);
-        let before = self.clocks;
         let parts = match clocks {
-            Some(now) => [
-                now[0].wrapping_sub(before[0]),
-                now[1].wrapping_sub(before[1]),
-                now[2].wrapping_sub(before[2]),
-            ],
-            None => [0, 0, ns],
+            Some(now) => elapsed(&self.clocks, &now),
+            None => [0, 0, now_ns.saturating_sub(self.told_ns)],
         };
         let rows: *mut Clocks = (&raw mut self.split).cast();
         // SAFETY: the index is masked to the array.
@@ -727,6 +736,37 @@ mod tests {
         tell(&mut t, None, 350);
         assert_eq!(t.split, [[0; 3], [0, 0, 50], [90, 10, 0], [15, 5, 80]]);
         assert_eq!(t.split.as_flattened().iter().sum::<u64>(), 350 - 100);
+    }
+
+    /// A native thread that was not seen to get its CPU has had it for as long as the kernel has charged it. What was told before
+    /// that showed is not told again, and all parts are still the whole.
+    #[test]
+    fn unseen() {
+        let mut task = GvlTask { since_ns: 100, charged_ns: 7, ..GvlTask::default() };
+        let mut t = GvlThread::blank();
+        (t.told_ns, t.state) = (100, GvlState::Running as u32);
+        let tell = |t: &mut GvlThread, task: &GvlTask, now| {
+            t.told(Some(task.clocks_at(now)), now);
+            t.clocks = task.clocks_at(now);
+        };
+        task.enter(GvlTask::RUNNABLE, 200);
+        tell(&mut t, &task, 280);
+        assert_eq!(t.split[2], [100, 80, 0]);
+        task.unseen(107, 300);
+        assert_eq!((task.state, task.since_ns, task.charged_ns), (GvlTask::CPU, 300, 107));
+        assert_eq!(task.clocks_at(300), [200, 0, 0]);
+        tell(&mut t, &task, 310);
+        assert_eq!(t.split[2], [130, 80, 0]);
+        // No more than the time that has passed, however much was charged; and nothing is charged back.
+        task.enter(GvlTask::BLOCKED, 310);
+        task.unseen(1_000_000, 330);
+        assert_eq!(task.clocks_at(330), [230, 0, 0]);
+        task.enter(GvlTask::BLOCKED, 330);
+        task.unseen(0, 350);
+        assert_eq!(task.clocks_at(350), [230, 0, 20]);
+        // A clock that was read too late does not go back either.
+        t.told(Some([0; 3]), 360);
+        assert_eq!(t.split[2], [130, 80, 0]);
     }
 
     /// What of a hold lies in a wait.

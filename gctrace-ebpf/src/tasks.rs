@@ -67,23 +67,40 @@ fn enter(tid: u32, state: u32, switched: u64) {
     if closed() {
         return;
     }
-    // SAFETY: a map value pointer, valid while the program runs; the scheduler changes a thread's state in one place at a time.
+    // SAFETY: a plain helper call.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let charged = if switched == 0 { None } else { charged(switched) };
+    // SAFETY: a map value pointer, valid while the program runs.
+    unsafe {
+        change(task, |task| {
+            if let Some(charged) = charged {
+                if state != GvlTask::CPU && task.state != GvlTask::CPU {
+                    count(Counter::GvlSwitchUnseen);
+                    task.unseen(charged, now);
+                }
+                task.charged_ns = charged;
+            }
+            if state == GvlTask::CPU && task.state == GvlTask::BLOCKED {
+                count(Counter::GvlSwitchUnseen);
+            }
+            task.enter(state, now);
+        });
+    }
+}
+
+/// Changes a task, so that who reads it meanwhile sees that.
+///
+/// # Safety
+///
+/// `task` is a map value. The scheduler changes a thread's state in one place at a time, and nobody else does but the thread itself
+/// while it runs.
+#[inline(always)]
+unsafe fn change(task: *mut GvlTask, by: impl FnOnce(&mut GvlTask)) {
+    // SAFETY: as promised.
     unsafe {
         let seq = &raw mut (*task).seq;
-        let now = bpf_ktime_get_ns();
-        let charged = if switched == 0 { None } else { charged(switched) };
         seq.write_volatile(seq.read_volatile().wrapping_add(1));
-        if let Some(charged) = charged {
-            if state != GvlTask::CPU && (*task).state != GvlTask::CPU {
-                count(Counter::GvlSwitchUnseen);
-                (*task).unseen(charged, now);
-            }
-            (*task).charged_ns = charged;
-        }
-        if state == GvlTask::CPU && (*task).state == GvlTask::BLOCKED {
-            count(Counter::GvlSwitchUnseen);
-        }
-        (*task).enter(state, now);
+        by(&mut *task);
         seq.write_volatile(seq.read_volatile().wrapping_add(1));
     }
 }
@@ -103,8 +120,8 @@ pub fn met(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
             let current = unsafe { bpf_get_current_task() };
             if let Some(charged) = charged(current) {
                 count(Counter::GvlSwitchUnseen);
-                // SAFETY: a map value pointer, valid while the program runs. The thread runs, so nobody else changes it.
-                unsafe { (*task).unseen(charged, now) };
+                // SAFETY: a map value pointer, valid while the program runs.
+                unsafe { change(task, |task| task.unseen(charged, now)) };
             }
         }
         // SAFETY: a map value pointer, valid while the program runs; only the thread that runs there writes these two.

@@ -248,7 +248,9 @@ impl OpenTimes {
             return;
         }
         let task = task.filter(|task| task.owner == thread.id && task.epoch == thread.epoch);
-        thread.told(task.map(|task| task.clocks_at(now_ns)), now_ns.max(thread.told_ns));
+        // It may have been met after the moment up to which is told.
+        let now_ns = now_ns.max(thread.told_ns);
+        thread.told(task.map(|task| task.clocks_at(now_ns)), now_ns);
     }
 
     pub(super) fn close(&mut self, now_ns: u64) {

@@ -282,6 +282,9 @@ pub struct RubyEntry {
     pub seq: u64,
     /// Events so far after which the VM may have freed or moved objects.
     pub epoch: u64,
+    /// What watching its GVL has cost it so far, nanoseconds: its hits with [`TRAP_NS`](crate::gvl::TRAP_NS) each, and its stacks with
+    /// [`STACK_NS`](crate::gvl::STACK_NS).
+    pub gvl_ns: u64,
     /// Load bias of the image.
     pub bias: u64,
     /// Image index.
@@ -298,7 +301,7 @@ const _: () = assert!(size_of::<Config>() == 104);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 80);
-const _: () = assert!(size_of::<RubyEntry>() == 40);
+const _: () = assert!(size_of::<RubyEntry>() == 48);
 const _: () = assert!(size_of::<AwayEntry>() == 48);
 const _: () = assert!(size_of::<ImageConfig>() == 216 + 8 * SLOTS);
 const _: () = assert!(size_of::<ProcessEntry>() == 24);

@@ -7,7 +7,7 @@ use aya_ebpf::{
 };
 use gctrace_common::{
     config::ImageConfig,
-    gvl::{FutexPath, GOES_ON_NS, GvlGate, GvlHold, GvlKey, GvlPath, GvlState, GvlThread, Step},
+    gvl::{FutexPath, GOES_ON_NS, GvlGate, GvlHold, GvlKey, GvlPath, GvlState, GvlThread, Step, TRAP_NS},
     stats::Counter,
 };
 
@@ -56,7 +56,7 @@ pub fn entered(ctx: &TracePointContext) {
     let Some(entry) = gvl::entry(&hit, now) else { return count(Counter::GvlThreadMapFull) };
     // SAFETY: a map value pointer, valid while the program runs; only the thread itself writes there.
     begins(ctx, &hit, unsafe { &mut *entry }, now);
-    gvl::took(now);
+    gvl::took(now, Some(hit.ruby), TRAP_NS);
 }
 
 #[inline(always)]
@@ -95,10 +95,10 @@ pub fn left(ctx: &TracePointContext) {
     hit.thread = thread.thread;
     if waits_on(&hit.image.gvl.futex, thread.thread) {
         thread.left_ns = now;
-        return gvl::took(now);
+        return gvl::took(now, Some(hit.ruby), TRAP_NS);
     }
     ends(ctx, &hit, thread, now, true);
-    gvl::took(now);
+    gvl::took(now, Some(hit.ruby), TRAP_NS);
 }
 
 /// A wait is over. Does not return if a stack is taken.

@@ -16,7 +16,7 @@ use gctrace_common::{
     event::{Header, Kind},
     gvl::{
         BUCKETS, GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlHold, GvlHolder, GvlKey, GvlLock, GvlPath,
-        GvlPoint, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent, HOLDS, Step, bucket,
+        GvlPoint, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent, HOLDS, STACK_NS, Step, TRAP_NS, bucket,
     },
     stack::Cause,
     stats::Counter,
@@ -25,7 +25,7 @@ use gctrace_common::{
 use crate::{
     filter::{meet, selected, tgid_tid},
     maps::{
-        self, GVL_BLANK, GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_THREADS, STACK_RING, closed, config,
+        self, GVL_BLANK, GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_THREADS, STACK_RING, add, closed, config,
         count, count_many, gvl_closed, gvl_gate,
     },
     rubies,
@@ -70,32 +70,43 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
     let gate = gvl_gate();
     if gate.level == GvlGate::CLOSED {
         count(Counter::GvlShed);
-    } else {
-        event(ctx, point, gate, now);
+        return took(now, None, 0);
     }
-    took(now);
-}
-
-/// Adds up what the programs cost, from the beginning of a hit until now.
-#[inline(always)]
-pub fn took(since_ns: u64) {
-    // SAFETY: a plain helper call.
-    count_many(Counter::GvlNs, unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns));
-}
-
-#[inline(always)]
-fn event(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate, now: u64) {
-    let hit = match find(ctx, point, gate) {
-        Ok(hit) => hit,
-        Err(counter) => return count(counter),
+    let ruby = match find(ctx, point, gate) {
+        Ok(hit) => {
+            event(ctx, point, &hit, now);
+            Some(hit.ruby)
+        }
+        Err(counter) => {
+            count(counter);
+            None
+        }
     };
+    took(now, ruby, TRAP_NS);
+}
+
+/// Adds up what the programs cost, from the beginning of a hit until now; for the process that is watched, `more_ns` come to that.
+#[inline(always)]
+pub fn took(since_ns: u64, ruby: Option<*mut RubyEntry>, more_ns: u64) {
+    // SAFETY: a plain helper call.
+    let ns = unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns);
+    count_many(Counter::GvlNs, ns);
+    if let Some(ruby) = ruby {
+        // SAFETY: a map value pointer, valid while the program runs.
+        unsafe { add(&raw mut (*ruby).gvl_ns, ns + more_ns) };
+    }
+}
+
+#[inline(always)]
+fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
+    let gate = hit.gate;
     if let GvlPoint::Exited = point {
         count(Counter::GvlExited);
         if let Some(entry) = GVL_THREADS.get_ptr_mut(&hit.key) {
             // SAFETY: a map value pointer, valid while the program runs.
             let thread = unsafe { &mut *entry };
             if thread.epoch == gate.epoch {
-                tasks::met(&hit, thread, true, now);
+                tasks::met(hit, thread, true, now);
             }
         }
         return end(&hit.key, now);
@@ -104,7 +115,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate, now: u64) {
         // What has the same key is a thread whose end was not seen.
         end(&hit.key, now);
     }
-    let Some(entry) = entry(&hit, now) else { return count(Counter::GvlThreadMapFull) };
+    let Some(entry) = entry(hit, now) else { return count(Counter::GvlThreadMapFull) };
     // SAFETY: a map value pointer, valid while the program runs; the events of a thread come one after the other.
     let thread = unsafe { &mut *entry };
     if thread.epoch != gate.epoch {
@@ -119,12 +130,12 @@ fn event(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate, now: u64) {
             hit.image.gvl.by == GvlPath::BY_TID || thread.header.tid == hit.tid
         }
     };
-    tasks::met(&hit, thread, own, now);
+    tasks::met(hit, thread, own, now);
     match point {
         GvlPoint::Started | GvlPoint::Exited => count(Counter::GvlStarted),
-        GvlPoint::Ready => ready(&hit, thread, now),
-        GvlPoint::Resumed => resumed(ctx, &hit, thread, now),
-        GvlPoint::Suspended => suspended(&hit, thread, now),
+        GvlPoint::Ready => ready(hit, thread, now),
+        GvlPoint::Resumed => resumed(ctx, hit, thread, now),
+        GvlPoint::Suspended => suspended(hit, thread, now),
     }
 }
 
@@ -532,7 +543,7 @@ pub fn long_wait<F: Family, C: EbpfContext>(
     }
     count(Counter::GvlStacks);
     // The walk does not come back here.
-    took(now);
+    took(now, Some(hit.ruby), TRAP_NS + STACK_NS);
     take::<F, _>(
         ctx,
         &Occasion {

@@ -209,7 +209,7 @@ pub fn count(counter: Counter) {
 pub fn count_many(counter: Counter, number: u64) {
     if let Some(cell) = COUNTERS.get_ptr_mut(counter as u32) {
         // SAFETY: as above.
-        unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, number) };
+        unsafe { add(cell, number) };
     }
 }
 
@@ -222,6 +222,16 @@ pub fn count_many(counter: Counter, number: u64) {
 pub unsafe fn add_one(cell: *mut u64) {
     // SAFETY: the caller's promise.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, 1) };
+}
+
+/// Atomically adds.
+///
+/// # Safety
+/// As [`add_one`].
+#[inline(always)]
+pub unsafe fn add(cell: *mut u64, number: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, number) };
 }
 
 /// Atomically takes one away.

@@ -17,8 +17,9 @@ use gctrace_common::{
 
 use crate::{
     filter::tgid_tid,
-    gvl::Hit,
+    gvl::{self, Hit},
     maps::{GVL_TASKS, GVL_THREADS, any_image, closed, config, count, gvl_gate},
+    rubies,
 };
 
 /// A CPU goes from one thread to another: `sched_switch(bool preempt, task *prev, task *next, …)` (include/trace/events/sched.h,
@@ -85,6 +86,7 @@ fn enter(tid: u32, state: u32, switched: u64) {
             }
             task.enter(state, now);
         });
+        gvl::took(now, rubies::known((*task).key.tgid), 0);
     }
 }
 

@@ -374,6 +374,7 @@ impl Run<'_> {
             hits: counters.one(Counter::GvlHits)?,
             program_ns: counters.one(Counter::GvlNs)?,
             stacks: counters.one(Counter::GvlStacks)?,
+            ..Cost::default()
         })
     }
 

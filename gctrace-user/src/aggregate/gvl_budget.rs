@@ -4,14 +4,9 @@
 //! The steps: single waits are not reported any more; the GVL is watched in slices of time, between which the probes are
 //! detached (a closed gate spares the program, but not the trap, which is half of the cost); it is not watched any more.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
-use gctrace_common::gvl::{GvlTask, GvlThread};
-
-/// What a trap costs besides its program, nanoseconds: entering and leaving the kernel, and stepping over the instruction.
-pub const TRAP_NS: u64 = 700;
-/// What reporting a wait costs besides, nanoseconds: taking its stack.
-pub const STACK_NS: u64 = 10_000;
+use gctrace_common::gvl::{GvlTask, GvlThread, STACK_NS, TRAP_NS};
 
 /// How long costs are looked at before anything is concluded.
 const WINDOW: Duration = Duration::from_millis(250);
@@ -35,12 +30,39 @@ pub struct Cost {
     pub program_ns: u64,
     /// Stacks taken.
     pub stacks: u64,
+    /// What it cost the process that it cost most, nanoseconds; see [`Dearest`].
+    pub dearest_ns: u64,
 }
 
 impl Cost {
     /// CPU time, nanoseconds.
     pub fn ns(&self) -> u64 {
         self.hits * TRAP_NS + self.program_ns + self.stacks * STACK_NS
+    }
+}
+
+/// Adds up what watching the GVL cost the process that it cost most in each span of time. Only one thread of a process has its GVL at
+/// a time, so a process of many threads goes on at the speed of one CPU, and that is what its share is measured by.
+#[derive(Debug, Default)]
+pub struct Dearest {
+    /// By process, nanoseconds so far.
+    last: HashMap<u32, u64>,
+    sum_ns: u64,
+}
+
+impl Dearest {
+    /// Takes what it has cost each process so far, and returns the sum.
+    pub fn add(&mut self, processes: impl IntoIterator<Item = (u32, u64)>) -> u64 {
+        let last = std::mem::take(&mut self.last);
+        let mut most = 0;
+        for (pid, ns) in processes {
+            // What is less than before is another process, or another program of it.
+            let before = last.get(&pid).copied().filter(|before| *before <= ns).unwrap_or(0);
+            most = most.max(ns - before);
+            self.last.insert(pid, ns);
+        }
+        self.sum_ns += most;
+        self.sum_ns
     }
 }
 
@@ -90,8 +112,9 @@ pub enum Act {
 /// Decides.
 #[derive(Debug)]
 pub struct Governor {
-    /// Nanoseconds of CPU time per nanosecond.
+    /// Nanoseconds per nanosecond of a CPU.
     budget: f64,
+    cpus: f64,
     stage: Stage,
     began_ns: u64,
     window: (u64, Cost),
@@ -107,10 +130,11 @@ pub struct Governor {
 }
 
 impl Governor {
-    /// For a budget in millionths of the CPU time of so many CPUs.
+    /// For a budget in millionths of the CPU time of so many CPUs, and of the time of each process.
     pub fn new(budget_ppm: u64, cpus: u32, now_ns: u64) -> Self {
         Self {
-            budget: budget_ppm as f64 / 1e6 * f64::from(cpus),
+            budget: budget_ppm as f64 / 1e6,
+            cpus: f64::from(cpus),
             stage: Stage::Events,
             began_ns: now_ns,
             window: (now_ns, Cost::default()),
@@ -139,9 +163,15 @@ impl Governor {
         (now_ns.saturating_sub(self.began_ns) - closed, closed)
     }
 
+    /// What each CPU spent since then on the average, nanoseconds, or the process that it cost most if that is more.
+    fn spent_since(&self, since: Cost, cost: Cost) -> f64 {
+        let all = cost.ns().saturating_sub(since.ns()) as f64 / self.cpus;
+        all.max(cost.dearest_ns.saturating_sub(since.dearest_ns) as f64)
+    }
+
     /// Share of the budget that was used since then; above 1 it was exceeded.
     fn use_since(&self, since: (u64, Cost), now_ns: u64, cost: Cost) -> f64 {
-        let spent = cost.ns().saturating_sub(since.1.ns()) as f64;
+        let spent = self.spent_since(since.1, cost);
         let earned = now_ns.saturating_sub(since.0) as f64 * self.budget;
         if spent == 0.0 { 0.0 } else { spent / earned }
     }
@@ -161,7 +191,7 @@ impl Governor {
                 &[Act::Close, Act::Detach]
             }
             Stage::Slices(Slice::Waiting) => {
-                let spent = cost.ns().saturating_sub(self.account.1.ns()) as f64;
+                let spent = self.spent_since(self.account.1, cost);
                 let left_ns = spent / self.budget - now_ns.saturating_sub(self.account.0) as f64;
                 if left_ns > nanos(LONGEST_WAIT) as f64 || self.times.closed.len() >= MOST_EPOCHS {
                     self.stage = Stage::Off;
@@ -377,6 +407,37 @@ mod tests {
         assert_eq!(watched + not, 300_000 * MS);
         let share = watched as f64 / (watched + not) as f64;
         assert!(share > 0.005 && share < 0.05, "{share}");
+    }
+
+    /// On a host of many CPUs a process has no more to lose than on a small one.
+    #[test]
+    fn one_process() {
+        let mut dearest = Dearest::default();
+        assert_eq!(dearest.add([(1, 100), (2, 50)]), 100);
+        assert_eq!(dearest.add([(1, 110), (2, 90)]), 140);
+        // One has ended, and its number is that of another one.
+        assert_eq!(dearest.add([(1, 30), (2, 90)]), 170);
+        assert_eq!(dearest.add([]), 170);
+        let mut governor = Governor::new(10_000, 64, 0);
+        let mut cost = Cost::default();
+        for step in 1..=10 {
+            // 2 % of a CPU.
+            cost.program_ns += 10 * MS;
+            cost.dearest_ns += 2 * MS;
+            governor.tick(step * 100 * MS, cost);
+        }
+        assert_eq!(governor.stage(), Stage::Slices(Slice::Detaching));
+        let spread = Cost { program_ns: 1_000 * MS, dearest_ns: 5 * MS, ..Cost::default() };
+        let mut governor = Governor::new(10_000, 64, 0);
+        for step in 1..=10 {
+            let part = |ns| ns * step / 10;
+            let cost = Cost {
+                program_ns: part(spread.program_ns) / 2,
+                dearest_ns: part(spread.dearest_ns),
+                ..spread
+            };
+            assert_eq!(governor.tick(step * 100 * MS, cost), &[]);
+        }
     }
 
     /// A storm that leaves no room for slices is not watched at all.

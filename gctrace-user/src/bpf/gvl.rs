@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeSet,
     fs::File,
-    os::fd::AsRawFd as _,
+    os::fd::{AsFd as _, AsRawFd as _},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, HashMap, MapData, MapError},
+    maps::{Array, HashMap, Map, MapData, MapError},
     programs::{
         Program,
         raw_trace_point::RawTracePointLinkId,
@@ -19,7 +19,7 @@ use aya::{
     },
 };
 use gctrace_common::{
-    config::Config,
+    config::{Config, MAX_PROCESSES, RubyEntry},
     gvl::{
         GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlPath, GvlTask, GvlThread, MAX_GVL_EDGES,
         MAX_GVL_EPOCHS, MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
@@ -307,6 +307,8 @@ pub struct GvlReader {
     tasks: HashMap<MapData, u32, GvlTask>,
     locks: HashMap<MapData, GvlKey, GvlLock>,
     edges: HashMap<MapData, GvlEdgeKey, GvlEdge>,
+    /// A second handle; the programs and who attaches them write there.
+    rubies: HashMap<MapData, u32, RubyEntry>,
     gate: Array<MapData, u64>,
     closed: Array<MapData, u64>,
     /// [`GvlOptions::budget_ppm`].
@@ -336,11 +338,23 @@ impl GvlReader {
             tasks: map(ebpf, tasks)?,
             locks: map(ebpf, locks)?,
             edges: map(ebpf, edges)?,
+            rubies: HashMap::try_from(shared(ebpf, "RUBIES")?)
+                .map_err(|source| LoadError::Map { map: "RUBIES", source })?,
             gate,
             closed,
             budget_ppm: options.budget_ppm,
             cpus,
         })
+    }
+
+    /// What watching it has cost each process so far, nanoseconds.
+    pub fn spent(&self) -> Result<Vec<(u32, u64)>, MapError> {
+        // A map that changes meanwhile may show some entries again, from the beginning, and others not any more.
+        let entries = self.rubies.iter().take(2 * MAX_PROCESSES as usize);
+        entries
+            .filter(|entry| !matches!(entry, Err(MapError::KeyNotFound)))
+            .map(|entry| entry.map(|(pid, entry)| (pid, entry.gvl_ns)))
+            .collect()
     }
 
     /// Tells the programs what to do at a hit.
@@ -400,6 +414,14 @@ impl GvlReader {
         }
         Ok(read)
     }
+}
+
+/// Another handle of a map that somebody else takes.
+fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
+    let error = |source| LoadError::Map { map, source };
+    let Some(Map::HashMap(data)) = ebpf.map(map) else { return Err(LoadError::Missing(map)) };
+    let fd = data.fd().as_fd().try_clone_to_owned().map_err(|source| error(MapError::IoError(source)))?;
+    Ok(Map::HashMap(MapData::from_fd(fd).map_err(error)?))
 }
 
 fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {

@@ -203,8 +203,9 @@ pub struct Args {
     #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse_duration)]
     pub gvl_threshold: Option<Duration>,
 
-    /// What watching the GVL may cost at most, in percent of this host's CPU time. When it costs more, single waits are not
-    /// reported any more, then it is watched only part of the time, then not at all; each is said [default: 1]
+    /// What watching the GVL may cost at most, in percent: of this host's CPU time, and for each process of the time of one
+    /// CPU. When it costs more, single waits are not reported any more, then it is watched only part of the time, then not at
+    /// all; each is said [default: 1]
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse_percent)]
     pub gvl_budget: Option<u64>,
 

@@ -11,7 +11,7 @@ use super::Pipeline;
 use crate::{
     aggregate::{
         gvl::{GcAndWaits, GvlFold, doing, who},
-        gvl_budget::{Act, Cost, Governor, Stage},
+        gvl_budget::{Act, Cost, Dearest, Governor, Stage},
         gvl_so_far::GvlLook,
     },
     app::say,
@@ -29,12 +29,18 @@ const PATIENCE_NS: u64 = 1_000_000_000;
 /// After looking at what threads do for some time, nobody looks for so many times as long.
 const LOOK_SELDOM: u32 = 500;
 
+/// How often what it costs each process is read, nanoseconds.
+const ADD_UP_NS: u64 = 100_000_000;
+
 /// What is under way.
 pub(super) struct Gvl {
     reader: Option<GvlReader>,
     folds: HashMap<u32, GvlFold>,
     gc: HashMap<u32, GcAndWaits>,
     governor: Governor,
+    dearest: Dearest,
+    /// When that was added up last, and what everything had cost then.
+    added: (u64, Cost),
     /// Waits whose stack has not come yet, by process and thread.
     pending: HashMap<(u32, u32), Pending>,
     look: GvlLook,
@@ -57,10 +63,30 @@ impl Gvl {
             folds: HashMap::new(),
             gc: HashMap::new(),
             governor,
+            dearest: Dearest::default(),
+            added: (0, Cost::default()),
             pending: HashMap::new(),
             look: GvlLook::default(),
             next_look: None,
         }
+    }
+}
+
+impl Gvl {
+    /// Completes a cost by what the processes have, as of a moment ago at the most.
+    fn by_process(&mut self, cost: Cost, now_ns: u64) -> Cost {
+        let (then_ns, before) = self.added;
+        if let Some(reader) = &self.reader
+            && now_ns.saturating_sub(then_ns) >= ADD_UP_NS
+            && cost.ns() > before.ns()
+        {
+            let spent = reader.spent().unwrap_or_else(|error| {
+                log::error!("reading what watching the GVL costs each process: {error}");
+                Vec::new()
+            });
+            self.added = (now_ns, Cost { dearest_ns: self.dearest.add(spent), ..cost });
+        }
+        Cost { dearest_ns: self.added.1.dearest_ns, ..cost }
     }
 }
 
@@ -78,7 +104,9 @@ impl Pipeline {
     pub fn gvl_budget(&mut self, cost: impl FnOnce() -> Option<Cost>) -> Option<GvlOrder> {
         self.gvl.reader.as_ref()?;
         let before = self.gvl.governor.stage();
-        let acts = self.gvl.governor.tick(monotonic_ns(), cost()?);
+        let now_ns = monotonic_ns();
+        let cost = self.gvl.by_process(cost()?, now_ns);
+        let acts = self.gvl.governor.tick(now_ns, cost);
         self.gvl_said(before);
         self.gvl_do(acts)
     }
@@ -88,7 +116,9 @@ impl Pipeline {
         if !attached {
             return self.gvl.governor.detached();
         }
-        let acts = self.gvl.governor.attached(monotonic_ns(), cost);
+        let now_ns = monotonic_ns();
+        let cost = self.gvl.by_process(cost, now_ns);
+        let acts = self.gvl.governor.attached(now_ns, cost);
         self.gvl_do(acts);
     }
 

@@ -2,6 +2,12 @@
 
 use crate::event::Header;
 
+mod place;
+mod task;
+
+pub use place::{FutexPath, GOES_ON_NS, GvlCookie, GvlPath, GvlPoint};
+pub use task::{Clocks, GvlTask};
+
 /// Entries of the `GVL_THREADS` map: threads of all traced processes at one time.
 pub const MAX_GVL_THREADS: u32 = 8192;
 /// Entries of the `GVL_LOCKS` map: GVLs (one per process up to 2.7, one per Ractor from 3.0 on).
@@ -54,141 +60,6 @@ pub struct GvlKey {
     pub tgid: u32,
     /// How often that had replaced its program.
     pub execs: u32,
-}
-
-/// How the threads of an image are told apart and their GVL is found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct GvlPath {
-    /// One of the constants.
-    pub by: u32,
-    /// Byte offset of `ractor` in `rb_thread_t`; 0: the GVL is told at the probe.
-    pub thread_ractor: u32,
-    /// Where the condition variable is on which a thread waits for the GVL. Zero unless futexes are looked at.
-    pub futex: FutexPath,
-}
-
-/// How a wait for the GVL is told by the futex that the thread waits on. Offsets are in `rb_thread_t` where nothing else is said.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct FutexPath {
-    /// Byte offset of the condition variable in `rb_thread_t` (`native_thread_data.cond.gvlq`, up to 3.1), or in
-    /// `rb_native_thread` (`cond.readyq`, from 3.2 on).
-    pub cond: u32,
-    /// Byte offset of `nt`; 0: the condition variable is in `rb_thread_t`.
-    pub native: u32,
-    /// Byte offset of `thread_id`, a `pthread_t`, where the condition variable is in `rb_thread_t`.
-    pub thread_id: u32,
-    /// Byte offset of `sched.node.readyq` (from 3.3 on): a thread that waits for the GVL is in that list, one that sleeps on the
-    /// same condition variable is not. 0: `unblock` tells it.
-    pub ready: u32,
-    /// Byte offset of `unblock.func` (up to 3.2): null in a thread that waits for the GVL, set in one that sleeps.
-    pub unblock: u32,
-    /// Byte offset of the pointer to what `owner` is in: the VM or the Ractor.
-    pub owner_in: u32,
-    /// Byte offset there of who holds the GVL (up to 3.2).
-    pub owner: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-
-/// A thread that waits again on its condition variable within this time had not got the GVL if somebody held it when it
-/// woke, nanoseconds.
-pub const GOES_ON_NS: u64 = 1_000_000;
-
-impl GvlPath {
-    /// [`GvlPath::by`]: the GVL of this image is not watched.
-    pub const NONE: u32 = 0;
-    /// By `rb_thread_t *`: a thread can go from one native thread to another (3.3 and later).
-    pub const BY_THREAD: u32 = 1;
-    /// By tid: each has a native thread of its own.
-    pub const BY_TID: u32 = 2;
-    /// By tid, and only what blocks on a futex is seen.
-    pub const BY_FUTEX: u32 = 3;
-}
-
-/// What happens at a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u32)]
-pub enum GvlPoint {
-    /// A thread begins.
-    Started = 0,
-    /// It wants the GVL.
-    Ready = 1,
-    /// It has got the GVL.
-    Resumed = 2,
-    /// It gives the GVL up.
-    Suspended = 3,
-    /// It ends.
-    Exited = 4,
-}
-
-impl GvlPoint {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Started, Self::Ready, Self::Resumed, Self::Suspended, Self::Exited];
-
-    /// The word used in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Started => "STARTED",
-            Self::Ready => "READY",
-            Self::Resumed => "RESUMED",
-            Self::Suspended => "SUSPENDED",
-            Self::Exited => "EXITED",
-        }
-    }
-}
-
-/// The attach cookie of a probe at a GVL point: which image, where the thread is, and which instruction it is.
-///
-/// Bit layout: 63..56 image, 55..52 register, 51 whether the thread is in memory, 50..36 how many bytes behind what the
-/// register holds (signed), 35..0 stated address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GvlCookie {
-    /// Index into the `IMAGES` map.
-    pub image: u8,
-    /// Hardware number of the register (0 rax … 4 rsp … 15 r15).
-    pub register: u8,
-    /// Whether the register leads to the eight bytes that hold the thread, instead of holding it.
-    pub in_memory: bool,
-    /// Bytes from where the register points to those.
-    pub displacement: i16,
-    /// Stated address of the probed instruction.
-    pub address: u64,
-}
-
-impl GvlCookie {
-    const ADDRESS: u64 = (1 << 36) - 1;
-    const DISPLACEMENT: u64 = (1 << 15) - 1;
-
-    /// Packs the cookie; [`GvlCookie::fits`] tells beforehand whether it can be.
-    pub const fn pack(self) -> u64 {
-        (self.image as u64) << 56
-            | (self.register as u64 & 15) << 52
-            | (self.in_memory as u64) << 51
-            | (self.displacement as u64 & Self::DISPLACEMENT) << 36
-            | self.address & Self::ADDRESS
-    }
-
-    /// The inverse of [`GvlCookie::pack`]; total.
-    pub const fn unpack(raw: u64) -> Self {
-        Self {
-            image: (raw >> 56) as u8,
-            register: (raw >> 52) as u8 & 15,
-            in_memory: raw >> 51 & 1 != 0,
-            // The shift to the left and back extends the sign.
-            displacement: ((raw >> 36 & Self::DISPLACEMENT) as i16) << 1 >> 1,
-            address: raw & Self::ADDRESS,
-        }
-    }
-
-    /// Whether every field fits its width, so that packing loses nothing.
-    pub const fn fits(self) -> bool {
-        self.register < 16
-            && self.displacement >= -(1 << 14)
-            && self.displacement < 1 << 14
-            && self.address <= Self::ADDRESS
-    }
 }
 
 /// Buckets of a histogram of times.
@@ -352,90 +223,6 @@ pub struct GvlThread {
     pub buckets: [u32; BUCKETS],
 }
 
-/// For how long a native thread ran on a CPU, could have run, and could not, nanoseconds; by the constants of [`GvlTask`].
-pub type Clocks = [u64; 3];
-
-/// A native thread as the scheduler sees it: value of the `GVL_TASKS` map, keyed by tid. The scheduler's tracepoints change
-/// `state`, `since_ns` and `clocks`; so does a thread that runs although they did not tell it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct GvlTask {
-    /// Odd while it is being changed.
-    pub seq: u64,
-    /// Since when it has been in its state, nanoseconds.
-    pub since_ns: u64,
-    /// How long it has been in each state before.
-    pub clocks: Clocks,
-    /// CPU time that the kernel had charged it when it was switched to or from last, nanoseconds.
-    pub charged_ns: u64,
-    /// [`GvlThread::id`] of the thread that it runs.
-    pub owner: u64,
-    /// The key of that.
-    pub key: GvlKey,
-    /// One of the constants.
-    pub state: u32,
-    /// [`GvlGate::epoch`] in which it was entered; in a later one nothing of it holds.
-    pub epoch: u32,
-}
-
-impl GvlTask {
-    /// It runs on a CPU.
-    pub const CPU: u32 = 0;
-    /// It could run, and has no CPU.
-    pub const RUNNABLE: u32 = 1;
-    /// It sleeps, or waits for something.
-    pub const BLOCKED: u32 = 2;
-
-    /// The clocks at a time that is not before the last change.
-    #[inline]
-    pub fn clocks_at(&self, now_ns: u64) -> Clocks {
-        let ns = now_ns.saturating_sub(self.since_ns);
-        let of = |state| if self.state == state { ns } else { 0 };
-        [
-            self.clocks[0] + of(Self::CPU),
-            self.clocks[1] + of(Self::RUNNABLE),
-            self.clocks[2] + of(Self::BLOCKED),
-        ]
-    }
-
-    /// It is on a CPU, and was not seen to get there. What the kernel has charged it since tells how long it has been.
-    #[inline]
-    pub fn unseen(&mut self, charged_ns: u64, now_ns: u64) {
-        let ns = now_ns.saturating_sub(self.since_ns);
-        let charged = charged_ns.saturating_sub(self.charged_ns);
-        let ran = if charged < ns { charged } else { ns };
-        self.since_ns += ran;
-        self.clocks = self.clocks_at(now_ns);
-        self.clocks[0] += ran;
-        self.state = Self::CPU;
-        self.since_ns = now_ns;
-        self.charged_ns = charged_ns;
-    }
-
-    /// Its state changes.
-    #[inline]
-    pub fn enter(&mut self, state: u32, now_ns: u64) {
-        self.clocks = self.clocks_at(now_ns);
-        self.state = state;
-        self.since_ns = now_ns;
-    }
-}
-
-/// What three clocks went forward by. [`GvlTask::unseen`] gives one clock what another one had: that goes back, and the others together
-/// stay behind by as much.
-#[inline]
-fn elapsed(before: &Clocks, now: &Clocks) -> Clocks {
-    let forward = |from: u64, to: u64| {
-        let ns = to.wrapping_sub(from);
-        if ns.cast_signed() < 0 { 0 } else { ns }
-    };
-    let at_most = |ns: u64, most: u64| if ns < most { ns } else { most };
-    let whole = forward(before[0] + before[1] + before[2], now[0] + now[1] + now[2]);
-    let cpu = at_most(forward(before[0], now[0]), whole);
-    let runnable = at_most(forward(before[1], now[1]), whole - cpu);
-    [cpu, runnable, whole - cpu - runnable]
-}
-
 /// What a trap costs besides its program, nanoseconds: entering and leaving the kernel, and stepping over the instruction (measured on
 /// x86-64).
 pub const TRAP_NS: u64 = 700;
@@ -487,7 +274,7 @@ impl GvlThread {
     #[inline]
     pub fn told(&mut self, clocks: Option<Clocks>, now_ns: u64) {
         let parts = match clocks {
-            Some(now) => elapsed(&self.clocks, &now),
+            Some(now) => task::elapsed(&self.clocks, &now),
             None => [0, 0, now_ns.saturating_sub(self.told_ns)],
         };
         let rows: *mut Clocks = (&raw mut self.split).cast();
@@ -664,12 +451,10 @@ pub struct GvlSpanEvent {
 }
 
 const _: () = assert!(size_of::<GvlKey>() == 16);
-const _: () = assert!(size_of::<GvlPath>() == 40);
 const _: () = assert!(size_of::<GvlHolder>() == 32);
 const _: () = assert!(size_of::<GvlHold>() == 48);
 const _: () = assert!(size_of::<GvlLock>() == 16 + 48 * HOLDS && HOLDS.is_power_of_two());
 const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 16 + 64 + 8 + 24 + 96 + 4 * BUCKETS);
-const _: () = assert!(size_of::<GvlTask>() == 80);
 const _: () = assert!(size_of::<GvlEdgeKey>() == 24);
 const _: () = assert!(size_of::<GvlEdge>() == 24);
 const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 48 + 16 + 8);
@@ -744,37 +529,6 @@ mod tests {
         assert_eq!(t.split.as_flattened().iter().sum::<u64>(), 350 - 100);
     }
 
-    /// A native thread that was not seen to get its CPU has had it for as long as the kernel has charged it. What was told before
-    /// that showed is not told again, and all parts are still the whole.
-    #[test]
-    fn unseen() {
-        let mut task = GvlTask { since_ns: 100, charged_ns: 7, ..GvlTask::default() };
-        let mut t = GvlThread::blank();
-        (t.told_ns, t.state) = (100, GvlState::Running as u32);
-        let tell = |t: &mut GvlThread, task: &GvlTask, now| {
-            t.told(Some(task.clocks_at(now)), now);
-            t.clocks = task.clocks_at(now);
-        };
-        task.enter(GvlTask::RUNNABLE, 200);
-        tell(&mut t, &task, 280);
-        assert_eq!(t.split[2], [100, 80, 0]);
-        task.unseen(107, 300);
-        assert_eq!((task.state, task.since_ns, task.charged_ns), (GvlTask::CPU, 300, 107));
-        assert_eq!(task.clocks_at(300), [200, 0, 0]);
-        tell(&mut t, &task, 310);
-        assert_eq!(t.split[2], [130, 80, 0]);
-        // No more than the time that has passed, however much was charged; and nothing is charged back.
-        task.enter(GvlTask::BLOCKED, 310);
-        task.unseen(1_000_000, 330);
-        assert_eq!(task.clocks_at(330), [230, 0, 0]);
-        task.enter(GvlTask::BLOCKED, 330);
-        task.unseen(0, 350);
-        assert_eq!(task.clocks_at(350), [230, 0, 20]);
-        // A clock that was read too late does not go back either.
-        t.told(Some([0; 3]), 360);
-        assert_eq!(t.split[2], [130, 80, 0]);
-    }
-
     /// What of a hold lies in a wait.
     #[test]
     fn overlaps() {
@@ -785,24 +539,5 @@ mod tests {
         assert_eq!(hold(100, 0).overlap(150, 300), 150);
         assert_eq!(hold(100, 200).overlap(200, 300), 0);
         assert_eq!(hold(100, 200).overlap(10, 100), 0);
-    }
-
-    /// Every field survives the round trip at its extremes.
-    #[test]
-    fn cookies() {
-        for image in [0, 255] {
-            for (register, in_memory) in [(0, false), (4, true), (15, true)] {
-                for displacement in [0, 8, -8, (1 << 14) - 1, -(1 << 14)] {
-                    for address in [0, 0x1234_5678, (1 << 36) - 1] {
-                        let cookie = GvlCookie { image, register, in_memory, displacement, address };
-                        assert!(cookie.fits());
-                        assert_eq!(GvlCookie::unpack(cookie.pack()), cookie);
-                    }
-                }
-            }
-        }
-        let cookie = GvlCookie { image: 0, register: 0, in_memory: true, displacement: 1 << 14, address: 0 };
-        assert!(!cookie.fits());
-        assert!(!GvlCookie { displacement: 0, address: 1 << 36, ..cookie }.fits());
     }
 }

@@ -1,0 +1,128 @@
+//! What the scheduler does with a native thread.
+
+use super::GvlKey;
+
+/// For how long a native thread ran on a CPU, could have run, and could not, nanoseconds; by the constants of [`GvlTask`].
+pub type Clocks = [u64; 3];
+
+/// A native thread as the scheduler sees it: value of the `GVL_TASKS` map, keyed by tid. The scheduler's tracepoints change
+/// `state`, `since_ns` and `clocks`; so does a thread that runs although they did not tell it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct GvlTask {
+    /// Odd while it is being changed.
+    pub seq: u64,
+    /// Since when it has been in its state, nanoseconds.
+    pub since_ns: u64,
+    /// How long it has been in each state before.
+    pub clocks: Clocks,
+    /// CPU time that the kernel had charged it when it was switched to or from last, nanoseconds.
+    pub charged_ns: u64,
+    /// [`GvlThread::id`] of the thread that it runs.
+    pub owner: u64,
+    /// The key of that.
+    pub key: GvlKey,
+    /// One of the constants.
+    pub state: u32,
+    /// [`GvlGate::epoch`] in which it was entered; in a later one nothing of it holds.
+    pub epoch: u32,
+}
+
+impl GvlTask {
+    /// It runs on a CPU.
+    pub const CPU: u32 = 0;
+    /// It could run, and has no CPU.
+    pub const RUNNABLE: u32 = 1;
+    /// It sleeps, or waits for something.
+    pub const BLOCKED: u32 = 2;
+
+    /// The clocks at a time that is not before the last change.
+    #[inline]
+    pub fn clocks_at(&self, now_ns: u64) -> Clocks {
+        let ns = now_ns.saturating_sub(self.since_ns);
+        let of = |state| if self.state == state { ns } else { 0 };
+        [
+            self.clocks[0] + of(Self::CPU),
+            self.clocks[1] + of(Self::RUNNABLE),
+            self.clocks[2] + of(Self::BLOCKED),
+        ]
+    }
+
+    /// It is on a CPU, and was not seen to get there. What the kernel has charged it since tells how long it has been.
+    #[inline]
+    pub fn unseen(&mut self, charged_ns: u64, now_ns: u64) {
+        let ns = now_ns.saturating_sub(self.since_ns);
+        let charged = charged_ns.saturating_sub(self.charged_ns);
+        let ran = if charged < ns { charged } else { ns };
+        self.since_ns += ran;
+        self.clocks = self.clocks_at(now_ns);
+        self.clocks[0] += ran;
+        self.state = Self::CPU;
+        self.since_ns = now_ns;
+        self.charged_ns = charged_ns;
+    }
+
+    /// Its state changes.
+    #[inline]
+    pub fn enter(&mut self, state: u32, now_ns: u64) {
+        self.clocks = self.clocks_at(now_ns);
+        self.state = state;
+        self.since_ns = now_ns;
+    }
+}
+
+/// What three clocks went forward by. [`GvlTask::unseen`] gives one clock what another one had: that goes back, and the others together
+/// stay behind by as much.
+#[inline]
+pub(super) fn elapsed(before: &Clocks, now: &Clocks) -> Clocks {
+    let forward = |from: u64, to: u64| {
+        let ns = to.wrapping_sub(from);
+        if ns.cast_signed() < 0 { 0 } else { ns }
+    };
+    let at_most = |ns: u64, most: u64| if ns < most { ns } else { most };
+    let whole = forward(before[0] + before[1] + before[2], now[0] + now[1] + now[2]);
+    let cpu = at_most(forward(before[0], now[0]), whole);
+    let runnable = at_most(forward(before[1], now[1]), whole - cpu);
+    [cpu, runnable, whole - cpu - runnable]
+}
+
+const _: () = assert!(size_of::<GvlTask>() == 80);
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{GvlState, GvlThread},
+        *,
+    };
+
+    /// A native thread that was not seen to get its CPU has had it for as long as the kernel has charged it. What was told before
+    /// that showed is not told again, and all parts are still the whole.
+    #[test]
+    fn unseen() {
+        let mut task = GvlTask { since_ns: 100, charged_ns: 7, ..GvlTask::default() };
+        let mut t = GvlThread::blank();
+        (t.told_ns, t.state) = (100, GvlState::Running as u32);
+        let tell = |t: &mut GvlThread, task: &GvlTask, now| {
+            t.told(Some(task.clocks_at(now)), now);
+            t.clocks = task.clocks_at(now);
+        };
+        task.enter(GvlTask::RUNNABLE, 200);
+        tell(&mut t, &task, 280);
+        assert_eq!(t.split[2], [100, 80, 0]);
+        task.unseen(107, 300);
+        assert_eq!((task.state, task.since_ns, task.charged_ns), (GvlTask::CPU, 300, 107));
+        assert_eq!(task.clocks_at(300), [200, 0, 0]);
+        tell(&mut t, &task, 310);
+        assert_eq!(t.split[2], [130, 80, 0]);
+        // No more than the time that has passed, however much was charged; and nothing is charged back.
+        task.enter(GvlTask::BLOCKED, 310);
+        task.unseen(1_000_000, 330);
+        assert_eq!(task.clocks_at(330), [230, 0, 0]);
+        task.enter(GvlTask::BLOCKED, 330);
+        task.unseen(0, 350);
+        assert_eq!(task.clocks_at(350), [230, 0, 20]);
+        // A clock that was read too late does not go back either.
+        t.told(Some([0; 3]), 360);
+        assert_eq!(t.split[2], [130, 80, 0]);
+    }
+}

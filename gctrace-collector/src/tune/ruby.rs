@@ -35,6 +35,11 @@ impl Series {
     pub fn page_slots(self) -> u64 {
         if self >= Self(3, 2) { 1638 } else { 409 }
     }
+
+    /// So many slots, in whole pages.
+    pub fn whole_pages(self, slots: u64) -> u64 {
+        slots.div_ceil(self.page_slots()).saturating_mul(self.page_slots())
+    }
 }
 
 impl fmt::Display for Series {

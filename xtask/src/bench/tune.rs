@@ -2,8 +2,7 @@
 //!
 //! A program is traced and advised. Then the same work is done as before and as advised, in turns; each turn gives one ratio of
 //! time in GC pauses, as gctrace measures it. What was to be expected follows from the advice: each gives a factor for a kind of
-//! cycles, and the first run tells how much of the time each kind takes. Where there are fewer cycles because the heap gets larger, each
-//! of them has more to sweep.
+//! cycles, and the first run tells how much of the time each kind takes to mark and to sweep.
 
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path, process::Command};
 
@@ -25,6 +24,8 @@ const PROGRAMS: [(&str, &str); 3] =
     [("requests.rb", "requests"), ("large_heap.rb", "rounds"), ("strings.rb", "rounds")];
 /// Seconds of the first run.
 const SECONDS: &str = "10";
+/// Cycles that begin for want of a slot.
+const SLOTS: &str = "minor cycles by newobj";
 
 /// Runs it: so many turns for each program.
 pub(super) fn run(turns: u32, json: bool) -> Result<()> {
@@ -109,9 +110,10 @@ fn time(report: &Report, script: &ScriptReport) -> Result<f64> {
     Ok(by_kind(report, script)?.values().map(|time| time.all).sum::<u64>() as f64 / 1e9)
 }
 
-/// Time of a kind of cycles, nanoseconds.
+/// Cycles of a kind, and their time, nanoseconds.
 #[derive(Default)]
 struct Time {
+    cycles: u64,
     all: u64,
     sweeping: u64,
 }
@@ -127,6 +129,7 @@ fn by_kind(report: &Report, script: &ScriptReport) -> Result<BTreeMap<String, Ti
             None => format!("minor cycles by {}", word("gc_by").unwrap_or("unknown")),
         };
         let time: &mut Time = kinds.entry(kind).or_default();
+        time.cycles += 1;
         time.all += line.pause_ns;
         time.sweeping += line.phases.sweep_ns;
     }
@@ -145,32 +148,25 @@ fn advice(binary: &Path, sets: &Path) -> Result<Vec<Value>> {
     advice.cloned().context("a plan for speed")
 }
 
-/// By what the time in GC should be multiplied.
+/// By what the time in GC should be multiplied. Marking is done by each cycle anew, so that falls with their number; sweeping is the
+/// same work for the same garbage, whoever begins it. Of the cycles that malloc does not begin any more, each would have cut
+/// short an interval between two others that slots begin: half of one on the average.
 fn predicted(report: &Report, script: &ScriptReport, advice: &[Value]) -> Result<f64> {
-    let factors: BTreeMap<&str, (f64, f64)> = advice
+    let factors: BTreeMap<&str, f64> = advice
         .iter()
         .filter_map(|advice| {
-            let factor = advice["effect"]["factor"].as_f64()?;
-            Some((advice["effect"]["metric"].as_str()?, (factor, larger_heap(advice, factor).unwrap_or(1.0))))
+            Some((advice["effect"]["metric"].as_str()?, advice["effect"]["factor"].as_f64()?))
         })
         .collect();
     let kinds = by_kind(report, script)?;
+    let factor = |kind: &str| factors.get(kind).copied().unwrap_or(1.0);
+    let fewer = |kind: &str| kinds.get(kind).map_or(0.0, |time| time.cycles as f64 * (1.0 - factor(kind)));
+    let displaced = (fewer("minor cycles by malloc") + fewer("major cycles by oldmalloc")) / 2.0;
     let all: u64 = kinds.values().map(|time| time.all).sum();
     let after = kinds.iter().map(|(kind, time)| {
-        let (factor, heap) = factors.get(kind.as_str()).copied().unwrap_or((1.0, 1.0));
-        factor * (time.all.saturating_sub(time.sweeping) as f64 + heap * time.sweeping as f64)
+        let more = if kind == SLOTS { displaced / time.cycles.max(1) as f64 } else { 0.0 };
+        (factor(kind) * (1.0 + more))
+            .mul_add(time.all.saturating_sub(time.sweeping) as f64, time.sweeping as f64)
     });
     Ok(after.sum::<f64>() / all.max(1) as f64)
-}
-
-/// By how much an advice on room makes the heap larger: from what lives and one interval to what lives and the room, which is the
-/// interval divided by the factor for cycles.
-fn larger_heap(advice: &Value, factor: f64) -> Option<f64> {
-    let measures = advice["evidence"].as_array().filter(|_| advice["rule"] == "free-slots")?;
-    let value = |begin: &str| {
-        let of = |measure: &&Value| measure["metric"].as_str().is_some_and(|text| text.starts_with(begin));
-        measures.iter().find(of)?["value"].as_f64()
-    };
-    let (interval, live) = (value("objects allocated between")?, value("heap_live_slots after")?);
-    Some((live + interval / factor) / (live + interval))
 }

@@ -1,7 +1,7 @@
 //! Size and room of the heap.
 
 use super::{Case, GC_GOAL, GC_SHARE, MIN_UNITS, Verdict, enough, hundredths, percent, quantile, share};
-use crate::tune::{Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy};
+use crate::tune::{Advice, Change, Confidence, Effect, Evidence, Measure, Series, Setting, Strategy};
 
 /// A heap that has its final size from the beginning.
 pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
@@ -23,8 +23,7 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
     }
     let (size, _) = case.heap()?;
     let warmup = quantile(&evidence.warmup, 0.5, "processes that grew to their final size")?;
-    let page = case.series.page_slots();
-    let slots = size.div_ceil(page) * page;
+    let slots = case.series.whole_pages(size);
     let set = vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?];
     let current = case.value("RUBY_GC_HEAP_INIT_SLOTS");
     if (slots as f64 - current).abs() < (current * 0.01).max(1000.0) {
@@ -70,11 +69,16 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     let (size, live) = case.heap()?;
     let (wanted, why, mut measures) = wanted_room(case, interval)?;
     // Never more than twice the heap.
-    let room = wanted.min((2 * size).saturating_sub(live));
-    if (room as f64) < interval as f64 * 1.25 {
-        return Err("the heap would have to become more than twice as large".to_owned());
+    let most = (2 * size).saturating_sub(live);
+    let until = until_malloc(evidence, interval);
+    let room = if grows_with_initial(case.series) { wanted.min(most).min(until) } else { wanted.min(most) };
+    if room < interval + interval / 4 {
+        let malloc = format!(
+            "malloc begins a cycle about every {until} objects; raise the limits of malloc first, then trace again"
+        );
+        let size = "the heap would have to become more than twice as large".to_owned();
+        return Err(if until < most { malloc } else { size });
     }
-    before_malloc(case, interval, room)?;
     measures.push(Measure {
         metric: "objects allocated between two cycles (median)",
         value: interval as f64,
@@ -85,17 +89,27 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
         value: live as f64,
         n: evidence.live.n(),
     });
-    let ratio = room as f64 / (live + room) as f64;
-    let set = if case.series >= Series(3, 2) {
+    let (set, slots) = if grows_with_initial(case.series) {
+        measures.push(Measure {
+            metric: "heap_available_slots (P90, settled)",
+            value: size as f64,
+            n: evidence.available.n(),
+        });
+        // A full heap holds what one interval allocates, and what lives or has not been found dead.
+        let slots = case.series.whole_pages(size.saturating_sub(interval) + room);
+        (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], slots)
+    } else {
+        // Room that is never used up does harm there: malloc begins a cycle first, which finds fewer free slots than demanded and asks
+        // for a major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots.
+        if room > until {
+            return Err(format!(
+                "malloc begins a cycle about every {until} objects, before room for {room} is used, and Ruby would begin major \
+                 cycles for the slots that it misses; raise the limits of malloc first, then trace again"
+            ));
+        }
         // From 3.2 on HEAP_FREE_SLOTS makes no heap grow: `gc_marks_finish` only asks for a major cycle because of it.
         // What grows a heap is its own ratio of free slots (`gc_sweep_finish_heap`).
-        ratios(case, ratio)?
-    } else {
-        let mut set = vec![case.change("RUBY_GC_HEAP_FREE_SLOTS", Setting::Size(room))?];
-        if ratio > case.value("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO") - 0.05 {
-            set.push(case.change("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO", hundredths((ratio + 0.10).min(0.95)))?);
-        }
-        set
+        (ratios(case, room as f64 / (live + room) as f64)?, (live + room).max(size))
     };
     let factor = interval as f64 / room as f64;
     Ok(Advice {
@@ -105,9 +119,9 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
         evidence: measures,
         effect: Effect {
             text: format!(
-                "about {:.0} % fewer minor cycles that begin for want of a slot; the heap grows from {size} to about {} slots",
-                (1.0 - factor) * 100.0,
-                (live + room).max(size)
+                "about {:.0} % fewer minor cycles that begin for want of a slot; the heap grows from {size} to about {slots} slots; \
+                 sweeping remains the same work",
+                (1.0 - factor) * 100.0
             ),
             metric: "minor cycles by newobj",
             factor: Some(factor),
@@ -116,24 +130,20 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Room that is never used up does harm. `malloc` begins a cycle first, which finds fewer free slots than demanded and asks for a
-/// major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots, so it goes on like
-/// that.
-fn before_malloc(case: &Case<'_>, interval: u64, room: u64) -> Result<(), String> {
-    let evidence = case.evidence;
+/// Whether the one heap begins with `HEAP_INIT_SLOTS` and never gives these pages back (`gc_marks_finish`: `max_free_slots`).
+/// `HEAP_FREE_SLOTS` would not do instead: the heap grows to that by major cycles, and each cycle that finds fewer makes another one major.
+fn grows_with_initial(series: Series) -> bool {
+    series <= Series(3, 1)
+}
+
+/// How many objects are allocated between two cycles that malloc began: as many intervals as cycles that slots began, and the
+/// beginning of another one.
+fn until_malloc(evidence: &Evidence, interval: u64) -> u64 {
     let by_malloc = evidence.minors_by("malloc") + evidence.majors_by("oldmalloc");
     if by_malloc == 0 {
-        return Ok(());
+        return u64::MAX;
     }
-    // Between two cycles that malloc began lie so many that slots began, and the beginning of another one.
-    let until = interval as f64 * (evidence.minors_by("newobj") as f64 / by_malloc as f64 + 0.5);
-    if room as f64 <= until {
-        return Ok(());
-    }
-    Err(format!(
-        "malloc begins a cycle about every {until:.0} objects, before room for {room} is used, and Ruby would begin major cycles \
-         for the slots that it misses; raise the limits of malloc first, then trace again"
-    ))
+    (interval as f64 * (evidence.minors_by("newobj") as f64 / by_malloc as f64 + 0.5)) as u64
 }
 
 /// How many objects should fit between two cycles.

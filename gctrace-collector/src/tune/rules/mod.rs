@@ -31,8 +31,8 @@ type Rule = fn(&Case<'_>) -> Verdict;
 
 /// By name. Of those that may set the same variable the first one that advises wins.
 const RULES: [(&str, Rule); 10] = [
-    ("initial-heap", heap::initial_heap),
     ("free-slots", heap::free_slots),
+    ("initial-heap", heap::initial_heap),
     ("no-free-majors", heap::no_free_majors),
     ("return-memory", heap::return_memory),
     ("growth-step", heap::growth_step),

@@ -96,7 +96,7 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
         evidence: vec![Measure { metric: "share of minor cycles by malloc", value: share(n, all), n: all }],
         effect: Effect {
             text: format!(
-                "about half as many cycles because of malloc; up to {:.0} MiB more garbage outside the heap",
+                "about half as many cycles because of malloc, and half a cycle more for want of a slot for each of the others; up to {:.0} MiB more garbage outside the heap",
                 (new_max - max) / 1_048_576.0
             ),
             metric: "minor cycles by malloc",
@@ -126,7 +126,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
                 case.change("RUBY_GC_OLDMALLOC_LIMIT", Setting::Size(NEVER))?,
                 case.change("RUBY_GC_OLDMALLOC_LIMIT_MAX", Setting::Size(NEVER))?,
             ],
-            "no such cycles; dead old objects keep their memory until another major cycle comes",
+            "no such cycles, and half a cycle for want of a slot instead of each; dead old objects keep their memory until another major cycle comes",
             0.0,
         ),
         Strategy::Memory => {

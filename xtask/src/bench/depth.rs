@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::BufReader,
     path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 
+use super::{stacks_taken, until_ready};
 use crate::{
     demo::ruby,
     util::{Running, root, target_dir},
@@ -89,14 +90,7 @@ fn measure(depth: u32, native: bool) -> Result<Cost> {
     expect(&mut said, "ready")?;
     command.args(["--pid", &script.pid().to_string()]).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut gctrace = Running::start(&mut command)?;
-    let mut lines = BufReader::new(gctrace.child().stderr.take().context("no pipe from gctrace")?);
-    let mut line = String::new();
-    while !line.contains("ready") {
-        line.clear();
-        if lines.read_line(&mut line).context("cannot read what gctrace says")? == 0 {
-            bail!("gctrace ended before it was ready");
-        }
-    }
+    let lines = until_ready(&mut gctrace)?;
     let before = statistics(gctrace.pid())?;
     drop(script.child().stdin.take());
     expect(&mut said, "done")?;
@@ -108,8 +102,7 @@ fn measure(depth: u32, native: bool) -> Result<Cost> {
     }
     fs::remove_file(&pprof).with_context(|| format!("cannot remove {}", pprof.display()))?;
     // The script used no CPU time before, so all stacks are from the time that was measured.
-    let stacks = said.split(" stacks (").next().and_then(|text| text.rsplit(' ').next()?.parse().ok());
-    let stacks = stacks.with_context(|| format!("gctrace does not say how many stacks it took: {said}"))?;
+    let stacks = stacks_taken(&said)?;
     Ok(Cost { depth, native, stacks, ns: ns / u64::max(stacks, 1) })
 }
 

@@ -6,14 +6,15 @@
 mod collector;
 mod depth;
 mod fleet;
+mod stalls;
 mod tune;
 
 use std::{
     fs,
-    io::Read as _,
+    io::{BufRead as _, BufReader, Read as _},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{ChildStderr, Command, Stdio},
     thread,
     time::Duration,
 };
@@ -49,6 +50,10 @@ pub(crate) struct Args {
     /// Measure only what 300 idle and 20 working Ruby processes cost gctrace.
     #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
     fleet: bool,
+    /// Measure only for what share of the time a running thread is stopped or interrupted, with and without gctrace, and
+    /// with rbspy if it is given.
+    #[arg(long, conflicts_with_all = ["depth", "collector", "tune", "fleet"])]
+    stalls: bool,
     /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
@@ -77,6 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 .args(args.collector.then_some("--collector"))
                 .args(args.tune.then_some("--tune"))
                 .args(args.fleet.then_some("--fleet"))
+                .args(args.stalls.then_some("--stalls"))
                 .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
         }
@@ -92,6 +98,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if args.collector {
         return collector::run(args.json);
+    }
+    if args.stalls {
+        return stalls::run(args.rbspy.as_deref(), args.runs, args.json);
     }
     let tracers: Vec<Tracer> =
         [Tracer::Gc, Tracer::Stacks].into_iter().chain(args.rbspy.clone().map(Tracer::Rbspy)).collect();
@@ -260,6 +269,25 @@ fn rbspy(path: &Path, name: &str, scratch: &Path) -> Result<(Run, Agent)> {
     Ok((said(name, &text)?, agent))
 }
 
+/// Waits until gctrace has attached; what it says later can be read from the answer.
+fn until_ready(gctrace: &mut Running) -> Result<BufReader<ChildStderr>> {
+    let mut lines = BufReader::new(gctrace.child().stderr.take().context("no pipe from gctrace")?);
+    let (mut said, mut begin) = (String::new(), 0);
+    while !said[begin..].contains("gctrace: ready") {
+        begin = said.len();
+        if lines.read_line(&mut said).context("cannot read what gctrace says")? == 0 {
+            bail!("gctrace ended before it was ready: {said}");
+        }
+    }
+    Ok(lines)
+}
+
+/// How many stacks gctrace says to have taken, at its end.
+fn stacks_taken(said: &str) -> Result<u64> {
+    let stacks = said.split_once(" stacks (").and_then(|(before, _)| before.rsplit(' ').next()?.parse().ok());
+    stacks.with_context(|| format!("gctrace does not say how many stacks it took: {said}"))
+}
+
 impl Run {
     fn read(text: &str) -> Option<Self> {
         let line = text.lines().last()?;
@@ -377,6 +405,15 @@ mod tests {
     fn stat_with_a_hostile_name() {
         let stat = "7 (a) R 1) S 1 7 7 0 -1 4194560 100 0 0 0 25 17 0 0 20 0 1 0 5 1000 10";
         assert_eq!(cpu_ticks(stat), Some(42));
+    }
+
+    /// Out of the last line of a run.
+    #[test]
+    fn stacks_of_a_run() {
+        let said =
+            "gctrace: 0 cycles of 1 process (0 unfinished), 3 probe hits, 792 stacks (9 of 9 frames named)\n";
+        assert_eq!(stacks_taken(said).unwrap(), 792);
+        stacks_taken("gctrace: 0 cycles of 1 process (0 unfinished), 3 probe hits").unwrap_err();
     }
 
     /// Even and odd numbers of values.

@@ -151,6 +151,8 @@ fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     let (stacks, said) = (scratch.join("stalls.txt"), scratch.join("stalls.err"));
     let errors = fs::File::create(&said).with_context(|| format!("cannot create {}", said.display()))?;
     let said = || fs::read_to_string(&said).unwrap_or_default();
+    // Stacks of an earlier round cannot be taken for those of this one.
+    fs::write(&stacks, "").with_context(|| format!("cannot write {}", stacks.display()))?;
     let mut command = Command::new(path);
     command.args(["record", "--silent", "--pid", &traced.pid(), "--rate", RATE, "--format", "collapsed"]);
     command.arg("--file").arg(&stacks).arg("--raw-file").arg(scratch.join("stalls.raw.gz"));

@@ -42,16 +42,19 @@ struct Gaps {
     longest_ns: u64,
 }
 
-/// A turn under a tracer.
+/// A turn.
 #[derive(Clone, Copy)]
 struct Turn {
     gaps: Gaps,
-    /// Stacks of the turn: evidence that the tracer was at work, and how much of it it did.
-    samples: u64,
+    /// How long the thread was ready to run while others had its CPU, where the kernel tells that: on a busy machine most of
+    /// the gaps are of this kind, whoever traces.
+    queued_ns: Option<u64>,
+    /// Stacks of the turn, if there is a tracer: evidence that it was at work, and how much of it it did.
+    samples: Option<u64>,
 }
 
 struct Round {
-    without: Gaps,
+    without: Turn,
     gctrace: Turn,
     rbspy: Option<Turn>,
 }
@@ -63,16 +66,16 @@ pub(super) fn run(rbspy: Option<&Path>, rounds: u32, json: bool) -> Result<()> {
     let mut traced = Traced::start()?;
     let mut results = Vec::new();
     for number in 1..=rounds {
-        let tell = |tracer: &str, gaps: &Gaps| {
-            progress(format!("bench: stalls {number}/{rounds}: {:.3} % {tracer}", gaps.percent()));
+        let tell = |tracer: &str, turn: &Turn| {
+            progress(format!("bench: stalls {number}/{rounds}: {:.3} % {tracer}", turn.gaps.percent()));
         };
         let without = traced.turn()?;
         tell("without a tracer", &without);
         let gctrace = gctrace(&mut traced, &scratch)?;
-        tell("with gctrace", &gctrace.gaps);
+        tell("with gctrace", &gctrace);
         let rbspy = rbspy.map(|path| self::rbspy(path, &mut traced, &scratch)).transpose()?;
         if let Some(rbspy) = &rbspy {
-            tell("with rbspy", &rbspy.gaps);
+            tell("with rbspy", rbspy);
         }
         results.push(Round { without, gctrace, rbspy });
     }
@@ -105,13 +108,22 @@ impl Traced {
         self.process.pid().to_string()
     }
 
-    fn turn(&mut self) -> Result<Gaps> {
+    /// Measures for a turn; the samples are for the caller to fill in.
+    fn turn(&mut self) -> Result<Turn> {
+        let before = self.queued_ns();
         let input = self.process.child().stdin.as_mut().context("no pipe to the script")?;
         writeln!(input, "{}", TURN.as_secs()).context("cannot tell the script to begin")?;
         let mut line = String::new();
         self.answers.read_line(&mut line).context("cannot read what the script says")?;
-        Gaps::read(&line)
-            .with_context(|| format!("bench_stalls.rb answered {line:?}, which is no account of gaps"))
+        let gaps = Gaps::read(&line)
+            .with_context(|| format!("bench_stalls.rb answered {line:?}, which is no account of gaps"))?;
+        let queued_ns = self.queued_ns().zip(before).map(|(after, before)| after - before);
+        Ok(Turn { gaps, queued_ns, samples: None })
+    }
+
+    /// How long its main thread has waited for a CPU in all.
+    fn queued_ns(&self) -> Option<u64> {
+        run_delay(&fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).ok()?)
     }
 
     /// Ends its input, and it with it.
@@ -131,7 +143,7 @@ fn gctrace(traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     let mut gctrace = Running::start(&mut command)?;
     let lines = until_ready(&mut gctrace)?;
     thread::sleep(SETTLE);
-    let gaps = traced.turn()?;
+    let turn = traced.turn()?;
     let early = gctrace.ended()?;
     gctrace.signal(Signal::INT)?;
     let said = std::io::read_to_string(lines).context("cannot read what gctrace says")?;
@@ -144,7 +156,7 @@ fn gctrace(traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     let samples = stacks_taken(&said)?;
     ensure!(samples > 0, "gctrace took no stack in a turn: {said}");
     thread::sleep(REST);
-    Ok(Turn { gaps, samples })
+    Ok(Turn { samples: Some(samples), ..turn })
 }
 
 fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
@@ -159,7 +171,7 @@ fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     let mut rbspy = Running::start(&mut command)?;
     thread::sleep(SETTLE);
-    let gaps = traced.turn()?;
+    let turn = traced.turn()?;
     if let Some(status) = rbspy.ended()? {
         bail!("rbspy ended by itself ({status}) before the turn was over: {}", said());
     }
@@ -170,7 +182,7 @@ fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     let samples = samples_within(&text).with_context(|| format!("rbspy wrote unknown lines: {text}"))?;
     ensure!(samples > 0, "rbspy took no stack in a turn: {}", said());
     thread::sleep(REST);
-    Ok(Turn { gaps, samples })
+    Ok(Turn { samples: Some(samples), ..turn })
 }
 
 /// Collapsed stacks that have the measured method in them: rbspy samples the thread while it waits for its turn, too.
@@ -181,6 +193,14 @@ fn samples_within(collapsed: &str) -> Option<u64> {
         Some(if within { count.parse::<u64>().ok()? } else { 0 })
     });
     counts.sum()
+}
+
+/// The second field of `/proc/PID/schedstat` (Documentation/scheduler/sched-stats.rst), nanoseconds. All fields
+/// are zero where the kernel does not count.
+fn run_delay(schedstat: &str) -> Option<u64> {
+    let mut fields = schedstat.split_whitespace().map(str::parse);
+    let ran: u64 = fields.next()?.ok()?;
+    fields.next()?.ok().filter(|_| ran > 0)
 }
 
 impl Gaps {
@@ -205,9 +225,16 @@ impl Gaps {
     }
 }
 
+impl Turn {
+    /// Share of the time.
+    fn queued_percent(&self) -> Option<f64> {
+        Some(self.queued_ns? as f64 * 100.0 / self.gaps.wall_ns as f64)
+    }
+}
+
 /// What a tracer adds to the share of the time, in percentage points.
 fn added(rounds: &[Round], turn: fn(&Round) -> Option<Turn>) -> Option<Spread> {
-    let added = |round| Some(turn(round)?.gaps.percent() - round.without.percent());
+    let added = |round| Some(turn(round)?.gaps.percent() - round.without.gaps.percent());
     let added: Option<Vec<f64>> = rounds.iter().map(added).collect();
     Some(Spread::of(added?.into_iter()))
 }
@@ -219,19 +246,27 @@ fn ratio(gctrace: &Spread, rbspy: &Spread) -> Option<f64> {
 
 fn print(rounds: &[Round]) {
     println!("gaps of more than {} µs between two readings of the clock", LONGER_THAN / 1000);
+    println!("queued: the thread was ready to run and others had its CPU, whose gaps are counted, too");
     println!(
-        "{:>5}  {:<8}{:>10}{:>8}{:>12}{:>9}",
-        "round", "tracer", "% of time", "gaps", "longest µs", "samples"
+        "{:>5}  {:<8}{:>10}{:>10}{:>8}{:>12}{:>9}",
+        "round", "tracer", "% of time", "% queued", "gaps", "longest µs", "samples"
     );
     for (number, round) in (1..).zip(rounds) {
-        let line = |tracer: &str, gaps: &Gaps, samples: &str| {
+        let turns = [
+            ("none", Some(&round.without)),
+            ("gctrace", Some(&round.gctrace)),
+            ("rbspy", round.rbspy.as_ref()),
+        ];
+        for (tracer, turn) in turns {
+            let Some(Turn { gaps, samples, .. }) = turn else { continue };
+            let queued =
+                turn.and_then(Turn::queued_percent).map_or("-".into(), |percent| format!("{percent:.3}"));
+            let samples = samples.map_or("-".into(), |samples| samples.to_string());
             let (percent, longest) = (gaps.percent(), gaps.longest_ns / 1000);
-            println!("{number:>5}  {tracer:<8}{percent:>10.3}{:>8}{longest:>12}{samples:>9}", gaps.count);
-        };
-        line("none", &round.without, "-");
-        line("gctrace", &round.gctrace.gaps, &round.gctrace.samples.to_string());
-        if let Some(rbspy) = &round.rbspy {
-            line("rbspy", &rbspy.gaps, &rbspy.samples.to_string());
+            println!(
+                "{number:>5}  {tracer:<8}{percent:>10.3}{queued:>10}{:>8}{longest:>12}{samples:>9}",
+                gaps.count
+            );
         }
     }
     let (gctrace, rbspy) = (added(rounds, |round| Some(round.gctrace)), added(rounds, |round| round.rbspy));
@@ -252,16 +287,12 @@ fn print(rounds: &[Round]) {
 }
 
 fn to_json(rounds: &[Round]) -> Value {
-    let gaps = |gaps: &Gaps| {
+    let turn = |turn: &Turn| {
+        let gaps = &turn.gaps;
         json!({
             "wall_ns": gaps.wall_ns, "gap_ns": gaps.gap_ns, "percent": gaps.percent(), "gaps": gaps.count,
-            "longest_ns": gaps.longest_ns,
+            "longest_ns": gaps.longest_ns, "queued_ns": turn.queued_ns, "samples": turn.samples,
         })
-    };
-    let turn = |turn: &Turn| {
-        let mut value = gaps(&turn.gaps);
-        value["samples"] = turn.samples.into();
-        value
     };
     let spread = |s: &Spread| json!({ "median": s.median, "min": s.min, "max": s.max });
     let (gctrace, rbspy) = (added(rounds, |round| Some(round.gctrace)), added(rounds, |round| round.rbspy));
@@ -270,7 +301,7 @@ fn to_json(rounds: &[Round]) -> Value {
         .iter()
         .map(|round| {
             json!({
-                "none": gaps(&round.without), "gctrace": turn(&round.gctrace),
+                "none": turn(&round.without), "gctrace": turn(&round.gctrace),
                 "rbspy": round.rbspy.as_ref().map(turn),
             })
         })
@@ -303,6 +334,15 @@ mod tests {
         }
     }
 
+    /// What the kernel does not count is absent, not zero.
+    #[test]
+    fn time_in_the_queue() {
+        assert_eq!(run_delay("81234 567 9\n"), Some(567));
+        assert_eq!(run_delay("81234 0 9\n"), Some(0));
+        assert_eq!(run_delay("0 0 0\n"), None);
+        assert_eq!(run_delay("81234"), None);
+    }
+
     /// Samples from before the turn, and files that are named like the method, do not count.
     #[test]
     fn samples_of_the_turn() {
@@ -319,9 +359,9 @@ mod tests {
     #[test]
     fn difference_by_rounds() {
         let gaps = |gap_ns| Gaps { wall_ns: 1000, gap_ns, count: 1, longest_ns: gap_ns };
-        let turn = |gap_ns| Turn { gaps: gaps(gap_ns), samples: 1 };
+        let turn = |gap_ns| Turn { gaps: gaps(gap_ns), queued_ns: None, samples: None };
         let round = |none, gctrace, rbspy| Round {
-            without: gaps(none),
+            without: turn(none),
             gctrace: turn(gctrace),
             rbspy: Some(turn(rbspy)),
         };

@@ -220,6 +220,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     for (tid, entry) in away.map_or_else(Vec::new, |away| away.read()) {
         run.pipeline.still_away(tid, &entry, closed, min);
     }
+    run.pipeline.tracepoints_skipped(run.counters.skipped());
     run.pipeline.detach(closed);
     let ledger = Ledger { kernel, user: run.pipeline.counts() };
     run.pipeline.finish(&ledger);

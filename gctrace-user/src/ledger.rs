@@ -121,6 +121,8 @@ user_counters! {
     gvl_stacks,
     /// Stacks of long waits whose wait was lost.
     gvl_stacks_unclaimed,
+    /// Hits of tracepoints that the kernel skipped: threads that came, went or slept unseen. 0 before Linux 6.7, which does not tell.
+    tracepoints_skipped,
     /// Stacks of GC starts that went with their cycle.
     triggers,
     /// Stacks of GC starts whose cycle is not reported.

@@ -278,6 +278,11 @@ impl Pipeline {
         }
     }
 
+    /// So many hits of tracepoints were skipped by the kernel.
+    pub fn tracepoints_skipped(&mut self, hits: u64) {
+        self.counts.tracepoints_skipped = hits;
+    }
+
     /// Tells the exporters what has been counted so far.
     pub fn account(&mut self, kernel: Option<Vec<u64>>) {
         let ledger = Ledger { kernel, user: self.counts() };

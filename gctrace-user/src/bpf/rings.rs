@@ -2,13 +2,14 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
     time::Duration,
 };
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, MapData, RingBuf},
+    maps::{Array, HashMap, MapData, MapError, RingBuf},
+    programs::{Program, ProgramFd},
 };
 use gctrace_common::{config::AwayEntry, stats::Counter};
 
@@ -99,16 +100,39 @@ impl AwayReader {
     }
 }
 
+/// `recursion_misses` of a program (`bpf_prog_show_fdinfo`, kernel/bpf/syscall.c).
+fn misses(fd: RawFd) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("recursion_misses:"))?.trim().parse().ok()
+}
+
 /// Reads the kernel's counters.
 pub struct CounterReader {
     map: Array<MapData, u64>,
+    /// Programs at ordinary tracepoints.
+    tracepoints: Vec<OwnedFd>,
 }
 
 impl CounterReader {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
         let map = ebpf.take_map("COUNTERS").ok_or(LoadError::Missing("COUNTERS"))?;
         let map = Array::try_from(map).map_err(|source| LoadError::Map { map: "COUNTERS", source })?;
-        Ok(Self { map })
+        let tracepoints = ebpf.programs().filter_map(|(_, program)| match program {
+            Program::TracePoint(tracepoint) => tracepoint.fd().ok(),
+            _ => None,
+        });
+        let own = |fd: &ProgramFd| fd.as_fd().try_clone_to_owned();
+        let tracepoints = tracepoints.map(own).collect::<io::Result<_>>();
+        let tracepoints = tracepoints
+            .map_err(|source| LoadError::Map { map: "COUNTERS", source: MapError::IoError(source) })?;
+        Ok(Self { map, tracepoints })
+    }
+
+    /// Hits of ordinary tracepoints that their programs were passed over for, because the CPU had been taken from a thread in the
+    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, kernel/trace/bpf_trace.c); what they had to tell is not known.
+    /// 0 before Linux 6.7, which does not count them.
+    pub fn skipped(&self) -> u64 {
+        self.tracepoints.iter().filter_map(|fd| misses(fd.as_raw_fd())).sum()
     }
 
     /// All counters after [`super::Probes::close`], in the order of [`Counter::ALL`]: read again until they stand

@@ -161,7 +161,7 @@ fn predicted(report: &Report, script: &ScriptReport, advice: &[Value]) -> Result
     let kinds = by_kind(report, script)?;
     let factor = |kind: &str| factors.get(kind).copied().unwrap_or(1.0);
     let fewer = |kind: &str| kinds.get(kind).map_or(0.0, |time| time.cycles as f64 * (1.0 - factor(kind)));
-    let displaced = (fewer("minor cycles by malloc") + fewer("major cycles by oldmalloc")) / 2.0;
+    let displaced = 0.5 * (fewer("minor cycles by malloc") + fewer("major cycles by oldmalloc"));
     let all: u64 = kinds.values().map(|time| time.all).sum();
     let after = kinds.iter().map(|(kind, time)| {
         let more = if kind == SLOTS { displaced / time.cycles.max(1) as f64 } else { 0.0 };

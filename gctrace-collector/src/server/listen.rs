@@ -95,7 +95,7 @@ pub(super) async fn serve(
 }
 
 /// Serves a connection to its end; false if that came early.
-async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     shared: &Arc<Shared>,
     stream: S,
     scheme: &'static str,
@@ -109,6 +109,8 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .max_buf_size(MAX_HEAD)
+        // A buffer takes a piece more than that.
+        .max_header_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let served = async {

@@ -16,6 +16,8 @@ use tokio::sync::Semaphore;
 use crate::store::{self, Store, StoreError};
 
 mod body;
+#[cfg(test)]
+mod fuzz;
 mod ingest;
 mod listen;
 mod metrics;

@@ -143,13 +143,9 @@ fn no_body(error: BodyError, limit: usize) -> Answer {
 /// `POST /ruby`.
 async fn set(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static str) -> Answer {
     let head = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
-    let gzip = match head(header::CONTENT_ENCODING).map(str::trim) {
-        None | Some("" | "identity") => false,
-        Some("gzip" | "x-gzip") => true,
-        Some(other) => {
-            let text = format!("Content-Encoding: `{other}` is not understood; send gzip or nothing");
-            return Answer::bad(text);
-        }
+    let gzip = match is_gzip(request.headers()) {
+        Ok(gzip) => gzip,
+        Err(answer) => return answer,
     };
     let ours = head(header::USER_AGENT).is_some_and(|agent| agent.starts_with("gctrace/"));
     let base = base(shared, head(header::HOST), scheme);
@@ -163,10 +159,33 @@ async fn set(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static 
         Err(answer) => return answer,
     };
     // Semaphores that are never closed: permits always come.
-    let _large = if size > super::LARGE { shared.large.acquire().await.ok() } else { None };
-    let _worker = shared.workers.acquire().await.ok();
+    let large = Arc::clone(&shared.large);
+    let large = if size > super::LARGE { large.acquire_owned().await.ok() } else { None };
+    let worker = Arc::clone(&shared.workers).acquire_owned().await.ok();
     let work = ingest::Work { body, gzip, size, judge_version: !ours, base };
-    blocking(shared, move |shared| ingest::set(shared, &work)).await
+    blocking(shared, move |shared| {
+        // Until the work is done, which goes on when its sender leaves: nobody waits for this future then.
+        let _places = (large, worker);
+        ingest::set(shared, &work)
+    })
+    .await
+}
+
+/// Whether a body is compressed. Names of codings have no case (RFC 9110, 8.4.1).
+fn is_gzip(headers: &header::HeaderMap) -> Result<bool, Answer> {
+    let codings: Vec<_> = headers
+        .get_all(header::CONTENT_ENCODING)
+        .iter()
+        .map(|value| String::from_utf8_lossy(value.as_bytes()))
+        .collect();
+    let codings = codings.join(", ");
+    match codings.trim().to_ascii_lowercase().as_str() {
+        "" | "identity" => Ok(false),
+        "gzip" | "x-gzip" => Ok(true),
+        _ => {
+            Err(Answer::bad(format!("Content-Encoding: `{codings}` is not understood; send gzip or nothing")))
+        }
+    }
 }
 
 /// What addresses in answers begin with.

@@ -9,7 +9,7 @@ use std::{
 
 use gctrace_common::{
     config::AwayEntry,
-    event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent},
+    event::{Kind, LifeEvent},
 };
 
 use crate::{
@@ -23,32 +23,23 @@ use crate::{
     },
     export::{ExportError, Exporter, ProcessEnd},
     ledger::{Ledger, UserCounts},
-    model::{EndReason, GcCycle, GcState, GcWork, Image, Memory, Process, Shares},
+    model::{EndReason, GcCycle, Image, Memory, Process, Shares},
     native::NativeNamer,
-    ruby::{
-        PauseKind,
-        frames::FrameLayout,
-        layout::{BoundKey, ObjspaceLayout},
-        prove,
-        stat::{GcInfo, Mode},
-    },
+    ruby::{PauseKind, frames::FrameLayout, layout::ObjspaceLayout},
     stacks::{Made, Reader, Ready, Stacks, Taken},
 };
 
+mod gc;
 mod gvl;
 
-use self::gvl::Gvl;
 pub use self::gvl::GvlOrder;
+use self::{gc::decode_state, gvl::Gvl};
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
 
 /// How memory is shared is read at most this often of a process.
 const SHARES_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A cycle starts inside a pause. One that was entered before the probes were attached, or whose entry was evicted from
-/// the kernel's map, seems not to and is not reported; more than this in a row cannot be that.
-const MAX_STARTS_OUTSIDE: u32 = 2;
 
 /// A probed image and how to read the objspace of its processes.
 #[derive(Debug)]
@@ -339,32 +330,6 @@ impl Pipeline {
         }
     }
 
-    fn gc_event(&mut self, event: &Event<'_>) {
-        match event {
-            Event::Snapshot(point, snapshot) => {
-                self.counts.decoded_snapshots += 1;
-                self.snapshot(*point, snapshot);
-            }
-            Event::Pause(pause) => {
-                self.counts.decoded_pauses += 1;
-                self.pause(pause);
-            }
-            Event::Phase(phase, event) => {
-                self.counts.decoded_phases += 1;
-                self.work(*phase, event);
-            }
-            Event::Life(..)
-            | Event::GvlWait(_)
-            | Event::GvlThread(_)
-            | Event::GvlSpan(..)
-            | Event::Stack(_)
-            | Event::Native(..)
-            | Event::OffCpu(_) => {
-                self.counts.undecodable += 1;
-            }
-        }
-    }
-
     fn take_stacks(&mut self) {
         for record in self.stacks.take(&mut self.counts) {
             self.stack_record(record);
@@ -411,153 +376,6 @@ impl Pipeline {
         {
             self.trace(pid, comm, &known, None);
         }
-    }
-
-    fn work(&mut self, phase: Phase, event: &PhaseEvent) {
-        let header = &event.header;
-        let pid = header.tgid;
-        let Some(known) = self.images.get(header.image) else {
-            self.counts.refused_records += 1;
-            return;
-        };
-        let comm = decode::comm(&event.comm);
-        if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
-            self.trace(pid, &comm, &known, None);
-        }
-        let Some(traced) = self.traced.get_mut(&pid) else {
-            self.counts.refused_records += 1;
-            return;
-        };
-        let gap = traced.fold.sequence(header.seq);
-        traced.lost += gap;
-        self.counts.lost_records += gap;
-        self.counts.phases += 1;
-        let ns = header.ts_ns.saturating_sub(event.begin_ns);
-        let work = GcWork { phase, tid: header.tid, comm, begin_ns: event.begin_ns, ns };
-        let process = traced.process.clone();
-        self.export(|exporter| exporter.work(&process, &work));
-    }
-
-    fn snapshot(&mut self, point: Point, event: &SnapshotEvent) {
-        let header = &event.header;
-        let pid = header.tgid;
-        if self.refused.contains_key(&pid) {
-            self.counts.refused_records += 1;
-            return;
-        }
-        let current = self.traced.get(&pid).map(|traced| traced.image.clone());
-        let current = current.filter(|known| known.image.index == header.image);
-        let known = current.or_else(|| self.images.get(header.image));
-        let Some((known, reading)) = known.as_ref().and_then(|known| Some((known, known.reading.as_ref()?)))
-        else {
-            self.counts.refused_records += 1;
-            return;
-        };
-        // The VM forbids GC until its heap is there, and enters one meanwhile for its first page (heap_prepare, gc.c 3.3).
-        // That is no end, and an objspace full of zeros proves and disproves nothing.
-        let unborn = point == Point::GcEnter && !prove::is_set_up(&reading.layout, &event.data);
-        if !unborn && let Err(failed) = prove_event(reading, point, event) {
-            self.counts.refused_records += 1;
-            let path = known.image.path.to_string_lossy();
-            return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
-        }
-        if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
-            self.trace(pid, &decode::comm(&event.comm), known, None);
-        }
-        let Some(traced) = self.traced.get_mut(&pid) else { return };
-        let gap = traced.fold.sequence(header.seq);
-        traced.lost += gap;
-        self.counts.lost_records += gap;
-        if point == Point::GcStart {
-            traced.starts_outside = if event.depth == 0 { traced.starts_outside + 1 } else { 0 };
-            if traced.starts_outside > MAX_STARTS_OUTSIDE {
-                let failed = prove::starts_outside_pauses(traced.starts_outside);
-                self.counts.refused_records += 1;
-                let path = known.image.path.to_string_lossy();
-                return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
-            }
-            if event.depth == 0 {
-                // The pause that it starts in is not known, so its pauses would be too few.
-                self.counts.starts_outside += 1;
-                let before = traced.fold.counts().cut_short;
-                let folded = traced.fold.cut();
-                self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
-                return self.report(pid, folded);
-            }
-        }
-        let mut memory = traced.read_memory();
-        if let Some(memory) = memory.as_mut().filter(|_| self.shares && point == Point::GcEndSweep) {
-            memory.shares = traced.read_shares();
-        }
-        self.counts.memory_unread += u64::from(memory.is_none());
-        let state = decode_state(&reading.layout, header.ts_ns, header.tid, &event.data, memory);
-        let count = reading.layout.count.read(&event.data).unwrap_or_default();
-        match point {
-            Point::GcStart => {
-                self.counts.cycles_started += 1;
-                let before = traced.fold.counts().cut_short;
-                let folded = traced.fold.start(decode::comm(&event.comm), count, state);
-                if let Some(stack) = self.stacks.take_trigger(pid, header.ts_ns)
-                    && let Some(trigger) = traced.fold.trigger(header.ts_ns)
-                {
-                    *trigger = Some(stack);
-                    self.counts.triggers += 1;
-                }
-                self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
-                self.report(pid, folded);
-            }
-            Point::GcEndSweep => {
-                let before = traced.fold.counts().end_without_start;
-                traced.fold.end_sweep(count, state);
-                let orphan = traced.fold.counts().end_without_start - before;
-                self.counts.ends_without_start += orphan;
-                if orphan > 0 {
-                    // The reading is not of a cycle that is reported; a forked child begins its life with such an end.
-                    traced.shares_read = None;
-                }
-                self.counts.cycle_ends += 1 - orphan;
-            }
-            Point::GcEnter | Point::GcExit | Point::GcEndMark => {
-                self.counts.shutdown_states += 1;
-                if !unborn {
-                    traced.fold.maybe_shutdown(state);
-                }
-            }
-        }
-    }
-
-    fn pause(&mut self, event: &PauseEvent) {
-        let pid = event.header.tgid;
-        // A process is traced from its first snapshot on; a pause before it belongs to a cycle that had begun earlier.
-        let Some(traced) = self.traced.get_mut(&pid) else {
-            if self.refused.contains_key(&pid) {
-                self.counts.refused_records += 1;
-            } else {
-                self.waiting.insert(pid, event.header.seq);
-                self.counts.pauses_outside += 1;
-            }
-            return;
-        };
-        let gap = traced.fold.sequence(event.header.seq);
-        traced.lost += gap;
-        self.counts.lost_records += gap;
-        let Some(reading) = traced.image.reading.as_ref() else {
-            self.counts.refused_records += 1;
-            return;
-        };
-        let mode = prove::mode(&reading.layout, event.flags);
-        let kind = reading.pause_kinds.get(&event.enter_site).copied();
-        let gvl = traced.image.image.gvl.is_some();
-        let (_, inside, folded) = traced.fold.pause(event, mode, kind);
-        if gvl {
-            self.gvl_gc(pid, event.begin_ns, event.header.ts_ns.saturating_sub(event.begin_ns));
-        }
-        if inside {
-            self.counts.pauses_in_cycles += 1;
-        } else {
-            self.counts.pauses_outside += 1;
-        }
-        self.report(pid, folded);
     }
 
     fn trace(&mut self, pid: u32, comm: &str, known: &Arc<KnownImage>, state: Option<(u64, Vec<u8>)>) {
@@ -641,37 +459,6 @@ impl Traced {
         self.shares_read = Some(Instant::now());
         proc::shares(self.process.pid)
     }
-}
-
-fn prove_event(known: &Reading, point: Point, event: &SnapshotEvent) -> Result<(), prove::FailedProof> {
-    if event.register != 0 && event.register != event.objspace {
-        return Err(prove::FailedProof {
-            check: "the site's register holds the objspace",
-            detail: format!("register {:#x}, VM pointer leads to {:#x}", event.register, event.objspace),
-        });
-    }
-    prove::at_event(&known.layout, point, &event.data, known.during_gc)
-}
-
-fn decode_state(
-    layout: &ObjspaceLayout,
-    ts_ns: u64,
-    tid: u32,
-    data: &[u8],
-    memory: Option<Memory>,
-) -> GcState {
-    let read = |place: crate::ruby::layout::Place| place.read(data).unwrap_or_default();
-    let mode: Mode = prove::mode(layout, read(layout.flags) as u32);
-    let info = GcInfo::decode(
-        read(layout.latest_gc_info) as u32,
-        layout.need_major_gc.map(|place| read(place) as u32),
-        mode,
-        layout.weak_references.map(|(weak, retained)| (read(weak), retained.map(read))),
-    );
-    // The places of a layout lie inside a snapshot by construction.
-    let values = |keys: &[BoundKey]| keys.iter().map(|key| key.value(data).unwrap_or_default()).collect();
-    let heaps = layout.heaps.iter().map(|keys| values(keys)).collect();
-    GcState { ts_ns, tid, stat: values(&layout.keys), heaps, info, memory }
 }
 
 #[cfg(test)]

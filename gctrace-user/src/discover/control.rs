@@ -1,24 +1,19 @@
 //! The control thread: scans, watches, analyses, attaches, and tells the data thread what it found.
 
 mod images;
+mod inspect;
+mod watch;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    fs::File,
-    io::Read as _,
     num::NonZeroU32,
-    os::{
-        fd::OwnedFd,
-        unix::{fs::FileExt as _, net::UnixStream},
-    },
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::{Arc, mpsc::SyncSender},
-    time::Duration,
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
+use self::watch::Until;
 use super::{
     Fault,
     asking::Asking,
@@ -26,13 +21,13 @@ use super::{
     debuginfo::DebugInfo,
     identity::ImageKey,
     installed,
-    mappings::{self, ExecutableMapping},
+    mappings::ExecutableMapping,
     place::Place,
     state::{VmState, bias, read_state},
-    strangers::{Met, Strangers},
+    strangers::Strangers,
 };
 use crate::{
-    bpf::{GvlOptions, MappingWatch, Probes, Scope, Watched},
+    bpf::{GvlOptions, MappingWatch, Probes, Scope},
     cache::Cache,
     elf::LoadSegment,
     enrich::{clock::monotonic_ns, host, names::Names, proc::is_running},
@@ -214,15 +209,6 @@ pub const GVL_DETACH: u8 = b'd';
 
 /// Bounds the memory for not telling a refusal twice.
 const REFUSALS_REMEMBERED: usize = 4096;
-
-/// What watching ends with, besides the run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Until {
-    /// Nothing else.
-    Stopped,
-    /// Nothing waits for a server.
-    Answered,
-}
 
 pub(super) struct Control {
     probes: Probes,
@@ -438,114 +424,6 @@ impl Control {
         }
     }
 
-    /// Returns whether it is a Ruby.
-    fn inspect_selected(&mut self, pid: u32) -> bool {
-        let reason = match mappings::of_process(pid) {
-            Err(procfs::ProcError::NotFound(_)) => "no such process".to_owned(),
-            Err(error) => format!("its mappings cannot be read: {error}"),
-            Ok(mappings) => {
-                let count = mappings.len();
-                if self.inspect_mappings(pid, &mappings) {
-                    return true;
-                }
-                format!(
-                    "not a Ruby process: none of its {count} executable mappings holds a CRuby interpreter"
-                )
-            }
-        };
-        self.tell(Found::NotRuby { pid, reason });
-        false
-    }
-
-    fn inspect(&mut self, pid: u32) {
-        match mappings::of_process(pid) {
-            Ok(mappings) => {
-                self.inspect_mappings(pid, &mappings);
-            }
-            Err(error) => log::debug!("pid {pid}: {error}"),
-        }
-    }
-
-    /// Looks at every executable mapping; returns whether one is a Ruby (traced or refused).
-    fn inspect_mappings(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> bool {
-        let mut ruby = false;
-        let mut modular = false;
-        for mapping in mappings {
-            let Some((key, verdict)) = self.verdict(pid, mapping) else { continue };
-            match verdict {
-                Verdict::NotRuby => {}
-                Verdict::Waiting => {
-                    ruby = true;
-                    if let Some(waiting) = self.waiting.get_mut(&key) {
-                        waiting.pids.insert(pid);
-                    }
-                }
-                Verdict::GcLibrary => modular = true,
-                Verdict::Traced(traced) if traced.modular().is_some() => {
-                    ruby = true;
-                    modular = true;
-                }
-                Verdict::Traced(traced) => {
-                    ruby = true;
-                    self.found(pid, mapping, &traced);
-                }
-                Verdict::Refused(reason) => {
-                    ruby = true;
-                    self.refuse(pid, key, mapping, &reason);
-                }
-            }
-        }
-        // Which GC such a process runs is told by all of its mappings.
-        if modular && self.wants(pid) {
-            self.inspect_modular(pid);
-        }
-        ruby
-    }
-
-    /// What is known of the file of a mapping; `None` if the process is gone.
-    pub(super) fn verdict(&mut self, pid: u32, mapping: &ExecutableMapping) -> Option<(ImageKey, Verdict)> {
-        let file = mapping.file(pid);
-        let key = ImageKey::of(&file).ok()?;
-        let verdict = match self.verdicts.get(&key) {
-            Some(verdict) => verdict.clone(),
-            None => match self.alias(pid, mapping, &file, &key) {
-                Some(verdict) => {
-                    self.verdicts.insert(key, verdict.clone());
-                    verdict
-                }
-                None => self.judge(key, &file, &mapping.path, &Place::of_process(pid, &mapping.path)),
-            },
-        };
-        Some((key, verdict))
-    }
-
-    /// The verdict on a file that is known by another identity: its probes are in this process's code already.
-    fn alias(&self, pid: u32, mapping: &ExecutableMapping, file: &Path, key: &ImageKey) -> Option<Verdict> {
-        let known = self.verdicts.iter().filter(|(other, _)| key.may_be(other));
-        let mut probed = known.filter_map(|(_, verdict)| match verdict {
-            Verdict::Traced(traced) => Some((traced, traced.plan.as_ref()?)),
-            _ => None,
-        });
-        let has_probes = |plan: &AttachPlan| {
-            let memory = File::open(host::path(pid, "mem")).ok()?;
-            let file = File::open(file).ok()?;
-            let differs = |offset: u64| {
-                let address = mapping.start.checked_add(offset.checked_sub(mapping.offset)?)?;
-                let (mut now, mut stated) = ([0; 4], [0; 4]);
-                memory.read_exact_at(&mut now, address).ok()?;
-                file.read_exact_at(&mut stated, offset).ok()?;
-                (address < mapping.end).then_some(now != stated)
-            };
-            Some(
-                !plan.sites.is_empty()
-                    && plan.sites.iter().all(|site| differs(site.file_offset.0) == Some(true)),
-            )
-        };
-        let (traced, _) = probed.find(|(_, plan)| has_probes(plan) == Some(true))?;
-        log::info!("{} is a file that has probes already", mapping.path.display());
-        Some(Verdict::Traced(Arc::clone(traced)))
-    }
-
     /// Tells that a process is not traced for what its image is, once.
     pub(super) fn refuse(&mut self, pid: u32, key: ImageKey, mapping: &ExecutableMapping, reason: &str) {
         if self.refused_told.len() > REFUSALS_REMEMBERED {
@@ -647,128 +525,5 @@ impl Control {
         };
         self.processes += 1;
         self.tell(Found::Process { pid, image: traced.index, state });
-    }
-
-    /// Attaches or detaches the GVL probes, as was ordered last.
-    fn take_gvl_orders(&mut self) {
-        let mut orders = [0; 16];
-        // Nothing there is an error, too.
-        let taken = self.gvl_orders.read(&mut orders).unwrap_or(0);
-        let attached = match orders[..taken].last() {
-            Some(&GVL_ATTACH) => {
-                self.probes.resume_gvl();
-                true
-            }
-            Some(&GVL_DETACH) => {
-                self.probes.pause_gvl();
-                false
-            }
-            _ => return,
-        };
-        self.tell(Found::GvlProbes { attached });
-    }
-
-    /// Handles new mappings and answers until told to stop, which gives `false`, or until nothing waits for an answer.
-    fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd, until: Until) -> bool {
-        let mut lost = watch.lost();
-        loop {
-            if until == Until::Answered && self.waiting.is_empty() {
-                return true;
-            }
-            {
-                let fds = watch.fds();
-                let mut polled: Vec<PollFd<'_>> =
-                    fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-                if let Some(asking) = &self.asking {
-                    polled.push(PollFd::from_borrowed_fd(asking.fd(), PollFlags::IN));
-                }
-                if let Some(groups) = &self.groups {
-                    polled.push(PollFd::from_borrowed_fd(groups.fd(), PollFlags::IN));
-                }
-                polled.push(PollFd::new(&self.gvl_orders, PollFlags::IN));
-                polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
-                let listing = self.groups.as_ref().and_then(Groups::interval);
-                let looking = self.strangers.as_ref().and_then(Strangers::wait);
-                let timeout = [listing, looking].into_iter().flatten().min();
-                let timeout = timeout.unwrap_or(Duration::from_secs(1));
-                let timeout =
-                    Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-                match poll(&mut polled, Some(&timeout)) {
-                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                    Err(error) => {
-                        self.tell(Found::Fatal(format!("waiting for new mappings: {error}")));
-                        return false;
-                    }
-                }
-                if polled.last().is_some_and(|fd| !fd.revents().is_empty()) {
-                    return false;
-                }
-            }
-            self.take_gvl_orders();
-            self.take_answers();
-            if let Err(reason) = self.take_groups() {
-                self.tell(Found::Fatal(reason));
-                return false;
-            }
-            let mut new = Vec::new();
-            watch.drain(|watched| match (watched, &mut self.native) {
-                (Watched::Mapping(mapping), _) => new.push(mapping),
-                (Watched::Fork { parent, child }, Some(native)) => native.forked(parent, child),
-                (Watched::Exit { pid }, Some(native)) => native.forget(pid),
-                (_, None) => {}
-            });
-            if watch.lost() != lost {
-                lost = watch.lost();
-                log::info!("{lost} mapping records lost so far; scanning /proc");
-                self.look_again();
-                if let Some(native) = &mut self.native {
-                    native.refresh_all();
-                }
-            }
-            if let Some(native) = &mut self.native {
-                native.mapped(new.iter());
-            }
-            match &mut self.strangers {
-                Some(strangers) => {
-                    for record in new {
-                        strangers.add(record);
-                    }
-                    self.look_for_strangers();
-                }
-                None => {
-                    for record in new {
-                        self.met(record.pid, record.into());
-                    }
-                }
-            }
-        }
-    }
-
-    /// A process has mapped code.
-    fn met(&mut self, pid: u32, mapping: ExecutableMapping) {
-        let selectable = self.watches_others() || self.selection.pids.contains(&pid);
-        if let Some(groups) = &mut self.groups
-            && let Err(error) = groups.met(pid, &mut self.probes)
-        {
-            log::warn!("pid {pid}: {error}");
-        }
-        if pid != self.own_pid && selectable {
-            self.inspect_mappings(pid, &[mapping]);
-        }
-    }
-
-    /// Finds out who has mapped what was recorded without a pid.
-    fn look_for_strangers(&mut self) {
-        let Some(strangers) = &mut self.strangers else { return };
-        if strangers.overflowed() {
-            return self.look_again();
-        }
-        for Met { pid, mapping, file } in strangers.find() {
-            let holds_none = matches!(self.verdict(pid, &mapping), Some((_, Verdict::NotRuby)));
-            if let (true, Some(file), Some(strangers)) = (holds_none, file, &mut self.strangers) {
-                strangers.no_ruby(file);
-            }
-            self.met(pid, mapping);
-        }
     }
 }

@@ -2,10 +2,13 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use gctrace_common::event::{Header, SNAPSHOT_BYTES};
+use gctrace_common::event::{Header, Point, SNAPSHOT_BYTES, SnapshotEvent};
 
 use super::*;
-use crate::ruby::RubyVersion;
+use crate::{
+    model::GcState,
+    ruby::{RubyVersion, prove},
+};
 
 /// Notes the names of what it is handed.
 struct Notes(Rc<RefCell<Vec<&'static str>>>);

@@ -15,11 +15,12 @@ use super::*;
 use crate::{
     model::{
         Image, Memory, Pause,
-        gvl::{GvlDoing, GvlSums, GvlTimes, GvlWho},
         stack::{Frame, FrameKind, GcActivity, ThreadState},
     },
     ruby::{RubyVersion, last_resort::Method, stat::GcInfo},
 };
+
+mod gvl;
 
 /// Names that formats could stumble over.
 const NAMES: [&str; 14] = [
@@ -510,130 +511,4 @@ fn special_files_are_refused() {
     }
     let files = [(dir.path().join("new"), Format::Pprof)];
     assert_eq!(exporters(&files, true, false, WallClock::measure()).unwrap().len(), 3);
-}
-
-fn gvl_who(tid: u32) -> GvlWho {
-    GvlWho { tid, comm: Arc::from(NAMES[tid as usize % NAMES.len()]) }
-}
-
-/// Two threads: one holds the GVL in [1000, 3000) and is seen to wait again when tracing ends; the other waits for it in
-/// [2000, 3000), and has waited for 40 ns more that nobody was told of one by one.
-fn gvl_recorded() -> Recorder {
-    let mut recorder = recorded(&[], Limits::default());
-    let process = process(2);
-    let hold = GvlSpan { who: gvl_who(3), id: 30, doing: GvlDoing::Holding, begin_ns: 1000, ns: 2000 };
-    let wait = GvlWait {
-        who: gvl_who(4),
-        id: 40,
-        thread: None,
-        begin_ns: 2000,
-        ns: 1000,
-        holder: Some(hold.clone()),
-        stack: Some(Arc::new([frame(0, 7), frame(1, 8)])),
-    };
-    recorder.gvl_wait(&process, &wait).unwrap();
-    recorder.gvl_span(&process, &hold).unwrap();
-    let away = GvlSpan { who: gvl_who(4), id: 40, doing: GvlDoing::Away, begin_ns: 500, ns: 1500 };
-    recorder.gvl_span(&process, &away).unwrap();
-    let times = |count, ns| GvlTimes { count, ns, max_ns: ns };
-    let thread = |tid, last, wait, hold| GvlThreadSummary {
-        coverage: crate::model::gvl::GvlCoverage {
-            holds: true,
-            ends: true,
-            woken: true,
-            only_blocked: false,
-        },
-        who: gvl_who(tid),
-        id: u64::from(tid) * 10,
-        last,
-        thread: None,
-        begin_ns: 500,
-        end_ns: 4000,
-        ended: false,
-        sums: GvlSums { wall_ns: 3500, wait, hold: Some(hold), ..GvlSums::default() },
-    };
-    let first = thread(3, Some((GvlDoing::Waiting, 3000)), times(0, 1000), times(1, 2000));
-    let second = thread(4, Some((GvlDoing::Holding, 3000)), times(3, 1040), times(0, 1000));
-    recorder.gvl_thread(&process, &first).unwrap();
-    recorder.gvl_thread(&process, &second).unwrap();
-    recorder
-}
-
-/// The GVL's sample types add up to what all threads did, told one by one or not, and say who was in the way.
-#[test]
-fn gvl_in_pprof() {
-    let recorder = gvl_recorded();
-    let profile =
-        pprof::proto::Profile::decode(&*gunzip(&written(&recorder, Format::Pprof, "x.pb.gz").0)).unwrap();
-    let text = |at: i64| profile.string_table[at as usize].as_str();
-    let total = |at: usize| profile.sample.iter().map(|sample| sample.value[at]).sum::<i64>();
-    assert_eq!([total(5), total(6), total(7)], [3, 2040, 3000]);
-    assert_eq!((0..5).map(total).sum::<i64>(), 0);
-    let of = |sample: &pprof::proto::Sample, key: &str| {
-        let label = sample.label.iter().find(|label| text(label.key) == key);
-        label.map(|label| text(label.str).to_owned())
-    };
-    let told: Vec<_> = profile.sample.iter().filter(|sample| sample.value[6] == 1000).collect();
-    let told: Vec<_> = told.into_iter().filter(|sample| sample.location_id.len() == 3).collect();
-    let [told] = told.as_slice() else { panic!("{told:?}") };
-    assert_eq!((of(told, "thread id"), of(told, "blocked by id")), (Some("4".into()), Some("3".into())));
-    let untold: Vec<i64> =
-        profile.sample.iter().filter(|s| s.location_id.len() == 1).map(|sample| sample.value[6]).collect();
-    assert_eq!(untold.iter().sum::<i64>(), 1040);
-
-    // Without --gvl there are no such types.
-    let (ledger, clock) = (Ledger::default(), WallClock::measure());
-    let context = Context { ledger: &ledger, clock, began_ns: 0, ended_ns: 1, gvl: false };
-    let mut bytes = Vec::new();
-    write(Format::Pprof, Path::new("x"), &recorder.recording.borrow(), &context, &mut bytes).unwrap();
-    let profile = pprof::proto::Profile::decode(&*gunzip(&bytes)).unwrap();
-    assert_eq!(profile.sample_type.len(), 5);
-    assert!(profile.sample.iter().all(|sample| sample.value.len() == 5));
-}
-
-/// Both timelines have each interval once, on its thread.
-#[test]
-fn gvl_in_timelines() {
-    let recorder = gvl_recorded();
-    let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
-    let file: Value = serde_json::from_slice(&bytes).unwrap();
-    let mut found = Vec::new();
-    for thread in file["threads"].as_array().unwrap() {
-        let markers = &thread["markers"];
-        for at in 0..markers["length"].as_u64().unwrap() as usize {
-            let name =
-                thread["stringArray"][markers["name"][at].as_u64().unwrap() as usize].as_str().unwrap();
-            let ns = |key: &str| ((markers[key][at].as_f64().unwrap() * 1e6).round() as i64 + 1000) as u64;
-            assert_eq!(markers["category"][at], 9, "the number of GVL");
-            let tid = thread["tid"].as_str().unwrap().to_owned();
-            found.push((tid, ns("startTime"), ns("endTime"), name.to_owned()));
-        }
-    }
-    found.sort();
-    let expected = [
-        ("3", 1000, 3000, "Thread Running"),
-        ("3", 3000, 4000, "Thread Stalled"),
-        ("4", 2000, 3000, "Thread Stalled"),
-        ("4", 3000, 4000, "Thread Running"),
-        ("4", 500, 2000, "Thread Suspended"),
-    ];
-    let mut expected = expected.map(|(tid, from, to, name)| (tid.to_owned(), from, to, name.to_owned()));
-    expected.sort();
-    assert_eq!(found, expected);
-
-    let (bytes, left) = written(&recorder, Format::Perfetto, "x.pftrace");
-    let (tracks, arrows) = perfetto::tests::read(&bytes);
-    assert_eq!((left, arrows), (0, 1));
-    let slices: Vec<_> =
-        tracks.values().filter(|(_, slices)| slices.iter().any(|s| s.2.contains("GVL"))).collect();
-    let slices: Vec<_> =
-        slices.iter().flat_map(|(_, slices)| slices.iter().map(|s| (s.0, s.1, s.2.as_str()))).collect();
-    let expected = [
-        (1000, 3000, "holding the GVL"),
-        (3000, 4000, "waiting for the GVL"),
-        (500, 2000, "without the GVL"),
-        (2000, 3000, "waiting for the GVL"),
-        (3000, 4000, "holding the GVL"),
-    ];
-    assert_eq!(slices, expected);
 }

@@ -1,0 +1,149 @@
+//! Watching: new mappings, answers of servers, cgroups and orders about the GVL, until the run ends.
+
+use std::{io::Read as _, os::fd::OwnedFd, time::Duration};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{
+    super::{
+        cgroups::Groups,
+        mappings::ExecutableMapping,
+        strangers::{Met, Strangers},
+    },
+    Control, Found, GVL_ATTACH, GVL_DETACH, Verdict,
+};
+use crate::bpf::{MappingWatch, Watched};
+
+/// What watching ends with, besides the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// Nothing else.
+    Stopped,
+    /// Nothing waits for a server.
+    Answered,
+}
+
+impl Control {
+    /// Attaches or detaches the GVL probes, as was ordered last.
+    fn take_gvl_orders(&mut self) {
+        let mut orders = [0; 16];
+        // Nothing there is an error, too.
+        let taken = self.gvl_orders.read(&mut orders).unwrap_or(0);
+        let attached = match orders[..taken].last() {
+            Some(&GVL_ATTACH) => {
+                self.probes.resume_gvl();
+                true
+            }
+            Some(&GVL_DETACH) => {
+                self.probes.pause_gvl();
+                false
+            }
+            _ => return,
+        };
+        self.tell(Found::GvlProbes { attached });
+    }
+
+    /// Handles new mappings and answers until told to stop, which gives `false`, or until nothing waits for an answer.
+    pub(super) fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd, until: Until) -> bool {
+        let mut lost = watch.lost();
+        loop {
+            if until == Until::Answered && self.waiting.is_empty() {
+                return true;
+            }
+            {
+                let fds = watch.fds();
+                let mut polled: Vec<PollFd<'_>> =
+                    fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+                if let Some(asking) = &self.asking {
+                    polled.push(PollFd::from_borrowed_fd(asking.fd(), PollFlags::IN));
+                }
+                if let Some(groups) = &self.groups {
+                    polled.push(PollFd::from_borrowed_fd(groups.fd(), PollFlags::IN));
+                }
+                polled.push(PollFd::new(&self.gvl_orders, PollFlags::IN));
+                polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
+                let listing = self.groups.as_ref().and_then(Groups::interval);
+                let looking = self.strangers.as_ref().and_then(Strangers::wait);
+                let timeout = [listing, looking].into_iter().flatten().min();
+                let timeout = timeout.unwrap_or(Duration::from_secs(1));
+                let timeout =
+                    Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+                match poll(&mut polled, Some(&timeout)) {
+                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => {
+                        self.tell(Found::Fatal(format!("waiting for new mappings: {error}")));
+                        return false;
+                    }
+                }
+                if polled.last().is_some_and(|fd| !fd.revents().is_empty()) {
+                    return false;
+                }
+            }
+            self.take_gvl_orders();
+            self.take_answers();
+            if let Err(reason) = self.take_groups() {
+                self.tell(Found::Fatal(reason));
+                return false;
+            }
+            let mut new = Vec::new();
+            watch.drain(|watched| match (watched, &mut self.native) {
+                (Watched::Mapping(mapping), _) => new.push(mapping),
+                (Watched::Fork { parent, child }, Some(native)) => native.forked(parent, child),
+                (Watched::Exit { pid }, Some(native)) => native.forget(pid),
+                (_, None) => {}
+            });
+            if watch.lost() != lost {
+                lost = watch.lost();
+                log::info!("{lost} mapping records lost so far; scanning /proc");
+                self.look_again();
+                if let Some(native) = &mut self.native {
+                    native.refresh_all();
+                }
+            }
+            if let Some(native) = &mut self.native {
+                native.mapped(new.iter());
+            }
+            match &mut self.strangers {
+                Some(strangers) => {
+                    for record in new {
+                        strangers.add(record);
+                    }
+                    self.look_for_strangers();
+                }
+                None => {
+                    for record in new {
+                        self.met(record.pid, record.into());
+                    }
+                }
+            }
+        }
+    }
+
+    /// A process has mapped code.
+    fn met(&mut self, pid: u32, mapping: ExecutableMapping) {
+        let selectable = self.watches_others() || self.selection.pids.contains(&pid);
+        if let Some(groups) = &mut self.groups
+            && let Err(error) = groups.met(pid, &mut self.probes)
+        {
+            log::warn!("pid {pid}: {error}");
+        }
+        if pid != self.own_pid && selectable {
+            self.inspect_mappings(pid, &[mapping]);
+        }
+    }
+
+    /// Finds out who has mapped what was recorded without a pid.
+    fn look_for_strangers(&mut self) {
+        let Some(strangers) = &mut self.strangers else { return };
+        if strangers.overflowed() {
+            return self.look_again();
+        }
+        for Met { pid, mapping, file } in strangers.find() {
+            let holds_none = matches!(self.verdict(pid, &mapping), Some((_, Verdict::NotRuby)));
+            if let (true, Some(file), Some(strangers)) = (holds_none, file, &mut self.strangers) {
+                strangers.no_ruby(file);
+            }
+            self.met(pid, mapping);
+        }
+    }
+}

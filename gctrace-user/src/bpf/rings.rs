@@ -129,7 +129,7 @@ impl CounterReader {
     }
 
     /// Hits of ordinary tracepoints that their programs were passed over for, because the CPU had been taken from a thread in the
-    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, kernel/trace/bpf_trace.c); what they had to tell is not known.
+    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, `kernel/trace/bpf_trace.c`); what they had to tell is not known.
     /// 0 before Linux 6.7, which does not count them.
     pub fn skipped(&self) -> u64 {
         self.tracepoints.iter().filter_map(|fd| misses(fd.as_raw_fd())).sum()

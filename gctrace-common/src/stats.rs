@@ -126,6 +126,8 @@ counters! {
     OffCpuSubmitted = "off_cpu_submitted",
     /// Of those, lost because the ring of stacks was full.
     OffCpuRingFull = "off_cpu_ring_full",
+    /// Times that a thread ticked on a CPU that it was not seen to come back to; how long it was off it is not known.
+    OffCpuUnseen = "off_cpu_unseen",
     /// Threads whose time off the CPU is not seen because the `AWAY` map would not take them.
     AwayMapFull = "away_map_full",
     /// Stack records handed to user space.

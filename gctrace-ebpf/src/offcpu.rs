@@ -142,6 +142,14 @@ fn came(tid: u32, now: u64) {
     count(Counter::OffCpuSubmitted);
 }
 
+/// A thread ticks, so it is on its CPU; the kernel may have kept to itself how it got there (`tracepoints_skipped` in the ledger).
+#[inline(always)]
+pub fn is_here(tid: u32) {
+    if config().off_cpu_stacks != 0 && AWAY.remove(&tid).is_ok() {
+        count(Counter::OffCpuUnseen);
+    }
+}
+
 /// A thread becomes runnable.
 #[inline(always)]
 pub fn woken(ctx: &TracePointContext) {

@@ -15,7 +15,7 @@ use gctrace_common::{
 use crate::{
     filter::{Admitted, still_selected, tgid_tid},
     maps::{SCOPES, STACK_RING, add_one, any_image, closed, config, count},
-    rubies, usermem,
+    offcpu, rubies, usermem,
     walk::{self, FORCE_WAKEUP, Family, NATIVE, Probe, RUBY, Scratch, Tick},
 };
 
@@ -41,6 +41,7 @@ pub fn tick(ctx: &PerfEventContext) {
         return;
     }
     count(Counter::Ticks);
+    offcpu::is_here(tid);
     // SAFETY: a plain helper call.
     let ts_ns = unsafe { bpf_ktime_get_ns() };
     let in_kernel = usermem::tick_in_kernel(ctx);

@@ -492,13 +492,17 @@ impl Ledger {
                 format!(", the GVL watched for {share:.1} % of the time")
             }
         };
+        let skipped = match u.tracepoints_skipped {
+            0 => String::new(),
+            n => format!(", {n} scheduler events skipped by the kernel"),
+        };
         let imbalances = match self.imbalances() {
             none if none.is_empty() => String::new(),
             some => format!("; LEDGER DOES NOT BALANCE: {}", some.join("; ")),
         };
         format!(
             "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused\
-             {begun_before}{work}{stacks}{unwatched}{imbalances}",
+             {begun_before}{work}{stacks}{unwatched}{skipped}{imbalances}",
             u.cycles,
             u.processes,
             u.cycles_unfinished,

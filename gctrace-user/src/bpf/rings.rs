@@ -102,8 +102,11 @@ impl AwayReader {
 
 /// `recursion_misses` of a program (`bpf_prog_show_fdinfo`, kernel/bpf/syscall.c).
 fn misses(fd: RawFd) -> Option<u64> {
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
-    text.lines().find_map(|line| line.strip_prefix("recursion_misses:"))?.trim().parse().ok()
+    misses_of(&std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?)
+}
+
+fn misses_of(fdinfo: &str) -> Option<u64> {
+    fdinfo.lines().find_map(|line| line.strip_prefix("recursion_misses:"))?.trim().parse().ok()
 }
 
 /// Reads the kernel's counters.
@@ -159,5 +162,18 @@ impl CounterReader {
     /// All counters as they stand; those of a record in progress may not add up.
     pub fn read(&self) -> Option<Vec<u64>> {
         Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Linux 6.18 writes it, and 5.10, which has no such line.
+    #[test]
+    fn fdinfo() {
+        let new = "pos:\t0\nprog_type:\t5\nrun_cnt:\t0\nrecursion_misses:\t3\nverified_insns:\t48\n";
+        assert_eq!(misses_of(new), Some(3));
+        assert_eq!(misses_of("pos:\t0\nprog_type:\t5\n"), None);
     }
 }

@@ -11,7 +11,7 @@ use aya_ebpf::{
     programs::RawTracePointContext,
 };
 use gctrace_common::{
-    gvl::{Clocks, GvlPath, GvlState, GvlTask, GvlThread},
+    gvl::{Clocks, GvlGate, GvlPath, GvlState, GvlTask, GvlThread},
     stats::Counter,
 };
 
@@ -26,6 +26,9 @@ use crate::{
 /// the same from Linux 4.4 on).
 #[inline(always)]
 pub fn switched(ctx: &RawTracePointContext) {
+    if gvl_gate().level == GvlGate::CLOSED {
+        return;
+    }
     let (preempt, previous, next) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1), ctx.arg::<u64>(2));
     let (_, tid) = tgid_tid();
     // A thread that is about to sleep and is preempted first could have run on, and so could one that yields.
@@ -54,6 +57,9 @@ fn member(task: u64, offset: u32) -> Option<u32> {
 /// A thread becomes runnable: `sched_wakeup(task *)`.
 #[inline(always)]
 pub fn woken(ctx: &RawTracePointContext) {
+    if gvl_gate().level == GvlGate::CLOSED {
+        return;
+    }
     let Some(tid) = member(ctx.arg::<u64>(0), config().task_pid) else { return };
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
     // SAFETY: a map value pointer, valid while the program runs. A thread that is woken before it has left its CPU goes on.

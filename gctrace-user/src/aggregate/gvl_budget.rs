@@ -14,8 +14,11 @@ const WINDOW: Duration = Duration::from_millis(250);
 const OVER: u32 = 2;
 /// Windows in a row below half of it before a step forth; doubled each time that the step was taken back.
 const UNDER: u32 = 20;
-/// A slice of time in which the GVL is watched.
+/// Shortest slice of time in which the GVL is watched.
 const SLICE: Duration = Duration::from_millis(200);
+/// A slice lasts until it has cost half of what may be spent in this time. Attaching and detaching have each process stop for a moment
+/// per probe, so they must be rare.
+const PERIOD: Duration = Duration::from_secs(10);
 /// Slices that would have to be further apart are not worth anything.
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
 /// How often the gate can be closed: as often as its times are kept in the kernel.
@@ -181,9 +184,12 @@ impl Governor {
         match self.stage {
             Stage::Events | Stage::Sums => self.watch(now_ns, cost),
             Stage::Slices(Slice::Open) if now_ns.saturating_sub(self.opened.0) >= nanos(SLICE) => {
-                if self.use_since(self.opened, now_ns, cost) < 0.8 {
-                    self.stage = Stage::Sums;
-                    (self.window, self.over, self.under) = ((now_ns, cost), 0, 0);
+                let elapsed = now_ns.saturating_sub(self.opened.0) as f64 / nanos(PERIOD) as f64;
+                if self.use_since(self.opened, now_ns, cost) * elapsed < 0.5 {
+                    if elapsed >= 1.0 {
+                        self.stage = Stage::Sums;
+                        (self.window, self.over, self.under) = ((now_ns, cost), 0, 0);
+                    }
                     return &[];
                 }
                 self.stage = Stage::Slices(Slice::Detaching);

@@ -205,7 +205,7 @@ pub struct Args {
 
     /// What watching the GVL may cost at most, in percent: of this host's CPU time, and for each process of the time of one
     /// CPU. When it costs more, single waits are not reported any more, then it is watched only part of the time, then not at
-    /// all; each is said [default: 1]
+    /// all; each is said [default: 0.2]
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse_percent)]
     pub gvl_budget: Option<u64>,
 

@@ -537,7 +537,7 @@ fn imemo(flags: u64) -> u64 {
 /// Later ones wait for its timer, or for the end of the process (`sample::last_chance`): a wake-up from a tick is an interrupt
 /// that the CPU sends to itself, which on a virtual machine costs as much as a stack of 100 frames (4.5 µs measured), and the
 /// traced thread then makes way for the reader.
-const PROMPT: u64 = 128;
+const PROMPT: u64 = 1024;
 /// `BPF_RB_FORCE_WAKEUP`. Without it the kernel wakes only a reader that has read all that came before, which the native
 /// frames of the same stack never are.
 pub const FORCE_WAKEUP: u64 = 2;

@@ -21,6 +21,9 @@ use crate::util::{Running, progress, target_dir};
 
 /// How long each turn lasts.
 const TURN: Duration = Duration::from_secs(8);
+/// For so long the thread runs under a tracer before it is measured: the first 1,024 stacks of a process wake gctrace at once, and rbspy
+/// reads what it needs of a process it has just met.
+const WARM: Duration = Duration::from_secs(12);
 /// Longer gaps count, nanoseconds. A reading takes some tenths of a microsecond.
 const LONGER_THAN: u64 = 3_000;
 /// From the start of a tracer, or its being ready, to the turn: it attaches meanwhile.
@@ -49,7 +52,7 @@ struct Turn {
     /// How long the thread was ready to run while others had its CPU, where the kernel tells that: on a busy machine most of
     /// the gaps are of this kind, whoever traces.
     queued_ns: Option<u64>,
-    /// Stacks of the turn, if there is a tracer: evidence that it was at work, and how much of it it did.
+    /// Stacks of the turn and of what went before it, if there is a tracer: evidence that it was at work, and how much of it it did.
     samples: Option<u64>,
 }
 
@@ -69,7 +72,7 @@ pub(super) fn run(rbspy: Option<&Path>, rounds: u32, json: bool) -> Result<()> {
         let tell = |tracer: &str, turn: &Turn| {
             progress(format!("bench: stalls {number}/{rounds}: {:.3} % {tracer}", turn.gaps.percent()));
         };
-        let without = traced.turn()?;
+        let without = traced.turn(TURN)?;
         tell("without a tracer", &without);
         let gctrace = gctrace(&mut traced, &scratch)?;
         tell("with gctrace", &gctrace);
@@ -108,11 +111,11 @@ impl Traced {
         self.process.pid().to_string()
     }
 
-    /// Measures for a turn; the samples are for the caller to fill in.
-    fn turn(&mut self) -> Result<Turn> {
+    /// Measures for so long; the samples are for the caller to fill in.
+    fn turn(&mut self, length: Duration) -> Result<Turn> {
         let before = self.queued_ns();
         let input = self.process.child().stdin.as_mut().context("no pipe to the script")?;
-        writeln!(input, "{}", TURN.as_secs()).context("cannot tell the script to begin")?;
+        writeln!(input, "{}", length.as_secs()).context("cannot tell the script to begin")?;
         let mut line = String::new();
         self.answers.read_line(&mut line).context("cannot read what the script says")?;
         let gaps = Gaps::read(&line)
@@ -143,7 +146,8 @@ fn gctrace(traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     let mut gctrace = Running::start(&mut command)?;
     let lines = until_ready(&mut gctrace)?;
     thread::sleep(SETTLE);
-    let turn = traced.turn()?;
+    traced.turn(WARM)?;
+    let turn = traced.turn(TURN)?;
     let early = gctrace.ended()?;
     gctrace.signal(Signal::INT)?;
     let said = std::io::read_to_string(lines).context("cannot read what gctrace says")?;
@@ -152,9 +156,9 @@ fn gctrace(traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     }
     let status = gctrace.wait(PATIENCE)?;
     ensure!(status.success(), "gctrace ended with {status} after SIGINT: {said}");
-    // The process uses no CPU time but in turns, so all stacks are from this one.
+    // The process uses no CPU time but in turns, so all stacks are from those.
     let samples = stacks_taken(&said)?;
-    ensure!(samples > 0, "gctrace took no stack in a turn: {said}");
+    ensure!(samples > 0, "gctrace took no stack: {said}");
     thread::sleep(REST);
     Ok(Turn { samples: Some(samples), ..turn })
 }
@@ -171,7 +175,8 @@ fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     let mut rbspy = Running::start(&mut command)?;
     thread::sleep(SETTLE);
-    let turn = traced.turn()?;
+    traced.turn(WARM)?;
+    let turn = traced.turn(TURN)?;
     if let Some(status) = rbspy.ended()? {
         bail!("rbspy ended by itself ({status}) before the turn was over: {}", said());
     }
@@ -180,7 +185,7 @@ fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     ensure!(status.success(), "rbspy ended with {status} after SIGINT: {}", said());
     let text = fs::read_to_string(&stacks).with_context(|| format!("cannot read {}", stacks.display()))?;
     let samples = samples_within(&text).with_context(|| format!("rbspy wrote unknown lines: {text}"))?;
-    ensure!(samples > 0, "rbspy took no stack in a turn: {}", said());
+    ensure!(samples > 0, "rbspy took no stack: {}", said());
     thread::sleep(REST);
     Ok(Turn { samples: Some(samples), ..turn })
 }

@@ -127,6 +127,10 @@ pub struct GvlLock {
     pub count: u64,
     /// [`GvlGate::epoch`] of the last one.
     pub epoch: u64,
+    /// Threads that wait for it.
+    pub waiting: u64,
+    /// The one of them that has waited longest began at this time or before, nanoseconds.
+    pub waiting_ns: u64,
     /// The last holds.
     pub holds: [GvlHold; HOLDS],
 }
@@ -192,6 +196,8 @@ pub struct GvlThread {
     pub state: u32,
     /// [`GvlGate::epoch`] in which it was entered.
     pub epoch: u32,
+    /// 1: it is one of [`GvlLock::waiting`].
+    pub queued: u64,
     /// [`GvlPath::BY_FUTEX`]: when a thread that waits left its futex, nanoseconds; 0 while it is in there. Whether it got the
     /// GVL then is not known yet.
     pub left_ns: u64,
@@ -252,6 +258,7 @@ impl GvlThread {
             since_ns: 0,
             state: UNKNOWN,
             epoch: 0,
+            queued: 0,
             left_ns: 0,
             comm: [0; 16],
             waits: 0,
@@ -296,6 +303,7 @@ impl GvlThread {
         self.hold_ns += if self.state == RUNNING { ns } else { 0 };
         self.away_ns += if self.state == AWAY { ns } else { 0 };
         self.epoch = epoch;
+        self.queued = 0;
         self.enter(UNKNOWN, now_ns);
     }
 
@@ -453,8 +461,8 @@ pub struct GvlSpanEvent {
 const _: () = assert!(size_of::<GvlKey>() == 16);
 const _: () = assert!(size_of::<GvlHolder>() == 32);
 const _: () = assert!(size_of::<GvlHold>() == 48);
-const _: () = assert!(size_of::<GvlLock>() == 16 + 48 * HOLDS && HOLDS.is_power_of_two());
-const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 16 + 64 + 8 + 24 + 96 + 4 * BUCKETS);
+const _: () = assert!(size_of::<GvlLock>() == 32 + 48 * HOLDS && HOLDS.is_power_of_two());
+const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 8 + 16 + 64 + 8 + 24 + 96 + 4 * BUCKETS);
 const _: () = assert!(size_of::<GvlEdgeKey>() == 24);
 const _: () = assert!(size_of::<GvlEdge>() == 24);
 const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 48 + 16 + 8);

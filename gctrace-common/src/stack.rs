@@ -28,6 +28,9 @@ pub enum Cause {
     /// The thread has got the GVL after a long wait, in which its Ruby stack cannot have changed. `ts_ns` equals that of the
     /// [`GvlWaitEvent`](crate::gvl::GvlWaitEvent) that precedes.
     GvlWait = 3,
+    /// The thread gives up the GVL, for which another has been waiting long. `ts_ns` is the end of its
+    /// [`GvlHold`](crate::gvl::GvlHold).
+    GvlHold = 4,
 }
 
 impl Cause {
@@ -38,6 +41,7 @@ impl Cause {
             1 => Self::GcStart,
             2 => Self::OffCpu,
             3 => Self::GvlWait,
+            4 => Self::GvlHold,
             _ => return None,
         })
     }

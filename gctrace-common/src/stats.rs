@@ -216,6 +216,8 @@ counters! {
     GvlWaitShed = "gvl_wait_shed",
     /// Of those, with the stack to be taken.
     GvlStacks = "gvl_stacks",
+    /// Threads that gave up the GVL, for which another had been waiting for at least the threshold, with the stack to be taken.
+    GvlHolderStacks = "gvl_holder_stacks",
     /// Holds and times without the GVL that are to be reported because they took long.
     GvlLongSpans = "gvl_long_spans",
     /// Of those, handed to user space.

@@ -1,43 +1,35 @@
 //! The GVL: what each thread does with it, added up per thread, and who waits for whom. All events of a thread come in
 //! order: the VM makes them under the lock of its scheduler, or on the thread itself.
 
-use core::ops::Range;
-
 use aya_ebpf::{
     EbpfContext,
-    helpers::{
-        bpf_get_attach_cookie, bpf_get_current_comm, bpf_get_smp_processor_id, bpf_ktime_get_ns,
-        generated::bpf_ringbuf_output,
-    },
+    helpers::{bpf_get_attach_cookie, bpf_get_current_comm, bpf_get_smp_processor_id, bpf_ktime_get_ns},
     programs::ProbeContext,
 };
 use gctrace_common::{
     config::{ImageConfig, RubyEntry},
     event::{Header, Kind},
     gvl::{
-        BUCKETS, GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlHold, GvlHolder, GvlKey, GvlLock, GvlPath,
-        GvlPoint, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent, HOLDS, STACK_NS, Step, TRAP_NS, bucket,
+        BUCKETS, GvlCookie, GvlGate, GvlKey, GvlPath, GvlPoint, GvlState, GvlThread, Step, TRAP_NS, bucket,
     },
-    stack::Cause,
     stats::Counter,
 };
 
 use crate::{
     filter::{meet, selected, tgid_tid},
-    maps::{
-        self, GVL_BLANK, GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_THREADS, STACK_RING, add, closed, config,
-        count, count_many, gvl_closed, gvl_gate,
-    },
-    rubies,
-    sample::{Occasion, take},
-    tasks, usermem,
-    walk::{self, Family, Probe},
+    maps::{self, GVL_BLANK, GVL_THREADS, add, closed, config, count, count_many, gvl_closed, gvl_gate},
+    rubies, tasks, usermem,
+    walk::Probe,
 };
+
+mod locks;
+mod reports;
+
+pub use reports::long_wait;
+use reports::{end, span};
 
 /// `BPF_NOEXIST`.
 const NO_EXIST: u64 = 1;
-/// `BPF_RB_NO_WAKEUP`.
-const NO_WAKEUP: u64 = 1;
 
 /// A hit of a process that is watched.
 pub struct Hit {
@@ -135,7 +127,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
         GvlPoint::Started | GvlPoint::Exited => count(Counter::GvlStarted),
         GvlPoint::Ready => ready(hit, thread, now),
         GvlPoint::Resumed => resumed(ctx, hit, thread, now),
-        GvlPoint::Suspended => suspended(hit, thread, now),
+        GvlPoint::Suspended => suspended(ctx, hit, thread, now),
     }
 }
 
@@ -258,6 +250,7 @@ fn ready(hit: &Hit, thread: &mut GvlThread, now: u64) {
     if hit.lock != 0 {
         thread.lock = hit.lock;
     }
+    locks::wanted(hit, thread, now);
 }
 
 #[inline(always)]
@@ -270,20 +263,7 @@ fn resumed(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     if hit.thread != 0 {
         thread.thread = hit.thread;
     }
-    let mut hold = GvlHold::default();
-    if let Some(lock) = lock(hit, thread) {
-        // SAFETY: a map value pointer, valid while the program runs; only who holds the GVL writes there.
-        let lock = unsafe { &mut *lock };
-        if let Step::Paired(_) = step {
-            hold = holders(hit, thread, lock, begin_ns, now);
-        }
-        let at = lock.count as usize & (HOLDS - 1);
-        let holds: *mut GvlHold = (&raw mut lock.holds).cast();
-        let me = GvlHolder { id: thread.id, tid: hit.tid, reserved: 0, comm: thread.comm };
-        // SAFETY: the index is masked to the array.
-        unsafe { *holds.add(at) = GvlHold { begin_ns: now, end_ns: 0, holder: me } };
-        lock.count += 1;
-    }
+    let hold = locks::got(hit, thread, step, begin_ns, now);
     let Step::Paired(ns) = step else { return count(Counter::GvlOrphanResumed) };
     if waited(thread, ns) {
         long_wait::<Probe, _>(ctx, hit, thread, &hold, begin_ns..now, true);
@@ -305,53 +285,8 @@ pub fn waited(thread: &mut GvlThread, ns: u64) -> bool {
     long
 }
 
-/// Adds a wait to those who held the GVL meanwhile, and returns the longest of these holds.
 #[inline(always)]
-fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u64) -> GvlHold {
-    let holds: *const GvlHold = (&raw const lock.holds).cast();
-    // Zero, but not for the verifier. It learns from each comparison, and what has been compared more often has other bounds:
-    // it followed each history of the loop by itself, 900 000 instructions of the million that it walks at most.
-    let zero = now.wrapping_sub(usermem::opaque(now));
-    let mut longest_ns = zero;
-    let mut longest = zero as usize;
-    let mut covered_ns = zero;
-    for back in 1..=HOLDS as u64 {
-        let at = lock.count.wrapping_sub(back) as usize & (HOLDS - 1);
-        // SAFETY: the index is masked to the array.
-        let hold = unsafe { &*holds.add(at) };
-        if hold.holder.id == 0 {
-            break;
-        }
-        if hold.end_ns != 0 && hold.end_ns <= begin_ns {
-            break;
-        }
-        let ns = hold.overlap(begin_ns, now);
-        if hold.holder.id != thread.id && ns > 0 {
-            edge(hit, thread, hold.holder.id, ns);
-            covered_ns += ns;
-            if ns > longest_ns {
-                longest_ns = ns.wrapping_add(zero);
-                longest = at;
-            }
-        }
-        if hold.begin_ns <= begin_ns {
-            break;
-        }
-    }
-    if longest_ns == 0 {
-        return GvlHold::default();
-    }
-    if longest_ns + covered_ns < now.wrapping_sub(begin_ns) {
-        // Of so much it is not known who held it that it may have been another for longer.
-        count(Counter::GvlHoldersLost);
-        return GvlHold::default();
-    }
-    // SAFETY: as above.
-    unsafe { *holds.add(longest & (HOLDS - 1)) }
-}
-
-#[inline(always)]
-fn suspended(hit: &Hit, thread: &mut GvlThread, now: u64) {
+fn suspended(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     count(Counter::GvlSuspended);
     let begin_ns = thread.since_ns;
     if thread.state == GvlState::Running as u32 || thread.state == GvlState::Away as u32 {
@@ -365,222 +300,9 @@ fn suspended(hit: &Hit, thread: &mut GvlThread, now: u64) {
         Step::Orphan => Counter::GvlOrphanSuspended,
     });
     thread.comm = bpf_get_current_comm().unwrap_or_default();
-    let Some(lock) = lock(hit, thread) else { return };
-    // SAFETY: as above.
-    let lock = unsafe { &mut *lock };
-    let at = lock.count.wrapping_sub(1) as usize & (HOLDS - 1);
-    let holds: *mut GvlHold = (&raw mut lock.holds).cast();
-    // SAFETY: the index is masked to the array.
-    let hold = unsafe { &mut *holds.add(at) };
-    if hold.holder.id == thread.id {
-        hold.end_ns = now;
-        // It may have got another name meanwhile.
-        hold.holder.comm = thread.comm;
-    } else if let Step::Paired(_) = step {
-        // When it got it, its GVL could not be told: a thread of 3.2 has no context when it begins.
-        let at = lock.count as usize & (HOLDS - 1);
-        let me = GvlHolder { id: thread.id, tid: hit.tid, reserved: 0, comm: thread.comm };
-        // SAFETY: the index is masked to the array.
-        unsafe { *holds.add(at) = GvlHold { begin_ns, end_ns: now, holder: me } };
-        lock.count += 1;
+    if locks::given_up(hit, thread, step, begin_ns, now) {
+        reports::holder(ctx, hit, thread, now);
     }
-}
-
-/// The thread's GVL. A thread keeps its GVL as long as it lives.
-#[inline(always)]
-fn lock(hit: &Hit, thread: &mut GvlThread) -> Option<*mut GvlLock> {
-    if thread.lock == 0 {
-        thread.lock = ractor(hit).unwrap_or(0);
-        if thread.lock == 0 {
-            count(Counter::GvlNoLock);
-            return None;
-        }
-    }
-    let key = GvlKey { at: thread.lock, tgid: hit.tgid, execs: hit.execs };
-    if let Some(lock) = GVL_LOCKS.get_ptr_mut(&key) {
-        // SAFETY: a map value pointer, valid while the program runs.
-        unsafe { forget_open(&mut *lock, hit.gate.epoch) };
-        return Some(lock);
-    }
-    let blank = GVL_BLANK_LOCK.get(0)?;
-    if GVL_LOCKS.insert(&key, blank, NO_EXIST).is_err() {
-        count(Counter::GvlLocksFull);
-        return None;
-    }
-    let lock = GVL_LOCKS.get_ptr_mut(&key)?;
-    // SAFETY: as above.
-    unsafe { (*lock).epoch = u64::from(hit.gate.epoch) };
-    Some(lock)
-}
-
-/// When the gate was closed, somebody may have held the GVL; how long is known up to then.
-#[inline(always)]
-fn forget_open(lock: &mut GvlLock, epoch: u32) {
-    if lock.epoch == u64::from(epoch) {
-        return;
-    }
-    let at = lock.count.wrapping_sub(1) as usize & (HOLDS - 1);
-    let holds: *mut GvlHold = (&raw mut lock.holds).cast();
-    // SAFETY: the index is masked to the array.
-    let hold = unsafe { &mut *holds.add(at) };
-    if hold.end_ns == 0 {
-        hold.end_ns = gvl_closed(lock.epoch as u32);
-    }
-    lock.epoch = u64::from(epoch);
-}
-
-/// The Ractor that the thread belongs to.
-#[inline(always)]
-fn ractor(hit: &Hit) -> Option<u64> {
-    let offset = hit.image.gvl.thread_ractor;
-    if offset == 0 {
-        return None;
-    }
-    let thread = match hit.thread {
-        0 => walk::context(&hit.image.stack, hit.bias)?.1,
-        thread => thread,
-    };
-    usermem::read(thread.wrapping_add(u64::from(offset)))
-}
-
-/// Adds to what a thread waited for another. Only the thread itself writes here.
-#[inline(always)]
-fn edge(hit: &Hit, thread: &GvlThread, holder: u64, ns: u64) {
-    let key = GvlEdgeKey { waiter: thread.id, holder, tgid: hit.tgid, execs: hit.execs };
-    if let Some(edge) = GVL_EDGES.get_ptr_mut(&key) {
-        // SAFETY: a map value pointer, valid while the program runs.
-        unsafe {
-            (*edge).holds += 1;
-            (*edge).wait_ns += ns;
-            if ns > (*edge).wait_max_ns {
-                (*edge).wait_max_ns = ns;
-            }
-        }
-    } else if GVL_EDGES.insert(&key, &GvlEdge { holds: 1, wait_ns: ns, wait_max_ns: ns }, NO_EXIST).is_err() {
-        count(Counter::GvlEdgesFull);
-    }
-}
-
-/// Reports what a thread has been doing if it took long: holding the GVL, or doing without it.
-#[inline(always)]
-fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
-    // In 3.2 a thread can give the GVL up without an event.
-    let unseen = hit.image.gvl.by == GvlPath::BY_TID && hit.image.gvl.thread_ractor != 0;
-    if now.wrapping_sub(thread.since_ns) < config().gvl_span_ns || unseen {
-        return;
-    }
-    count(Counter::GvlLongSpans);
-    if hit.gate.level != GvlGate::EVENTS {
-        return count(Counter::GvlSpanShed);
-    }
-    let Some(mut entry) = STACK_RING.reserve::<GvlSpanEvent>(0) else {
-        return count(Counter::GvlSpanRingFull);
-    };
-    entry.write(GvlSpanEvent {
-        header: Header {
-            kind: Kind::GvlSpan as u32,
-            point: 0,
-            tgid: hit.tgid,
-            // Who makes a thread ready need not be that thread.
-            tid: if let GvlState::Running = state { hit.tid } else { thread.header.tid },
-            ts_ns: now,
-            seq: 0,
-            image: hit.index,
-            execs: hit.execs,
-        },
-        begin_ns: thread.since_ns,
-        id: thread.id,
-        thread: thread.thread,
-        comm: thread.comm,
-        state: state as u32,
-        reserved: 0,
-    });
-    entry.submit(NO_WAKEUP);
-    count(Counter::GvlSpanSubmitted);
-}
-
-/// Reports a wait with the stack of the thread, which has run no Ruby code since it began to wait; without it if it has.
-#[inline(always)]
-pub fn long_wait<F: Family, C: EbpfContext>(
-    ctx: &C,
-    hit: &Hit,
-    thread: &GvlThread,
-    hold: &GvlHold,
-    ns: Range<u64>,
-    stack: bool,
-) {
-    let (begin_ns, now) = (ns.start, ns.end);
-    if hit.gate.level != GvlGate::EVENTS {
-        return count(Counter::GvlWaitShed);
-    }
-    let stack = stack && hit.image.stack.place != 0;
-    let Some(mut entry) = STACK_RING.reserve::<GvlWaitEvent>(0) else {
-        return count(Counter::GvlWaitRingFull);
-    };
-    entry.write(GvlWaitEvent {
-        header: Header {
-            kind: Kind::GvlWait as u32,
-            point: 0,
-            tgid: hit.tgid,
-            tid: hit.tid,
-            ts_ns: now,
-            seq: 0,
-            image: hit.index,
-            execs: hit.execs,
-        },
-        begin_ns,
-        id: thread.id,
-        thread: thread.thread,
-        hold: *hold,
-        comm: thread.comm,
-        stack: u32::from(stack),
-        reserved: 0,
-    });
-    entry.submit(NO_WAKEUP);
-    count(Counter::GvlWaitSubmitted);
-    if !stack {
-        return;
-    }
-    count(Counter::GvlStacks);
-    // The walk does not come back here.
-    took(now, Some(hit.ruby), TRAP_NS + STACK_NS);
-    take::<F, _>(
-        ctx,
-        &Occasion {
-            cause: Cause::GvlWait,
-            ts_ns: now,
-            tgid: hit.tgid,
-            tid: hit.tid,
-            ruby: hit.ruby,
-            weight_ns: 0,
-            in_kernel: false,
-            thread: thread.thread,
-        },
-    );
-}
-
-/// Hands over what is known of a thread that ends, and forgets it.
-#[inline(always)]
-fn end(key: &GvlKey, now: u64) {
-    let Some(entry) = GVL_THREADS.get_ptr_mut(key) else { return };
-    // SAFETY: a map value pointer, valid while the program runs. The whole value is handed over.
-    let sent = unsafe {
-        (*entry).header.ts_ns = now;
-        bpf_ringbuf_output(
-            (&raw const STACK_RING).cast_mut().cast(),
-            entry.cast(),
-            size_of::<GvlThread>() as u64,
-            NO_WAKEUP,
-        )
-    };
-    if sent == 0 {
-        count(Counter::GvlThreadSubmitted);
-    } else {
-        count(Counter::GvlThreadRingFull);
-        // SAFETY: as above.
-        count_many(Counter::GvlWaitsLost, unsafe { (*entry).waits });
-    }
-    let _was_there = GVL_THREADS.remove(key);
 }
 
 /// A native thread ended. Threads that are told apart by it have no other end up to 3.1. (The end of the first is that of the

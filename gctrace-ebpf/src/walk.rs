@@ -557,8 +557,9 @@ fn emit(scratch: *mut Scratch) {
         }
         let bytes = size_of::<StackEvent>() as u64 + u64::from(frames) * FRAME;
         let cause = s.head.header.point;
-        // A thread that has just got the GVL is not to wait for a reader.
-        let prompt = s.head.header.seq <= PROMPT && cause != Cause::GvlWait as u32;
+        // A thread that has just got the GVL, or is about to give it up, is not to wait for a reader.
+        let gvl = cause == Cause::GvlWait as u32 || cause == Cause::GvlHold as u32;
+        let prompt = s.head.header.seq <= PROMPT && !gvl;
         let flags = if prompt { FORCE_WAKEUP } else { NO_WAKEUP };
         bpf_ringbuf_output(
             (&raw const STACK_RING).cast_mut().cast(),

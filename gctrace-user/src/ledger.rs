@@ -121,6 +121,10 @@ user_counters! {
     gvl_stacks,
     /// Stacks of long waits whose wait was lost.
     gvl_stacks_unclaimed,
+    /// Stacks of threads that gave up the GVL and that a long wait named.
+    gvl_holder_stacks,
+    /// Of those that no wait named.
+    gvl_holder_stacks_unclaimed,
     /// Hits of tracepoints that the kernel skipped: threads that came, went or slept unseen. 0 before Linux 6.7, which does not tell.
     tracepoints_skipped,
     /// Stacks of GC starts that went with their cycle.
@@ -363,8 +367,8 @@ impl Ledger {
                 u.off_cpu_stacks + u.off_cpu_without_stack,
             ),
             (
-                "ticks + GC starts, times off the CPU and GVL waits with stacks = stacks submitted + ring full + busy + not walked",
-                k(&[C::Ticks, C::TriggerStacks, C::OffCpuStacks, C::GvlStacks]),
+                "ticks + GC starts, times off the CPU, GVL waits and holds with stacks = stacks submitted + ring full + busy + not walked",
+                k(&[C::Ticks, C::TriggerStacks, C::OffCpuStacks, C::GvlStacks, C::GvlHolderStacks]),
                 k(&[C::StackSubmitted, C::StackRingFull, C::StackBusy, C::StackNotWalked]),
             ),
             (
@@ -392,7 +396,7 @@ impl Ledger {
                 u.native_frames_named + u.native_frames_by_offset + u.native_frames_unmapped,
             ),
             (
-                "stack records decoded + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits",
+                "stack records decoded + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits + GVL holds",
                 u.decoded_stacks + u.off_cpu_samples,
                 u.stacks
                     + u.refused_stacks
@@ -401,7 +405,9 @@ impl Ledger {
                     + u.off_cpu_stacks
                     + u.off_cpu_unused
                     + u.gvl_stacks
-                    + u.gvl_stacks_unclaimed,
+                    + u.gvl_stacks_unclaimed
+                    + u.gvl_holder_stacks
+                    + u.gvl_holder_stacks_unclaimed,
             ),
             (
                 "Ruby frames = named + stale + unreadable + without symbols",

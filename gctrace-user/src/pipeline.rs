@@ -340,6 +340,9 @@ impl Pipeline {
         let (pid, ts_ns, stack) = match self.stacks.record(record, &mut self.counts) {
             Made::Trigger { pid, ts_ns, stack } => (pid, ts_ns, stack),
             Made::Waiter { pid, tid, ts_ns, stack } => return self.gvl_stack(pid, tid, ts_ns, stack),
+            Made::Holder { pid, tid, ts_ns, stack } => {
+                return self.gvl_holder_stack(pid, tid, ts_ns, stack);
+            }
             Made::GvlWait(event) => return self.gvl_wait(&event),
             Made::GvlThread(thread) => return self.gvl_thread(&thread),
             Made::GvlSpan(state, event) => return self.gvl_span(state, &event),

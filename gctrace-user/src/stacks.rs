@@ -66,6 +66,17 @@ pub enum Made {
         /// The stack.
         stack: Stack,
     },
+    /// The stack of a thread that gave up the GVL at that time, for which another was waiting.
+    Holder {
+        /// The process.
+        pid: u32,
+        /// The thread.
+        tid: u32,
+        /// When it gave up the GVL.
+        ts_ns: u64,
+        /// The stack.
+        stack: Stack,
+    },
     /// The stack that started the cycle whose snapshot has this time.
     Trigger {
         /// The process.
@@ -138,6 +149,10 @@ impl Stacks {
             Cause::GvlWait => {
                 let stack = self.mixed(&header, stack, counts);
                 Made::Waiter { pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack }
+            }
+            Cause::GvlHold => {
+                let stack = self.mixed(&header, stack, counts);
+                Made::Holder { pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack }
             }
             Cause::OffCpu => {
                 let stack = self.mixed(&header, stack, counts);

@@ -21,7 +21,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["switch_outs"], &["off_cpu_stacks", "off_cpu_shed"]),
     (&["switch_ins"], &["off_cpu_short", "off_cpu_orphan", "off_cpu_submitted", "off_cpu_ring_full"]),
     (
-        &["ticks", "trigger_stacks", "off_cpu_stacks", "gvl_stacks"],
+        &["ticks", "trigger_stacks", "off_cpu_stacks", "gvl_stacks", "gvl_holder_stacks"],
         &["stack_submitted", "stack_ring_full", "stack_busy", "stack_not_walked"],
     ),
     (&["native_stacks"], &["native_submitted", "native_ring_full"]),

@@ -4,6 +4,7 @@ pub mod call_tree;
 pub mod gc_cycle;
 pub mod gvl;
 pub mod gvl_budget;
+pub mod gvl_held;
 pub mod gvl_so_far;
 pub mod mix;
 pub mod recording;

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-pub use self::gvl::{GvlFacts, GvlMoment, WaitKey};
+pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, WaitKey};
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
@@ -217,6 +217,8 @@ pub struct Recording {
     pub pauses: HashMap<PauseKey, PauseSum>,
     /// Sums of long waits for the GVL.
     pub gvl_waits: HashMap<WaitKey, GvlTimes>,
+    /// Sums of times for which the GVL was held while another thread waited long for it.
+    pub gvl_holds: HashMap<HoldKey, GvlTimes>,
     /// Threads and what they did with the GVL, by process and number of the thread.
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
     /// When it was, if anyone asked.
@@ -244,6 +246,7 @@ impl Recording {
             samples: HashMap::new(),
             pauses: HashMap::new(),
             gvl_waits: HashMap::new(),
+            gvl_holds: HashMap::new(),
             gvl_threads: HashMap::new(),
             timeline: timeline.then(Timeline::default),
             period_ns: None,

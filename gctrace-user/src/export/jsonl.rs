@@ -1,6 +1,6 @@
 //! JSON lines: `process`, `gc`, `gvl`, `work`, `exit`, `refused` and `ledger`.
 
-use std::{collections::BTreeMap, io::Write};
+use std::{collections::BTreeMap, io::Write, sync::Arc};
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
@@ -11,8 +11,8 @@ use crate::{
     model::{
         GcCycle, GcState, GcWork, Pause, Process, Runtime,
         gvl::{
-            GvlBlocked, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary, GvlWait,
-            GvlWho,
+            GvlBlocked, GvlBlocker, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary,
+            GvlWait, GvlWho,
         },
         stack::Frame,
     },
@@ -161,7 +161,7 @@ enum Gvl<'a> {
         thread: Option<String>,
         begin_ns: u64,
         wait_ns: u64,
-        blocked_by: Option<Who<'a>>,
+        blocked_by: Option<Blocker<'a>>,
         stack: Option<Vec<String>>,
     },
     Thread {
@@ -269,6 +269,27 @@ impl Task {
     fn of(times: GvlTaskTimes) -> Self {
         let GvlTaskTimes { cpu_ns, runnable_ns, blocked_ns } = times;
         Self { cpu_ns, runnable_ns, blocked_ns }
+    }
+}
+
+/// Who held the GVL longest during a wait.
+#[derive(Serialize)]
+struct Blocker<'a> {
+    #[serde(flatten)]
+    who: Who<'a>,
+    begin_ns: u64,
+    hold_ns: u64,
+    until: Option<Vec<String>>,
+}
+
+impl<'a> Blocker<'a> {
+    fn of(blocker: &'a GvlBlocker) -> Self {
+        Self {
+            who: Who::of(&blocker.hold.who),
+            begin_ns: blocker.hold.begin_ns,
+            hold_ns: blocker.hold.ns,
+            until: blocker.stack.as_deref().map(frame_texts),
+        }
     }
 }
 
@@ -386,6 +407,10 @@ fn frame_text(frame: &Frame) -> String {
     }
 }
 
+fn frame_texts(stack: &[Arc<Frame>]) -> Vec<String> {
+    stack.iter().map(|frame| frame_text(frame)).collect()
+}
+
 fn stat_heap_of<'a>(process: &'a Process, state: &'a GcState) -> Option<StatHeap<'a>> {
     let keys = process.image.heap_keys.as_slice();
     (!keys.is_empty()).then_some(StatHeap { keys, heaps: &state.heaps })
@@ -464,10 +489,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             peak_rss: start.memory.map(|memory| memory.peak_rss),
             pss_end: shares.map(|shares| shares.pss),
             private_dirty_end: shares.map(|shares| shares.private_dirty),
-            stack: cycle
-                .trigger
-                .as_deref()
-                .map(|stack| stack.iter().map(|frame| frame_text(frame)).collect()),
+            stack: cycle.trigger.as_deref().map(frame_texts),
             lost: cycle.lost,
         })))
     }
@@ -493,8 +515,8 @@ impl<W: Write> Exporter for Jsonl<W> {
             thread: thread_text(wait.thread),
             begin_ns: wait.begin_ns,
             wait_ns: wait.ns,
-            blocked_by: wait.holder.as_ref().map(|holder| Who::of(&holder.who)),
-            stack: wait.stack.as_deref().map(|stack| stack.iter().map(|frame| frame_text(frame)).collect()),
+            blocked_by: wait.blocker.as_ref().map(Blocker::of),
+            stack: wait.stack.as_deref().map(frame_texts),
         }))
     }
 

@@ -86,8 +86,12 @@ impl<W: Write> Text<W> {
             "GVL",
             duration(wait.ns),
         )?;
-        if let Some(holder) = &wait.holder {
-            write!(self.out, "  for {} {}", holder.who.tid, clip(&holder.who.comm, 16))?;
+        if let Some(blocker) = &wait.blocker {
+            let who = &blocker.hold.who;
+            write!(self.out, "  for {} {}", who.tid, clip(&who.comm, 16))?;
+            if let Some(frame) = blocker.stack.as_deref().and_then(ruby_frame) {
+                write!(self.out, " until {}", place(frame))?;
+            }
         }
         if let Some(frame) = wait.stack.as_deref().and_then(ruby_frame) {
             write!(self.out, "  in {}", place(frame))?;

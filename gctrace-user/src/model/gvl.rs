@@ -72,6 +72,17 @@ pub struct GvlSpan {
     pub ns: u64,
 }
 
+/// What a thread waited for: the time that another one held the GVL.
+#[derive(Clone, Debug)]
+pub struct GvlBlocker {
+    /// That time, the longest at a stretch during the wait.
+    pub hold: GvlSpan,
+    /// Where the thread was when it gave the GVL up, leaf first; `None` where that was not seen.
+    pub stack: Option<Stack>,
+    /// Whether no wait before named this time. (Several threads can wait for one.)
+    pub first: bool,
+}
+
 /// A long wait for the GVL.
 #[derive(Clone, Debug)]
 pub struct GvlWait {
@@ -85,8 +96,8 @@ pub struct GvlWait {
     pub begin_ns: u64,
     /// For how long, nanoseconds.
     pub ns: u64,
-    /// Who held the GVL longest at a stretch meanwhile, and for how long altogether; `None`: nobody that was seen to get it.
-    pub holder: Option<GvlSpan>,
+    /// Who held the GVL longest at a stretch meanwhile; `None`: nobody that was seen to get it.
+    pub blocker: Option<GvlBlocker>,
     /// What the thread was doing when it began to wait, leaf first; `None` where that was not seen.
     pub stack: Option<Stack>,
 }

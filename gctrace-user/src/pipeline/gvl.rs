@@ -12,13 +12,14 @@ use crate::{
     aggregate::{
         gvl::{GcAndWaits, GvlFold, doing, who},
         gvl_budget::{Act, Cost, Dearest, Governor, Stage},
+        gvl_held::Held,
         gvl_so_far::GvlLook,
     },
     app::say,
     bpf::{GvlRead, GvlReader},
     enrich::clock::monotonic_ns,
     model::{
-        gvl::{GvlDoing, GvlSpan, GvlWait},
+        gvl::{GvlBlocker, GvlDoing, GvlSpan, GvlWait},
         stack::Stack,
     },
 };
@@ -43,6 +44,8 @@ pub(super) struct Gvl {
     added: (u64, Cost),
     /// Waits whose stack has not come yet, by process and thread.
     pending: HashMap<(u32, u32), Pending>,
+    /// Where threads gave up the GVL, by process.
+    held: HashMap<u32, Held>,
     look: GvlLook,
     next_look: Option<Instant>,
 }
@@ -66,6 +69,7 @@ impl Gvl {
             dearest: Dearest::default(),
             added: (0, Cost::default()),
             pending: HashMap::new(),
+            held: HashMap::new(),
             look: GvlLook::default(),
             next_look: None,
         }
@@ -213,7 +217,7 @@ impl Pipeline {
             begin_ns: event.begin_ns,
             ns: header.ts_ns.saturating_sub(event.begin_ns),
             id: event.id,
-            holder: holder(&event.hold, header.ts_ns),
+            blocker: self.gvl_blocker(header.tgid, &event.hold, header.ts_ns),
             stack: None,
         };
         let pending = Pending { ts_ns: header.ts_ns, image: header.image, wait };
@@ -224,6 +228,41 @@ impl Pipeline {
         if let Some(before) = self.gvl.pending.insert(key, pending) {
             self.report_wait(key.0, before);
         }
+    }
+
+    /// Who held the GVL; it did until `now_ns` if it was not seen to give it up (yields of 3.2).
+    fn gvl_blocker(&mut self, pid: u32, hold: &GvlHold, now_ns: u64) -> Option<GvlBlocker> {
+        if hold.holder.id == 0 {
+            return None;
+        }
+        let found = self.gvl.held.get_mut(&pid).and_then(|held| held.find(hold.holder.tid, hold.end_ns));
+        let first = found.as_ref().is_some_and(|found| found.first);
+        self.counts.gvl_holder_stacks += u64::from(first);
+        let end_ns = if hold.end_ns == 0 { now_ns } else { hold.end_ns };
+        let span = GvlSpan {
+            who: who(hold.holder.tid, &hold.holder.comm),
+            id: hold.holder.id,
+            doing: GvlDoing::Holding,
+            begin_ns: hold.begin_ns,
+            ns: end_ns.saturating_sub(hold.begin_ns),
+        };
+        Some(GvlBlocker { hold: span, stack: found.map(|found| found.stack), first })
+    }
+
+    /// The stack of a thread that gave up the GVL, which precedes the waits that ended with that.
+    pub(super) fn gvl_holder_stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
+        let forgotten = self.gvl.held.entry(pid).or_default().keep(tid, ts_ns, stack);
+        self.counts.gvl_holder_stacks_unclaimed += forgotten;
+    }
+
+    /// No wait will name where threads of this process (of all, without one) gave up the GVL.
+    fn gvl_forget_held(&mut self, ended: Option<u32>) {
+        let unclaimed = |held: &Held| held.unclaimed();
+        let forgotten = match ended {
+            Some(pid) => self.gvl.held.remove(&pid).as_ref().map_or(0, unclaimed),
+            None => self.gvl.held.drain().map(|(_, held)| unclaimed(&held)).sum(),
+        };
+        self.counts.gvl_holder_stacks_unclaimed += forgotten;
     }
 
     /// The stack of a wait.
@@ -313,6 +352,7 @@ impl Pipeline {
     /// A process is gone or has become another program, before which it had been `execs` others.
     pub(super) fn gvl_process(&mut self, pid: u32, execs: u32, end_ns: u64) {
         self.gvl_without_stacks(0, Some(pid));
+        self.gvl_forget_held(Some(pid));
         if self.gvl.reader.is_none() {
             return;
         }
@@ -323,6 +363,7 @@ impl Pipeline {
     /// Tracing ends.
     pub(super) fn gvl_detach(&mut self, now_ns: u64) {
         self.gvl_without_stacks(u64::MAX, None);
+        self.gvl_forget_held(None);
         if self.gvl.reader.is_none() {
             return;
         }
@@ -378,15 +419,4 @@ impl Pipeline {
             self.export(|exporter| exporter.gvl_process(&process, &summary));
         }
     }
-}
-
-/// Who held the GVL; it did until `now_ns` if it was not seen to give it up (yields of 3.2).
-fn holder(hold: &GvlHold, now_ns: u64) -> Option<GvlSpan> {
-    (hold.holder.id != 0).then(|| GvlSpan {
-        who: who(hold.holder.tid, &hold.holder.comm),
-        id: hold.holder.id,
-        doing: GvlDoing::Holding,
-        begin_ns: hold.begin_ns,
-        ns: if hold.end_ns == 0 { now_ns } else { hold.end_ns }.saturating_sub(hold.begin_ns),
-    })
 }

@@ -17,6 +17,17 @@ pub struct WaitKey {
     pub node: NodeId,
     /// Who held the GVL longest at a stretch meanwhile, where that was seen.
     pub holder: Option<ThreadIndex>,
+    /// Where that thread gave the GVL up; [`NodeId::ROOT`] where that was not seen.
+    pub holder_node: NodeId,
+}
+
+/// What times for which the GVL was held are summed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HoldKey {
+    /// The thread that held it.
+    pub thread: ThreadIndex,
+    /// Where it gave it up.
+    pub node: NodeId,
 }
 
 /// What a thread did with the GVL.
@@ -30,9 +41,16 @@ pub struct GvlFacts {
     pub waits: Option<GvlTimes>,
     /// Times for which it held it, where that is seen.
     pub holds: Option<GvlTimes>,
+    /// Of that, what is in [`Recording::gvl_holds`], nanoseconds.
+    pub held_ns: u64,
 }
 
 impl GvlFacts {
+    /// For how long it held the GVL, without the times that came one by one, nanoseconds.
+    pub fn held_besides(&self) -> u64 {
+        self.holds.map_or(0, |holds| holds.ns).saturating_sub(self.held_ns)
+    }
+
     /// Number and time of the waits that did not come one by one: they were shorter than the threshold, lost, or not over.
     pub fn untold(&self) -> (u64, u64) {
         let all = self.waits.unwrap_or(self.told);
@@ -57,6 +75,8 @@ pub struct GvlMoment {
     pub node: NodeId,
     /// Of a wait: who held the GVL longest at a stretch meanwhile, and when that thread had got it.
     pub holder: Option<(ThreadIndex, u64, u64)>,
+    /// Where that thread gave the GVL up.
+    pub holder_node: NodeId,
     /// Whether it was still doing that when it ended or tracing did.
     pub open: bool,
 }
@@ -66,17 +86,20 @@ impl Recording {
     pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
         let node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
-        let held = wait.holder.as_ref();
+        let held = wait.blocker.as_ref().map(|blocker| &blocker.hold);
+        let stack = wait.blocker.as_ref().and_then(|blocker| blocker.stack.as_ref());
+        let holder_node = stack.map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
         let holder = held
             .map(|held| self.thread(process, held.who.tid, &held.who.comm, held.begin_ns.max(wait.begin_ns)));
         let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
         let full = self.gvl_waits.len() >= self.limits.sums;
-        let sum = match self.gvl_waits.entry(WaitKey { thread, node, holder }) {
+        let sum = match self.gvl_waits.entry(WaitKey { thread, node, holder, holder_node }) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) if !full => entry.insert(GvlTimes::default()),
             Entry::Vacant(_) => {
                 let thread = self.thread_beyond();
-                let key = WaitKey { thread, node: NodeId::BEYOND, holder: None };
+                let (node, holder_node) = (NodeId::BEYOND, NodeId::ROOT);
+                let key = WaitKey { thread, node, holder: None, holder_node };
                 self.gvl_waits.entry(key).or_default()
             }
         };
@@ -90,13 +113,28 @@ impl Recording {
             ns: wait.ns,
             node,
             holder: holder.zip(held).map(|(thread, held)| (thread, held.id, held.begin_ns)),
+            holder_node,
             open: false,
         };
         self.gvl_moment(process, moment);
-        if let (Some(_), Some(held)) = (holder, held) {
+        if let (Some(holder), Some(blocker)) = (holder, &wait.blocker) {
             // What the wait points at must be there, however short it was.
-            self.gvl_span(process, held);
+            self.gvl_span(process, &blocker.hold);
+            if blocker.first && process.image.gvl.is_some_and(|coverage| coverage.holds) {
+                self.gvl_held(HoldKey { thread: holder, node: holder_node }, &blocker.hold);
+            }
         }
+    }
+
+    /// A thread held the GVL, and where it gave it up is known.
+    fn gvl_held(&mut self, key: HoldKey, hold: &GvlSpan) {
+        if self.gvl_holds.len() >= self.limits.sums && !self.gvl_holds.contains_key(&key) {
+            // It is in what the thread held it for besides.
+            return;
+        }
+        let times = GvlTimes { count: 1, ns: hold.ns, max_ns: hold.ns };
+        self.gvl_holds.entry(key).or_default().add(&times);
+        self.gvl_facts(key.thread, hold.id).held_ns += hold.ns;
     }
 
     /// A thread held the GVL for long, or did without it.
@@ -151,8 +189,9 @@ impl Recording {
             return;
         }
         let thread = self.thread(process, who.tid, &who.comm, begin_ns + ns);
-        let (node, holder) = (NodeId::ROOT, None);
-        self.gvl_moment(process, GvlMoment { thread, id, doing, begin_ns, ns, node, holder, open });
+        let (node, holder, holder_node) = (NodeId::ROOT, None, NodeId::ROOT);
+        let moment = GvlMoment { thread, id, doing, begin_ns, ns, node, holder, holder_node, open };
+        self.gvl_moment(process, moment);
     }
 
     fn gvl_moment(&mut self, process: &Process, moment: GvlMoment) {

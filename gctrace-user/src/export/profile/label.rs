@@ -1,7 +1,10 @@
 //! Texts of frames and threads, safe for every format.
 
 use crate::{
-    aggregate::recording::ProcessFacts,
+    aggregate::{
+        call_tree::NodeId,
+        recording::{ProcessFacts, Recording},
+    },
     model::stack::{Frame, FrameKind, ThreadState},
 };
 
@@ -26,6 +29,17 @@ pub(in crate::export) fn text(name: &str) -> String {
     }
     let ugly = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}');
     name.chars().map(|c| if ugly(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// The innermost frame of Ruby code of a stack with its line: `Foo#bar (app.rb:14)`; the innermost of all where there is none.
+pub(super) fn leaf(recording: &Recording, node: NodeId) -> Option<String> {
+    let frames = || recording.tree.path(node).map(|(_, frame)| recording.tree.frame(frame));
+    let frame = frames().find(|frame| frame.kind == FrameKind::Ruby).or_else(|| frames().next())?;
+    let name = text(&frame.name);
+    Some(match &frame.file {
+        Some(file) if frame.line > 0 => format!("{name} ({}:{})", text(base_name(file)), frame.line),
+        _ => name,
+    })
 }
 
 /// The last part of a path.

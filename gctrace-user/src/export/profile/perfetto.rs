@@ -14,7 +14,10 @@ use prost::Message as _;
 
 use super::{Context, label};
 use crate::{
-    aggregate::recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Timeline, reason_text},
+    aggregate::{
+        call_tree::NodeId,
+        recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Timeline, reason_text},
+    },
     enrich::clock::{boottime_ns, monotonic_ns},
     model::gvl::GvlDoing,
     ruby::PauseKind,
@@ -242,7 +245,7 @@ fn cycle_notes(recording: &Recording, cycle: &CycleMoment) -> Vec<(&'static str,
 
 fn cycle_slice(recording: &Recording, cycle: &CycleMoment) -> Slice {
     let mut notes = cycle_notes(recording, cycle);
-    notes.extend(stack(recording, cycle.node));
+    notes.extend(stack(recording, "stack", cycle.node));
     Slice {
         begin_ns: cycle.begin_ns,
         end_ns: cycle.end_ns,
@@ -273,7 +276,7 @@ fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<Slice> {
 }
 
 /// Ruby's frames of a stack, leaf first, one per line.
-fn stack(recording: &Recording, node: crate::aggregate::call_tree::NodeId) -> Option<(&'static str, Note)> {
+fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'static str, Note)> {
     let lines: Vec<String> = recording
         .tree
         .path(node)
@@ -285,7 +288,7 @@ fn stack(recording: &Recording, node: crate::aggregate::call_tree::NodeId) -> Op
             }
         })
         .collect();
-    (!lines.is_empty()).then(|| ("stack", Note::Text(lines.join("\n"))))
+    (!lines.is_empty()).then(|| (name, Note::Text(lines.join("\n"))))
 }
 
 /// Name and slices of the track of each thread, by its number, by process.
@@ -325,8 +328,9 @@ fn gvl(recording: &Recording, timeline: &Timeline) -> Tracks {
         if let Some((holder, ..)) = moment.holder {
             let (holder, _) = recording.thread_facts(holder);
             notes.push(("blocked_by", Note::Text(format!("{} {}", label::text(&holder.name), holder.tid))));
+            notes.extend(stack(recording, "blocked_until", moment.holder_node));
         }
-        notes.extend(stack(recording, moment.node));
+        notes.extend(stack(recording, "stack", moment.node));
         if moment.open {
             notes.push(("note", Note::Text("was not over when it was last looked at".to_owned())));
         }

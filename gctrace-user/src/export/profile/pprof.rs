@@ -26,8 +26,8 @@ use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
         recording::{
-            GvlFacts, PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey, SampleSum,
-            Thread, WaitKey, reason_text,
+            GvlFacts, HoldKey, PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey,
+            SampleSum, Thread, WaitKey, reason_text,
         },
     },
     enrich::clock::WallClock,
@@ -103,6 +103,13 @@ pub(in crate::export) fn write(
     waits.sort_unstable_by_key(|(key, _)| **key);
     for piece in waits.chunks(PIECE) {
         let sample = piece.iter().map(|(key, times)| builder.gvl_wait(key, times)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let mut holds: Vec<(&HoldKey, &GvlTimes)> =
+        recording.gvl_holds.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    holds.sort_unstable_by_key(|(key, _)| **key);
+    for piece in holds.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, times)| builder.gvl_hold(key, times)).collect();
         out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
     }
     let mut threads: Vec<_> =
@@ -229,10 +236,24 @@ impl<'a> Builder<'a> {
             label.push(self.label("blocked by", &label::text(&holder.name)));
             label.push(self.label("blocked by id", &holder.tid.to_string()));
         }
+        if let Some(leaf) = label::leaf(self.recording, key.holder_node) {
+            label.push(self.label("blocked until", &leaf));
+        }
         let mapping = self.ruby_mapping(process);
         let mut location_id = vec![self.made_up(mapping, "(waiting for the GVL)")];
         location_id.extend(self.path(process, key.node));
         let value = self.values([0, 0, 0, 0, 0, times.count, times.ns, 0]);
+        proto::Sample { location_id, value, label }
+    }
+
+    /// What a thread held the GVL for while another one waited, under the stack with which it gave it up.
+    fn gvl_hold(&mut self, key: &HoldKey, times: &GvlTimes) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let label = self.who(thread, process);
+        let mapping = self.ruby_mapping(process);
+        let mut location_id = vec![self.made_up(mapping, "(giving up the GVL)")];
+        location_id.extend(self.path(process, key.node));
+        let value = self.values([0, 0, 0, 0, 0, 0, 0, times.ns]);
         proto::Sample { location_id, value, label }
     }
 
@@ -241,10 +262,9 @@ impl<'a> Builder<'a> {
         let (thread, process) = self.recording.thread_facts(facts.thread);
         let mapping = self.ruby_mapping(process);
         let (count, ns) = facts.untold();
-        let holds = facts.holds.unwrap_or_default();
         let rests = [
             ("(waits for the GVL that were not told one by one)", [0, 0, 0, 0, 0, count, ns, 0]),
-            ("(holding the GVL; no stacks are taken)", [0, 0, 0, 0, 0, 0, 0, holds.ns]),
+            ("(holds of the GVL that were not told one by one)", [0, 0, 0, 0, 0, 0, 0, facts.held_besides()]),
         ];
         let some = rests.into_iter().filter(|(_, values)| values.iter().any(|&value| value > 0));
         some.map(|(name, values)| proto::Sample {

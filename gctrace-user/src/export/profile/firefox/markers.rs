@@ -96,7 +96,7 @@ pub(super) fn schema() -> Value {
             "chartLabel": "GVL wait for {marker.data.blockedBy}",
             "display": everywhere,
             "description": "The thread wanted the GVL and had not got it. Waits below --gvl-threshold have no marker.",
-            "fields": [field("blockedBy", "Held longest by", "string")],
+            "fields": [field("blockedBy", "Held longest by", "string"), field("until", "Given up in", "string")],
         },
         {
             "name": "THREAD_RUNNING",
@@ -168,7 +168,9 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
                     || "(not seen)".to_owned(),
                     |who| format!("{} {}", who.tid, label::text(&who.name)),
                 );
-                ("Thread Stalled", json!({"type": "THREAD_STALLED", "blockedBy": by}))
+                let until = label::leaf(view.recording, gvl.holder_node);
+                let until = until.unwrap_or_else(|| "(not seen)".to_owned());
+                ("Thread Stalled", json!({"type": "THREAD_STALLED", "blockedBy": by, "until": until}))
             }
             GvlDoing::Holding => ("Thread Running", json!({"type": "THREAD_RUNNING"})),
             GvlDoing::Away => ("Thread Suspended", json!({"type": "THREAD_SUSPENDED"})),

@@ -1,7 +1,7 @@
 //! What the formats tell of the GVL.
 
 use super::*;
-use crate::model::gvl::{GvlCoverage, GvlDoing, GvlSums, GvlTimes, GvlWho};
+use crate::model::gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSums, GvlTimes, GvlWho};
 
 fn gvl_who(tid: u32) -> GvlWho {
     GvlWho { tid, comm: Arc::from(NAMES[tid as usize % NAMES.len()]) }
@@ -19,7 +19,7 @@ fn gvl_recorded() -> Recorder {
         thread: None,
         begin_ns: 2000,
         ns: 1000,
-        holder: Some(hold.clone()),
+        blocker: Some(GvlBlocker { hold: hold.clone(), stack: Some(Arc::new([frame(2, 9)])), first: true }),
         stack: Some(Arc::new([frame(0, 7), frame(1, 8)])),
     };
     recorder.gvl_wait(&process, &wait).unwrap();

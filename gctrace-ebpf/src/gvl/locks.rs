@@ -1,0 +1,227 @@
+//! Who holds a GVL and who waits for it.
+
+use gctrace_common::{
+    gvl::{GvlEdge, GvlEdgeKey, GvlHold, GvlHolder, GvlKey, GvlLock, GvlThread, HOLDS, Step},
+    stats::Counter,
+};
+
+use super::{Hit, NO_EXIST};
+use crate::{
+    maps::{GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, add_one, config, count, gvl_closed, take_one},
+    usermem, walk,
+};
+
+/// A thread wants its GVL, if that is known yet. What is written there is the queue only.
+#[inline(always)]
+pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
+    if thread.queued != 0 || (thread.lock == 0 && hit.thread == 0) {
+        return;
+    }
+    let Some(lock) = find(hit, thread) else { return };
+    thread.queued = 1;
+    // SAFETY: a map value pointer, valid while the program runs. Several threads can come and go at once from 3.3 on; the time is only
+    // what is compared with the threshold.
+    unsafe {
+        let waiting = &raw mut (*lock).waiting;
+        if waiting.read_volatile() == 0 {
+            (*lock).waiting_ns = now;
+        }
+        add_one(waiting);
+    }
+}
+
+/// A thread has got its GVL. Returns who held it longest while the thread waited.
+#[inline(always)]
+pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> GvlHold {
+    let mut hold = GvlHold::default();
+    let Some(lock) = find(hit, thread) else { return hold };
+    // SAFETY: a map value pointer, valid while the program runs; only who holds the GVL writes there, but for the queue.
+    let lock = unsafe { &mut *lock };
+    if thread.queued != 0 {
+        thread.queued = 0;
+        // SAFETY: as above.
+        unsafe { take_one(&raw mut lock.waiting) };
+        // Since when the others have been waiting is not known: since now at the latest.
+        lock.waiting_ns = now;
+    }
+    if let Step::Paired(_) = step {
+        hold = holders(hit, thread, lock, begin_ns, now);
+    }
+    begun(hit, thread, lock, now, 0);
+    hold
+}
+
+/// A thread gives up its GVL. Returns whether another has been waiting for it for at least the threshold.
+#[inline(always)]
+pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> bool {
+    let Some(lock) = find(hit, thread) else { return false };
+    // SAFETY: as above.
+    let lock = unsafe { &mut *lock };
+    let at = lock.count.wrapping_sub(1) as usize & (HOLDS - 1);
+    let holds: *mut GvlHold = (&raw mut lock.holds).cast();
+    // SAFETY: the index is masked to the array.
+    let hold = unsafe { &mut *holds.add(at) };
+    if hold.holder.id == thread.id {
+        hold.end_ns = now;
+        // It may have got another name meanwhile.
+        hold.holder.comm = thread.comm;
+    } else if let Step::Paired(_) = step {
+        // When it got it, its GVL could not be told: a thread of 3.2 has no context when it begins.
+        begun(hit, thread, lock, begin_ns, now);
+    } else {
+        return false;
+    }
+    // SAFETY: as above.
+    let waiting = unsafe { (&raw const lock.waiting).read_volatile() };
+    waiting != 0 && now.wrapping_sub(lock.waiting_ns) >= config().gvl_threshold_ns
+}
+
+/// A thread that may wait for its GVL ends.
+#[inline(always)]
+pub fn left(key: &GvlKey, thread: &GvlThread) {
+    if thread.queued == 0 {
+        return;
+    }
+    let key = GvlKey { at: thread.lock, tgid: key.tgid, execs: key.execs };
+    if let Some(lock) = GVL_LOCKS.get_ptr_mut(&key) {
+        // SAFETY: as above.
+        unsafe {
+            if (*lock).epoch == u64::from(thread.epoch) {
+                take_one(&raw mut (*lock).waiting);
+            }
+        }
+    }
+}
+
+/// Notes who holds the GVL, and until when.
+#[inline(always)]
+fn begun(hit: &Hit, thread: &GvlThread, lock: &mut GvlLock, begin_ns: u64, end_ns: u64) {
+    let at = lock.count as usize & (HOLDS - 1);
+    let holds: *mut GvlHold = (&raw mut lock.holds).cast();
+    let holder = GvlHolder { id: thread.id, tid: hit.tid, reserved: 0, comm: thread.comm };
+    // SAFETY: the index is masked to the array.
+    unsafe { *holds.add(at) = GvlHold { begin_ns, end_ns, holder } };
+    lock.count += 1;
+}
+
+/// The thread's GVL. A thread keeps its GVL as long as it lives.
+#[inline(always)]
+fn find(hit: &Hit, thread: &mut GvlThread) -> Option<*mut GvlLock> {
+    if thread.lock == 0 {
+        thread.lock = ractor(hit).unwrap_or(0);
+        if thread.lock == 0 {
+            count(Counter::GvlNoLock);
+            return None;
+        }
+    }
+    let key = GvlKey { at: thread.lock, tgid: hit.tgid, execs: hit.execs };
+    if let Some(lock) = GVL_LOCKS.get_ptr_mut(&key) {
+        // SAFETY: a map value pointer, valid while the program runs.
+        unsafe { forget_open(&mut *lock, hit.gate.epoch) };
+        return Some(lock);
+    }
+    let blank = GVL_BLANK_LOCK.get(0)?;
+    if GVL_LOCKS.insert(&key, blank, NO_EXIST).is_err() {
+        count(Counter::GvlLocksFull);
+        return None;
+    }
+    let lock = GVL_LOCKS.get_ptr_mut(&key)?;
+    // SAFETY: as above.
+    unsafe { (*lock).epoch = u64::from(hit.gate.epoch) };
+    Some(lock)
+}
+
+/// When the gate was closed, somebody may have held the GVL; how long is known up to then.
+#[inline(always)]
+fn forget_open(lock: &mut GvlLock, epoch: u32) {
+    if lock.epoch == u64::from(epoch) {
+        return;
+    }
+    let at = lock.count.wrapping_sub(1) as usize & (HOLDS - 1);
+    let holds: *mut GvlHold = (&raw mut lock.holds).cast();
+    // SAFETY: the index is masked to the array.
+    let hold = unsafe { &mut *holds.add(at) };
+    if hold.end_ns == 0 {
+        hold.end_ns = gvl_closed(lock.epoch as u32);
+    }
+    // Threads that waited then are met anew.
+    lock.waiting = 0;
+    lock.epoch = u64::from(epoch);
+}
+
+/// The Ractor that the thread belongs to.
+#[inline(always)]
+fn ractor(hit: &Hit) -> Option<u64> {
+    let offset = hit.image.gvl.thread_ractor;
+    if offset == 0 {
+        return None;
+    }
+    let thread = match hit.thread {
+        0 => walk::context(&hit.image.stack, hit.bias)?.1,
+        thread => thread,
+    };
+    usermem::read(thread.wrapping_add(u64::from(offset)))
+}
+
+/// Adds to what a thread waited for another. Only the thread itself writes here.
+#[inline(always)]
+fn edge(hit: &Hit, thread: &GvlThread, holder: u64, ns: u64) {
+    let key = GvlEdgeKey { waiter: thread.id, holder, tgid: hit.tgid, execs: hit.execs };
+    if let Some(edge) = GVL_EDGES.get_ptr_mut(&key) {
+        // SAFETY: a map value pointer, valid while the program runs.
+        unsafe {
+            (*edge).holds += 1;
+            (*edge).wait_ns += ns;
+            if ns > (*edge).wait_max_ns {
+                (*edge).wait_max_ns = ns;
+            }
+        }
+    } else if GVL_EDGES.insert(&key, &GvlEdge { holds: 1, wait_ns: ns, wait_max_ns: ns }, NO_EXIST).is_err() {
+        count(Counter::GvlEdgesFull);
+    }
+}
+
+/// Adds a wait to those who held the GVL meanwhile, and returns the longest of these holds.
+#[inline(always)]
+fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u64) -> GvlHold {
+    let holds: *const GvlHold = (&raw const lock.holds).cast();
+    // Zero, but not for the verifier. It learns from each comparison, and what has been compared more often has other bounds:
+    // it followed each history of the loop by itself, 900 000 instructions of the million that it walks at most.
+    let zero = now.wrapping_sub(usermem::opaque(now));
+    let mut longest_ns = zero;
+    let mut longest = zero as usize;
+    let mut covered_ns = zero;
+    for back in 1..=HOLDS as u64 {
+        let at = lock.count.wrapping_sub(back) as usize & (HOLDS - 1);
+        // SAFETY: the index is masked to the array.
+        let hold = unsafe { &*holds.add(at) };
+        if hold.holder.id == 0 {
+            break;
+        }
+        if hold.end_ns != 0 && hold.end_ns <= begin_ns {
+            break;
+        }
+        let ns = hold.overlap(begin_ns, now);
+        if hold.holder.id != thread.id && ns > 0 {
+            edge(hit, thread, hold.holder.id, ns);
+            covered_ns += ns;
+            if ns > longest_ns {
+                longest_ns = ns.wrapping_add(zero);
+                longest = at;
+            }
+        }
+        if hold.begin_ns <= begin_ns {
+            break;
+        }
+    }
+    if longest_ns == 0 {
+        return GvlHold::default();
+    }
+    if longest_ns + covered_ns < now.wrapping_sub(begin_ns) {
+        // Of so much it is not known who held it that it may have been another for longer.
+        count(Counter::GvlHoldersLost);
+        return GvlHold::default();
+    }
+    // SAFETY: as above.
+    unsafe { *holds.add(longest & (HOLDS - 1)) }
+}

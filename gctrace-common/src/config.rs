@@ -53,7 +53,8 @@ pub struct Config {
     /// Byte offset of the user thread pointer in the kernel's `task_struct` (`thread.fsbase` on x86-64; from the
     /// kernel's BTF), or 0 where it is not known: then no image may use [`Span::CACHE`] or [`Span::LOCAL`].
     pub task_thread_pointer: u32,
-    /// CPU time that one tick of the sampling clock stands for, nanoseconds.
+    /// CPU time that one tick of the sampling clock stands for, nanoseconds; 0: only stacks of threads are taken that hold the GVL while
+    /// another one waits for it.
     pub tick_ns: u64,
     /// Byte offset of `stack` in the kernel's `task_struct`, for kernels without `bpf_task_pt_regs` (before Linux 5.15,
     /// where there are no cookies either); 0 where it is not known.

@@ -117,7 +117,7 @@ pub struct StackEvent {
     pub header: Header,
     /// Load bias of the image.
     pub bias: u64,
-    /// Nanoseconds of CPU time the record stands for ([`Cause::CpuClock`]), else 0.
+    /// Nanoseconds of CPU time the record stands for ([`Cause::CpuClock`], unless only [`StackEvent::BLOCKS`] is looked for), else 0.
     pub weight_ns: u64,
     /// Events of the process so far after which the VM may have freed or moved objects (`GC_END_MARK`, `GC_END_SWEEP`).
     pub epoch: u64,
@@ -150,6 +150,8 @@ impl StackEvent {
     pub const NATIVE: u32 = 32;
     /// The thread was in the kernel.
     pub const IN_KERNEL: u32 = 64;
+    /// The thread held the GVL, and another one was waiting for it ([`Cause::CpuClock`]).
+    pub const BLOCKS: u32 = 128;
 }
 
 /// Why the walk of a native stack ended.

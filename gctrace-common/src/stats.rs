@@ -106,7 +106,9 @@ counters! {
     /// Processes (met at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
     /// full; their hits are `no_image` or `filtered`.
     ProcessMapFull = "process_map_full",
-    /// Ticks of the sampling clock in followed processes whose image is known.
+    /// Ticks of the sampling clock in threads that kept none waiting for the GVL, where only those are looked at that do.
+    TicksUnwanted = "ticks_unwanted",
+    /// Ticks of the sampling clock in followed processes whose image is known, without `ticks_unwanted`.
     Ticks = "ticks",
     /// Stacks to be taken where a cycle starts.
     TriggerStacks = "trigger_stacks",

@@ -25,6 +25,7 @@ use crate::{
 mod locks;
 mod reports;
 
+pub use locks::blocks;
 pub use reports::long_wait;
 use reports::{end, span};
 

@@ -79,6 +79,7 @@ pub fn switched(ctx: &TracePointContext) {
             ruby,
             weight_ns: 0,
             in_kernel: true,
+            blocks: false,
             thread: 0,
         },
     );

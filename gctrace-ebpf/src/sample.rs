@@ -14,6 +14,7 @@ use gctrace_common::{
 
 use crate::{
     filter::{Admitted, still_selected, tgid_tid},
+    gvl,
     maps::{SCOPES, STACK_RING, add_one, any_image, closed, config, count},
     offcpu, rubies, usermem,
     walk::{self, FORCE_WAKEUP, Family, NATIVE, Probe, RUBY, Scratch, Tick},
@@ -28,6 +29,8 @@ pub struct Occasion {
     pub ruby: *mut RubyEntry,
     pub weight_ns: u64,
     pub in_kernel: bool,
+    /// It holds the GVL, and another thread waits for it.
+    pub blocks: bool,
     /// The thread's `rb_thread_t *` where that is known at once, else 0.
     pub thread: u64,
 }
@@ -40,16 +43,18 @@ pub fn tick(ctx: &PerfEventContext) {
     if closed() || !still_selected(tgid) {
         return;
     }
+    let weight_ns = config().tick_ns;
+    let blocks = gvl::blocks(tid);
+    if weight_ns == 0 && !blocks {
+        return count(Counter::TicksUnwanted);
+    }
     count(Counter::Ticks);
     offcpu::is_here(tid);
     // SAFETY: a plain helper call.
     let ts_ns = unsafe { bpf_ktime_get_ns() };
     let in_kernel = usermem::tick_in_kernel(ctx);
-    let weight_ns = config().tick_ns;
-    take::<Tick, _>(
-        ctx,
-        &Occasion { cause: Cause::CpuClock, ts_ns, tgid, tid, ruby, weight_ns, in_kernel, thread: 0 },
-    );
+    let (cause, thread) = (Cause::CpuClock, 0);
+    take::<Tick, _>(ctx, &Occasion { cause, ts_ns, tgid, tid, ruby, weight_ns, in_kernel, blocks, thread });
 }
 
 /// A cycle starts: what the thread was doing is why. Does not return if the stack can be walked.
@@ -71,6 +76,7 @@ pub fn trigger(ctx: &ProbeContext, admitted: &Admitted, ts_ns: u64) {
             ruby,
             weight_ns: 0,
             in_kernel: false,
+            blocks: false,
             thread: 0,
         },
     );
@@ -120,12 +126,12 @@ pub fn take<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
         (*head).weight_ns = occasion.weight_ns;
         (*head).epoch = epoch;
         (*head).comm = bpf_get_current_comm().unwrap_or_default();
-        (*head).flags = 0;
+        (*head).flags = if occasion.blocks { StackEvent::BLOCKS } else { 0 };
         (*head).ruby = 0;
         (*head).kernel = 0;
         (*head).gc = gc_activity(image, bias, occasion) as u32;
         if occasion.in_kernel {
-            (*head).flags = StackEvent::IN_KERNEL;
+            (*head).flags |= StackEvent::IN_KERNEL;
             kernel_frames(ctx, scratch);
         }
     }

@@ -144,6 +144,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         }
         bpf::StackOptions { native, ..stacks }
     });
+    // Who waits for the GVL is told what kept it.
+    let exact = settings.cookies && settings.gvl.is_some_and(|gvl| !gvl.futex);
+    let stacks = stacks.or_else(|| exact.then_some(bpf::StackOptions::BLOCKERS));
     let own_pid = host::own_pid();
     let Loaded { probes, rings, stacks, counters, away, unwind, gvl } = bpf::load(&LoadOptions {
         select: select(&settings.selection),

@@ -125,6 +125,8 @@ user_counters! {
     gvl_holder_stacks,
     /// Of those that no wait named.
     gvl_holder_stacks_unclaimed,
+    /// Samples of threads that held the GVL while another was waiting, where no profile is wanted.
+    gvl_blockers,
     /// Hits of tracepoints that the kernel skipped: threads that came, went or slept unseen. 0 before Linux 6.7, which does not tell.
     tracepoints_skipped,
     /// Stacks of GC starts that went with their cycle.
@@ -396,7 +398,7 @@ impl Ledger {
                 u.native_frames_named + u.native_frames_by_offset + u.native_frames_unmapped,
             ),
             (
-                "stack records decoded + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits + GVL holds",
+                "stack records decoded + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits, holds and blockers",
                 u.decoded_stacks + u.off_cpu_samples,
                 u.stacks
                     + u.refused_stacks
@@ -407,7 +409,8 @@ impl Ledger {
                     + u.gvl_stacks
                     + u.gvl_stacks_unclaimed
                     + u.gvl_holder_stacks
-                    + u.gvl_holder_stacks_unclaimed,
+                    + u.gvl_holder_stacks_unclaimed
+                    + u.gvl_blockers,
             ),
             (
                 "Ruby frames = named + stale + unreadable + without symbols",

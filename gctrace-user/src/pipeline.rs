@@ -343,6 +343,7 @@ impl Pipeline {
             Made::Holder { pid, tid, ts_ns, stack } => {
                 return self.gvl_holder_stack(pid, tid, ts_ns, stack);
             }
+            Made::Blocker { pid, tid, ts_ns, stack } => return self.gvl_ran(pid, tid, ts_ns, stack),
             Made::GvlWait(event) => return self.gvl_wait(&event),
             Made::GvlThread(thread) => return self.gvl_thread(&thread),
             Made::GvlSpan(state, event) => return self.gvl_span(state, &event),

@@ -77,6 +77,17 @@ pub enum Made {
         /// The stack.
         stack: Stack,
     },
+    /// The stack of a thread that held the GVL at that time while another was waiting.
+    Blocker {
+        /// The process.
+        pid: u32,
+        /// The thread.
+        tid: u32,
+        /// When that was.
+        ts_ns: u64,
+        /// The stack.
+        stack: Stack,
+    },
     /// The stack that started the cycle whose snapshot has this time.
     Trigger {
         /// The process.
@@ -140,7 +151,7 @@ impl Stacks {
             Taken::GvlThread(thread) => return Made::GvlThread(thread),
             Taken::GvlSpan(state, event) => return Made::GvlSpan(state, event),
         };
-        let TakenStack { header, cause, gc, comm, weight_ns, stack } = taken;
+        let TakenStack { header, cause, gc, comm, weight_ns, blocks, stack } = taken;
         match cause {
             Cause::GcStart => {
                 let stack = self.mixed(&header, stack, counts);
@@ -161,9 +172,15 @@ impl Stacks {
                 counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
                 Made::Kept
             }
+            Cause::CpuClock if weight_ns == 0 => {
+                counts.gvl_blockers += 1;
+                let stack = self.mixed(&header, stack, counts);
+                Made::Blocker { pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack }
+            }
             Cause::CpuClock => {
                 let comm = self.comm(header.tgid, &comm);
                 let stack = self.mixed(&header, stack, counts);
+                let blocker = blocks.then(|| stack.clone());
                 self.ready.push_back(Ready {
                     pid: header.tgid,
                     image: header.image,
@@ -178,7 +195,12 @@ impl Stacks {
                         stack,
                     },
                 });
-                Made::Kept
+                blocker.map_or(Made::Kept, |stack| Made::Blocker {
+                    pid: header.tgid,
+                    tid: header.tid,
+                    ts_ns: header.ts_ns,
+                    stack,
+                })
             }
         }
     }

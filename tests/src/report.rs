@@ -153,6 +153,32 @@ pub struct GvlWho {
     pub comm: String,
 }
 
+/// Who held the GVL longest during a wait.
+#[derive(Clone, Debug, Deserialize)]
+pub struct GvlBlockerLine {
+    /// Native thread.
+    pub tid: u32,
+    /// Its name.
+    pub comm: String,
+    /// When it got it, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// For how long it held it, nanoseconds.
+    pub hold_ns: u64,
+    /// What it was seen to do while the other waited.
+    pub ran: Vec<GvlRanLine>,
+    /// Where it gave it up, leaf first.
+    pub until: Option<Vec<String>>,
+}
+
+/// What a thread was seen to do.
+#[derive(Clone, Debug, Deserialize)]
+pub struct GvlRanLine {
+    /// How often.
+    pub samples: u64,
+    /// The stack, leaf first.
+    pub stack: Vec<String>,
+}
+
 /// A long wait for the GVL.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GvlWaitLine {
@@ -165,7 +191,7 @@ pub struct GvlWaitLine {
     /// For how long, nanoseconds.
     pub wait_ns: u64,
     /// Who held the GVL longest at a stretch meanwhile.
-    pub blocked_by: Option<GvlWho>,
+    pub blocked_by: Option<GvlBlockerLine>,
     /// What it was doing then, leaf first.
     pub stack: Option<Vec<String>>,
 }

@@ -249,6 +249,8 @@ fn holders_are_named() -> Result<()> {
         let hog = u32::try_from(done.report.extra_u64("hog")?)?;
         let sleepers: Vec<Sleeper> = serde_json::from_value(done.report.extra["sleepers"].clone())?;
         let (mut late, mut unexplained) = (Vec::new(), Vec::new());
+        // Of the time that was waited for the hog: how much, and how often the clock saw what it did.
+        let (mut hogged, mut seen) = (0, 0);
         for sleeper in &sleepers {
             let own =
                 || report.gvl_waits.iter().filter(|wait| (wait.pid, wait.tid) == (done.pid, sleeper.tid));
@@ -265,6 +267,21 @@ fn holders_are_named() -> Result<()> {
                 let stack = wait.stack.as_ref().with_context(|| format!("no stack of {wait:?}"))?;
                 // A thread that begins has no frames yet.
                 ensure!(first || stack.iter().any(|frame| frame.contains("gvl_holder.rb")), "{wait:?}");
+                // It gives the GVL up in `sleep`, or is made to by its time slice behind what it does before that.
+                let until = holder.until.as_deref().with_context(|| format!("given up where? {wait:?}"))?;
+                let places = [("Kernel#sleep", "gvl_holder.rb:12"), ("GvlWitness.hold", "gvl_holder.rb:11")];
+                let one = |&(leaf, line): &(_, &str)| until[0].starts_with(leaf) && until[1].ends_with(line);
+                ensure!(places.iter().any(one), "{wait:?}");
+                for ran in &holder.ran {
+                    ensure!(ran.stack.iter().any(|frame| frame.ends_with("gvl_holder.rb:11")), "{wait:?}");
+                    ensure!(ran.stack.iter().any(|frame| frame.contains("hold")), "{wait:?}");
+                }
+                let end = (holder.begin_ns + holder.hold_ns).min(wait.begin_ns + wait.wait_ns);
+                let ns = end.saturating_sub(holder.begin_ns.max(wait.begin_ns));
+                let samples: u64 = holder.ran.iter().map(|ran| ran.samples).sum();
+                ensure!(samples <= ns * 99 / 1_000_000_000 + 2, "{samples} samples in {ns} ns: {wait:?}");
+                hogged += ns;
+                seen += samples;
             }
             for &(begin, end) in &sleeper.slept {
                 let inside =
@@ -276,6 +293,8 @@ fn holders_are_named() -> Result<()> {
                 unexplained.push(late_ns - waited);
             }
         }
+        // The clock does not tick where the CPU is taken.
+        ensure!(seen * 1_000_000_000 >= hogged * 99 / 2, "the hog was seen {seen} times in {hogged} ns");
         // A sleeper is woken, gets a CPU, and only then wants the GVL: now and then that takes a while.
         late.sort_unstable();
         unexplained.sort_unstable();
@@ -407,8 +426,25 @@ fn profiles_agree_with_the_lines() -> Result<()> {
         let hogged: u64 = of_hog.iter().map(|sample| sample.values[wait]).sum();
         ensure!(hogged > 500_000_000 && hogged <= told, "{hogged} of {told} ns for the hog");
         ensure!(of_hog.iter().all(|sample| sample.label("blocked by") == Some("hog")), "{of_hog:?}");
-        let in_script = |sample: &&&Sample| sample.stack.iter().any(|f| f.file.ends_with("gvl_holder.rb"));
-        ensure!(of_hog.iter().any(|sample| in_script(&sample)), "no stacks: {of_hog:?}");
+        let in_script = |sample: &&Sample| sample.stack.iter().any(|f| f.file.ends_with("gvl_holder.rb"));
+        ensure!(of_hog.iter().any(in_script), "no stacks: {of_hog:?}");
+        let says = |label: &str, line: &str| {
+            of_hog.iter().any(|s| s.label(label).is_some_and(|l| l.ends_with(line)))
+        };
+        ensure!(says("blocked in", "(gvl_holder.rb:11)"), "what the hog did: {of_hog:?}");
+        ensure!(
+            says("blocked until", "(gvl_holder.rb:12)") || says("blocked until", "(gvl_holder.rb:11)"),
+            "where it gave the GVL up: {of_hog:?}"
+        );
+        let hold = profile.index("gvl-hold/nanoseconds")?;
+        let given_up = |sample: &&Sample| {
+            sample.stack.iter().any(|f| f.name == "(giving up the GVL)") && in_script(sample)
+        };
+        let given_up: u64 = profile.samples.iter().filter(given_up).map(|sample| sample.values[hold]).sum();
+        ensure!(
+            given_up > 500_000_000 && given_up <= holds,
+            "{given_up} of {holds} ns under the hog's stack"
+        );
 
         let file: Value = serde_json::from_str(&std::fs::read_to_string(&firefox)?)?;
         let mut markers = gvl_markers(&file)?;

@@ -1,13 +1,18 @@
 //! Who holds a GVL and who waits for it.
 
 use gctrace_common::{
-    gvl::{GvlEdge, GvlEdgeKey, GvlHold, GvlHolder, GvlKey, GvlLock, GvlThread, HOLDS, Step},
+    gvl::{
+        GvlEdge, GvlEdgeKey, GvlGate, GvlHold, GvlHolder, GvlKey, GvlLock, GvlState, GvlThread, HOLDS, Step,
+    },
     stats::Counter,
 };
 
 use super::{Hit, NO_EXIST};
 use crate::{
-    maps::{GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, add_one, config, count, gvl_closed, take_one},
+    maps::{
+        GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_TASKS, GVL_THREADS, add_one, config, count, gvl_closed,
+        gvl_gate, take_one,
+    },
     usermem, walk,
 };
 
@@ -74,6 +79,28 @@ pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, no
     // SAFETY: as above.
     let waiting = unsafe { (&raw const lock.waiting).read_volatile() };
     waiting != 0 && now.wrapping_sub(lock.waiting_ns) >= config().gvl_threshold_ns
+}
+
+/// Whether a thread that runs holds a GVL for which another one waits.
+#[inline(always)]
+pub fn blocks(tid: u32) -> bool {
+    let gate = gvl_gate();
+    if config().gvl == 0 || gate.level != GvlGate::EVENTS {
+        return false;
+    }
+    let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return false };
+    // SAFETY: map value pointers, valid while the program runs. The thread cannot go on meanwhile.
+    unsafe {
+        let key = (*task).key;
+        let Some(thread) = GVL_THREADS.get_ptr_mut(&key) else { return false };
+        let holds = (*thread).state == GvlState::Running as u32 && (*thread).header.tid == tid;
+        if !holds || (*thread).id != (*task).owner || (*thread).epoch != gate.epoch {
+            return false;
+        }
+        let key = GvlKey { at: (*thread).lock, tgid: key.tgid, execs: key.execs };
+        let Some(lock) = GVL_LOCKS.get_ptr_mut(&key) else { return false };
+        (*lock).epoch == u64::from(gate.epoch) && (&raw const (*lock).waiting).read_volatile() != 0
+    }
 }
 
 /// A thread that may wait for its GVL ends.

@@ -123,8 +123,8 @@ fn walk_from<F: Family, C: EbpfContext>(ctx: &C, cause: Cause, hit: &Hit, thread
     // The walk does not come back here.
     took(now, Some(hit.ruby), TRAP_NS + STACK_NS);
     let (tgid, tid, ruby) = (hit.tgid, hit.tid, hit.ruby);
-    let (weight_ns, in_kernel, thread) = (0, false, thread.thread);
-    take::<F, _>(ctx, &Occasion { cause, ts_ns: now, tgid, tid, ruby, weight_ns, in_kernel, thread });
+    let (weight_ns, in_kernel, blocks, thread) = (0, false, false, thread.thread);
+    take::<F, _>(ctx, &Occasion { cause, ts_ns: now, tgid, tid, ruby, weight_ns, in_kernel, blocks, thread });
 }
 
 /// Hands over what is known of a thread that ends, and forgets it.

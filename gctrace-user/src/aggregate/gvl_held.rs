@@ -1,18 +1,28 @@
-//! Where threads were when they gave up the GVL, until the waits that ended with that have come. Pure.
+//! What threads did that held the GVL while others waited, until the waits that ended with that have come. Pure.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::model::stack::Stack;
 
 /// How many are remembered of a process: a wait comes right behind, unless other threads held the GVL in between.
 const MOST: usize = 64;
 
-/// Those of a process, the last one first.
+/// How many samples are remembered of a process: those of the last 10 s of a thread that runs all the time, at 99 per second.
+const MOST_SAMPLES: usize = 1024;
+/// How many different stacks are told of one wait.
+const MOST_TOLD: usize = 8;
+
+/// Those of a process.
 #[derive(Debug, Default)]
-pub struct Held(VecDeque<One>);
+pub struct Held {
+    /// Where threads were when they gave up the GVL, the last one first.
+    ends: VecDeque<End>,
+    /// Samples of threads that held it: thread, time and stack, in the order of time.
+    samples: VecDeque<(u32, u64, Stack)>,
+}
 
 #[derive(Debug)]
-struct One {
+struct End {
     tid: u32,
     end_ns: u64,
     stack: Stack,
@@ -31,27 +41,52 @@ pub struct Found {
 impl Held {
     /// Remembers a stack. Returns how many were forgotten for it that nobody has asked for.
     pub fn keep(&mut self, tid: u32, end_ns: u64, stack: Stack) -> u64 {
-        self.0.push_front(One { tid, end_ns, stack, named: false });
-        let beyond = if self.0.len() > MOST { self.0.pop_back() } else { None };
-        u64::from(beyond.is_some_and(|one| !one.named))
+        self.ends.push_front(End { tid, end_ns, stack, named: false });
+        let beyond = if self.ends.len() > MOST { self.ends.pop_back() } else { None };
+        u64::from(beyond.is_some_and(|end| !end.named))
     }
 
     /// The stack with which the thread gave up the GVL at that time.
     pub fn find(&mut self, tid: u32, end_ns: u64) -> Option<Found> {
-        let one = self.0.iter_mut().find(|one| one.tid == tid && one.end_ns == end_ns)?;
-        let first = !std::mem::replace(&mut one.named, true);
-        Some(Found { stack: one.stack.clone(), first })
+        let end = self.ends.iter_mut().find(|end| end.tid == tid && end.end_ns == end_ns)?;
+        let first = !std::mem::replace(&mut end.named, true);
+        Some(Found { stack: end.stack.clone(), first })
     }
 
-    /// Those that nobody has asked for.
+    /// Remembers what a thread was doing at that time.
+    pub fn sample(&mut self, tid: u32, ts_ns: u64, stack: Stack) {
+        if self.samples.len() >= MOST_SAMPLES {
+            self.samples.pop_front();
+        }
+        self.samples.push_back((tid, ts_ns, stack));
+    }
+
+    /// What a thread was doing in that time: how often, and the stack, the most frequent first.
+    pub fn ran(&self, tid: u32, begin_ns: u64, end_ns: u64) -> Vec<(u64, Stack)> {
+        let mut counts: HashMap<&Stack, u64> = HashMap::new();
+        let later = self.samples.iter().rev().take_while(|(_, ts_ns, _)| *ts_ns >= begin_ns);
+        for (_, _, stack) in later.filter(|(its, ts_ns, _)| *its == tid && *ts_ns <= end_ns) {
+            *counts.entry(stack).or_default() += 1;
+        }
+        let mut ran: Vec<(u64, Stack)> =
+            counts.into_iter().map(|(stack, count)| (count, stack.clone())).collect();
+        ran.sort_unstable_by(|a, b| b.cmp(a));
+        ran.truncate(MOST_TOLD);
+        ran
+    }
+
+    /// Places that nobody has asked for.
     pub fn unclaimed(&self) -> u64 {
-        self.0.iter().filter(|one| !one.named).count() as u64
+        self.ends.iter().filter(|end| !end.named).count() as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::model::stack::{Frame, FrameKind};
 
     /// Each is found by its thread and time as often as one asks, is counted once, and makes room when it is old.
     #[test]
@@ -67,5 +102,25 @@ mod tests {
         assert_eq!((held.keep(7, 100, Stack::from([])), held.keep(7, 101, Stack::from([]))), (0, 1));
         assert!(held.find(7, 1).is_none());
         assert_eq!(held.unclaimed(), MOST as u64 - 1);
+    }
+
+    /// Only what the thread did in that time is told, the most frequent first, and old samples make room.
+    #[test]
+    fn ran() {
+        let stack = |name: &str| {
+            let (name, kind) = (Arc::from(name), FrameKind::Ruby);
+            Stack::from([Arc::new(Frame { kind, name, file: None, line: 1, first_line: 1, address: 0 })])
+        };
+        let mut held = Held::default();
+        let seen = [(7, 10, "a"), (7, 20, "b"), (8, 25, "x"), (7, 30, "c"), (7, 40, "b"), (7, 50, "d")];
+        for (tid, ts_ns, name) in seen {
+            held.sample(tid, ts_ns, stack(name));
+        }
+        assert_eq!(held.ran(7, 20, 40), [(2, stack("b")), (1, stack("c"))]);
+        assert!(held.ran(7, 51, 90).is_empty() && held.ran(9, 0, 90).is_empty());
+        for at in 0..MOST_SAMPLES as u64 {
+            held.sample(7, 100 + at, stack("e"));
+        }
+        assert_eq!(held.ran(7, 0, u64::MAX), [(MOST_SAMPLES as u64, stack("e"))]);
     }
 }

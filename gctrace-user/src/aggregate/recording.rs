@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, WaitKey};
+pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey};
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,

@@ -87,8 +87,13 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     // Without tracefs the offsets only have to satisfy the verifier.
     let newtask = tracefs.map_or(Ok(TRIED_NEWTASK), newtask_offsets)?;
     // Of time off the CPU the programs must know the records' fields, which tracefs tells.
-    let stacks =
-        StackOptions { rate: 99, wall: tracefs.is_some(), off_cpu_min: Duration::ZERO, native: true };
+    let stacks = StackOptions {
+        rate: 99,
+        wall: tracefs.is_some(),
+        off_cpu_min: Duration::ZERO,
+        native: true,
+        only_blockers: false,
+    };
     let options = LoadOptions {
         select: Select::ListedOrCgroups,
         own_pid: host::own_pid(),

@@ -55,9 +55,15 @@ pub struct StackOptions {
     pub off_cpu_min: Duration,
     /// Whether native stacks are walked.
     pub native: bool,
+    /// Whether only threads are looked at that hold the GVL while another one waits for it.
+    pub only_blockers: bool,
 }
 
 impl StackOptions {
+    /// Where no profile is wanted, but the GVL is watched: what keeps threads waiting for it.
+    pub const BLOCKERS: Self =
+        Self { rate: 99, wall: false, off_cpu_min: Duration::ZERO, native: false, only_blockers: true };
+
     /// CPU time between two ticks, nanoseconds.
     fn tick_ns(self) -> u64 {
         1_000_000_000 / u64::from(self.rate.max(1))
@@ -121,7 +127,7 @@ pub(super) fn configure(
     tracefs: &Path,
 ) -> Result<(), LoadError> {
     let Some(options) = options else { return Ok(()) };
-    config.tick_ns = options.tick_ns();
+    config.tick_ns = if options.only_blockers { 0 } else { options.tick_ns() };
     if options.wall {
         let switch = TracepointFormat::read(tracefs, "sched", "sched_switch")?;
         config.switch_prev_state = switch.offset("prev_state")?;

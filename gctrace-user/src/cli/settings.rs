@@ -324,6 +324,7 @@ impl Settings {
                 wall,
                 off_cpu_min: off_cpu_min.unwrap_or(DEFAULT_OFF_CPU_MIN),
                 native: !no_native && cfg!(target_arch = "x86_64"),
+                only_blockers: false,
             }),
             profiles,
             gvl,

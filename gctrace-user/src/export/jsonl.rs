@@ -279,7 +279,15 @@ struct Blocker<'a> {
     who: Who<'a>,
     begin_ns: u64,
     hold_ns: u64,
+    ran: Vec<Ran>,
     until: Option<Vec<String>>,
+}
+
+/// What it did meanwhile.
+#[derive(Serialize)]
+struct Ran {
+    samples: u64,
+    stack: Vec<String>,
 }
 
 impl<'a> Blocker<'a> {
@@ -288,7 +296,12 @@ impl<'a> Blocker<'a> {
             who: Who::of(&blocker.hold.who),
             begin_ns: blocker.hold.begin_ns,
             hold_ns: blocker.hold.ns,
-            until: blocker.stack.as_deref().map(frame_texts),
+            ran: blocker
+                .ran
+                .iter()
+                .map(|(samples, stack)| Ran { samples: *samples, stack: frame_texts(stack) })
+                .collect(),
+            until: blocker.until.as_deref().map(frame_texts),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     model::{
         GcCycle, GcState, GcWork, Process,
         gvl::{GvlProcessSummary, GvlThreadSummary, GvlWait},
-        stack::{Frame, FrameKind},
+        stack::{Frame, FrameKind, Stack},
     },
 };
 
@@ -89,8 +89,12 @@ impl<W: Write> Text<W> {
         if let Some(blocker) = &wait.blocker {
             let who = &blocker.hold.who;
             write!(self.out, "  for {} {}", who.tid, clip(&who.comm, 16))?;
-            if let Some(frame) = blocker.stack.as_deref().and_then(ruby_frame) {
-                write!(self.out, " until {}", place(frame))?;
+            let at = |stack: &Stack| ruby_frame(stack).map(place);
+            // What it did says more than where it stopped.
+            if let Some(place) = blocker.ran.first().and_then(|(_, stack)| at(stack)) {
+                write!(self.out, " running {place}")?;
+            } else if let Some(place) = blocker.until.as_ref().and_then(at) {
+                write!(self.out, " until {place}")?;
             }
         }
         if let Some(frame) = wait.stack.as_deref().and_then(ruby_frame) {

@@ -78,7 +78,10 @@ pub struct GvlBlocker {
     /// That time, the longest at a stretch during the wait.
     pub hold: GvlSpan,
     /// Where the thread was when it gave the GVL up, leaf first; `None` where that was not seen.
-    pub stack: Option<Stack>,
+    pub until: Option<Stack>,
+    /// What the sampling clock saw the thread do while the other one waited, leaf first: how often, and the stack; the most frequent first.
+    /// Empty: the clock did not tick then.
+    pub ran: Vec<(u64, Stack)>,
     /// Whether no wait before named this time. (Several threads can wait for one.)
     pub first: bool,
 }

@@ -217,7 +217,7 @@ impl Pipeline {
             begin_ns: event.begin_ns,
             ns: header.ts_ns.saturating_sub(event.begin_ns),
             id: event.id,
-            blocker: self.gvl_blocker(header.tgid, &event.hold, header.ts_ns),
+            blocker: self.gvl_blocker(header.tgid, &event.hold, event.begin_ns, header.ts_ns),
             stack: None,
         };
         let pending = Pending { ts_ns: header.ts_ns, image: header.image, wait };
@@ -231,14 +231,16 @@ impl Pipeline {
     }
 
     /// Who held the GVL; it did until `now_ns` if it was not seen to give it up (yields of 3.2).
-    fn gvl_blocker(&mut self, pid: u32, hold: &GvlHold, now_ns: u64) -> Option<GvlBlocker> {
+    fn gvl_blocker(&mut self, pid: u32, hold: &GvlHold, begin_ns: u64, now_ns: u64) -> Option<GvlBlocker> {
         if hold.holder.id == 0 {
             return None;
         }
-        let found = self.gvl.held.get_mut(&pid).and_then(|held| held.find(hold.holder.tid, hold.end_ns));
+        let end_ns = if hold.end_ns == 0 { now_ns } else { hold.end_ns };
+        let held = self.gvl.held.entry(pid).or_default();
+        let found = held.find(hold.holder.tid, hold.end_ns);
+        let ran = held.ran(hold.holder.tid, begin_ns.max(hold.begin_ns), end_ns);
         let first = found.as_ref().is_some_and(|found| found.first);
         self.counts.gvl_holder_stacks += u64::from(first);
-        let end_ns = if hold.end_ns == 0 { now_ns } else { hold.end_ns };
         let span = GvlSpan {
             who: who(hold.holder.tid, &hold.holder.comm),
             id: hold.holder.id,
@@ -246,13 +248,18 @@ impl Pipeline {
             begin_ns: hold.begin_ns,
             ns: end_ns.saturating_sub(hold.begin_ns),
         };
-        Some(GvlBlocker { hold: span, stack: found.map(|found| found.stack), first })
+        Some(GvlBlocker { hold: span, until: found.map(|found| found.stack), first, ran })
     }
 
     /// The stack of a thread that gave up the GVL, which precedes the waits that ended with that.
     pub(super) fn gvl_holder_stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
         let forgotten = self.gvl.held.entry(pid).or_default().keep(tid, ts_ns, stack);
         self.counts.gvl_holder_stacks_unclaimed += forgotten;
+    }
+
+    /// What a thread did that held the GVL while another was waiting.
+    pub(super) fn gvl_ran(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
+        self.gvl.held.entry(pid).or_default().sample(tid, ts_ns, stack);
     }
 
     /// No wait will name where threads of this process (of all, without one) gave up the GVL.

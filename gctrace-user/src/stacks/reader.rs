@@ -66,6 +66,8 @@ pub struct TakenStack {
     pub(super) comm: [u8; 16],
     /// CPU time that it stands for, nanoseconds.
     pub(super) weight_ns: u64,
+    /// It held the GVL, and another thread waited for it.
+    pub(super) blocks: bool,
     pub(super) stack: Unmixed,
 }
 
@@ -302,7 +304,8 @@ impl Naming {
             missing,
         };
         let (cause, gc, comm, weight_ns) = (record.cause, record.gc, event.comm, event.weight_ns);
-        TakenStack { header: *header, cause, gc, comm, weight_ns, stack }
+        let blocks = event.flags & StackEvent::BLOCKS != 0;
+        TakenStack { header: *header, cause, gc, comm, weight_ns, blocks, stack }
     }
 
     fn named(&mut self, event: &StackEvent, ruby: &[RubyFrame]) -> Vec<Arc<Frame>> {

@@ -6,6 +6,7 @@ use super::{NodeId, Recording, ThreadIndex, Timeline};
 use crate::model::{
     Process,
     gvl::{GvlDoing, GvlSpan, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
+    stack::Stack,
 };
 
 /// What long waits for the GVL are summed by.
@@ -17,8 +18,22 @@ pub struct WaitKey {
     pub node: NodeId,
     /// Who held the GVL longest at a stretch meanwhile, where that was seen.
     pub holder: Option<ThreadIndex>,
-    /// Where that thread gave the GVL up; [`NodeId::ROOT`] where that was not seen.
-    pub holder_node: NodeId,
+    /// What that thread was doing, and where it gave the GVL up.
+    pub holder_at: HolderAt,
+}
+
+/// What was seen of a thread that held the GVL while another one waited; [`NodeId::ROOT`] where nothing was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderAt {
+    /// What it was seen to do most often.
+    pub ran: NodeId,
+    /// Where it gave the GVL up.
+    pub until: NodeId,
+}
+
+impl HolderAt {
+    /// Nothing was seen.
+    pub const UNSEEN: Self = Self { ran: NodeId::ROOT, until: NodeId::ROOT };
 }
 
 /// What times for which the GVL was held are summed by.
@@ -75,8 +90,8 @@ pub struct GvlMoment {
     pub node: NodeId,
     /// Of a wait: who held the GVL longest at a stretch meanwhile, and when that thread had got it.
     pub holder: Option<(ThreadIndex, u64, u64)>,
-    /// Where that thread gave the GVL up.
-    pub holder_node: NodeId,
+    /// What that thread was doing, and where it gave the GVL up.
+    pub holder_at: HolderAt,
     /// Whether it was still doing that when it ended or tracing did.
     pub open: bool,
 }
@@ -87,19 +102,22 @@ impl Recording {
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
         let node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
         let held = wait.blocker.as_ref().map(|blocker| &blocker.hold);
-        let stack = wait.blocker.as_ref().and_then(|blocker| blocker.stack.as_ref());
-        let holder_node = stack.map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
+        let mut node_of = |stack: Option<&Stack>| stack.map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
+        let holder_at = wait.blocker.as_ref().map_or(HolderAt::UNSEEN, |blocker| HolderAt {
+            ran: node_of(blocker.ran.first().map(|(_, stack)| stack)),
+            until: node_of(blocker.until.as_ref()),
+        });
         let holder = held
             .map(|held| self.thread(process, held.who.tid, &held.who.comm, held.begin_ns.max(wait.begin_ns)));
         let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
         let full = self.gvl_waits.len() >= self.limits.sums;
-        let sum = match self.gvl_waits.entry(WaitKey { thread, node, holder, holder_node }) {
+        let sum = match self.gvl_waits.entry(WaitKey { thread, node, holder, holder_at }) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) if !full => entry.insert(GvlTimes::default()),
             Entry::Vacant(_) => {
                 let thread = self.thread_beyond();
-                let (node, holder_node) = (NodeId::BEYOND, NodeId::ROOT);
-                let key = WaitKey { thread, node, holder: None, holder_node };
+                let (node, holder_at) = (NodeId::BEYOND, HolderAt::UNSEEN);
+                let key = WaitKey { thread, node, holder: None, holder_at };
                 self.gvl_waits.entry(key).or_default()
             }
         };
@@ -113,7 +131,7 @@ impl Recording {
             ns: wait.ns,
             node,
             holder: holder.zip(held).map(|(thread, held)| (thread, held.id, held.begin_ns)),
-            holder_node,
+            holder_at,
             open: false,
         };
         self.gvl_moment(process, moment);
@@ -121,7 +139,7 @@ impl Recording {
             // What the wait points at must be there, however short it was.
             self.gvl_span(process, &blocker.hold);
             if blocker.first && process.image.gvl.is_some_and(|coverage| coverage.holds) {
-                self.gvl_held(HoldKey { thread: holder, node: holder_node }, &blocker.hold);
+                self.gvl_held(HoldKey { thread: holder, node: holder_at.until }, &blocker.hold);
             }
         }
     }
@@ -189,8 +207,8 @@ impl Recording {
             return;
         }
         let thread = self.thread(process, who.tid, &who.comm, begin_ns + ns);
-        let (node, holder, holder_node) = (NodeId::ROOT, None, NodeId::ROOT);
-        let moment = GvlMoment { thread, id, doing, begin_ns, ns, node, holder, holder_node, open };
+        let (node, holder, holder_at) = (NodeId::ROOT, None, HolderAt::UNSEEN);
+        let moment = GvlMoment { thread, id, doing, begin_ns, ns, node, holder, holder_at, open };
         self.gvl_moment(process, moment);
     }
 

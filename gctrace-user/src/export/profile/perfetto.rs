@@ -328,7 +328,8 @@ fn gvl(recording: &Recording, timeline: &Timeline) -> Tracks {
         if let Some((holder, ..)) = moment.holder {
             let (holder, _) = recording.thread_facts(holder);
             notes.push(("blocked_by", Note::Text(format!("{} {}", label::text(&holder.name), holder.tid))));
-            notes.extend(stack(recording, "blocked_until", moment.holder_node));
+            notes.extend(stack(recording, "blocked_in", moment.holder_at.ran));
+            notes.extend(stack(recording, "blocked_until", moment.holder_at.until));
         }
         notes.extend(stack(recording, "stack", moment.node));
         if moment.open {

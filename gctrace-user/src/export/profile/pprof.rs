@@ -236,8 +236,10 @@ impl<'a> Builder<'a> {
             label.push(self.label("blocked by", &label::text(&holder.name)));
             label.push(self.label("blocked by id", &holder.tid.to_string()));
         }
-        if let Some(leaf) = label::leaf(self.recording, key.holder_node) {
-            label.push(self.label("blocked until", &leaf));
+        for (name, node) in [("blocked in", key.holder_at.ran), ("blocked until", key.holder_at.until)] {
+            if let Some(leaf) = label::leaf(self.recording, node) {
+                label.push(self.label(name, &leaf));
+            }
         }
         let mapping = self.ruby_mapping(process);
         let mut location_id = vec![self.made_up(mapping, "(waiting for the GVL)")];

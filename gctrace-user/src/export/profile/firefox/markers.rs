@@ -96,7 +96,7 @@ pub(super) fn schema() -> Value {
             "chartLabel": "GVL wait for {marker.data.blockedBy}",
             "display": everywhere,
             "description": "The thread wanted the GVL and had not got it. Waits below --gvl-threshold have no marker.",
-            "fields": [field("blockedBy", "Held longest by", "string"), field("until", "Given up in", "string")],
+            "fields": [field("blockedBy", "Held longest by", "string"), field("ran", "Running", "string"), field("until", "Given up in", "string")],
         },
         {
             "name": "THREAD_RUNNING",
@@ -168,9 +168,11 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
                     || "(not seen)".to_owned(),
                     |who| format!("{} {}", who.tid, label::text(&who.name)),
                 );
-                let until = label::leaf(view.recording, gvl.holder_node);
-                let until = until.unwrap_or_else(|| "(not seen)".to_owned());
-                ("Thread Stalled", json!({"type": "THREAD_STALLED", "blockedBy": by, "until": until}))
+                let leaf =
+                    |node| label::leaf(view.recording, node).unwrap_or_else(|| "(not seen)".to_owned());
+                let (ran, until) = (leaf(gvl.holder_at.ran), leaf(gvl.holder_at.until));
+                let data = json!({"type": "THREAD_STALLED", "blockedBy": by, "ran": ran, "until": until});
+                ("Thread Stalled", data)
             }
             GvlDoing::Holding => ("Thread Running", json!({"type": "THREAD_RUNNING"})),
             GvlDoing::Away => ("Thread Suspended", json!({"type": "THREAD_SUSPENDED"})),

@@ -19,7 +19,12 @@ fn gvl_recorded() -> Recorder {
         thread: None,
         begin_ns: 2000,
         ns: 1000,
-        blocker: Some(GvlBlocker { hold: hold.clone(), stack: Some(Arc::new([frame(2, 9)])), first: true }),
+        blocker: Some(GvlBlocker {
+            hold: hold.clone(),
+            until: Some(Arc::new([frame(2, 9)])),
+            ran: vec![(3, Arc::new([frame(1, 3)]))],
+            first: true,
+        }),
         stack: Some(Arc::new([frame(0, 7), frame(1, 8)])),
     };
     recorder.gvl_wait(&process, &wait).unwrap();

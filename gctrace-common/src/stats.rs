@@ -220,6 +220,8 @@ counters! {
     GvlStacks = "gvl_stacks",
     /// Threads that gave up the GVL, for which another had been waiting for at least the threshold, with the stack to be taken.
     GvlHolderStacks = "gvl_holder_stacks",
+    /// Ticks of the sampling clock in threads that kept others waiting for the GVL, where only those are looked at.
+    GvlBlockers = "gvl_blockers",
     /// Holds and times without the GVL that are to be reported because they took long.
     GvlLongSpans = "gvl_long_spans",
     /// Of those, handed to user space.

@@ -8,6 +8,7 @@ use aya_ebpf::{
 use gctrace_common::{
     config::{ImageConfig, RubyEntry, StackPath},
     event::{Header, Kind},
+    gvl::STACK_NS,
     stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, StackEvent},
     stats::Counter,
 };
@@ -52,6 +53,10 @@ pub fn tick(ctx: &PerfEventContext) {
     offcpu::is_here(tid);
     // SAFETY: a plain helper call.
     let ts_ns = unsafe { bpf_ktime_get_ns() };
+    if weight_ns == 0 {
+        count(Counter::GvlBlockers);
+        gvl::took(ts_ns, Some(ruby), STACK_NS);
+    }
     let in_kernel = usermem::tick_in_kernel(ctx);
     let (cause, thread) = (Cause::CpuClock, 0);
     take::<Tick, _>(ctx, &Occasion { cause, ts_ns, tgid, tid, ruby, weight_ns, in_kernel, blocks, thread });

@@ -377,7 +377,9 @@ impl Run<'_> {
         Some(Cost {
             hits: counters.one(Counter::GvlHits)?,
             program_ns: counters.one(Counter::GvlNs)?,
-            stacks: counters.one(Counter::GvlStacks)?,
+            stacks: counters.one(Counter::GvlStacks)?
+                + counters.one(Counter::GvlHolderStacks)?
+                + counters.one(Counter::GvlBlockers)?,
             ..Cost::default()
         })
     }

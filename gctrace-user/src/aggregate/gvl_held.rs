@@ -24,7 +24,7 @@ pub struct Held {
 #[derive(Debug)]
 struct End {
     tid: u32,
-    end_ns: u64,
+    ts_ns: u64,
     stack: Stack,
     named: bool,
 }
@@ -40,15 +40,15 @@ pub struct Found {
 
 impl Held {
     /// Remembers a stack. Returns how many were forgotten for it that nobody has asked for.
-    pub fn keep(&mut self, tid: u32, end_ns: u64, stack: Stack) -> u64 {
-        self.ends.push_front(End { tid, end_ns, stack, named: false });
+    pub fn keep(&mut self, tid: u32, ts_ns: u64, stack: Stack) -> u64 {
+        self.ends.push_front(End { tid, ts_ns, stack, named: false });
         let beyond = if self.ends.len() > MOST { self.ends.pop_back() } else { None };
         u64::from(beyond.is_some_and(|end| !end.named))
     }
 
     /// The stack with which the thread gave up the GVL at that time.
-    pub fn find(&mut self, tid: u32, end_ns: u64) -> Option<Found> {
-        let end = self.ends.iter_mut().find(|end| end.tid == tid && end.end_ns == end_ns)?;
+    pub fn find(&mut self, tid: u32, ts_ns: u64) -> Option<Found> {
+        let end = self.ends.iter_mut().find(|end| end.tid == tid && end.ts_ns == ts_ns)?;
         let first = !std::mem::replace(&mut end.named, true);
         Some(Found { stack: end.stack.clone(), first })
     }

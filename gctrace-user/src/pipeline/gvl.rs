@@ -236,9 +236,9 @@ impl Pipeline {
             return None;
         }
         let end_ns = if hold.end_ns == 0 { now_ns } else { hold.end_ns };
-        let held = self.gvl.held.entry(pid).or_default();
-        let found = held.find(hold.holder.tid, hold.end_ns);
-        let ran = held.ran(hold.holder.tid, begin_ns.max(hold.begin_ns), end_ns);
+        let holders = self.gvl.held.entry(pid).or_default();
+        let found = holders.find(hold.holder.tid, hold.end_ns);
+        let ran = holders.ran(hold.holder.tid, begin_ns.max(hold.begin_ns), end_ns);
         let first = found.as_ref().is_some_and(|found| found.first);
         self.counts.gvl_holder_stacks += u64::from(first);
         let span = GvlSpan {

@@ -109,7 +109,7 @@ pub(in crate::export) fn write(
         recording.gvl_holds.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
     holds.sort_unstable_by_key(|(key, _)| **key);
     for piece in holds.chunks(PIECE) {
-        let sample = piece.iter().map(|(key, times)| builder.gvl_hold(key, times)).collect();
+        let sample = piece.iter().map(|(key, times)| builder.gvl_hold(**key, times)).collect();
         out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
     }
     let mut threads: Vec<_> =
@@ -249,7 +249,7 @@ impl<'a> Builder<'a> {
     }
 
     /// What a thread held the GVL for while another one waited, under the stack with which it gave it up.
-    fn gvl_hold(&mut self, key: &HoldKey, times: &GvlTimes) -> proto::Sample {
+    fn gvl_hold(&mut self, key: HoldKey, times: &GvlTimes) -> proto::Sample {
         let (thread, process) = self.recording.thread_facts(key.thread);
         let label = self.who(thread, process);
         let mapping = self.ruby_mapping(process);

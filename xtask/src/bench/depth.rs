@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::BufReader,
-    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -11,7 +10,11 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use rustix::process::Signal;
 
-use super::{stacks_taken, until_ready};
+use super::{
+    stacks_taken,
+    statistics::{PERF_EVENT, Statistics, programs},
+    until_ready,
+};
 use crate::{
     demo::ruby,
     util::{Running, root, target_dir},
@@ -19,35 +22,12 @@ use crate::{
 
 /// Frames of the recursion.
 const DEPTHS: [u32; 5] = [10, 50, 200, 400, 800];
-const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
-/// `BPF_PROG_TYPE_PERF_EVENT` (include/uapi/linux/bpf.h).
-const PERF_EVENT: u64 = 7;
-
 /// Cost of a stack: all that ran on ticks of the CPU clock, idle CPUs included, over the stacks taken.
 struct Cost {
     depth: u32,
     native: bool,
     stacks: u64,
     ns: u64,
-}
-
-/// Turns the statistics off again.
-struct Statistics(String);
-
-impl Statistics {
-    fn on() -> Result<Self> {
-        let before = fs::read_to_string(SWITCH).with_context(|| format!("cannot read {SWITCH}"))?;
-        fs::write(SWITCH, "1").with_context(|| format!("cannot write {SWITCH}"))?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for Statistics {
-    fn drop(&mut self) {
-        if let Err(error) = fs::write(SWITCH, self.0.trim()) {
-            eprintln!("xtask: {SWITCH} stays on: {error}");
-        }
-    }
 }
 
 /// Runs the measurement.
@@ -91,10 +71,10 @@ fn measure(depth: u32, native: bool) -> Result<Cost> {
     command.args(["--pid", &script.pid().to_string()]).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut gctrace = Running::start(&mut command)?;
     let lines = until_ready(&mut gctrace)?;
-    let before = statistics(gctrace.pid())?;
+    let before = on_ticks(gctrace.pid())?;
     drop(script.child().stdin.take());
     expect(&mut said, "done")?;
-    let ns = statistics(gctrace.pid())? - before;
+    let ns = on_ticks(gctrace.pid())? - before;
     gctrace.signal(Signal::INT)?;
     let said = std::io::read_to_string(lines).context("cannot read what gctrace says")?;
     if !gctrace.wait(Duration::from_mins(1))?.success() {
@@ -116,19 +96,6 @@ fn expect(said: &mut impl std::io::BufRead, word: &str) -> Result<()> {
 }
 
 /// Nanoseconds of the programs of a process on perf events.
-fn statistics(pid: u32) -> Result<u64> {
-    let dir = PathBuf::from(format!("/proc/{pid}/fdinfo"));
-    let mut sum = 0;
-    for entry in fs::read_dir(&dir).with_context(|| format!("cannot list {}", dir.display()))? {
-        let text = fs::read_to_string(entry?.path()).unwrap_or_default();
-        if field(&text, "prog_type") == Some(PERF_EVENT) {
-            sum += field(&text, "run_time_ns").with_context(|| format!("no run_time_ns in {text}"))?;
-        }
-    }
-    Ok(sum)
-}
-
-fn field(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-    line.trim().parse().ok()
+fn on_ticks(pid: u32) -> Result<u64> {
+    Ok(programs(pid)?.iter().filter(|program| program.kind == PERF_EVENT).map(|program| program.ns).sum())
 }

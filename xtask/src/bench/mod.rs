@@ -7,6 +7,7 @@ mod collector;
 mod depth;
 mod fleet;
 mod stalls;
+mod statistics;
 mod tune;
 
 use std::{

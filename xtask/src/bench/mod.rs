@@ -6,6 +6,7 @@
 mod collector;
 mod depth;
 mod fleet;
+mod gvl;
 mod stalls;
 mod statistics;
 mod tune;
@@ -33,9 +34,9 @@ use crate::{
 #[derive(clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
-    /// Rounds for each script.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
-    runs: u32,
+    /// Rounds for each script [default: 10; with --gvl: 4].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
     /// Compare with this rbspy, too.
     #[arg(long, value_name = "FILE")]
     rbspy: Option<PathBuf>,
@@ -55,6 +56,11 @@ pub(crate) struct Args {
     /// with rbspy if it is given.
     #[arg(long, conflicts_with_all = ["depth", "collector", "tune", "fleet"])]
     stalls: bool,
+    /// Measure only what watching the GVL costs a Puma under load (needs puma and wrk; about ten minutes).
+    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls"])]
+    gvl: bool,
+    #[command(flatten)]
+    gvl_options: gvl::Options,
     /// Print one JSON object instead of the table.
     #[arg(long)]
     json: bool,
@@ -63,30 +69,42 @@ pub(crate) struct Args {
     built: bool,
 }
 
+/// Rounds, if not told otherwise.
+const ROUNDS: u32 = 10;
 const SCRIPTS: [&str; 2] = ["bench_gc", "bench_cpu"];
 /// How long gctrace may take to find and prepare the Ruby that is running.
 const SETTLE: Duration = Duration::from_secs(3);
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let runs = args.runs.unwrap_or(if args.gvl { gvl::ROUNDS } else { ROUNDS });
+    if args.gvl {
+        gvl::check()?;
+    }
     if !args.built {
         setup::ensure(&[if args.collector { Purpose::Test } else { Purpose::Demo }])?;
-        progress("bench: building gctrace");
-        run_command(cargo().args(["build", "--quiet", "--release", "--package", "gctrace-user"]))?;
+        if args.gvl_options.gctrace.is_none() {
+            progress("bench: building gctrace");
+            run_command(cargo().args(["build", "--quiet", "--release", "--package", "gctrace-user"]))?;
+        }
         if !is_root() {
             let exe = std::env::current_exe().context("cannot tell where this program lies")?;
             let mut again = as_root(exe, "trace other processes")?;
             again
-                .args(["bench", "--built", "--runs", &args.runs.to_string()])
+                .args(["bench", "--built", "--runs", &runs.to_string()])
                 .args(args.json.then_some("--json"))
                 .args(args.depth.then_some("--depth"))
                 .args(args.collector.then_some("--collector"))
                 .args(args.tune.then_some("--tune"))
                 .args(args.fleet.then_some("--fleet"))
                 .args(args.stalls.then_some("--stalls"))
+                .args(args.gvl_options.again(args.gvl))
                 .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
         }
+    }
+    if args.gvl {
+        return gvl::run(&args.gvl_options, runs, args.json);
     }
     if args.fleet {
         return fleet::run(args.json);
@@ -95,13 +113,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return depth::run(args.json);
     }
     if args.tune {
-        return tune::run(args.runs, args.json);
+        return tune::run(runs, args.json);
     }
     if args.collector {
         return collector::run(args.json);
     }
     if args.stalls {
-        return stalls::run(args.rbspy.as_deref(), args.runs, args.json);
+        return stalls::run(args.rbspy.as_deref(), runs, args.json);
     }
     let tracers: Vec<Tracer> =
         [Tracer::Gc, Tracer::Stacks].into_iter().chain(args.rbspy.clone().map(Tracer::Rbspy)).collect();
@@ -113,14 +131,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut results = Vec::new();
     for script in SCRIPTS {
         let mut pairs: Vec<Vec<Pair>> = tracers.iter().map(|_| Vec::new()).collect();
-        for number in 1..=args.runs {
+        for number in 1..=runs {
             let without = untraced(script)?;
-            progress(format!("bench: {script} {number}/{}: CPU {:.3} s alone", args.runs, without.cpu));
+            progress(format!("bench: {script} {number}/{runs}: CPU {:.3} s alone", without.cpu));
             for (tracer, pairs) in tracers.iter().zip(&mut pairs) {
                 let (with, agent) = tracer.run(script, &scratch)?;
                 progress(format!(
-                    "bench: {script} {number}/{}: CPU {:.3} s with {}",
-                    args.runs,
+                    "bench: {script} {number}/{runs}: CPU {:.3} s with {}",
                     with.cpu,
                     tracer.name()
                 ));

@@ -153,6 +153,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         own_pid,
         tracefs: &checked.tracefs,
         cookies: settings.cookies,
+        multi: settings.multi,
         gc_ring_bytes: settings.gc_ring_bytes,
         stacks,
         gvl: settings.gvl,

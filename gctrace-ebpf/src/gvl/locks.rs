@@ -56,7 +56,7 @@ pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u6
     hold
 }
 
-/// A thread gives up its GVL. Returns whether another has been waiting for it for at least the threshold.
+/// A thread gives up its GVL. Returns whether another has been waiting for it for about the threshold.
 #[inline(always)]
 pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> bool {
     let Some(lock) = find(hit, thread) else { return false };
@@ -78,7 +78,9 @@ pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, no
     }
     // SAFETY: as above.
     let waiting = unsafe { (&raw const lock.waiting).read_volatile() };
-    waiting != 0 && now.wrapping_sub(lock.waiting_ns) >= config().gvl_threshold_ns
+    // Until the other one runs it waits a little longer.
+    let threshold_ns = config().gvl_threshold_ns;
+    waiting != 0 && now.wrapping_sub(lock.waiting_ns) >= threshold_ns - threshold_ns / 8
 }
 
 /// Whether a thread that runs holds a GVL for which another one waits.

@@ -1,17 +1,11 @@
 //! Attaching probes to images and telling the programs which processes are selected.
 
-use std::{
-    num::NonZeroU32,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use aya::{
     Ebpf,
     maps::{Array, HashMap, MapData, MapError},
-    programs::{
-        Program, ProgramError,
-        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
-    },
+    programs::{Program, ProgramError},
 };
 use gctrace_common::{
     config::{Config, ImageConfig, MAX_IMAGES, ProcessEntry, RubyEntry, SELECT_CGROUP_IDS},
@@ -20,19 +14,12 @@ use gctrace_common::{
 };
 
 use super::gvl::{GvlAttached, TracepointLink};
-use super::load::{GC_PROGRAMS, LoadError};
+use super::load::{GC_PROGRAMS, LoadError, Programs};
+use super::multi::{self, Multi};
 use super::phases::Semaphore;
 use super::sample::Stages;
+use super::uprobes::{Link, Scope, Uprobe};
 use crate::ruby::plan::ProbeSite;
-
-/// Which processes a probe fires for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Every process that maps the image, now or later; the programs filter.
-    All,
-    /// One process, not its children.
-    One(NonZeroU32),
-}
 
 /// Why an image could not be probed.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +48,7 @@ pub enum AttachError {
         path: PathBuf,
         /// The kernel's answer.
         #[source]
-        source: Box<ProgramError>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The kernel refused a probe of the last resort.
     #[error("attaching the {phase} probe at file offset {offset:#x} of {path}: {source}")]
@@ -105,6 +92,10 @@ pub enum AttachError {
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the kernel or the run")]
 pub struct Probes {
     pub(super) ebpf: Ebpf,
+    /// The uprobes, where many are attached by one link.
+    pub(super) multi: Option<Multi>,
+    /// What keeps the probes of GC attached that Aya does not keep itself.
+    links: Vec<Link>,
     images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
     rubies: HashMap<MapData, u32, RubyEntry>,
@@ -139,7 +130,8 @@ impl Probes {
         all
     }
 
-    pub(super) fn new(mut ebpf: Ebpf, config: &Config, stages: Stages) -> Result<Self, LoadError> {
+    pub(super) fn new(programs: Programs, config: &Config, stages: Stages) -> Result<Self, LoadError> {
+        let Programs { mut ebpf, multi } = programs;
         let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
         let images = Array::try_from(map(&mut ebpf, "IMAGES")?)
             .map_err(|source| LoadError::Map { map: "IMAGES", source })?;
@@ -155,6 +147,8 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "GATE", source })?;
         Ok(Self {
             ebpf,
+            multi,
+            links: Vec::new(),
             images,
             processes,
             rubies,
@@ -216,7 +210,7 @@ impl Probes {
             .map_err(|source| AttachError::Map { map: "IMAGES", source: Box::new(source) })
     }
 
-    /// Ends the run: from here on nothing is counted or emitted, although detaching the probes takes about 0.1 s each.
+    /// Ends the run: from here on nothing is counted or emitted, although detaching the probes takes a while.
     pub fn close(&mut self) -> Result<(), AttachError> {
         self.gate.set(0, 1, 0).map_err(|source| AttachError::Map { map: "GATE", source: Box::new(source) })
     }
@@ -229,30 +223,18 @@ impl Probes {
         path: &Path,
         scope: Scope,
     ) -> Result<(), AttachError> {
-        let mut done: Vec<(usize, UProbeLinkId)> = Vec::with_capacity(sites.len());
         // Exits first, starts last: a pause that begins while we attach is then seen with its end or not at all.
         let mut order: Vec<&ProbeSite> = sites.iter().collect();
         order.sort_by_key(|site| std::cmp::Reverse(site.point));
-        for site in order {
-            match self.attach_one(image, site, path, scope) {
-                Ok(link) => done.push((site.point as usize, link)),
-                Err(error) => {
-                    self.detach(done);
-                    return Err(error);
-                }
-            }
-        }
+        let probes =
+            order.into_iter().map(|site| self.uprobe(image, site, path)).collect::<Result<Vec<_>, _>>()?;
+        let links = self.attach_uprobes(&probes, path, scope)?;
+        self.links.extend(links);
         self.attached += sites.len();
         Ok(())
     }
 
-    fn attach_one(
-        &mut self,
-        image: u32,
-        site: &ProbeSite,
-        path: &Path,
-        scope: Scope,
-    ) -> Result<UProbeLinkId, AttachError> {
+    fn uprobe(&self, image: u32, site: &ProbeSite, path: &Path) -> Result<Uprobe, AttachError> {
         let point = site.point.name();
         let cookie = Cookie {
             image: image as u16,
@@ -262,35 +244,13 @@ impl Probes {
         if !cookie.fits() {
             return Err(AttachError::Cookie { point, address: site.address.0, path: path.to_owned() });
         }
-        let attach_point = UProbeAttachPoint {
-            location: UProbeAttachLocation::AbsoluteOffset(site.file_offset.0),
-            cookie: self.has_cookie.then(|| cookie.pack()),
-        };
-        let scope = match scope {
-            Scope::All => UProbeScope::AllProcesses,
-            Scope::One(pid) => UProbeScope::OneProcess(pid),
-        };
-        let name = program_name(site.point);
-        let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else {
-            return Err(AttachError::NoProgram(name));
-        };
-        program.attach(attach_point, path, scope).map_err(|source| AttachError::Attach {
+        Ok(Uprobe {
+            program: program_name(site.point),
             point,
             offset: site.file_offset.0,
-            path: path.to_owned(),
-            source: Box::new(source),
+            cookie: self.has_cookie.then(|| cookie.pack()),
+            at_return: false,
         })
-    }
-
-    fn detach(&mut self, links: Vec<(usize, UProbeLinkId)>) {
-        for (program, link) in links {
-            let Some(Program::UProbe(program)) = self.ebpf.program_mut(GC_PROGRAMS[program]) else {
-                continue;
-            };
-            if let Err(error) = program.detach(link) {
-                log::warn!("detaching a probe after a failed attach: {error}");
-            }
-        }
     }
 
     /// Selects a process; its children inherit the selection in the kernel.
@@ -392,6 +352,19 @@ impl Probes {
             return Ok(());
         }
         self.processes.insert(pid, entry, 0).map_err(error)
+    }
+}
+
+impl Drop for Probes {
+    /// Links of many are closed at the same time, those of the GVL among them; Aya closes the others.
+    fn drop(&mut self) {
+        let gvl = self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links));
+        let all = std::mem::take(&mut self.links).into_iter().chain(gvl);
+        let many = all.filter_map(|link| match link {
+            Link::Many(link) => Some(link),
+            Link::One(..) => None,
+        });
+        multi::close(many.collect());
     }
 }
 

@@ -99,6 +99,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         own_pid: host::own_pid(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,
+        multi: false,
         gc_ring_bytes: None,
         stacks: Some(stacks),
         gvl: tracefs.map(|_| GvlOptions {
@@ -108,9 +109,12 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
             budget_ppm: 0,
         }),
     };
-    let (mut ebpf, config) = verified(&Verified { options, newtask, thread_pointer: 0, task_stack: 0 })?;
-    let stages = sample::link_stages(&mut ebpf, Some(stacks), options.gvl)?;
-    let mut probes = Probes::new(ebpf, &config, stages)?;
+    // One by one, which the counts of the verifier are told of by Aya.
+    let multi = false;
+    let wanted = Verified { options, newtask, thread_pointer: 0, task_stack: 0, multi };
+    let (mut programs, config) = verified(&wanted)?;
+    let stages = sample::link_stages(&mut programs, Some(stacks), options.gvl)?;
+    let mut probes = Probes::new(programs, &config, stages)?;
     probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
     Ok(probes)
 }

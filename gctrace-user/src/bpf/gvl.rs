@@ -11,12 +11,7 @@ use std::{
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{Array, HashMap, Map, MapData, MapError},
-    programs::{
-        Program,
-        raw_trace_point::RawTracePointLinkId,
-        trace_point::TracePointLinkId,
-        uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
-    },
+    programs::{Program, raw_trace_point::RawTracePointLinkId, trace_point::TracePointLinkId},
 };
 use gctrace_common::{
     config::{Config, MAX_PROCESSES, RubyEntry},
@@ -29,6 +24,7 @@ use gctrace_common::{
 use super::{
     AttachError, Probes, Scope, kernel_types,
     load::{LoadError, TracepointFormat},
+    uprobes::{Link, Uprobe},
 };
 use crate::ruby::{
     ThreadPlace,
@@ -54,8 +50,6 @@ const MAPS: [(&str, u32); 5] = [
 ];
 
 /// A program, and one of its probes.
-type GvlLink = (&'static str, UProbeLinkId);
-
 /// A program on a tracepoint.
 pub(super) enum TracepointLink {
     /// That gets the record which the tracepoint makes.
@@ -70,7 +64,7 @@ pub(super) struct GvlAttached {
     plan: GvlPlan,
     file: File,
     scope: Scope,
-    links: Vec<GvlLink>,
+    pub(super) links: Vec<Link>,
 }
 
 /// How the GVL is watched.
@@ -146,12 +140,11 @@ impl Probes {
         Ok(())
     }
 
-    /// Detaches the GVL probes of all images, which takes about 0.1 s each.
+    /// Detaches the GVL probes of all images.
     pub fn pause_gvl(&mut self) {
         self.gvl_paused = true;
-        for links in self.gvl.iter_mut().map(|gvl| std::mem::take(&mut gvl.links)).collect::<Vec<_>>() {
-            self.detach_gvl(links);
-        }
+        let links = self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links)).collect();
+        self.detach_uprobes(links);
         for (name, link) in std::mem::take(&mut self.tracepoints) {
             let detached = match (self.ebpf.program_mut(name), link) {
                 (Some(Program::TracePoint(program)), TracepointLink::Record(link)) => program.detach(link),
@@ -215,65 +208,34 @@ impl Probes {
         plan: &GvlPlan,
         file: &File,
         scope: Scope,
-    ) -> Result<Vec<GvlLink>, AttachError> {
+    ) -> Result<Vec<Link>, AttachError> {
         // The process whose mapping it is may exit at any moment.
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = path.as_path();
-        let mut done = Vec::with_capacity(plan.probes.len());
-        for probe in &plan.probes {
-            match self.attach_gvl_probe(image, probe, path, scope) {
-                Ok(link) => done.push(link),
-                Err(error) => {
-                    self.detach_gvl(done);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(done)
+        let mut probes = plan
+            .probes
+            .iter()
+            .map(|probe| uprobe(image, probe, path))
+            .collect::<Result<Vec<_>, AttachError>>()?;
+        probes.sort_by_key(|probe| probe.program);
+        self.attach_uprobes(&probes, path, scope)
     }
+}
 
-    fn attach_gvl_probe(
-        &mut self,
-        image: u32,
-        probe: &GvlProbe,
-        path: &Path,
-        scope: Scope,
-    ) -> Result<GvlLink, AttachError> {
-        let point = probe.point.name();
-        let cookie = cookie(image, probe).ok_or_else(|| AttachError::Cookie {
-            point,
-            address: probe.address.0,
-            path: path.to_owned(),
-        })?;
-        let name = if probe.at_return { PROGRAMS[5] } else { PROGRAMS[probe.point as usize] };
-        let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else {
-            return Err(AttachError::NoProgram(name));
-        };
-        let at = UProbeAttachPoint {
-            location: UProbeAttachLocation::AbsoluteOffset(probe.file_offset.0),
-            cookie: Some(cookie.pack()),
-        };
-        let scope = match scope {
-            Scope::All => UProbeScope::AllProcesses,
-            Scope::One(pid) => UProbeScope::OneProcess(pid),
-        };
-        let link = program.attach(at, path, scope).map_err(|source| AttachError::Attach {
-            point,
-            offset: probe.file_offset.0,
-            path: path.to_owned(),
-            source: Box::new(source),
-        })?;
-        Ok((name, link))
-    }
-
-    fn detach_gvl(&mut self, links: Vec<GvlLink>) {
-        for (name, link) in links {
-            let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else { continue };
-            if let Err(error) = program.detach(link) {
-                log::warn!("detaching a GVL probe: {error}");
-            }
-        }
-    }
+fn uprobe(image: u32, probe: &GvlProbe, path: &Path) -> Result<Uprobe, AttachError> {
+    let point = probe.point.name();
+    let cookie = cookie(image, probe).ok_or_else(|| AttachError::Cookie {
+        point,
+        address: probe.address.0,
+        path: path.to_owned(),
+    })?;
+    Ok(Uprobe {
+        program: if probe.at_return { PROGRAMS[5] } else { PROGRAMS[probe.point as usize] },
+        point,
+        offset: probe.file_offset.0,
+        cookie: Some(cookie.pack()),
+        at_return: probe.at_return,
+    })
 }
 
 /// The cookie of a probe, if everything fits into it.

@@ -17,6 +17,7 @@ use super::{
     attach::{AttachError, Probes},
     gvl::{self, GvlOptions, GvlReader},
     kernel_types,
+    multi::{Multi, MultiError},
     phases::PHASE_PROGRAMS,
     rings::{AwayReader, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
@@ -156,6 +157,8 @@ pub struct LoadOptions<'a> {
     pub tracefs: &'a std::path::Path,
     /// Use attach cookies where the kernel has them.
     pub cookies: bool,
+    /// Attach many probes by one link where the kernel can.
+    pub multi: bool,
     /// Bytes of the GC ring, if not the default.
     pub gc_ring_bytes: Option<u32>,
     /// Which stacks are taken besides those of GC starts.
@@ -197,9 +200,10 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
         0
     });
     let task_stack = kernel_types::task_stack().unwrap_or(0);
-    let (mut ebpf, config) = verified(&Verified { options: *options, newtask, thread_pointer, task_stack })?;
+    let wanted = Verified { options: *options, newtask, thread_pointer, task_stack, multi: options.multi };
+    let (mut programs, config) = verified(&wanted)?;
     for (program, category, name) in TRACEPOINTS {
-        let Some(Program::TracePoint(tracepoint)) = ebpf.program_mut(program) else {
+        let Some(Program::TracePoint(tracepoint)) = programs.ebpf.program_mut(program) else {
             return Err(LoadError::Missing(program));
         };
         tracepoint
@@ -207,17 +211,18 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
             .map_err(|source| LoadError::Tracepoint { tracepoint: format!("{category}:{name}"), source })?;
     }
     let native = options.native();
-    let stages = sample::link_stages(&mut ebpf, options.stacks, options.gvl)?;
-    sample::start(&mut ebpf, options.stacks)?;
-    let rings = Rings::take(&mut ebpf)?;
-    let stacks = StackRing::take(&mut ebpf)?;
-    let counters = CounterReader::take(&mut ebpf)?;
+    let stages = sample::link_stages(&mut programs, options.stacks, options.gvl)?;
+    let ebpf = &mut programs.ebpf;
+    sample::start(ebpf, options.stacks)?;
+    let rings = Rings::take(ebpf)?;
+    let stacks = StackRing::take(ebpf)?;
+    let counters = CounterReader::take(ebpf)?;
     let wall = options.stacks.is_some_and(|stacks| stacks.wall);
-    let away = wall.then(|| AwayReader::take(&mut ebpf)).transpose()?;
-    let unwind = native.then(|| UnwindMaps::take(&mut ebpf)).transpose()?;
+    let away = wall.then(|| AwayReader::take(ebpf)).transpose()?;
+    let unwind = native.then(|| UnwindMaps::take(ebpf)).transpose()?;
     let gvl = options.gvl.filter(|_| config.gvl != 0);
-    let gvl = gvl.map(|options| GvlReader::take(&mut ebpf, options)).transpose()?;
-    let probes = Probes::new(ebpf, &config, stages)?;
+    let gvl = gvl.map(|options| GvlReader::take(ebpf, options)).transpose()?;
+    let probes = Probes::new(programs, &config, stages)?;
     Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl })
 }
 
@@ -230,12 +235,22 @@ pub(super) struct Verified<'a> {
     pub(super) newtask: (u32, u32),
     pub(super) thread_pointer: u32,
     pub(super) task_stack: u32,
+    /// Whether a link may take many uprobes.
+    pub(super) multi: bool,
+}
+
+/// The loaded programs.
+pub(super) struct Programs {
+    pub(super) ebpf: Ebpf,
+    /// The uprobes, where a link takes many.
+    pub(super) multi: Option<Multi>,
 }
 
 /// Loads the object and has every program verified. Nothing is attached.
-pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadError> {
+pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
     let Verified {
-        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl },
+        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, .. },
+        multi,
         ..
     } = *wanted;
     let (newtask, thread_pointer) = (wanted.newtask, wanted.thread_pointer);
@@ -272,8 +287,8 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
     }
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
-    let ebpf = match load_programs(config, gc_ring_bytes, stacks, gvl) {
-        Ok(ebpf) => ebpf,
+    let programs = match load_programs(config, gc_ring_bytes, stacks, gvl, multi && cookies) {
+        Ok(programs) => programs,
         // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
         Err(LoadError::Program { program, .. })
             if cookies && (!gvl::PROGRAMS.contains(&program) || !gives_cookies()) =>
@@ -282,11 +297,11 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Ebpf, Config), LoadErro
             config.has_cookie = 0;
             // Which site a hit is at is told by cookies only.
             config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
-            load_programs(config, gc_ring_bytes, stacks, gvl)?
+            load_programs(config, gc_ring_bytes, stacks, gvl, false)?
         }
         Err(error) => return Err(error),
     };
-    Ok((ebpf, config))
+    Ok((programs, config))
 }
 
 /// Whether the kernel has the helper that gives a uprobe its cookie.
@@ -305,7 +320,8 @@ fn load_programs(
     gc_ring_bytes: Option<u32>,
     stacks: Option<StackOptions>,
     gvl: Option<GvlOptions>,
-) -> Result<Ebpf, LoadError> {
+    multi: bool,
+) -> Result<Programs, LoadError> {
     let mut loader = EbpfLoader::new();
     loader.override_global("CONFIG", &config, true);
     if let Some(bytes) = gc_ring_bytes {
@@ -320,14 +336,39 @@ fn load_programs(
     }
     let mut ebpf = loader.load(OBJECT)?;
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
-    names.extend(sample::programs(stacks));
+    names.extend(sample::names(stacks));
     if config.gvl != 0 {
         names.extend(gvl::programs(gvl));
         names.extend(sample::stages_for(gvl));
     }
     names.extend(TRACEPOINTS.map(|(program, _, _)| program));
+    let multi = if multi { load_multi(&ebpf, &names) } else { None };
+    names.retain(|name| multi.as_ref().is_none_or(|multi| multi.program(name).is_none()));
     load_all(&mut ebpf, &names)?;
-    Ok(ebpf)
+    Ok(Programs { ebpf, multi })
+}
+
+/// Loads the uprobes among the programs so that a link takes many, if the kernel can do that. Those of the last resort stay Aya's: a probe
+/// with a semaphore is one by itself.
+fn load_multi(ebpf: &Ebpf, names: &[&'static str]) -> Option<Multi> {
+    let uprobes: Vec<&'static str> = names
+        .iter()
+        .filter(|name| !PHASE_PROGRAMS.contains(name))
+        .filter(|name| matches!(ebpf.program(name), Some(Program::UProbe(_))))
+        .copied()
+        .collect();
+    match Multi::load(ebpf, OBJECT, &uprobes) {
+        Ok(multi) => Some(multi),
+        Err(error @ MultiError::Unsupported) => {
+            log::debug!("{error}; each probe is attached by itself");
+            None
+        }
+        // Aya loads them then, and has more to say if they cannot be.
+        Err(error) => {
+            log::warn!("{error}; each probe is attached by itself");
+            None
+        }
+    }
 }
 
 /// Loads programs at the same time: the kernel verifies a big one for a third of a second.

@@ -6,14 +6,16 @@ mod gvl;
 mod kernel_types;
 mod load;
 mod mmaps;
+mod multi;
 mod phases;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]
 mod raw;
 mod rings;
 mod sample;
 mod unwind;
+mod uprobes;
 
-pub use attach::{AttachError, Probes, Scope};
+pub use attach::{AttachError, Probes};
 pub use check::{KernelCheck, Tried, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use load::{LoadError, LoadOptions, Loaded, Select, load};
@@ -21,3 +23,4 @@ pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
 pub use rings::{AwayReader, CounterReader, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::UnwindMaps;
+pub use uprobes::Scope;

@@ -13,7 +13,7 @@ use std::{
 
 use aya::programs::{
     Program,
-    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
+    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId},
 };
 use gctrace_common::cookie::Cookie;
 use perf_event::{
@@ -121,15 +121,8 @@ impl Probes {
             location: UProbeAttachLocation::AbsoluteOffset(offset),
             cookie: Some(cookie),
         };
-        let link = program.attach(point, path, uprobe_scope(scope)).map_err(|error| failed(error.into()))?;
+        let link = program.attach(point, path, scope.of_aya()).map_err(|error| failed(error.into()))?;
         Ok(Attached::Link(name, link))
-    }
-}
-
-fn uprobe_scope(scope: Scope) -> UProbeScope {
-    match scope {
-        Scope::All => UProbeScope::AllProcesses,
-        Scope::One(pid) => UProbeScope::OneProcess(pid),
     }
 }
 

@@ -1,9 +1,16 @@
 //! What no library offers in a safe form.
 
 use std::{
+    ffi::{CStr, CString},
     io,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
 };
+
+use aya_obj::generated::{bpf_attr, bpf_attr__bindgen_ty_14__bindgen_ty_3__bindgen_ty_7, bpf_insn};
 
 /// Borrows the descriptor of an owner that only knows `AsRawFd`.
 pub(super) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
@@ -14,8 +21,6 @@ pub(super) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
 /// Attaches a program to a perf event by a link that carries a cookie (`BPF_LINK_CREATE`, Linux 5.15). Aya does the same
 /// for the events that it opens itself. Closing the result detaches.
 pub(super) fn link_perf_event(program: BorrowedFd<'_>, event: i32, cookie: u64) -> io::Result<OwnedFd> {
-    /// `enum bpf_cmd`, include/uapi/linux/bpf.h.
-    const BPF_LINK_CREATE: libc::c_long = 28;
     /// `enum bpf_attach_type`.
     const BPF_PERF_EVENT: u32 = 41;
 
@@ -42,6 +47,101 @@ pub(super) fn link_perf_event(program: BorrowedFd<'_>, event: i32, cookie: u64) 
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
+    // SAFETY: the kernel has just made this descriptor for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// `enum bpf_cmd`, include/uapi/linux/bpf.h.
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_LINK_CREATE: libc::c_long = 28;
+/// `enum bpf_attach_type`.
+const BPF_TRACE_UPROBE_MULTI: u32 = 48;
+
+/// The program that returns 0.
+pub(super) fn return_zero() -> [bpf_insn; 2] {
+    /// `BPF_ALU64 | BPF_MOV | BPF_K`.
+    const MOVE: u8 = 0xb7;
+    /// `BPF_JMP | BPF_EXIT`.
+    const EXIT: u8 = 0x95;
+    [MOVE, EXIT].map(|code| {
+        let registers = bpf_insn::new_bitfield_1(0, 0);
+        bpf_insn { code, _bitfield_align_1: [], _bitfield_1: registers, off: 0, imm: 0 }
+    })
+}
+
+/// Loads a uprobe for links of many (Linux 6.6).
+pub(super) fn load_multi(name: &str, code: &[bpf_insn]) -> io::Result<OwnedFd> {
+    /// `enum bpf_prog_type`.
+    const BPF_PROG_TYPE_KPROBE: u32 = 2;
+    /// The helpers that read memory are for programs under this licence, which is the object's.
+    const LICENSE: &CStr = c"GPL";
+    let mut prog_name = [0; 16];
+    // The last byte stays the end.
+    for (to, from) in prog_name.iter_mut().zip(name.bytes()).take(15) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: all bytes zero is a value of every member.
+    let mut attributes: bpf_attr = unsafe { std::mem::zeroed() };
+    attributes.__bindgen_anon_3.prog_type = BPF_PROG_TYPE_KPROBE;
+    attributes.__bindgen_anon_3.insn_cnt = code.len() as u32;
+    attributes.__bindgen_anon_3.insns = code.as_ptr().addr() as u64;
+    attributes.__bindgen_anon_3.license = LICENSE.as_ptr().addr() as u64;
+    attributes.__bindgen_anon_3.prog_name = prog_name;
+    attributes.__bindgen_anon_3.expected_attach_type = BPF_TRACE_UPROBE_MULTI;
+    descriptor(BPF_PROG_LOAD, &attributes)
+}
+
+/// Attaches a program to places of a file (file offset and cookie), of one process or of all (0). Closing the result detaches.
+pub(super) fn link_multi(
+    program: BorrowedFd<'_>,
+    at_return: bool,
+    path: &Path,
+    places: &[(u64, u64)],
+    pid: u32,
+) -> io::Result<OwnedFd> {
+    /// `BPF_F_UPROBE_MULTI_RETURN`.
+    const RETURN: u32 = 1;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let (offsets, cookies): (Vec<u64>, Vec<u64>) = places.iter().copied().unzip();
+    // SAFETY: as above.
+    let mut attributes: bpf_attr = unsafe { std::mem::zeroed() };
+    attributes.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
+    attributes.link_create.attach_type = BPF_TRACE_UPROBE_MULTI;
+    attributes.link_create.__bindgen_anon_3.uprobe_multi =
+        bpf_attr__bindgen_ty_14__bindgen_ty_3__bindgen_ty_7 {
+            path: path.as_ptr().addr() as u64,
+            offsets: offsets.as_ptr().addr() as u64,
+            ref_ctr_offsets: 0,
+            cookies: cookies.as_ptr().addr() as u64,
+            cnt: places.len() as u32,
+            flags: if at_return { RETURN } else { 0 },
+            pid,
+        };
+    descriptor(BPF_LINK_CREATE, &attributes)
+}
+
+/// Makes a program a stage that others jump to, in a `BPF_MAP_TYPE_PROG_ARRAY`.
+pub(super) fn set_stage(stages: BorrowedFd<'_>, stage: u32, program: BorrowedFd<'_>) -> io::Result<()> {
+    let program = program.as_raw_fd();
+    // SAFETY: as above.
+    let mut attributes: bpf_attr = unsafe { std::mem::zeroed() };
+    attributes.__bindgen_anon_2.map_fd = stages.as_raw_fd() as u32;
+    attributes.__bindgen_anon_2.key = (&raw const stage).addr() as u64;
+    attributes.__bindgen_anon_2.__bindgen_anon_1.value = (&raw const program).addr() as u64;
+    bpf(BPF_MAP_UPDATE_ELEM, &attributes).map(drop)
+}
+
+fn bpf(command: libc::c_long, attributes: &bpf_attr) -> io::Result<libc::c_long> {
+    // SAFETY: the kernel reads `size` bytes of the attributes and what they point to, which live until the call returns.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<bpf_attr>())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn descriptor(command: libc::c_long, attributes: &bpf_attr) -> io::Result<OwnedFd> {
+    let fd = bpf(command, attributes)?;
     // SAFETY: the kernel has just made this descriptor for us alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

@@ -1,10 +1,10 @@
 //! Taking stacks: the stages that walk them, and the clock that says when.
 
-use std::{path::Path, time::Duration};
+use std::{os::fd::AsFd as _, path::Path, time::Duration};
 
 use aya::{
     Ebpf, EbpfLoader,
-    maps::{MapData, ProgramArray},
+    maps::{MapData, MapError, ProgramArray},
     programs::{
         Program,
         perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent},
@@ -15,7 +15,8 @@ use gctrace_common::config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS};
 
 use super::{
     gvl::GvlOptions,
-    load::{LoadError, TracepointFormat},
+    load::{LoadError, Programs, TracepointFormat},
+    multi, raw,
 };
 
 /// Programs of the sampling clock: its tick and the later stages.
@@ -75,17 +76,26 @@ pub(super) type Stages = Vec<ProgramArray<MapData>>;
 
 /// Lets the programs of each family find the stages.
 pub(super) fn link_stages(
-    ebpf: &mut Ebpf,
+    programs: &mut Programs,
     options: Option<StackOptions>,
     gvl: Option<GvlOptions>,
 ) -> Result<Stages, LoadError> {
-    let mut loaded = programs(options);
+    let Programs { ebpf, multi } = programs;
+    let mut loaded = names(options);
     loaded.extend(stages_for(gvl));
     let loaded = |name: &str| loaded.contains(&name);
     let link = |(map, list): (&'static str, &[(u32, &'static str)])| {
         let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
+        let data = multi::data(&taken).ok_or(LoadError::Missing(map))?;
+        let fd = data.fd().as_fd().try_clone_to_owned();
+        let fd = fd.map_err(|source| LoadError::Map { map, source: MapError::IoError(source) })?;
         let mut stages = ProgramArray::try_from(taken).map_err(|source| LoadError::Map { map, source })?;
         for &(stage, name) in list.iter().filter(|(_, name)| loaded(name)) {
+            if let Some(program) = multi.as_ref().and_then(|multi| multi.program(name)) {
+                raw::set_stage(fd.as_fd(), stage, program)
+                    .map_err(|source| LoadError::Map { map, source: MapError::IoError(source) })?;
+                continue;
+            }
             let program = ebpf.program(name).ok_or(LoadError::Missing(name))?;
             let fd = match program {
                 Program::UProbe(program) => program.fd(),
@@ -140,7 +150,7 @@ pub(super) fn configure(
 }
 
 /// The programs that these options need.
-pub(super) fn programs(options: Option<StackOptions>) -> Vec<&'static str> {
+pub(super) fn names(options: Option<StackOptions>) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = PROBE_STAGES.into_iter().collect();
     let Some(options) = options else { return names };
     names.extend(TICK_PROGRAMS);

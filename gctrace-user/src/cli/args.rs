@@ -234,6 +234,10 @@ pub struct Args {
     #[arg(long, hide = true)]
     pub without_cookies: bool,
 
+    /// Behave as on kernels before 6.11, which attach each probe by itself (for tests)
+    #[arg(long, hide = true)]
+    pub without_multi: bool,
+
     /// Take the layout of the VM's structures from this unstripped library or separate debug file (repeatable);
     /// it must be of the same build as the traced Ruby
     #[arg(long, value_name = "FILE", hide_short_help = true)]

@@ -87,6 +87,8 @@ pub struct Settings {
     pub plant: Option<Fault>,
     /// Use attach cookies where the kernel has them.
     pub cookies: bool,
+    /// Attach many probes by one link where the kernel can.
+    pub multi: bool,
     /// Size of the GC ring, bytes.
     pub gc_ring_bytes: Option<u32>,
     /// Debug files that tell layouts.
@@ -233,6 +235,7 @@ impl Settings {
             probes,
             plant,
             without_cookies,
+            without_multi,
             layout_from,
             cache,
             command,
@@ -338,6 +341,7 @@ impl Settings {
             },
             plant,
             cookies: !without_cookies,
+            multi: !without_multi,
             layout_from,
             cache_dir: cache.dir(),
         })

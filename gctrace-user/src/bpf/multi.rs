@@ -1,0 +1,155 @@
+//! Uprobes by the link that takes many at once (`BPF_TRACE_UPROBE_MULTI`).
+//!
+//! A uprobe that is attached by itself is a perf event, and closing each waits for all CPUs to leave the probe: 0.1 s and more, one
+//! after the other, in which traps go on. A link of many waits once, and several can be closed at the same time. Aya has no
+//! such programs, so the uprobes among ours are relocated and loaded here; maps and all others are Aya's.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    num::NonZeroU32,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use aya::{
+    Ebpf,
+    maps::{Map, MapData},
+};
+use aya_obj::{Object, generated::bpf_insn};
+
+use super::raw;
+
+/// Links that are closed at the same time.
+const CLOSERS: usize = 16;
+
+/// Why programs could not be loaded for links of many.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MultiError {
+    /// The kernel has no such links, or mixes up threads and processes there.
+    #[error("the kernel has no links of many uprobes (Linux 6.11 does)")]
+    Unsupported,
+    /// The object could not be parsed or relocated, which Aya has done before.
+    #[error("relocating the BPF object: {0}")]
+    Object(String),
+    /// The kernel refused a program.
+    #[error("loading `{program}`: {source}")]
+    Load {
+        /// The program.
+        program: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Where a link has a probe: file offset and attach cookie.
+pub(super) type Place = (u64, u64);
+
+/// The uprobe programs of a run.
+pub(super) struct Multi(HashMap<&'static str, OwnedFd>);
+
+impl Multi {
+    /// Loads these programs with the maps that Aya has made.
+    pub(super) fn load(ebpf: &Ebpf, object: &[u8], names: &[&'static str]) -> Result<Self, MultiError> {
+        if !supported().unwrap_or(false) {
+            return Err(MultiError::Unsupported);
+        }
+        let failed = |error: &dyn std::fmt::Display| MultiError::Object(error.to_string());
+        let mut object = Object::parse(object).map_err(|error| failed(&error))?;
+        let sections: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+        let maps: Vec<(&str, i32, aya_obj::Map)> = ebpf
+            .maps()
+            .filter_map(|(name, map)| {
+                let fd = data(map)?.fd().as_fd().as_raw_fd();
+                Some((name, fd, object.maps.get(name)?.clone()))
+            })
+            .collect();
+        let maps = maps.iter().map(|(name, fd, map)| (*name, *fd, map));
+        object.relocate_maps(maps, &sections).map_err(|error| failed(&error))?;
+        object.relocate_calls(&sections).map_err(|error| failed(&error))?;
+        let code = |name: &'static str| {
+            let program = object.programs.get(name).ok_or_else(|| failed(&format!("no program `{name}`")))?;
+            let function = object.functions.get(&program.function_key());
+            let function = function.ok_or_else(|| failed(&format!("no code of `{name}`")))?;
+            Ok((name, function.instructions.as_slice()))
+        };
+        let code = names.iter().map(|name| code(name)).collect::<Result<Vec<_>, _>>()?;
+        std::thread::scope(|scope| {
+            let load = |(program, code): (&'static str, &[bpf_insn])| {
+                let loaded = raw::load_multi(program, code);
+                loaded.map(|fd| (program, fd)).map_err(|source| MultiError::Load { program, source })
+            };
+            let loads: Vec<_> = code.into_iter().map(|code| scope.spawn(move || load(code))).collect();
+            loads
+                .into_iter()
+                .map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect::<Result<_, _>>()
+                .map(Self)
+        })
+    }
+
+    /// A program.
+    pub(super) fn program(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        self.0.get(name).map(|fd| fd.as_fd())
+    }
+
+    /// Attaches a program to a file at these places, or to none.
+    pub(super) fn attach(
+        program: BorrowedFd<'_>,
+        at_return: bool,
+        path: &Path,
+        places: &[Place],
+        pid: Option<NonZeroU32>,
+    ) -> io::Result<OwnedFd> {
+        raw::link_multi(program, at_return, path, places, pid.map_or(0, NonZeroU32::get))
+    }
+}
+
+/// Whether the kernel has links of many uprobes that tell processes apart.
+fn supported() -> io::Result<bool> {
+    let program = raw::load_multi("gctrace_try", &raw::return_zero())?;
+    // A path that cannot be probed is the last thing that is looked at (`bpf_uprobe_multi_link_attach`, kernel/trace/bpf_trace.c).
+    let refused = |pid| {
+        let link = raw::link_multi(program.as_fd(), false, Path::new("/"), &[(0, 0)], pid);
+        link.err().and_then(|error| error.raw_os_error())
+    };
+    // Up to Linux 6.10 a link for one process was one for its first thread; since that was mended, a pid that cannot be is refused
+    // by itself ("bpf: fix multi-uprobe PID filtering logic"), and before the path.
+    Ok(refused(0) == Some(libc::EBADF) && refused(u32::MAX) == Some(libc::EINVAL))
+}
+
+/// Closes links, several at a time: the kernel waits for each.
+pub(super) fn close(links: Vec<OwnedFd>) {
+    let mut shares: Vec<Vec<OwnedFd>> = Vec::new();
+    for (at, link) in links.into_iter().enumerate() {
+        match shares.get_mut(at % CLOSERS) {
+            Some(share) => share.push(link),
+            None => shares.push(vec![link]),
+        }
+    }
+    std::thread::scope(|scope| {
+        for share in shares {
+            // Without a thread it is dropped with the closure, here.
+            let _spawned = std::thread::Builder::new().spawn_scoped(scope, move || drop(share));
+        }
+    });
+}
+
+/// What a map of ours is.
+pub(super) fn data(map: &Map) -> Option<&MapData> {
+    match map {
+        Map::Array(data)
+        | Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::PerCpuArray(data)
+        | Map::PerCpuHashMap(data)
+        | Map::PerCpuLruHashMap(data)
+        | Map::ProgramArray(data)
+        | Map::RingBuf(data)
+        | Map::CgroupArray(data)
+        | Map::LpmTrie(data) => Some(data),
+        // A program that uses it cannot be loaded then, which is said.
+        _ => None,
+    }
+}

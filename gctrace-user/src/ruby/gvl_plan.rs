@@ -114,7 +114,7 @@ pub fn plan(
         return Ok(GvlPlan { path, probes: probes.collect::<Result<_, _>>()?, coverage });
     }
     passed(&analysis.thread.outcome)?;
-    let thread_ractor = ractor_offset(version, own).ok_or(NoGvl::Layout(version))?;
+    let thread_ractor = ractor_offset(analysis, own).ok_or(NoGvl::Layout(version))?;
     let by_tid = is_first_with_events(version);
     if by_tid && stack.place == StackPath::NONE {
         return Err(NoGvl::Context);
@@ -152,10 +152,13 @@ pub fn futex_plan(analysis: &RubyAnalysis, own: Option<&Table>, stack: &StackPat
     if analysis.derived.ec.dtv_entry != GLIBC_DTV_ENTRY {
         return Err(NoGvl::Libc);
     }
+    let table = own.or_else(|| Table::of(version).ok());
+    if table.is_none() && !tables::knows_series(version) {
+        return Err(NoGvl::Layout(version));
+    }
     if stack.place == StackPath::NONE {
         return Err(NoGvl::Context);
     }
-    let table = own.or_else(|| Table::of(version).ok());
     let offset = |tag: &'static str, name: &'static str| {
         let own = table.and_then(|table| table.structure(tag)?.field(name));
         let field = own.or_else(|| tables::newest_structure(version, tag)?.field(name));
@@ -193,13 +196,19 @@ fn passed(outcome: &Outcome) -> Result<(), NoGvl> {
     }
 }
 
-/// Byte offset of `ractor` in `rb_thread_t`, which no release of a series has moved.
-fn ractor_offset(version: RubyVersion, own: Option<&Table>) -> Option<u32> {
+/// Byte offset of `ractor` in `rb_thread_t`, which no release of a series has moved. Of a series without a table the code tells
+/// it: from 4.0 on `GC.stat` goes through it. (Where both do, they agree, or the image is refused.)
+fn ractor_offset(analysis: &RubyAnalysis, own: Option<&Table>) -> Option<u32> {
     const TAG: &str = "rb_thread_struct";
+    let version = analysis.version;
     let table = own.or_else(|| Table::of(version).ok());
     let structure = table.and_then(|table| table.structure(TAG));
-    let structure = structure.or_else(|| tables::newest_structure(version, TAG))?;
-    structure.field("ractor").map(|field| field.offset).filter(|&offset| offset > 0)
+    let structure = structure.or_else(|| tables::newest_structure(version, TAG));
+    let offset = match structure {
+        Some(structure) => structure.field("ractor").map(|field| field.offset),
+        None => analysis.derived.thread.as_ref().ok().map(|thread| thread.thread_ractor),
+    };
+    offset.filter(|&offset| offset > 0)
 }
 
 #[cfg(test)]
@@ -209,24 +218,51 @@ mod tests {
     use super::*;
     use crate::{
         elf::{ElfImage, tests::DEBIAN_LIBRUBY},
-        ruby::analyse,
+        ruby::{analyse, derive::ThreadLayout},
     };
+
+    fn debian() -> RubyAnalysis {
+        analyse(&ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap()).unwrap()
+    }
 
     /// Every release that tells threads apart by their address has the offset of their Ractor.
     #[test]
     fn ractors() {
+        let mut analysis = debian();
         for table in tables::tables() {
             let (major, minor, teeny) = table.to;
             let version = RubyVersion::new(major, minor, teeny);
-            assert_eq!(ractor_offset(version, None).is_some(), version.at_least(3, 0), "{version}");
+            analysis.version = version;
+            assert_eq!(ractor_offset(&analysis, None).is_some(), version.at_least(3, 0), "{version}");
         }
+    }
+
+    /// Of a release of a series that has no table, the code of the image tells it, or nobody does. Without any probe, more
+    /// would have to be known.
+    #[test]
+    fn ractors_of_a_new_series() {
+        let mut analysis = debian();
+        analysis.version = RubyVersion::new(9, 1, 0);
+        assert_eq!(ractor_offset(&analysis, None), None);
+        analysis.derived.thread = Ok(ThreadLayout {
+            module: Some(Svma(0x1000)),
+            ec: 8,
+            local: 16,
+            ec_thread: 0x30,
+            thread_ractor: 0x18,
+            ractor_cache: 0x140,
+            dtv_entry: GLIBC_DTV_ENTRY,
+            local_module: None,
+        });
+        assert_eq!(ractor_offset(&analysis, None), Some(0x18));
+        let stack = StackPath { place: StackPath::GLOBAL, ..StackPath::default() };
+        assert_eq!(futex_plan(&analysis, None, &stack), Err(NoGvl::Layout(analysis.version)));
     }
 
     /// Every release with a table has what tells its waits by futexes.
     #[test]
     fn futexes() {
-        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
-        let mut analysis = analyse(&image).unwrap();
+        let mut analysis = debian();
         let stack = StackPath { place: StackPath::GLOBAL, ..StackPath::default() };
         for table in tables::tables() {
             let (major, minor, teeny) = table.to;

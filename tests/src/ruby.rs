@@ -226,7 +226,9 @@ impl Ruby {
     /// for installed ones must be met before a short script's first collection can be seen. The Ruby of the machine
     /// needs none.
     pub fn resident(&self) -> Result<Option<Guarded>> {
-        if self.root.is_none() {
+        /// Where gctrace looks.
+        const INSTALLED: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/bin", "/opt/ruby/bin"];
+        if self.root.is_none() && INSTALLED.contains(&self.config("bindir")) {
             return Ok(None);
         }
         let mut command = self.command()?;
@@ -245,6 +247,16 @@ impl Ruby {
     pub fn is_at_least(&self, major: u32, minor: u32) -> bool {
         let mut numbers = self.version().split('.').map(|number| number.parse().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+    }
+
+    /// Whether it tells how long a thread holds the GVL: the yields of 3.2 have no event.
+    pub fn tells_holds(&self) -> bool {
+        !self.is_at_least(3, 2) || self.is_at_least(3, 3)
+    }
+
+    /// Whether gctrace has layout tables of its series, without which no Ruby stack is walked.
+    pub fn has_tables(&self) -> bool {
+        !self.is_at_least(4, 1)
     }
 
     /// A value of `RbConfig::CONFIG`, or an empty string.

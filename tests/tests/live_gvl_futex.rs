@@ -10,10 +10,11 @@ use gctrace_tests::{ledger, witness};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+const ARGS: [&str; 6] = ["--all-ruby", "--gvl=futex", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"];
+
 /// Runs a script under gctrace, which reports every wait.
 fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
-    let args = ["--all-ruby", "--gvl=futex", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"];
-    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    let gctrace = Invocation::jsonl(ARGS)?.start_ready()?;
     let script = Script::unwitnessed(live, ruby, script)?;
     let done = script.env("GCTRACE_TEST_GVL_WITNESS", witness::gvl_extension(ruby)?).run()?;
     let report = gctrace.stop()?;
@@ -27,6 +28,19 @@ fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
         ensure!(wait.blocked_by.is_none(), "a holder that nobody can have seen: {wait:?}");
     }
     Ok((report, done))
+}
+
+/// Where threads of a series without tables wait is not known: that is said, and nothing is told.
+fn refused(live: &Live, ruby: &Ruby) -> Result<()> {
+    let gctrace = Invocation::jsonl(ARGS)?.start_ready()?;
+    Script::unwitnessed(live, ruby, "gvl_lockstep.rb")?.run()?;
+    let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+    ledger::check_lossless(&report)?;
+    let (said, version) = (finished.errors(), ruby.version());
+    let reason = format!("its GVL is not watched: the layout of rb_thread_t in CRuby {version} is not known");
+    ensure!(said.contains(&reason), "{said}");
+    ensure!(report.gvl_waits.is_empty() && report.gvl_threads.is_empty(), "{:?}", report.gvl_threads);
+    Ok(())
 }
 
 fn within(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
@@ -45,6 +59,9 @@ fn waits_add_up_in_lock_step() -> Result<()> {
     }
     let live = Live::begin()?;
     Ruby::each(|ruby| {
+        if !ruby.has_tables() {
+            return refused(&live, ruby);
+        }
         let mut last = Ok(());
         // On a machine that has more to do, a thread that was handed the GVL has to wait for its CPU, and up to 3.1 the one that
         // yields waits for that elsewhere.
@@ -88,7 +105,7 @@ struct Event(String, u64, u32, u64, IgnoredAny);
 fn waits_agree_with_the_thread_events() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        if !ruby.is_at_least(3, 3) {
+        if !ruby.is_at_least(3, 3) || !ruby.has_tables() {
             return Ok(());
         }
         let (report, done) = watch(&live, ruby, "gvl_events.rb")?;

@@ -33,7 +33,8 @@ fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
 /// Where threads of a series without tables wait is not known: that is said, and nothing is told.
 fn refused(live: &Live, ruby: &Ruby) -> Result<()> {
     let gctrace = Invocation::jsonl(ARGS)?.start_ready()?;
-    Script::unwitnessed(live, ruby, "gvl_lockstep.rb")?.run()?;
+    let script = Script::unwitnessed(live, ruby, "gvl_lockstep.rb")?;
+    script.env("GCTRACE_TEST_GVL_WITNESS", witness::gvl_extension(ruby)?).run()?;
     let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
     ledger::check_lossless(&report)?;
     let (said, version) = (finished.errors(), ruby.version());

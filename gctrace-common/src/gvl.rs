@@ -127,12 +127,12 @@ pub struct GvlLock {
     pub count: u64,
     /// [`GvlGate::epoch`] of the last one.
     pub epoch: u64,
+    /// The last holds.
+    pub holds: [GvlHold; HOLDS],
     /// Threads that wait for it.
     pub waiting: u64,
     /// The one of them that has waited longest began at this time or before, nanoseconds.
     pub waiting_ns: u64,
-    /// The last holds.
-    pub holds: [GvlHold; HOLDS],
 }
 
 /// A thread that held a GVL.

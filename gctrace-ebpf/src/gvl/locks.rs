@@ -10,11 +10,14 @@ use gctrace_common::{
 use super::{Hit, NO_EXIST};
 use crate::{
     maps::{
-        GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_TASKS, GVL_THREADS, add_one, config, count, gvl_closed,
-        gvl_gate, take_one,
+        GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_TASKS, GVL_THREADS, add, add_one, config, count,
+        gvl_closed, gvl_gate, take_one,
     },
     usermem, walk,
 };
+
+/// Holds that a wait is put against. All [`HOLDS`] would be "too large. Processed 1000001 insn" for Linux 7.2.
+const LOOKED_AT: u64 = 12;
 
 /// A thread wants its GVL, if that is known yet. What is written there is the queue only.
 #[inline(always)]
@@ -39,20 +42,24 @@ pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
 #[inline(always)]
 pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> GvlHold {
     let mut hold = GvlHold::default();
-    let Some(lock) = find(hit, thread) else { return hold };
-    // SAFETY: a map value pointer, valid while the program runs; only who holds the GVL writes there, but for the queue.
-    let lock = unsafe { &mut *lock };
-    if thread.queued != 0 {
-        thread.queued = 0;
+    if let Some(lock) = find(hit, thread) {
+        // SAFETY: a map value pointer, valid while the program runs; only who holds the GVL writes there, but for the queue.
+        let lock = unsafe { &mut *lock };
+        if let Step::Paired(_) = step {
+            hold = holders(hit, thread, lock, begin_ns, now);
+        }
+        let at = lock.count as usize & (HOLDS - 1);
+        let holds: *mut GvlHold = (&raw mut lock.holds).cast();
+        let me = GvlHolder { id: thread.id, tid: hit.tid, reserved: 0, comm: thread.comm };
+        // SAFETY: the index is masked to the array.
+        unsafe { *holds.add(at) = GvlHold { begin_ns: now, end_ns: 0, holder: me } };
+        lock.count += 1;
         // SAFETY: as above.
-        unsafe { take_one(&raw mut lock.waiting) };
+        unsafe { add(&raw mut lock.waiting, thread.queued.wrapping_neg()) };
+        thread.queued = 0;
         // Since when the others have been waiting is not known: since now at the latest.
         lock.waiting_ns = now;
     }
-    if let Step::Paired(_) = step {
-        hold = holders(hit, thread, lock, begin_ns, now);
-    }
-    begun(hit, thread, lock, now, 0);
     hold
 }
 
@@ -220,7 +227,7 @@ fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u6
     let mut longest_ns = zero;
     let mut longest = zero as usize;
     let mut covered_ns = zero;
-    for back in 1..=HOLDS as u64 {
+    for back in 1..=LOOKED_AT {
         let at = lock.count.wrapping_sub(back) as usize & (HOLDS - 1);
         // SAFETY: the index is masked to the array.
         let hold = unsafe { &*holds.add(at) };

@@ -1,11 +1,15 @@
-//! What the kernel's verifier has to walk.
+//! What the kernel's verifier has to walk, and how the kernel attaches.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::doctor::{self, diagnose};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
 
 /// Where the counts of known kernels are kept: `MACHINE SERIES PROGRAM INSTRUCTIONS` per line.
 const TABLE: &str = "fixtures/verified.txt";
@@ -72,5 +76,39 @@ fn verifier_is_far_from_its_limit() -> Result<()> {
         "what the verifier walks on {series} has changed: {}. If that is meant, put these lines in tests/{TABLE}:\n{now}",
         grown.join(", ")
     );
+    Ok(())
+}
+
+/// Links of many uprobes that a process has.
+fn links_of_many(pid: u32) -> Result<usize> {
+    let mut links = 0;
+    for descriptor in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        let text = std::fs::read_to_string(descriptor?.path()).unwrap_or_default();
+        links += usize::from(text.lines().any(|line| line == "link_type:\tuprobe_multi"));
+    }
+    Ok(links)
+}
+
+/// Where the kernel can, one link has many probes: else the end of a run takes as many times 0.1 s. The cycles are the same.
+#[test]
+fn links_have_many_probes() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        anyhow::bail!("kernel {release:?}")
+    };
+    let can = (major, minor) >= (6, 11);
+    for (args, expected) in [(vec!["--all-ruby"], can), (vec!["--all-ruby", "--without-multi"], false)] {
+        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        // Images in the usual places are probed before anybody runs them.
+        let links = links_of_many(gctrace.pid())?;
+        ensure!((links > 0) == expected, "{links} links of many on {release}");
+        let done = Script::new(&live, &ruby, "explicit.rb")?.run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        ensure!(report.gcs_of(done.pid).count() > 0, "no cycles of {}", done.pid);
+    }
     Ok(())
 }

@@ -317,10 +317,11 @@ fn otlp_grpc() -> Result<()> {
 fn otlp_grpc_trouble() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
+    // What waits while the server is in trouble is less than what may wait.
     let plan = "unavailable,later,exhausted,invalid,partly*";
     let receiver = GrpcReceiver::start(&live, "trouble", plan, LARGE, None)?;
     let url = format!("http://127.0.0.1:{}", receiver.port);
-    let options = ["--otlp", &url, "--otlp-protocol", "grpc", "--push-interval", "300ms"];
+    let options = ["--otlp", &url, "--otlp-protocol", "grpc", "--push-interval", "1s"];
     let (report, said, _) = run(&live, &ruby, &options)?;
     let calls = receiver.calls()?;
     let answers: Vec<_> = calls.iter().filter_map(|call| call["answer"].as_str()).collect();

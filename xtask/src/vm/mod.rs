@@ -329,12 +329,6 @@ fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) 
     for said in said.lines() {
         println!("{:>6} | {said}", kernel.name);
     }
-    let tail = |path: &Path| {
-        let text = fs::read(path).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(30)..].join("\n")
-    };
     let status = ended?;
     match said.lines().find_map(|line| line.strip_prefix("guest-status ")).map(str::trim) {
         Some("0") => Ok(()),
@@ -342,7 +336,31 @@ fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) 
         None => bail!(
             "the guest died without a verdict (`{}`: {status}); the end of its console:\n{}",
             line(&qemu),
-            tail(&console)
+            last_words(&String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()))
         ),
+    }
+}
+
+/// The end of a guest's console; if its kernel died, from the line on that says of what.
+fn last_words(console: &str) -> String {
+    const OF: [&str; 5] = ["BUG: ", "Oops: ", "general protection fault", "int3: ", "kernel BUG at "];
+    let lines: Vec<_> = console.lines().collect();
+    let died = lines.iter().position(|line| OF.iter().any(|of| line.contains(of)));
+    let from = lines.len().saturating_sub(30);
+    lines[died.map_or(from, |died| died.min(from))..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A death is told from its first line on, however long what follows is.
+    #[test]
+    fn deaths() {
+        let quiet = (0..50).map(|at| format!("line {at}")).collect::<Vec<_>>().join("\n") + "\n";
+        assert!(last_words(&quiet).starts_with("line 20\n"));
+        let died = format!("{quiet}[ 1.0] Oops: int3: 0000 [#1]\n{quiet}");
+        assert!(last_words(&died).starts_with("[ 1.0] Oops: int3"));
+        assert_eq!(last_words(""), "");
     }
 }

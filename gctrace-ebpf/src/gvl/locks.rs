@@ -48,12 +48,7 @@ pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u6
         if let Step::Paired(_) = step {
             hold = holders(hit, thread, lock, begin_ns, now);
         }
-        let at = lock.count as usize & (HOLDS - 1);
-        let holds: *mut GvlHold = (&raw mut lock.holds).cast();
-        let me = GvlHolder { id: thread.id, tid: hit.tid, reserved: 0, comm: thread.comm };
-        // SAFETY: the index is masked to the array.
-        unsafe { *holds.add(at) = GvlHold { begin_ns: now, end_ns: 0, holder: me } };
-        lock.count += 1;
+        begun(hit, thread, lock, now, 0);
         // SAFETY: as above.
         unsafe { add(&raw mut lock.waiting, thread.queued.wrapping_neg()) };
         thread.queued = 0;

@@ -99,6 +99,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         own_pid: host::own_pid(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,
+        // Aya tells what the verifier walked for those that it loads.
         multi: false,
         gc_ring_bytes: None,
         stacks: Some(stacks),
@@ -109,9 +110,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
             budget_ppm: 0,
         }),
     };
-    // One by one, which the counts of the verifier are told of by Aya.
-    let multi = false;
-    let wanted = Verified { options, newtask, thread_pointer: 0, task_stack: 0, multi };
+    let wanted = Verified { options, newtask, thread_pointer: 0, task_stack: 0 };
     let (mut programs, config) = verified(&wanted)?;
     let stages = sample::link_stages(&mut programs, Some(stacks), options.gvl)?;
     let mut probes = Probes::new(programs, &config, stages)?;

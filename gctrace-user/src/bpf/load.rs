@@ -200,7 +200,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
         0
     });
     let task_stack = kernel_types::task_stack().unwrap_or(0);
-    let wanted = Verified { options: *options, newtask, thread_pointer, task_stack, multi: options.multi };
+    let wanted = Verified { options: *options, newtask, thread_pointer, task_stack };
     let (mut programs, config) = verified(&wanted)?;
     for (program, category, name) in TRACEPOINTS {
         let Some(Program::TracePoint(tracepoint)) = programs.ebpf.program_mut(program) else {
@@ -235,8 +235,6 @@ pub(super) struct Verified<'a> {
     pub(super) newtask: (u32, u32),
     pub(super) thread_pointer: u32,
     pub(super) task_stack: u32,
-    /// Whether a link may take many uprobes.
-    pub(super) multi: bool,
 }
 
 /// The loaded programs.
@@ -249,8 +247,7 @@ pub(super) struct Programs {
 /// Loads the object and has every program verified. Nothing is attached.
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
     let Verified {
-        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, .. },
-        multi,
+        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, multi },
         ..
     } = *wanted;
     let (newtask, thread_pointer) = (wanted.newtask, wanted.thread_pointer);

@@ -2,8 +2,9 @@
 
 use object::LittleEndian as LE;
 use object::elf;
-use object::pod::{self, Pod};
+use object::pod;
 
+use super::raw::{LoadSegment, Section, read_table, string_at};
 use super::sectionless::{self, Pointer};
 use super::source::read_bytes;
 use super::{ElfError, ReadAt};
@@ -21,35 +22,6 @@ pub enum Machine {
 impl Machine {
     /// The processor that gctrace itself was built for.
     pub const HOST: Self = if cfg!(target_arch = "aarch64") { Self::Aarch64 } else { Self::X86_64 };
-}
-
-/// A `PT_LOAD` program header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadSegment {
-    /// First stated address.
-    pub address: Svma,
-    /// File offset of that address.
-    pub offset: FileOffset,
-    /// Bytes backed by the file.
-    pub file_size: u64,
-    /// Bytes in memory.
-    pub memory_size: u64,
-    /// Whether it is mapped executable.
-    pub executable: bool,
-    /// Whether it is mapped writable.
-    pub writable: bool,
-}
-
-/// A section header.
-#[derive(Clone, Debug)]
-pub(crate) struct Section {
-    pub(crate) name: String,
-    pub(crate) kind: elf::SectionType,
-    pub(crate) flags: elf::SectionFlags,
-    pub(crate) address: u64,
-    pub(crate) offset: u64,
-    pub(crate) size: u64,
-    pub(crate) link: u32,
 }
 
 /// All headers of one file.
@@ -145,34 +117,6 @@ impl Headers {
     }
 }
 
-impl Section {
-    /// Whether the section is mapped at run time.
-    pub(crate) fn is_allocated(&self) -> bool {
-        self.flags.0 & elf::SHF_ALLOC.0 != 0
-    }
-
-    /// Whether the file holds bytes for it.
-    pub(crate) fn has_bytes(&self) -> bool {
-        self.kind != elf::SHT_NOBITS && self.kind != elf::SHT_NULL
-    }
-
-    /// Reads the contents, at most `limit` bytes.
-    pub(crate) fn read(
-        &self,
-        source: &(impl ReadAt + ?Sized),
-        what: &'static str,
-        limit: u64,
-    ) -> Result<Vec<u8>, ElfError> {
-        if !self.has_bytes() {
-            return Ok(Vec::new());
-        }
-        if self.flags.0 & elf::SHF_COMPRESSED.0 != 0 {
-            return Err(ElfError::malformed(what, "the section is compressed"));
-        }
-        read_bytes(source, what, self.offset, self.size, limit)
-    }
-}
-
 fn read_file_header(source: &(impl ReadAt + ?Sized)) -> Result<elf::FileHeader64<LE>, ElfError> {
     let what = "the ELF header";
     let size = size_of::<elf::FileHeader64<LE>>() as u64;
@@ -194,40 +138,6 @@ fn read_file_header(source: &(impl ReadAt + ?Sized)) -> Result<elf::FileHeader64
         return Err(ElfError::Unsupported("not little-endian"));
     }
     Ok(*header)
-}
-
-/// Reads `count` records of type `T`.
-fn read_table<T: Pod>(
-    source: &(impl ReadAt + ?Sized),
-    what: &'static str,
-    offset: u64,
-    count: u64,
-    limit: u64,
-) -> Result<Vec<T>, ElfError> {
-    if count == 0 {
-        return Ok(Vec::new());
-    }
-    if count > limit {
-        return Err(ElfError::malformed(what, format!("{count} entries, more than {limit}")));
-    }
-    let size = count * size_of::<T>() as u64;
-    let bytes = read_bytes(source, what, offset, size, size)?;
-    Ok(records::<T>(&bytes).to_vec())
-}
-
-/// The bytes as records, without an incomplete last one.
-pub(crate) fn records<T: Pod>(bytes: &[u8]) -> &[T] {
-    pod::slice_from_bytes(bytes, bytes.len() / size_of::<T>()).map_or(&[], |(records, _)| records)
-}
-
-/// The NUL-terminated string at `offset` of a string table; `None` if it is not there, not UTF-8 or absurdly long.
-pub(crate) fn string_at(table: &[u8], offset: usize) -> Option<&str> {
-    /// Bounds the work on a hostile table in which every name is the rest of the table.
-    const MAX_NAME: usize = 4096;
-    let tail = table.get(offset..)?;
-    let tail = &tail[..tail.len().min(MAX_NAME)];
-    let end = tail.iter().position(|&byte| byte == 0)?;
-    std::str::from_utf8(&tail[..end]).ok()
 }
 
 fn pointer(header: &elf::ProgramHeader64<LE>) -> Pointer {

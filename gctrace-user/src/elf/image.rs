@@ -7,9 +7,10 @@ use object::LittleEndian as LE;
 use object::elf;
 
 use super::frames::{self, FunctionRange};
-use super::headers::{Headers, LoadSegment, Machine, Section, records, string_at};
+use super::headers::{Headers, Machine};
 use super::notes;
 use super::plt::{self, Relocation};
+use super::raw::{LoadSegment, Section, records, string_at};
 use super::source::read_bytes;
 use super::symbols::{Symbol, SymbolTable};
 use super::usdt::{self, UsdtProbe};

@@ -6,8 +6,9 @@ use object::elf;
 
 use super::debug::{self, Search};
 use super::frames::{self, FunctionRange};
-use super::headers::{Headers, Section};
+use super::headers::Headers;
 use super::image::build_id;
+use super::raw::Section;
 use super::{ElfError, ReadAt, SymbolTable};
 use crate::address::Svma;
 

@@ -3,7 +3,8 @@
 use object::LittleEndian as LE;
 use object::elf;
 
-use super::headers::{Headers, Machine, records};
+use super::headers::{Headers, Machine};
+use super::raw::records;
 use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 use crate::address::Svma;

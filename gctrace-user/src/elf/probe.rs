@@ -3,8 +3,9 @@
 use object::LittleEndian as LE;
 use object::elf;
 
-use super::headers::{Headers, Section, records, string_at};
+use super::headers::Headers;
 use super::image::DynamicSection;
+use super::raw::{Section, records, string_at};
 use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 

@@ -7,7 +7,7 @@ use object::elf;
 
 use super::ElfError;
 use super::ReadAt;
-use super::headers::{LoadSegment, Section, records};
+use super::raw::{LoadSegment, Section, records};
 use super::source::read_bytes;
 
 /// Dynamic symbols beyond this are not counted.

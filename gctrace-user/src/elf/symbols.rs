@@ -3,7 +3,8 @@
 use object::LittleEndian as LE;
 use object::elf;
 
-use super::headers::{Headers, Section, records, string_at};
+use super::headers::Headers;
+use super::raw::{Section, records, string_at};
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
 

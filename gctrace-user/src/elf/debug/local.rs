@@ -10,7 +10,8 @@ use object::pod;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 use super::{Origin, Reject, Search, same_build};
-use crate::elf::headers::{Headers, string_at};
+use crate::elf::headers::Headers;
+use crate::elf::raw::string_at;
 use crate::elf::{BuildId, ElfError, ReadAt, dwarf};
 
 /// Where distributions install separate debug files.

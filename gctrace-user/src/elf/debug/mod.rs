@@ -226,7 +226,7 @@ pub fn open_given(path: &Path) -> Result<(DebugFile, Option<BuildId>), String> {
 
 fn has_dwarf(file: &File) -> Result<(), Reject> {
     let headers = Headers::read(file)?;
-    let present = headers.section(".debug_info").is_some_and(super::headers::Section::has_bytes);
+    let present = headers.section(".debug_info").is_some_and(super::raw::Section::has_bytes);
     if present { Ok(()) } else { Err(dwarf::DwarfError::Missing.into()) }
 }
 

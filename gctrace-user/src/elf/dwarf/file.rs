@@ -8,7 +8,8 @@ use gimli::{DebugAbbrev, DebugAbbrevOffset, EndianSlice, LittleEndian, UnitHeade
 
 use super::DwarfError;
 use super::sections::Data;
-use crate::elf::headers::{Headers, string_at};
+use crate::elf::headers::Headers;
+use crate::elf::raw::string_at;
 use crate::elf::{BuildId, ElfError, ReadAt};
 
 /// How gimli reads here: borrowed little-endian bytes.

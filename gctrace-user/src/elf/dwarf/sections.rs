@@ -7,7 +7,8 @@ use object::elf;
 use object::pod;
 
 use super::DwarfError;
-use crate::elf::headers::{Headers, Section};
+use crate::elf::headers::Headers;
+use crate::elf::raw::Section;
 use crate::elf::source::read_bytes;
 use crate::elf::{ElfError, ReadAt};
 

@@ -14,6 +14,7 @@ use crate::{
         last_resort::Method,
         layout::LayoutError,
         plan::{AttachPlan, PlanError},
+        proof::Unproven,
         prove::FailedProof,
     },
 };
@@ -159,10 +160,10 @@ fn remedy(why: &WhyNot) -> String {
                  `gctrace doctor --format jsonl`"
             }
         },
-        PlanError::Layout(LayoutError::UnknownVersion(..)) => {
+        PlanError::Layout(Unproven::Layout(LayoutError::UnknownVersion(..))) => {
             "upgrade gctrace, or give this build's debug file with --layout-from"
         }
-        PlanError::Layout(_) | PlanError::NotExecutable(..) => {
+        PlanError::Layout(Unproven::Layout(_)) | PlanError::NotExecutable(..) => {
             "this is a mistake in gctrace: report it with `gctrace doctor --format jsonl`"
         }
         PlanError::Disagreement(_) | PlanError::SymbolsDisagree { .. } => {
@@ -172,7 +173,7 @@ fn remedy(why: &WhyNot) -> String {
         PlanError::OtherBuild(_) | PlanError::DebugInformation(_) => {
             "give the debug file of exactly this build with --layout-from"
         }
-        PlanError::LayoutDisagrees { .. } => {
+        PlanError::Layout(Unproven::Disagrees { .. }) => {
             "give this build's debug file with --layout-from, or use a Ruby that is built with the usual options"
         }
     };

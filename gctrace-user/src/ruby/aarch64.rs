@@ -5,7 +5,7 @@ use std::ops::Range;
 use yaxpeax_arch::{Decoder as _, U8Reader};
 use yaxpeax_arm::armv8::a64::{InstDecoder, Opcode, Operand, SizeCode};
 
-use super::references::{self, Kind, Reference};
+use super::reference::{self, Kind, Reference};
 use crate::address::Svma;
 use crate::elf::ElfImage;
 
@@ -276,10 +276,10 @@ pub(super) fn find_references(image: &ElfImage, wanted: &[Range<u64>], kind: Kin
         for instruction in decode(image, function) {
             let address = instruction.address;
             let (target, flow) = match instruction.flow() {
-                Flow::Conditional(target) => (Some(target), references::Flow::Conditional),
-                Flow::Jump(target) => (Some(target), references::Flow::Jump),
-                Flow::Call(target) => (Some(target), references::Flow::Call),
-                _ => (None, references::Flow::Other),
+                Flow::Conditional(target) => (Some(target), reference::Flow::Conditional),
+                Flow::Jump(target) => (Some(target), reference::Flow::Jump),
+                Flow::Call(target) => (Some(target), reference::Flow::Call),
+                _ => (None, reference::Flow::Other),
             };
             let computed = if kind == Kind::Any { addresses.step(&instruction) } else { None };
             if let Some(target) = target.or(computed).filter(|&target| hits(target)) {

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction};
 
-use super::references::{Flow, Kind, Reference, decode, find_references};
+use super::reference::{Flow, Kind, Reference};
+use super::references::{decode, find_references};
 use super::x86::has_frame_pointer;
 use crate::address::Svma;
 use crate::elf::ElfImage;

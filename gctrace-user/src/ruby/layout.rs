@@ -1,8 +1,6 @@
 //! From a table of offsets to a plan: which bytes of the objspace a snapshot copies, and where in the copy each
 //! field lies.
 
-use std::fmt;
-
 use gctrace_common::{
     config::Span,
     event::{SLOT_BYTES, SLOTS},
@@ -10,7 +8,7 @@ use gctrace_common::{
 
 use super::{
     RubyVersion,
-    derive::Formula,
+    formula::{Formula, Piece},
     stat::{self, Key, Sign, Term},
     tables::{self, Array, Table},
 };
@@ -111,36 +109,6 @@ pub struct ObjspaceLayout {
     pub need_major_gc: Option<Place>,
     /// `profile.weak_references_count` (≥ 3.3) and `profile.retained_weak_references_count` (3.3 to 4.0).
     pub weak_references: Option<(Place, Option<Place>)>,
-}
-
-/// A field that a snapshot copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub struct Piece {
-    /// Byte offset in the objspace of a pointer to follow first, or [`Span::DIRECT`].
-    pub via: u16,
-    /// Byte offset in the objspace, or behind the pointer.
-    pub offset: u32,
-    /// Bytes.
-    pub size: u8,
-}
-
-impl Piece {
-    /// A field of the objspace itself.
-    pub const fn direct(offset: u32, size: u8) -> Self {
-        Self { via: Span::DIRECT, offset, size }
-    }
-}
-
-impl fmt::Display for Piece {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { via, offset, size } = *self;
-        match via {
-            Span::DIRECT => write!(f, "[{offset:#x}]:{size}"),
-            Span::CACHE => write!(f, "[cache+{offset:#x}]:{size}"),
-            Span::LOCAL => write!(f, "[thread-local+{offset:#x}]:{size}"),
-            via => write!(f, "[[{via:#x}]+{offset:#x}]:{size}"),
-        }
-    }
 }
 
 impl RubyVersion {

@@ -7,6 +7,7 @@ mod code;
 pub mod derive;
 mod emulation;
 mod eval;
+mod formula;
 pub mod frames;
 pub mod gvl_plan;
 pub mod interpreter;
@@ -16,6 +17,7 @@ mod modular;
 pub mod plan;
 pub mod proof;
 pub mod prove;
+mod reference;
 mod references;
 #[cfg(test)]
 mod shape_tests;
@@ -34,6 +36,7 @@ mod x86;
 
 pub use accept::{Check, Outcome, may_be_probed};
 pub use analyse::{Refusal, RubyAnalysis, analyse, analyse_library};
+pub use formula::{Formula, Piece};
 pub use modular::Modular;
 pub use sites::{
     GvlEvent, GvlFields, GvlSite, GvlSites, PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm,

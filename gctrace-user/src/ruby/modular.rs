@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::code::Code;
 use super::eval::{Assumptions, Limits, Machine, Program, Value};
-use super::references::{Kind, find_references};
+use super::reference::Kind;
+use super::references::find_references;
 use crate::address::Svma;
 use crate::elf::ElfImage;
 

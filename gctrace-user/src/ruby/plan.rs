@@ -12,8 +12,8 @@ use super::{
     Disagreement, Refusal, RubyAnalysis,
     frames::FrameLayout,
     gvl_plan::{self, GvlPlan, NoGvl},
-    layout::{LayoutError, ObjspaceLayout},
-    proof::{Knowledge, settle},
+    layout::ObjspaceLayout,
+    proof::{Knowledge, Unproven, settle},
     stack_layout::{NoStacks, stacks},
     tables::Table,
 };
@@ -88,24 +88,9 @@ pub enum PlanError {
     /// The debug information that was to tell the layout cannot.
     #[error("{0}")]
     DebugInformation(String),
-    /// No layout is known for the version.
+    /// The layout of its structures is not known or contradicts the code.
     #[error("{0}")]
-    Layout(#[from] LayoutError),
-    /// The table and the machine code disagree: another build configuration or a patched Ruby.
-    #[error(
-        "the code of this CRuby {version} computes `{field}` from {derived} and the layout table says {table}: \
-         a build with other options; its objspace cannot be read exactly"
-    )]
-    LayoutDisagrees {
-        /// Version.
-        version: super::RubyVersion,
-        /// Member or key.
-        field: String,
-        /// What the code does, as offsets in the objspace and sizes.
-        derived: String,
-        /// What the table says, in the same form.
-        table: String,
-    },
+    Layout(#[from] Unproven),
     /// A site is not in an executable segment of the file.
     #[error("the {0} site at {1} is not inside an executable segment")]
     NotExecutable(&'static str, Svma),

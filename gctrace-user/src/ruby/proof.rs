@@ -7,13 +7,36 @@ use std::fmt;
 
 use gctrace_common::config::Span;
 
-use super::derive::{Derivation, Formula, NotDerived};
-use super::layout::{LayoutError, ObjspaceLayout, Piece, Wanted};
-use super::plan::PlanError;
+use super::derive::{Derivation, NotDerived};
+use super::formula::{Formula, Piece};
+use super::layout::{LayoutError, ObjspaceLayout, Wanted};
 use super::stat::{self, Sign};
 use super::tables::Table;
 use super::{RubyAnalysis, RubyVersion, VmPath};
 use crate::elf::Machine;
+
+/// Why the layout of an image is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum Unproven {
+    /// No layout is known for the version, or the code does not give what a snapshot needs.
+    #[error("{0}")]
+    Layout(#[from] LayoutError),
+    /// The table and the machine code disagree: another build configuration or a patched Ruby.
+    #[error(
+        "the code of this CRuby {version} computes `{field}` from {derived} and the layout table says {table}: \
+         a build with other options; its objspace cannot be read exactly"
+    )]
+    Disagrees {
+        /// Version.
+        version: RubyVersion,
+        /// Member or key.
+        field: String,
+        /// What the code does, as offsets in the objspace and sizes.
+        derived: String,
+        /// What the table says, in the same form.
+        table: String,
+    },
+}
 
 /// How something about a layout is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +118,7 @@ pub(super) fn settle(
     analysis: &RubyAnalysis,
     own: Option<&Table>,
     per_thread: bool,
-) -> Result<(ObjspaceLayout, Knowledge), PlanError> {
+) -> Result<(ObjspaceLayout, Knowledge), Unproven> {
     let version = analysis.version;
     let evidence = Evidence {
         machine: analysis.machine,
@@ -130,7 +153,7 @@ pub(super) struct Evidence<'a> {
 
 impl Evidence<'_> {
     /// What the table of the release says, if the code does not say otherwise.
-    pub(super) fn confirm(&self, table: &Table) -> Result<(Wanted, Knowledge), PlanError> {
+    pub(super) fn confirm(&self, table: &Table) -> Result<(Wanted, Knowledge), Unproven> {
         let mut wanted = Wanted::of_table(self.version, table, self.per_thread)?;
         let info = &self.derived.info;
         let word = |offset: &Result<u32, NotDerived>| offset.as_ref().ok().map(|at| Piece::direct(*at, 4));
@@ -229,9 +252,9 @@ impl Evidence<'_> {
         &self,
         hypothesis: Option<&Table>,
         unknown: &LayoutError,
-    ) -> Result<(Wanted, Knowledge), PlanError> {
+    ) -> Result<(Wanted, Knowledge), Unproven> {
         let refuse = |field: &'static str, reason: &dyn fmt::Display| {
-            PlanError::Layout(LayoutError::NotProven {
+            Unproven::Layout(LayoutError::NotProven {
                 unknown: unknown.to_string(),
                 field,
                 reason: reason.to_string(),
@@ -322,8 +345,8 @@ impl Evidence<'_> {
         self.derived.stat.as_ref().ok()?.formula(key)
     }
 
-    fn disagreement(&self, name: impl Into<String>, derived: String, table: String) -> PlanError {
-        PlanError::LayoutDisagrees { version: self.version, field: name.into(), derived, table }
+    fn disagreement(&self, name: impl Into<String>, derived: String, table: String) -> Unproven {
+        Unproven::Disagrees { version: self.version, field: name.into(), derived, table }
     }
 }
 

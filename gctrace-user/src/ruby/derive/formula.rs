@@ -1,42 +1,17 @@
 //! From a symbolic value to a sum over the objspace.
 
-use std::fmt;
-
 use gctrace_common::config::Span;
-use serde::{Deserialize, Serialize};
 
 use super::thread::{Chain, Shortcut};
 use super::{NotDerived, Session};
 use crate::ruby::eval::{OBJECT_CACHE, Operator, Sum, Value};
-use crate::ruby::layout::Piece;
+use crate::ruby::formula::{Formula, Piece};
 use crate::ruby::stat::Sign;
 
 /// Offsets beyond this lie in no objspace.
 const MAX_OFFSET: i64 = 1 << 16;
 
-/// A sum of fields of the objspace, divided.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Formula {
-    /// What is added and what is subtracted, sorted.
-    pub terms: Vec<(Sign, Piece)>,
-    /// What the sum is divided by, rounding down.
-    pub divisor: u64,
-    /// Terms that lie elsewhere.
-    pub outside: usize,
-}
-
 impl Formula {
-    /// A formula of objspace fields alone.
-    pub fn new(mut terms: Vec<(Sign, Piece)>, divisor: u64) -> Self {
-        terms.sort_unstable();
-        Self { terms, divisor, outside: 0 }
-    }
-
-    /// Whether both are the same, but for terms that lie elsewhere.
-    pub(super) fn agrees_with(&self, other: &Self) -> bool {
-        self.terms == other.terms && self.divisor == other.divisor
-    }
-
     /// Reads a value as a formula.
     pub(super) fn of(value: &Value, session: &Session<'_>) -> Result<Self, NotDerived> {
         let shape = || NotDerived::Shape(shortened(value));
@@ -146,28 +121,6 @@ fn shortened(value: &Value) -> String {
         return text;
     }
     text.chars().take(LONGEST).chain(['…']).collect()
-}
-
-impl fmt::Display for Formula {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (sign, piece)) in self.terms.iter().enumerate() {
-            match (index, sign) {
-                (0, Sign::Plus) => {}
-                (0, Sign::Minus) => f.write_str("-")?,
-                (_, Sign::Minus) => f.write_str(" - ")?,
-                (_, Sign::Plus) => f.write_str(" + ")?,
-                (_, Sign::Signed) => f.write_str(" ± ")?,
-            }
-            write!(f, "{piece}")?;
-        }
-        if self.divisor != 1 {
-            write!(f, ", divided by {}", self.divisor)?;
-        }
-        match self.outside {
-            0 => Ok(()),
-            outside => write!(f, " (and {outside} elsewhere)"),
-        }
-    }
 }
 
 #[cfg(test)]

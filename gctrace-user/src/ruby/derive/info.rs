@@ -7,12 +7,11 @@ use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
-use super::formula::Formula;
 use super::symbols::Symbols;
 use super::{NotDerived, Session};
 use crate::address::Svma;
 use crate::ruby::eval::{Ending, Value};
-use crate::ruby::layout::Piece;
+use crate::ruby::formula::{Formula, Piece};
 use crate::ruby::stat::{Sign, gpr};
 use crate::ruby::vm_path::VmPath;
 

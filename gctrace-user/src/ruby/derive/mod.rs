@@ -16,7 +16,6 @@ mod tests;
 mod thread;
 
 pub use ec::{CurrentEc, EcLayout};
-pub use formula::Formula;
 pub use info::InfoLayout;
 pub use stat::{DerivedKey, DerivedStat};
 pub use symbol_table::SymbolTable;

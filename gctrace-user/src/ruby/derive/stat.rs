@@ -8,12 +8,12 @@ use iced_x86::ConditionCode;
 use serde::{Deserialize, Serialize};
 
 use super::ec::CurrentEc;
-use super::formula::{self, Formula};
+use super::formula;
 use super::symbols::Symbols;
 use super::{MAX_GUARDS, NotDerived, Session};
 use crate::address::Svma;
 use crate::ruby::eval::{Assumptions, Ending, Flags, Guard, Value};
-use crate::ruby::layout::Piece;
+use crate::ruby::formula::{Formula, Piece};
 use crate::ruby::stat::Sign;
 use crate::ruby::vm_path::VmPath;
 

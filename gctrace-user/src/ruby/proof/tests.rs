@@ -146,7 +146,7 @@ fn too_little_is_refused() {
 fn wrong_tables_are_refused() {
     let evidence = evidence(&ANALYSIS.derived);
     let refused = |table: &Table, what: &str| match evidence.confirm(table) {
-        Err(PlanError::LayoutDisagrees { field, derived, table, .. }) => {
+        Err(Unproven::Disagrees { field, derived, table, .. }) => {
             assert_ne!(derived, table, "{what}: {field}");
             true
         }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use gctrace_common::event::Point;
 use yaxpeax_arm::armv8::a64::{Opcode, Operand};
 
+use super::callers::{MAX_SITES, callers_of, endless, hook_events, name_owners};
 use super::facts::HOOK;
-use super::finder::{MAX_SITES, callers_of, endless, hook_events, name_owners};
 use super::guard::point_of_constant;
 use super::unit::GcUnit;
 use super::{Field, Findings, Site, SiteForm, point_of_bit};

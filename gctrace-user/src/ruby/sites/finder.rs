@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use gctrace_common::event::Point;
 use iced_x86::InstructionInfoFactory;
 
+use super::callers::{MAX_SITES, callers_of, endless, hook_events, name_owners};
 use super::facts::{EventCall, Facts, HOOK, collect};
 use super::guard::{EventTest, event_test, flag_setter, jump_behind, reaching_pointer};
 use super::pause::tell_pauses;
@@ -15,15 +16,12 @@ use crate::elf::Machine;
 use crate::ruby::RubyVersion;
 use crate::ruby::code::{Body, Code};
 use crate::ruby::emulation::is_emulated_at;
-use crate::ruby::references::{Kind, find_references};
 use crate::ruby::vm_path::VmPath;
 use crate::ruby::x86::{register_number, written_registers};
 
 /// A function that receives this many distinct event constants runs the hooks. In every CRuby the next best function
 /// receives at most two.
 const MIN_EVENTS: usize = 3;
-/// Optimised builds have 10 to 40 sites. Acceptance refuses a set beyond this, so no more need be looked at.
-pub(in crate::ruby) const MAX_SITES: usize = 256;
 /// The first version in which `rb_gc_event_hook` is a function, called for every event.
 const FIRST_SELF_GUARDED: RubyVersion = RubyVersion::new(3, 4, 0);
 /// Rounds in which new functions may be discovered: cold parts of members, callers of the hook, their cold parts.
@@ -50,40 +48,6 @@ pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion, vm: &VmPa
     name_owners(code, &mut findings.sites);
     tell_pauses(code, version, vm, &mut findings.sites);
     Some(findings)
-}
-
-/// Functions in which a pause begins that ends neither there nor, where `gc_enter` or `gc_exit` is out of line, by a
-/// call of `gc_exit` there or in each of their callers.
-pub(super) fn endless(code: &mut Code<'_>, findings: &Findings) -> BTreeSet<Svma> {
-    let exits = findings.owners(Point::GcExit);
-    let enters = findings.owners(Point::GcEnter);
-    let without: Vec<Svma> = enters.difference(&exits).copied().collect();
-    if without.is_empty() || without.len() > MAX_SITES || exits.len() > MAX_SITES {
-        return without.into_iter().collect();
-    }
-    // A function that ends pauses for others begins none itself, and rb_memerror does not return.
-    let memory_error = code.image.symbol("rb_memerror").map(|symbol| symbol.address);
-    let mut ending = exits.clone();
-    for &exit in exits.iter().filter(|&&exit| !enters.contains(&exit) && Some(exit) != memory_error) {
-        ending.extend(calling_functions(code, exit));
-    }
-    let mut endless = BTreeSet::new();
-    for function in without {
-        let callers = calling_functions(code, function);
-        let ends = ending.contains(&function) || (!callers.is_empty() && callers.is_subset(&ending));
-        if !ends {
-            endless.insert(function);
-        }
-    }
-    endless
-}
-
-/// First addresses of the functions that call a function.
-pub(super) fn calling_functions(code: &mut Code<'_>, function: Svma) -> BTreeSet<Svma> {
-    let callers = callers_of(code, function);
-    code.resolve_cold_parts(callers.iter().copied());
-    let callers = callers.into_iter().map(|extent| code.start(code.owner(extent)));
-    callers.filter(|&caller| caller != function).collect()
 }
 
 /// Collects the facts about the functions of the unit, their cold parts, and all callers of the hook wherever they are.
@@ -131,16 +95,6 @@ fn vote(facts: &BTreeMap<usize, Facts>) -> Option<Svma> {
     }
     let (hook, (points, _)) = votes.into_iter().max_by_key(|(_, (points, calls))| (points.len(), *calls))?;
     (points.len() >= MIN_EVENTS).then_some(hook)
-}
-
-/// The extents that call a function of this image, directly or through PLT stub or slot.
-pub(super) fn callers_of(code: &Code<'_>, function: Svma) -> BTreeSet<usize> {
-    let image = code.image;
-    let imports = (code.import(HOOK) == Some(function)).then(|| image.imports(HOOK));
-    let addresses = [function].into_iter().chain(image.stubs_to(function)).chain(image.slots_of(function));
-    let wanted: Vec<_> =
-        addresses.chain(imports.into_iter().flatten()).map(|Svma(at)| at..at.saturating_add(1)).collect();
-    find_references(image, &wanted, Kind::Any).into_iter().map(|reference| reference.function).collect()
 }
 
 /// A guard with the jump that depends on it.
@@ -373,11 +327,6 @@ impl Finder<'_, '_> {
     }
 }
 
-/// `hook_events` follows the 32-bit `flags` (`struct rb_objspace`, gc.c of 2.6 to 3.3).
-pub(in crate::ruby) fn hook_events(flags: u32) -> Field {
-    Field::Objspace(i64::from(flags) + 4)
-}
-
 fn guard(body: &Body, owner: usize, test: &EventTest, jump: Option<usize>) -> Guard {
     let last = jump.unwrap_or(test.test);
     let address = |index: usize| Svma(body.instructions[index].ip());
@@ -401,15 +350,4 @@ fn surviving_register(body: &Body, test: &EventTest, last: usize) -> Option<u8> 
         .iter()
         .any(|instruction| written_registers(&mut factory, instruction).contains(&base.full_register()));
     if overwritten { None } else { register_number(base).map(|number| number as u8) }
-}
-
-pub(super) fn name_owners(code: &Code<'_>, sites: &mut [Site]) {
-    for site in sites {
-        site.owner_name = code.image.function_name(site.owner).map(str::to_owned);
-    }
-}
-
-/// The name in the source of a function that the compiler cloned or split: without `.part.0`, `.isra.0` and the like.
-pub(in crate::ruby) fn base_name(name: &str) -> &str {
-    name.split('.').next().unwrap_or(name)
 }

@@ -11,14 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use iced_x86::{ConditionCode, FlowControl, Instruction, Mnemonic, Register};
 use serde::{Deserialize, Serialize};
 
-use super::finder::{callers_of, calling_functions};
+use super::callers::{callers_of, calling_functions};
 use super::flow::{Origin, Value, follow};
 use crate::address::Svma;
 use crate::ruby::RubyVersion;
 use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code, is_jump};
 use crate::ruby::emulation::is_emulated_at;
-use crate::ruby::references::{Kind, find_references};
+use crate::ruby::reference::Kind;
+use crate::ruby::references::find_references;
 use crate::ruby::x86::{first_register, has_frame_pointer, immediate, is_memory, is_register};
 
 /// What a thread does with the GVL.

@@ -9,6 +9,7 @@
 //! - from 4.0 on the flags are the global `ruby_vm_event_flags`, and the call behind the test is out of line.
 
 mod aarch64;
+mod callers;
 mod facts;
 mod finder;
 mod flow;
@@ -32,7 +33,8 @@ pub use refill::{PageFields, RefillSite, RefillSites};
 pub use thread::{ThreadEvent, ThreadPlace, ThreadSite, ThreadSites};
 
 pub(super) use aarch64::increments as increments_aarch64;
-pub(super) use finder::{MAX_SITES, base_name, find, hook_events};
+pub(super) use callers::{MAX_SITES, base_name, hook_events};
+pub(super) use finder::find;
 
 /// How a site was recognised, and what is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use gctrace_common::event::Point;
 use iced_x86::{FlowControl, Mnemonic, Register};
 
-use super::finder::base_name;
+use super::callers::base_name;
 use super::{PauseKind, Site};
 use crate::address::Svma;
 use crate::ruby::RubyVersion;

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, Register};
 use serde::{Deserialize, Serialize};
 
-use super::finder::calling_functions;
+use super::callers::calling_functions;
 use crate::address::Svma;
 use crate::ruby::RubyVersion;
 use crate::ruby::accept::Outcome;

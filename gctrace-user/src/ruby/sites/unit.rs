@@ -6,7 +6,8 @@ use std::ops::Range;
 use crate::address::Svma;
 use crate::elf::SymbolTable;
 use crate::ruby::code::Code;
-use crate::ruby::references::{Kind, find_references};
+use crate::ruby::reference::Kind;
+use crate::ruby::references::find_references;
 
 /// Exported functions of the GC lie within this distance of their median; others that share the prefix do not count.
 const CLUSTER_RADIUS: u64 = 0x8_0000;

@@ -31,9 +31,10 @@ use crate::{
         ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus, push,
         stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
     },
+    images::Images,
     ledger::Ledger,
     native::Tables,
-    pipeline::{GvlOrder, Images, Pipeline},
+    pipeline::{GvlOrder, Pipeline},
     preflight::{self, Missing},
     stacks::Reader,
 };

@@ -16,6 +16,7 @@ pub mod doctor;
 pub mod elf;
 pub mod enrich;
 pub mod export;
+pub mod images;
 pub mod ledger;
 pub mod model;
 pub mod native;

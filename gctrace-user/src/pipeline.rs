@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     path::Path,
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,10 +22,10 @@ use crate::{
         proc::{self, MemoryReader},
     },
     export::{ExportError, Exporter, ProcessEnd},
+    images::{Images, KnownImage},
     ledger::{Ledger, UserCounts},
-    model::{EndReason, GcCycle, Image, Memory, Process, Shares},
+    model::{EndReason, GcCycle, Memory, Process, Shares},
     native::NativeNamer,
-    ruby::{PauseKind, frames::FrameLayout, layout::ObjspaceLayout},
     stacks::{Made, Reader, Ready, Stacks, Taken},
 };
 
@@ -40,46 +40,6 @@ const BATCH: usize = 4096;
 
 /// How memory is shared is read at most this often of a process.
 const SHARES_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A probed image and how to read the objspace of its processes.
-#[derive(Debug)]
-pub struct KnownImage {
-    /// What exporters are told of it.
-    pub image: Arc<Image>,
-    /// How its events are read; `None` where there are only probes of the last resort.
-    pub reading: Option<Reading>,
-    /// How the frames of its stacks are named; `None` where they cannot be walked.
-    pub frames: Option<Arc<FrameLayout>>,
-}
-
-/// How the events of an image are read.
-#[derive(Debug)]
-pub struct Reading {
-    /// Its layout.
-    pub layout: ObjspaceLayout,
-    /// Mask of `during_gc` in the flags word.
-    pub during_gc: u32,
-    /// What is known of the kind of pause by its `GC_ENTER` site (stated address).
-    pub pause_kinds: HashMap<u64, PauseKind>,
-}
-
-/// The images probed so far, by index. The control thread adds an image before it attaches the first probe, so every
-/// record finds its image here.
-#[derive(Clone, Debug, Default)]
-pub struct Images(Arc<RwLock<Vec<Arc<KnownImage>>>>);
-
-impl Images {
-    /// Adds an image.
-    pub fn add(&self, image: KnownImage) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(image));
-    }
-
-    /// The image with this index.
-    pub fn get(&self, index: u32) -> Option<Arc<KnownImage>> {
-        let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        images.iter().find(|known| known.image.index == index).cloned()
-    }
-}
 
 /// A process that is traced.
 struct Traced {

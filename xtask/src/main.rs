@@ -8,7 +8,6 @@ mod demo;
 mod ebpf;
 mod elf;
 mod lab;
-mod lab_built;
 mod layouts;
 mod provision;
 mod setup;

@@ -31,8 +31,8 @@ use crate::{
     cache::Cache,
     elf::LoadSegment,
     enrich::{clock::monotonic_ns, host, names::Names, proc::is_running},
+    images::Images,
     native::Tables,
-    pipeline::Images,
     ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},
 };
 

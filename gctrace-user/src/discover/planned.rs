@@ -10,8 +10,8 @@ use super::debuginfo::{Around, Symbols};
 use crate::{
     cache::{Cache, Kept},
     elf::{ElfImage, ImageHead, LoadSegment, Machine},
+    images::Reading,
     model::Image,
-    pipeline::Reading,
     ruby::{
         RubyAnalysis, RubyVersion, analyse, analyse_library,
         last_resort::{LastResort, Method},

@@ -4,6 +4,7 @@
 mod confidence;
 mod features;
 mod host;
+mod jsonl;
 pub mod report;
 mod ruby;
 mod text;
@@ -15,7 +16,7 @@ use crate::{
     cache::Cache,
     cli::{DoctorSettings, Format},
     discover::{self, Abilities, DebugInfo, Subjects},
-    export::{ExportError, doctor::write_jsonl},
+    export::ExportError,
     preflight,
 };
 
@@ -35,7 +36,7 @@ pub fn run(settings: &DoctorSettings) -> Result<u8, ExportError> {
     };
     let mut out = BufWriter::new(stdout);
     let written = match settings.format {
-        Format::Jsonl => write_jsonl(&mut out, &report),
+        Format::Jsonl => jsonl::write_jsonl(&mut out, &report),
         Format::Text | Format::Quiet => text::write(&mut out, &report, style),
     };
     match written.and_then(|()| out.flush()) {

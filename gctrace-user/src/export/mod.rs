@@ -12,7 +12,6 @@ use crate::{
     },
 };
 
-pub mod doctor;
 pub mod environment;
 mod figures;
 mod file;

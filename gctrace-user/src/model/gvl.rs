@@ -5,37 +5,7 @@ use std::sync::Arc;
 use gctrace_common::gvl::{BUCKETS, bucket_most};
 
 use super::stack::Stack;
-
-/// What is seen of the GVL in an image, besides waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about what is seen")]
-pub struct GvlCoverage {
-    /// Holds, and times without it: no thread can give it up unseen (in 3.2 they can).
-    pub holds: bool,
-    /// The ends of threads (from 3.2 on). Without them a thread's life is told up to the last time that it was seen to give up
-    /// the GVL.
-    pub ends: bool,
-    /// Only waits are seen for which a thread had to block (futexes are looked at, and not the program).
-    pub only_blocked: bool,
-    /// Waits of threads that another one woke are seen: from a `Queue`, a `Mutex`, a `join`.
-    pub woken: bool,
-}
-
-impl GvlCoverage {
-    /// What is missing, for people; empty: nothing.
-    pub fn lacks(self) -> &'static str {
-        match (self.only_blocked, self.woken, self.holds) {
-            (true, true, _) => "only waits for which a thread had to block (--gvl=futex), and no holds",
-            (true, false, _) => {
-                "only waits for which a thread had to block (--gvl=futex), not those of threads that another one wakes (Queue, Mutex, join, wakeup), and no holds"
-            }
-            (false, _, false) => {
-                "only waits: the yields of Ruby 3.2 have no event, so how long it is held is not known"
-            }
-            (false, ..) => "",
-        }
-    }
-}
+pub use crate::ruby::gvl_plan::GvlCoverage;
 
 /// A thread, as far as it can be told.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

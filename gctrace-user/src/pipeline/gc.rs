@@ -2,9 +2,10 @@
 
 use gctrace_common::event::{PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
 
-use super::{Pipeline, Reading};
+use super::Pipeline;
 use crate::{
     decode::{self, Event},
+    images::Reading,
     model::{GcState, GcWork, Memory},
     ruby::{
         layout::{BoundKey, ObjspaceLayout},

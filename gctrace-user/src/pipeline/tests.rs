@@ -6,8 +6,9 @@ use gctrace_common::event::{Header, Point, SNAPSHOT_BYTES, SnapshotEvent};
 
 use super::*;
 use crate::{
-    model::GcState,
-    ruby::{RubyVersion, prove},
+    images::Reading,
+    model::{GcState, Image},
+    ruby::{RubyVersion, layout::ObjspaceLayout, prove},
 };
 
 /// Notes the names of what it is handed.

@@ -25,9 +25,9 @@ use crate::{
     bpf::StackRing,
     decode::{self, Event, StackRecord},
     enrich::mem::ProcessMemory,
+    images::Images,
     ledger::UserCounts,
     model::stack::Frame,
-    pipeline::Images,
     ruby::frames::{FrameLayout, Namer},
 };
 

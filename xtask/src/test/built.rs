@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::live_tests;
 use crate::{
+    lab::built::{self, Built, Outcome},
     lab::{self, Suite},
-    lab_built::{self, Built, Outcome},
     util::{cargo, progress, root, run, short, status},
 };
 
@@ -18,7 +18,7 @@ const FINDER: &str = "images_of_the_environment";
 
 /// Makes the builds, checks each one, and writes the table.
 pub(super) fn run_checks(names: &[String]) -> Result<ExitCode> {
-    let outcomes = lab_built::ensure(names)?;
+    let outcomes = built::ensure(names)?;
     run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
     let mut rows = Vec::new();
     let mut passed = true;

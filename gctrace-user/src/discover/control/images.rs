@@ -27,8 +27,8 @@ use crate::{
     bpf::brief,
     cache::Cache,
     elf::{RubyPresence, probe_ruby},
+    images::KnownImage,
     model::{Image, gvl::GvlCoverage},
-    pipeline::KnownImage,
     ruby::{last_resort::LastResort, plan::AttachPlan},
 };
 

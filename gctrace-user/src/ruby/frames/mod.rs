@@ -19,6 +19,7 @@
 
 mod cache;
 mod class;
+mod frame;
 mod iseq;
 mod label;
 mod layout;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 
 use gctrace_common::stack::RubyFrame;
 
-use crate::model::stack::Frame;
+pub use frame::{Frame, FrameKind};
 pub use layout::FrameLayout;
 use namer::Shown;
 

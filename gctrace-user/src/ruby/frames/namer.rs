@@ -8,7 +8,7 @@ use std::{
 use gctrace_common::stack::RubyFrame;
 
 use super::{
-    Memory,
+    Frame, FrameKind, Memory,
     cache::Cache,
     class::{self, Owner},
     iseq::{Body, Kind},
@@ -18,7 +18,6 @@ use super::{
     read::{Failure, Reader, Result},
     symbol,
 };
-use crate::model::stack::{Frame, FrameKind};
 
 /// Entries of each kind that are remembered, in each of two generations.
 const CAPACITY: usize = 16 << 10;

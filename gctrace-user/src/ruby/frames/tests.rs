@@ -16,7 +16,6 @@ use super::{
 };
 use crate::{
     address::Svma,
-    model::stack::FrameKind,
     ruby::{RubyVersion, derive::SymbolTable, tables},
 };
 

@@ -133,7 +133,7 @@ struct Miss<'a> {
 }
 
 /// Writes a report, one object per line.
-pub fn write_jsonl(out: &mut impl Write, report: &Report) -> io::Result<()> {
+pub(super) fn write_jsonl(out: &mut impl Write, report: &Report) -> io::Result<()> {
     write(out, &host(&report.host, &report.summary))?;
     for found in &report.images {
         write(out, &image(found))?;

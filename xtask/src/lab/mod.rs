@@ -3,6 +3,8 @@
 //! A root holds the Ruby packages of one suite with what they depend on, unpacked and not configured: the very files
 //! that users have, in about 75 MB. Nothing of it is ever booted; the tests start its Ruby in a chroot.
 
+pub(crate) mod built;
+
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
@@ -12,8 +14,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
+use self::built::Outcome;
 use crate::{
-    lab_built::{self, Outcome},
     setup::{self, Purpose},
     util::{as_root, cache_dirs, output, progress, run_quiet, short},
 };
@@ -162,7 +164,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if args.built {
         let mut missing = Vec::new();
-        for outcome in lab_built::ensure(&args.names)? {
+        for outcome in built::ensure(&args.names)? {
             match outcome {
                 Outcome::Built(built) => println!("{} {:?}", built.library.display(), built.differing),
                 Outcome::NoSource(source) => missing.push(source.to_string()),

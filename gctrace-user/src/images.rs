@@ -1,0 +1,51 @@
+//! What the threads share about images: which are probed, and how to read their processes.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use crate::{
+    model::Image,
+    ruby::{PauseKind, frames::FrameLayout, layout::ObjspaceLayout},
+};
+
+/// A probed image and how to read the objspace of its processes.
+#[derive(Debug)]
+pub struct KnownImage {
+    /// What exporters are told of it.
+    pub image: Arc<Image>,
+    /// How its events are read; `None` where there are only probes of the last resort.
+    pub reading: Option<Reading>,
+    /// How the frames of its stacks are named; `None` where they cannot be walked.
+    pub frames: Option<Arc<FrameLayout>>,
+}
+
+/// How the events of an image are read.
+#[derive(Debug)]
+pub struct Reading {
+    /// Its layout.
+    pub layout: ObjspaceLayout,
+    /// Mask of `during_gc` in the flags word.
+    pub during_gc: u32,
+    /// What is known of the kind of pause by its `GC_ENTER` site (stated address).
+    pub pause_kinds: HashMap<u64, PauseKind>,
+}
+
+/// The images probed so far, by index. The control thread adds an image before it attaches the first probe, so every
+/// record finds its image here.
+#[derive(Clone, Debug, Default)]
+pub struct Images(Arc<RwLock<Vec<Arc<KnownImage>>>>);
+
+impl Images {
+    /// Adds an image.
+    pub fn add(&self, image: KnownImage) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(image));
+    }
+
+    /// The image with this index.
+    pub fn get(&self, index: u32) -> Option<Arc<KnownImage>> {
+        let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        images.iter().find(|known| known.image.index == index).cloned()
+    }
+}

@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use aya_obj::generated::{bpf_attr, bpf_attr__bindgen_ty_14__bindgen_ty_3__bindgen_ty_7, bpf_insn};
+use aya_obj::generated::{bpf_attr, bpf_insn};
 
 /// Borrows the descriptor of an owner that only knows `AsRawFd`.
 pub(super) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
@@ -108,16 +108,14 @@ pub(super) fn link_multi(
     let mut attributes: bpf_attr = unsafe { std::mem::zeroed() };
     attributes.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
     attributes.link_create.attach_type = BPF_TRACE_UPROBE_MULTI;
-    attributes.link_create.__bindgen_anon_3.uprobe_multi =
-        bpf_attr__bindgen_ty_14__bindgen_ty_3__bindgen_ty_7 {
-            path: path.as_ptr().addr() as u64,
-            offsets: offsets.as_ptr().addr() as u64,
-            ref_ctr_offsets: 0,
-            cookies: cookies.as_ptr().addr() as u64,
-            cnt: places.len() as u32,
-            flags: if at_return { RETURN } else { 0 },
-            pid,
-        };
+    // Field by field: a whole value would bring its padding along, which has any content, and the kernel refuses attributes
+    // with anything but zeros behind the last field.
+    attributes.link_create.__bindgen_anon_3.uprobe_multi.path = path.as_ptr().addr() as u64;
+    attributes.link_create.__bindgen_anon_3.uprobe_multi.offsets = offsets.as_ptr().addr() as u64;
+    attributes.link_create.__bindgen_anon_3.uprobe_multi.cookies = cookies.as_ptr().addr() as u64;
+    attributes.link_create.__bindgen_anon_3.uprobe_multi.cnt = places.len() as u32;
+    attributes.link_create.__bindgen_anon_3.uprobe_multi.flags = if at_return { RETURN } else { 0 };
+    attributes.link_create.__bindgen_anon_3.uprobe_multi.pid = pid;
     descriptor(BPF_LINK_CREATE, &attributes)
 }
 

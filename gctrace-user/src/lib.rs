@@ -10,6 +10,8 @@ pub mod app;
 pub mod bpf;
 pub mod cache;
 pub mod cli;
+#[cfg(test)]
+mod debian;
 pub mod decode;
 pub mod discover;
 pub mod doctor;

@@ -16,10 +16,8 @@ use super::{
     key, sources,
 };
 use crate::{
-    elf::{
-        ElfImage, ImageHead,
-        tests::{DEBIAN_LIBRUBY, Damaged},
-    },
+    debian::{libruby, libruby_bytes, libruby_file, libruby_image, libruby_offset},
+    elf::{ElfImage, ImageHead, tests::Damaged},
     ruby::{analyse, may_be_probed},
 };
 
@@ -34,8 +32,8 @@ struct Sample {
 fn sample() -> &'static Sample {
     static SAMPLE: OnceLock<Sample> = OnceLock::new();
     SAMPLE.get_or_init(|| {
-        let file = File::open(DEBIAN_LIBRUBY).unwrap();
-        let (head, image) = (ImageHead::read(&file).unwrap(), ElfImage::read(&file).unwrap());
+        let (file, image) = (libruby_file(), libruby_image());
+        let head = ImageHead::read(&file).unwrap();
         let kept = Kept { analysis: analyse(&image).unwrap(), witnessed: true };
         let bytes = Entry::new(&file, &head, &image, &kept).unwrap().encode().unwrap();
         Sample { file, head, image, kept, bytes }
@@ -128,14 +126,15 @@ fn unusable_entries() {
 #[test]
 fn patched_image() {
     let sample = sample();
-    let contents = fs::read(DEBIAN_LIBRUBY).unwrap();
+    let contents = libruby_bytes();
+    let version = sample.image.symbol("ruby_version").unwrap().address;
     let site = sample.kept.analysis.sites[0].address;
     let code = sample.image.svma_to_file_offset(site).unwrap().0 as usize;
-    let version = contents.windows(6).position(|window| window == b"3.1.2\0").unwrap();
+    let last_digit = libruby_offset(version) + sample.image.c_string(version).unwrap().len() - 1;
     for (at, what) in
-        [(code, "code at"), (code + 7, "code at"), (code - 200, "code"), (version + 4, "ruby_version")]
+        [(code, "code at"), (code + 7, "code at"), (code - 200, "code"), (last_digit, "ruby_version")]
     {
-        let damaged = Damaged { bytes: &contents, patches: vec![(at, contents[at] ^ 1)] };
+        let damaged = Damaged { bytes: contents, patches: vec![(at, contents[at] ^ 1)] };
         let head = ImageHead::read(&damaged).unwrap();
         let refused = Entry::decode(&sample.bytes).unwrap().verified(&damaged, &head).unwrap_err();
         assert!(refused.to_string().contains(what), "{refused}");
@@ -158,7 +157,7 @@ fn unsafe_places() {
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(dir.path(), &link).unwrap();
     assert!(Cache::at(&link).path().is_none());
-    assert!(Cache::at(&PathBuf::from(DEBIAN_LIBRUBY)).path().is_none());
+    assert!(Cache::at(libruby()).path().is_none());
 
     let mut cache = Cache::at(dir.path());
     let entry = stored(dir.path());

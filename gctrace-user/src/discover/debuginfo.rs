@@ -396,7 +396,7 @@ mod tests {
     /// it by name.
     #[test]
     fn cached_analyses_are_witnessed() {
-        let ruby = Path::new(crate::elf::tests::DEBIAN_LIBRUBY);
+        let ruby = crate::debian::libruby();
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         std::fs::create_dir(&root).unwrap();
@@ -446,7 +446,7 @@ mod tests {
         let args =
             ["-g", "-shared", "-Wl,--build-id", source.to_str().unwrap(), "-o", library.to_str().unwrap()];
         run("gcc", &args);
-        let ruby = Path::new(crate::elf::tests::DEBIAN_LIBRUBY);
+        let ruby = crate::debian::libruby();
         let files = [library.clone()];
         let strict = DebugInfo::open(&files, None, false).unwrap();
         let error = planned(ruby, ruby, dir.path(), &strict).unwrap_err().to_string();

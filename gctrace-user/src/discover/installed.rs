@@ -103,6 +103,7 @@ fn find_library(soname: &str, run_path: Option<&str>, executable: &Path) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::debian::libruby;
 
     /// Version suffixes belong to Ruby, other programs' names do not.
     #[test]
@@ -116,9 +117,9 @@ mod tests {
         {
             assert_eq!(names_gc_library(&Path::new("/opt/gc").join(name)), expected, "{name}");
         }
-        assert!(
-            names_ruby(Path::new("/opt/lib/libruby-3.1.so.3.1.2")) && !names_ruby(Path::new("/lib/libc.so"))
-        );
+        // The file itself has the patch release at the end of its name.
+        assert!(names_ruby(libruby()) && names_ruby(Path::new("/opt/lib/libruby-3.1.so.3.1")));
+        assert!(!names_ruby(Path::new("/lib/libc.so")));
     }
 
     /// Debian's ruby is found through its shared library.

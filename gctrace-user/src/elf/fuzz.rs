@@ -7,24 +7,20 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::headers::Headers;
-use super::tests::{DEBIAN_LIBRUBY, Damaged};
+use super::tests::Damaged;
 use super::{ElfImage, ImageHead, probe_ruby};
 use crate::address::Svma;
+use crate::debian::{libruby_bytes, libruby_section};
 use crate::ruby::analyse;
-
-static LIBRUBY: LazyLock<Vec<u8>> = LazyLock::new(|| std::fs::read(DEBIAN_LIBRUBY).unwrap());
 
 /// Parts of the file that decide how the rest is read: file header, program headers, section headers, and the sections
 /// that the finder parses.
 static TARGETS: LazyLock<Vec<std::ops::Range<usize>>> = LazyLock::new(|| {
-    let headers = Headers::read(&LIBRUBY[..]).unwrap();
-    let table = LIBRUBY.len() - headers.sections.len() * 64..LIBRUBY.len();
+    let bytes = libruby_bytes();
+    let table = bytes.len() - Headers::read(bytes).unwrap().sections.len() * 64..bytes.len();
     let parsed = [".dynsym", ".dynstr", ".gnu.hash", ".rela.dyn", ".rela.plt", ".plt", ".text", ".rodata"];
     let tables = [".eh_frame_hdr", ".eh_frame", ".dynamic", ".got", ".note.gnu.build-id", ".note.stapsdt"];
-    let sections = parsed.iter().chain(&tables).map(|name| {
-        let section = headers.section(name).unwrap();
-        section.offset as usize..(section.offset + section.size) as usize
-    });
+    let sections = parsed.into_iter().chain(tables).map(libruby_section);
     [0..64, 64..0x300, table].into_iter().chain(sections).collect()
 });
 
@@ -47,7 +43,7 @@ fn patches() -> impl Strategy<Value = Vec<(usize, u8)>> {
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn survives(patches: Vec<(usize, u8)>) {
-    let damaged = Damaged { bytes: &LIBRUBY, patches };
+    let damaged = Damaged { bytes: libruby_bytes(), patches };
     let start = Instant::now();
     let _ = (probe_ruby(&damaged), ImageHead::read(&damaged));
     if let Ok(image) = ElfImage::read(&damaged)

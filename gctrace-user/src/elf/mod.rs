@@ -28,6 +28,8 @@ mod usdt;
 pub use error::ElfError;
 pub use frames::FunctionRange;
 pub use head::{ImageHead, code_offset};
+#[cfg(test)]
+pub(crate) use headers::Headers;
 pub use headers::Machine;
 pub use image::{BuildId, ElfImage};
 pub use names::FunctionNames;

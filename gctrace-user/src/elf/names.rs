@@ -74,13 +74,13 @@ fn ranges(source: &dyn ReadAt, headers: &Headers) -> Result<Vec<FunctionRange>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::elf::tests::DEBIAN_LIBRUBY;
+    use crate::debian::{libruby, libruby_file};
 
     /// Exports are named; functions without a name are told by where they begin.
     #[test]
     fn stripped_library() {
-        let file = std::fs::File::open(DEBIAN_LIBRUBY).unwrap();
-        let names = FunctionNames::read(&file, Path::new(DEBIAN_LIBRUBY), &[]).unwrap();
+        let file = libruby_file();
+        let names = FunctionNames::read(&file, libruby(), &[]).unwrap();
         let exported = names.exports.find("rb_funcallv").unwrap();
         assert_eq!(names.name(exported.address), Some("rb_funcallv"));
         assert_eq!(names.start(Svma(exported.address.0 + 1)), Some(exported.address));

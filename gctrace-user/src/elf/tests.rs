@@ -3,11 +3,14 @@
 use std::fs::File;
 use std::io;
 
-use super::{ElfError, ElfImage, Machine, ReadAt, RubyPresence, SymbolTable, probe_ruby, read_symbol_u64};
+use super::{
+    ElfError, ElfImage, Headers, Machine, ReadAt, RubyPresence, SymbolTable, probe_ruby, read_symbol_u64,
+};
 use crate::address::{FileOffset, Svma};
+use crate::debian::{libruby, libruby_bytes, libruby_file, libruby_image, libruby_section};
+use crate::ruby::RubyVersion;
 
 /// Installed by the project's setup.
-pub(crate) const DEBIAN_LIBRUBY: &str = "/usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1.2";
 const DEBIAN_RUBY: &str = "/usr/bin/ruby3.1";
 
 /// A file in which some bytes differ and which may end early, without a copy of it.
@@ -76,15 +79,11 @@ impl Noise {
     }
 }
 
-fn libruby() -> ElfImage {
-    ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap()
-}
-
 /// The library is recognised as an interpreter, the program as a user of one, other programs as neither.
 #[test]
 fn probing_for_ruby() {
     let probe = |path: &str| probe_ruby(&File::open(path).unwrap()).unwrap();
-    assert_eq!(probe(DEBIAN_LIBRUBY), Some(RubyPresence::Defines));
+    assert_eq!(probe(libruby().to_str().unwrap()), Some(RubyPresence::Defines));
     let Some(RubyPresence::Needs { sonames, run_path }) = probe(DEBIAN_RUBY) else {
         panic!("{DEBIAN_RUBY} does not need libruby")
     };
@@ -98,7 +97,7 @@ fn probing_for_ruby() {
 /// The parts of an image agree with each other and with what readelf prints for this file.
 #[test]
 fn image_of_libruby() {
-    let image = libruby();
+    let image = libruby_image();
     assert_eq!(image.machine(), Machine::X86_64);
     assert!(!image.has_interpreter() && !image.is_fixed_position());
     assert!(image.symbols().is_empty());
@@ -114,14 +113,19 @@ fn image_of_libruby() {
     assert!(image.functions()[index].entry);
     let stub = image.stubs_to(count.address).next().unwrap();
     assert_eq!(image.slot_symbol(image.stub_slot(stub).unwrap()), Some("rb_gc_count"));
-    assert_eq!(image.c_string(image.symbol("ruby_version").unwrap().address), Some("3.1.2"));
+    let version = image.c_string(image.symbol("ruby_version").unwrap().address).unwrap();
+    assert_eq!(RubyVersion::of_image(&image), Some(version.parse().unwrap()));
+    assert!(version.starts_with("3.1."), "{version}");
+    // The description repeats it.
+    let description = image.c_string(image.symbol("ruby_description").unwrap().address).unwrap();
+    assert!(description.starts_with(&format!("ruby {version}p")), "{description}");
 }
 
 /// File offsets exist for executable addresses only, and lead to the same bytes.
 #[test]
 fn file_offsets() {
-    let image = libruby();
-    let file = File::open(DEBIAN_LIBRUBY).unwrap();
+    let image = libruby_image();
+    let file = libruby_file();
     let address = image.symbol("rb_gc_count").unwrap().address;
     let FileOffset(offset) = image.svma_to_file_offset(address).unwrap();
     let mut bytes = [0; 16];
@@ -138,7 +142,7 @@ fn file_offsets() {
 /// Truncated files are errors, never panics, and never an image with half its functions.
 #[test]
 fn truncation() {
-    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let bytes = libruby_bytes();
     for step in 0..64 {
         let end = bytes.len() / 64 * step;
         let short = Damaged { bytes: &bytes[..end], patches: Vec::new() };
@@ -152,18 +156,22 @@ fn truncation() {
 /// Damage to the headers and tables is an error or an odd image, never a panic or a huge allocation.
 #[test]
 fn damaged_tables() {
-    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
-    let sections = bytes.len() - 0x780..bytes.len();
-    let regions =
-        [0..64, 64..0x270, 0x3738..0x18e52, 0x1a098..0x32050, 0x34_dba0..0x3a_3780, 0x3a_a608..0x3a_a848];
+    let bytes = libruby_bytes();
+    // The section headers are the end of the file, 64 bytes each.
+    let count = Headers::read(bytes).unwrap().sections.len();
+    let sections = bytes.len() - count * 64..bytes.len();
+    let names = [".gnu.hash", ".dynsym", ".dynstr", ".rela.dyn", ".rela.plt", ".eh_frame", ".dynamic"];
+    let headers = [0..64, 64..libruby_section(".note.gnu.build-id").start];
+    let inside = Svma(libruby_image().symbol("rb_gc_count").unwrap().address.0 + 1);
     let mut noise = Noise(0x9e37_79b9);
-    for region in regions.into_iter().chain([sections.clone(), sections.clone(), sections]) {
+    let regions = headers.into_iter().chain(names.map(libruby_section));
+    for region in regions.chain([sections.clone(), sections.clone(), sections]) {
         for _ in 0..24 {
-            let damaged = Damaged { bytes: &bytes, patches: noise.patches(region.clone()) };
+            let damaged = Damaged { bytes, patches: noise.patches(region.clone()) };
             let _ = probe_ruby(&damaged);
             if let Ok(image) = ElfImage::read(&damaged) {
                 let _ = image.svma_to_file_offset(Svma(noise.next()));
-                let _ = image.function_name(Svma(0xcf500));
+                let _ = image.function_name(inside);
             }
         }
     }

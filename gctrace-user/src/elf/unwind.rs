@@ -315,13 +315,15 @@ fn operations<'a>(
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::path::Path;
     use std::sync::LazyLock;
     use std::time::{Duration, Instant};
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::elf::tests::{DEBIAN_LIBRUBY, Noise};
+    use crate::debian::libruby;
+    use crate::elf::tests::Noise;
 
     const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
     const LIBCRYPTO: &str = "/usr/lib/x86_64-linux-gnu/libcrypto.so.3";
@@ -329,8 +331,9 @@ mod tests {
     /// Every row, and random instructions between rows, say what gimli's own unwinder says there.
     #[test]
     fn agrees_with_the_reference() {
-        for path in [DEBIAN_LIBRUBY, LIBC, LIBCRYPTO] {
+        for path in [libruby(), Path::new(LIBC), Path::new(LIBCRYPTO)] {
             let file = File::open(path).unwrap();
+            let path = path.display();
             let started = Instant::now();
             let table = UnwindTable::read(&file).unwrap();
             let took = started.elapsed();

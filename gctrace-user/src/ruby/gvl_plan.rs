@@ -243,22 +243,16 @@ fn ractor_offset(analysis: &RubyAnalysis, own: Option<&Table>) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
     use crate::{
-        elf::{ElfImage, tests::DEBIAN_LIBRUBY},
-        ruby::{analyse, derive::ThreadLayout},
+        debian::{libruby_analysis, libruby_image},
+        ruby::derive::ThreadLayout,
     };
-
-    fn debian() -> RubyAnalysis {
-        analyse(&ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap()).unwrap()
-    }
 
     /// Every release that tells threads apart by their address has the offset of their Ractor.
     #[test]
     fn ractors() {
-        let mut analysis = debian();
+        let mut analysis = libruby_analysis().clone();
         for table in tables::tables() {
             let (major, minor, teeny) = table.to;
             let version = RubyVersion::new(major, minor, teeny);
@@ -271,7 +265,7 @@ mod tests {
     /// would have to be known.
     #[test]
     fn ractors_of_a_new_series() {
-        let mut analysis = debian();
+        let mut analysis = libruby_analysis().clone();
         analysis.version = RubyVersion::new(9, 1, 0);
         assert_eq!(ractor_offset(&analysis, None), None);
         analysis.derived.thread = Ok(ThreadLayout {
@@ -292,7 +286,7 @@ mod tests {
     /// Every release with a table has what tells its waits by futexes.
     #[test]
     fn futexes() {
-        let mut analysis = debian();
+        let mut analysis = libruby_analysis().clone();
         let stack = StackPath { place: StackPath::GLOBAL, ..StackPath::default() };
         for table in tables::tables() {
             let (major, minor, teeny) = table.to;
@@ -312,9 +306,8 @@ mod tests {
     /// Up to 3.1 a thread waits from the entry of one function to its return, and gives the GVL up in many places.
     #[test]
     fn before_the_events() {
-        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
-        let analysis = analyse(&image).unwrap();
-        let plan = plan(image.segments(), &analysis, None, &StackPath::default()).unwrap();
+        let image = libruby_image();
+        let plan = plan(image.segments(), libruby_analysis(), None, &StackPath::default()).unwrap();
         let of = |point| plan.probes.iter().filter(move |probe| probe.point == point).collect::<Vec<_>>();
         let (ready, resumed) = (of(GvlPoint::Ready), of(GvlPoint::Resumed));
         assert_eq!((ready.len(), resumed.len()), (1, 1));

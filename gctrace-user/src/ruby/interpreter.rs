@@ -79,12 +79,12 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::elf::tests::DEBIAN_LIBRUBY;
+    use crate::debian::libruby_image;
 
     /// In the stripped library of Debian 12 the loop is where its source build has it.
     #[test]
     fn stripped_library() {
-        let image = ElfImage::read(&std::fs::File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+        let image = libruby_image();
         let started = Instant::now();
         let found = find(&image).unwrap();
         let took = started.elapsed();

@@ -157,33 +157,26 @@ pub(super) fn anchor(image: &ElfImage) -> Option<Svma> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
-    use crate::elf::tests::DEBIAN_LIBRUBY;
-    use crate::ruby::{Refusal, analyse, analyse_library};
-
-    fn debian() -> ElfImage {
-        ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap()
-    }
+    use crate::debian::{libruby_analysis, libruby_bytes, libruby_image};
+    use crate::ruby::{Refusal, analyse_library};
 
     /// An ordinary Ruby offers no choice, whatever it is asked for, and is no GC library.
     #[test]
     fn ordinary_ruby() {
-        let image = debian();
-        let analysis = analyse(&image).unwrap();
+        let (image, analysis) = (libruby_image(), libruby_analysis());
         assert!(!is_modular(&image) && !is_library(&image) && analysis.modular.is_none());
         assert_eq!(Modular::of(&mut Code::new(&image)), Err("the table of GC functions"));
         assert_eq!(directory(&image), None);
         assert_eq!(library_name(&Code::new(&image)), None);
         assert_eq!(anchor(&image), None);
-        assert_eq!(analyse_library(&image, &analysis), Err(Refusal::Library("the interface of a GC")));
+        assert_eq!(analyse_library(&image, analysis), Err(Refusal::Library("the interface of a GC")));
     }
 
     /// The path of GC libraries is found as the one constant that ends like its beginning.
     #[test]
     fn directories() {
-        let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+        let mut bytes = libruby_bytes().to_vec();
         let constant = b"object allocation during garbage collection phase\0";
         let at = bytes.windows(constant.len()).position(|window| window == constant).unwrap();
         let mut with = |text: &[u8]| {

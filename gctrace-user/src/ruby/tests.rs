@@ -2,27 +2,31 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
+use std::iter;
 use std::path::Path;
 
 use gctrace_common::event::Point;
+use iced_x86::{Code as Opcode, Decoder, DecoderOptions, Register};
 
 use super::accept::{Outcome, accept};
 use super::analyse::analyse_any;
 use super::code::Code;
 use super::sites::find;
+use super::tables::Table;
 use super::truth::{Instance, Line, Truth};
 use super::vm_path::VmPath;
 use super::{
     PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, ThreadEvent, analyse, analyse_library,
 };
 use crate::address::Svma;
-use crate::elf::tests::{DEBIAN_LIBRUBY, Damaged, Noise};
+use crate::debian::{
+    Known, known_libruby, libruby, libruby_analysis, libruby_bytes, libruby_image, libruby_offset,
+    libruby_section,
+};
+use crate::elf::tests::{Damaged, Noise};
 use crate::elf::{ElfImage, Machine, RubyPresence, probe_ruby};
 
-/// Build id of Debian's libruby3.1 3.1.2-7+deb12u1 for amd64, of which the exact addresses are known.
-const KNOWN_BUILD: &str = "803542d97ea70c8f19d5fb7f9fd3b828e3e9ada4";
-
-/// Debian's 3.1.2, as good as any for files that are no Ruby.
+/// The path in a Ruby of the series 3.1, as good as any for files that are no Ruby.
 const VM: VmPath = VmPath {
     vm_ptr: Svma(0x1000),
     vm_objspace: 0x450,
@@ -32,6 +36,13 @@ const VM: VmPath = VmPath {
     dont_gc_bit: Some(3),
     anchor: None,
 };
+
+/// The layouts of the release of Debian's library, from the DWARF of a build of the upstream sources. A release that came after the tables
+/// has those of the newest release of its series.
+pub(super) fn table_of_libruby() -> &'static Table {
+    let version = libruby_analysis().version;
+    Table::of(version).ok().or_else(|| Table::newest_of_series(version)).unwrap()
+}
 
 fn image(path: impl AsRef<Path>) -> ElfImage {
     ElfImage::read(&File::open(path).unwrap()).unwrap()
@@ -72,40 +83,81 @@ fn sites(analysis: &RubyAnalysis, point: Point) -> Vec<&Site> {
     analysis.sites.iter().filter(|site| site.point == point).collect()
 }
 
-/// Debian's stripped 3.1.2 gives the sites that its source and a dynamic comparison with `GC.count` confirm.
+/// Bits of the events in the objspace's `hook_events` (`RUBY_INTERNAL_EVENT_*`, include/ruby/internal/event.h).
+const EVENT_BITS: [(Point, u32); 5] = [
+    (Point::GcStart, 22),
+    (Point::GcEndMark, 23),
+    (Point::GcEndSweep, 24),
+    (Point::GcEnter, 25),
+    (Point::GcExit, 26),
+];
+
+/// All instructions `test [register+offset], bit` of an image that test an event's bit in the word at this offset, found
+/// by decoding everything and nothing else.
+fn event_tests(image: &ElfImage, hook_events: u64) -> BTreeSet<(&'static str, u64)> {
+    let (start, text) = image.text();
+    let decoder = Decoder::with_ip(64, text, start.0, DecoderOptions::NONE);
+    let tests = decoder.into_iter().filter_map(|instruction| {
+        let is_test = matches!(instruction.code(), Opcode::Test_rm8_imm8 | Opcode::Test_rm32_imm32);
+        // Locals are tested, too.
+        if !is_test || matches!(instruction.memory_base(), Register::None | Register::RSP | Register::RIP) {
+            return None;
+        }
+        let byte = instruction.memory_displacement64().checked_sub(hook_events).filter(|&byte| byte < 4)?;
+        let tested = u64::from(instruction.immediate32()) << (byte * 8);
+        let point = EVENT_BITS.iter().find(|(_, bit)| tested == 1 << bit)?.0;
+        Some((point.name(), instruction.ip()))
+    });
+    tests.collect()
+}
+
+/// Debian's stripped library gives the sites that its code has: all of the instructions, and no other, that test an event.
 #[test]
 fn debian_libruby() {
-    let analysis = analyse(&image(DEBIAN_LIBRUBY)).unwrap();
-    assert_eq!(analysis.version, RubyVersion::new(3, 1, 2));
-    assert!(analysis.description.starts_with("ruby 3.1.2p20 "));
+    let (image, analysis) = (libruby_image(), libruby_analysis());
+    assert_eq!(Some(analysis.version), RubyVersion::of_image(&image));
+    assert!(analysis.description.starts_with(&format!("ruby {}p", analysis.version)));
     assert!(!analysis.has_symbols);
-    assert_eq!(Point::ALL.map(|point| sites(&analysis, point).len()), [1, 1, 1, 6, 6]);
-    assert!(analysis.sites.iter().all(|site| site.form == SiteForm::Guard && site.register.is_some()));
-    let starts =
-        sites(&analysis, Point::GcEnter).iter().filter(|s| s.pause == Some(PauseKind::Start)).count();
-    assert_eq!(starts, 2);
-
     assert!(analysis.static_probes.iter().any(|probe| probe == "gc__mark__begin"));
-    let kinds: Vec<_> = sites(&analysis, Point::GcEnter).iter().map(|site| site.pause).collect();
-    assert_eq!(kinds[..3], [Some(PauseKind::Start), Some(PauseKind::Start), Some(PauseKind::Rest)]);
-    assert!(kinds[3..].iter().all(Option::is_none));
 
-    let vm = analysis.vm;
-    assert_eq!((vm.vm_objspace, vm.count, vm.flags), (0x450, 0x1b8, 0x10));
-    assert_eq!((vm.during_gc_bit, vm.dont_gc_bit), (5, Some(3)));
+    let (vm, table) = (&analysis.vm, table_of_libruby());
+    let field = |name: &str| table.fields.iter().find(|field| field.name == name).unwrap().offset;
+    let objspace = table.structure("rb_vm_struct").unwrap().field("objspace").unwrap().offset;
+    let bit = |name: &str| u32::from(table.bit_field(name).unwrap().first);
+    assert_eq!((vm.vm_objspace, vm.count, vm.flags), (objspace, field("profile.count"), table.flags));
+    assert_eq!((vm.during_gc_bit, vm.dont_gc_bit), (bit("flags.during_gc"), Some(bit("flags.dont_gc"))));
 
-    if analysis.build_id.as_ref().map(ToString::to_string).as_deref() != Some(KNOWN_BUILD) {
-        return;
+    let guards = analysis.sites.iter().map(|site| (site.point.name(), site.guard.0)).collect();
+    assert_eq!(event_tests(&image, field("hook_events").into()), guards);
+    assert_eq!(analysis.sites.len(), guards.len());
+    assert!(analysis.sites.iter().all(|site| site.form == SiteForm::Guard && site.register.is_some()));
+
+    // What gc.c has: one place for each event of a cycle, `gc_enter` and `gc_exit` inlined into their callers.
+    let counts = Point::ALL.map(|point| sites(analysis, point).len());
+    assert_eq!(counts[..3], [1, 1, 1]);
+    assert!(counts[3] >= 3 && counts[4] >= 3, "{counts:?}");
+    let pauses: Vec<_> = sites(analysis, Point::GcEnter).iter().filter_map(|site| site.pause).collect();
+    assert!(pauses.contains(&PauseKind::Start) && pauses.contains(&PauseKind::Rest), "{pauses:?}");
+    let in_memory_error = |site: &&Site| site.owner_name.as_deref() == Some("rb_memerror");
+    assert_eq!(sites(analysis, Point::GcExit).into_iter().filter(in_memory_error).count(), 1);
+
+    match known_libruby() {
+        Some(known) => assert_known(analysis, known),
+        None => println!("{} is not a known build", analysis.description),
     }
-    let at = |point| sites(&analysis, point).iter().map(|site| site.address.0).collect::<Vec<_>>();
-    let register = |point| sites(&analysis, point)[0].register;
-    assert_eq!((at(Point::GcStart), register(Point::GcStart)), (vec![0xd580d], Some(14)));
-    assert_eq!((at(Point::GcEndMark), register(Point::GcEndMark)), (vec![0xd4e94], Some(14)));
-    assert_eq!((at(Point::GcEndSweep), register(Point::GcEndSweep)), (vec![0xd79fe], Some(3)));
-    assert_eq!(at(Point::GcEnter), [0xd5643, 0xd5aed, 0xd6147, 0xd91ac, 0xd9767, 0xd98a7]);
-    assert_eq!(at(Point::GcExit), [0x39e20, 0xd5a44, 0xd617f, 0xd92b5, 0xd9782, 0xd9909]);
-    let memory_error = &sites(&analysis, Point::GcExit)[0];
-    assert_eq!(memory_error.owner_name.as_deref(), Some("rb_memerror"));
+}
+
+/// In a known build everything is where it was found by other means.
+fn assert_known(analysis: &RubyAnalysis, known: &Known) {
+    assert_eq!(analysis.version, known.version);
+    let at = |point| sites(analysis, point).iter().map(|site| site.address.0).collect::<Vec<_>>();
+    assert_eq!(Point::ALL.map(at), known.sites.map(<[u64]>::to_vec));
+    let register = |point| sites(analysis, point)[0].register;
+    let points = [Point::GcStart, Point::GcEndMark, Point::GcEndSweep];
+    assert_eq!(points.map(register), known.registers.map(Some));
+    let pauses: Vec<_> = sites(analysis, Point::GcEnter).iter().map(|site| site.pause).collect();
+    assert_eq!(pauses[..3], [Some(PauseKind::Start), Some(PauseKind::Start), Some(PauseKind::Rest)]);
+    assert!(pauses[3..].iter().all(Option::is_none));
 }
 
 /// Images that must be refused (`GCTRACE_RUBY_REFUSED`: path=text in the message, separated by colons).
@@ -318,7 +370,8 @@ fn unrelated_files_of_the_host() {
 /// Time and memory of one analysis, printed for each image of the environment, else for Debian's.
 #[test]
 fn cost_of_an_analysis() {
-    let paths = std::env::var("GCTRACE_RUBY_IMAGES").unwrap_or_else(|_| DEBIAN_LIBRUBY.to_owned());
+    let debian = || libruby().to_str().unwrap().to_owned();
+    let paths = std::env::var("GCTRACE_RUBY_IMAGES").unwrap_or_else(|_| debian());
     for path in paths.split(':').filter(|path| !path.is_empty()) {
         let start = std::time::Instant::now();
         let image = image(path);
@@ -331,31 +384,33 @@ fn cost_of_an_analysis() {
 /// Without section headers the program headers lead to the same sites; without those there is no image.
 #[test]
 fn without_section_headers() {
-    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let bytes = libruby_bytes();
     // e_shoff, and e_shnum with e_shstrndx.
     let patches = (0x28..0x30).chain(0x3c..0x40).map(|at| (at, 0)).collect();
-    let analysis = analyse(&ElfImage::read(&Damaged { bytes: &bytes, patches }).unwrap()).unwrap();
-    let whole = analyse(&image(DEBIAN_LIBRUBY)).unwrap();
+    let analysis = analyse(&ElfImage::read(&Damaged { bytes, patches }).unwrap()).unwrap();
+    let whole = libruby_analysis();
     let RubyAnalysis { static_probes, .. } = whole.clone();
-    assert_eq!(RubyAnalysis { static_probes, ..analysis }, whole);
+    assert_eq!(&RubyAnalysis { static_probes, ..analysis }, whole);
 
     // e_phnum too.
     let patches = (0x28..0x30).chain(0x38..0x3a).chain(0x3c..0x40).map(|at| (at, 0)).collect();
-    assert!(ElfImage::read(&Damaged { bytes: &bytes, patches }).is_err());
+    assert!(ElfImage::read(&Damaged { bytes, patches }).is_err());
 }
 
 /// Damage to code and tables leads to a refusal or to sites that still pass every check, never to a panic.
 #[test]
 fn damaged_images() {
-    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
-    // The text of gc.c, symbols, relocations, constants, unwind table.
-    let regions =
-        [0xc_c000..0xd_c000, 0x3738..0xfe28, 0x1_a098..0x3_2050, 0x28_c000..0x33_ee8e, 0x34_dba0..0x3a_3780];
+    let bytes = libruby_bytes();
+    // The code around the sites, which is that of gc.c, then symbols, relocations, constants, unwind table.
+    let start = libruby_analysis().sites.iter().find(|site| site.point == Point::GcStart).unwrap();
+    let start = libruby_offset(start.address);
+    let tables = [".dynsym", ".rela.dyn", ".rela.plt", ".rodata", ".eh_frame"];
+    let regions = iter::once(start - 0x9000..start + 0x7000).chain(tables.map(libruby_section));
     let mut noise = Noise(0x1234_5678_9abc);
     for region in regions {
         for _ in 0..10 {
             let patches = (0..40).flat_map(|_| noise.patches(region.clone())).collect();
-            let Ok(image) = ElfImage::read(&Damaged { bytes: &bytes, patches }) else { continue };
+            let Ok(image) = ElfImage::read(&Damaged { bytes, patches }) else { continue };
             let Ok(analysis) = analyse(&image) else { continue };
             assert!(analysis.sites.iter().all(|site| image.svma_to_file_offset(site.address).is_some()));
         }
@@ -365,12 +420,12 @@ fn damaged_images() {
 /// A site whose guard reads another word than `hook_events` (a shifted field in the code) refuses the whole image.
 #[test]
 fn contradiction_is_refused() {
-    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
-    let image = image(DEBIAN_LIBRUBY);
-    let start = analyse(&image).unwrap().sites.into_iter().find(|site| site.point == Point::GcStart).unwrap();
-    // `test byte [r14+0x16], 0x40` with its displacement changed to 0x1a.
-    let displacement = image.svma_to_file_offset(start.guard).unwrap().0 as usize + 3;
-    let damaged = Damaged { bytes: &bytes, patches: vec![(displacement, 0x1a)] };
+    let bytes = libruby_bytes();
+    let start = libruby_analysis().sites.iter().find(|site| site.point == Point::GcStart).unwrap();
+    // `test byte [r14+0x16], 0x40`, or with another register, with its displacement changed to 0x1a.
+    let guard = libruby_offset(start.guard);
+    let displacement = (guard..guard + 5).find(|&at| bytes[at..at + 2] == [0x16, 0x40]).unwrap();
+    let damaged = Damaged { bytes, patches: vec![(displacement, 0x1a)] };
     let refusal = analyse(&ElfImage::read(&damaged).unwrap()).unwrap_err();
     assert!(matches!(refusal, Refusal::Check { .. }), "{refusal}");
 }

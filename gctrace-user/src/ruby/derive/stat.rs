@@ -228,13 +228,13 @@ fn check_first(keys: &[DerivedKey], vm: &VmPath) -> Result<(), NotDerived> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::debian::libruby_bytes;
     use crate::elf::ElfImage;
-    use crate::elf::tests::DEBIAN_LIBRUBY;
     use crate::ruby::code::Code;
 
     /// The formula of a key that this code computes with the objspace in rdx.
     fn formula(code: &[u8]) -> Result<Formula, NotDerived> {
-        let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+        let mut bytes = libruby_bytes().to_vec();
         let image = ElfImage::read(&bytes[..]).unwrap();
         let vm = VmPath::derive(&Code::new(&image)).unwrap();
         let function = image.symbol("rb_gc_stat").unwrap().address;

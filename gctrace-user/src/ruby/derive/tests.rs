@@ -1,22 +1,26 @@
 //! Derivations of real images.
 
-use std::fs::File;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::elf::tests::DEBIAN_LIBRUBY;
+use crate::debian::{libruby_bytes, libruby_image, libruby_offset};
 use crate::ruby::RubyAnalysis;
 use crate::ruby::modular::{self, Modular};
-use crate::ruby::tests::analysed;
+use crate::ruby::tests::{analysed, table_of_libruby};
 
 /// Calls with a session over Debian's library.
 pub(super) fn session<T>(call: impl FnOnce(&Session<'_>) -> T) -> T {
-    let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+    let image = libruby_image();
     let code = Code::new(&image);
     let vm = VmPath::derive(&code).unwrap();
     call(&Session::new(&code, &vm))
+}
+
+/// Where the thread-local `ruby_current_ec` is, by its symbol.
+fn current_ec(image: &ElfImage) -> CurrentEc {
+    CurrentEc::Tls(image.symbol("ruby_current_ec").unwrap().address.0.try_into().unwrap())
 }
 
 fn of_image(image: &ElfImage) -> Derivation {
@@ -25,37 +29,47 @@ fn of_image(image: &ElfImage) -> Derivation {
     Derivation::of(&code, &vm)
 }
 
-/// All that Debian's 3.1.2 tells; the offsets are those of the DWARF of a build of the same sources.
+/// All that Debian's library tells; the offsets are those of the DWARF of a build of the upstream sources.
 #[test]
 fn debian_libruby() {
-    let derived = of_image(&ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap());
+    let (image, table) = (libruby_image(), table_of_libruby());
+    let derived = of_image(&image);
+    let member = |name: &str| table.fields.iter().find(|field| field.name == name).unwrap().offset;
+    let word = |name: &str| format!("[{:#x}]:8", member(name));
+    let pools = table.pools.as_ref().unwrap();
+    let in_pool = |name: &str| {
+        let field = pools.fields.iter().find(|field| field.name == name).unwrap();
+        format!("[{:#x}]:8", pools.offset + field.offset)
+    };
     let stat = derived.stat.unwrap();
     assert_eq!((stat.keys.len(), stat.derived()), (29, 29));
     let formula = |name: &str| stat.formula(name).unwrap().to_string();
-    assert_eq!(formula("count"), "[0x1b8]:8");
-    assert_eq!(formula("time"), "[0x1d8]:8, divided by 1000000");
-    assert_eq!(formula("heap_live_slots"), "[0x18]:8 - [0x138]:8 - [0x1c0]:8");
-    assert_eq!(formula("heap_free_slots"), "[0x78]:8 + [0xc0]:8 + [0x1c0]:8 - [0x18]:8");
-    assert_eq!((derived.info.latest_gc_info, derived.info.mode_bit), (Ok(0x154), Ok(0)));
+    assert_eq!(formula("count"), word("profile.count"));
+    assert_eq!(formula("time"), format!("{}, divided by 1000000", word("profile.total_time_ns")));
+    let (allocated, freed) = (word("total_allocated_objects"), word("profile.total_freed_objects"));
+    let final_slots = word("heap_pages.final_slots");
+    assert_eq!(formula("heap_live_slots"), format!("{allocated} - {final_slots} - {freed}"));
+    let (eden, tomb) = (in_pool("eden_heap.total_slots"), in_pool("tomb_heap.total_slots"));
+    assert_eq!(formula("heap_free_slots"), format!("{eden} + {tomb} + {freed} - {allocated}"));
+    assert_eq!(derived.info.latest_gc_info, Ok(member("profile.latest_gc_info")));
+    assert_eq!(derived.info.mode_bit, Ok(table.mode_bits.0));
     // These keys came with 3.2 and 3.3.
     let unknown = || NotDerived::UnknownKey("rb_gc_latest_gc_info".into());
     assert_eq!(derived.info.need_major_gc, Err(unknown()));
     assert_eq!(derived.info.weak_references_count, Err(unknown()));
     let ec = derived.ec;
-    assert_eq!(ec.current_ec, Ok(CurrentEc::Tls(8)));
-    let offsets = (ec.thread_ptr, ec.thread_self, ec.errinfo, ec.cfp);
-    assert_eq!(offsets, (Ok(0x30), Ok(0x10), Ok(0x70), Ok(0x10)));
+    assert_eq!(ec.current_ec, Ok(current_ec(&image)));
+    let of = |tag: &str, name: &str| Ok(table.structure(tag).unwrap().field(name).unwrap().offset);
+    let of_context = |name: &str| of("rb_execution_context_struct", name);
+    let offsets = ["thread_ptr", "errinfo", "cfp"].map(of_context);
+    assert_eq!([ec.thread_ptr, ec.errinfo, ec.cfp], offsets);
+    assert_eq!(ec.thread_self, of("rb_thread_struct", "self"));
     assert_eq!(derived.thread, Err(NotDerived::NoSuch));
     // The table is in the part of the data that the file holds: it begins with the number of symbols that there are from
     // the start.
     let symbols = derived.symbols.unwrap();
-    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
-    let image = ElfImage::read(&bytes[..]).unwrap();
-    let holds = |start: u64, size: u64| (start..start + size).contains(&symbols.address.0);
-    let data = image.segments().iter().find(|data| data.writable && holds(data.address.0, data.file_size));
-    let data = data.unwrap();
-    let at = (symbols.address.0 - data.address.0 + data.offset.0) as usize;
-    let known = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let at = libruby_offset(symbols.address);
+    let known = u32::from_le_bytes(libruby_bytes()[at..at + 4].try_into().unwrap());
     assert!((200..1000).contains(&known), "{known}");
     assert_eq!(symbols.ids, 16);
 }
@@ -128,7 +142,7 @@ fn show(path: &str, derived: &Derivation, took: Duration) {
 
 /// The bytes of Debian's library with other code in place of `rb_gc_stat`, `rb_gc_latest_gc_info` and all around them.
 fn with_code(code: &[u8]) -> (ElfImage, VmPath) {
-    let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let mut bytes = libruby_bytes().to_vec();
     let image = ElfImage::read(&bytes[..]).unwrap();
     let vm = VmPath::derive(&Code::new(&image)).unwrap();
     for name in ["rb_gc_stat", "rb_gc_latest_gc_info"] {
@@ -149,7 +163,7 @@ fn with_code(code: &[u8]) -> (ElfImage, VmPath) {
 fn tls_models() {
     /// Type of the slot's relocation, code before the use of the slot, opcode of that use, code behind, what is found.
     type Model<'a> = (u8, &'a [u8], Option<&'a [u8; 3]>, &'a [u8], CurrentEc);
-    let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let mut bytes = libruby_bytes().to_vec();
     let image = ElfImage::read(&bytes[..]).unwrap();
     let function = image.symbol("rb_thread_current").unwrap().address;
     let code = Code::new(&image);
@@ -180,10 +194,10 @@ fn tls_models() {
         (16, thread_pointer, None, &[0x48, 0x8b, 0x40, 0xf8], CurrentEc::ThreadPointer(-8)),
         // Initial executable: mov rax, [rip+slot]; mov rax, fs:[rax]; and mov rax, fs:0; add rax, [rip+slot];
         // mov rax, [rax]
-        (18, &[], Some(load), &[0x64, 0x48, 0x8b, 0x00], CurrentEc::Tls(8)),
-        (18, thread_pointer, Some(add), &[0x48, 0x8b, 0x00], CurrentEc::Tls(8)),
+        (18, &[], Some(load), &[0x64, 0x48, 0x8b, 0x00], current_ec(&image)),
+        (18, thread_pointer, Some(add), &[0x48, 0x8b, 0x00], current_ec(&image)),
         // Descriptor: lea rax, [rip+slot]; call [rax]; mov rax, fs:[rax]
-        (36, &[], Some(lea), &[0xff, 0x10, 0x64, 0x48, 0x8b, 0x00], CurrentEc::Tls(8)),
+        (36, &[], Some(lea), &[0xff, 0x10, 0x64, 0x48, 0x8b, 0x00], current_ec(&image)),
     ];
     let at = image.svma_to_file_offset(function).unwrap().0 as usize;
     for (relocation, before, through_slot, after, expected) in models {

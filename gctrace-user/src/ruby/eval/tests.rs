@@ -1,11 +1,10 @@
 //! The evaluator on real code.
 
-use std::fs::File;
-
 use super::*;
+use crate::debian::{libruby_bytes, libruby_image};
 use crate::elf::ElfImage;
-use crate::elf::tests::DEBIAN_LIBRUBY;
 use crate::ruby::code::Code;
+use crate::ruby::tests::table_of_libruby;
 
 fn evaluate(image: &ElfImage, function: &str) -> Value {
     let address = image.symbol(function).unwrap().address;
@@ -15,16 +14,19 @@ fn evaluate(image: &ElfImage, function: &str) -> Value {
 /// Accessors become the expressions that their source says, through slots of the global offset table.
 #[test]
 fn accessors() {
-    let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+    let image = libruby_image();
     let vm_ptr = image.symbol("ruby_current_vm_ptr").unwrap().address;
+    let table = table_of_libruby();
+    let objspace = table.structure("rb_vm_struct").unwrap().field("objspace").unwrap().offset;
+    let profile_count = table.fields.iter().find(|field| field.name == "profile.count").unwrap().offset;
     let count = evaluate(&image, "rb_gc_count");
-    assert_eq!(count.to_string(), format!("[[[@{vm_ptr}+0x0]:8+0x450]:8+0x1b8]:8"));
+    assert_eq!(count.to_string(), format!("[[[@{vm_ptr}+0x0]:8+{objspace:#x}]:8+{profile_count:#x}]:8"));
 }
 
 /// `rb_thread_current` starts from the thread-local `ruby_current_ec`, over `__tls_get_addr`.
 #[test]
 fn thread_local() {
-    let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+    let image = libruby_image();
     let offset = image.symbol("ruby_current_ec").unwrap().address;
     let mut value = evaluate(&image, "rb_thread_current");
     while let Value::Load { base, .. } = value {
@@ -35,7 +37,7 @@ fn thread_local() {
 
 /// What a function has stored in globals, by their distance from it, that runs this code in place of `rb_gc_stat`.
 fn stored(code: &[u8]) -> Vec<(u64, Value)> {
-    let mut bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
+    let mut bytes = libruby_bytes().to_vec();
     let image = ElfImage::read(&bytes[..]).unwrap();
     let function = image.symbol("rb_gc_stat").unwrap().address;
     let at = image.svma_to_file_offset(function).unwrap().0 as usize;

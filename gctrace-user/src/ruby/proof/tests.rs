@@ -1,53 +1,63 @@
 //! Table against code, on Debian's library.
 
-use std::fs::File;
-use std::sync::LazyLock;
-
 use gctrace_common::event::{SLOT_BYTES, SLOTS};
 
 use super::*;
+use crate::debian::{libruby_analysis, libruby_bytes, libruby_image, libruby_offset};
 use crate::elf::ElfImage;
-use crate::elf::tests::{DEBIAN_LIBRUBY, Damaged};
+use crate::elf::tests::Damaged;
 use crate::ruby::plan::{AttachPlan, plan};
 use crate::ruby::stat::Term;
 use crate::ruby::tables::Array;
-use crate::ruby::tests::analysed;
+use crate::ruby::tests::{analysed, table_of_libruby};
 use crate::ruby::{PauseKind, analyse};
 
-static ANALYSIS: LazyLock<RubyAnalysis> =
-    LazyLock::new(|| analyse(&ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap()).unwrap());
+/// A release of the series that never was, so that no table has it.
+const UNKNOWN: RubyVersion = RubyVersion::new(3, 1, 9);
 
 /// Debian's library with another version number in it.
-fn renumbered(teeny: u8) -> AttachPlan {
-    let bytes = std::fs::read(DEBIAN_LIBRUBY).unwrap();
-    let version = b"3.1.2";
-    let found = bytes.windows(version.len()).enumerate().filter(|(_, window)| window == version);
-    let patches: Vec<(usize, u8)> = found.map(|(at, _)| (at + 4, b'0' + teeny)).collect();
-    let image = ElfImage::read(&Damaged { bytes: &bytes, patches }).unwrap();
+fn renumbered(to: RubyVersion) -> AttachPlan {
+    let (image, from) = (libruby_image(), libruby_analysis().version.to_string());
+    let texts = ["ruby_version", "ruby_description"].map(|name| image.symbol(name).unwrap().address);
+    let patches = texts.into_iter().flat_map(|address| {
+        let at = libruby_offset(address);
+        let at = at + image.c_string(address).unwrap().find(&from).unwrap();
+        let text = to.to_string().into_bytes();
+        assert_eq!(text.len(), from.len(), "the text cannot change its length");
+        text.into_iter().enumerate().map(move |(index, byte)| (at + index, byte))
+    });
+    let patches = patches.collect();
+    let image = ElfImage::read(&Damaged { bytes: libruby_bytes(), patches }).unwrap();
     let analysis = analyse(&image).unwrap();
-    assert_eq!(analysis.version, RubyVersion::new(3, 1, teeny.into()));
-    assert!(analysis.description.starts_with(&format!("ruby 3.1.{teeny}p20 ")));
+    assert_eq!(analysis.version, to);
+    assert_eq!(analysis.description, libruby_analysis().description.replace(&from, &to.to_string()));
     plan(image.segments(), analysis, false).unwrap()
 }
 
 fn evidence(derived: &Derivation) -> Evidence<'_> {
     Evidence {
-        machine: ANALYSIS.machine,
-        version: RubyVersion::new(3, 1, 9),
-        vm: &ANALYSIS.vm,
+        machine: libruby_analysis().machine,
+        version: UNKNOWN,
+        vm: &libruby_analysis().vm,
         derived,
         per_thread: false,
     }
 }
 
 fn table() -> &'static Table {
-    Table::of(RubyVersion::new(3, 1, 2)).unwrap()
+    table_of_libruby()
+}
+
+/// The newest release that the table of the library holds for.
+fn known_version() -> RubyVersion {
+    let (major, minor, teeny) = table().to;
+    RubyVersion::new(major, minor, teeny)
 }
 
 /// Every key and every field of the table is what the code says.
 #[test]
 fn known_release() {
-    let plan = renumbered(2);
+    let plan = renumbered(known_version());
     let known = plan.knowledge.to_string();
     assert!(
         known.starts_with("table 3.1.") && known.ends_with(", 29 of 29 keys confirmed by the code"),
@@ -66,7 +76,7 @@ fn known_release() {
 /// A release that has no table is read in the same places, by its code alone.
 #[test]
 fn unknown_release() {
-    let (known, unknown) = (renumbered(2), renumbered(9));
+    let (known, unknown) = (renumbered(known_version()), renumbered(UNKNOWN));
     assert_eq!(unknown.knowledge.table, None);
     assert_eq!(unknown.knowledge.keys_by(Source::Code), 29);
     assert_eq!(unknown.knowledge.absent, []);
@@ -88,7 +98,7 @@ fn unknown_release() {
 /// What the code does not prove is absent, by name and with the reason.
 #[test]
 fn unproven_keys_are_absent() {
-    let mut derived = ANALYSIS.derived.clone();
+    let mut derived = libruby_analysis().derived.clone();
     let stat = derived.stat.as_mut().unwrap();
     let lost = || NotDerived::Lost("rb_gc_stat".into());
     let find = |name: &str| stat.keys.iter().position(|key| key.name == name).unwrap();
@@ -96,7 +106,7 @@ fn unproven_keys_are_absent() {
     stat.keys[old].formula = Err(lost());
     stat.keys[marked].formula.as_mut().unwrap().outside = 1;
     stat.keys[books].name = "total_freed_books".to_owned();
-    let unknown = Table::of(RubyVersion::new(3, 1, 9)).unwrap_err();
+    let unknown = Table::of(UNKNOWN).unwrap_err();
     let (wanted, knowledge) = evidence(&derived).derive(Some(table()), &unknown).unwrap();
     assert_eq!(wanted.keys.len(), 26);
     let absent: Vec<&str> = knowledge.absent.iter().map(|absent| absent.name.as_str()).collect();
@@ -118,12 +128,12 @@ fn unproven_keys_are_absent() {
 #[test]
 fn too_little_is_refused() {
     let refused = |spoil: &dyn Fn(&mut Derivation), field: &str| {
-        let mut derived = ANALYSIS.derived.clone();
+        let mut derived = libruby_analysis().derived.clone();
         spoil(&mut derived);
-        let unknown = Table::of(RubyVersion::new(3, 1, 9)).unwrap_err();
+        let unknown = Table::of(UNKNOWN).unwrap_err();
         let error = evidence(&derived).derive(Some(table()), &unknown).unwrap_err().to_string();
         assert!(
-            error.contains("3.1.9") && error.contains(field) && error.contains("could not be"),
+            error.contains(&UNKNOWN.to_string()) && error.contains(field) && error.contains("could not be"),
             "{error}"
         );
     };
@@ -144,7 +154,7 @@ fn too_little_is_refused() {
 /// A table with any one offset wrong is refused, and both sides are named.
 #[test]
 fn wrong_tables_are_refused() {
-    let evidence = evidence(&ANALYSIS.derived);
+    let evidence = evidence(&libruby_analysis().derived);
     let refused = |table: &Table, what: &str| match evidence.confirm(table) {
         Err(Unproven::Disagrees { field, derived, table, .. }) => {
             assert_ne!(derived, table, "{what}: {field}");
@@ -155,7 +165,7 @@ fn wrong_tables_are_refused() {
     };
     // What a snapshot of 3.1 is made of. All of it is covered, and what is not read does not matter.
     let fixed = ["profile.count", "profile.latest_gc_info"];
-    let keys = stat::keys(RubyVersion::new(3, 1, 2));
+    let keys = stat::keys(known_version());
     let used: Vec<&str> = keys.iter().flat_map(|key| key.terms).map(Term::name).chain(fixed).collect();
     for index in 0..table().fields.len() {
         let mut table = table().clone();
@@ -181,7 +191,7 @@ fn wrong_tables_are_refused() {
 /// Code that contradicts itself refuses the image, with a table and without.
 #[test]
 fn contradictions_are_refused() {
-    let mut derived = ANALYSIS.derived.clone();
+    let mut derived = libruby_analysis().derived.clone();
     derived.stat = Err(NotDerived::Contradiction("its first key is [0x8]:8".to_owned()));
     let error = evidence(&derived).confirm(table()).unwrap_err().to_string();
     assert!(error.contains("its first key is [0x8]:8"), "{error}");

@@ -242,17 +242,11 @@ pub(super) fn point_of_constant(value: u64) -> Option<Point> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use iced_x86::{Decoder, DecoderOptions};
 
     use super::*;
-    use crate::elf::tests::DEBIAN_LIBRUBY;
+    use crate::debian::libruby_image;
     use crate::ruby::x86::has_frame_pointer;
-
-    fn image() -> ElfImage {
-        ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap()
-    }
 
     fn decode(address: u64, code: &[u8]) -> Vec<Instruction> {
         Decoder::with_ip(64, code, address, DecoderOptions::NONE).into_iter().collect()
@@ -260,7 +254,7 @@ mod tests {
 
     /// The event tests in a piece of code: load, field and event.
     fn tests_in(address: u64, code: &[u8]) -> Vec<(usize, Field, Point)> {
-        let image = image();
+        let image = libruby_image();
         let instructions = decode(address, code);
         let tests = (0..instructions.len())
             .filter_map(|index| event_test(&image, &instructions, has_frame_pointer(&instructions), index));
@@ -305,7 +299,7 @@ mod tests {
     /// A global word is recognised directly and through its slot in the global offset table (the form of 4.0).
     #[test]
     fn global_flags() {
-        let image = image();
+        let image = libruby_image();
         let global = image.symbol("ruby_current_vm_ptr").unwrap().address;
         let slot = image.slots_of(global).next().unwrap();
         // mov rax, [rip+slot]; test byte [rax+3], 4
@@ -335,7 +329,7 @@ mod tests {
     /// way on which the register holds something else spoils it.
     #[test]
     fn pointers_that_reach() {
-        let image = image();
+        let image = libruby_image();
         // lea r15, [rip+0xff9]; mov rbp, r15; mov r15, rax
         let head = [0x4c, 0x8d, 0x3d, 0xf9, 0x0f, 0, 0, 0x4c, 0x89, 0xfd, 0x49, 0x89, 0xc7];
         // nop; mov r15, rbp; test byte [r15+3], 4

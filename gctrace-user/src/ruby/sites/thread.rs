@@ -455,18 +455,16 @@ fn assemble(code: &Code<'_>, tests: Vec<Test>, told: bool) -> (Vec<ThreadSite>, 
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use iced_x86::{Decoder, DecoderOptions};
 
     use super::*;
-    use crate::elf::tests::DEBIAN_LIBRUBY;
+    use crate::debian::libruby_image;
 
     const VARIABLE: u64 = 0x2000;
 
     /// The events of the tests in code at 0x1000, with the addresses of their jumps.
     fn events(code: &[u8]) -> Vec<(Option<ThreadEvent>, Option<u64>)> {
-        let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+        let image = libruby_image();
         let instructions = Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect();
         let tests = tests_of(&Code::new(&image), &Body::new([instructions]), 0, Svma(VARIABLE));
         tests
@@ -501,7 +499,7 @@ mod tests {
     fn threads() {
         let place = |slow: &[u8]| {
             let code = [&compare()[..], &[0x75, 1, 0xc3], slow].concat();
-            let image = ElfImage::read(&File::open(DEBIAN_LIBRUBY).unwrap()).unwrap();
+            let image = libruby_image();
             let instructions =
                 Decoder::with_ip(64, &code, 0x1000, DecoderOptions::NONE).into_iter().collect();
             let tests = tests_of(&Code::new(&image), &Body::new([instructions]), 0, Svma(VARIABLE));

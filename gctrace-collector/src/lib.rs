@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod fuzz;
 pub mod offline;
+pub mod printable;
 pub mod server;
 pub mod store;
 pub mod tune;

@@ -4,12 +4,14 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, BufReader},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 use serde::Serialize;
 
 use crate::{
+    printable::{Printable, printable_json, printable_path},
     tune::{self, Evidence, Fold, Report, Series},
     wire::{self, ProtocolError},
 };
@@ -44,7 +46,7 @@ fn report<S: serde::Serializer>(report: &Report, serializer: S) -> Result<S::Ok,
 
 /// A file or directory that gives no recommendation.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {why}", path.display())]
+#[error("{}: {}", printable_path(path), Printable(why))]
 pub struct Failure {
     /// The file.
     pub path: PathBuf,
@@ -61,6 +63,9 @@ pub enum Why {
     /// A directory without sample sets.
     #[error("holds no sample sets (files that end in .json)")]
     Empty,
+    /// A pipe, a device, a socket: reading it might wait for ever.
+    #[error("is not a regular file; write the set to a file first")]
+    Special,
     /// It is not a set.
     #[error("is not a TuneMyGC sample set: {0}")]
     Protocol(#[from] ProtocolError),
@@ -70,7 +75,7 @@ impl Recommendations {
     /// As one JSON document.
     pub fn to_json(&self) -> String {
         // Maps with string keys, and paths, of which those that are not text are shown as they can be.
-        serde_json::to_string_pretty(self).unwrap_or_default()
+        printable_json(&serde_json::to_string_pretty(self).unwrap_or_default()).into_owned()
     }
 }
 
@@ -135,7 +140,13 @@ fn list(path: &Path) -> Result<Vec<PathBuf>, Why> {
 }
 
 fn fold(path: &Path) -> Result<(wire::Header, Series, Evidence), Why> {
-    fold_from(BufReader::with_capacity(1 << 16, File::open(path)?))
+    // Opening a pipe must not wait for somebody to write to it.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(Why::Special);
+    }
+    fold_from(BufReader::with_capacity(1 << 16, file))
 }
 
 pub(crate) fn fold_from(reader: impl io::Read) -> Result<(wire::Header, Series, Evidence), Why> {
@@ -204,6 +215,15 @@ mod tests {
         let all = recommend(&[dir.path().to_owned()], true);
         assert_eq!((all.programs.len(), all.programs[0].report.evidence.sets), (1, 4));
         assert!(serde_json::from_str::<serde_json::Value>(&all.to_json()).is_ok());
+        let fifo = dir.path().join("pipe\x1b.json");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let found = recommend(&[fifo], false);
+        let error = found.failures[0].to_string();
+        assert!(
+            error.ends_with("pipe\\u{1b}.json: is not a regular file; write the set to a file first"),
+            "{error}"
+        );
         for path in ["no", "note.txt"] {
             assert_eq!(recommend(&[dir.path().join(path)], false).failures.len(), usize::from(path == "no"));
         }

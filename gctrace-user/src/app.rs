@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gctrace_collector::printable::printable;
 use gctrace_common::stats::Counter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
@@ -114,10 +115,10 @@ impl Failure {
     }
 }
 
-/// Writes one diagnostic line to standard error.
+/// Writes one diagnostic line to standard error. Names and messages in it may come from outside.
 pub fn say(line: &str) {
     // If standard error is closed there is nobody to tell.
-    let _closed = writeln!(io::stderr(), "{line}");
+    let _closed = writeln!(io::stderr(), "{}", printable(line));
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {

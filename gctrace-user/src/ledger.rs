@@ -201,6 +201,8 @@ user_counters! {
     sets_waiting,
     /// Processes whose sets are not sent: their service has no token.
     sets_without_token,
+    /// Variables of traced processes that were refused: they begin with `RUBY_GC_` and are no names of variables.
+    variables_refused,
 }
 
 /// Counters of the whole run.

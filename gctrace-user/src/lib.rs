@@ -24,5 +24,6 @@ pub mod model;
 pub mod native;
 pub mod pipeline;
 pub mod preflight;
+mod private_dir;
 pub mod ruby;
 pub mod stacks;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::Parser as _;
+use gctrace_collector::printable::Printable;
 use gctrace_user::{
     app::{self, Outcome},
     cli::{self, Args, Settings, Subcommand},
@@ -14,7 +15,13 @@ use gctrace_user::{
 };
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
+        .format(|out, record| {
+            let (time, level, target) = (out.timestamp_seconds(), record.level(), record.target());
+            // Messages name files and processes of others.
+            writeln!(out, "[{time} {level:<5} {target}] {}", Printable(record.args()))
+        })
+        .init();
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {

@@ -31,6 +31,8 @@ pub struct Process {
     pub container: Container,
     /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted.
     pub gc_env: BTreeMap<String, String>,
+    /// Names of variables that begin with `RUBY_GC_` and are no names of variables: these are refused.
+    pub gc_env_refused: Vec<String>,
     /// Whose it is.
     pub origin: Arc<Origin>,
     /// The Ruby it runs.

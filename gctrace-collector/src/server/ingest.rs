@@ -28,11 +28,16 @@ pub(super) struct Work {
     pub(super) base: String,
 }
 
+/// What every gzip file begins with.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
 /// How large a set is once it is decompressed. A gzip file says so in its last four bytes, and is not decompressed
 /// beyond what it says.
 pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
     let size = match body.last_chunk::<4>() {
         _ if !gzip => body.len(),
+        // The last bytes of anything else are no size.
+        _ if !body.starts_with(&GZIP) => return Err(Answer::bad("payload: is not gzip")),
         Some(last) => u32::from_le_bytes(*last) as usize,
         None => return Err(Answer::bad("payload: is not gzip")),
     };
@@ -217,7 +222,18 @@ fn older(version: &str, minimum: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::older;
+    use super::{announced_size, older};
+
+    /// A body that is no gzip file is called that, whatever its last four bytes would be as a size.
+    #[test]
+    fn not_gzip() {
+        let answer = |body: &[u8]| announced_size(body, true).map_err(|answer| answer.text);
+        for body in [b"[[null,\"3.1\"]]zzzz".as_slice(), b"", b"\x1f", b"\xff\xff\xff\xff"] {
+            assert_eq!(answer(body), Err("payload: is not gzip".to_owned()));
+        }
+        assert_eq!(answer(b"\x1f\x8b\x08\x00\x07\x00\x00\x00"), Ok(7));
+        assert!(answer(b"\x1f\x8b\x08\x00\xff\xff\xff\xff").unwrap_err().contains("is larger than"));
+    }
 
     /// Versions are compared as numbers.
     #[test]

@@ -1,6 +1,9 @@
 //! Which request gets which answer.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    borrow::Cow,
+    sync::{Arc, atomic::Ordering},
+};
 
 use http_body_util::Full;
 use hyper::{
@@ -15,6 +18,7 @@ use super::{
     ingest, now,
 };
 use crate::{
+    printable::{printable, printable_json, printable_lines},
     store::{Group, SetId, StoreError, TokenHash, hex},
     tune::{self, Report},
 };
@@ -46,6 +50,15 @@ impl Answer {
 
     pub(super) fn json(code: StatusCode, text: impl Into<String>) -> Self {
         Self { kind: JSON, ..Self::new(code, text) }
+    }
+
+    /// The text, in which nothing that somebody has sent can control a terminal. Only reports have several lines.
+    fn shown(&self) -> Cow<'_, str> {
+        match self.kind {
+            JSON => printable_json(&self.text),
+            _ if self.code.is_success() => printable_lines(&self.text),
+            _ => printable(&self.text),
+        }
     }
 
     /// The store failed. Agents send again what is answered with 500, and only that.
@@ -89,10 +102,12 @@ pub(super) async fn answer(
         ("other", elsewhere(&path))
     };
     shared.metrics.answered(route, answer.code.as_u16());
-    let mut response = Response::new(Full::new(Bytes::from(answer.text)));
+    let mut response = Response::new(Full::new(Bytes::from(answer.shown().into_owned())));
     *response.status_mut() = answer.code;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.kind));
+    // A browser must not take the answer for a page.
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
     // What the sender may do next time (RFC 7694).
     headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("gzip"));
     response

@@ -1,8 +1,8 @@
 //! SQLite: one file, one writer, no server.
 
 use std::{
-    fs::File,
-    os::unix::fs::OpenOptionsExt as _,
+    fs::{self, File},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -51,13 +51,24 @@ pub struct Sqlite {
 impl Sqlite {
     /// Opens a file, or makes it, readable by its owner only.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        File::options()
+        let failed = |source| StoreError::File { path: path.to_owned(), source };
+        if fs::metadata(path).is_ok_and(|known| !known.is_file()) {
+            let what = "is not a regular file".to_owned();
+            return Err(StoreError::Foreign { path: path.to_owned(), what });
+        }
+        let file = File::options()
             .create(true)
             .truncate(false)
             .write(true)
             .mode(0o600)
+            // Should it have become a pipe by now, opening it does not wait.
+            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
             .open(path)
-            .map_err(|source| StoreError::File { path: path.to_owned(), source })?;
+            .map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() == 0 {
+            // Somebody has made the file, but there is nothing of theirs in it yet.
+            file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        }
         let mut writer = connect(path).map_err(|error| foreign(path, error))?;
         migrate(&mut writer, path)?;
         let reader = connect(path)?;
@@ -235,7 +246,7 @@ mod tests {
         assert_eq!(store.evidence(group, 100).unwrap().sets, 2);
         assert_eq!(store.evidence(group, 1).unwrap().sets, 1);
         assert_eq!(store.totals().unwrap(), Totals { apps: 1, sets: 3, samples: 30 });
-        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap());
+        let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
         assert_eq!(mode & 0o777, 0o600);
     }
 
@@ -243,7 +254,7 @@ mod tests {
     #[test]
     fn foreign_files() {
         let (dir, path) = store();
-        std::fs::write(&path, "not a database, but long enough to be taken for one".repeat(100)).unwrap();
+        fs::write(&path, "not a database, but long enough to be taken for one".repeat(100)).unwrap();
         let error = Sqlite::open(&path).unwrap_err().to_string();
         assert!(error.ends_with("is no SQLite database"), "{error}");
         let other = dir.path().join("other.db");
@@ -255,6 +266,16 @@ mod tests {
         Connection::open(&later).unwrap().pragma_update(None, "user_version", 99).unwrap();
         assert!(Sqlite::open(&later).unwrap_err().to_string().contains("later gctrace"));
         assert!(Sqlite::open(&dir.path().join("no/sets.db")).is_err());
+        let fifo = dir.path().join("pipe.db");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let error = Sqlite::open(&fifo).unwrap_err().to_string();
+        assert!(error.ends_with("is not a regular file"), "{error}");
+        let empty = dir.path().join("empty.db");
+        fs::write(&empty, "").unwrap();
+        fs::set_permissions(&empty, fs::Permissions::from_mode(0o644)).unwrap();
+        drop(Sqlite::open(&empty).unwrap());
+        assert_eq!(fs::metadata(&empty).unwrap().permissions().mode() & 0o777, 0o600);
         for name in ["sets.db", "sqlite:", "mysql://x"] {
             assert!(matches!(super::super::open(name), Err(StoreError::Name(_))), "{name}");
         }

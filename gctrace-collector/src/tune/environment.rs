@@ -17,6 +17,12 @@ pub struct Unheeded {
     pub reason: String,
 }
 
+/// Whether a variable has a name that Ruby, or anybody, could mean: `A` to `Z`, `0` to `9` and `_`, at most 64 of them. What
+/// has any other name is refused, for names are shown, and others choose them.
+pub fn is_name(name: &str) -> bool {
+    name.len() <= 64 && name.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_'))
+}
+
 /// Whether a variable belongs to the TuneMyGC agent and not to Ruby.
 pub fn is_agents(name: &str) -> bool {
     matches!(name, "RUBY_GC_TOKEN" | "RUBY_GC_TUNE" | "RUBY_GC_SPY" | "RUBY_GC_MAX_SAMPLES")
@@ -26,7 +32,9 @@ pub fn is_agents(name: &str) -> bool {
 
 /// The variables of an environment that a Ruby of this series does not follow.
 pub fn unheeded(environment: &BTreeMap<String, String>, series: Series) -> Vec<Unheeded> {
-    let ours = environment.iter().filter(|(name, _)| name.starts_with("RUBY_GC_") && !is_agents(name));
+    let ours = environment
+        .iter()
+        .filter(|(name, _)| name.starts_with("RUBY_GC_") && is_name(name) && !is_agents(name));
     ours.filter_map(|(name, value)| {
         let reason = reason(name, value, series)?;
         Some(Unheeded { variable: name.clone(), value: value.clone(), reason })
@@ -119,5 +127,13 @@ mod tests {
             assert_eq!(reason_of(name, value, now), None, "{name}");
         }
         assert_eq!(reason_of("RUBY_GC_HEAP_INIT_SLOTS", "100000", Series(3, 1)), None);
+        for name in [
+            "RUBY_GC_X\n  For speed:",
+            "RUBY_GC_x",
+            "RUBY_GC_\u{202e}",
+            &format!("RUBY_GC_{}", "X".repeat(99)),
+        ] {
+            assert_eq!(reason_of(name, "1", now), None, "{name:?}");
+        }
     }
 }

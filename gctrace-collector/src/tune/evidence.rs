@@ -57,6 +57,9 @@ pub struct Evidence {
     pub rss: Distribution,
     /// `RUBY_GC_*` of the latest set.
     pub environment: BTreeMap<String, String>,
+    /// Variables of the latest set that were refused: no Ruby reads such a name (see [`environment::is_name`]).
+    #[serde(default)]
+    pub environment_refused: u64,
 }
 
 /// Time in the GC, milliseconds, as `GC.stat(:time)` counts it.
@@ -121,6 +124,7 @@ impl Evidence {
         self.settled += later.settled;
         self.units += later.units;
         self.environment.clone_from(&later.environment);
+        self.environment_refused = later.environment_refused;
     }
 
     /// All minor cycles.
@@ -223,10 +227,10 @@ impl Fold {
         let series = Series::parse(&header.ruby_version)
             .ok_or_else(|| Unsupported::Version(header.ruby_version.clone()))?;
         let columns = Columns::of(header)?;
-        let environment = header
-            .gc_env
-            .iter()
-            .filter(|(name, _)| name.starts_with("RUBY_GC_") && !environment::is_agents(name))
+        let variables = || header.gc_env.iter().filter(|(name, _)| name.starts_with("RUBY_GC_"));
+        let environment_refused = variables().filter(|(name, _)| !environment::is_name(name)).count() as u64;
+        let environment = variables()
+            .filter(|(name, _)| environment::is_name(name) && !environment::is_agents(name))
             .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
             .take(MAX_VARIABLES)
             .collect();
@@ -234,7 +238,7 @@ impl Fold {
         Ok(Self {
             series,
             columns,
-            evidence: Evidence { sets: 1, environment, time, ..Evidence::default() },
+            evidence: Evidence { sets: 1, environment, environment_refused, time, ..Evidence::default() },
             first_ts: None,
             last_ts: 0.0,
             last: None,

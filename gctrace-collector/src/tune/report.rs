@@ -5,7 +5,12 @@ use std::fmt::{self, Write as _};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::printable::printable_part;
+
 use super::{Advice, Evidence, Plan, environment::Unheeded, ruby::Series};
+
+/// Characters of a variable's value that are shown.
+const MAX_VALUE: usize = 80;
 
 /// What is recommended, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,6 +63,7 @@ impl Report {
             "units": evidence.units,
             "rss": median(&evidence.rss),
             "environment": evidence.environment,
+            "environment_refused": evidence.environment_refused,
         })
     }
 
@@ -119,7 +125,12 @@ impl fmt::Display for Report {
             }
         }
         for unheeded in &self.unheeded {
-            writeln!(f, "\n  {}={} has no effect: {}", unheeded.variable, unheeded.value, unheeded.reason)?;
+            let value = printable_part(&unheeded.value, MAX_VALUE);
+            writeln!(f, "\n  {}={value} has no effect: {}", unheeded.variable, unheeded.reason)?;
+        }
+        match evidence.environment_refused {
+            0 => {}
+            n => writeln!(f, "\n  ignored {n} environment variables with names that Ruby never reads")?,
         }
         if !self.insufficient.is_empty() {
             writeln!(f, "\n  Nothing is recommended yet:")?;

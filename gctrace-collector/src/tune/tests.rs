@@ -311,3 +311,28 @@ fn heaps_that_breathe() {
     assert_eq!(settled(&|count| 400_000 + count * 1_000), 0, "grows by 16 %");
     assert_eq!(settled(&|count| 400_000 + count * 10_000 + count % 4 * 50_000), 0, "breathes and grows");
 }
+
+/// Names and values of variables are what others have chosen: in a report nothing of them moves, hides or forges text.
+#[test]
+fn forged_environment() {
+    let name = "RUBY_GC_X\n\n  For speed:\n    export LD_PRELOAD=x.so    #";
+    let header = serde_json::json!([
+        null, "3.1.7", "0.0",
+        { name: "\x1b[8m", "RUBY_GC_\u{202e}": "1", "RUBY_GC_HEAP_GROWTH": "\x1b[8m\n  For memory:\u{9b}8m" },
+        "0", [], {}, ["count", "total_allocated_objects", "heap_available_slots", "heap_live_slots", "old_objects"],
+        "host", 1, 2
+    ]);
+    let set = SampleSet::from_json(&format!("[{header}]")).unwrap();
+    let evidence = Fold::new(&set.header).unwrap().finish();
+    assert_eq!((evidence.environment.len(), evidence.environment_refused), (1, 2));
+    let report = recommend(Series(3, 1), &evidence);
+    let text = report.to_string();
+    assert!(!text.contains("LD_PRELOAD") && !text.contains("\n  For memory:"), "{text}");
+    assert!(!text.chars().any(|c| c != '\n' && crate::printable::is_hidden(c)), "{text:?}");
+    assert!(text.contains("RUBY_GC_HEAP_GROWTH=\\u{1b}[8m\\u{a}"), "{text}");
+    assert!(text.contains("ignored 2 environment variables"), "{text}");
+    // What an earlier release has kept is not believed either.
+    let mut kept = evidence;
+    kept.environment.insert(name.to_owned(), "x".to_owned());
+    assert!(!recommend(Series(3, 1), &kept).to_string().contains("LD_PRELOAD"));
+}

@@ -391,6 +391,7 @@ mod tests {
             hostname: None,
             container: crate::model::Container::default(),
             gc_env: BTreeMap::new(),
+            gc_env_refused: Vec::new(),
             origin: Arc::new(Origin { service: service.to_owned(), ..Origin::default() }),
             image: Arc::new(image),
         }

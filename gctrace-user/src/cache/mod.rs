@@ -16,11 +16,12 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use self::{
-    dir::{Dir, DirError},
+    dir::Dir,
     entry::{Entry, MAX_BYTES},
 };
 use crate::{
     elf::{ElfImage, ImageHead, ReadAt},
+    private_dir::DirError,
     ruby::RubyAnalysis,
 };
 
@@ -148,7 +149,7 @@ impl Cache {
 }
 
 fn not_used(path: &Path, error: &DirError) {
-    log::warn!("the cache directory {} is not used: {error}", path.display());
+    log::warn!("the cache directory {} is not used: {error} (--cache-dir)", path.display());
 }
 
 /// Files without build id have no key: nothing else says cheaply that two files are the same.

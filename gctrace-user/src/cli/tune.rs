@@ -2,7 +2,10 @@
 
 use std::io::{self, Write as _};
 
-use gctrace_collector::offline::{self, Program};
+use gctrace_collector::{
+    offline::{self, Program},
+    printable::{printable, printable_path},
+};
 
 use super::args::{TuneArgs, TuneFormatArg};
 use crate::app::say;
@@ -31,7 +34,7 @@ pub fn tune(args: &TuneArgs) -> u8 {
 fn paragraph(program: &Program) -> String {
     let (first, rest) =
         program.files.split_first().map_or((None, 0), |(first, rest)| (Some(first), rest.len()));
-    let files = first.map_or_else(String::new, |path| path.display().to_string());
+    let files = first.map_or_else(String::new, |path| printable_path(path));
     let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
-    format!("{files}{more} (pid {} on {})\n{}", program.pid, program.hostname, program.report)
+    format!("{files}{more} (pid {} on {})\n{}", program.pid, printable(&program.hostname), program.report)
 }

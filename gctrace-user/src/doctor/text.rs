@@ -5,6 +5,8 @@ use std::{
     io::{self, Write},
 };
 
+use gctrace_collector::printable::printable;
+
 use super::report::{
     Confidence, Feature, HostCheck, HostReport, ImageReport, ProcessReport, Proof, Report, Status, Tracing,
     subject,
@@ -316,7 +318,7 @@ impl<W: Write> Page<'_, W> {
 /// Paths, descriptions and command lines come from files and processes that need not mean well: nothing of them
 /// controls the terminal.
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    printable(text).into_owned()
 }
 
 fn passed(tracing: &Tracing) -> usize {

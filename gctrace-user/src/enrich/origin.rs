@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use gctrace_collector::printable::printable;
+
 use super::host;
 use crate::model::{Container, Origin};
 
@@ -114,7 +116,8 @@ fn program(comm: &str, cmdline: &[String]) -> String {
 }
 
 fn clean(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect()
+    // Names of services stand in messages, labels and pages of servers.
+    printable(text).chars().take(MAX_TEXT).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,8 @@ use std::{
     sync::Arc,
 };
 
+use gctrace_collector::{printable::printable, tune::environment::is_name};
+
 use super::{host, origin};
 use crate::model::{Container, Image, Memory, Process, Shares};
 
@@ -66,7 +68,7 @@ pub fn command_line(pid: u32) -> Option<String> {
     let words = process.cmdline().ok().filter(|words| !words.is_empty());
     let line = words.map(|words| words.join(" ")).or_else(|| Some(process.stat().ok()?.comm))?;
     // Programs write what they like there, for example when they set a title.
-    Some(line.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
+    Some(printable(line.trim_end()).into_owned())
 }
 
 /// Describes a process as far as it can be read.
@@ -81,6 +83,7 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
     let start_ts = stat.as_ref().and_then(|stat| start_seconds(stat.starttime));
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
     let cmdline = process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty());
+    let (gc_env, gc_env_refused) = gc_env(pid).unwrap_or_default();
     let origin = Arc::new(origin::read(pid, &comm, cmdline.as_deref().unwrap_or_default(), &container));
     Process {
         pid,
@@ -91,7 +94,8 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
         start_ts,
         hostname: hostname(pid),
         container,
-        gc_env: gc_env(pid).unwrap_or_default(),
+        gc_env,
+        gc_env_refused,
         origin,
         image,
     }
@@ -103,21 +107,31 @@ fn start_seconds(ticks: u64) -> Option<f64> {
     Some(boot as f64 + ticks as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// `RUBY_GC_*` of the initial environment; the token is a secret and is not kept.
-fn gc_env(pid: u32) -> Option<BTreeMap<String, String>> {
+/// `RUBY_GC_*` of the initial environment, and what is refused of it.
+type GcEnv = (BTreeMap<String, String>, Vec<String>);
+
+/// The token is a secret and is not kept.
+fn gc_env(pid: u32) -> Option<GcEnv> {
     let bytes = fs::read(host::path(pid, "environ")).ok()?;
     Some(parse_gc_env(&bytes))
 }
 
-fn parse_gc_env(environ: &[u8]) -> BTreeMap<String, String> {
-    environ
-        .split(|&b| b == 0)
-        .filter_map(|entry| {
-            String::from_utf8_lossy(entry).split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()))
-        })
-        .filter(|(key, _)| key.starts_with("RUBY_GC_"))
-        .map(|(key, value)| if key == "RUBY_GC_TOKEN" { (key, REDACTED.to_owned()) } else { (key, value) })
-        .collect()
+fn parse_gc_env(environ: &[u8]) -> GcEnv {
+    let (mut kept, mut refused) = GcEnv::default();
+    for entry in environ.split(|&byte| byte == 0) {
+        let entry = String::from_utf8_lossy(entry);
+        let Some((name, value)) = entry.split_once('=').filter(|(name, _)| name.starts_with("RUBY_GC_"))
+        else {
+            continue;
+        };
+        if is_name(name) {
+            let value = if name == "RUBY_GC_TOKEN" { REDACTED } else { value };
+            kept.insert(name.to_owned(), value.to_owned());
+        } else {
+            refused.push(name.to_owned());
+        }
+    }
+    (kept, refused)
 }
 
 /// Host name of the process's UTS namespace: ours if it is the same namespace, else what the container's root says
@@ -142,10 +156,15 @@ mod tests {
     fn environment() {
         let environ =
             b"PATH=/bin\0RUBY_GC_TOKEN=secret\0RUBY_GC_HEAP_GROWTH_FACTOR=1.2\0RUBYOPT=-W0\0BROKEN\0\xff=x\0";
-        let env = parse_gc_env(environ);
+        let (env, refused) = parse_gc_env(environ);
+        assert!(refused.is_empty(), "{refused:?}");
         assert_eq!(env.len(), 2);
         assert_eq!(env["RUBY_GC_TOKEN"], REDACTED);
         assert_eq!(env["RUBY_GC_HEAP_GROWTH_FACTOR"], "1.2");
+        let (env, refused) =
+            parse_gc_env("RUBY_GC_X\n\n  For speed:=1\0RUBY_GC_\u{202e}=2\0RUBY_GC_Y=\x1b\0".as_bytes());
+        assert_eq!(refused, ["RUBY_GC_X\n\n  For speed:", "RUBY_GC_\u{202e}"]);
+        assert_eq!(env["RUBY_GC_Y"], "\x1b", "values are data: shown escaped, sent as they are");
     }
 
     /// Memory of this very process is plausible, and of a vanished one absent.

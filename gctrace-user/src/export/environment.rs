@@ -3,11 +3,14 @@
 
 use std::collections::HashSet;
 
-use gctrace_collector::tune::{Series, environment::unheeded};
+use gctrace_collector::{
+    printable::printable_part,
+    tune::{Series, environment::unheeded},
+};
 
 use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
-    ledger::Ledger,
+    ledger::{Ledger, UserCounts},
     model::{GcCycle, GcState, Process},
 };
 
@@ -17,31 +20,48 @@ const MAX_TOLD: usize = 1000;
 /// Tells.
 pub struct Environment {
     told: HashSet<(String, String)>,
+    /// Variables that were refused.
+    refused: u64,
     say: fn(&str),
 }
 
 impl Environment {
     /// Tells by `say`.
     pub fn new(say: fn(&str)) -> Self {
-        Self { told: HashSet::new(), say }
+        Self { told: HashSet::new(), refused: 0, say }
     }
 }
 
 impl Exporter for Environment {
     fn process(&mut self, process: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
-        let Some(series) = Series::parse(&process.image.version.to_string()) else { return Ok(()) };
-        for found in unheeded(&process.gc_env, series) {
+        self.refused += process.gc_env_refused.len() as u64;
+        let series = Series::parse(&process.image.version.to_string());
+        for found in series.map_or_else(Vec::new, |series| unheeded(&process.gc_env, series)) {
             let key = (process.origin.service.clone(), found.variable.clone());
             if self.told.len() >= MAX_TOLD || !self.told.insert(key) {
                 continue;
             }
-            // Both are what somebody has put into an environment.
-            let text = format!("{}={}", found.variable, found.value);
-            let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(100).collect();
+            // Somebody has put this into an environment.
+            let text = printable_part(&format!("{}={}", found.variable, found.value), 100);
             let (pid, service) = (process.pid, &process.origin.service);
             (self.say)(&format!("gctrace: pid {pid} ({service}): {text} does nothing: {}", found.reason));
         }
+        if let Some(first) = process.gc_env_refused.first() {
+            let key = (process.origin.service.clone(), String::new());
+            if self.told.len() < MAX_TOLD && self.told.insert(key) {
+                let (pid, service, count) =
+                    (process.pid, &process.origin.service, process.gc_env_refused.len());
+                let first = printable_part(first, 60);
+                (self.say)(&format!(
+                    "gctrace: pid {pid} ({service}): ignored {count} environment variables with names that Ruby never reads, such as {first}"
+                ));
+            }
+        }
         Ok(())
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        counts.variables_refused += self.refused;
     }
 
     fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
+use gctrace_collector::printable::printable_json;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::{ExportError, Exporter, ProcessEnd};
@@ -23,6 +24,8 @@ use crate::{
 pub struct Jsonl<W: Write> {
     out: W,
     clock: WallClock,
+    /// The line that is being written.
+    line: Vec<u8>,
 }
 
 #[derive(Serialize)]
@@ -44,6 +47,8 @@ enum Line<'a> {
         start_ts: Option<f64>,
         hostname: Option<&'a str>,
         env: &'a BTreeMap<String, String>,
+        #[serde(skip_serializing_if = "<[String]>::is_empty")]
+        env_refused: &'a [String],
         container: Option<&'a str>,
         container_runtime: Option<&'static str>,
         container_name: Option<&'a str>,
@@ -398,11 +403,15 @@ impl Serialize for Counters<'_> {
 impl<W: Write> Jsonl<W> {
     /// Lines go to `out`.
     pub fn new(out: W, clock: WallClock) -> Self {
-        Self { out, clock }
+        Self { out, clock, line: Vec::new() }
     }
 
     fn write(&mut self, line: &Line<'_>) -> Result<(), ExportError> {
-        serde_json::to_writer(&mut self.out, line).map_err(|error| ExportError::Stdout(error.into()))?;
+        self.line.clear();
+        serde_json::to_writer(&mut self.line, line).map_err(|error| ExportError::Stdout(error.into()))?;
+        // Names come from outside, and lines are looked at on terminals.
+        let text = String::from_utf8_lossy(&self.line);
+        self.out.write_all(printable_json(&text).as_bytes()).map_err(ExportError::Stdout)?;
         self.out.write_all(b"\n").map_err(ExportError::Stdout)
     }
 }
@@ -446,6 +455,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             start_ts: process.start_ts,
             hostname: process.hostname.as_deref(),
             env: &process.gc_env,
+            env_refused: &process.gc_env_refused,
             container: process.container.id.as_deref(),
             container_runtime: process.container.runtime.map(Runtime::name),
             container_name: process.container.name.as_deref(),

@@ -2,6 +2,8 @@
 
 use std::{io::Write, sync::Arc};
 
+use gctrace_collector::printable::printable;
+
 use super::{ExportError, Exporter, ProcessEnd, text_gvl::GvlTable};
 use crate::{
     enrich::clock::WallClock,
@@ -244,7 +246,7 @@ fn bytes(n: u64) -> String {
 }
 
 pub(super) fn clip(text: &str, width: usize) -> String {
-    text.chars().filter(|c| !c.is_control()).take(width).collect()
+    printable(text).chars().take(width).collect()
 }
 
 #[cfg(test)]
@@ -264,7 +266,7 @@ mod tests {
             frame(FrameKind::Ruby, "Foo#bar\n", Some("/srv/app/lib/app.rb")),
             frame(FrameKind::Ruby, "<main>", Some("/srv/app/main.rb")),
         ];
-        assert_eq!(ruby_frame(&stack).map(place).as_deref(), Some("Foo#bar app.rb:12"));
+        assert_eq!(ruby_frame(&stack).map(place).as_deref(), Some("Foo#bar\\u{a} app.rb:12"));
         assert!(ruby_frame(&stack[..2]).is_none());
     }
 

@@ -14,6 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use gctrace_collector::printable::printable_part;
 use ureq::http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{enrich::origin, ledger::UserCounts};
@@ -115,6 +116,7 @@ impl Uploader {
             counts: Arc::clone(&counts),
             ending: Arc::clone(&ending),
             complained: false,
+            told_partly: false,
             say,
         };
         let thread = std::thread::Builder::new().name("gctrace-push".to_owned()).spawn(move || {
@@ -189,6 +191,8 @@ struct Worker {
     ending: Arc<AtomicBool>,
     /// Whether the trouble that there is has been told.
     complained: bool,
+    /// Whether it has been told that the server rejects parts of requests: it may do so with each of them.
+    told_partly: bool,
     say: fn(&str),
 }
 
@@ -254,8 +258,13 @@ impl Worker {
                 Outcome::Accepted(answer) => {
                     self.complained = false;
                     let rejected = payload.rejected(&answer);
-                    if let Some(why) = &rejected {
-                        self.complain(&format!("did not take all of a request: {why}"));
+                    if let Some(why) = rejected.as_ref().filter(|_| !self.told_partly) {
+                        self.told_partly = true;
+                        let why = printable(why);
+                        (self.say)(&format!(
+                            "gctrace: {}: {} rejected part of a request: {why} (said once; the last line has the count)",
+                            self.name, self.url
+                        ));
                     }
                     self.count(|counts| {
                         counts.sent += 1;
@@ -317,8 +326,7 @@ impl Worker {
 
 /// What a server said, fit for a line on a terminal.
 fn printable(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(200).collect();
-    text.trim().to_owned()
+    printable_part(text.trim(), 200)
 }
 
 /// Up to a quarter of a pause, so that hosts that lost their server together do not come back together.
@@ -363,6 +371,64 @@ mod tests {
         fn encode(&self) -> Vec<u8> {
             self.0.to_vec()
         }
+    }
+
+    struct Rejected;
+
+    impl Payload for Rejected {
+        fn path(&self, _: Protocol) -> &'static str {
+            "/x"
+        }
+
+        fn content_type(&self) -> &'static str {
+            "text/plain"
+        }
+
+        fn encode(&self) -> Vec<u8> {
+            vec![b'x']
+        }
+
+        fn rejected(&self, _: &[u8]) -> Option<String> {
+            Some("1 points: \x1b[2J\u{202e}nope".to_owned())
+        }
+    }
+
+    /// A server that rejects a part of each request is quoted once, and nothing that it says controls the terminal.
+    #[test]
+    fn rejected_in_part() {
+        static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut read = [0; 4096];
+                let mut request = Vec::new();
+                // The body is a gzip file of one byte: it fits into what comes first.
+                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                    let n = io::Read::read(&mut stream, &mut read).unwrap();
+                    request.extend_from_slice(&read[..n]);
+                }
+                io::Write::write_all(
+                    &mut stream,
+                    b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
+                )
+                .unwrap();
+            }
+        });
+        let address = Address { url, protocol: Protocol::Http };
+        let say = |line: &str| SAID.lock().unwrap().push(line.to_owned());
+        let uploader = Uploader::start("test", &address, HeaderMap::new(), say).unwrap();
+        for _ in 0..3 {
+            uploader.send(Box::new(Rejected));
+        }
+        uploader.finish();
+        let counts = uploader.last.get().unwrap();
+        assert_eq!((counts.sent, counts.partly), (3, 3), "{counts:?}");
+        let said = SAID.lock().unwrap();
+        let quoted: Vec<&String> = said.iter().filter(|line| line.contains("nope")).collect();
+        assert_eq!(quoted.len(), 1, "{said:?}");
+        assert!(quoted[0].contains("1 points: \\u{1b}[2J\\u{202e}nope"), "{quoted:?}");
     }
 
     /// With nobody there, handing over does not wait, the queue has its bound, and every payload is accounted for.

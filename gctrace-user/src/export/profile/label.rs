@@ -1,5 +1,7 @@
 //! Texts of frames and threads, safe for every format.
 
+use gctrace_collector::printable::printable;
+
 use crate::{
     aggregate::{
         call_tree::NodeId,
@@ -27,8 +29,7 @@ pub(in crate::export) fn text(name: &str) -> String {
     if name.is_empty() {
         return "(unnamed)".to_owned();
     }
-    let ugly = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}');
-    name.chars().map(|c| if ugly(c) { '\u{fffd}' } else { c }).collect()
+    printable(name).into_owned()
 }
 
 /// The innermost frame of Ruby code of a stack with its line: `Foo#bar (app.rb:14)`; the innermost of all where there is none.

@@ -15,6 +15,7 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
+use gctrace_collector::printable::printable;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag::register_conditional_shutdown,
@@ -68,15 +69,15 @@ impl Target {
         upload::address(url.strip_suffix("/ruby").unwrap_or(url))
     }
 
-    /// Where the sets for this address wait: what was meant for one collector is never sent to another one.
-    fn spool_dir(&self) -> PathBuf {
+    /// The part of the spool where the sets for this address wait: what was meant for one collector is never sent to another one.
+    fn spool_name(&self) -> String {
         let name: String = self
             .url
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' })
             .collect();
         let sum = crc32fast::hash(self.url.as_bytes());
-        self.spool.join(format!("{}-{sum:08x}", name.get(..80).unwrap_or(&name)))
+        format!("{}-{sum:08x}", name.get(..80).unwrap_or(&name))
     }
 }
 
@@ -111,8 +112,9 @@ pub(super) struct Client {
 impl Client {
     /// Starts the thread. Sets that an earlier run left are sent, too.
     pub(super) fn start(target: &Target, say: fn(&str)) -> Result<Self, (PathBuf, io::Error)> {
-        let dir = target.spool_dir();
-        let spool = Spool::open(&dir, SPOOL).map_err(|error| (dir.clone(), error))?;
+        let spool = Spool::open(&target.spool, &target.spool_name(), SPOOL)
+            .map_err(|error| (target.spool.clone(), error))?;
+        let dir = spool.dir().to_owned();
         if in_the_clear(&target.url) {
             say(&format!("gctrace: {}: the token and sample sets cross the network unencrypted", target.url));
         }
@@ -140,6 +142,7 @@ impl Client {
             next: Instant::now(),
             sent: 0,
             refused: 0,
+            unkept: 0,
             say,
         };
         let thread = std::thread::Builder::new()
@@ -243,7 +246,7 @@ enum Outcome {
 /// What an answer means. Like the agent, gctrace sends again what is answered with 500; besides what says by itself that
 /// it is for now only.
 fn meaning(code: u16, body: &str) -> Outcome {
-    let body: String = body.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let body = printable(body.trim()).into_owned();
     match code {
         200..=299 => Outcome::Accepted(body),
         400 => Outcome::Refused(format!("invalid payload ({body})")),
@@ -269,6 +272,8 @@ struct Worker {
     next: Instant,
     sent: u64,
     refused: u64,
+    /// Sets that could not be put on disk.
+    unkept: u64,
     say: fn(&str),
 }
 
@@ -301,14 +306,14 @@ impl Worker {
                 }
             }
         }
-        let (left, dropped) = (self.spool.len(), self.spool.dropped());
+        let (left, dropped) = (self.spool.len(), self.spool.dropped() + self.unkept);
         let left = match left {
             0 => String::new(),
             left => format!("; {left} wait in {} for the next run", self.spool.dir().display()),
         };
         let dropped = match dropped {
             0 => String::new(),
-            dropped => format!("; {dropped} were dropped: too many waited"),
+            dropped => format!("; {dropped} were dropped: too many waited, or the disk did not take them"),
         };
         let line =
             format!("gctrace: {} sample sets were sent, {} refused{left}{dropped}", self.sent, self.refused);
@@ -332,7 +337,7 @@ impl Worker {
         let kept = self.spool.push(text);
         self.count_dropped(self.spool.dropped() - dropped + u64::from(kept.is_err()));
         if let Err(error) = kept {
-            self.refused += 1;
+            self.unkept += 1;
             let dir = self.spool.dir().display();
             (self.say)(&format!("gctrace: a sample set is lost: it cannot be put into {dir}: {error}"));
         }
@@ -442,7 +447,7 @@ mod tests {
             };
             assert!(reason.contains(word), "{reason}");
         }
-        assert_eq!(meaning(400, "\u{1b}[2J"), Outcome::Refused("invalid payload ( [2J)".to_owned()));
+        assert_eq!(meaning(400, "\u{1b}[2J"), Outcome::Refused("invalid payload (\\u{1b}[2J)".to_owned()));
     }
 
     /// Addresses are taken with and without what the protocol adds, and nothing else is.
@@ -456,9 +461,9 @@ mod tests {
         }
         let dir = |url: &str| {
             Target { url: url.into(), tokens: Tokens::default(), spool: "/s".into(), cycles: None }
-                .spool_dir()
+                .spool_name()
         };
         assert_ne!(dir("http://a/b"), dir("http://a_b"));
-        assert_eq!(dir("http://a").parent(), Some(Path::new("/s")));
+        assert!(!dir("http://../..").contains('/'), "one component");
     }
 }

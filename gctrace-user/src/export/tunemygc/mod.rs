@@ -3,10 +3,13 @@
 
 use std::{
     collections::HashMap,
+    io,
     num::NonZeroU32,
+    os::fd::{AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
+use gctrace_collector::printable::printable_json;
 use serde_json::{Map, Value, json};
 
 mod client;
@@ -26,6 +29,7 @@ use crate::{
     enrich::clock::WallClock,
     ledger::{Ledger, UserCounts},
     model::{EndReason, GcCycle, GcState, Memory, Process},
+    private_dir::{self, DirError},
     ruby::stat::GcInfo,
 };
 
@@ -63,8 +67,16 @@ impl Dialect {
 
 /// Where sets go.
 enum To {
-    Dir(PathBuf),
-    Collector { client: Client, tokens: Tokens, cycles: Option<NonZeroU32> },
+    Dir {
+        path: PathBuf,
+        /// Files go where the path led at the start, whoever changes it.
+        open: OwnedFd,
+    },
+    Collector {
+        client: Client,
+        tokens: Tokens,
+        cycles: Option<NonZeroU32>,
+    },
 }
 
 /// The set of a process that is being traced.
@@ -84,9 +96,18 @@ impl TuneMyGc {
     /// Sets go to files in `dir`, which is made if it is not there.
     pub fn new(dir: &Path, dialect: Dialect, clock: WallClock) -> Result<Self, ExportError> {
         let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
-        std::fs::create_dir_all(dir).map_err(error)?;
-        file::check_writable(dir).map_err(error)?;
-        let to = To::Dir(dir.to_owned());
+        // A link at the end is not to be made into a directory, nor followed if it is somebody else's.
+        if let Err(failed) = std::fs::create_dir_all(dir)
+            && failed.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(error(failed));
+        }
+        let open = private_dir::open_for_output(dir).map_err(|refused| match refused {
+            DirError::Io(failed) => error(failed),
+            refused => error(io::Error::other(refused.to_string())),
+        })?;
+        file::check_writable(&opened(&open)).map_err(error)?;
+        let to = To::Dir { path: dir.to_owned(), open };
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
@@ -133,7 +154,7 @@ impl TuneMyGc {
     /// Writes what there is of the set of a process; `last` ends it, else its next part begins.
     fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
         let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
-        let text = (!open.set.samples.is_empty()).then(|| open.set.to_json());
+        let text = (!open.set.samples.is_empty()).then(|| printable_json(&open.set.to_json()).into_owned());
         open.set.samples.clear();
         open.cycles = 0;
         open.part += u32::from(!last || open.part > 0);
@@ -144,14 +165,19 @@ impl TuneMyGc {
         }
         let Some(text) = text else { return Ok(()) };
         match &self.to {
-            To::Dir(dir) => file::write_new(dir, &stem, ".json", text.as_bytes())
-                .map_err(|source| ExportError::File { path: dir.join(format!("{stem}.json")), source }),
+            To::Dir { path, open } => file::write_new(&opened(open), &stem, ".json", text.as_bytes())
+                .map_err(|source| ExportError::File { path: path.join(format!("{stem}.json")), source }),
             To::Collector { client, .. } => {
                 client.send(text);
                 Ok(())
             }
         }
     }
+}
+
+/// The path of an open directory, whatever its name is by now.
+fn opened(dir: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
 
 fn info_map(info: &GcInfo) -> Map<String, Value> {
@@ -177,7 +203,7 @@ fn info_map(info: &GcInfo) -> Map<String, Value> {
 impl Exporter for TuneMyGc {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
         let token = match &self.to {
-            To::Dir(_) => None,
+            To::Dir { .. } => None,
             To::Collector { tokens, .. } => {
                 let Some(token) = tokens.of(&process.origin.service) else {
                     self.without_token += 1;

@@ -2,20 +2,23 @@
 
 use std::{
     collections::VecDeque,
-    fs::{self, File},
+    ffi::OsString,
+    fs::File,
     io,
-    os::unix::fs::DirBuilderExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::super::file;
+use crate::private_dir::{DirError, PrivateDir};
+
+/// A file beyond this was not made by us.
+const MAX_SET: usize = 256 << 20;
 
 /// Sets that wait.
 #[derive(Debug)]
 pub(super) struct Spool {
-    dir: PathBuf,
-    waiting: VecDeque<(PathBuf, u64)>,
+    dir: PrivateDir,
+    waiting: VecDeque<(OsString, u64)>,
     bytes: u64,
     limit: u64,
     dropped: u64,
@@ -25,14 +28,19 @@ pub(super) struct Spool {
 }
 
 impl Spool {
-    /// Opens the spool in a directory, which is made if it is not there, for its owner only: sets carry tokens. What an
-    /// earlier run left is sent first, unless another run is about to.
-    pub(super) fn open(dir: &Path, limit: u64) -> io::Result<Self> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(dir.join("lock"))?;
+    /// Opens the spool `name` in a directory. Both are made if they are not there, for their owner only: sets carry tokens, and
+    /// what lies there is sent. Directories of others, and links, are refused. What an earlier run left is sent first, unless
+    /// another run is about to.
+    pub(super) fn open(base: &Path, name: &str, limit: u64) -> io::Result<Self> {
+        let refused = |error| match error {
+            DirError::Io(error) => error,
+            unsafe_to_use => io::Error::other(unsafe_to_use.to_string()),
+        };
+        let dir = PrivateDir::create(base).and_then(|base| base.child(name)).map_err(refused)?;
+        let lock = dir.lock_file("lock")?;
         let mine = lock.try_lock().is_ok();
         let mut spool = Self {
-            dir: dir.to_owned(),
+            dir,
             waiting: VecDeque::new(),
             bytes: 0,
             limit,
@@ -41,14 +49,13 @@ impl Spool {
             _lock: mine.then_some(lock),
         };
         if mine {
-            let mut left = Vec::new();
-            for entry in fs::read_dir(dir)? {
-                let entry = entry?;
-                let path = entry.path();
-                if path.extension().is_some_and(|extension| extension == "json") {
-                    left.push((path, entry.metadata()?.len()));
-                }
-            }
+            let mut left: Vec<(OsString, u64)> = spool
+                .dir
+                .files()?
+                .into_iter()
+                .filter(|(name, _)| Path::new(name).extension().is_some_and(|extension| extension == "json"))
+                .map(|(name, stat)| (name, stat.st_size.unsigned_abs()))
+                .collect();
             left.sort();
             spool.bytes = left.iter().map(|(_, size)| size).sum();
             spool.waiting = left.into();
@@ -63,9 +70,9 @@ impl Spool {
         self.shed(size);
         self.made += 1;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let stem = format!("{now:020}-{}-{}", std::process::id(), self.made);
-        file::write_new(&self.dir, &stem, ".json", text.as_bytes())?;
-        self.waiting.push_back((self.dir.join(format!("{stem}.json")), size));
+        let name = format!("{now:020}-{}-{}.json", std::process::id(), self.made);
+        self.dir.write(&name, text.as_bytes())?;
+        self.waiting.push_back((name.into(), size));
         self.bytes += size;
         Ok(())
     }
@@ -73,11 +80,12 @@ impl Spool {
     /// The set at the front. One that cannot be read any more is dropped.
     pub(super) fn front(&mut self) -> Option<Vec<u8>> {
         loop {
-            let (path, _) = self.waiting.front()?;
-            match fs::read(path) {
-                Ok(bytes) => return Some(bytes),
-                Err(error) => {
-                    log::warn!("{}: {error}", path.display());
+            let (name, _) = self.waiting.front()?;
+            match self.dir.read(name, MAX_SET) {
+                Ok(Some(bytes)) => return Some(bytes),
+                gone => {
+                    let why = gone.err().map_or_else(|| "it is gone".to_owned(), |error| error.to_string());
+                    log::warn!("{}: {why}", self.dir.path().join(name).display());
                     self.dropped += 1;
                     self.forget();
                 }
@@ -87,10 +95,8 @@ impl Spool {
 
     /// Removes the set at the front.
     pub(super) fn pop(&mut self) {
-        if let Some((path, _)) = self.waiting.front()
-            && let Err(error) = fs::remove_file(path)
-        {
-            log::warn!("removing {}: {error}", path.display());
+        if let Some((name, _)) = self.waiting.front() {
+            self.dir.remove(name);
         }
         self.forget();
     }
@@ -121,12 +127,14 @@ impl Spool {
 
     /// Where they wait.
     pub(super) fn dir(&self) -> &Path {
-        &self.dir
+        self.dir.path()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn text(of: Option<Vec<u8>>) -> Option<String> {
@@ -138,13 +146,13 @@ mod tests {
     fn survives() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("spool");
-        let mut spool = Spool::open(&path, 1000).unwrap();
+        let mut spool = Spool::open(dir.path(), "spool", 1000).unwrap();
         for set in ["first", "second"] {
             spool.push(set).unwrap();
         }
-        assert_eq!(Spool::open(&path, 1000).unwrap().len(), 0, "another run has them");
+        assert_eq!(Spool::open(dir.path(), "spool", 1000).unwrap().len(), 0, "another run has them");
         drop(spool);
-        let mut spool = Spool::open(&path, 1000).unwrap();
+        let mut spool = Spool::open(dir.path(), "spool", 1000).unwrap();
         spool.push("third").unwrap();
         for set in ["first", "second", "third"] {
             assert_eq!(text(spool.front()).as_deref(), Some(set));
@@ -160,15 +168,15 @@ mod tests {
     #[test]
     fn bounded() {
         let dir = tempfile::tempdir().unwrap();
-        let mut spool = Spool::open(dir.path(), 10).unwrap();
+        let mut spool = Spool::open(dir.path(), "spool", 10).unwrap();
         for set in ["aaaa", "bbbb", "cccc"] {
             spool.push(set).unwrap();
         }
         assert_eq!((text(spool.front()).as_deref(), spool.len(), spool.dropped()), (Some("bbbb"), 2, 1));
         drop(spool);
-        let mut spool = Spool::open(dir.path(), 4).unwrap();
+        let mut spool = Spool::open(dir.path(), "spool", 4).unwrap();
         assert_eq!((text(spool.front()).as_deref(), spool.dropped()), (Some("cccc"), 1));
-        fs::remove_file(&spool.waiting[0].0).unwrap();
+        fs::remove_file(spool.dir().join(&spool.waiting[0].0)).unwrap();
         assert_eq!((spool.front(), spool.dropped()), (None, 2), "somebody took it away");
     }
 }

@@ -255,7 +255,7 @@ mod tests {
             ResourceExhausted,
         ] {
             let outcome = meaning(&Status::new(code, "\x1b[2Jno"), USUAL_LIMIT);
-            assert_eq!(outcome, Outcome::Refused(format!("answered {code:?} ([2Jno)")));
+            assert_eq!(outcome, Outcome::Refused(format!("answered {code:?} (\\u{{1b}}[2Jno)")));
         }
         for (delay, wanted) in [
             (Some(Delay { seconds: 3, nanos: 500_000_000 }), Some(Duration::from_millis(3500))),

@@ -102,7 +102,7 @@ mod tests {
         }
         for code in [301, 400, 401, 404, 500] {
             let outcome = meaning(code, b"\x1b[2Jno".to_vec(), None);
-            assert_eq!(outcome, Outcome::Refused(format!("answered {code} ([2Jno)")), "{code}");
+            assert_eq!(outcome, Outcome::Refused(format!("answered {code} (\\u{{1b}}[2Jno)")), "{code}");
         }
     }
 }

@@ -134,3 +134,33 @@ fn bpf_code_does_not_use_the_misleading_pid() {
         assert!(!code.contains("ctx.pid()"), "{name}");
     }
 }
+
+/// File names in a text that end with the three numbers of a patch release: `libNAME.so.X.Y.Z`.
+fn patch_releases(text: &str) -> Vec<&str> {
+    let name = |character: char| character.is_ascii_alphanumeric() || "-_.+".contains(character);
+    let numbers = |end: &str| {
+        let parts: Vec<&str> = end.trim_end_matches('.').split('.').collect();
+        parts.len() >= 3 && parts.iter().all(|part| part.parse::<u32>().is_ok())
+    };
+    let words = text.split(|character| !name(character));
+    words.filter(|word| word.split_once(".so.").is_some_and(|(_, end)| numbers(end))).collect()
+}
+
+/// Security updates replace a library by its next patch release, so no source names a file of one; there are sonames
+/// (`libruby-3.1.so.3.1`). What is known of one build is found by its build id, in one module.
+#[test]
+fn no_source_depends_on_a_patch_release() {
+    // Put together here, for this file is read, too.
+    let named = ["/usr/lib/libruby-3.1.so", "3.1.2"].join(".");
+    assert_eq!(patch_releases(&format!("open(\"{named}\")")), named.rsplit('/').take(1).collect::<Vec<_>>());
+    assert!(patch_releases("\"libruby-3.1.so.3.1\", libc.so.6, lib.so.1.2.x, Ruby 3.1.2").is_empty());
+
+    for folder in ["gctrace-user", "gctrace-common/src", "gctrace-collector", "tests", "xtask/src"] {
+        for (name, text) in sources(&root().join(folder)) {
+            assert_eq!(patch_releases(&text), Vec::<&str>::new(), "{folder}/{name}");
+            let hexadecimal = |word: &&str| word.len() == 40 && word.bytes().all(|b| b.is_ascii_hexdigit());
+            let build_ids = text.split('"').filter(hexadecimal).count();
+            assert!(build_ids == 0 || name == "src/debian.rs", "{folder}/{name} names a build id");
+        }
+    }
+}

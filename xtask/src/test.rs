@@ -4,6 +4,8 @@ mod built;
 
 use std::{
     ffi::OsString,
+    fs,
+    path::Path,
     process::{Command, ExitCode},
 };
 
@@ -13,7 +15,7 @@ use crate::{
     demo::ruby,
     lab,
     setup::{self, Purpose},
-    util::{as_root, cargo, is_root, progress, run, status, target_dir},
+    util::{as_root, cargo, is_root, progress, run, short, status, target_dir},
 };
 
 /// Arguments of `test`.
@@ -38,14 +40,21 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     if let Some(names) = &args.built {
         return built::run_checks(names);
     }
-    let rubies = rubies()?;
+    let named = std::env::var_os("GCTRACE_RUBIES");
+    let rubies = match &named {
+        Some(rubies) => rubies.clone(),
+        None => rubies()?,
+    };
     progress("test: building gctrace");
     // The development build is what is tested: its arithmetic overflows are errors.
     run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
 
     let mut host = cargo();
     host.args(["test", "--no-fail-fast", "--workspace", "--exclude", "gctrace-tests"]);
-    let host_passed = status(finish(&mut host, args, &[]))?.success();
+    let mut host_passed = status(finish(&mut host, args, &[]))?.success();
+    if named.is_none() {
+        host_passed &= other_patch_releases(args)?;
+    }
 
     let mut live = live_tests()?;
     live.env("GCTRACE_RUBIES", rubies);
@@ -70,19 +79,38 @@ fn live_tests() -> Result<Command> {
     Ok(live)
 }
 
-/// Roots of the lab that the tests run on besides this machine's Ruby (Debian 12 has 3.1, as the root bookworm): one of
-/// each other series.
+/// Roots of the lab that the tests run on besides this machine's Ruby (Debian 12 has 3.1): one of each other series.
 const TESTED: [&str; 3] = ["bullseye", "trixie", "experimental"];
+/// Roots with the series of this machine's Ruby, one of which has another patch release.
+const SAME_SERIES: [&str; 2] = ["bookworm", "bookworm-security"];
+/// The library on which unit tests run, below a root.
+const LIBRUBY: &str = "usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1";
 
-/// The Rubies to test on: those that the caller names, or this machine's and those of the lab, which is made first.
+/// The Rubies to test on if the caller names none: this machine's and those of the lab, which is made first.
 fn rubies() -> Result<OsString> {
-    match std::env::var_os("GCTRACE_RUBIES") {
-        Some(rubies) => Ok(rubies),
-        None => {
-            std::env::join_paths(std::iter::once(ruby()).chain(lab::ensure(&TESTED.map(ToOwned::to_owned))?))
-                .context("the path of a Ruby cannot stand in GCTRACE_RUBIES")
+    std::env::join_paths(std::iter::once(ruby()).chain(lab::available(&TESTED)?))
+        .context("the path of a Ruby cannot stand in GCTRACE_RUBIES")
+}
+
+/// Runs the unit tests of gctrace again on each libruby of the lab that is of the same series as the installed one and is
+/// another file: with and without security updates they must pass.
+fn other_patch_releases(args: &Args) -> Result<bool> {
+    let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let mut seen = vec![read(&Path::new("/").join(LIBRUBY))?];
+    let mut passed = true;
+    for ruby in lab::available(&SAME_SERIES)? {
+        let library = lab::root_of(&ruby)?.join(LIBRUBY);
+        let bytes = read(&library)?;
+        if seen.contains(&bytes) {
+            continue;
         }
+        seen.push(bytes);
+        progress(format!("test: unit tests on {}", short(&library)));
+        let mut tests = cargo();
+        tests.args(["test", "--no-fail-fast", "--package", "gctrace-user", "--lib"]);
+        passed &= status(finish(&mut tests, args, &[]).env("GCTRACE_LIBRUBY", &library))?.success();
     }
+    Ok(passed)
 }
 
 /// Appends the filter and the arguments for the test programs.

@@ -6,6 +6,7 @@
 pub(crate) mod built;
 
 use std::{
+    fmt,
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
@@ -23,7 +24,8 @@ use crate::{
 /// Arguments of `lab`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Which roots: bullseye (Ruby 2.7), bookworm (3.1), trixie (3.3.8), trixie-security (3.3.13 or later), experimental (3.4). Default: all.
+    /// Which roots: bullseye (Ruby 2.7), bookworm (3.1), trixie (3.3), experimental (3.4); bookworm-security and
+    /// trixie-security have the patch releases of the security updates. Default: all that are available.
     #[arg(value_parser = SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>())]
     names: Vec<String>,
     /// Compile the same Rubies from source, too, for symbols and DWARF (20 to 60 minutes each).
@@ -53,14 +55,21 @@ const SUITES: &[Suite] = &[
         series: "2.7",
         packages: &["ruby2.7", "ruby2.7-dev"],
     },
+    // Of these two the Ruby of the release, and the later one that its security updates have brought.
     Suite {
         name: "bookworm",
+        archive: &["bookworm"],
+        security: None,
+        series: "3.1",
+        packages: &["ruby3.1", "ruby3.1-dev"],
+    },
+    Suite {
+        name: "bookworm-security",
         archive: &["bookworm"],
         security: Some("bookworm-security"),
         series: "3.1",
         packages: &["ruby3.1", "ruby3.1-dev"],
     },
-    // The Ruby of the release, and the later one that its security updates have brought.
     Suite {
         name: "trixie",
         archive: &["trixie"],
@@ -138,7 +147,7 @@ impl Suite {
     pub(crate) fn sources(&self) -> Result<Vec<String>> {
         let mut lines = self.archive_sources()?;
         if let Some(suite) = self.security {
-            lines.push(format!("deb {} {suite} main", mirror("Debian-Security")?));
+            lines.push(format!("deb {} {suite} main", security_mirror()?));
         }
         Ok(lines)
     }
@@ -153,13 +162,41 @@ pub(crate) fn release_sources(suites: &[&str]) -> Result<Vec<String>> {
 /// The lines of `sources.list` for this suite with its security updates.
 pub(crate) fn updated_sources(suite: &str) -> Result<Vec<String>> {
     let mut lines = release_sources(&[suite])?;
-    lines.push(format!("deb {} {suite}-security main", mirror("Debian-Security")?));
+    lines.push(format!("deb {} {suite}-security main", security_mirror()?));
     Ok(lines)
+}
+
+/// Debian no longer has the packages of a root. Suites end and packages move: that is no fault of this machine, and the
+/// other roots do not depend on it.
+#[derive(Debug)]
+struct NotAvailable {
+    suite: &'static str,
+    answer: String,
+}
+
+impl fmt::Display for NotAvailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the mirror does not have the packages of {}: {}", self.suite, self.answer)
+    }
+}
+
+impl std::error::Error for NotAvailable {}
+
+/// The line in which apt says that the mirror does not have a package or a suite.
+fn absence(error: &str) -> Option<&str> {
+    const ANSWERS: [&str; 4] = [
+        "Unable to locate package",
+        "has no installation candidate",
+        "does not have a Release file",
+        " 404 ",
+    ];
+    error.lines().find(|line| ANSWERS.iter().any(|answer| line.contains(answer))).map(str::trim)
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    for ruby in ensure(&args.names)? {
+    let rubies = if args.names.is_empty() { available(&[])? } else { ensure(&args.names)? };
+    for ruby in rubies {
         println!("{}", ruby.display());
     }
     if args.built {
@@ -208,6 +245,22 @@ pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
     ensure_in(&dir()?, AMD64, names)
 }
 
+/// The same without the roots that cannot be made because Debian no longer has their packages; it says which.
+pub(crate) fn available(names: &[&str]) -> Result<Vec<PathBuf>> {
+    let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+    let mut rubies = Vec::new();
+    for suite in chosen(&names) {
+        match ensure(&[suite.name.to_owned()]) {
+            Ok(found) => rubies.extend(found),
+            Err(error) => match error.downcast::<NotAvailable>() {
+                Ok(absent) => progress(format!("lab: not available: {absent}")),
+                Err(error) => return Err(error),
+            },
+        }
+    }
+    Ok(rubies)
+}
+
 /// The same in another folder and for another processor.
 pub(crate) fn ensure_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(lab).with_context(|| format!("cannot create {}", lab.display()))?;
@@ -242,7 +295,12 @@ fn make(suite: &Suite, root: &Path, architecture: &str) -> Result<()> {
     let mut command = mmdebstrap("extract", architecture)?;
     command.arg(format!("--include={}", suite.packages.join(",")));
     command.arg(suite.archive[0]).arg(&part).args(suite.sources()?);
-    run_quiet(&mut command)?;
+    if let Err(error) = run_quiet(&mut command) {
+        return Err(match absence(&error.to_string()) {
+            Some(answer) => NotAvailable { suite: suite.name, answer: answer.to_owned() }.into(),
+            None => error,
+        });
+    }
     let mut finish = as_root("sh", "make the lab's roots")?;
     run_quiet(finish.args(["-c", FINISH, "finish"]).args([&part, root]).arg(suite.recipe()))?;
     progress(format!("lab: {} is there after {:.0} s", short(root), started.elapsed().as_secs_f64()));
@@ -251,6 +309,21 @@ fn make(suite: &Suite, root: &Path, architecture: &str) -> Result<()> {
 
 /// The mirror of this machine for the archive with this label, as its own apt knows it.
 fn mirror(label: &str) -> Result<String> {
+    match known_mirror(label)? {
+        Some(uri) => Ok(uri),
+        None => bail!(
+            "apt on this machine knows no mirror of \"{label}\", from which the root could come: add one to \
+             /etc/apt/sources.list, or name the Rubies to test on in GCTRACE_RUBIES"
+        ),
+    }
+}
+
+/// The mirror of this machine for security updates, or Debian's own: a machine may be without such updates.
+fn security_mirror() -> Result<String> {
+    Ok(known_mirror("Debian-Security")?.unwrap_or_else(|| "http://deb.debian.org/debian-security".to_owned()))
+}
+
+fn known_mirror(label: &str) -> Result<Option<String>> {
     let ask = || {
         let mut query = Command::new("apt-get");
         query.args(["indextargets", "--format", "$(LABEL) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"]);
@@ -259,15 +332,42 @@ fn mirror(label: &str) -> Result<String> {
         Ok::<_, anyhow::Error>(found.map(ToOwned::to_owned))
     };
     if let Some(uri) = ask()? {
-        return Ok(uri);
+        return Ok(Some(uri));
     }
     // A fresh machine has no package lists yet, and without them apt does not know labels.
     run_quiet(as_root("apt-get", "read the package lists")?.args(["-q", "update"]))?;
-    match ask()? {
-        Some(uri) => Ok(uri),
-        None => bail!(
-            "apt on this machine knows no mirror of \"{label}\", from which the root could come: add one to \
-             /etc/apt/sources.list, or name the Rubies to test on in GCTRACE_RUBIES"
-        ),
+    ask()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What apt says of packages and suites that are gone is told from other failures.
+    #[test]
+    fn absent_packages() {
+        for answer in [
+            "E: Unable to locate package ruby3.4",
+            "E: Package 'ruby3.4' has no installation candidate",
+            "E: The repository 'http://deb.debian.org/debian bullseye Release' does not have a Release file.",
+            "E: Failed to fetch http://deb.debian.org/debian/pool/r.deb  404  Not Found [IP: 1.2.3.4 80]",
+        ] {
+            let error = format!(
+                "`mmdebstrap` failed; its last lines:\nReading package lists...\n{answer}\nE: apt failed"
+            );
+            assert_eq!(absence(&error), Some(answer));
+        }
+        for error in ["E: Could not resolve 'deb.debian.org'", "E: No space left on device", ""] {
+            assert_eq!(absence(error), None);
+        }
+    }
+
+    /// No two roots have one name, and each one's security updates are those of its release.
+    #[test]
+    fn suites() {
+        for (index, suite) in SUITES.iter().enumerate() {
+            assert!(SUITES[..index].iter().all(|other| other.name != suite.name));
+            assert!(suite.security.is_none_or(|security| security.starts_with(suite.archive[0])));
+        }
     }
 }

@@ -232,7 +232,8 @@ pub(crate) const AMD64: &str = "amd64";
 /// The command that makes a root of this variant for this processor, of which nothing is run if it is only extracted.
 pub(crate) fn mmdebstrap(variant: &str, architecture: &str) -> Result<Command> {
     let mut command = as_root("mmdebstrap", "make the lab's roots")?;
-    command.args(["--quiet", "--mode=root"]);
+    // Not `--quiet`: that hides why apt failed.
+    command.arg("--mode=root");
     command.args([format!("--architectures={architecture}"), format!("--variant={variant}")]);
     // An old suite is no longer signed anew.
     let options = ["APT::Install-Recommends \"false\"", "Acquire::Check-Valid-Until \"false\""];

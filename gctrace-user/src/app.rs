@@ -2,25 +2,21 @@
 
 use std::{
     io::{self, BufWriter, IsTerminal as _, Write as _},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::{fd::OwnedFd, unix::net::UnixStream},
     process::Child,
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     time::{Duration, Instant},
 };
 
-use gctrace_collector::printable::printable;
 use gctrace_common::stats::Counter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::{
     aggregate::gvl_budget::Cost,
     bpf::{self, LoadError, LoadOptions, Loaded, Select},
     cache::Cache,
     cli::{Format, Settings, UsageError},
+    console::{self, say},
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
     enrich::{
         clock::{WallClock, monotonic_ns},
@@ -37,7 +33,9 @@ use crate::{
     native::Tables,
     pipeline::{GvlOrder, Pipeline},
     preflight::{self, Missing},
+    signals::Signals,
     stacks::Reader,
+    words::plural,
 };
 
 /// How long records may lie in the ring when no event woke us.
@@ -115,12 +113,6 @@ impl Failure {
     }
 }
 
-/// Writes one diagnostic line to standard error. Names and messages in it may come from outside.
-pub fn say(line: &str) {
-    // If standard error is closed there is nobody to tell.
-    let _closed = writeln!(io::stderr(), "{}", printable(line));
-}
-
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
     move |source| Failure::System { what, source }
 }
@@ -137,7 +129,6 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     }
     let clock = WallClock::measure();
     let exporters = exporters(settings, clock)?;
-    let signals = Signals::install()?;
     let stacks = settings.stacks.map(|stacks| {
         let native = stacks.native && host::shares_pids();
         if stacks.native && !native {
@@ -165,6 +156,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
             "gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later, or --gvl=futex",
         );
     }
+    // Until here a signal ends the process as it ends any other: nothing has been recorded yet, and what was loaded into
+    // the kernel goes with the process.
+    let signals = Signals::install().map_err(system("installing signal handlers"))?;
     let (sender, findings) = sync_channel(FINDINGS);
     let (stop, stopped) = UnixStream::pair().map_err(system("making a socket pair"))?;
     let (orders, gvl_orders) = UnixStream::pair().map_err(system("making a socket pair"))?;
@@ -205,6 +199,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         accounted: None,
         orders,
         findings,
+        signals: &signals,
         settings,
         child: None,
         matched: false,
@@ -213,11 +208,13 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         deadline: None,
         progress: Progress::new(settings),
     };
-    run.until_end(&signals)?;
+    let ended = run.until_end();
+    console::end_progress();
+    ended?;
     // The gate is closed first: what is in the rings afterwards is all there will ever be. Outputs are finished while
     // the probes are being detached.
     drop(stop);
-    run.drain_until_closed(|| control.is_finished(), &signals);
+    run.drain_until_closed(|| control.is_finished());
     // Settled counters mean that no program is running any more, so the rings are complete, too.
     let kernel = run.counters.read_settled();
     while run.pipeline.drain(&mut run.rings) {}
@@ -232,7 +229,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     run.pipeline.finish(&ledger);
     let ledger = Ledger { user: run.pipeline.counts(), ..ledger };
     run.pipeline.settle(&ledger);
-    run.note(&format!("gctrace: {}", ledger.summary()));
+    say(&format!("gctrace: {}", ledger.summary()));
     if control.join().is_err() {
         run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
     }
@@ -288,43 +285,6 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     Ok(exporters)
 }
 
-/// Signals as a readable descriptor.
-struct Signals {
-    end: UnixStream,
-    child: UnixStream,
-}
-
-impl Signals {
-    fn install() -> Result<Self, Failure> {
-        let pipe = || {
-            let (read, write) = UnixStream::pair()?;
-            read.set_nonblocking(true)?;
-            Ok((read, write))
-        };
-        let (end, end_write) = pipe().map_err(system("making a socket pair"))?;
-        let (child, child_write) = pipe().map_err(system("making a socket pair"))?;
-        let register = |signal, stream: &UnixStream| {
-            signal_hook::low_level::pipe::register(signal, stream.try_clone()?).map(drop)
-        };
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            register(signal, &end_write).map_err(system("installing a signal handler"))?;
-        }
-        register(SIGCHLD, &child_write).map_err(system("installing a signal handler"))?;
-        Ok(Self { end, child })
-    }
-
-    /// Takes one signal to end, if there is one.
-    fn take_end(&self) -> bool {
-        let mut byte = [0];
-        io::Read::read(&mut &self.end, &mut byte).is_ok_and(|n| n > 0)
-    }
-
-    fn clear_child(&self) {
-        let mut bytes = [0; 64];
-        while io::Read::read(&mut &self.child, &mut bytes).is_ok_and(|n| n > 0) {}
-    }
-}
-
 struct Run<'a> {
     pipeline: Pipeline,
     rings: bpf::Rings,
@@ -334,6 +294,7 @@ struct Run<'a> {
     /// To the control thread, about the GVL's probes.
     orders: UnixStream,
     findings: Receiver<Found>,
+    signals: &'a Signals,
     settings: &'a Settings,
     child: Option<Child>,
     matched: bool,
@@ -346,22 +307,21 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// The main loop.
-    fn until_end(&mut self, signals: &Signals) -> Result<(), Failure> {
+    fn until_end(&mut self) -> Result<(), Failure> {
         loop {
             let more = self.pipeline.drain(&mut self.rings);
             let ended = self.take_findings();
-            if ended || self.fatal.is_some() || self.pipeline.stdout_closed() || signals.take_end() {
+            if ended || self.fatal.is_some() || self.pipeline.stdout_closed() || self.signals.take_end() {
                 return Ok(());
             }
-            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) || self.command_ended(signals)
-            {
+            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) || self.command_ended() {
                 return Ok(());
             }
             self.account();
             self.keep_gvl_budget();
             self.progress.show(self.deadline, &self.pipeline);
             if !more {
-                self.wait(signals)?;
+                self.wait()?;
             }
         }
     }
@@ -399,13 +359,13 @@ impl Run<'_> {
         }
     }
 
-    fn wait(&self, signals: &Signals) -> Result<(), Failure> {
+    fn wait(&self) -> Result<(), Failure> {
         let (gc, life) = (self.rings.gc_fd(), self.rings.life_fd());
         let mut fds = [
             PollFd::from_borrowed_fd(gc, PollFlags::IN),
             PollFd::from_borrowed_fd(life, PollFlags::IN),
-            PollFd::from_borrowed_fd(signals.end.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(signals.child.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.signals.end_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.signals.child_fd(), PollFlags::IN),
         ];
         let left = self
             .deadline
@@ -440,11 +400,11 @@ impl Run<'_> {
             }
             Found::Refused { pid, path, reason } => {
                 let who = pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
-                self.note(&format!("gctrace: {who}{} is not traced: {reason}", path.display()));
+                say(&format!("gctrace: {who}{} is not traced: {reason}", path.display()));
                 self.pipeline.refuse(pid, &path.to_string_lossy(), &reason);
             }
             Found::Unproven { pid, image, path, reason } => {
-                self.note(&format!("gctrace: pid {pid}: {} is not traced: {reason}", path.display()));
+                say(&format!("gctrace: pid {pid}: {} is not traced: {reason}", path.display()));
                 let path = path.to_string_lossy();
                 if is_running(pid) {
                     self.pipeline.refuse_process(pid, image, &path, &reason, monotonic_ns());
@@ -453,9 +413,10 @@ impl Run<'_> {
                     self.pipeline.refuse(Some(pid), &path, &reason);
                 }
             }
-            Found::NotRuby { pid, reason } => self.note(&format!("gctrace: pid {pid}: {reason}")),
+            Found::NotRuby { pid, reason } => say(&format!("gctrace: pid {pid}: {reason}")),
             Found::Ready { processes, probes, images } => {
-                self.note(&format!(
+                self.signals.tracing();
+                say(&format!(
                     "gctrace: ready: {processes} Ruby processes, {probes} probes on {images} Ruby images"
                 ));
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
@@ -473,39 +434,30 @@ impl Run<'_> {
         false
     }
 
-    fn note(&mut self, line: &str) {
-        self.progress.clear();
-        say(line);
-    }
-
-    fn command_ended(&mut self, signals: &Signals) -> bool {
-        signals.clear_child();
+    fn command_ended(&mut self) -> bool {
+        self.signals.clear_child();
         let Some(child) = self.child.as_mut() else { return false };
         match child.try_wait() {
             Ok(None) => false,
             Ok(Some(status)) => {
                 if !status.success() {
                     let command = self.settings.selection.command.as_deref().unwrap_or_default().join(" ");
-                    self.note(&format!("gctrace: `{command}` ended with {status}"));
+                    say(&format!("gctrace: `{command}` ended with {status}"));
                 }
                 true
             }
             Err(error) => {
-                self.note(&format!("gctrace: waiting for the command: {error}"));
+                say(&format!("gctrace: waiting for the command: {error}"));
                 true
             }
         }
     }
 
-    /// Keeps the rings empty until no further record can come. A second signal leaves at once.
-    fn drain_until_closed(&mut self, gone: impl Fn() -> bool, signals: &Signals) {
+    /// Keeps the rings empty until no further record can come.
+    fn drain_until_closed(&mut self, gone: impl Fn() -> bool) {
         while self.closed.is_none() && !gone() {
             let more = self.pipeline.drain(&mut self.rings);
             self.take_findings();
-            if signals.take_end() {
-                say("gctrace: leaving at once; outputs may be incomplete");
-                std::process::exit(2);
-            }
             if !more {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -516,7 +468,6 @@ impl Run<'_> {
 
 /// A line on the terminal that says that something is going on, where no data is written to it.
 struct Progress {
-    shown: bool,
     enabled: bool,
     last: Option<Instant>,
 }
@@ -524,7 +475,7 @@ struct Progress {
 impl Progress {
     fn new(settings: &Settings) -> Self {
         let data_on_terminal = settings.format != Format::Quiet && io::stdout().is_terminal();
-        Self { shown: false, enabled: io::stderr().is_terminal() && !data_on_terminal, last: None }
+        Self { enabled: io::stderr().is_terminal() && !data_on_terminal, last: None }
     }
 
     fn show(&mut self, deadline: Option<Instant>, pipeline: &Pipeline) {
@@ -533,23 +484,15 @@ impl Progress {
             return;
         }
         self.last = Some(now);
-        self.shown = true;
         let counts = pipeline.counts();
         let left = deadline.map_or_else(
             || "Ctrl-C to finish".to_owned(),
             |deadline| format!("{} s left", deadline.saturating_duration_since(now).as_secs() + 1),
         );
-        let _closed = write!(
-            io::stderr(),
-            "\r\x1b[Kgctrace: {} cycles of {} processes, {left}",
-            counts.cycles,
-            counts.processes
-        );
-    }
-
-    fn clear(&mut self) {
-        if std::mem::take(&mut self.shown) {
-            let _closed = write!(io::stderr(), "\r\x1b[K");
-        }
+        console::progress(&format!(
+            "gctrace: {} in {}, {left}",
+            plural(counts.cycles, "cycle"),
+            plural(counts.processes, "process")
+        ));
     }
 }

@@ -10,6 +10,7 @@ pub mod app;
 pub mod bpf;
 pub mod cache;
 pub mod cli;
+pub mod console;
 #[cfg(test)]
 mod debian;
 pub mod decode;
@@ -26,4 +27,6 @@ pub mod pipeline;
 pub mod preflight;
 mod private_dir;
 pub mod ruby;
+pub mod signals;
 pub mod stacks;
+pub mod words;

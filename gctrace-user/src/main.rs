@@ -6,22 +6,15 @@ use std::{
 };
 
 use clap::Parser as _;
-use gctrace_collector::printable::Printable;
 use gctrace_user::{
     app::{self, Outcome},
     cli::{self, Args, Settings, Subcommand},
-    doctor,
+    console, doctor,
     enrich::host,
 };
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
-        .format(|out, record| {
-            let (time, level, target) = (out.timestamp_seconds(), record.level(), record.target());
-            // Messages name files and processes of others.
-            writeln!(out, "[{time} {level:<5} {target}] {}", Printable(record.args()))
-        })
-        .init();
+    console::init_logging();
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
@@ -44,7 +37,7 @@ fn main() -> ExitCode {
             return match cli::man() {
                 Ok(page) => written(&page),
                 Err(error) => {
-                    app::say(&format!("gctrace: making the manual page: {error}"));
+                    console::say(&format!("gctrace: making the manual page: {error}"));
                     ExitCode::from(2)
                 }
             };
@@ -53,7 +46,7 @@ fn main() -> ExitCode {
             return match cli::collector(args) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
-                    app::say(&format!("gctrace: {error}"));
+                    console::say(&format!("gctrace: {error}"));
                     ExitCode::from(2)
                 }
             };
@@ -76,7 +69,7 @@ fn written(text: &[u8]) -> ExitCode {
         // Whoever read it has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            app::say(&format!("gctrace: writing to standard output: {error}"));
+            console::say(&format!("gctrace: writing to standard output: {error}"));
             ExitCode::from(2)
         }
     }
@@ -86,7 +79,7 @@ fn ended(result: Result<u8, app::Failure>) -> ExitCode {
     match result {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            app::say(&format!("gctrace: {failure}"));
+            console::say(&format!("gctrace: {failure}"));
             ExitCode::from(failure.exit_status())
         }
     }

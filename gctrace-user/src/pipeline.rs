@@ -404,7 +404,7 @@ impl Pipeline {
             }
             self.counts.export_failures += 1;
             if self.failure.is_none() {
-                crate::app::say(&format!("gctrace: {error}"));
+                crate::console::say(&format!("gctrace: {error}"));
                 self.failure = Some(error.to_string());
             }
         }

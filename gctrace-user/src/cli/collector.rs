@@ -3,7 +3,7 @@
 use gctrace_collector::server::{self, CollectorError, Options};
 
 use super::args::CollectorArgs;
-use crate::app::say;
+use crate::console::say;
 
 impl From<CollectorArgs> for Options {
     fn from(args: CollectorArgs) -> Self {

@@ -8,7 +8,7 @@ use gctrace_collector::{
 };
 
 use super::args::{TuneArgs, TuneFormatArg};
-use crate::app::say;
+use crate::console::say;
 
 /// Prints what is recommended. Returns the exit status: 2 if something could not be read; the rest is printed all the
 /// same.

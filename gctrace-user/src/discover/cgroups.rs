@@ -22,8 +22,8 @@ use procfs::process::Process;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
 use crate::{
-    app::say,
     bpf::Probes,
+    console::say,
     enrich::{
         container::{self, Cgroups},
         host,

@@ -5,6 +5,7 @@ use std::{
     io::{self, BufWriter, Write},
     os::fd::AsRawFd,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::{
@@ -14,6 +15,22 @@ use rustix::{
 
 use super::ExportError;
 
+/// The files that have got their names.
+static PUBLISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// Most of them that are remembered: sample sets may be written for days.
+const REMEMBERED: usize = 64;
+
+/// The files written so far (of very many, the first). No other appears under its name while this is held.
+pub fn published() -> MutexGuard<'static, Vec<PathBuf>> {
+    PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn note_published(published: &mut Vec<PathBuf>, path: &Path) {
+    if published.len() < REMEMBERED {
+        published.push(path.to_owned());
+    }
+}
+
 /// Writes `content` to `path`, replacing what was there. The bytes are on disk under no name at all (`O_TMPFILE`) until
 /// they are complete.
 pub(super) fn write_atomically(
@@ -22,7 +39,10 @@ pub(super) fn write_atomically(
 ) -> io::Result<()> {
     let mut file = Unpublished::create(dir_of(path))?;
     file.fill(content)?;
-    file.replace(path)
+    let mut published = published();
+    file.replace(path)?;
+    note_published(&mut published, path);
+    Ok(())
 }
 
 /// Checks that a file can be made at `path`, without leaving one there.
@@ -45,12 +65,18 @@ fn dir_of(path: &Path) -> &Path {
 pub(super) fn write_new(dir: &Path, stem: &str, extension: &str, bytes: &[u8]) -> io::Result<()> {
     let mut file = Unpublished::create(dir)?;
     file.fill(|out| out.write_all(bytes))?;
+    let mut published = published();
     for number in 1..=10_000 {
         let name =
             if number == 1 { format!("{stem}{extension}") } else { format!("{stem}-{number}{extension}") };
-        match file.publish(&dir.join(name)) {
+        let path = dir.join(name);
+        match file.publish(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            result => return result,
+            Err(error) => return Err(error),
+            Ok(()) => {
+                note_published(&mut published, &path);
+                return Ok(());
+            }
         }
     }
     Err(io::Error::from(io::ErrorKind::AlreadyExists))

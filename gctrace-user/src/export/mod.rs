@@ -28,6 +28,8 @@ pub mod tunemygc;
 pub(crate) mod upload;
 mod windows;
 
+pub use file::published;
+
 /// Version that outputs name as their producer.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 

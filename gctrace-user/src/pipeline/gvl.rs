@@ -15,8 +15,8 @@ use crate::{
         gvl_held::Held,
         gvl_so_far::GvlLook,
     },
-    app::say,
     bpf::{GvlRead, GvlReader},
+    console::say,
     enrich::clock::monotonic_ns,
     model::{
         gvl::{GvlBlocker, GvlDoing, GvlSpan, GvlWait},

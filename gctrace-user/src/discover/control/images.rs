@@ -23,9 +23,9 @@ use super::{
     Control, Found, Traced, Verdict, Waiting,
 };
 use crate::{
-    app::say,
     bpf::brief,
     cache::Cache,
+    console::say,
     elf::{RubyPresence, probe_ruby},
     images::KnownImage,
     model::{Image, gvl::GvlCoverage},

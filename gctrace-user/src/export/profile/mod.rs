@@ -163,7 +163,7 @@ impl Exporter for Recorder {
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
         let recording = self.recording.borrow();
         if recording.merged > 0 {
-            crate::app::say(&format!(
+            crate::console::say(&format!(
                 "gctrace: {} samples are in the profiles without their stack: there were too many different ones",
                 recording.merged
             ));
@@ -207,7 +207,7 @@ impl Exporter for Output {
         .map_err(|source| ExportError::File { path: self.path.clone(), source })?;
         if left_out > 0 {
             let path = self.path.display();
-            crate::app::say(&format!(
+            crate::console::say(&format!(
                 "gctrace: {path} holds the beginning of the run; {left_out} later samples and events are left out"
             ));
         }

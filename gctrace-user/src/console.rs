@@ -1,0 +1,97 @@
+//! Standard error: diagnostics, and on a terminal a line of progress that stays below them.
+//!
+//! Everything that gctrace says goes through here, log messages included, so that no two texts share a line. Names and messages
+//! in it may come from outside: control characters are escaped.
+
+use std::{
+    io::{self, Write},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use gctrace_collector::printable::{Printable, printable};
+
+/// The line of progress that is on the screen, if any.
+static PROGRESS: Mutex<Option<String>> = Mutex::new(None);
+
+/// Erases the line that the cursor is on.
+const ERASE: &str = "\r\x1b[K";
+
+fn shown() -> MutexGuard<'static, Option<String>> {
+    PROGRESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes one diagnostic line.
+pub fn say(line: &str) {
+    print(shown().as_deref(), &printable(line));
+}
+
+/// Shows this line below all others, in place of the last one.
+pub fn progress(line: &str) {
+    let mut shown = shown();
+    write(&format!("{ERASE}{line}"));
+    *shown = Some(line.to_owned());
+}
+
+/// Takes the line of progress away.
+pub fn end_progress() {
+    if shown().take().is_some() {
+        write(ERASE);
+    }
+}
+
+/// Sends log messages to the console, in the style of all other messages.
+pub fn init_logging() {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
+        .format(|out, record| {
+            let message = Printable(record.args());
+            match record.level() {
+                log::Level::Error | log::Level::Warn => writeln!(out, "gctrace: {message}"),
+                level => writeln!(out, "gctrace: {level} {}: {message}", record.target()),
+            }
+        })
+        .target(env_logger::Target::Pipe(Box::new(Log)))
+        .init();
+}
+
+fn print(shown: Option<&str>, line: &str) {
+    write(&with_progress(shown, line));
+}
+
+/// A line in the place of the line of progress, which moves down.
+fn with_progress(progress: Option<&str>, line: &str) -> String {
+    match progress {
+        Some(progress) => format!("{ERASE}{line}\n{progress}"),
+        None => format!("{line}\n"),
+    }
+}
+
+fn write(text: &str) {
+    // If standard error is closed there is nobody to tell.
+    let _closed = io::stderr().write_all(text.as_bytes());
+}
+
+/// What the logger writes to. It hands over a whole message at a time.
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        print(shown().as_deref(), String::from_utf8_lossy(bytes).trim_end_matches('\n'));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message never continues the line of progress, which is drawn again below it.
+    #[test]
+    fn messages_and_progress() {
+        assert_eq!(with_progress(None, "a"), "a\n");
+        assert_eq!(with_progress(Some("3 cycles"), "a"), "\r\x1b[Ka\n3 cycles");
+    }
+}

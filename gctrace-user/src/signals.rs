@@ -1,0 +1,204 @@
+//! Signals that end a run, and how: at once before tracing begins, then in order, and without files if the user insists.
+
+use std::{
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use signal_hook::{
+    consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM},
+    iterator,
+    low_level::{emulate_default_handler, pipe},
+};
+
+use crate::{console::say, export};
+
+/// A second Ctrl-C counts from this long after the first on. Programs that signal a process and then its group (such as
+/// `timeout`) do both within microseconds.
+const SECOND_THOUGHT: Duration = Duration::from_secs(1);
+
+/// What a signal leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    /// Nothing has been recorded yet: what the signal does by default.
+    Die,
+    /// The run ends in order.
+    Finish {
+        /// By Ctrl-C: whoever pressed it can press it again.
+        interactive: bool,
+    },
+    /// The user does not want to wait for the files.
+    GiveUp,
+    /// It has been answered before.
+    Nothing,
+}
+
+/// Which signals have come.
+#[derive(Debug, Default)]
+struct Endings {
+    tracing: bool,
+    finishing: bool,
+    interrupted: Option<Instant>,
+}
+
+impl Endings {
+    fn answer(&mut self, signal: i32, now: Instant) -> Answer {
+        if !self.tracing {
+            return Answer::Die;
+        }
+        let first = !std::mem::replace(&mut self.finishing, true);
+        match (signal, self.interrupted) {
+            (SIGINT, Some(before)) if now.saturating_duration_since(before) >= SECOND_THOUGHT => {
+                Answer::GiveUp
+            }
+            (SIGINT, None) => {
+                self.interrupted = Some(now);
+                Answer::Finish { interactive: true }
+            }
+            _ if first => Answer::Finish { interactive: false },
+            _ => Answer::Nothing,
+        }
+    }
+}
+
+/// Signals as readable descriptors.
+pub struct Signals {
+    /// Becomes readable with the first signal to end.
+    end: UnixStream,
+    child: UnixStream,
+    endings: Arc<Mutex<Endings>>,
+}
+
+impl Signals {
+    /// Answers signals from now on. Until [`Signals::tracing`] a signal to end does so at once.
+    pub fn install() -> io::Result<Self> {
+        let pair = || {
+            let (read, write) = UnixStream::pair()?;
+            read.set_nonblocking(true)?;
+            Ok::<_, io::Error>((read, write))
+        };
+        let (end, wake) = pair()?;
+        let (child, child_write) = pair()?;
+        pipe::register(SIGCHLD, child_write)?;
+        let endings = Arc::<Mutex<Endings>>::default();
+        let mut signals = iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let known = endings.clone();
+        // A thread of its own, so that Ctrl-C is answered while files are being written or sent.
+        std::thread::Builder::new().name("gctrace-signals".to_owned()).spawn(move || {
+            for signal in &mut signals {
+                let answer = lock(&known).answer(signal, Instant::now());
+                act(answer, signal, &wake);
+            }
+        })?;
+        Ok(Self { end, child, endings })
+    }
+
+    /// Tracing has begun: from now on a signal ends the run in order.
+    pub fn tracing(&self) {
+        lock(&self.endings).tracing = true;
+    }
+
+    /// Takes the request to end, if there is one.
+    pub fn take_end(&self) -> bool {
+        let mut byte = [0];
+        (&self.end).read(&mut byte).is_ok_and(|n| n > 0)
+    }
+
+    /// Forgets that children have changed their state.
+    pub fn clear_child(&self) {
+        let mut bytes = [0; 64];
+        while (&self.child).read(&mut bytes).is_ok_and(|n| n > 0) {}
+    }
+
+    /// Readable when the run is to end.
+    pub fn end_fd(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
+    }
+
+    /// Readable when a child has changed its state.
+    pub fn child_fd(&self) -> BorrowedFd<'_> {
+        self.child.as_fd()
+    }
+}
+
+fn lock(endings: &Mutex<Endings>) -> MutexGuard<'_, Endings> {
+    endings.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn act(answer: Answer, signal: i32, mut wake: &UnixStream) {
+    match answer {
+        Answer::Die => {
+            say("gctrace: stopped before tracing began; no files were written");
+            if let Err(error) = emulate_default_handler(signal) {
+                log::error!("ending by signal {signal}: {error}");
+                std::process::exit(2);
+            }
+        }
+        Answer::Finish { interactive } => {
+            if let Err(error) = wake.write_all(&[0]) {
+                log::error!("telling the main thread to finish: {error}");
+            }
+            say(if interactive {
+                "gctrace: finishing… (Ctrl-C again to give up without files)"
+            } else {
+                "gctrace: finishing…"
+            });
+        }
+        Answer::GiveUp => {
+            // Holding this, no file appears between what is said and the end.
+            let published = export::published();
+            match published.as_slice() {
+                [] => say("gctrace: gave up: no output files were written"),
+                some => {
+                    let names: Vec<_> = some.iter().map(|path| path.display().to_string()).collect();
+                    say(&format!(
+                        "gctrace: gave up: only these output files were written: {}",
+                        names.join(", ")
+                    ));
+                }
+            }
+            std::process::exit(2);
+        }
+        Answer::Nothing => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only a second Ctrl-C, and only some time after the first, leaves without files.
+    #[test]
+    fn giving_up() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut endings = Endings { tracing: true, ..Endings::default() };
+        // As `timeout` does it, and an impatient service manager.
+        assert_eq!(endings.answer(SIGTERM, at(0)), Answer::Finish { interactive: false });
+        for signal in [SIGTERM, SIGHUP] {
+            assert_eq!(endings.answer(signal, at(0)), Answer::Nothing);
+            assert_eq!(endings.answer(signal, at(60_000)), Answer::Nothing);
+        }
+        assert_eq!(endings.answer(SIGINT, at(60_001)), Answer::Finish { interactive: true });
+        assert_eq!(endings.answer(SIGINT, at(61_000)), Answer::Nothing);
+        assert_eq!(endings.answer(SIGTERM, at(61_500)), Answer::Nothing);
+        assert_eq!(endings.answer(SIGINT, at(61_001)), Answer::GiveUp);
+    }
+
+    /// Before anything is recorded a signal does what it does to any program.
+    #[test]
+    fn during_the_start() {
+        let now = Instant::now();
+        let mut endings = Endings::default();
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            assert_eq!(endings.answer(signal, now), Answer::Die);
+        }
+        endings.tracing = true;
+        assert_eq!(endings.answer(SIGINT, now), Answer::Finish { interactive: true });
+    }
+}

@@ -1,0 +1,148 @@
+//! How signals end a run: its files survive those that come twice, and nothing is overwritten before tracing has begun.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::PATIENCE;
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::{Live, gctrace_binary};
+use gctrace_tests::ruby::Ruby;
+use rustix::process::Signal;
+
+/// Collects and computes until it is killed.
+const BUSY: &str = "loop { Array.new(2000) { 'x' * 50 }; GC.start; sleep 0.01 }";
+
+fn busy() -> Result<Guarded> {
+    let mut command = Ruby::main()?.command()?;
+    Guarded::start("ruby", command.args(["-e", BUSY]))
+}
+
+/// Whether a complete flame graph is there.
+fn is_svg(path: &Path) -> Result<bool> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => {
+            ensure!(text.trim_end().ends_with("</svg>"), "half of a file is left");
+            Ok(true)
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).context("the flame graph"),
+    }
+}
+
+/// SIGTERM and SIGHUP finish the files, however often and however fast they come.
+#[test]
+fn repeated_signals_keep_the_files() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = busy()?;
+    let pid = ruby.pid().to_string();
+    let cases: [(&str, [Signal; 2]); 4] = [
+        ("term", [Signal::TERM, Signal::TERM]),
+        ("hup", [Signal::HUP, Signal::TERM]),
+        ("int", [Signal::INT, Signal::INT]),
+        ("both", [Signal::INT, Signal::TERM]),
+    ];
+    for (name, signals) in cases {
+        let svg = live.path(name);
+        let path = svg.to_string_lossy().into_owned();
+        let gctrace = Invocation::new(["--pid", &pid, "--quiet", "--flamegraph", &path])?.start_ready()?;
+        for signal in signals {
+            gctrace.signal(signal)?;
+        }
+        let finished = gctrace.wait()?;
+        ensure!(finished.status.success(), "{name}: {}:\n{}", finished.status, finished.errors());
+        ensure!(is_svg(&svg)?, "{name}: no file:\n{}", finished.errors());
+        ensure!(finished.errors().contains("gctrace: finishing…"), "{name}:\n{}", finished.errors());
+    }
+    Ok(())
+}
+
+/// `timeout` signals its child, then its group. A run that had begun keeps its file.
+#[test]
+fn timeout_keeps_the_files() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = busy()?;
+    let (mut seconds, mut kept) = (3, 0);
+    while kept < 6 {
+        let svg = live.path("timeout.svg");
+        let mut command = Command::new("timeout");
+        command.arg(seconds.to_string()).arg(gctrace_binary()?);
+        command.args(["--pid", &ruby.pid().to_string(), "--quiet", "--flamegraph"]).arg(&svg);
+        let finished = Guarded::start("timeout", &mut command)?.finish(PATIENCE)?;
+        if finished.errors().contains("gctrace: ready") {
+            ensure!(is_svg(&svg)?, "after {kept} runs no file:\n{}", finished.errors());
+            std::fs::remove_file(&svg)?;
+            kept += 1;
+        } else {
+            // A machine that is too slow to begin in that time.
+            ensure!(!is_svg(&svg)?, "a file without a run:\n{}", finished.errors());
+            seconds += 3;
+            ensure!(seconds < 100, "not ready in {seconds} s:\n{}", finished.errors());
+        }
+    }
+    Ok(())
+}
+
+/// A signal during the start ends it at once, and what has the name of an output stays.
+#[test]
+fn interrupted_start() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = busy()?;
+    let pid = ruby.pid().to_string();
+    let svg = live.path("old.svg");
+    std::fs::write(&svg, "old")?;
+    let path = svg.to_string_lossy().into_owned();
+    let args = ["--pid", &pid, "--quiet", "--wall", "--gvl", "--flamegraph", &path];
+    for (milliseconds, signal) in
+        [(50, Signal::INT), (200, Signal::INT), (400, Signal::TERM), (700, Signal::INT)]
+    {
+        let gctrace = Invocation::new(args)?.start()?;
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        let signalled = Instant::now();
+        gctrace.signal(signal)?;
+        let finished = gctrace.wait()?;
+        let took = signalled.elapsed();
+        if finished.errors().contains("gctrace: ready") {
+            // A fast machine: this was no start any more.
+            std::fs::write(&svg, "old")?;
+            continue;
+        }
+        ensure!(!finished.status.success(), "{}:\n{}", finished.status, finished.errors());
+        ensure!(took < Duration::from_secs(2), "after {milliseconds} ms: {took:?} to end");
+        ensure!(std::fs::read_to_string(&svg)? == "old", "after {milliseconds} ms the old file is gone");
+    }
+    Ok(())
+}
+
+/// A second Ctrl-C, a second later, gives up; what is said then of the files is true.
+#[test]
+fn giving_up() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = busy()?;
+    let pid = ruby.pid().to_string();
+    // A receiver that never answers keeps the end waiting.
+    let silent = TcpListener::bind("127.0.0.1:0")?;
+    let url = format!("http://{}", silent.local_addr()?);
+    let svg = live.path("written.svg");
+    let path = svg.to_string_lossy().into_owned();
+    let args = ["--pid", &pid, "--quiet", "--otlp", &url, "--flamegraph", &path];
+    let mut gctrace = Invocation::new(args)?.start_ready()?;
+    gctrace.signal(Signal::INT)?;
+    gctrace.wait_error("finishing…")?;
+    std::thread::sleep(Duration::from_millis(1100));
+    gctrace.signal(Signal::INT)?;
+    let finished = gctrace.wait()?;
+    let said = finished.errors();
+    ensure!(finished.status.code() == Some(2), "{}:\n{said}", finished.status);
+    if said.contains("gave up: no output files were written") {
+        ensure!(!is_svg(&svg)?, "there is a file:\n{said}");
+    } else {
+        ensure!(said.contains("gave up: only these output files were written"), "{said}");
+        ensure!(is_svg(&svg)? == said.contains(&path), "{said}");
+    }
+    Ok(())
+}

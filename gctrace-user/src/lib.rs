@@ -1,22 +1,31 @@
 //! gctrace: watches the GC of every CRuby process on a Linux host from the kernel.
 //!
 //! See `ARCHITECTURE.md` for the map and the invariants. Data flows one way: ring → [`decode`] → [`enrich`] →
-//! [`aggregate`] → [`export`]; control flows `/proc` → [`discover`] → [`ruby`] → [`bpf`].
+//! [`aggregate`] → [`export`]; control flows `/proc` → [`discover`] → [`gctrace_cruby`] → [`bpf`].
 #![deny(unsafe_code)]
 
-pub mod address;
+/// What is known of CRuby and of ELF files, by its short names.
+pub(crate) use gctrace_cruby::{address, elf, ruby};
+
+// What tests share with those of the crate of CRuby knowledge.
+#[cfg(test)]
+#[path = "../../crates/cruby/src/damaged.rs"]
+mod damaged;
+#[cfg(test)]
+#[path = "../../crates/cruby/src/debian.rs"]
+#[allow(dead_code, reason = "each of the two crates uses a part of it")]
+mod debian;
+
 pub mod aggregate;
 pub mod app;
 pub mod bpf;
 pub mod cache;
 pub mod cli;
 pub mod console;
-#[cfg(test)]
-mod debian;
+pub mod debuginfo;
 pub mod decode;
 pub mod discover;
 pub mod doctor;
-pub mod elf;
 pub mod enrich;
 pub mod export;
 pub mod images;
@@ -26,7 +35,6 @@ pub mod native;
 pub mod pipeline;
 pub mod preflight;
 mod private_dir;
-pub mod ruby;
 pub mod signals;
 pub mod stacks;
 pub mod words;

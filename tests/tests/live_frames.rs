@@ -11,17 +11,16 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::{PATIENCE, child::Guarded, live::rubies_dir, memory, ruby::Ruby};
-use gctrace_user::{
+use gctrace_cruby::{
     elf::ElfImage,
-    enrich::mem::ProcessMemory,
-    model::stack::{Frame, FrameKind},
     ruby::{
         self, RubyAnalysis, RubyVersion,
-        frames::{FrameLayout, Memory, Namer},
+        frames::{Frame, FrameKind, FrameLayout, Memory, Namer},
         tables::{self, Table},
     },
 };
+use gctrace_tests::{PATIENCE, child::Guarded, live::rubies_dir, memory, ruby::Ruby};
+use gctrace_user::enrich::mem::ProcessMemory;
 
 #[path = "product/stack.rs"]
 mod stack;

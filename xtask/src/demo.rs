@@ -185,7 +185,7 @@ fn milliseconds(text: &str) -> Option<f64> {
 }
 
 /// Debian's Ruby where there is one, whatever else comes first on `PATH`.
-pub(crate) fn ruby() -> PathBuf {
+pub fn ruby() -> PathBuf {
     let debian = Path::new("/usr/bin/ruby");
     if debian.exists() { debian.into() } else { "ruby".into() }
 }

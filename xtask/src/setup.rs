@@ -12,7 +12,7 @@ use crate::{
 
 /// Arguments of `setup`.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// What to prepare for (default: everything).
     #[arg(long = "for", value_enum, value_name = "PURPOSE")]
     purpose: Vec<Purpose>,
@@ -20,7 +20,7 @@ pub(crate) struct Args {
 
 /// What a machine is prepared for.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Purpose {
+pub enum Purpose {
     /// Building gctrace: a C linker.
     Build,
     /// The demonstration: Ruby.
@@ -102,7 +102,7 @@ impl Purpose {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     let all = [Purpose::Build, Purpose::Demo, Purpose::Test, Purpose::Lab, Purpose::Vm, Purpose::Ebpf];
     ensure(if args.purpose.is_empty() { &all } else { &args.purpose })?;
     progress("setup: everything needed is there");
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Installs what is missing for these purposes.
-pub(crate) fn ensure(purposes: &[Purpose]) -> Result<()> {
+pub fn ensure(purposes: &[Purpose]) -> Result<()> {
     let mut missing: Vec<&str> = Vec::new();
     for need in purposes.iter().flat_map(|purpose| purpose.needs()) {
         if !missing.contains(&need.package) && !is_there(need) {

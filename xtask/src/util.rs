@@ -13,13 +13,13 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Root folder of the checkout.
-pub(crate) fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&manifest).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
 /// Folder of the build: the one this program was built in.
-pub(crate) fn target_dir() -> Result<PathBuf> {
+pub fn target_dir() -> Result<PathBuf> {
     let exe = env::current_exe().context("cannot tell where this program lies")?;
     exe.ancestors()
         .nth(2)
@@ -29,7 +29,7 @@ pub(crate) fn target_dir() -> Result<PathBuf> {
 
 /// Where things are kept that are costly to make, best first: the user's cache, which survives `cargo clean`, then the
 /// build folder.
-pub(crate) fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
+pub fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
     let cache = env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let cache = cache.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
     let mut dirs: Vec<PathBuf> = cache.into_iter().map(|dir| dir.join("gctrace").join(name)).collect();
@@ -38,25 +38,25 @@ pub(crate) fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
 }
 
 /// A cargo command in the root folder, run by the cargo that started us.
-pub(crate) fn cargo() -> Command {
+pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
     command
 }
 
 /// Says what happens next.
-pub(crate) fn progress(line: impl AsRef<str>) {
+pub fn progress(line: impl AsRef<str>) {
     eprintln!("xtask: {}", line.as_ref());
 }
 
 /// A path as short as it can be said from the current folder.
-pub(crate) fn short(path: &Path) -> String {
+pub fn short(path: &Path) -> String {
     let cwd = env::current_dir().unwrap_or_default();
     path.strip_prefix(&cwd).unwrap_or(path).display().to_string()
 }
 
 /// A command as one types it.
-pub(crate) fn line(command: &Command) -> String {
+pub fn line(command: &Command) -> String {
     let words: Vec<_> = std::iter::once(command.get_program())
         .chain(command.get_args())
         .map(OsStr::to_string_lossy)
@@ -65,12 +65,12 @@ pub(crate) fn line(command: &Command) -> String {
 }
 
 /// Runs a command on our terminal and returns how it ended.
-pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
+pub fn status(command: &mut Command) -> Result<ExitStatus> {
     command.status().with_context(|| format!("cannot run `{}`", line(command)))
 }
 
 /// Runs a command on our terminal and fails when it fails.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     let status = status(command)?;
     if !status.success() {
         bail!("`{}` failed ({status})", line(command));
@@ -79,12 +79,12 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs a command silently; what it said becomes part of the error when it fails.
-pub(crate) fn run_quiet(command: &mut Command) -> Result<()> {
+pub fn run_quiet(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
 
 /// Runs a command and returns its standard output.
-pub(crate) fn output(command: &mut Command) -> Result<String> {
+pub fn output(command: &mut Command) -> Result<String> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{}`", line(command)))?;
     if !output.status.success() {
@@ -98,17 +98,17 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 }
 
 /// First program of that name on `PATH`.
-pub(crate) fn which(name: &str) -> Option<PathBuf> {
+pub fn which(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
 /// Whether we run as root.
-pub(crate) fn is_root() -> bool {
+pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// A command that runs as root: directly, or through sudo. `why` completes "root is needed to …".
-pub(crate) fn as_root(program: impl AsRef<OsStr>, why: &str) -> Result<Command> {
+pub fn as_root(program: impl AsRef<OsStr>, why: &str) -> Result<Command> {
     if is_root() {
         return Ok(Command::new(program));
     }
@@ -121,7 +121,7 @@ pub(crate) fn as_root(program: impl AsRef<OsStr>, why: &str) -> Result<Command> 
 }
 
 /// SHA-256 of some bytes in hexadecimal, by coreutils.
-pub(crate) fn sha256(bytes: &[u8]) -> Result<String> {
+pub fn sha256(bytes: &[u8]) -> Result<String> {
     let mut child = Command::new("sha256sum")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -143,35 +143,35 @@ pub(crate) fn sha256(bytes: &[u8]) -> Result<String> {
 }
 
 /// A child process that does not outlive this value.
-pub(crate) struct Running {
+pub struct Running {
     child: Child,
     name: String,
 }
 
 impl Running {
     /// Starts a command.
-    pub(crate) fn start(command: &mut Command) -> Result<Self> {
+    pub fn start(command: &mut Command) -> Result<Self> {
         let child = command.spawn().with_context(|| format!("cannot start `{}`", line(command)))?;
         Ok(Self { child, name: line(command) })
     }
 
     /// The child itself.
-    pub(crate) fn child(&mut self) -> &mut Child {
+    pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
     /// Its process number.
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// How it ended, if it has.
-    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("cannot wait for `{}`", self.name))
     }
 
     /// Sends a signal to exactly this process, unless it has ended.
-    pub(crate) fn signal(&mut self, signal: Signal) -> Result<()> {
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if self.ended()?.is_none() {
             kill_process(Pid::from_child(&self.child), signal)
                 .with_context(|| format!("cannot send {signal:?} to `{}`", self.name))?;
@@ -180,7 +180,7 @@ impl Running {
     }
 
     /// Waits for its end, but not longer than `limit`.
-    pub(crate) fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+    pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + limit;
         loop {
             if let Some(status) = self.ended()? {

@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 /// What an analysis and its form on disk depend on: files and directories, relative to the crate. The lock file stands
 /// for the libraries.
-pub(super) const PATHS: [&str; 5] = ["src/elf", "src/ruby", "src/cache", "src/address.rs", "../Cargo.lock"];
+pub(super) const PATHS: [&str; 3] = ["../crates/cruby/src", "src/cache", "../Cargo.lock"];
 
 /// Hash of these sources' names and contents (FNV-1a, 64 bit).
 pub(super) fn hash(root: &Path) -> io::Result<u64> {

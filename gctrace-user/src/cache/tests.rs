@@ -16,8 +16,9 @@ use super::{
     key, sources,
 };
 use crate::{
+    damaged::Damaged,
     debian::{libruby, libruby_bytes, libruby_file, libruby_image, libruby_offset},
-    elf::{ElfImage, ImageHead, tests::Damaged},
+    elf::{ElfImage, ImageHead},
     ruby::{analyse, may_be_probed},
 };
 
@@ -78,18 +79,19 @@ fn round_trip() {
 fn identity_follows_the_sources() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     assert_eq!(sources::hash(root).unwrap(), SOURCES);
-    let copy = tempfile::tempdir().unwrap();
-    fs::create_dir_all(copy.path().join("src/ruby/sites")).unwrap();
-    fs::create_dir_all(copy.path().join("src/elf")).unwrap();
-    fs::create_dir_all(copy.path().join("src/cache")).unwrap();
-    let finder = copy.path().join("src/ruby/sites/finder.rs");
+    let workspace = tempfile::tempdir().unwrap();
+    let cruby = workspace.path().join("crates/cruby/src/ruby/sites");
+    let copy = workspace.path().join("gctrace-user");
+    fs::create_dir_all(&cruby).unwrap();
+    fs::create_dir_all(copy.join("src/cache")).unwrap();
+    let finder = cruby.join("finder.rs");
     let mut seen = std::collections::BTreeSet::new();
     for text in ["a", "b", ""] {
         fs::write(&finder, text).unwrap();
-        seen.insert(sources::hash(copy.path()).unwrap());
+        seen.insert(sources::hash(&copy).unwrap());
     }
-    fs::rename(&finder, copy.path().join("src/ruby/sites/other.rs")).unwrap();
-    seen.insert(sources::hash(copy.path()).unwrap());
+    fs::rename(&finder, cruby.join("other.rs")).unwrap();
+    seen.insert(sources::hash(&copy).unwrap());
     assert_eq!(seen.len(), 4);
 }
 

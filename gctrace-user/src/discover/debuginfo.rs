@@ -4,9 +4,9 @@ use std::{cell::Cell, collections::BTreeSet, fs::File, path::PathBuf};
 
 use super::place::Place;
 use crate::{
+    debuginfo::{self, DebugFile, Origin, Search, Servers},
     elf::{
         BuildId, ElfImage, ReadAt, SymbolTable,
-        debug::{self, DebugFile, Origin, Search, Servers},
         dwarf::{self, DwarfError},
     },
     ruby::{
@@ -66,7 +66,7 @@ impl DebugInfo {
         for path in files {
             let advice = "give the unstripped library or its separate debug file";
             let (file, build_id) =
-                debug::open_given(path).map_err(|e| format!("--layout-from {e}; {advice}"))?;
+                debuginfo::open_given(path).map_err(|e| format!("--layout-from {e}; {advice}"))?;
             let no_id = || {
                 format!(
                     "--layout-from {}: it has no build id, so that nothing shows what it belongs to",
@@ -132,7 +132,7 @@ impl<'a> Around<'a> {
         let before = if earlier { Symbols::Earlier } else { Symbols::None };
         let search = self.search(id.as_ref());
         let mut located = None;
-        if debug::may_be_at_hand(source, &search) {
+        if debuginfo::may_be_at_hand(source, &search) {
             let image = self.read(image, source)?;
             located = self.symbols(image, source, &search);
         }
@@ -169,7 +169,7 @@ impl<'a> Around<'a> {
     }
 
     fn symbols(&self, image: &ElfImage, source: &File, search: &Search<'_>) -> Option<(SymbolTable, Origin)> {
-        let located = debug::symbols(image, source, search);
+        let located = debuginfo::symbols(image, source, search);
         for miss in &located.misses {
             log::debug!("{}: symbols: {miss}", self.place.path.display());
         }
@@ -225,7 +225,7 @@ impl<'a> Around<'a> {
     }
 
     fn types(&self, source: &File, search: &Search<'_>) -> Option<(DebugFile, Origin)> {
-        let located = debug::types(source, search);
+        let located = debuginfo::types(source, search);
         for miss in &located.misses {
             log::debug!("{}: layout: {miss}", self.place.path.display());
         }
@@ -451,7 +451,7 @@ mod tests {
         let strict = DebugInfo::open(&files, None, false).unwrap();
         let error = planned(ruby, ruby, dir.path(), &strict).unwrap_err().to_string();
         let image = ElfImage::read(&File::open(ruby).unwrap()).unwrap();
-        let given = debug::open_given(&library).unwrap().1.unwrap();
+        let given = debuginfo::open_given(&library).unwrap().1.unwrap();
         for expected in
             [image.build_id().unwrap().to_string(), given.to_string(), library.display().to_string()]
         {

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::address::Svma;
-use crate::elf::{ElfImage, FunctionNames};
+use crate::debuginfo::FunctionNames;
+use crate::elf::ElfImage;
 use crate::ruby::interpreter;
 
 /// An image whose functions can be named. Its file stays open: the process may be gone when a name is asked for.

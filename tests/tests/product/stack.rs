@@ -5,14 +5,12 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 pub(crate) use gctrace_common::stack::RubyFrame;
-use gctrace_user::{
-    enrich::mem::ProcessMemory,
-    ruby::{
-        RubyVersion,
-        frames::Memory as _,
-        tables::{self, Struct},
-    },
+use gctrace_cruby::ruby::{
+    RubyVersion,
+    frames::Memory as _,
+    tables::{self, Struct},
 };
+use gctrace_user::enrich::mem::ProcessMemory;
 
 /// Frames of one stack, elements of one list, environments between a block and its method: more are a mistake.
 const MANY: usize = 100_000;

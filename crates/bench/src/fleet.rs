@@ -1,0 +1,152 @@
+//! Many Ruby processes at once: how soon gctrace is ready, what it keeps in memory, and what it uses while they idle and
+//! while some of them work.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    path::Path,
+    process::{Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::Signal;
+
+use super::Agent;
+use xtask::{
+    demo::ruby,
+    util::{Running, progress, target_dir},
+};
+
+const IDLE: usize = 300;
+const BUSY: usize = 20;
+/// How long each state is looked at.
+const WINDOW: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// Waits for a line, then collects garbage again and again, a little at a time, until its input ends.
+const PROGRAM: &str = "$stdout.sync = true; puts 'ready'; exit unless gets
+    Thread.new { gets; exit! }
+    loop { 4_000.times { |i| [i, i.to_s] }; sleep 0.05 }";
+
+struct Figures {
+    first_s: f64,
+    ready_s: f64,
+    idle_cpu: f64,
+    busy_cpu: f64,
+    hits: u64,
+    cycles: u64,
+    peak_rss_kib: u64,
+}
+
+/// Runs the measurement.
+pub(super) fn run(json: bool) -> Result<()> {
+    progress(format!("bench: starting {} Ruby processes", IDLE + BUSY));
+    let mut fleet = Vec::new();
+    for _ in 0..IDLE + BUSY {
+        let mut command = Command::new(ruby());
+        command.args(["--disable-gems", "-e", PROGRAM]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        fleet.push(Running::start(&mut command)?);
+    }
+    for process in &mut fleet {
+        let mut line = String::new();
+        let output = process.child().stdout.take().context("no pipe from the program")?;
+        BufReader::new(output).read_line(&mut line)?;
+        ensure!(line == "ready\n", "a Ruby process said {line:?}");
+    }
+    // The first start analyses the images, later ones take that from the cache.
+    let cache = target_dir()?.join("bench-cache");
+    let (mut first, _, first_s) = start(&cache)?;
+    first.signal(Signal::INT)?;
+    first.wait(PATIENCE)?;
+    let (mut gctrace, lines, ready_s) = start(&cache)?;
+    let window = |pid: u32| -> Result<f64> {
+        let (before, since) = (Agent::read(pid)?.cpu, Instant::now());
+        thread::sleep(WINDOW);
+        Ok((Agent::read(pid)?.cpu - before) / since.elapsed().as_secs_f64())
+    };
+    let idle_cpu = window(gctrace.pid())?;
+    for process in fleet.iter_mut().take(BUSY) {
+        let input = process.child().stdin.as_mut().context("no pipe to the program")?;
+        writeln!(input, "go")?;
+    }
+    let busy_cpu = window(gctrace.pid())?;
+    let peak_rss_kib = Agent::read(gctrace.pid())?.peak_rss_kib;
+    gctrace.signal(Signal::INT)?;
+    // `gctrace: 7 cycles of 3 processes (0 unfinished), 42 probe hits, …`
+    let summary = wait(&lines, " probe hits")?;
+    let number = |word: &str| {
+        let before = summary.split(word).next()?.split_whitespace().last()?;
+        before.parse::<u64>().ok()
+    };
+    let hits = number(" probe hits").with_context(|| summary.clone())?;
+    let cycles = number(" cycles").with_context(|| summary.clone())?;
+    gctrace.wait(PATIENCE)?;
+    for mut process in fleet {
+        // Its input ends, and it with it.
+        drop(process.child().stdin.take());
+        process.wait(PATIENCE)?;
+    }
+    fs::remove_dir_all(&cache).with_context(|| format!("cannot remove {}", cache.display()))?;
+    let figures = Figures { first_s, ready_s, idle_cpu, busy_cpu, hits, cycles, peak_rss_kib };
+    print(&figures, json);
+    Ok(())
+}
+
+/// Starts gctrace and waits until it is ready, and says how many seconds that took.
+fn start(cache: &Path) -> Result<(Running, Receiver<String>, f64)> {
+    let mut command = Command::new(target_dir()?.join("release/gctrace"));
+    command.args(["--all-ruby", "--quiet", "--cache-dir"]).arg(cache);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let since = Instant::now();
+    let mut gctrace = Running::start(&mut command)?;
+    let lines = lines(&mut gctrace)?;
+    let ready = wait(&lines, "gctrace: ready")?;
+    let seconds = since.elapsed().as_secs_f64();
+    progress(ready);
+    Ok((gctrace, lines, seconds))
+}
+
+fn lines(gctrace: &mut Running) -> Result<Receiver<String>> {
+    let errors = gctrace.child().stderr.take().context("no pipe from gctrace")?;
+    let (sender, lines) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(errors).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(lines)
+}
+
+fn wait(lines: &Receiver<String>, wanted: &str) -> Result<String> {
+    loop {
+        match lines.recv_timeout(PATIENCE) {
+            Ok(line) if line.contains(wanted) => return Ok(line),
+            Ok(line) => progress(line),
+            Err(_) => bail!("gctrace did not say `{wanted}`"),
+        }
+    }
+}
+
+fn print(figures: &Figures, json: bool) {
+    let Figures { first_s, ready_s, idle_cpu, busy_cpu, hits, cycles, peak_rss_kib } = *figures;
+    let per_hit_us = (busy_cpu - idle_cpu).max(0.0) * WINDOW.as_secs_f64() * 1e6 / hits.max(1) as f64;
+    if json {
+        println!(
+            r#"{{"idle":{IDLE},"busy":{BUSY},"first_ready_s":{first_s:.3},"ready_s":{ready_s:.3},"idle_cpu":{idle_cpu:.5},"busy_cpu":{busy_cpu:.5},"hits":{hits},"cycles":{cycles},"hit_us":{per_hit_us:.2},"peak_rss_kib":{peak_rss_kib}}}"#
+        );
+        return;
+    }
+    println!("{IDLE} idle and {BUSY} working Ruby processes");
+    println!("ready after        {ready_s:.2} s; the first time, with its images analysed, {first_s:.2} s");
+    println!("CPU, all idle      {:.2} % of a core", idle_cpu * 100.0);
+    println!(
+        "CPU, some working  {:.2} % of a core: {cycles} cycles, {hits} probe hits, {per_hit_us:.1} µs each",
+        busy_cpu * 100.0
+    );
+    println!("peak RSS           {:.1} MiB", peak_rss_kib as f64 / 1024.0);
+}

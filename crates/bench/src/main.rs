@@ -1,0 +1,454 @@
+//! `cargo xtask bench`: what gctrace costs the traced program, and what it uses itself.
+//!
+//! Runs of one script alternate, without a tracer and with each of them, and each round gives one ratio per tracer: a
+//! machine that slows down over minutes slows all of a round.
+
+mod collector;
+mod depth;
+mod fleet;
+mod gvl;
+mod stalls;
+mod statistics;
+mod tune;
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{ChildStderr, Command, ExitCode, Stdio},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Parser;
+use rustix::process::Signal;
+
+use xtask::{
+    demo::ruby,
+    setup::{self, Purpose},
+    util::{Running, as_root, cargo, is_root, output, progress, root, run as run_command, target_dir},
+};
+
+/// Measure what gctrace costs: paired runs of Ruby scripts with and without it.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+struct Args {
+    /// Rounds for each script [default: 10; with --gvl: 4].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
+    /// Compare with this rbspy, too.
+    #[arg(long, value_name = "FILE")]
+    rbspy: Option<PathBuf>,
+    /// Measure only what taking one stack costs the kernel, by depth.
+    #[arg(long, conflicts_with = "rbspy")]
+    depth: bool,
+    /// Measure only how many sample sets a collector takes in.
+    #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
+    collector: bool,
+    /// Measure only whether what is advised comes true: so many turns (--runs) for each of three programs.
+    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector"])]
+    tune: bool,
+    /// Measure only what 300 idle and 20 working Ruby processes cost gctrace.
+    #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
+    fleet: bool,
+    /// Measure only for what share of the time a running thread is stopped or interrupted, with and without gctrace, and
+    /// with rbspy if it is given.
+    #[arg(long, conflicts_with_all = ["depth", "collector", "tune", "fleet"])]
+    stalls: bool,
+    /// Measure only what watching the GVL costs a Puma under load (needs puma and wrk; about ten minutes).
+    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls"])]
+    gvl: bool,
+    #[command(flatten)]
+    gvl_options: gvl::Options,
+    /// Print one JSON object instead of the table.
+    #[arg(long)]
+    json: bool,
+    /// gctrace is built already (we were started again as root).
+    #[arg(long, hide = true)]
+    built: bool,
+}
+
+/// Rounds, if not told otherwise.
+const ROUNDS: u32 = 10;
+const SCRIPTS: [&str; 2] = ["bench_gc", "bench_cpu"];
+/// How long gctrace may take to find and prepare the Ruby that is running.
+const SETTLE: Duration = Duration::from_secs(3);
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let runs = args.runs.unwrap_or(if args.gvl { gvl::ROUNDS } else { ROUNDS });
+    if args.gvl {
+        gvl::check()?;
+    }
+    if !args.built {
+        setup::ensure(&[if args.collector { Purpose::Test } else { Purpose::Demo }])?;
+        if args.gvl_options.gctrace.is_none() {
+            progress("bench: building gctrace");
+            run_command(cargo().args(["build", "--quiet", "--release", "--package", "gctrace-user"]))?;
+        }
+        if !is_root() {
+            let exe = std::env::current_exe().context("cannot tell where this program lies")?;
+            let mut again = as_root(exe, "trace other processes")?;
+            again
+                .args(["--built", "--runs", &runs.to_string()])
+                .args(args.json.then_some("--json"))
+                .args(args.depth.then_some("--depth"))
+                .args(args.collector.then_some("--collector"))
+                .args(args.tune.then_some("--tune"))
+                .args(args.fleet.then_some("--fleet"))
+                .args(args.stalls.then_some("--stalls"))
+                .args(args.gvl_options.again(args.gvl))
+                .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
+            return Err(again.exec()).context("cannot run sudo");
+        }
+    }
+    if args.gvl {
+        return gvl::run(&args.gvl_options, runs, args.json);
+    }
+    if args.fleet {
+        return fleet::run(args.json);
+    }
+    if args.depth {
+        return depth::run(args.json);
+    }
+    if args.tune {
+        return tune::run(runs, args.json);
+    }
+    if args.collector {
+        return collector::run(args.json);
+    }
+    if args.stalls {
+        return stalls::run(args.rbspy.as_deref(), runs, args.json);
+    }
+    let tracers: Vec<Tracer> =
+        [Tracer::Gc, Tracer::Stacks].into_iter().chain(args.rbspy.clone().map(Tracer::Rbspy)).collect();
+    let scratch = target_dir()?.join("bench");
+    fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+    // An idle Ruby keeps the image in use, so that gctrace has attached to it before the measured script starts.
+    let mut idle = Command::new(ruby());
+    let idle = Running::start(idle.args(["-e", "sleep"]).stdin(Stdio::null()))?;
+    let mut results = Vec::new();
+    for script in SCRIPTS {
+        let mut pairs: Vec<Vec<Pair>> = tracers.iter().map(|_| Vec::new()).collect();
+        for number in 1..=runs {
+            let without = untraced(script)?;
+            progress(format!("bench: {script} {number}/{runs}: CPU {:.3} s alone", without.cpu));
+            for (tracer, pairs) in tracers.iter().zip(&mut pairs) {
+                let (with, agent) = tracer.run(script, &scratch)?;
+                progress(format!(
+                    "bench: {script} {number}/{runs}: CPU {:.3} s with {}",
+                    with.cpu,
+                    tracer.name()
+                ));
+                pairs.push(Pair { without, with, agent });
+            }
+        }
+        results.extend(tracers.iter().zip(pairs).map(|(tracer, pairs)| Measured {
+            script,
+            tracer: tracer.name(),
+            pairs,
+        }));
+    }
+    drop(idle);
+    fs::remove_dir_all(&scratch).with_context(|| format!("cannot remove {}", scratch.display()))?;
+    if args.json {
+        println!("{}", json(&results));
+    } else {
+        print(&results);
+    }
+    Ok(())
+}
+
+/// What is measured.
+enum Tracer {
+    /// gctrace with what it does without any option: every GC event.
+    Gc,
+    /// The same and stacks with native frames at 99 Hz.
+    Stacks,
+    /// rbspy at 99 Hz.
+    Rbspy(PathBuf),
+}
+
+/// What a script says of its own run, seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Run {
+    wall: f64,
+    cpu: f64,
+}
+
+/// What gctrace used in its whole life.
+#[derive(Clone, Copy)]
+struct Agent {
+    cpu: f64,
+    peak_rss_kib: u64,
+}
+
+struct Pair {
+    without: Run,
+    with: Run,
+    agent: Agent,
+}
+
+/// All rounds of a script with one tracer.
+struct Measured {
+    script: &'static str,
+    tracer: &'static str,
+    pairs: Vec<Pair>,
+}
+
+fn script(name: &str) -> Command {
+    let mut command = Command::new(ruby());
+    command.arg(root().join("tests/rubies").join(name).with_extension("rb"));
+    command
+}
+
+fn untraced(name: &str) -> Result<Run> {
+    said(name, &output(&mut script(name))?)
+}
+
+fn said(name: &str, text: &str) -> Result<Run> {
+    Run::read(text).with_context(|| format!("{name}.rb did not end in a line with wall=… cpu=…: {text:?}"))
+}
+
+impl Tracer {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Gc => "gc",
+            Self::Stacks => "stacks",
+            Self::Rbspy(_) => "rbspy",
+        }
+    }
+
+    /// Runs a script under this tracer.
+    fn run(&self, script: &str, scratch: &Path) -> Result<(Run, Agent)> {
+        match self {
+            Self::Gc => gctrace(script, None),
+            Self::Stacks => gctrace(script, Some(&scratch.join("stacks.pb.gz"))),
+            Self::Rbspy(path) => rbspy(path, script, scratch),
+        }
+    }
+}
+
+fn gctrace(script: &str, pprof: Option<&Path>) -> Result<(Run, Agent)> {
+    let mut command = Command::new(target_dir()?.join("release/gctrace"));
+    command.args(["--all-ruby", "--quiet", "--duration", "3600s"]).stdin(Stdio::null()).stdout(Stdio::null());
+    if let Some(path) = pprof {
+        command.arg("--pprof").arg(path);
+    }
+    let mut gctrace = Running::start(&mut command)?;
+    thread::sleep(SETTLE);
+    let run = untraced(script)?;
+    if let Some(status) = gctrace.ended()? {
+        bail!("gctrace ended by itself ({status}) while {script} ran; its own lines above say why");
+    }
+    let agent = Agent::read(gctrace.pid())?;
+    gctrace.signal(Signal::INT)?;
+    let status = gctrace.wait(Duration::from_secs(30))?;
+    if !status.success() {
+        bail!("gctrace ended with {status} after SIGINT; its own lines above say why");
+    }
+    Ok((run, agent))
+}
+
+/// rbspy is told the process after that has started, and ends with it.
+fn rbspy(path: &Path, name: &str, scratch: &Path) -> Result<(Run, Agent)> {
+    let mut traced = Running::start(script(name).stdout(Stdio::piped()))?;
+    let mut command = Command::new(path);
+    command.args([
+        "record",
+        "--silent",
+        "--rate",
+        "99",
+        "--format",
+        "collapsed",
+        "--pid",
+        &traced.pid().to_string(),
+    ]);
+    command.arg("--file").arg(scratch.join("rbspy.txt")).arg("--raw-file").arg(scratch.join("rbspy.raw.gz"));
+    let mut rbspy = Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()))?;
+    let mut agent = Agent { cpu: 0.0, peak_rss_kib: 0 };
+    let status = loop {
+        if let Some(status) = rbspy.ended()? {
+            break status;
+        }
+        // Its last moments are missing: /proc is empty once it has ended.
+        if let Ok(now) = Agent::read(rbspy.pid()) {
+            agent = now;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    if !status.success() {
+        bail!("rbspy ended with {status}");
+    }
+    traced.wait(Duration::from_secs(30))?;
+    let mut text = String::new();
+    traced.child().stdout.take().context("no pipe from the script")?.read_to_string(&mut text)?;
+    Ok((said(name, &text)?, agent))
+}
+
+/// Waits until gctrace has attached; what it says later can be read from the answer.
+fn until_ready(gctrace: &mut Running) -> Result<BufReader<ChildStderr>> {
+    let mut lines = BufReader::new(gctrace.child().stderr.take().context("no pipe from gctrace")?);
+    let (mut said, mut begin) = (String::new(), 0);
+    while !said[begin..].contains("gctrace: ready") {
+        begin = said.len();
+        if lines.read_line(&mut said).context("cannot read what gctrace says")? == 0 {
+            bail!("gctrace ended before it was ready: {said}");
+        }
+    }
+    Ok(lines)
+}
+
+/// How many stacks gctrace says to have taken, at its end.
+fn stacks_taken(said: &str) -> Result<u64> {
+    let stacks = said.split_once(" stacks (").and_then(|(before, _)| before.rsplit(' ').next()?.parse().ok());
+    stacks.with_context(|| format!("gctrace does not say how many stacks it took: {said}"))
+}
+
+impl Run {
+    fn read(text: &str) -> Option<Self> {
+        let line = text.lines().last()?;
+        let field =
+            |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name))?.parse().ok();
+        Some(Self { wall: field("wall=")?, cpu: field("cpu=")? })
+    }
+}
+
+impl Agent {
+    fn read(pid: u32) -> Result<Self> {
+        let proc = Path::new("/proc").join(pid.to_string());
+        let read = |name: &str| {
+            let path = proc.join(name);
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let (stat, status) = (read("stat")?, read("status")?);
+        let cpu = cpu_ticks(&stat).context("/proc/PID/stat has an unknown form")?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let peak = peak.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
+        // USER_HZ has been 100 on every architecture this runs on.
+        Ok(Self { cpu: cpu as f64 / 100.0, peak_rss_kib: peak.context("/proc/PID/status has no VmHWM")? })
+    }
+}
+
+/// User and system time of `/proc/PID/stat`; the program's name in it may hold blanks and parentheses.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+}
+
+/// Median, least and greatest.
+#[derive(Debug, PartialEq)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+        Self { median: f64::midpoint(low, high), min: values[0], max: values[values.len() - 1] }
+    }
+}
+
+fn ratios(pairs: &[Pair], of: fn(Run) -> f64) -> Spread {
+    Spread::of(pairs.iter().map(|pair| of(pair.with) / of(pair.without)))
+}
+
+fn print(results: &[Measured]) {
+    println!(
+        "{:<12}{:<8}{:<6}{:>8}{:>8}{:>8}   with the tracer / without, by rounds",
+        "script", "tracer", "time", "median", "min", "max"
+    );
+    for Measured { script, tracer, pairs } in results {
+        for (name, of) in [("cpu", (|run| run.cpu) as fn(Run) -> f64), ("wall", |run| run.wall)] {
+            let Spread { median, min, max } = ratios(pairs, of);
+            println!(
+                "{script:<12}{tracer:<8}{name:<6}{median:>8.4}{min:>8.4}{max:>8.4}   {} rounds",
+                pairs.len()
+            );
+        }
+        let cpu = Spread::of(pairs.iter().map(|pair| pair.agent.cpu));
+        let seconds = Spread::of(pairs.iter().map(|pair| pair.with.wall));
+        println!(
+            "{script:<12}{tracer:<8}itself: {:.2} s CPU for {:.1} s of script{} (median), peak RSS {:.1} MiB",
+            cpu.median,
+            seconds.median,
+            if *tracer == "rbspy" { "" } else { " and 3 s of attaching" },
+            peak(pairs) / 1024.0
+        );
+    }
+}
+
+fn peak(pairs: &[Pair]) -> f64 {
+    pairs.iter().map(|pair| pair.agent.peak_rss_kib).max().unwrap_or(0) as f64
+}
+
+fn json(results: &[Measured]) -> String {
+    let spread =
+        |s: &Spread| format!(r#"{{"median":{:.6},"min":{:.6},"max":{:.6}}}"#, s.median, s.min, s.max);
+    let scripts: Vec<String> = results
+        .iter()
+        .map(|Measured { script, tracer, pairs }| {
+            format!(
+                r#""{script}/{tracer}":{{"pairs":{},"cpu_ratio":{},"wall_ratio":{},"agent_cpu_s":{},"agent_peak_rss_kib":{}}}"#,
+                pairs.len(),
+                spread(&ratios(pairs, |run| run.cpu)),
+                spread(&ratios(pairs, |run| run.wall)),
+                spread(&Spread::of(pairs.iter().map(|pair| pair.agent.cpu))),
+                peak(pairs)
+            )
+        })
+        .collect();
+    format!("{{{}}}", scripts.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last line counts, in any order of its fields.
+    #[test]
+    fn script_line() {
+        let run = Run::read("noise\nwall=3.5 cpu=3.25 gc=9 check=1\n").unwrap();
+        assert_eq!(run, Run { wall: 3.5, cpu: 3.25 });
+        assert_eq!(Run::read("wall=3.5"), None);
+    }
+
+    /// The name of a program cannot shift the fields.
+    #[test]
+    fn stat_with_a_hostile_name() {
+        let stat = "7 (a) R 1) S 1 7 7 0 -1 4194560 100 0 0 0 25 17 0 0 20 0 1 0 5 1000 10";
+        assert_eq!(cpu_ticks(stat), Some(42));
+    }
+
+    /// Out of the last line of a run.
+    #[test]
+    fn stacks_of_a_run() {
+        let said =
+            "gctrace: 0 cycles of 1 process (0 unfinished), 3 probe hits, 792 stacks (9 of 9 frames named)\n";
+        assert_eq!(stacks_taken(said).unwrap(), 792);
+        stacks_taken("gctrace: 0 cycles of 1 process (0 unfinished), 3 probe hits").unwrap_err();
+    }
+
+    /// Even and odd numbers of values.
+    #[test]
+    fn median() {
+        assert_eq!(Spread::of([3.0, 1.0, 2.0].into_iter()), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0].into_iter()), Spread { median: 2.5, min: 1.0, max: 4.0 });
+    }
+}

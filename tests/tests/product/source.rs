@@ -1,0 +1,36 @@
+//! Source text as the tests that read it want it.
+
+/// Whether only tests compile this file or folder.
+pub(crate) fn is_test(path: &str) -> bool {
+    path.split('/').any(|part| {
+        let name = part.strip_suffix(".rs").unwrap_or(part);
+        ["tests", "fuzz", "truth"].contains(&name) || name.ends_with("_tests")
+    })
+}
+
+/// The text without comments and without the modules that only tests compile.
+pub(crate) fn without_tests(text: &str) -> String {
+    let mut code = String::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if line.trim_start().starts_with("//") {
+            continue;
+        }
+        if line.trim() == "#[cfg(test)]" {
+            // The item that follows, to the closing brace at its own depth, or to its semicolon.
+            let indent = line.len() - line.trim_start().len();
+            let mut item = lines.next().unwrap_or_default();
+            while item.trim_start().starts_with("#[") {
+                item = lines.next().unwrap_or_default();
+            }
+            if !item.trim_end().ends_with([';', '}']) {
+                let end = format!("{}}}", " ".repeat(indent));
+                lines.by_ref().find(|line| line.starts_with(&end));
+            }
+            continue;
+        }
+        code.push_str(line);
+        code.push('\n');
+    }
+    code
+}

@@ -252,6 +252,8 @@ impl ProcessEntry {
     pub const IMAGE_KNOWN: u32 = 2;
     /// At least one GC record has been emitted for it.
     pub const RUBY: u32 = 4;
+    /// The user selected this process alone: its children do not inherit the selection.
+    pub const ALONE: u32 = 8;
 }
 
 /// Entry of the `AWAY` map, keyed by tid: a thread of a followed process that has left its CPU.

@@ -20,6 +20,9 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
     let (tgid, tid) = tgid_tid();
     // SAFETY: the value is copied out at once.
     let Some(parent) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
+    if parent.flags & ProcessEntry::ALONE != 0 {
+        return 0;
+    }
     let config = config();
     // SAFETY: the offsets come from the tracepoint's own format file.
     let (Ok(child), Ok(flags)) = (unsafe {
@@ -48,7 +51,8 @@ pub fn execed() -> u32 {
     let (tgid, tid) = tgid_tid();
     // SAFETY: the value is copied out at once.
     let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
-    let kept = ProcessEntry { flags: entry.flags & ProcessEntry::SELECTED, ..ProcessEntry::default() };
+    let flags = entry.flags & (ProcessEntry::SELECTED | ProcessEntry::ALONE);
+    let kept = ProcessEntry { flags, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
     let execs = rubies::execs(tgid);
     rubies::execed(tgid);

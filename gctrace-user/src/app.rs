@@ -249,7 +249,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
 /// What decides in the kernel.
 fn select(selection: &Selection) -> Select {
     // Where a cgroup is in a v1 hierarchy only, its processes are listed.
-    let listed = !selection.pids.is_empty() || selection.command.is_some() || discover::lists_cgroups();
+    let listed = selection.lists_processes() || discover::lists_cgroups();
     match (selection.all, selection.has_groups(), listed) {
         (true, ..) => Select::All,
         (false, true, true) => Select::ListedOrCgroups,
@@ -423,6 +423,12 @@ impl Run<'_> {
                 return processes == 0 && !self.settings.selection.is_open();
             }
             Found::Spawned(child) => self.child = Some(child),
+            Found::Ended { pids } => {
+                let ended = pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                let plural = if pids.len() == 1 { "" } else { "s" };
+                say(&format!("gctrace: pid{plural} {ended} ended"));
+                return true;
+            }
             Found::GvlProbes { attached } => {
                 if let Some(cost) = Self::gvl_cost(&self.counters) {
                     self.pipeline.gvl_attached(attached, cost);

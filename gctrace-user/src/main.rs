@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
+            let error = cli::with_hint(error);
             let code = u8::try_from(error.exit_code()).unwrap_or(2);
             // Help and version go to stdout; if that is closed nobody wants them.
             let _closed = error.print();

@@ -258,6 +258,21 @@ impl Probes {
         self.update(pid, |entry| entry.flags |= ProcessEntry::SELECTED)
     }
 
+    /// Selects a process without its children.
+    pub fn select_alone(&mut self, pid: u32) -> Result<(), AttachError> {
+        self.update(pid, |entry| entry.flags |= ProcessEntry::SELECTED | ProcessEntry::ALONE)
+    }
+
+    /// The processes that are followed at this moment.
+    pub fn followed(&self) -> Vec<u32> {
+        self.processes.keys().flatten().collect()
+    }
+
+    /// Whether any process is followed.
+    pub fn follows_any(&self) -> bool {
+        self.processes.keys().next().is_some()
+    }
+
     /// Whether the user (or inheritance in the kernel) selected the process.
     pub fn is_selected(&self, pid: u32) -> bool {
         self.processes.get(&pid, 0).is_ok_and(|entry| entry.flags & ProcessEntry::SELECTED != 0)

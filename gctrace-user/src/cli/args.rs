@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
+use super::parse::{self, Pids};
 use crate::discover::Fault;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
@@ -35,9 +36,23 @@ pub struct Args {
     #[arg(long)]
     pub all_ruby: bool,
 
-    /// Trace this process (repeatable)
-    #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pids: Vec<u32>,
+    /// Trace these processes and their descendants, now or later (repeatable, or a list: --pid 17,42, --pid "$(pgrep puma)");
+    /// `gctrace 4242` is short for it. The run ends when all of them have ended
+    #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
+    pub pids: Vec<Pids>,
+
+    /// The same without their descendants; a single one costs other Ruby processes nothing
+    #[arg(long = "only-pid", value_name = "PID", value_parser = parse::pids)]
+    pub only_pids: Vec<Pids>,
+
+    /// Trace Ruby programs of this name and their descendants, now or later: the name of the executable, of the script (with
+    /// or without .rb), of the main thread, or the first word of a title such as `puma: cluster worker 0` (repeatable)
+    #[arg(long = "name", value_name = "NAME")]
+    pub names: Vec<String>,
+
+    /// Trace what runs in this systemd unit, now or later, e.g. puma.service (repeatable)
+    #[arg(long = "unit", value_name = "UNIT")]
+    pub units: Vec<String>,
 
     /// Trace what runs in this cgroup or below it, now or later: a folder below /sys/fs/cgroup, or a path as in
     /// /proc/PID/cgroup, e.g. /system.slice/puma.service (repeatable)
@@ -61,8 +76,8 @@ pub struct Args {
     #[arg(long)]
     pub shares: bool,
 
-    /// Stop after this time, e.g. 500ms, 30s, 5m [default: until Ctrl-C or the end of COMMAND]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    /// Stop after this time, e.g. 500ms, 30s, 1m30s, 1d [default: until Ctrl-C or the end of COMMAND]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub duration: Option<Duration>,
 
     /// What to write to standard output
@@ -102,8 +117,9 @@ pub struct Args {
     #[arg(long, value_name = "DIR", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_spool: Option<PathBuf>,
 
-    /// Serve metrics for Prometheus at this address, e.g. 127.0.0.1:9394 (/metrics, /healthz)
-    #[arg(long, value_name = "ADDR:PORT", help_heading = MONITORING)]
+    /// Serve metrics for Prometheus at this address, e.g. 127.0.0.1:9394 (/metrics, /healthz); a port alone is one on
+    /// 127.0.0.1
+    #[arg(long, value_name = "ADDR:PORT", help_heading = MONITORING, value_parser = parse::listen)]
     pub prometheus: Option<std::net::SocketAddr>,
 
     /// Tell processes apart in metrics by a label `pid`: a set of series for every process that ever ran
@@ -137,7 +153,7 @@ pub struct Args {
     pub pyroscope: Option<String>,
 
     /// How often --otlp and --pyroscope send
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration, help_heading = MONITORING)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse::duration, help_heading = MONITORING)]
     pub push_interval: Duration,
 
     /// Write CPU time and GC pauses by stack as a pprof profile, e.g. run.pb.gz (open with `go tool pprof`)
@@ -171,7 +187,7 @@ pub struct Args {
     pub stack_root: RootArg,
 
     /// Sample what the threads do this often per second and CPU, 1 to 999 [default: 99 where an output wants stacks]
-    #[arg(long, value_name = "HZ", help_heading = PROFILES, value_parser = clap::value_parser!(u32).range(1..=999))]
+    #[arg(long, value_name = "HZ", help_heading = PROFILES, value_parser = parse::rate)]
     pub rate: Option<u32>,
 
     /// Leave native frames (the VM itself, C extensions, libraries) out of stacks
@@ -183,7 +199,7 @@ pub struct Args {
     pub wall: bool,
 
     /// Report only threads that are off their CPU for at least this long [default: 1ms]
-    #[arg(long, value_name = "TIME", requires = "wall", help_heading = PROFILES, value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", requires = "wall", help_heading = PROFILES, value_parser = parse::duration)]
     pub off_cpu_min: Option<Duration>,
 
     /// Watch the GVL: how long threads wait for it, how long they hold it, and who waits for whom (exact). Each time that a
@@ -200,13 +216,13 @@ pub struct Args {
     pub gvl: Option<GvlArg>,
 
     /// Report each wait for the GVL that takes at least this long [default: 1ms]
-    #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse::duration)]
     pub gvl_threshold: Option<Duration>,
 
     /// What watching the GVL may cost at most, in percent: of this host's CPU time, and for each process of the time of one
     /// CPU. When it costs more, single waits are not reported any more, then it is watched only part of the time, then not at
     /// all; each is said [default: 0.2]
-    #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse_percent)]
+    #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
     pub gvl_budget: Option<u64>,
 
     /// Write a trace for Perfetto (ui.perfetto.dev), e.g. run.pftrace: GC pauses and cycles, and with --gvl what each
@@ -219,7 +235,7 @@ pub struct Args {
     pub stack_log: Option<PathBuf>,
 
     /// Size of the kernel ring for GC events, e.g. 4MiB; a power of two
-    #[arg(long, value_name = "BYTES", value_parser = parse_ring, hide_short_help = true)]
+    #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide_short_help = true)]
     pub gc_ring: Option<u32>,
 
     /// How GC work is seen, for finding out why something is not
@@ -246,6 +262,10 @@ pub struct Args {
     /// The cache of analyses.
     #[command(flatten)]
     pub cache: CacheArgs,
+
+    /// Pids: short for --pid
+    #[arg(value_name = "PID", hide = true)]
+    pub words: Vec<String>,
 
     /// Start this command and trace it and everything it starts
     #[arg(last = true, value_name = "COMMAND")]
@@ -355,8 +375,8 @@ pub struct DoctorArgs {
     pub all_ruby: bool,
 
     /// This process (repeatable)
-    #[arg(long = "pid", value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pids: Vec<u32>,
+    #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
+    pub pids: Vec<Pids>,
 
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
     #[arg(long, value_name = "DIR", hide_short_help = true)]
@@ -452,71 +472,15 @@ pub enum FormatArg {
     Jsonl,
 }
 
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let seconds = match unit {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("unknown unit `{unit}`; use ms, s, m or h")),
-    };
-    let number: f64 = number.parse().map_err(|_| "give a number and a unit, such as 30s".to_owned())?;
-    Duration::try_from_secs_f64(number * seconds)
-        .ok()
-        .filter(|time| !time.is_zero())
-        .ok_or_else(|| "give a time above zero, such as 30s".to_owned())
-}
-
-/// Percent as millionths.
-fn parse_percent(text: &str) -> Result<u64, String> {
-    let percent: f64 =
-        text.trim_end_matches('%').parse().map_err(|_| "give a number, such as 0.5".to_owned())?;
-    if !(0.001..=100.0).contains(&percent) {
-        return Err("give a share from 0.001 to 100 percent".to_owned());
-    }
-    Ok((percent * 10_000.0).round() as u64)
-}
-
-fn parse_ring(text: &str) -> Result<u32, String> {
-    let (number, factor) = match text.strip_suffix("MiB").or_else(|| text.strip_suffix('M')) {
-        Some(number) => (number, 1 << 20),
-        None => match text.strip_suffix("KiB").or_else(|| text.strip_suffix('K')) {
-            Some(number) => (number, 1 << 10),
-            None => (text, 1),
-        },
-    };
-    number
-        .parse::<u32>()
-        .ok()
-        .and_then(|number| number.checked_mul(factor))
-        .filter(|bytes| bytes.is_power_of_two() && (16 << 10..=1 << 30).contains(bytes))
-        .ok_or_else(|| "give a power of two from 16KiB to 1024MiB".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory as _;
 
-    /// The definition is consistent, and short forms of times and sizes mean what they say.
+    /// The definition is consistent.
     #[test]
     fn definition() {
         Args::command().debug_assert();
-        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
-        assert_eq!(parse_duration("2m"), Ok(Duration::from_mins(2)));
-        for wrong in ["", "s", "-1s", "0", "1d", "1e400s", "9999999999999999999999h"] {
-            assert!(parse_duration(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!((parse_percent("0.5"), parse_percent("100%")), (Ok(5_000), Ok(1_000_000)));
-        for wrong in ["", "0", "-1", "101", "NaN", "x"] {
-            assert!(parse_percent(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!(parse_ring("16KiB"), Ok(16 << 10));
-        for wrong in ["1", "3MiB", "8192MiB", "x"] {
-            assert!(parse_ring(wrong).is_err(), "{wrong}");
-        }
     }
 }
 

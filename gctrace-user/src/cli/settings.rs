@@ -2,9 +2,12 @@
 
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
-use super::args::{
-    Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg,
-    SignalArg,
+use super::{
+    args::{
+        Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg,
+        SignalArg,
+    },
+    parse::{self, Pids},
 };
 use crate::{
     bpf::{GvlOptions, StackOptions},
@@ -115,6 +118,7 @@ pub struct DoctorSettings {
 impl From<DoctorArgs> for DoctorSettings {
     fn from(args: DoctorArgs) -> Self {
         let DoctorArgs { all_ruby, pids, proc: _, files, format, verbose, cache } = args;
+        let pids = merged(pids);
         let all = all_ruby || (pids.is_empty() && files.is_empty());
         Self {
             selection: Selection { all, pids, ..Selection::default() },
@@ -140,7 +144,8 @@ impl From<FormatArg> for Format {
 pub enum UsageError {
     /// Nothing was selected.
     #[error(
-        "nothing is selected: give --all-ruby, --pid PID, --cgroup PATH, --container NAME or -- COMMAND (see gctrace --help)"
+        "nothing is selected: give --all-ruby, --pid PID, --name NAME, --unit UNIT, --cgroup PATH, --container NAME or -- COMMAND (see gctrace \
+         --help)"
     )]
     NothingSelected,
     /// Two outputs would overwrite each other.
@@ -173,11 +178,40 @@ pub enum UsageError {
     #[error("--tunemygc-url needs a directory for sets that wait: give --tunemygc-spool")]
     NoSpool,
     /// A cgroup or container without a name, as from a variable that is not set.
-    #[error("--cgroup and --container need a value that is not empty")]
+    #[error("--name, --unit, --cgroup and --container need a value that is not empty")]
     EmptyGroup,
+    /// A word that is no flag, no subcommand and no pid.
+    #[error("{}", unknown_word(.0))]
+    Word(String),
     /// gctrace cannot trace itself.
     #[error("--pid {0} is gctrace itself, which is never traced")]
     OwnPid(u32),
+}
+
+/// What other tracers call what gctrace does without a subcommand.
+const SUBCOMMANDS_OF_OTHERS: [&str; 9] =
+    ["attach", "dump", "record", "report", "run", "snapshot", "stat", "top", "trace"];
+
+/// What to do about a word that is no subcommand and no pid.
+fn unknown_word(word: &str) -> String {
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        return format!("`{word}` is no pid");
+    }
+    if SUBCOMMANDS_OF_OTHERS.contains(&word) {
+        return format!("there is no subcommand `{word}` (see gctrace --help)");
+    }
+    format!(
+        "`{word}` is neither a pid nor a subcommand; did you mean `--name {word}`, to trace the programs of that name, or \
+         `-- {word}`, to start it?"
+    )
+}
+
+/// The pids of several flags, each once.
+fn merged(pids: Vec<Pids>) -> Vec<u32> {
+    let mut pids: Vec<u32> = pids.into_iter().flat_map(|Pids(pids)| pids).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids
 }
 
 impl CacheArgs {
@@ -194,6 +228,10 @@ impl Settings {
             subcommand: _,
             all_ruby,
             mut pids,
+            only_pids,
+            names,
+            units,
+            words,
             cgroups,
             containers,
             kube_root,
@@ -240,17 +278,24 @@ impl Settings {
             cache,
             command,
         } = args;
-        pids.sort_unstable();
-        pids.dedup();
-        if pids.contains(&own_pid) {
+        for word in words {
+            pids.push(parse::pids(&word).map_err(|_| UsageError::Word(word))?);
+        }
+        let pids = merged(pids);
+        let mut only_pids = merged(only_pids);
+        if pids.contains(&own_pid) || only_pids.contains(&own_pid) {
             return Err(UsageError::OwnPid(own_pid));
         }
+        only_pids.retain(|pid| !pids.contains(pid));
         let command = (!command.is_empty()).then_some(command);
-        if containers.iter().any(String::is_empty) || cgroups.iter().any(|path| path.as_os_str().is_empty()) {
+        if [&names, &units, &containers].iter().any(|list| list.iter().any(String::is_empty))
+            || cgroups.iter().any(|path| path.as_os_str().is_empty())
+        {
             return Err(UsageError::EmptyGroup);
         }
-        let groups = !cgroups.is_empty() || !containers.is_empty();
-        if !all_ruby && pids.is_empty() && command.is_none() && !groups {
+        let selection =
+            Selection { all: all_ruby, pids, only_pids, names, cgroups, units, containers, command };
+        if selection.is_empty() {
             return Err(UsageError::NothingSelected);
         }
         let root = match stack_root {
@@ -301,7 +346,6 @@ impl Settings {
             budget_ppm: gvl_budget.unwrap_or(DEFAULT_GVL_BUDGET),
         });
         let format = if quiet { Format::Quiet } else { format.into() };
-        let selection = Selection { all: all_ruby, pids, cgroups, containers, command };
         Ok(Self {
             selection,
             kube_root,
@@ -442,7 +486,17 @@ mod tests {
             resolve(&["gctrace", "--pid", "5", "--pid", "4", "--pid", "5", "--", "ruby", "-v"]).unwrap();
         assert_eq!(run.selection.pids, [4, 5]);
         assert_eq!(run.selection.command.unwrap(), ["ruby", "-v"]);
+        let run =
+            resolve(&["gctrace", "9", "8", "-p", "7,6", "--only-pid", "6,5", "--name", "puma"]).unwrap();
+        assert_eq!((run.selection.pids, run.selection.only_pids), (vec![6, 7, 8, 9], vec![5]));
+        assert_eq!(run.selection.names, ["puma"]);
+        let unknown = |word: &str| resolve(&["gctrace", word]).unwrap_err().to_string();
+        assert!(unknown("puma").contains("--name puma") && unknown("puma").contains("-- puma"));
+        assert!(!unknown("top").contains("--name"));
         assert_eq!(resolve(&["gctrace"]).unwrap_err(), UsageError::NothingSelected);
+        for flag in ["--name", "--unit", "--container"] {
+            assert_eq!(resolve(&["gctrace", flag, ""]).unwrap_err(), UsageError::EmptyGroup, "{flag}");
+        }
         assert_eq!(resolve(&["gctrace", "--pid", "77"]).unwrap_err(), UsageError::OwnPid(77));
     }
 }

@@ -21,6 +21,7 @@ use gctrace_common::config::MAX_CGROUP_LEVEL;
 use procfs::process::Process;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
+use super::selection::Selection;
 use crate::{
     bpf::Probes,
     console::say,
@@ -43,6 +44,8 @@ enum Wanted {
     Path(PathBuf),
     /// That of the container with this id, beginning of an id, or name.
     Container(String),
+    /// That of the systemd unit with this name: the last part of its path.
+    Unit(String),
 }
 
 /// A mounted hierarchy.
@@ -83,20 +86,18 @@ pub(super) struct Groups {
 
 impl Groups {
     /// Those that are there, and those that will be. `ancestors`: the kernel asks for ancestors.
-    pub(super) fn open(
-        cgroups: &[PathBuf],
-        containers: &[String],
-        names: Names,
-        ancestors: bool,
-    ) -> Result<Self, String> {
+    pub(super) fn open(selection: &Selection, names: Names, ancestors: bool) -> Result<Self, String> {
         let hierarchies = hierarchies().map_err(|error| format!("reading /proc/self/mountinfo: {error}"))?;
         if hierarchies.is_empty() {
-            return Err("no cgroup hierarchy is mounted, so --cgroup and --container select nothing: mount one, e.g. \
+            return Err("no cgroup hierarchy is mounted, so --cgroup, --unit and --container select nothing: mount one, e.g. \
                         `mount -t cgroup2 none /sys/fs/cgroup`"
                 .to_owned());
         }
+        let Selection { cgroups, units, containers, .. } = selection;
         let paths = cgroups.iter().map(|path| Wanted::Path(below_root(path, &hierarchies)));
-        let wanted = paths.chain(containers.iter().cloned().map(Wanted::Container)).collect();
+        let units = units.iter().map(|unit| Wanted::Unit(unit_name(unit)));
+        let containers = containers.iter().cloned().map(Wanted::Container);
+        let wanted = paths.chain(units).chain(containers).collect();
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
             .map_err(|error| format!("watching cgroups (inotify_init): {error}"))?;
         let groups = Self {
@@ -130,11 +131,14 @@ impl Groups {
                 Wanted::Path(path) => {
                     let places = self.hierarchies.iter().map(|hierarchy| hierarchy.mounted.to_string_lossy());
                     say(&format!(
-                        "gctrace: there is no cgroup {} now (looked in {}); it is traced when it is made",
+                        "gctrace: there is no cgroup /{} now (looked in {}); it is traced when it is made",
                         path.display(),
                         places.collect::<Vec<_>>().join(", ")
                     ));
                 }
+                Wanted::Unit(name) => say(&format!(
+                    "gctrace: the systemd unit {name} is not running; it is traced when it starts"
+                )),
                 Wanted::Container(name) => say(&format!(
                     "gctrace: no container with the id or name `{name}` is running; it is traced when it starts"
                 )),
@@ -328,6 +332,7 @@ impl Groups {
     fn matches_one(&self, wanted: &Wanted, folder: &Path) -> bool {
         match wanted {
             Wanted::Path(path) => below(&self.hierarchies, folder) == Some(path.as_path()),
+            Wanted::Unit(unit) => folder.file_name() == Some(OsStr::new(unit)),
             Wanted::Container(text) => container_of(folder).is_some_and(|id| {
                 is_id(text) && id.starts_with(text.as_str()) || self.names.known(&id) == Some(text.as_str())
             }),
@@ -376,6 +381,12 @@ fn below<'a>(hierarchies: &[Hierarchy], folder: &'a Path) -> Option<&'a Path> {
 /// Whether there are hierarchies in which the kernel cannot select.
 pub fn lists_cgroups() -> bool {
     hierarchies().is_ok_and(|found| found.iter().any(|hierarchy| !hierarchy.v2))
+}
+
+/// The name of a unit's cgroup: a name without a type means a service, as with systemctl.
+fn unit_name(unit: &str) -> String {
+    const TYPES: [&str; 3] = [".service", ".scope", ".slice"];
+    if TYPES.iter().any(|kind| unit.ends_with(kind)) { unit.to_owned() } else { format!("{unit}.service") }
 }
 
 fn is_id(text: &str) -> bool {
@@ -444,6 +455,20 @@ mod tests {
         assert_eq!(below_root(Path::new("/"), &hybrid), Path::new(""));
         let pure = [hierarchy("/sys/fs/cgroup", true)];
         assert_eq!(below_root(Path::new("/sys/fs/cgroup"), &pure), Path::new(""));
+    }
+
+    /// A unit without a type is a service.
+    #[test]
+    fn units() {
+        for (given, expected) in [
+            ("puma", "puma.service"),
+            ("puma.service", "puma.service"),
+            ("shop@1.2", "shop@1.2.service"),
+            ("session-3.scope", "session-3.scope"),
+            ("app.slice", "app.slice"),
+        ] {
+            assert_eq!(unit_name(given), expected);
+        }
     }
 
     /// Short ids are taken for ids; words that look a bit like them are names.

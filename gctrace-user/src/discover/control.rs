@@ -2,6 +2,7 @@
 
 mod images;
 mod inspect;
+mod select;
 mod watch;
 
 use std::{
@@ -13,7 +14,7 @@ use std::{
     sync::{Arc, mpsc::SyncSender},
 };
 
-use self::watch::Until;
+use self::{select::Listed, watch::Until};
 use super::{
     Fault,
     asking::Asking,
@@ -23,6 +24,7 @@ use super::{
     installed,
     mappings::ExecutableMapping,
     place::Place,
+    selection::Selection,
     state::{VmState, bias, read_state},
     strangers::Strangers,
 };
@@ -35,34 +37,6 @@ use crate::{
     native::Tables,
     ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},
 };
-
-/// Which processes are traced.
-#[derive(Clone, Debug, Default)]
-pub struct Selection {
-    /// Every Ruby process.
-    pub all: bool,
-    /// These.
-    pub pids: Vec<u32>,
-    /// Those in these cgroups or below them.
-    pub cgroups: Vec<PathBuf>,
-    /// Those in containers with these ids, beginnings of ids, or names.
-    pub containers: Vec<String>,
-    /// This one, started by us, and its descendants.
-    pub command: Option<Vec<String>>,
-}
-
-impl Selection {
-    /// Whether cgroups decide, too.
-    pub fn has_groups(&self) -> bool {
-        let any = !self.cgroups.is_empty() || !self.containers.is_empty();
-        any && !self.all
-    }
-
-    /// Whether processes that do not exist yet can be selected.
-    pub fn is_open(&self) -> bool {
-        self.all || self.command.is_some() || self.has_groups()
-    }
-}
 
 /// What the control thread tells the data thread.
 #[derive(Debug)]
@@ -114,6 +88,11 @@ pub enum Found {
     },
     /// The command was started.
     Spawned(Child),
+    /// All selected processes have ended, and no other can be selected.
+    Ended {
+        /// Those that the user named.
+        pids: Vec<u32>,
+    },
     /// Tracing cannot go on.
     Fatal(String),
     /// The GVL probes of all images have been attached, or detached.
@@ -237,6 +216,8 @@ pub(super) struct Control {
     /// Images probed.
     attached: usize,
     native: Option<Tables>,
+    /// Processes that are selected one by one.
+    listed: Listed,
     /// Selected cgroups, if there are any.
     groups: Option<Groups>,
     /// Where mapping records have no pids.
@@ -282,6 +263,7 @@ pub fn run(start: Start) {
         images,
         attached: 0,
         native,
+        listed: Listed::default(),
         groups: None,
         strangers: Strangers::expected(),
     };
@@ -328,21 +310,15 @@ impl Control {
             }
         }
         if self.selection.has_groups() {
-            let Selection { cgroups, containers, .. } = &self.selection;
             let names = Names::below(&host::file_root(), None);
-            let mut groups = Groups::open(cgroups, containers, names, self.probes.asks_ancestors())?;
+            let mut groups = Groups::open(&self.selection, names, self.probes.asks_ancestors())?;
             groups.begin(&mut self.probes)?;
             groups.list(&mut self.probes)?;
             self.groups = Some(groups);
         }
-        for pid in self.selection.pids.clone() {
-            self.probes.select(pid).map_err(|e| e.to_string())?;
-            if !self.inspect_selected(pid) {
-                self.probes.forget(pid);
-            }
-        }
+        self.begin_pids()?;
         // What a process runs that comes into a selected cgroup later is probed by then, too.
-        if self.selection.all || self.groups.is_some() {
+        if self.selection.all || self.groups.is_some() || !self.selection.names.is_empty() {
             self.scan();
         }
         Ok(())
@@ -361,18 +337,17 @@ impl Control {
         Ok(())
     }
 
-    /// Whether processes that do not exist yet can be selected.
+    /// Whether others than the named processes and their descendants can be selected.
     fn watches_others(&self) -> bool {
         self.selection.is_open()
     }
 
-    /// A run that selects exactly one pid puts its probes on that process only: others then pay nothing.
+    /// A run that selects exactly one process puts its probes on that only: others then pay nothing. (Children must have
+    /// the probes when they begin, which the kernel has no scope for.)
     fn scope(&self) -> Scope {
-        match (self.watches_others(), self.selection.pids.as_slice()) {
-            // perf_event_open takes pids of gctrace's own namespace.
-            (false, [pid]) if host::shares_pids() => NonZeroU32::new(*pid).map_or(Scope::All, Scope::One),
-            _ => Scope::All,
-        }
+        // perf_event_open takes pids of gctrace's own namespace.
+        let single = self.selection.single().filter(|_| host::shares_pids());
+        single.and_then(NonZeroU32::new).map_or(Scope::All, Scope::One)
     }
 
     /// Starts the command. Children of a selected process are selected in the kernel before they run, so gctrace
@@ -419,7 +394,7 @@ impl Control {
         if self.watches_others() {
             return self.scan();
         }
-        for pid in self.selection.pids.clone() {
+        for pid in self.probes.followed() {
             self.inspect(pid);
         }
     }
@@ -451,7 +426,6 @@ impl Control {
 
     pub(super) fn wants(&self, pid: u32) -> bool {
         self.selection.all
-            || self.selection.pids.contains(&pid)
             || self.probes.is_selected(pid)
             || self.groups.as_ref().is_some_and(|groups| groups.contains(pid))
     }

@@ -8,30 +8,11 @@ use super::{
         mappings::{self, ExecutableMapping},
         place::Place,
     },
-    Control, Found, Verdict,
+    Control, Verdict,
 };
 use crate::{enrich::host, ruby::plan::AttachPlan};
 
 impl Control {
-    /// Returns whether it is a Ruby.
-    pub(super) fn inspect_selected(&mut self, pid: u32) -> bool {
-        let reason = match mappings::of_process(pid) {
-            Err(procfs::ProcError::NotFound(_)) => "no such process".to_owned(),
-            Err(error) => format!("its mappings cannot be read: {error}"),
-            Ok(mappings) => {
-                let count = mappings.len();
-                if self.inspect_mappings(pid, &mappings) {
-                    return true;
-                }
-                format!(
-                    "not a Ruby process: none of its {count} executable mappings holds a CRuby interpreter"
-                )
-            }
-        };
-        self.tell(Found::NotRuby { pid, reason });
-        false
-    }
-
     pub(super) fn inspect(&mut self, pid: u32) {
         match mappings::of_process(pid) {
             Ok(mappings) => {
@@ -47,6 +28,9 @@ impl Control {
         let mut modular = false;
         for mapping in mappings {
             let Some((key, verdict)) = self.verdict(pid, mapping) else { continue };
+            if !matches!(verdict, Verdict::NotRuby) {
+                self.consider_name(pid);
+            }
             match verdict {
                 Verdict::NotRuby => {}
                 Verdict::Waiting => {

@@ -11,6 +11,7 @@ use super::{
         strangers::{Met, Strangers},
     },
     Control, Found, GVL_ATTACH, GVL_DETACH, Verdict,
+    select::END_INTERVAL,
 };
 use crate::bpf::{MappingWatch, Watched};
 
@@ -64,7 +65,8 @@ impl Control {
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
                 let listing = self.groups.as_ref().and_then(Groups::interval);
                 let looking = self.strangers.as_ref().and_then(Strangers::wait);
-                let timeout = [listing, looking].into_iter().flatten().min();
+                let ending = (!self.watches_others()).then_some(END_INTERVAL);
+                let timeout = [listing, looking, ending].into_iter().flatten().min();
                 let timeout = timeout.unwrap_or(Duration::from_secs(1));
                 let timeout =
                     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
@@ -81,6 +83,10 @@ impl Control {
             }
             self.take_gvl_orders();
             self.take_answers();
+            self.ask_names();
+            if until == Until::Stopped {
+                self.tell_end();
+            }
             if let Err(reason) = self.take_groups() {
                 self.tell(Found::Fatal(reason));
                 return false;
@@ -121,7 +127,7 @@ impl Control {
 
     /// A process has mapped code.
     fn met(&mut self, pid: u32, mapping: ExecutableMapping) {
-        let selectable = self.watches_others() || self.selection.pids.contains(&pid);
+        let selectable = self.watches_others() || self.probes.is_selected(pid);
         if let Some(groups) = &mut self.groups
             && let Err(error) = groups.met(pid, &mut self.probes)
         {

@@ -1,0 +1,47 @@
+//! What a user may have meant by a flag that does not exist.
+
+use clap::{
+    Error,
+    error::{ContextKind, ContextValue},
+};
+
+/// Flags of other tools, and of first guesses, with the one that does it here.
+const MEANT: [(&str, &str); 5] = [
+    ("--all", "--all-ruby"),
+    ("--process", "--name"),
+    ("--pids", "--pid"),
+    ("--service", "--unit"),
+    ("--time", "--duration"),
+];
+
+/// The same error, with a better suggestion than the one that is most alike in its letters.
+#[must_use]
+pub fn with_hint(mut error: Error) -> Error {
+    let meant = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(given)) => MEANT.iter().find(|(flag, _)| flag == given),
+        _ => None,
+    };
+    if let Some((_, flag)) = meant {
+        error.insert(ContextKind::SuggestedArg, ContextValue::String((*flag).to_owned()));
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Args;
+    use clap::{CommandFactory as _, Parser as _};
+
+    /// The suggestion is the flag that does it, and there are such flags.
+    #[test]
+    fn suggestions() {
+        for (given, meant) in MEANT {
+            let error = with_hint(Args::try_parse_from(["gctrace", given]).unwrap_err());
+            assert!(error.to_string().contains(&format!("'{meant}'")), "{error}");
+            let command = Args::command();
+            let known = command.get_arguments().any(|arg| arg.get_long() == meant.strip_prefix("--"));
+            assert!(known, "{meant}");
+        }
+    }
+}

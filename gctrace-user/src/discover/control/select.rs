@@ -1,0 +1,248 @@
+//! Processes that are selected one by one: by pid, with their descendants, or by name.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use super::{Control, Found};
+use crate::{
+    discover::mappings,
+    enrich::{called, host, proc::is_running},
+};
+
+/// How often Ruby processes are asked for their names again: programs change them when they are up.
+const RENAMED: Duration = Duration::from_secs(1);
+/// How often all processes are: forked children take other names than their parents.
+const ALL_RENAMED: Duration = Duration::from_secs(5);
+/// Most Ruby processes of other names that are asked again.
+const CANDIDATES: usize = 4096;
+/// How often the end of the last selected process is looked for.
+pub(super) const END_INTERVAL: Duration = Duration::from_millis(200);
+/// How often each selected process is looked at, in case the kernel skipped the event of its exit.
+const SWEEP: Duration = Duration::from_secs(5);
+
+/// What is known of processes that are selected one by one.
+#[derive(Debug, Default)]
+pub(super) struct Listed {
+    /// Pids that the user named and that were found to be Rubies, or to have started some.
+    roots: Vec<u32>,
+    /// Whether it has been told that all of them have ended.
+    ended: bool,
+    swept: Option<Instant>,
+    /// Ruby processes that have another name so far.
+    candidates: HashSet<u32>,
+    asked: Option<Instant>,
+    scanned: Option<Instant>,
+}
+
+/// Whether an interval has passed; it begins anew then.
+fn due(last: &mut Option<Instant>, interval: Duration) -> bool {
+    let now = Instant::now();
+    let due = last.is_none_or(|last| now - last >= interval);
+    if due {
+        *last = Some(now);
+    }
+    due
+}
+
+impl Control {
+    /// Selects the processes that the user named by pid.
+    pub(super) fn begin_pids(&mut self) -> Result<(), String> {
+        for root in self.selection.pids.clone() {
+            self.begin_tree(root)?;
+        }
+        for pid in self.selection.only_pids.clone() {
+            self.probes.select_alone(pid).map_err(|e| e.to_string())?;
+            match self.inspect_or_why(pid) {
+                Ok(()) => self.listed.roots.push(pid),
+                Err(reason) => {
+                    self.probes.forget(pid);
+                    self.tell(Found::NotRuby { pid, reason });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_tree(&mut self, root: u32) -> Result<(), String> {
+        let members = self.select_tree(root)?;
+        let why = self.inspect_or_why(root);
+        let mut rubies = usize::from(why.is_ok());
+        for &pid in members.iter().filter(|&&pid| pid != root) {
+            rubies += usize::from(self.inspect_or_why(pid).is_ok());
+        }
+        for &pid in &members {
+            // An exit before the selection was reported to nobody.
+            if rubies == 0 || !is_running(pid) {
+                self.probes.forget(pid);
+            }
+        }
+        match why {
+            Err(reason) if rubies == 0 => {
+                let reason = if members.len() > 1 {
+                    format!("{reason}; nor is any of its descendants")
+                } else {
+                    reason
+                };
+                self.tell(Found::NotRuby { pid: root, reason });
+            }
+            _ => self.listed.roots.push(root),
+        }
+        Ok(())
+    }
+
+    /// Selects a process and its descendants. Each is selected before its children are listed, and from then on the kernel
+    /// selects its new children, so none is missed.
+    pub(super) fn select_tree(&mut self, root: u32) -> Result<BTreeSet<u32>, String> {
+        let mut selected = BTreeSet::from([root]);
+        self.probes.select(root).map_err(|e| e.to_string())?;
+        loop {
+            let mut new = descendants(root);
+            new.retain(|pid| *pid != self.own_pid && !selected.contains(pid));
+            if new.is_empty() {
+                return Ok(selected);
+            }
+            for pid in new {
+                self.probes.select(pid).map_err(|e| e.to_string())?;
+                selected.insert(pid);
+            }
+        }
+    }
+
+    /// Looks at a selected process: `Err` says why it is no Ruby.
+    fn inspect_or_why(&mut self, pid: u32) -> Result<(), String> {
+        match mappings::of_process(pid) {
+            Err(procfs::ProcError::NotFound(_)) => Err("no such process".to_owned()),
+            Err(error) => Err(format!("its mappings cannot be read: {error}")),
+            Ok(mappings) if self.inspect_mappings(pid, &mappings) => Ok(()),
+            Ok(mappings) => Err(format!(
+                "not a Ruby process: none of its {} executable mappings holds a CRuby interpreter",
+                mappings.len()
+            )),
+        }
+    }
+
+    /// A Ruby process was seen: selects it and its descendants if it has one of the names.
+    pub(super) fn consider_name(&mut self, pid: u32) {
+        if self.selection.names.is_empty() || self.wants(pid) {
+            return;
+        }
+        if !called::is_any(pid, &self.selection.names) {
+            if self.listed.candidates.len() < CANDIDATES {
+                self.listed.candidates.insert(pid);
+            }
+            return;
+        }
+        self.listed.candidates.remove(&pid);
+        match self.select_tree(pid) {
+            Ok(members) => {
+                for member in members {
+                    if !is_running(member) {
+                        self.probes.forget(member);
+                    } else if member != pid {
+                        self.inspect(member);
+                    }
+                }
+            }
+            Err(error) => log::warn!("pid {pid}: {error}"),
+        }
+    }
+
+    /// Asks for names again, from time to time.
+    pub(super) fn ask_names(&mut self) {
+        if self.selection.names.is_empty() || !due(&mut self.listed.asked, RENAMED) {
+            return;
+        }
+        let mut pids: BTreeSet<u32> = self.listed.candidates.drain().filter(|&pid| is_running(pid)).collect();
+        if due(&mut self.listed.scanned, ALL_RENAMED)
+            && let Ok(all) = host::pids()
+        {
+            let named = |pid: &u32| *pid != self.own_pid && called::is_any(*pid, &self.selection.names);
+            pids.extend(all.filter(named));
+        }
+        for pid in pids {
+            if called::is_any(pid, &self.selection.names) {
+                if !self.wants(pid) {
+                    self.inspect(pid);
+                }
+            } else {
+                self.listed.candidates.insert(pid);
+            }
+        }
+    }
+
+    /// Tells, once, that the last selected process has ended, where no other can be selected any more.
+    pub(super) fn tell_end(&mut self) {
+        if self.listed.ended || self.selection.is_open() || self.listed.roots.is_empty() {
+            return;
+        }
+        if due(&mut self.listed.swept, SWEEP) {
+            for pid in self.probes.followed() {
+                if !is_running(pid) {
+                    self.probes.forget(pid);
+                }
+            }
+        }
+        if !self.probes.follows_any() {
+            self.listed.ended = true;
+            self.tell(Found::Ended { pids: self.listed.roots.clone() });
+        }
+    }
+}
+
+/// The descendants of a process at this moment.
+fn descendants(root: u32) -> Vec<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    match host::pids() {
+        Ok(pids) => {
+            for pid in pids {
+                if let Ok(stat) = host::process(pid).and_then(|process| process.stat()) {
+                    children.entry(stat.ppid as u32).or_default().push(pid);
+                }
+            }
+        }
+        Err(error) => log::warn!("listing {}: {error}", host::root().display()),
+    }
+    below(&children, root)
+}
+
+fn below(children: &HashMap<u32, Vec<u32>>, root: u32) -> Vec<u32> {
+    let mut seen = HashSet::from([root]);
+    let mut found = Vec::new();
+    let mut open = vec![root];
+    while let Some(pid) = open.pop() {
+        for &child in children.get(&pid).into_iter().flatten() {
+            // Pids are reused while they are listed, so there may be a circle.
+            if seen.insert(child) {
+                found.push(child);
+                open.push(child);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All generations, each process once, even where reused pids form a circle.
+    #[test]
+    fn generations() {
+        let children = HashMap::from([(1, vec![2, 3]), (3, vec![4]), (4, vec![1, 5]), (9, vec![8])]);
+        let mut found = below(&children, 1);
+        found.sort_unstable();
+        assert_eq!(found, [2, 3, 4, 5]);
+        assert!(below(&children, 7).is_empty());
+    }
+
+    /// This test's own child is among its descendants.
+    #[test]
+    fn own_child() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(descendants(std::process::id()).contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,80 @@
+//! Which processes a run is about.
+
+use std::path::PathBuf;
+
+/// Which processes are traced: the union of what the fields select.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Every Ruby process.
+    pub all: bool,
+    /// These processes and their descendants.
+    pub pids: Vec<u32>,
+    /// These processes without their descendants.
+    pub only_pids: Vec<u32>,
+    /// Programs with these names, and their descendants.
+    pub names: Vec<String>,
+    /// Those in these cgroups or below them.
+    pub cgroups: Vec<PathBuf>,
+    /// Those of these systemd units.
+    pub units: Vec<String>,
+    /// Those in containers with these ids, beginnings of ids, or names.
+    pub containers: Vec<String>,
+    /// This one, started by us, and its descendants.
+    pub command: Option<Vec<String>>,
+}
+
+impl Selection {
+    /// Whether nothing is selected.
+    pub fn is_empty(&self) -> bool {
+        !self.is_open() && self.pids.is_empty() && self.only_pids.is_empty()
+    }
+
+    /// Whether cgroups decide, too.
+    pub fn has_groups(&self) -> bool {
+        let any = !self.cgroups.is_empty() || !self.containers.is_empty() || !self.units.is_empty();
+        any && !self.all
+    }
+
+    /// Whether processes can be selected that are not descendants of a process that was named. A run that is not open is
+    /// over when the last selected process has ended.
+    pub fn is_open(&self) -> bool {
+        self.all || self.command.is_some() || !self.names.is_empty() || self.has_groups()
+    }
+
+    /// Whether the kernel must know processes one by one, besides cgroups.
+    pub fn lists_processes(&self) -> bool {
+        !self.pids.is_empty()
+            || !self.only_pids.is_empty()
+            || !self.names.is_empty()
+            || self.command.is_some()
+    }
+
+    /// The one process that can be traced, where there is only one: its probes are then invisible to all others.
+    pub fn single(&self) -> Option<u32> {
+        match self.only_pids.as_slice() {
+            [pid] if self.pids.is_empty() && !self.is_open() => Some(*pid),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree of processes ends with its last member; names and groups can always match another process.
+    #[test]
+    fn openness() {
+        let none = Selection::default();
+        assert!(none.is_empty() && !none.is_open());
+        let tree = Selection { pids: vec![5], ..Selection::default() };
+        assert!(!tree.is_empty() && !tree.is_open() && tree.lists_processes());
+        assert_eq!(tree.single(), None);
+        let alone = Selection { only_pids: vec![5], ..Selection::default() };
+        assert_eq!(alone.single(), Some(5));
+        let both = Selection { names: vec!["puma".into()], ..alone };
+        assert!(both.is_open() && both.single().is_none());
+        let unit = Selection { units: vec!["puma.service".into()], ..Selection::default() };
+        assert!(unit.is_open() && unit.has_groups() && !unit.lists_processes());
+    }
+}

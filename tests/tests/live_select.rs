@@ -1,0 +1,263 @@
+//! Which processes are selected: a program by its pid, name or unit is all of its processes, now and later.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::{Finished, Guarded};
+use gctrace_tests::container::Cgroup;
+use gctrace_tests::gctrace::{Invocation, read};
+use gctrace_tests::live::{Live, rubies_dir};
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{PATIENCE, compare, ledger};
+
+/// The script `cluster.rb`: a master with workers that are there, a renamed one among them, and one that it forks later.
+struct Cluster {
+    master: Guarded,
+    workers: Vec<u32>,
+}
+
+impl Cluster {
+    fn start(ruby: &Ruby) -> Result<Self> {
+        let mut command = ruby.command()?;
+        command.arg(rubies_dir().join("cluster.rb"));
+        let mut master = Guarded::start("cluster.rb", &mut command)?;
+        let line = master.wait_stdout(PATIENCE, "ready", |line| line.starts_with("ready "))?;
+        let workers = line.split(' ').skip(1).map(str::parse).collect::<Result<_, _>>()?;
+        Ok(Self { master, workers })
+    }
+
+    fn pid(&self) -> u32 {
+        self.master.pid()
+    }
+
+    /// Lets all of them collect, and returns the pids and `GC.count`s at begin and end that they print.
+    fn work(mut self) -> Result<Vec<(u32, u64, u64)>> {
+        self.master.say("go")?;
+        let finished = self.master.finish(PATIENCE)?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let lines = finished.stdout.iter().filter_map(|line| line.strip_prefix("done "));
+        let parse = |line: &str| {
+            let mut numbers = line.split(' ').map(str::parse::<u64>);
+            let mut next = || Ok::<_, anyhow::Error>(numbers.next().context("too few numbers")??);
+            Ok((u32::try_from(next()?)?, next()?, next()?))
+        };
+        lines.map(parse).collect()
+    }
+}
+
+/// Every cycle between the two counts is there once.
+fn all_there(report: &Report, (pid, first, last): (u32, u64, u64)) -> Result<()> {
+    let counts: Vec<u64> = report.gcs_of(pid).map(|line| line.count).collect();
+    for count in first + 1..=last {
+        let times = counts.iter().filter(|&&other| other == count).count();
+        ensure!(times == 1, "cycle {count} of {pid} is there {times} times: {counts:?}");
+    }
+    Ok(())
+}
+
+/// The pid of a master selects its workers, those that it forks later, and what they start; gctrace ends with the last one.
+#[test]
+fn pid_of_a_master() -> Result<()> {
+    let _live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let cluster = Cluster::start(ruby)?;
+        let master = cluster.pid();
+        let existing = cluster.workers.clone();
+        let gctrace = Invocation::jsonl([master.to_string()])?.start_ready()?;
+        let done = cluster.work()?;
+        let (report, finished) = gctrace.done()?;
+        ensure!(done.len() == existing.len() + 3, "{done:?}");
+        ensure!(existing.iter().all(|pid| done.iter().any(|(other, ..)| other == pid)), "{done:?}");
+        for one in done {
+            all_there(&report, one)?;
+        }
+        ledger::check_lossless(&report)?;
+        let last = format!("gctrace: pid {master} ended");
+        ensure!(finished.stderr.contains(&last), "not {last:?} in:\n{}", finished.errors());
+        Ok(())
+    })
+}
+
+/// A worker's pid selects no sibling; a process alone selects no child, neither one that is there nor one that it forks.
+#[test]
+fn a_part_of_a_tree() -> Result<()> {
+    let _live = Live::begin()?;
+    let cluster = Cluster::start(&Ruby::main()?)?;
+    let (master, worker) = (cluster.pid(), cluster.workers[0]);
+    let alone = Invocation::jsonl(["--only-pid", &master.to_string()])?.start_ready()?;
+    let part = Invocation::jsonl(["--pid", &worker.to_string()])?.start_ready()?;
+    let done = cluster.work()?;
+    for (gctrace, selected) in [(alone, master), (part, worker)] {
+        let (report, _) = gctrace.done()?;
+        let one = done.iter().find(|(pid, ..)| *pid == selected).context("it did not report")?;
+        all_there(&report, *one)?;
+        ensure!(report.gcs.iter().all(|line| line.pid == selected), "others than {selected} were traced");
+        ensure!(report.processes.iter().all(|process| process.pid == selected), "{:?}", report.processes);
+    }
+    Ok(())
+}
+
+/// A name selects programs that run and such that start later, and not the others.
+#[test]
+fn by_name() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let running = Cluster::start(&ruby)?;
+    let mut other = Script::unwitnessed(&live, &ruby, "explicit.rb")?.waiting().start()?;
+    other.wait_for("ready")?;
+    let gctrace = Invocation::jsonl(["--name", "cluster"])?.start_ready()?;
+    let mut done = running.work()?;
+    let later = Cluster::start(&ruby)?;
+    done.extend(later.work()?);
+    other.say("go")?;
+    let other = other.finish()?;
+    let report = gctrace.stop()?;
+    for one in done {
+        all_there(&report, one)?;
+    }
+    ensure!(report.gcs_of(other.pid).count() == 0, "a program of another name was traced");
+    ensure!(report.processes_of(other.pid).count() == 0, "{:?}", report.processes);
+    Ok(())
+}
+
+/// A title that a program takes after it was looked at selects it, too.
+#[test]
+fn by_a_later_title() -> Result<()> {
+    let _live = Live::begin()?;
+    let mut command = Ruby::main()?.command()?;
+    command.args(["-e", "$stdin.gets; $0 = 'latecomer: master [x]'; loop { GC.start; sleep 0.05 }"]);
+    let mut script = Guarded::start("ruby", &mut command)?;
+    let mut gctrace = Invocation::jsonl(["--name", "latecomer"])?.start_ready()?;
+    script.say("go")?;
+    gctrace.wait_line("gc", script.pid())?;
+    gctrace.stop().map(drop)
+}
+
+/// Lists of pids, as `pgrep` prints them, and short forms.
+#[test]
+fn lists() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    for form in 0..3 {
+        let mut scripts = Vec::new();
+        for _ in 0..2 {
+            let mut script = Script::unwitnessed(&live, &ruby, "explicit.rb")?.waiting().start()?;
+            script.wait_for("ready")?;
+            scripts.push(script);
+        }
+        let [first, second] = [0, 1].map(|at| scripts[at].pid().to_string());
+        let args = match form {
+            0 => vec!["--pid".to_owned(), format!("{first}\n{second}\n")],
+            1 => vec!["-p".to_owned(), format!("{first},{second}")],
+            _ => vec![first, second],
+        };
+        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        for script in &mut scripts {
+            script.say("go")?;
+        }
+        let done: Vec<_> = scripts.into_iter().map(|script| script.finish()).collect::<Result<_>>()?;
+        let (report, finished) = gctrace.done()?;
+        for done in &done {
+            let lines: Vec<_> = report.gcs_of(done.pid).collect();
+            compare::program(&lines, &done.report)?;
+        }
+        ensure!(finished.stderr.iter().any(|line| line.ends_with(" ended")), "{}", finished.errors());
+    }
+    Ok(())
+}
+
+/// gctrace stays while one of several selected processes runs, and ends soon after the last.
+#[test]
+fn ends_with_the_last() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let start = || -> Result<_> {
+        let mut script = Script::unwitnessed(&live, &ruby, "explicit.rb")?.waiting().start()?;
+        script.wait_for("ready")?;
+        Ok(script)
+    };
+    let (mut first, mut last) = (start()?, start()?);
+    let pids = format!("{},{}", first.pid(), last.pid());
+    let gctrace = Invocation::jsonl(["--pid", &pids])?.start_ready()?;
+    first.say("go")?;
+    let first = first.finish()?;
+    std::thread::sleep(Duration::from_secs(1));
+    last.say("go")?;
+    let last = last.finish()?;
+    let since = Instant::now();
+    let (report, _) = gctrace.done()?;
+    ensure!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
+    for done in [&first, &last] {
+        // The second one collected when the first had long ended.
+        compare::program(&report.gcs_of(done.pid).collect::<Vec<_>>(), &done.report)?;
+    }
+    Ok(())
+}
+
+/// A word that is no pid says what may be meant, as do flags of other names.
+#[test]
+fn words() -> Result<()> {
+    let cases: [(&[&str], &[&str]); 7] = [
+        (&["puma"], &["--name puma", "-- puma"]),
+        (&["top"], &["no subcommand `top`"]),
+        (&["12x"], &["`12x` is no pid"]),
+        (&["--all"], &["--all-ruby"]),
+        (&["--pid", "ruby"], &["`ruby` is no pid", "--name"]),
+        (&["--pid", ""], &["is the program running"]),
+        (&["--all-ruby", "--rate", "1000"], &["from 1 to 999"]),
+    ];
+    for (args, words) in cases {
+        let Finished { status, stdout, stderr } = Invocation::new(args)?.run()?;
+        let text = stderr.join("\n");
+        ensure!(status.code() == Some(2), "{args:?}: {status}\n{text}");
+        ensure!(stdout.is_empty(), "{args:?}: {stdout:?}");
+        for word in words {
+            ensure!(text.contains(word), "{args:?}: no {word:?} in:\n{text}");
+        }
+    }
+    Ok(())
+}
+
+/// A systemd unit is the cgroup of its name, wherever in the hierarchy it is, and may start later.
+#[test]
+fn by_unit() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let slice = Cgroup::new(None, "unit.slice")?;
+    let cgroup = slice.below("gctrace-test-puma.service")?;
+    let mut other = Script::unwitnessed(&live, &ruby, "explicit.rb")?.waiting().start()?;
+    other.wait_for("ready")?;
+    let mut script = Script::unwitnessed(&live, &ruby, "explicit.rb")?.waiting().start()?;
+    script.wait_for("ready")?;
+    cgroup.take(script.pid())?;
+    let gctrace = Invocation::jsonl(["--unit", "gctrace-test-puma"])?.start_ready()?;
+    script.say("go")?;
+    other.say("go")?;
+    let (script, other) = (script.finish()?, other.finish()?);
+    let finished = gctrace.interrupt()?;
+    let report = read(&finished)?;
+    compare::program(&report.gcs_of(script.pid).collect::<Vec<_>>(), &script.report)?;
+    ensure!(report.gcs_of(other.pid).count() == 0, "a process outside of the unit was traced");
+    let absent = Invocation::new(["--unit", "gctrace-test-absent", "--duration", "100ms"])?.run()?;
+    let line = "the systemd unit gctrace-test-absent.service is not running";
+    ensure!(absent.errors().contains(line), "{}", absent.errors());
+    Ok(())
+}
+
+/// A pid whose tree has no Ruby is said to have none.
+#[test]
+fn a_tree_without_ruby() -> Result<()> {
+    let _live = Live::begin()?;
+    let mut command = Command::new("sh");
+    command.args(["-c", "sleep 600 & echo ready; wait"]);
+    let mut shell = Guarded::start("sh", &mut command)?;
+    shell.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
+    let finished = Invocation::new(["--pid", &shell.pid().to_string()])?.run()?;
+    let text = finished.errors();
+    ensure!(finished.status.code() == Some(1), "{}\n{text}", finished.status);
+    ensure!(text.contains("not a Ruby process") && text.contains("nor is any of its descendants"), "{text}");
+    Ok(())
+}

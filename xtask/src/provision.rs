@@ -46,8 +46,9 @@ pub(crate) fn run_provision(args: &Args) -> Result<()> {
     remove()?;
 
     progress(format!("provision: making a root of {SUITE} (about 30 s)"));
-    let suite = lab::chosen(&[SUITE.to_owned()]).next().context("no such suite")?;
-    run_quiet(lab::mmdebstrap("minbase", lab::AMD64)?.arg(SUITE).arg(&bare).args(suite.sources()?))?;
+    // The script installs a compiler that came with security updates.
+    let sources = lab::updated_sources(SUITE)?;
+    run_quiet(lab::mmdebstrap("minbase", lab::AMD64)?.arg(SUITE).arg(&bare).args(sources))?;
 
     let checkout = bare.join(CHECKOUT.trim_start_matches('/'));
     run_quiet(as_root("mkdir", why)?.arg("-p").arg(&checkout))?;

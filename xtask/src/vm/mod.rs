@@ -160,7 +160,12 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     progress("vm: building the tests");
     run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
     let programs = test_programs()?;
-    let rubies = lab::ensure(&args.rubies())?;
+    let rubies = if args.rubies.is_empty() {
+        lab::available(args.arch.usual_rubies())?
+    } else {
+        lab::ensure(&args.rubies)?
+    };
+    ensure!(!rubies.is_empty(), "none of the usual Rubies is available: name others with --ruby");
 
     let mut files = Files::default();
     let gctrace = target_dir()?.join("debug/gctrace");

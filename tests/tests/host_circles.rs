@@ -17,7 +17,7 @@ type Graph = BTreeMap<String, BTreeSet<String>>;
 const KNOWN: &[&str] = &[
     "gctrace-ebpf: filter maps rubies thread unwind usermem walk",
     "gctrace-ebpf: gvl offcpu sample tasks",
-    "gctrace-user: app cli discover export native pipeline stacks",
+    "gctrace-user: discover native",
 ];
 
 #[test]

@@ -92,7 +92,7 @@ fn rubies() -> Result<OsString> {
         .context("the path of a Ruby cannot stand in GCTRACE_RUBIES")
 }
 
-/// Runs the unit tests of gctrace again on each libruby of the lab that is of the same series as the installed one and is
+/// Runs the unit tests that read a Ruby again on each libruby of the lab that is of the same series as the installed one and is
 /// another file: with and without security updates they must pass.
 fn other_patch_releases(args: &Args) -> Result<bool> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
@@ -107,7 +107,15 @@ fn other_patch_releases(args: &Args) -> Result<bool> {
         seen.push(bytes);
         progress(format!("test: unit tests on {}", short(&library)));
         let mut tests = cargo();
-        tests.args(["test", "--no-fail-fast", "--package", "gctrace-user", "--lib"]);
+        tests.args([
+            "test",
+            "--no-fail-fast",
+            "--lib",
+            "--package",
+            "gctrace-cruby",
+            "--package",
+            "gctrace-user",
+        ]);
         passed &= status(finish(&mut tests, args, &[]).env("GCTRACE_LIBRUBY", &library))?.success();
     }
     Ok(passed)

@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use gctrace_collector::printable::{Printable, printable};
+use gctrace_tunemygc::printable::{Printable, printable};
 
 /// The line of progress that is on the screen, if any.
 static PROGRESS: Mutex<Option<String>> = Mutex::new(None);

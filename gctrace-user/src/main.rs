@@ -43,6 +43,7 @@ fn main() -> ExitCode {
                 }
             };
         }
+        #[cfg(feature = "collector")]
         Some(Subcommand::Collector(args)) => {
             return match cli::collector(args) {
                 Ok(()) => ExitCode::SUCCESS,

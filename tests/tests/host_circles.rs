@@ -23,12 +23,18 @@ const KNOWN: &[&str] = &[
 #[test]
 fn folders_import_in_one_direction() {
     let mut found = Vec::new();
-    for folder in
-        ["gctrace-common", "gctrace-ebpf", "crates/cruby", "gctrace-user", "gctrace-collector", "xtask"]
-    {
+    for folder in [
+        "gctrace-common",
+        "gctrace-ebpf",
+        "crates/cruby",
+        "gctrace-user",
+        "crates/tunemygc",
+        "crates/collector",
+        "xtask",
+    ] {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
         let graph = graph(&root.join(folder).join("src"));
-        assert!(graph.len() > 2 && graph.values().any(|named| !named.is_empty()), "{folder}: {graph:?}");
+        assert!(graph.len() > 1 && graph.values().any(|named| !named.is_empty()), "{folder}: {graph:?}");
         found.extend(circles(&graph).into_iter().map(|circle| format!("{folder}: {}", circle.join(" "))));
     }
     assert_eq!(found, KNOWN, "modules that import each other");

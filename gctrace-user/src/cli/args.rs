@@ -287,6 +287,7 @@ pub enum Subcommand {
     /// Write the manual page to standard output (`gctrace man | man -l -`)
     Man,
     /// Receive TuneMyGC sample sets over HTTP, keep them, and answer with recommendations
+    #[cfg(feature = "collector")]
     Collector(CollectorArgs),
 }
 
@@ -313,6 +314,7 @@ pub struct TuneArgs {
 }
 
 /// Flags of `gctrace collector`.
+#[cfg(feature = "collector")]
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
         gctrace collector --store sqlite:sets.db\n  \

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod args;
+#[cfg(feature = "collector")]
 mod collector;
 mod documents;
 mod hints;
@@ -8,7 +9,10 @@ mod parse;
 mod settings;
 mod tune;
 
-pub use args::{Args, CollectorArgs, DoctorArgs, Subcommand, TuneArgs};
+#[cfg(feature = "collector")]
+pub use args::CollectorArgs;
+pub use args::{Args, DoctorArgs, Subcommand, TuneArgs};
+#[cfg(feature = "collector")]
 pub use collector::collector;
 pub use documents::{completions, man};
 pub use hints::with_hint;

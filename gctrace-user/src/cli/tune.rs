@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use gctrace_collector::{
+use gctrace_tunemygc::{
     offline::{self, Program},
     printable::{printable, printable_path},
 };

@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
 };
 
-use gctrace_collector::printable::printable;
+use gctrace_tunemygc::printable::printable;
 
 use super::report::{
     Confidence, Feature, HostCheck, HostReport, ImageReport, ProcessReport, Proof, Report, Status, Tracing,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use gctrace_collector::printable::printable;
+use gctrace_tunemygc::printable::printable;
 
 use super::host;
 use crate::model::{Container, Origin};

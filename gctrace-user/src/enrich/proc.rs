@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use gctrace_collector::{printable::printable, tune::environment::is_name};
+use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
 
 use super::{host, origin};
 use crate::model::{Container, Image, Memory, Process, Shares};

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use gctrace_collector::{
+use gctrace_tunemygc::{
     printable::printable_part,
     tune::{Series, environment::unheeded},
 };

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
-use gctrace_collector::printable::printable_json;
+use gctrace_tunemygc::printable::printable_json;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::{ExportError, Exporter, ProcessEnd};

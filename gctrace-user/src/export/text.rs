@@ -2,7 +2,7 @@
 
 use std::{io::Write, sync::Arc};
 
-use gctrace_collector::printable::printable;
+use gctrace_tunemygc::printable::printable;
 
 use super::{ExportError, Exporter, ProcessEnd, text_gvl::GvlTable};
 use crate::{

@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use gctrace_collector::printable::printable_part;
+use gctrace_tunemygc::printable::printable_part;
 use ureq::http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::{enrich::origin, ledger::UserCounts};

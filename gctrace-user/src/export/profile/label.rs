@@ -1,6 +1,6 @@
 //! Texts of frames and threads, safe for every format.
 
-use gctrace_collector::printable::printable;
+use gctrace_tunemygc::printable::printable;
 
 use crate::{
     aggregate::{

@@ -15,7 +15,7 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
-use gctrace_collector::printable::printable;
+use gctrace_tunemygc::printable::printable;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag::register_conditional_shutdown,

@@ -1,5 +1,5 @@
 //! TuneMyGC sample sets: one set per process, as the protocol's agent would have sent them.
-//! The wire format is in [`gctrace_collector::wire`].
+//! The wire format is in [`gctrace_tunemygc::wire`].
 
 use std::{
     collections::HashMap,
@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gctrace_collector::printable::printable_json;
+use gctrace_tunemygc::printable::printable_json;
 use serde_json::{Map, Value, json};
 
 mod client;
@@ -19,7 +19,7 @@ mod tests;
 mod tokens;
 
 pub use client::{Target, default_spool};
-pub use gctrace_collector::wire::{EventName, Header, ProtocolError, Sample, SampleSet};
+pub use gctrace_tunemygc::wire::{EventName, Header, ProtocolError, Sample, SampleSet};
 pub use tokens::Tokens;
 
 use client::Client;

@@ -153,7 +153,7 @@ fn insufficient() {
 /// The protocol's example set folds to what can be counted in it by hand.
 #[test]
 fn example_set() {
-    let set = SampleSet::from_json(include_str!("../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+    let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
     let mut fold = Fold::new(&set.header).unwrap();
     set.samples.iter().for_each(|sample| fold.add(sample));
     assert_eq!(fold.series(), Series(2, 2));
@@ -175,7 +175,7 @@ fn example_set() {
 /// What is not CRuby, or not a known one, is refused by name.
 #[test]
 fn unsupported() {
-    let set = SampleSet::from_json(include_str!("../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+    let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
     let mut header = set.header.clone();
     header.ruby_version = "4.2.0".to_owned();
     assert_eq!(Fold::new(&header).unwrap_err(), Unsupported::Version("4.2.0".to_owned()));
@@ -288,7 +288,7 @@ fn no_room_that_malloc_leaves_unused() {
 /// A heap that gives pages back and takes them again has its size; one that gets larger and larger has not.
 #[test]
 fn heaps_that_breathe() {
-    let set = SampleSet::from_json(include_str!("../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+    let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
     let start =
         set.samples.iter().find(|sample| sample.event == crate::wire::EventName::GcCycleStarted).unwrap();
     let settled = |slots: &dyn Fn(u64) -> u64| {

@@ -1,5 +1,5 @@
 //! Fuzzing of everything that reads a sample set, with damaged copies of the protocol's example: from bytes, gzip or not, to
-//! recommendations. For longer: `PROPTEST_CASES=1000000 cargo test -p gctrace-collector fuzz`.
+//! recommendations. For longer: `PROPTEST_CASES=1000000 cargo test -p gctrace-tunemygc fuzz`.
 
 use std::io::{Read as _, Write as _};
 
@@ -8,7 +8,7 @@ use proptest::{prelude::*, sample::select};
 
 use crate::{offline::fold_from, tune};
 
-const EXAMPLE: &[u8] = include_bytes!("../../tests/fixtures/tunemygc_seed.json");
+const EXAMPLE: &[u8] = include_bytes!("../../../tests/fixtures/tunemygc_seed.json");
 /// No damage makes a set of the example's size decompress to more.
 const LARGEST: u64 = 1 << 20;
 

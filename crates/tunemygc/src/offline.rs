@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn programs() {
         let dir = tempfile::tempdir().unwrap();
-        let set = include_str!("../../tests/fixtures/tunemygc_seed.json");
+        let set = include_str!("../../../tests/fixtures/tunemygc_seed.json");
         for name in ["a-part10.json", "a-part9.json", "b.json", "c-part2-2.json", "note.txt"] {
             fs::write(dir.path().join(name), set).unwrap();
         }

@@ -28,7 +28,7 @@ use crate::{
     tune::Evidence,
 };
 
-const EXAMPLE: &str = include_str!("../../../../tests/fixtures/tunemygc_seed.json");
+const EXAMPLE: &str = include_str!("../../../../../tests/fixtures/tunemygc_seed.json");
 pub(super) const TOKEN: &str = "09dddb3e2e9d5d16ec093cd313f4ff80";
 pub(super) const WORKERS: usize = 2;
 const URL: &str = "http://collector";

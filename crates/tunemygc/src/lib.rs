@@ -1,5 +1,5 @@
-//! TuneMyGC sample sets: their wire format ([`wire`]), what they say about GC settings ([`tune`], [`offline`]), and a
-//! server that receives them ([`server`]) and keeps them ([`store`]).
+//! TuneMyGC sample sets: their wire format ([`wire`]), and what they say about GC settings ([`tune`], and for files
+//! [`offline`]). [`printable`] makes text from outside safe to show; everything that prints uses it.
 //!
 //! [`wire`] and [`tune`] are pure: no I/O, no clock. `docs/collector.md` describes the whole for its users.
 #![forbid(unsafe_code)]
@@ -8,7 +8,5 @@
 mod fuzz;
 pub mod offline;
 pub mod printable;
-pub mod server;
-pub mod store;
 pub mod tune;
 pub mod wire;

@@ -193,7 +193,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let mut run = Run {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
             .naming(Names::below(&host::file_root(), settings.kube_root.clone()))
-            .reading_shares(settings.shares),
+            .reading_shares(settings.shares)
+            .with_away(away),
         rings,
         counters,
         accounted: None,
@@ -220,9 +221,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     while run.pipeline.drain(&mut run.rings) {}
     let closed = run.closed.unwrap_or_else(monotonic_ns);
     let min = settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
-    for (tid, entry) in away.map_or_else(Vec::new, |away| away.read()) {
-        run.pipeline.still_away(tid, &entry, closed, min);
-    }
+    run.pipeline.still_away(closed, min);
     run.pipeline.tracepoints_skipped(run.counters.skipped());
     run.pipeline.detach(closed);
     let ledger = Ledger { kernel, user: run.pipeline.counts() };
@@ -397,6 +396,7 @@ impl Run<'_> {
             Found::Process { pid, image, state } => {
                 self.matched = true;
                 self.pipeline.add_process(pid, image, state);
+                self.pipeline.find_sleepers(pid);
             }
             Found::Refused { pid, path, reason } => {
                 let who = pid.map_or_else(String::new, |pid| format!("pid {pid}: "));

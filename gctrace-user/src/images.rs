@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     model::Image,
-    ruby::{PauseKind, frames::FrameLayout, layout::ObjspaceLayout},
+    ruby::{PauseKind, frames::FrameLayout, layout::ObjspaceLayout, threads::ThreadsLayout},
 };
 
 /// A probed image and how to read the objspace of its processes.
@@ -19,6 +19,8 @@ pub struct KnownImage {
     pub reading: Option<Reading>,
     /// How the frames of its stacks are named; `None` where they cannot be walked.
     pub frames: Option<Arc<FrameLayout>>,
+    /// How the threads of its VM are found; `None` where that is not known.
+    pub threads: Option<Arc<ThreadsLayout>>,
 }
 
 /// How the events of an image are read.

@@ -79,6 +79,10 @@ user_counters! {
     stacks,
     /// Stacks of processes that are refused or whose image is not known any more.
     refused_stacks,
+    /// Stacks of threads that slept when their process was found, read from its memory.
+    sleeper_stacks,
+    /// Of these threads, those that were watched from then on.
+    sleepers,
     /// Off-CPU records decoded.
     decoded_off_cpu,
     /// Threads that were off their CPU when tracing ended.
@@ -400,8 +404,8 @@ impl Ledger {
                 u.native_frames_named + u.native_frames_by_offset + u.native_frames_unmapped,
             ),
             (
-                "stack records decoded + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits, holds and blockers",
-                u.decoded_stacks + u.off_cpu_samples,
+                "stack records decoded + sleepers + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits, holds and blockers",
+                u.decoded_stacks + u.sleeper_stacks + u.off_cpu_samples,
                 u.stacks
                     + u.refused_stacks
                     + u.triggers

@@ -7,14 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gctrace_common::{
-    config::AwayEntry,
-    event::{Kind, LifeEvent},
-};
+use gctrace_common::event::{Kind, LifeEvent};
 
 use crate::{
     aggregate::gc_cycle::{CycleFold, Folded},
-    bpf::{GvlReader, Rings},
+    bpf::{AwayMap, GvlReader, Rings},
     decode::{self, Event},
     enrich::{
         clock::monotonic_ns,
@@ -29,11 +26,12 @@ use crate::{
     stacks::{Made, Reader, Ready, Stacks, Taken},
 };
 
+mod asleep;
 mod gc;
 mod gvl;
 
 pub use self::gvl::GvlOrder;
-use self::{gc::decode_state, gvl::Gvl};
+use self::{asleep::Asleep, gc::decode_state, gvl::Gvl};
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
@@ -71,6 +69,7 @@ pub struct Pipeline {
     parents: HashMap<u32, u32>,
     lives: VecDeque<(Kind, LifeEvent)>,
     stacks: Stacks,
+    asleep: Option<Asleep>,
     gvl: Gvl,
     names: Names,
     shares: bool,
@@ -97,6 +96,7 @@ impl Pipeline {
             parents: HashMap::new(),
             lives: VecDeque::new(),
             stacks: Stacks::new(stacks, native),
+            asleep: None,
             gvl: Gvl::new(gvl),
             names: Names::below(Path::new("/"), None),
             shares: false,
@@ -116,6 +116,12 @@ impl Pipeline {
     #[must_use]
     pub fn reading_shares(self, shares: bool) -> Self {
         Self { shares, ..self }
+    }
+
+    /// The same, looking at threads that are off their CPU.
+    #[must_use]
+    pub fn with_away(self, away: Option<AwayMap>) -> Self {
+        Self { asleep: away.map(Asleep::new), ..self }
     }
 
     /// User-space counters so far.
@@ -204,17 +210,6 @@ impl Pipeline {
         self.gvl_without_stacks(monotonic_ns(), None);
         self.export(|exporter| exporter.flush());
         more
-    }
-
-    /// Tracing ends at that time, and a thread is off its CPU: reports where, if it has been for long enough.
-    pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, now_ns: u64, min: Duration) {
-        let its = |traced: &Traced| traced.process.image.index == entry.image;
-        if u128::from(now_ns.saturating_sub(entry.begin_ns)) >= min.as_nanos().max(1)
-            && self.traced.get(&entry.tgid).is_some_and(its)
-        {
-            self.counts.off_cpu_still += 1;
-            self.stacks.still_away(tid, entry, now_ns, &mut self.counts);
-        }
     }
 
     /// Tracing ends: reports what is still running.

@@ -16,7 +16,7 @@ use gctrace_common::{
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
 };
 
-pub use self::reader::{Reader, Taken};
+pub use self::reader::{Reader, Sleeper, Taken};
 use self::{
     own::{Own, kernel_frame},
     reader::{TakenStack, Unmixed},
@@ -27,6 +27,7 @@ use crate::{
     ledger::UserCounts,
     model::stack::{Frame, Stack, StackSample, ThreadState},
     native::NativeNamer,
+    ruby::threads::Walked,
 };
 
 /// Trigger stacks of a process that wait for the snapshot of their cycle. They come within microseconds of each other;
@@ -242,6 +243,13 @@ impl Stacks {
                     stack: stack.clone(),
                 },
             });
+        }
+    }
+
+    /// The stack of a thread that was asleep when its process was found.
+    pub fn sleeper(&self, sleeper: &Sleeper, walked: &Walked) {
+        if let Some(reader) = &self.reader {
+            reader.sleeper(sleeper, walked);
         }
     }
 

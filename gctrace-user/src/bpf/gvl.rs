@@ -379,7 +379,7 @@ impl GvlReader {
 }
 
 /// Another handle of a map that somebody else takes.
-fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
+pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
     let error = |source| LoadError::Map { map, source };
     let Some(Map::HashMap(data)) = ebpf.map(map) else { return Err(LoadError::Missing(map)) };
     let fd = data.fd().as_fd().try_clone_to_owned().map_err(|source| error(MapError::IoError(source)))?;

@@ -19,7 +19,7 @@ use super::{
     kernel_types,
     multi::{Multi, MultiError},
     phases::PHASE_PROGRAMS,
-    rings::{AwayReader, CounterReader, Rings, StackRing},
+    rings::{AwayMap, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
     unwind::UnwindMaps,
 };
@@ -185,7 +185,7 @@ pub struct Loaded {
     /// The kernel's counters.
     pub counters: CounterReader,
     /// Who is off its CPU, if that is looked at.
-    pub away: Option<AwayReader>,
+    pub away: Option<AwayMap>,
     /// Where unwind tables go, if native stacks are walked.
     pub unwind: Option<UnwindMaps>,
     /// What threads did with the GVL, if it is watched.
@@ -218,7 +218,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let stacks = StackRing::take(ebpf)?;
     let counters = CounterReader::take(ebpf)?;
     let wall = options.stacks.is_some_and(|stacks| stacks.wall);
-    let away = wall.then(|| AwayReader::take(ebpf)).transpose()?;
+    let away = wall.then(|| AwayMap::take(ebpf)).transpose()?;
     let unwind = native.then(|| UnwindMaps::take(ebpf)).transpose()?;
     let gvl = options.gvl.filter(|_| config.gvl != 0);
     let gvl = gvl.map(|options| GvlReader::take(ebpf, options)).transpose()?;

@@ -20,7 +20,7 @@ pub use check::{KernelCheck, Tried, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use load::{LoadError, LoadOptions, Loaded, Select, load};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
-pub use rings::{AwayReader, CounterReader, Rings, StackRing};
+pub use rings::{AwayMap, CounterReader, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::UnwindMaps;
 pub use uprobes::Scope;

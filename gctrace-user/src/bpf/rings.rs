@@ -11,9 +11,12 @@ use aya::{
     maps::{Array, HashMap, MapData, MapError, RingBuf},
     programs::{Program, ProgramFd},
 };
-use gctrace_common::{config::AwayEntry, stats::Counter};
+use gctrace_common::{
+    config::{AwayEntry, RubyEntry},
+    stats::Counter,
+};
 
-use super::load::LoadError;
+use super::{gvl::shared, load::LoadError};
 
 /// How often the counters are read again at most; a program runs for some microseconds.
 const SETTLE_TRIES: u32 = 100;
@@ -82,19 +85,52 @@ fn drain(ring: &mut RingBuf<MapData>, limit: usize, mut sink: impl FnMut(&[u8]))
     limit
 }
 
-/// Reads which threads are off their CPU.
-pub struct AwayReader(HashMap<MapData, u32, AwayEntry>);
+/// Which threads are off their CPU.
+pub struct AwayMap {
+    away: HashMap<MapData, u32, AwayEntry>,
+    /// A second handle; the programs and who attaches them write there.
+    rubies: HashMap<MapData, u32, RubyEntry>,
+}
 
-impl AwayReader {
+impl AwayMap {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
-        let map = ebpf.take_map("AWAY").ok_or(LoadError::Missing("AWAY"))?;
-        HashMap::try_from(map).map(Self).map_err(|source| LoadError::Map { map: "AWAY", source })
+        let away = ebpf.take_map("AWAY").ok_or(LoadError::Missing("AWAY"))?;
+        let away = HashMap::try_from(away).map_err(|source| LoadError::Map { map: "AWAY", source })?;
+        let rubies = HashMap::try_from(shared(ebpf, "RUBIES")?)
+            .map_err(|source| LoadError::Map { map: "RUBIES", source })?;
+        Ok(Self { away, rubies })
+    }
+
+    /// What the programs know of a process, if that is a followed Ruby.
+    pub fn ruby(&self, pid: u32) -> Option<RubyEntry> {
+        self.rubies.get(&pid, 0).ok().filter(|entry| entry.known != 0)
+    }
+
+    /// Whether a thread was seen to leave its CPU and not to come back.
+    pub fn has(&self, tid: u32) -> bool {
+        self.away.get(&tid, 0).is_ok()
+    }
+
+    /// Enters a thread that had left its CPU before the programs ran. Returns whether it was not there yet: a thread that was seen to
+    /// leave keeps its entry.
+    ///
+    /// # Errors
+    ///
+    /// The map does not take it.
+    pub fn enter(&mut self, tid: u32, entry: &AwayEntry) -> Result<bool, MapError> {
+        /// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
+        const NOT_THERE: u64 = 1;
+        match self.away.insert(tid, entry, NOT_THERE) {
+            Ok(()) => Ok(true),
+            Err(_) if self.has(tid) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The threads that had left their CPU when [`super::Probes::close`] was called and have not come back, by tid.
     pub fn read(&self) -> Vec<(u32, AwayEntry)> {
-        let entries = self.0.iter().filter_map(|entry| {
-            entry.inspect_err(|error| log::warn!("a thread that is off its CPU is not told: {error}")).ok()
+        let entries = self.away.iter().filter_map(|entry| {
+            entry.inspect_err(|error| log::warn!("reading a thread that is off its CPU: {error}")).ok()
         });
         entries.collect()
     }

@@ -8,3 +8,4 @@ pub mod mem;
 pub mod names;
 pub mod origin;
 pub mod proc;
+pub mod tasks;

@@ -57,7 +57,7 @@ fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
     };
     let images = Images::default();
     let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
-    images.add(KnownImage { image: Arc::new(image), reading: Some(reading), frames: None });
+    images.add(KnownImage { image: Arc::new(image), reading: Some(reading), frames: None, threads: None });
     let notes = Rc::new(RefCell::new(Vec::new()));
     (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images, None, None, None), notes, layout)
 }

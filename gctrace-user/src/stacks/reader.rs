@@ -14,9 +14,10 @@ use std::{
 };
 
 use gctrace_common::{
-    event::Header,
+    config::{AwayEntry, RubyEntry},
+    event::{Header, Kind},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
-    stack::{Cause, GcActivity, NativeEnd, OffCpuEvent, RubyFrame, StackEvent},
+    stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, NativeEnd, OffCpuEvent, RubyFrame, StackEvent},
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -28,7 +29,10 @@ use crate::{
     images::Images,
     ledger::UserCounts,
     model::stack::Frame,
-    ruby::frames::{FrameLayout, Namer},
+    ruby::{
+        frames::{FrameLayout, Namer},
+        threads::Walked,
+    },
 };
 
 /// Stacks that wait for the data thread at most; then the ring fills, and what it loses is counted.
@@ -84,6 +88,17 @@ pub(super) struct Unmixed {
     pub(super) missing: Option<Arc<Frame>>,
 }
 
+/// A thread that was asleep when its process was found.
+#[derive(Clone, Copy, Debug)]
+pub struct Sleeper {
+    /// Its process as the programs know it.
+    pub ruby: RubyEntry,
+    /// What is entered for it.
+    pub away: AwayEntry,
+    /// Thread, host pid namespace.
+    pub tid: u32,
+}
+
 /// Reads the ring until it is dropped.
 pub struct Reader {
     stage: Arc<Mutex<Stage>>,
@@ -110,6 +125,11 @@ impl Reader {
         stage.drain();
         counts.add(&std::mem::take(&mut stage.naming.counts));
         std::mem::take(&mut stage.naming.taken)
+    }
+
+    /// The stack of a thread that was asleep when its process was found.
+    pub(super) fn sleeper(&self, sleeper: &Sleeper, walked: &Walked) {
+        lock(&self.stage).naming.sleeper(sleeper, walked);
     }
 
     /// A process is gone or has become another program.
@@ -268,6 +288,38 @@ impl Naming {
         self.counts.natives_orphaned += (before - self.pending.len()) as u64;
         let (pid, tid, ts_ns) = (header.tgid, header.tid, header.ts_ns);
         self.pending.push_back(Pending { pid, tid, ts_ns, end, addresses: addresses.to_vec() });
+    }
+
+    /// Makes the record that the kernel side would have made when the thread left its CPU.
+    fn sleeper(&mut self, sleeper: &Sleeper, walked: &Walked) {
+        let Sleeper { ruby, away, tid } = sleeper;
+        let header = Header {
+            kind: Kind::Stack as u32,
+            point: Cause::OffCpu as u32,
+            tgid: away.tgid,
+            tid: *tid,
+            ts_ns: away.begin_ns,
+            seq: 0,
+            image: away.image,
+            execs: away.execs,
+        };
+        let event = StackEvent {
+            header,
+            bias: ruby.bias,
+            weight_ns: 0,
+            epoch: ruby.epoch,
+            comm: away.comm,
+            flags: walked.flags,
+            gc: GcActivity::None as u32,
+            ruby: walked.frames.len() as u32,
+            kernel: 0,
+            kernel_frames: [0; MAX_KERNEL_FRAMES],
+        };
+        let (cause, gc) = (Cause::OffCpu, GcActivity::None);
+        let record = StackRecord { cause, gc, event: &event, kernel: &[], ruby: &walked.frames };
+        self.counts.sleeper_stacks += 1;
+        let taken = self.stack(&record);
+        self.taken.push(Taken::Stack(Box::new(taken)));
     }
 
     /// Names the Ruby frames of a record.

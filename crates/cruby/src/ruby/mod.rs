@@ -27,6 +27,7 @@ pub mod stat;
 pub mod tables;
 #[cfg(test)]
 mod tests;
+pub mod threads;
 #[cfg(test)]
 mod truth;
 mod version;

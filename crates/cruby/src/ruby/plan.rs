@@ -16,6 +16,7 @@ use super::{
     proof::{Knowledge, Unproven, settle},
     stack_layout::{NoStacks, stacks},
     tables::Table,
+    threads::ThreadsLayout,
 };
 use crate::{
     address::{FileOffset, Svma},
@@ -48,6 +49,8 @@ pub struct AttachPlan {
     pub config: ImageConfig,
     /// How the frames of its Ruby stacks are named, or why those cannot be walked.
     pub frames: Result<Arc<FrameLayout>, NoStacks>,
+    /// How the threads of its VM are found; `None` where that, or how their stacks are walked, is not known.
+    pub threads: Option<Arc<ThreadsLayout>>,
     /// How its GVL is watched, or why it cannot be.
     pub gvl: Result<GvlPlan, NoGvl>,
     /// The same for waits that are told by futexes alone.
@@ -120,6 +123,7 @@ pub fn plan_with(
         Ok((path, frames)) => (path, Ok(Arc::new(frames))),
         Err(why) => (StackPath::default(), Err(why)),
     };
+    let threads = ThreadsLayout::of(&analysis, own, &stack).map(Arc::new);
     let gvl = gvl_plan::plan(segments, &analysis, own, &stack);
     let gvl_futex = gvl_plan::futex_plan(&analysis, own, &stack);
     let vm = analysis.vm;
@@ -151,5 +155,5 @@ pub fn plan_with(
             Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
         })
         .collect::<Result<Vec<_>, PlanError>>()?;
-    Ok(AttachPlan { analysis, layout, knowledge, config, frames, gvl, gvl_futex, sites })
+    Ok(AttachPlan { analysis, layout, knowledge, config, frames, threads, gvl, gvl_futex, sites })
 }

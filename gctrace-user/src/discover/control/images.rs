@@ -219,6 +219,7 @@ impl Control {
             image: Arc::new(Image { gvl: watched, ..site_image(index, shown, &plan) }),
             reading: Some(reading(&plan)),
             frames: plan.frames.as_ref().ok().cloned(),
+            threads: plan.threads.clone(),
         });
         self.probes.add_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
@@ -281,7 +282,7 @@ impl Control {
             gvl: None,
             has_symbols: head.has_symbols,
         };
-        self.images.add(KnownImage { image: Arc::new(image), reading: None, frames: None });
+        self.images.add(KnownImage { image: Arc::new(image), reading: None, frames: None, threads: None });
         let scope = self.scope();
         self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| brief(&e))?;
         let config = ImageConfig { open: 1, ..ImageConfig::default() };

@@ -1,0 +1,63 @@
+//! The VM's lists of threads.
+
+use super::{Lists, Memory, Native, RubyThread, ThreadsLayout, word};
+
+/// Ractors and threads that are followed at most: lists that change while they are read may not end.
+const MOST: usize = 1 << 16;
+/// Byte offset of `tid` in glibc's `struct pthread` on x86-64 (nptl/descr.h: behind a header of 704 bytes and a list node).
+const GLIBC_TID: u32 = 720;
+/// Byte offset of the pointer to itself in glibc's `tcbhead_t`, behind `tcb` and `dtv`.
+const GLIBC_SELF: u32 = 16;
+
+/// The threads of a VM that have a native thread.
+pub(super) fn threads(layout: &ThreadsLayout, memory: &impl Memory, bias: u64) -> Option<Vec<RubyThread>> {
+    let vm = word(memory, bias.wrapping_add(layout.vm_ptr.0), 0).filter(|&vm| vm != 0)?;
+    let addresses = match layout.lists {
+        Lists::Vm { head, node } => nodes(memory, vm, head, node)?,
+        Lists::Ractors { head, node, threads, thread_node } => {
+            let ractors = nodes(memory, vm, head, node)?;
+            // A Ractor that ends meanwhile has none any more.
+            let of = |ractor| nodes(memory, ractor, threads, thread_node).unwrap_or_default();
+            ractors.into_iter().flat_map(of).collect()
+        }
+    };
+    let found = addresses.into_iter().filter_map(|address| {
+        let tid = tid(memory, layout.native, address)?;
+        Some(RubyThread { address, tid })
+    });
+    Some(found.collect())
+}
+
+/// The structures of a list (ccan/list): `head` is in `owner`, the nodes are `node` bytes inside the structures.
+fn nodes(memory: &impl Memory, owner: u64, head: u32, node: u32) -> Option<Vec<u64>> {
+    let head = owner.checked_add(u64::from(head))?;
+    let mut found = Vec::new();
+    let mut next = word(memory, head, 0)?;
+    while next != head {
+        if next == 0 || found.len() >= MOST {
+            return None;
+        }
+        found.push(next.checked_sub(u64::from(node))?);
+        next = word(memory, next, 0)?;
+    }
+    Some(found)
+}
+
+/// The id of the native thread. The C library's own is preferred: a fork changes it at once.
+fn tid(memory: &impl Memory, native: Native, thread: u64) -> Option<u32> {
+    let at = match native.nt {
+        Some(nt) => word(memory, thread, nt).filter(|&at| at != 0)?,
+        None => thread,
+    };
+    let half =
+        |address, offset| word(memory, address, offset).map(|word| word as u32).filter(|&tid| tid != 0);
+    let pthread = word(memory, at, native.thread_id).filter(|&pthread| pthread != 0);
+    // glibc's `pthread_t` is the address of a structure that names itself twice.
+    let glibc = pthread.filter(|&pthread| {
+        word(memory, pthread, 0) == Some(pthread) && word(memory, pthread, GLIBC_SELF) == Some(pthread)
+    });
+    match glibc {
+        Some(pthread) => half(pthread, GLIBC_TID),
+        None => half(at, native.tid?),
+    }
+}

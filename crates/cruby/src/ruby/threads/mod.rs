@@ -1,0 +1,115 @@
+//! The threads of a VM and their stacks, read from the memory of a process that is not stopped.
+//!
+//! This serves threads that sleep: no event of theirs comes by at which the kernel side could look, and nothing changes their stacks
+//! while they sleep. Whether a thread slept during the whole read is the caller's to prove (its counts of context switches, read
+//! before and after). What is read here is checked as the kernel side checks it: context and thread point at each other, and the
+//! control frames lie inside the thread's VM stack.
+
+mod list;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use gctrace_common::config::StackPath;
+
+use super::{
+    RubyAnalysis, RubyVersion,
+    frames::Memory,
+    tables::{self, Table},
+};
+use crate::address::Svma;
+
+pub use walk::Walked;
+
+/// How the threads of an image's VM are found and their stacks walked.
+#[derive(Clone, Debug)]
+pub struct ThreadsLayout {
+    vm_ptr: Svma,
+    lists: Lists,
+    native: Native,
+    path: StackPath,
+}
+
+/// Where the VM keeps its threads; byte offsets.
+#[derive(Clone, Copy, Debug)]
+enum Lists {
+    /// Up to 2.7: one list. Its head in `rb_vm_t` and its node in `rb_thread_t`.
+    Vm { head: u32, node: u32 },
+    /// A list of Ractors in `rb_vm_t`, and one of threads in each `rb_ractor_t`.
+    Ractors { head: u32, node: u32, threads: u32, thread_node: u32 },
+}
+
+/// Where a thread has its native thread; byte offsets.
+#[derive(Clone, Copy, Debug)]
+struct Native {
+    /// Of the pointer to `struct rb_native_thread` in `rb_thread_t` (3.2 and later); up to 3.1 the members are in `rb_thread_t`.
+    nt: Option<u32>,
+    /// Of the `pthread_t`.
+    thread_id: u32,
+    /// Of the thread's id (3.1 and later).
+    tid: Option<u32>,
+}
+
+/// A Ruby thread that has a native thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RubyThread {
+    /// Its `rb_thread_t *`.
+    pub address: u64,
+    /// Its native thread, in the pid namespace of the process.
+    pub tid: u32,
+}
+
+impl ThreadsLayout {
+    /// The layout for an image whose stacks are walked by `path`; `None` if a structure of its release is not known.
+    pub(super) fn of(analysis: &RubyAnalysis, own: Option<&Table>, path: &StackPath) -> Option<Self> {
+        let table = match own {
+            Some(table) => table,
+            None => Table::of(analysis.version).ok()?,
+        };
+        Self::with(analysis.version, table, analysis.vm.vm_ptr, path)
+    }
+
+    fn with(version: RubyVersion, table: &Table, vm_ptr: Svma, path: &StackPath) -> Option<Self> {
+        if path.place == StackPath::NONE {
+            return None;
+        }
+        let member = |tag, name: &str| {
+            let known = table.structure(tag).or_else(|| tables::newest_structure(version, tag));
+            known?.field(name).map(|field| field.offset)
+        };
+        let lists = if version.at_least(3, 0) {
+            Lists::Ractors {
+                head: member("rb_vm_struct", "ractor.set")?,
+                node: member("rb_ractor_struct", "vmlr_node")?,
+                threads: member("rb_ractor_struct", "threads.set")?,
+                thread_node: member("rb_thread_struct", "lt_node")?,
+            }
+        } else {
+            Lists::Vm {
+                head: member("rb_vm_struct", "living_threads")?,
+                node: member("rb_thread_struct", "vmlt_node")?,
+            }
+        };
+        let nt = member("rb_thread_struct", "nt");
+        let of = if nt.is_some() { "rb_native_thread" } else { "rb_thread_struct" };
+        let native = Native { nt, thread_id: member(of, "thread_id")?, tid: member(of, "tid") };
+        Some(Self { vm_ptr, lists, native, path: *path })
+    }
+
+    /// The threads of the VM in the process behind `memory`, whose image has this load bias. Threads that come and go meanwhile may be
+    /// missing. `None`: the VM is not set up, or cannot be read.
+    pub fn threads(&self, memory: &impl Memory, bias: u64) -> Option<Vec<RubyThread>> {
+        list::threads(self, memory, bias)
+    }
+
+    /// The stack of a thread that sleeps.
+    pub fn walk(&self, memory: &impl Memory, thread: RubyThread) -> Walked {
+        walk::walk(memory, &self.path, thread.address)
+    }
+}
+
+/// Reads one number; `None` if it is not there.
+fn word(memory: &impl Memory, address: u64, offset: u32) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read(address.checked_add(u64::from(offset))?, &mut bytes).then(|| u64::from_le_bytes(bytes))
+}

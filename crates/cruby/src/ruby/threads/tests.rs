@@ -1,0 +1,138 @@
+//! Lists and stacks in made-up memory; real ones are in `tests/tests/live_hung.rs`.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use gctrace_common::stack::{RubyFrame, StackEvent};
+
+/// Memory of words.
+#[derive(Default)]
+struct Words(BTreeMap<u64, u64>);
+
+impl Memory for Words {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        buffer.chunks_mut(8).enumerate().all(|(at, chunk)| {
+            let word = self.0.get(&(address + 8 * at as u64));
+            word.inspect(|word| chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()])).is_some()
+        })
+    }
+}
+
+const VM_PTR: u64 = 0x1000;
+const VM: u64 = 0x2000;
+const RACTOR: u64 = 0x3000;
+
+fn layout() -> ThreadsLayout {
+    ThreadsLayout {
+        vm_ptr: Svma(VM_PTR - 0x800),
+        lists: Lists::Ractors { head: 8, node: 16, threads: 32, thread_node: 0 },
+        native: Native { nt: Some(24), thread_id: 0, tid: Some(8) },
+        path: StackPath {
+            place: StackPath::TLS,
+            ec_stack: 0,
+            ec_stack_size: 8,
+            ec_frame: 16,
+            ec_thread: 24,
+            thread_ec: 16,
+            frame_size: 56,
+            frame_pc: 0,
+            frame_iseq: 16,
+            frame_ep: 32,
+            ..StackPath::default()
+        },
+    }
+}
+
+/// A VM of one Ractor with these threads: the first has a glibc behind it, the second another C library, the third no native thread.
+fn vm() -> Words {
+    let mut words = Words::default();
+    let threads = [0x10_000_u64, 0x20_000, 0x30_000];
+    words.0.extend([(VM_PTR, VM), (VM + 8, RACTOR + 16), (RACTOR + 16, VM + 8)]);
+    let mut node = RACTOR + 32;
+    for thread in threads {
+        words.0.insert(node, thread);
+        node = thread;
+    }
+    words.0.insert(node, RACTOR + 32);
+    words.0.extend([(0x10_018, 0x11_000), (0x11_000, 0x12_000), (0x11_008, 7)]);
+    words.0.extend([(0x12_000, 0x12_000), (0x12_010, 0x12_000), (0x12_000 + 720, 41)]);
+    words.0.extend([(0x20_018, 0x21_000), (0x21_000, 0x22_000), (0x21_008, 42), (0x22_000, 0)]);
+    words.0.insert(0x30_018, 0);
+    words
+}
+
+/// Each thread with a native thread is found, with the id that the C library has for it, or else the VM.
+#[test]
+fn lists() {
+    let found = layout().threads(&vm(), 0x800).unwrap();
+    let expected = [(0x10_000, 41), (0x20_000, 42)].map(|(address, tid)| RubyThread { address, tid });
+    assert_eq!(found, expected);
+    // Not set up, or being changed: no list at all rather than half of one.
+    assert_eq!(layout().threads(&Words::default(), 0x800), None);
+    let mut broken = vm();
+    broken.0.insert(RACTOR + 16, 0);
+    assert_eq!(layout().threads(&broken, 0x800), None);
+}
+
+/// A thread with a block in a method (whose environment is reached through that of the block), called by a C function.
+fn stacked() -> Words {
+    let mut words = vm();
+    let (thread, ec, stack) = (0x10_000, 0x40_000, 0x50_000);
+    words.0.extend([(thread + 16, ec), (ec + 24, thread), (ec, stack), (ec + 8, 100)]);
+    let last = stack + 800 - 56;
+    let frames = [(0x9_000, 0x60_000, 0x70_000), (0, 0, 0x71_000), (0, 0x60_100, 0x72_000)];
+    let first = last - 56 * frames.len() as u64;
+    words.0.insert(ec + 16, first);
+    for (number, (pc, iseq, ep)) in frames.into_iter().enumerate() {
+        let at = first + 56 * number as u64;
+        words.0.extend((0..7).map(|word| (at + 8 * word, 0)));
+        words.0.extend([(at, pc), (at + 16, iseq), (at + 32, ep)]);
+    }
+    // The block: no method of its own; its outer environment is that of a method.
+    words.0.extend([(0x70_000 - 16, 0), (0x70_000 - 8, 0x73_001), (0x70_000, 0x20)]);
+    words.0.extend([(0x73_000 - 16, 0x80_000), (0x73_000 - 8, 0), (0x73_000, 2)]);
+    // The C function: its method entry and what defines it.
+    words.0.extend([(0x71_000 - 16, 0x80_000), (0x71_000 - 8, 0), (0x71_000, 0x5555_0001 | 2)]);
+    words.0.extend([(0x80_000, 0x1a | 6 << 12), (0x80_008, 0), (0x80_010, 0x90_000)]);
+    words
+}
+
+/// Frames come out as the kernel side sends them; one that is being set up is left out.
+#[test]
+fn stacks() {
+    let thread = RubyThread { address: 0x10_000, tid: 41 };
+    let walked = layout().walk(&stacked(), thread);
+    let method = 0x80_000 | RubyFrame::METHOD_RAW;
+    let block = RubyFrame { iseq: 0x60_000 | RubyFrame::FINISH, pc: 0x9_000, method };
+    assert_eq!(walked.flags, 0);
+    assert_eq!(walked.frames.len(), 2, "{walked:?}");
+    assert_eq!(walked.frames[1], RubyFrame { iseq: RubyFrame::CFUNC, pc: 0x90_000, method: 0x80_000 });
+    assert_eq!(walked.frames[0], block);
+}
+
+/// What does not fit together is no stack.
+#[test]
+fn unsound() {
+    let thread = RubyThread { address: 0x10_000, tid: 41 };
+    for (address, value) in [(0x40_000 + 24, 0x20_000), (0x40_000 + 16, 0x50_001), (0x40_000 + 8, 0)] {
+        let mut words = stacked();
+        words.0.insert(address, value);
+        let walked = layout().walk(&words, thread);
+        assert_eq!((walked.flags, walked.frames.len()), (StackEvent::BAD_CONTEXT, 0), "{address:#x}");
+    }
+    let mut words = stacked();
+    words.0.remove(&(0x71_000 - 8));
+    let walked = layout().walk(&words, thread);
+    assert_eq!((walked.flags, walked.frames.len()), (StackEvent::READ_FAILED, 1));
+}
+
+/// Every release with a table has what finding its threads takes.
+#[test]
+fn every_table() {
+    for table in tables::tables() {
+        let (major, minor, teeny) = table.to;
+        let version = RubyVersion::new(major, minor, teeny);
+        let path = StackPath { place: StackPath::TLS, ..StackPath::default() };
+        assert!(ThreadsLayout::with(version, table, Svma(0), &path).is_some(), "{version}");
+    }
+}

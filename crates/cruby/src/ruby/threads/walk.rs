@@ -1,0 +1,198 @@
+//! Walking the stack of a sleeping thread, as the kernel side does it (`gctrace-ebpf/src/walk.rs`).
+
+use gctrace_common::{
+    config::StackPath,
+    stack::{MAX_RUBY_FRAMES, RubyFrame, StackEvent},
+};
+
+use super::{Memory, word};
+
+/// Environments between a block and its method; deeper nesting loses the method.
+const MAX_HOPS: u32 = 64;
+/// `VM_FRAME_MAGIC_MASK` and `VM_FRAME_MAGIC_CFUNC` (`vm_core.h`, every version from 2.6 to 4.0; so are the following).
+const MAGIC_MASK: u64 = 0x7fff_0001;
+const MAGIC_CFUNC: u64 = 0x5555_0001;
+/// `VM_FRAME_FLAG_FINISH`.
+const FLAG_FINISH: u64 = 0x20;
+/// `VM_ENV_FLAG_LOCAL`.
+const FLAG_LOCAL: u64 = 2;
+/// `T_IMEMO` and the mask of types in `RBasic.flags`.
+const T_MASK: u64 = 0x1f;
+const T_IMEMO: u64 = 0x1a;
+/// `imemo_type` (internal/imemo.h): above `FL_USHIFT`.
+const IMEMO_SHIFT: u64 = 12;
+const IMEMO_MASK: u64 = 0xf;
+const IMEMO_SVAR: u64 = 2;
+const IMEMO_MENT: u64 = 6;
+
+/// What walking a stack gave.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walked {
+    /// Frames, leaf first.
+    pub frames: Vec<RubyFrame>,
+    /// Flags of [`StackEvent`] that say what is missing.
+    pub flags: u32,
+}
+
+/// The stack of a thread, given its `rb_thread_t *`.
+pub(super) fn walk(memory: &impl Memory, path: &StackPath, thread: u64) -> Walked {
+    let Some((next, end)) = bounds(memory, path, thread) else {
+        return Walked { flags: StackEvent::BAD_CONTEXT, ..Walked::default() };
+    };
+    let mut walked = Walked::default();
+    // The kernel side takes as many frames; skipped ones do not count, so twice as many are read.
+    let most = u64::from(path.frame_size) * 2 * MAX_RUBY_FRAMES as u64;
+    let mut bytes = vec![0; (end - next).min(most) as usize];
+    if !memory.read(next, &mut bytes) {
+        return Walked { flags: StackEvent::READ_FAILED, ..walked };
+    }
+    for frame in bytes.chunks_exact(path.frame_size as usize) {
+        if walked.frames.len() >= MAX_RUBY_FRAMES {
+            walked.flags |= StackEvent::TRUNCATED;
+            break;
+        }
+        let member = |offset: u32| {
+            let at = offset as usize;
+            frame.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
+        };
+        let frame = Frame {
+            pc: member(path.frame_pc),
+            iseq: member(path.frame_iseq),
+            ep: member(path.frame_ep),
+            jit: path.frame_jit != 0 && member(path.frame_jit) != 0,
+        };
+        match read(memory, &frame) {
+            Ok(Some(frame)) => walked.frames.push(frame),
+            Ok(None) => {}
+            Err(()) => {
+                walked.flags |= StackEvent::READ_FAILED;
+                break;
+            }
+        }
+    }
+    walked
+}
+
+/// Where the control frames begin and end.
+fn bounds(memory: &impl Memory, path: &StackPath, thread: u64) -> Option<(u64, u64)> {
+    let ec = word(memory, thread, path.thread_ec)?;
+    if word(memory, ec, path.ec_thread)? != thread {
+        return None;
+    }
+    let (stack, words) = (word(memory, ec, path.ec_stack)?, word(memory, ec, path.ec_stack_size)?);
+    let frame = word(memory, ec, path.ec_frame)?;
+    let end = stack.checked_add(words.checked_mul(8)?)?;
+    // The outermost frame is no call but a mark (`VM_FRAME_MAGIC_DUMMY`), which Ruby's own backtraces leave out.
+    let size = u64::from(path.frame_size);
+    let last = end.checked_sub(size)?;
+    let sound = stack != 0 && stack <= frame && frame <= last && (last - frame).is_multiple_of(size);
+    sound.then_some((frame, last))
+}
+
+/// A control frame.
+struct Frame {
+    pc: u64,
+    iseq: u64,
+    ep: u64,
+    jit: bool,
+}
+
+/// What the kernel side would report of a frame; `None` where Ruby's own backtraces leave it out.
+fn read(memory: &impl Memory, frame: &Frame) -> Result<Option<RubyFrame>, ()> {
+    let c = frame.iseq == 0;
+    if frame.ep == 0 {
+        return Err(());
+    }
+    if !c && frame.pc == 0 {
+        return Ok(None);
+    }
+    let mut flags = if c { RubyFrame::CFUNC } else { 0 };
+    if frame.jit {
+        flags |= RubyFrame::JIT;
+    }
+    let mut ep = frame.ep;
+    for hops in 0..=MAX_HOPS {
+        let Some([method, previous, marks]) = environment(memory, ep) else {
+            return if c { Err(()) } else { Ok(Some(lost(frame, flags))) };
+        };
+        if hops == 0 {
+            if c && marks & MAGIC_MASK != MAGIC_CFUNC {
+                return Ok(None);
+            }
+            if marks & FLAG_FINISH != 0 {
+                flags |= RubyFrame::FINISH;
+            }
+        }
+        let local = marks & FLAG_LOCAL != 0;
+        let pc = frame.pc;
+        let found = |method, pc| Ok(Some(RubyFrame { iseq: frame.iseq | flags, pc, method }));
+        if local && !c {
+            return found(if method == 0 { 0 } else { method | RubyFrame::METHOD_RAW }, pc);
+        }
+        match method_entry(memory, method, local) {
+            Found::Entry(method, definition) => return found(method, if c { definition } else { pc }),
+            Found::Unreadable => return Ok(Some(lost(frame, flags))),
+            Found::None if local => return found(0, if c { 0 } else { pc }),
+            Found::None => ep = previous & !3,
+        }
+        if ep == 0 {
+            break;
+        }
+    }
+    Ok(Some(lost(frame, flags)))
+}
+
+/// The frame without its method.
+fn lost(frame: &Frame, flags: u64) -> RubyFrame {
+    let pc = if frame.iseq == 0 { 0 } else { frame.pc };
+    RubyFrame { iseq: frame.iseq | flags, pc, method: RubyFrame::METHOD_LOST }
+}
+
+/// The three words of an environment: method entry, outer environment, flags.
+fn environment(memory: &impl Memory, ep: u64) -> Option<[u64; 3]> {
+    words(memory, ep.checked_sub(16)?)
+}
+
+fn words(memory: &impl Memory, address: u64) -> Option<[u64; 3]> {
+    let mut bytes = [0; 24];
+    if !memory.read(address, &mut bytes) {
+        return None;
+    }
+    let mut words = [0; 3];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    Some(words)
+}
+
+/// What an environment says of its method.
+enum Found {
+    /// A method entry and its `def`.
+    Entry(u64, u64),
+    /// It is a scope without a method, or that of a block.
+    None,
+    /// It could not be read.
+    Unreadable,
+}
+
+/// `check_method_entry` (`vm_insnhelper.c`): `ep[-2]` is a method entry, a `cref`, or, in the environment of a method itself,
+/// an `svar` in front of one of them.
+fn method_entry(memory: &impl Memory, value: u64, local: bool) -> Found {
+    if value == 0 {
+        return Found::None;
+    }
+    let Some([flags, second, definition]) = words(memory, value) else { return Found::Unreadable };
+    match imemo(flags) {
+        Some(IMEMO_MENT) => Found::Entry(value, definition),
+        Some(IMEMO_SVAR) if local && second != 0 => {
+            let Some([flags, _, definition]) = words(memory, second) else { return Found::Unreadable };
+            if imemo(flags) == Some(IMEMO_MENT) { Found::Entry(second, definition) } else { Found::None }
+        }
+        _ => Found::None,
+    }
+}
+
+/// The kind of internal object.
+fn imemo(flags: u64) -> Option<u64> {
+    (flags & T_MASK == T_IMEMO).then_some(flags >> IMEMO_SHIFT & IMEMO_MASK)
+}

@@ -1,0 +1,136 @@
+//! Threads that are off their CPU when they are found, and those that still are when tracing ends.
+//!
+//! The kernel side learns of a thread when it leaves its CPU, so a thread that sleeps all the time would never show. Such threads are
+//! entered when their process is found: it is proven by their counts of context switches that they slept while their stacks were
+//! read, and from then on the kernel side goes on as with any other thread.
+
+use std::{collections::HashSet, time::Duration};
+
+use gctrace_common::{
+    config::{AwayEntry, RubyEntry},
+    stack::{OffCpuEvent, StackEvent},
+};
+
+use super::{Pipeline, Traced};
+use crate::{
+    bpf::AwayMap,
+    enrich::{
+        clock::monotonic_ns,
+        mem::ProcessMemory,
+        tasks::{self, Task},
+    },
+    ruby::threads::{RubyThread, ThreadsLayout, Walked},
+    stacks::Sleeper,
+};
+
+/// How often the list of threads is read when it changes meanwhile.
+const LIST_TRIES: u32 = 3;
+
+/// What is known of threads off their CPU.
+pub(super) struct Asleep {
+    map: AwayMap,
+    /// Threads that may have run again when they were entered, and since when they are off their CPU by that entry. The kernel side
+    /// replaces it when they leave their CPU; one that does not has no time off its CPU.
+    doubtful: HashSet<(u32, u64)>,
+}
+
+impl Asleep {
+    pub(super) fn new(map: AwayMap) -> Self {
+        Self { map, doubtful: HashSet::new() }
+    }
+}
+
+/// What the threads of a process can be read with.
+struct Reading<'a> {
+    layout: &'a ThreadsLayout,
+    memory: ProcessMemory,
+    threads: Vec<RubyThread>,
+}
+
+impl<'a> Reading<'a> {
+    fn of(layout: &'a ThreadsLayout, pid: u32, bias: u64) -> Option<Self> {
+        let memory = ProcessMemory::open(pid).ok()?;
+        let threads = (0..LIST_TRIES).find_map(|_| layout.threads(&memory, bias))?;
+        Some(Self { layout, memory, threads })
+    }
+
+    /// The stack of a native thread; two Ruby threads that claim it have none.
+    fn walk(&self, task: Task) -> Walked {
+        let mut claims = self.threads.iter().filter(|thread| thread.tid == task.own_tid);
+        match (claims.next(), claims.next()) {
+            (Some(&thread), None) => self.layout.walk(&self.memory, thread),
+            (None, _) => Walked { flags: StackEvent::NO_CONTEXT, ..Walked::default() },
+            (Some(_), Some(_)) => Walked { flags: StackEvent::BAD_CONTEXT, ..Walked::default() },
+        }
+    }
+}
+
+impl Pipeline {
+    /// A process was found: enters those of its threads that sleep, with their stacks.
+    pub fn find_sleepers(&mut self, pid: u32) {
+        let Some(ruby) = self.asleep.as_ref().and_then(|asleep| asleep.map.ruby(pid)) else { return };
+        let Some(known) = self.images.get(ruby.image) else { return };
+        let tids = match tasks::tids(pid) {
+            Ok(tids) => tids,
+            Err(error) => return log::debug!("the threads of pid {pid}: {error}"),
+        };
+        let reading = known.threads.as_deref().and_then(|layout| Reading::of(layout, pid, ruby.bias));
+        for tid in tids {
+            self.find_sleeper(pid, tid, &ruby, reading.as_ref());
+        }
+    }
+
+    fn find_sleeper(&mut self, pid: u32, tid: u32, ruby: &RubyEntry, reading: Option<&Reading<'_>>) {
+        let Some(asleep) = &mut self.asleep else { return };
+        let Some(task) = Task::look(pid, tid).filter(|task| task.asleep && !asleep.map.has(tid)) else {
+            return;
+        };
+        let begin_ns = monotonic_ns();
+        let walked = match reading {
+            Some(reading) => reading.walk(task),
+            None => Walked { flags: StackEvent::NO_LAYOUT, ..Walked::default() },
+        };
+        // A thread that has run meanwhile will be seen when it leaves its CPU.
+        if !task.still_sleeps(pid) {
+            return;
+        }
+        let away = AwayEntry {
+            begin_ns,
+            wakeup_ns: 0,
+            tgid: pid,
+            image: ruby.image,
+            execs: ruby.execs,
+            why: OffCpuEvent::BLOCKED,
+            comm: tasks::comm(pid, tid),
+        };
+        // Its stack must be there before it can come back.
+        self.stacks.sleeper(&Sleeper { ruby: *ruby, away, tid }, &walked);
+        match asleep.map.enter(tid, &away) {
+            Ok(true) if task.still_sleeps(pid) => self.counts.sleepers += 1,
+            Ok(true) => {
+                asleep.doubtful.insert((tid, begin_ns));
+            }
+            Ok(false) => {}
+            Err(error) => {
+                log::warn!("thread {tid} of pid {pid}, which is off its CPU, is not watched: {error}");
+            }
+        }
+    }
+
+    /// Tracing ended at that time: reports where threads are off their CPU, if they have been for at least so long.
+    pub fn still_away(&mut self, now_ns: u64, min: Duration) {
+        let Some(asleep) = self.asleep.take() else { return };
+        // The stacks of the last sleepers may not have been taken over yet.
+        self.take_stacks();
+        for (tid, entry) in asleep.map.read() {
+            let its = |traced: &Traced| traced.process.image.index == entry.image;
+            if u128::from(now_ns.saturating_sub(entry.begin_ns)) >= min.as_nanos().max(1)
+                && self.traced.get(&entry.tgid).is_some_and(its)
+                && !asleep.doubtful.contains(&(tid, entry.begin_ns))
+            {
+                self.counts.off_cpu_still += 1;
+                self.stacks.still_away(tid, &entry, now_ns, &mut self.counts);
+            }
+        }
+    }
+}

@@ -22,10 +22,10 @@ use super::{
     debuginfo::DebugInfo,
     identity::ImageKey,
     installed,
-    mappings::ExecutableMapping,
+    mappings::{ExecutableMapping, load_bias},
     place::Place,
     selection::Selection,
-    state::{VmState, bias, read_state},
+    state::{VmState, read_state},
     strangers::Strangers,
 };
 use crate::{
@@ -431,7 +431,7 @@ impl Control {
     }
 
     fn found(&mut self, pid: u32, mapping: &ExecutableMapping, traced: &Traced) {
-        let Some(bias) = bias(mapping, &traced.segments) else { return };
+        let Some(bias) = load_bias(mapping, &traced.segments) else { return };
         self.found_at(pid, mapping, bias, traced, |_| Sure::Yes);
     }
 

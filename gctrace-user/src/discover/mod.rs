@@ -5,9 +5,7 @@ mod cgroups;
 mod control;
 mod debuginfo;
 mod fault;
-mod identity;
 mod installed;
-mod mappings;
 mod modular;
 mod place;
 mod planned;
@@ -16,15 +14,13 @@ mod state;
 mod strangers;
 mod survey;
 
+use crate::enrich::{identity, mappings};
+
 pub use cgroups::lists_cgroups;
 pub use control::{Found, GVL_ATTACH, GVL_DETACH, Start, run};
 pub use debuginfo::{DebugInfo, Symbols};
 pub use fault::Fault;
-pub use identity::ImageKey;
-pub use mappings::own_code;
-pub(crate) use mappings::{CodeMapping, code_of};
 pub use planned::{Abilities, Choice, Head, Planned, Way, WhyNot};
 pub use selection::Selection;
 pub use state::VmState;
-pub(crate) use state::bias as load_bias;
 pub use survey::{ImageFound, Miss, ProcessFound, Subject, Subjects, Survey, survey};

@@ -10,10 +10,10 @@ use super::{
     debuginfo::Around,
     identity::ImageKey,
     installed,
-    mappings::{self, ExecutableMapping},
+    mappings::{self, ExecutableMapping, load_bias},
     place::Place,
     planned::{Choice, Way, choose_library},
-    state::{VmState, bias, has_loaded_library, is_linked_with},
+    state::{VmState, has_loaded_library, is_linked_with},
 };
 
 /// A Ruby or a GC library in a process.
@@ -35,7 +35,7 @@ impl Control {
         for mapping in mappings {
             match self.verdict(pid, &mapping) {
                 Some((key, Verdict::Traced(traced))) if traced.modular().is_some() && ruby.is_none() => {
-                    let place = bias(&mapping, &traced.segments);
+                    let place = load_bias(&mapping, &traced.segments);
                     ruby = place.map(|bias| (Mapped { key, mapping }, bias, traced));
                 }
                 Some((_, Verdict::Traced(traced))) => coarse |= traced.plan.is_none(),
@@ -67,7 +67,7 @@ impl Control {
         {
             Verdict::Traced(found) => {
                 let Some(plan) = found.plan.as_ref() else { return };
-                let Some(bias) = bias(&library.mapping, &found.segments) else { return };
+                let Some(bias) = load_bias(&library.mapping, &found.segments) else { return };
                 self.found_at(pid, &library.mapping, bias, &found, |state| {
                     let linked = || is_linked_with(pid, (bias, plan), (ruby_bias, modular));
                     match state {

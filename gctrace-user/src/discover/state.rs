@@ -2,28 +2,10 @@
 
 use std::{cell::Cell, fs::File, io, os::unix::fs::FileExt as _, time::Duration};
 
-use super::mappings::ExecutableMapping;
 use crate::{
-    elf::LoadSegment,
     enrich::{clock::monotonic_ns, host},
     ruby::{Modular, plan::AttachPlan, prove},
 };
-
-/// Actual minus stated addresses of a mapping.
-pub(crate) fn bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -> Option<u64> {
-    let page = rustix::param::page_size() as u64;
-    segments
-        .iter()
-        .filter(|segment| segment.executable)
-        .find(|segment| {
-            let first = segment.offset.0 / page * page;
-            (first..segment.offset.0 + segment.file_size).contains(&mapping.offset)
-        })
-        .map(|segment| {
-            let stated = mapping.offset.wrapping_sub(segment.offset.0).wrapping_add(segment.address.0);
-            mapping.start.wrapping_sub(stated)
-        })
-}
 
 /// How often a state is read again when the VM was busy.
 const STATE_TRIES: u32 = 5;

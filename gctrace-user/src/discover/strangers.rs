@@ -7,7 +7,9 @@
 
 use std::{
     collections::HashSet,
-    os::unix::ffi::OsStrExt as _,
+    ffi::OsString,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -16,6 +18,18 @@ use crate::{
     bpf::{ExecMapping, FileId},
     enrich::host,
 };
+
+impl From<ExecMapping> for ExecutableMapping {
+    fn from(new: ExecMapping) -> Self {
+        Self {
+            start: new.address,
+            end: new.address.saturating_add(new.len),
+            offset: new.offset,
+            inode: 0,
+            path: PathBuf::from(OsString::from_vec(new.file)),
+        }
+    }
+}
 
 /// More records than this are given up for a look at everything.
 const MOST: usize = 4096;

@@ -15,10 +15,10 @@ use super::{
     debuginfo::{Around, DebugInfo},
     identity::ImageKey,
     installed,
-    mappings::{self, ExecutableMapping},
+    mappings::{self, ExecutableMapping, load_bias},
     place::Place,
     planned::{Abilities, Choice, Way, choose, choose_library},
-    state::{bias, has_loaded_library, is_linked_with, read_state},
+    state::{has_loaded_library, is_linked_with, read_state},
 };
 use crate::{
     cache::Cache,
@@ -307,7 +307,7 @@ impl Surveyor<'_> {
                 Some(Way::LastResort(head, _)) => (Some(&head.segments), None),
                 None => (None, None),
             };
-            let bias = segments.and_then(|segments| bias(mapping, segments));
+            let bias = segments.and_then(|segments| load_bias(mapping, segments));
             if segments.is_some() && bias.is_none() {
                 // Another mapping of the file than the one of its code.
                 continue;
@@ -378,7 +378,7 @@ impl Surveyor<'_> {
             }
             Some((library, mapping)) => {
                 let found = &self.survey.images[library];
-                let place = found.segments().and_then(|segments| bias(mapping, segments));
+                let place = found.segments().and_then(|segments| load_bias(mapping, segments));
                 let read = |(plan, bias): (&AttachPlan, u64)| {
                     let linked = is_linked_with(pid, (bias, plan), (ruby_bias, &modular));
                     if linked == Some(true) { read_state(pid, bias, plan) } else { Ok(VmState::NotSetUp) }

@@ -16,6 +16,7 @@ use crate::{
     cache::Cache,
     cli::{DoctorSettings, Format},
     discover::{self, Abilities, DebugInfo, Subjects},
+    enrich::mappings,
     export::ExportError,
     preflight,
 };
@@ -51,7 +52,7 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
     let tracefs = preflight::mounted_tracefs();
     let mounted = tracefs.as_ref().ok().and_then(Option::as_deref);
     preflight::raise_locked_memory();
-    let kernel = bpf::check(mounted, discover::own_code(), true);
+    let kernel = bpf::check(mounted, mappings::own_code(), true);
     let subjects = Subjects {
         selection: settings.selection.clone(),
         files: settings.files.clone(),

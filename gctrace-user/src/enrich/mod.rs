@@ -4,6 +4,8 @@ pub mod called;
 pub mod clock;
 pub mod container;
 pub mod host;
+pub mod identity;
+pub mod mappings;
 pub mod mem;
 pub mod names;
 pub mod origin;

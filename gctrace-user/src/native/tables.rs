@@ -14,10 +14,13 @@ use super::arena::{Arena, Run};
 use super::code::{Book, CodeImage, CodeMap, Mapped, Source};
 use super::{NativeNamer, layout};
 use crate::bpf::{ExecMapping, UnwindMaps};
-use crate::discover::{CodeMapping, ImageKey, code_of, load_bias};
 use crate::elf::{ElfError, ImageHead, LoadSegment, UnwindTable};
 use crate::enrich::clock::monotonic_ns;
 use crate::enrich::host;
+use crate::enrich::{
+    identity::ImageKey,
+    mappings::{CodeMapping, code_of, load_bias},
+};
 
 /// A vDSO has two pages.
 const MAX_VDSO: u64 = 1 << 20;

@@ -1,18 +1,14 @@
 //! Executable mappings of a process.
 
-use std::{
-    ffi::OsString,
-    io,
-    os::unix::{ffi::OsStringExt as _, fs::MetadataExt as _},
-    path::PathBuf,
-};
+use std::{io, os::unix::fs::MetadataExt as _, path::PathBuf};
 
 use procfs::{
     ProcError,
     process::{MMPermissions, MMapPath, MemoryMap},
 };
 
-use crate::{bpf::ExecMapping, enrich::host};
+use super::host;
+use crate::elf::LoadSegment;
 
 /// One executable file mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,16 +45,20 @@ impl ExecutableMapping {
     }
 }
 
-impl From<ExecMapping> for ExecutableMapping {
-    fn from(new: ExecMapping) -> Self {
-        Self {
-            start: new.address,
-            end: new.address.saturating_add(new.len),
-            offset: new.offset,
-            inode: 0,
-            path: PathBuf::from(OsString::from_vec(new.file)),
-        }
-    }
+/// Actual minus stated addresses of a mapping.
+pub(crate) fn load_bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -> Option<u64> {
+    let page = rustix::param::page_size() as u64;
+    segments
+        .iter()
+        .filter(|segment| segment.executable)
+        .find(|segment| {
+            let first = segment.offset.0 / page * page;
+            (first..segment.offset.0 + segment.file_size).contains(&mapping.offset)
+        })
+        .map(|segment| {
+            let stated = mapping.offset.wrapping_sub(segment.offset.0).wrapping_add(segment.address.0);
+            mapping.start.wrapping_sub(stated)
+        })
 }
 
 /// Code of a process.

@@ -12,7 +12,7 @@ use gctrace_common::{
 };
 
 use crate::{
-    maps::{CHUNKS, STACK_RING, UNWOUND, count},
+    maps::{CHUNKS, STACK_RING, TICK_SCRATCH, UNWOUND, count},
     usermem::{self, Registers, opaque},
     walk::{Family, NATIVE, RUBY},
 };
@@ -20,6 +20,8 @@ use crate::{
 /// Frames that one program walks before it calls the next one; with the Ruby stack's programs this stays below the number of
 /// tail calls that the kernel allows.
 const FRAMES_PER_PROGRAM: usize = 64;
+/// Frames that a function walks which the verifier walks once.
+const FRAMES_PER_CALL: usize = 8;
 /// `BPF_RB_NO_WAKEUP`: the record that follows wakes the reader.
 const NO_WAKEUP: u64 = 1;
 
@@ -58,18 +60,30 @@ pub struct Native {
 /// The stage: walks the native stack in as many programs as it takes, emits its record, and goes on to the Ruby stack.
 #[inline(always)]
 pub fn native<F: Family, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> Option<Registers>) {
-    let Some(scratch) = F::claimed() else { return count(Counter::StackNotWalked) };
+    let Some((slot, scratch)) = F::claimed() else { return count(Counter::StackNotWalked) };
     // SAFETY: the scratch is this program's until it is released.
     let (native, head) = unsafe { (&mut (*scratch).native, &mut (*scratch).head) };
     let (mine, stack) = (&native.event.header, &head.header);
     let under_way = mine.ts_ns == stack.ts_ns && mine.seq == stack.seq && mine.tgid == stack.tgid;
-    let end =
-        if under_way || begin(native, head, registers) { walk(native) } else { Some(NativeEnd::NoRegisters) };
-    if end.is_none() {
+    let mut end = MORE;
+    if under_way || begin(native, head, registers) {
+        for _ in 0..FRAMES_PER_PROGRAM / FRAMES_PER_CALL {
+            end = verified_once_tick_native(slot.into());
+            if end != MORE {
+                break;
+            }
+        }
+    } else {
+        end = told(NativeEnd::NoRegisters);
+    }
+    if end == MORE {
         // SAFETY: nothing is left to be dropped.
         unsafe { F::stages().tail_call(ctx, NATIVE) };
+        end = told(NativeEnd::Truncated);
     }
-    emit(native, head, end.unwrap_or(NativeEnd::Truncated));
+    // SAFETY: the scratch is still this program's.
+    let (native, head) = unsafe { (&mut (*scratch).native, &mut (*scratch).head) };
+    emit(native, head, end);
     // SAFETY: as above.
     unsafe { F::stages().tail_call(ctx, RUBY) };
     F::release(scratch);
@@ -95,8 +109,8 @@ fn begin(native: &mut Native, head: &StackEvent, registers: impl FnOnce() -> Opt
 
 /// Hands the record over.
 #[inline(always)]
-fn emit(native: &mut Native, head: &mut StackEvent, end: NativeEnd) {
-    native.event.header.point = end as u32;
+fn emit(native: &mut Native, head: &mut StackEvent, end: u64) {
+    native.event.header.point = end.wrapping_sub(1) as u32;
     // SAFETY: the length is bounded by what follows the head.
     let sent = unsafe {
         let mut frames = (&raw const native.event.count).read_volatile();
@@ -115,15 +129,28 @@ fn emit(native: &mut Native, head: &mut StackEvent, end: NativeEnd) {
     }
 }
 
-/// Walks some frames; `None`: there may be more.
+/// There may be more frames.
+const MORE: u64 = 0;
+
+/// How a walk ended, where 0 means that it did not.
 #[inline(always)]
-fn walk(native: &mut Native) -> Option<NativeEnd> {
-    for _ in 0..FRAMES_PER_PROGRAM {
+fn told(end: NativeEnd) -> u64 {
+    end as u64 + 1
+}
+
+/// Walks some frames of a tick's stack: a global function, which the verifier walks once and not at each call.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_tick_native(slot: u64) -> u64 {
+    let Some(scratch) = TICK_SCRATCH.get_ptr_mut(slot as u32) else { return told(NativeEnd::NoRegisters) };
+    // SAFETY: the caller has claimed it.
+    let native = unsafe { &mut (*scratch).native };
+    for _ in 0..FRAMES_PER_CALL {
         if let Some(end) = frame(native) {
-            return Some(end);
+            return told(end);
         }
     }
-    if native.event.count as usize >= MAX_NATIVE_FRAMES { Some(NativeEnd::Truncated) } else { None }
+    if native.event.count as usize >= MAX_NATIVE_FRAMES { told(NativeEnd::Truncated) } else { MORE }
 }
 
 /// Takes down the frame and goes to its caller.

@@ -34,6 +34,8 @@ pub const STAGES: u32 = 2;
 /// Steps (control frames, and environments of blocks) that one program takes. With 33 tail calls (32 before Linux 5.16)
 /// this reaches beyond [`MAX_RUBY_FRAMES`].
 const STEPS: u32 = 192;
+/// Steps that a function takes which the verifier walks once.
+const STEPS_PER_CALL: u32 = 8;
 /// Environments between a block and its method; deeper nesting loses the method.
 const MAX_HOPS: u32 = 64;
 /// Bytes of control frames that are copied at once: a multiple of every `sizeof(rb_control_frame_t)` (56 and 64).
@@ -111,8 +113,10 @@ pub trait Family {
     fn stages() -> &'static ProgramArray;
     /// Takes a scratch of this CPU.
     fn claim() -> Option<*mut Scratch>;
-    /// The scratch that this thread has claimed, in a later stage.
-    fn claimed() -> Option<*mut Scratch>;
+    /// The scratch that this thread has claimed, in a later stage, and its slot.
+    fn claimed() -> Option<(u32, *mut Scratch)>;
+    /// Takes [`STEPS_PER_CALL`] steps in the scratch of a slot.
+    fn ruby_steps(slot: u32) -> u64;
     /// Gives it back.
     fn release(scratch: *mut Scratch);
 }
@@ -128,12 +132,17 @@ impl Family for Tick {
 
     #[inline(always)]
     fn claim() -> Option<*mut Scratch> {
-        of_cpu(&TICK_SCRATCH, 1, 0)
+        TICK_SCRATCH.get_ptr_mut(slot_of_cpu(1, 0))
     }
 
     #[inline(always)]
-    fn claimed() -> Option<*mut Scratch> {
-        Self::claim()
+    fn claimed() -> Option<(u32, *mut Scratch)> {
+        at(&TICK_SCRATCH, slot_of_cpu(1, 0))
+    }
+
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        verified_once_tick_ruby(slot.into())
     }
 
     #[inline(always)]
@@ -151,12 +160,17 @@ impl Family for Switch {
 
     #[inline(always)]
     fn claim() -> Option<*mut Scratch> {
-        of_cpu(&SWITCH_SCRATCH, 1, 0)
+        SWITCH_SCRATCH.get_ptr_mut(slot_of_cpu(1, 0))
     }
 
     #[inline(always)]
-    fn claimed() -> Option<*mut Scratch> {
-        Self::claim()
+    fn claimed() -> Option<(u32, *mut Scratch)> {
+        at(&SWITCH_SCRATCH, slot_of_cpu(1, 0))
+    }
+
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        verified_once_switch_ruby(slot.into())
     }
 
     #[inline(always)]
@@ -175,7 +189,7 @@ impl Family for Probe {
     #[inline(always)]
     fn claim() -> Option<*mut Scratch> {
         for slot in 0..PROBE_SLOTS {
-            let scratch = of_cpu(&PROBE_SCRATCH, PROBE_SLOTS, slot)?;
+            let scratch = PROBE_SCRATCH.get_ptr_mut(slot_of_cpu(PROBE_SLOTS, slot))?;
             // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned. Whoever reads 1 after adding is
             // alone: every other claim would have added to it.
             unsafe {
@@ -192,16 +206,22 @@ impl Family for Probe {
     }
 
     #[inline(always)]
-    fn claimed() -> Option<*mut Scratch> {
+    fn claimed() -> Option<(u32, *mut Scratch)> {
         let me = bpf_get_current_pid_tgid();
         for slot in 0..PROBE_SLOTS {
-            let scratch = of_cpu(&PROBE_SCRATCH, PROBE_SLOTS, slot)?;
+            let slot = slot_of_cpu(PROBE_SLOTS, slot);
+            let scratch = PROBE_SCRATCH.get_ptr_mut(slot)?;
             // SAFETY: as above.
             if unsafe { (&raw const (*scratch).owner).read_volatile() } == me {
-                return Some(scratch);
+                return Some((slot, scratch));
             }
         }
         None
+    }
+
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        verified_once_probe_ruby(slot.into())
     }
 
     #[inline(always)]
@@ -215,10 +235,15 @@ impl Family for Probe {
 }
 
 #[inline(always)]
-fn of_cpu(map: &Array<Scratch>, slots: u32, slot: u32) -> Option<*mut Scratch> {
+fn slot_of_cpu(slots: u32, slot: u32) -> u32 {
     // SAFETY: a plain helper call.
     let cpu = unsafe { bpf_get_smp_processor_id() };
-    map.get_ptr_mut(cpu * slots + slot)
+    cpu * slots + slot
+}
+
+#[inline(always)]
+fn at(scratches: &Array<Scratch>, slot: u32) -> Option<(u32, *mut Scratch)> {
+    Some((slot, scratches.get_ptr_mut(slot)?))
 }
 
 /// Finds the thread's control frames; what is wrong is noted in the record, and then there are none.
@@ -307,25 +332,68 @@ enum Next {
 /// Stage [`RUBY`].
 #[inline(always)]
 pub fn ruby<F: Family, C: EbpfContext>(ctx: &C) {
-    let Some(scratch) = F::claimed() else { return count(Counter::StackNotWalked) };
-    // SAFETY: the scratch is this program's until it is released.
-    let index = unsafe { (*scratch).head.header.image };
-    if let Some(image) = any_image(index) {
-        for _ in 0..STEPS {
-            // SAFETY: as above.
-            if let Next::Done = unsafe { step(scratch, &image.stack) } {
+    let Some((slot, scratch)) = F::claimed() else { return count(Counter::StackNotWalked) };
+    for _ in 0..STEPS / STEPS_PER_CALL {
+        match F::ruby_steps(slot) {
+            MORE => {}
+            DONE => {
                 emit(scratch);
                 return F::release(scratch);
             }
+            _ => break,
         }
-        // SAFETY: nothing is left to be dropped.
-        unsafe { F::stages().tail_call(ctx, RUBY) };
     }
+    // SAFETY: nothing is left to be dropped.
+    unsafe { F::stages().tail_call(ctx, RUBY) };
     // As many calls as the kernel allows.
-    // SAFETY: as above.
+    // SAFETY: the scratch is this program's until it is released.
     unsafe { cut(scratch, StackEvent::TRUNCATED) };
     emit(scratch);
     F::release(scratch);
+}
+
+/// The stack may have more frames.
+const MORE: u64 = 0;
+/// It is complete.
+const DONE: u64 = 1;
+/// There is no such scratch or image, which cannot be.
+const LOST: u64 = 2;
+
+/// Steps of a tick's stack. The verifier walks a global function once, whatever its arguments, and not again at each call; that is why it
+/// looks its scratch up. (`xtask/src/btf.rs` makes global what is called `verified_once_…`.)
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_tick_ruby(slot: u64) -> u64 {
+    ruby_steps(&TICK_SCRATCH, slot as u32)
+}
+
+/// Steps of a stack at a probe.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_probe_ruby(slot: u64) -> u64 {
+    ruby_steps(&PROBE_SCRATCH, slot as u32)
+}
+
+/// Steps of the stack of a thread that leaves its CPU.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_switch_ruby(slot: u64) -> u64 {
+    ruby_steps(&SWITCH_SCRATCH, slot as u32)
+}
+
+#[inline(always)]
+fn ruby_steps(scratches: &Array<Scratch>, slot: u32) -> u64 {
+    let Some(scratch) = scratches.get_ptr_mut(slot) else { return LOST };
+    // SAFETY: the caller has claimed it.
+    let index = unsafe { (*scratch).head.header.image };
+    let Some(image) = any_image(index) else { return LOST };
+    for _ in 0..STEPS_PER_CALL {
+        // SAFETY: as above.
+        if let Next::Done = unsafe { step(scratch, &image.stack) } {
+            return DONE;
+        }
+    }
+    MORE
 }
 
 /// # Safety

@@ -9,18 +9,27 @@ use object::{
         ByteString,
         elf::{Builder, SectionData},
     },
-    elf::{SHF_ALLOC, SHT_STRTAB},
+    elf::{SHF_ALLOC, SHT_PROGBITS, SHT_STRTAB},
     read::{File, SectionFlags},
 };
 
-/// Takes DWARF out of a BPF object. Programs, maps, symbols and BTF (types, and the source lines that the verifier
-/// quotes in its log) stay. Relocations of BTF go with DWARF: no loader applies them.
+use crate::btf;
+
+/// Takes DWARF out of a BPF object, and puts BTF in that says which functions there are. Programs, maps and symbols stay.
 pub(crate) fn strip(object: &[u8]) -> Result<Vec<u8>> {
+    let described = btf::describe(object)?;
     let mut builder = Builder::read(object).context("the linked object is no ELF file")?;
     for section in &mut builder.sections {
         section.delete = is_debug(&section.name);
     }
     builder.delete_orphans();
+    for (name, data) in [(".BTF", &described.types), (".BTF.ext", &described.functions)] {
+        let section = builder.sections.add();
+        section.name = ByteString::from(name);
+        section.sh_type = SHT_PROGBITS;
+        section.sh_addralign = 4;
+        section.data = SectionData::Data(data.as_slice().into());
+    }
     // LLVM keeps the names of sections and of symbols in one table, the writer in two.
     if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
         let names = builder.sections.add();
@@ -35,7 +44,9 @@ pub(crate) fn strip(object: &[u8]) -> Result<Vec<u8>> {
 }
 
 fn is_debug(name: &ByteString<'_>) -> bool {
-    [b".debug_".as_slice(), b".rel.debug_", b".rel.BTF"].iter().any(|prefix| name.starts_with(prefix))
+    [b".debug_".as_slice(), b".rel.debug_", b".BTF", b".rel.BTF"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// The sections the kernel is given (code, maps, constants, licence), by name.

@@ -1,5 +1,6 @@
 //! What the development commands are made of. The benchmarks use it, too.
 
+mod btf;
 mod deb;
 pub mod demo;
 mod ebpf;

@@ -110,7 +110,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
             budget_ppm: 0,
         }),
     };
-    let wanted = Verified { options, newtask, thread_pointer: 0, task_stack: 0 };
+    let wanted = Verified { options, newtask, everything: true };
     let (mut programs, config) = verified(&wanted)?;
     let stages = sample::link_stages(&mut programs, Some(stacks), options.gvl)?;
     let mut probes = Probes::new(programs, &config, stages)?;

@@ -33,7 +33,11 @@ use crate::ruby::{
 
 /// Programs at GVL points (they need attach cookies, Linux 5.15), in the order of [`GvlPoint`](gctrace_common::gvl::GvlPoint), and the one at a return.
 pub(super) const PROGRAMS: [&str; 6] =
-    ["gvl_started", "gvl_ready", "gvl_resumed", "gvl_suspended", "gvl_exited", "gvl_acquired"];
+    ["gvl_started", "gvl_ready", RESUMED, "gvl_suspended", "gvl_exited", AT_RETURN];
+/// The program where a thread has got the GVL.
+pub(super) const RESUMED: &str = "gvl_resumed";
+/// The same code for a return, which matters to Aya only.
+pub(super) const AT_RETURN: &str = "gvl_acquired";
 /// Programs on the tracepoints of futexes: program and name of the tracepoint.
 pub(super) const FUTEX_PROGRAMS: [(&str, &str); 2] =
     [("futex_left", "sys_exit_futex"), ("futex_entered", "sys_enter_futex")];
@@ -230,7 +234,7 @@ fn uprobe(image: u32, probe: &GvlProbe, path: &Path) -> Result<Uprobe, AttachErr
         path: path.to_owned(),
     })?;
     Ok(Uprobe {
-        program: if probe.at_return { PROGRAMS[5] } else { PROGRAMS[probe.point as usize] },
+        program: if probe.at_return { AT_RETURN } else { PROGRAMS[probe.point as usize] },
         point,
         offset: probe.file_offset.0,
         cookie: Some(cookie.pack()),

@@ -4,7 +4,7 @@
 //!
 //! Format: Documentation/bpf/btf.rst.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::OnceLock};
 
 /// Why an offset is not known.
 #[derive(Debug, thiserror::Error)]
@@ -29,27 +29,46 @@ pub(super) enum BtfError {
 /// Where the kernel describes its types.
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
+/// What is looked up, each by itself: one that is missing does not hide the others.
+struct Offsets {
+    thread_pointer: Result<u32, BtfError>,
+    stack: Result<u32, BtfError>,
+    members: Result<[u32; 3], BtfError>,
+}
+
 /// Offset of the user thread pointer (`fs` base on x86-64) in `task_struct`.
-pub(super) fn task_thread_pointer() -> Result<u32, BtfError> {
-    let members: &[&str] =
-        if cfg!(target_arch = "x86_64") { &["thread", "fsbase"] } else { &["thread", "uw", "tp_value"] };
-    let bytes = read(Path::new(VMLINUX))?;
-    Btf::parse(&bytes)?.member_offset("task_struct", members)
+pub(super) fn task_thread_pointer() -> Result<u32, &'static BtfError> {
+    offsets()?.thread_pointer.as_ref().copied()
 }
 
 /// Offset of the pointer to the kernel stack in `task_struct`.
-pub(super) fn task_stack() -> Result<u32, BtfError> {
-    let bytes = read(Path::new(VMLINUX))?;
-    Btf::parse(&bytes)?.member_offset("task_struct", &["stack"])
+pub(super) fn task_stack() -> Result<u32, &'static BtfError> {
+    offsets()?.stack.as_ref().copied()
 }
 
 /// Offsets of `pid`, of the state (`state` before Linux 5.14) and of the CPU time that was charged in `task_struct`.
-pub(super) fn task_members() -> Result<[u32; 3], BtfError> {
-    let bytes = read(Path::new(VMLINUX))?;
-    let btf = Btf::parse(&bytes)?;
-    let member = |names: &[&str]| btf.member_offset("task_struct", names);
-    let state = member(&["__state"]).or_else(|_| member(&["state"]))?;
-    Ok([member(&["pid"])?, state, member(&["se", "sum_exec_runtime"])?])
+pub(super) fn task_members() -> Result<[u32; 3], &'static BtfError> {
+    offsets()?.members.as_ref().copied()
+}
+
+/// The description has five megabytes and is the same as long as the kernel runs: it is read once.
+fn offsets() -> Result<&'static Offsets, &'static BtfError> {
+    static OFFSETS: OnceLock<Result<Offsets, BtfError>> = OnceLock::new();
+    OFFSETS.get_or_init(|| Offsets::read(Path::new(VMLINUX))).as_ref()
+}
+
+impl Offsets {
+    fn read(path: &Path) -> Result<Self, BtfError> {
+        let bytes = read(path)?;
+        let btf = Btf::parse(&bytes)?;
+        let task = btf.structure("task_struct").ok_or_else(|| BtfError::Missing("task_struct".to_owned()))?;
+        let member = |names: &[&str]| btf.offset_in(task, "task_struct", names);
+        let thread_pointer: &[&str] =
+            if cfg!(target_arch = "x86_64") { &["thread", "fsbase"] } else { &["thread", "uw", "tp_value"] };
+        let state = || member(&["__state"]).or_else(|_| member(&["state"]));
+        let members = || Ok([member(&["pid"])?, state()?, member(&["se", "sum_exec_runtime"])?]);
+        Ok(Self { thread_pointer: member(thread_pointer), stack: member(&["stack"]), members: members() })
+    }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
@@ -132,14 +151,23 @@ impl<'a> Btf<'a> {
         rest.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
-    fn member_offset(&self, structure: &str, members: &[&str]) -> Result<u32, BtfError> {
+    /// The id of a structure.
+    fn structure(&self, name: &str) -> Option<u32> {
+        (1..=self.starts.len() as u32).find(|&id| {
+            self.by_id(id)
+                .is_some_and(|(_, t)| t.kind == KIND_STRUCT && self.is_named(t.name, name.as_bytes()))
+        })
+    }
+
+    /// Whether a name is this one, without looking for the end of every other.
+    fn is_named(&self, offset: u32, name: &[u8]) -> bool {
+        let rest = self.strings.get(offset as usize..).unwrap_or_default();
+        rest.strip_prefix(name).is_some_and(|rest| rest.first().is_none_or(|&byte| byte == 0))
+    }
+
+    /// Byte offset of a member of a structure with this id and name, through the structures on the way.
+    fn offset_in(&self, mut id: u32, structure: &str, members: &[&str]) -> Result<u32, BtfError> {
         let missing = || BtfError::Missing(format!("{structure}.{}", members.join(".")));
-        let mut id = (1..=self.starts.len() as u32)
-            .find(|&id| {
-                self.by_id(id)
-                    .is_some_and(|(_, t)| t.kind == KIND_STRUCT && self.name(t.name) == structure.as_bytes())
-            })
-            .ok_or_else(missing)?;
         let mut bits = 0_u32;
         for member in members {
             let (offset, target) = self.member(id, member.as_bytes(), MAX_DEPTH).ok_or_else(missing)?;
@@ -186,6 +214,13 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    impl Btf<'_> {
+        fn member_offset(&self, structure: &str, members: &[&str]) -> Result<u32, BtfError> {
+            let id = self.structure(structure).ok_or_else(|| BtfError::Missing(structure.to_owned()))?;
+            self.offset_in(id, structure, members)
+        }
+    }
 
     /// `struct inner { u64 a; u64 fsbase; }; struct task_struct { u32; struct { struct inner thread; }; }`
     fn sample() -> Vec<u8> {

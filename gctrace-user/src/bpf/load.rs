@@ -1,4 +1,4 @@
-//! Loading the BPF object: ABI check, read-only configuration, verification of every program.
+//! Loading the BPF object: ABI check, read-only configuration, verification of the programs that the options need.
 
 use std::path::PathBuf;
 
@@ -192,15 +192,10 @@ pub struct Loaded {
     pub gvl: Option<GvlReader>,
 }
 
-/// Loads the object, verifies all programs and attaches the lifecycle tracepoints.
+/// Loads the object and the programs that the options need, and attaches the lifecycle tracepoints.
 pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let newtask = newtask_offsets(options.tracefs)?;
-    let thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
-        log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
-        0
-    });
-    let task_stack = kernel_types::task_stack().unwrap_or(0);
-    let wanted = Verified { options: *options, newtask, thread_pointer, task_stack };
+    let wanted = Verified { options: *options, newtask, everything: false };
     let (mut programs, config) = verified(&wanted)?;
     for (program, category, name) in TRACEPOINTS {
         let Some(Program::TracePoint(tracepoint)) = programs.ebpf.program_mut(program) else {
@@ -233,9 +228,13 @@ pub(super) const TRIED_NEWTASK: (u32, u32) = (8, 32);
 pub(super) struct Verified<'a> {
     pub(super) options: LoadOptions<'a>,
     pub(super) newtask: (u32, u32),
-    pub(super) thread_pointer: u32,
-    pub(super) task_stack: u32,
+    /// Programs, too, that are left until something needs them ([`LATE`]).
+    pub(super) everything: bool,
 }
+
+/// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of the last resort, and the one at
+/// a return of Rubies up to 3.1.
+const LATE: [&str; 4] = ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN];
 
 /// The loaded programs.
 pub(super) struct Programs {
@@ -244,23 +243,27 @@ pub(super) struct Programs {
     pub(super) multi: Option<Multi>,
 }
 
-/// Loads the object and has every program verified. Nothing is attached.
+/// Loads the object and has its programs verified. Nothing is attached.
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
     let Verified {
         options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, multi },
-        ..
+        newtask,
+        everything,
     } = *wanted;
-    let (newtask, thread_pointer) = (wanted.newtask, wanted.thread_pointer);
     check_abi(OBJECT)?;
+    let task_thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
+        log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
+        0
+    });
     let mut config = Config {
         select: select.bits(),
         own_tgid: own_pid,
         has_cookie: u32::from(cookies),
         newtask_pid: newtask.0,
         newtask_clone_flags: newtask.1,
-        task_thread_pointer: thread_pointer,
+        task_thread_pointer,
         tick_ns: 0,
-        task_stack: wanted.task_stack,
+        task_stack: kernel_types::task_stack().unwrap_or(0),
         gvl: 0,
         gvl_threshold_ns: 0,
         gvl_span_ns: 0,
@@ -284,7 +287,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
     }
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
-    let programs = match load_programs(config, gc_ring_bytes, stacks, gvl, multi && cookies) {
+    let programs = match load_programs(config, gc_ring_bytes, stacks, gvl, multi && cookies, everything) {
         Ok(programs) => programs,
         // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
         Err(LoadError::Program { program, .. })
@@ -294,7 +297,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
             config.has_cookie = 0;
             // Which site a hit is at is told by cookies only.
             config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
-            load_programs(config, gc_ring_bytes, stacks, gvl, false)?
+            load_programs(config, gc_ring_bytes, stacks, gvl, false, everything)?
         }
         Err(error) => return Err(error),
     };
@@ -318,6 +321,7 @@ fn load_programs(
     stacks: Option<StackOptions>,
     gvl: Option<GvlOptions>,
     multi: bool,
+    everything: bool,
 ) -> Result<Programs, LoadError> {
     let mut loader = EbpfLoader::new();
     loader.override_global("CONFIG", &config, true);
@@ -339,6 +343,8 @@ fn load_programs(
         names.extend(sample::stages_for(gvl));
     }
     names.extend(TRACEPOINTS.map(|(program, _, _)| program));
+    names.retain(|name| everything || !LATE.contains(name));
+    log::debug!("loading {} BPF programs: {}", names.len(), names.join(" "));
     let multi = if multi { load_multi(&ebpf, &names) } else { None };
     names.retain(|name| multi.as_ref().is_none_or(|multi| multi.program(name).is_none()));
     load_all(&mut ebpf, &names)?;
@@ -368,7 +374,7 @@ fn load_multi(ebpf: &Ebpf, names: &[&'static str]) -> Option<Multi> {
     }
 }
 
-/// Loads programs at the same time: the kernel verifies a big one for a third of a second.
+/// Loads programs at the same time, so that the kernel verifies as many as there are CPUs.
 fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
     if let Some(missing) = names.iter().find(|name| ebpf.program(name).is_none()) {
         return Err(LoadError::Missing(missing));
@@ -392,6 +398,15 @@ fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
         }
         failed.map_or(Ok(()), Err)
     })
+}
+
+/// Loads a program that was left until now.
+pub(super) fn load_late(program: &mut Program) -> Result<(), ProgramError> {
+    let loaded = match program {
+        Program::UProbe(program) => program.fd().is_ok(),
+        _ => true,
+    };
+    if loaded { Ok(()) } else { load_one(program) }
 }
 
 fn load_one(program: &mut Program) -> Result<(), ProgramError> {

@@ -16,9 +16,9 @@ use aya::{
     Ebpf,
     maps::{Map, MapData},
 };
-use aya_obj::{Object, generated::bpf_insn};
+use aya_obj::{Function, Object};
 
-use super::raw;
+use super::{gvl, raw};
 
 /// Links that are closed at the same time.
 const CLOSERS: usize = 16;
@@ -68,18 +68,23 @@ impl Multi {
         let maps = maps.iter().map(|(name, fd, map)| (*name, *fd, map));
         object.relocate_maps(maps, &sections).map_err(|error| failed(&error))?;
         object.relocate_calls(&sections).map_err(|error| failed(&error))?;
+        // Which functions there are: those that are global are verified once.
+        let types = object.btf.as_ref().ok_or_else(|| failed(&"it has no BTF"))?.to_bytes();
+        let types = raw::load_btf(&types).map_err(|error| failed(&error))?;
         let code = |name: &'static str| {
             let program = object.programs.get(name).ok_or_else(|| failed(&format!("no program `{name}`")))?;
             let function = object.functions.get(&program.function_key());
             let function = function.ok_or_else(|| failed(&format!("no code of `{name}`")))?;
-            Ok((name, function.instructions.as_slice()))
+            Ok((name, function))
         };
         let code = names.iter().map(|name| code(name)).collect::<Result<Vec<_>, _>>()?;
+        let load = |(program, function): (&'static str, &Function)| {
+            let functions = (types.as_fd(), function.func_info.func_info.as_slice());
+            let loaded = raw::load_multi(program, &function.instructions, Some(functions));
+            loaded.map(|fd| (program, fd)).map_err(|source| MultiError::Load { program, source })
+        };
+        let load = &load;
         std::thread::scope(|scope| {
-            let load = |(program, code): (&'static str, &[bpf_insn])| {
-                let loaded = raw::load_multi(program, code);
-                loaded.map(|fd| (program, fd)).map_err(|source| MultiError::Load { program, source })
-            };
             let loads: Vec<_> = code.into_iter().map(|code| scope.spawn(move || load(code))).collect();
             loads
                 .into_iter()
@@ -91,7 +96,8 @@ impl Multi {
 
     /// A program.
     pub(super) fn program(&self, name: &str) -> Option<BorrowedFd<'_>> {
-        self.0.get(name).map(|fd| fd.as_fd())
+        // Whether a link fires at a return is said of the link.
+        self.0.get(if name == gvl::AT_RETURN { gvl::RESUMED } else { name }).map(|fd| fd.as_fd())
     }
 
     /// Attaches a program to a file at these places, or to none.
@@ -108,7 +114,7 @@ impl Multi {
 
 /// Whether the kernel has links of many uprobes that tell processes apart.
 fn supported() -> io::Result<bool> {
-    let program = raw::load_multi("gctrace_try", &raw::return_zero())?;
+    let program = raw::load_multi("gctrace_try", &raw::return_zero(), None)?;
     // A path that cannot be probed is the last thing that is looked at (`bpf_uprobe_multi_link_attach`, kernel/trace/bpf_trace.c).
     let refused = |pid| {
         let link = raw::link_multi(program.as_fd(), false, Path::new("/"), &[(0, 0)], pid);

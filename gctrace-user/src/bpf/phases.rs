@@ -22,7 +22,7 @@ use perf_event::{
 };
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use super::{AttachError, Probes, Scope, raw};
+use super::{AttachError, Probes, Scope, load::load_late, raw};
 use crate::ruby::last_resort::PhaseProbe;
 
 /// Programs of the phases, by [`Edge`](crate::ruby::last_resort::Edge).
@@ -101,6 +101,7 @@ impl Probes {
             path: path.to_owned(),
             source,
         };
+        load_late(program).map_err(|source| failed(source.into()))?;
         if let Some(semaphore) = probe.semaphore {
             let fd = program.fd().map_err(|error| failed(error.into()))?.as_fd();
             let counted = (|| {

@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use aya_obj::generated::{bpf_attr, bpf_insn};
+use aya_obj::generated::{bpf_attr, bpf_func_info, bpf_insn};
 
 /// Borrows the descriptor of an owner that only knows `AsRawFd`.
 pub(super) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
@@ -54,6 +54,7 @@ pub(super) fn link_perf_event(program: BorrowedFd<'_>, event: i32, cookie: u64) 
 /// `enum bpf_cmd`, include/uapi/linux/bpf.h.
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_BTF_LOAD: libc::c_long = 18;
 const BPF_LINK_CREATE: libc::c_long = 28;
 /// `enum bpf_attach_type`.
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
@@ -70,8 +71,21 @@ pub(super) fn return_zero() -> [bpf_insn; 2] {
     })
 }
 
-/// Loads a uprobe for links of many (Linux 6.6).
-pub(super) fn load_multi(name: &str, code: &[bpf_insn]) -> io::Result<OwnedFd> {
+/// Brings the description of a program's types and functions into the kernel.
+pub(super) fn load_btf(types: &[u8]) -> io::Result<OwnedFd> {
+    // SAFETY: all bytes zero is a value of every member.
+    let mut attributes: bpf_attr = unsafe { std::mem::zeroed() };
+    attributes.__bindgen_anon_7.btf = types.as_ptr().addr() as u64;
+    attributes.__bindgen_anon_7.btf_size = types.len() as u32;
+    descriptor(BPF_BTF_LOAD, &attributes)
+}
+
+/// Loads a uprobe for links of many (Linux 6.6). `functions`: where its functions begin, and what describes them.
+pub(super) fn load_multi(
+    name: &str,
+    code: &[bpf_insn],
+    functions: Option<(BorrowedFd<'_>, &[bpf_func_info])>,
+) -> io::Result<OwnedFd> {
     /// `enum bpf_prog_type`.
     const BPF_PROG_TYPE_KPROBE: u32 = 2;
     /// The helpers that read memory are for programs under this licence, which is the object's.
@@ -89,6 +103,12 @@ pub(super) fn load_multi(name: &str, code: &[bpf_insn]) -> io::Result<OwnedFd> {
     attributes.__bindgen_anon_3.license = LICENSE.as_ptr().addr() as u64;
     attributes.__bindgen_anon_3.prog_name = prog_name;
     attributes.__bindgen_anon_3.expected_attach_type = BPF_TRACE_UPROBE_MULTI;
+    if let Some((types, functions)) = functions {
+        attributes.__bindgen_anon_3.prog_btf_fd = types.as_raw_fd() as u32;
+        attributes.__bindgen_anon_3.func_info = functions.as_ptr().addr() as u64;
+        attributes.__bindgen_anon_3.func_info_cnt = functions.len() as u32;
+        attributes.__bindgen_anon_3.func_info_rec_size = size_of::<bpf_func_info>() as u32;
+    }
     descriptor(BPF_PROG_LOAD, &attributes)
 }
 

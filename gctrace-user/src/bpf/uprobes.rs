@@ -13,6 +13,7 @@ use aya::programs::{
 
 use super::{
     AttachError, Probes,
+    load::load_late,
     multi::{self, Multi},
 };
 
@@ -102,9 +103,9 @@ impl Probes {
             done.push(Link::Many(link.map_err(|source| failed(first, source.into()))?));
             return Ok(());
         }
-        let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else {
-            return Err(AttachError::NoProgram(name));
-        };
+        let program = self.ebpf.program_mut(name).ok_or(AttachError::NoProgram(name))?;
+        load_late(program).map_err(|source| failed(first, source.into()))?;
+        let Program::UProbe(program) = program else { return Err(AttachError::NoProgram(name)) };
         for probe in probes {
             let location = UProbeAttachLocation::AbsoluteOffset(probe.offset);
             let point = UProbeAttachPoint { location, cookie: probe.cookie };

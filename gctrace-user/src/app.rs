@@ -3,7 +3,6 @@
 use std::{
     io::{self, BufWriter, IsTerminal as _, Write as _},
     os::{fd::OwnedFd, unix::net::UnixStream},
-    process::Child,
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     time::{Duration, Instant},
 };
@@ -16,6 +15,7 @@ use crate::{
     bpf::{self, LoadError, LoadOptions, Loaded, Select},
     cache::Cache,
     cli::{Format, Settings, UsageError},
+    command::{self, Program},
     console::{self, say},
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
     enrich::{
@@ -25,8 +25,8 @@ use crate::{
         proc::is_running,
     },
     export::{
-        ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus, push,
-        stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
+        self, ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus,
+        push, sink::Sink, stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
     },
     images::Images,
     ledger::Ledger,
@@ -35,6 +35,7 @@ use crate::{
     preflight::{self, Missing},
     signals::Signals,
     stacks::Reader,
+    sudo::User,
     words::plural,
 };
 
@@ -54,6 +55,8 @@ pub enum Outcome {
     NothingMatched,
     /// Something could not be written (it was said when it happened).
     OutputFailed,
+    /// The command has ended with this status, and there is nothing worse to tell.
+    Command(u8),
 }
 
 impl Outcome {
@@ -63,6 +66,7 @@ impl Outcome {
             Self::Done => 0,
             Self::NothingMatched => 1,
             Self::OutputFailed => 2,
+            Self::Command(status) => status,
         }
     }
 }
@@ -123,9 +127,16 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
     let checked = preflight::check()?;
+    let user = if settings.as_root { None } else { User::of_sudo().map_err(Failure::Control)? };
+    if let Some(user) = &user {
+        export::belong_to(user.uid, user.gid);
+    }
+    let program = settings.selection.command.clone();
+    let program =
+        program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.data_on_stdout() });
     // A command that is started has what the user has.
-    if settings.selection.command.is_none() {
-        preflight::drop_privileges(settings.writes());
+    if program.is_none() {
+        preflight::drop_privileges(settings.writes(), user.is_some());
     }
     let clock = WallClock::measure();
     let exporters = exporters(settings, clock)?;
@@ -176,6 +187,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         debug,
         images: images.clone(),
         selection: settings.selection.clone(),
+        program,
         methods: settings.methods,
         stacks: settings.stacks.is_some(),
         gvl: settings.gvl.filter(|_| gvl.is_some()),
@@ -202,7 +214,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         findings,
         signals: &signals,
         settings,
-        child: None,
+        command: None,
         matched: false,
         closed: None,
         fatal: None,
@@ -232,9 +244,11 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     if control.join().is_err() {
         run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
     }
+    let status = run.command_status();
     match run.fatal {
         Some(reason) => Err(Failure::Control(reason)),
         None if run.pipeline.failure().is_some() => Ok(Outcome::OutputFailed),
+        None if status.is_some_and(|status| status != 0) => Ok(Outcome::Command(status.unwrap_or_default())),
         None if ledger.user.processes == 0 && !run.matched => {
             say(
                 "gctrace: nothing matched: no CRuby process was running or started in that time under this selection",
@@ -258,11 +272,12 @@ fn select(selection: &Selection) -> Select {
 }
 
 fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Exporter>>, Failure> {
-    let stdout = || BufWriter::with_capacity(64 << 10, io::stdout());
+    let sink = Sink::open(settings.output.as_deref())?;
+    let lines = || BufWriter::with_capacity(64 << 10, sink.clone());
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Environment::new(say))];
     match settings.format {
-        Format::Text => exporters.push(Box::new(Text::new(stdout(), clock))),
-        Format::Jsonl => exporters.push(Box::new(Jsonl::new(stdout(), clock))),
+        Format::Text => exporters.push(Box::new(Text::new(lines(), clock))),
+        Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock))),
         Format::Quiet => {}
     }
     if let Some(dir) = &settings.tunemygc {
@@ -272,6 +287,7 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
         exporters.push(Box::new(StackLog::new(path)?));
     }
     let hottest = settings.format == Format::Text && settings.wants_stacks();
+    let hottest = hottest.then(|| sink.clone());
     exporters.extend(profile::exporters(&settings.profiles, hottest, settings.gvl.is_some(), clock)?);
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));
@@ -295,7 +311,7 @@ struct Run<'a> {
     findings: Receiver<Found>,
     signals: &'a Signals,
     settings: &'a Settings,
-    child: Option<Child>,
+    command: Option<command::Running>,
     matched: bool,
     /// Since when there are no further records.
     closed: Option<u64>,
@@ -310,7 +326,13 @@ impl Run<'_> {
         loop {
             let more = self.pipeline.drain(&mut self.rings);
             let ended = self.take_findings();
-            if ended || self.fatal.is_some() || self.pipeline.stdout_closed() || self.signals.take_end() {
+            if ended || self.fatal.is_some() || self.pipeline.stdout_closed() {
+                return Ok(());
+            }
+            if self.signals.take_end() {
+                if let Some(command) = &self.command {
+                    command.forward(self.signals.ended_by());
+                }
                 return Ok(());
             }
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) || self.command_ended() {
@@ -422,7 +444,7 @@ impl Run<'_> {
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
                 return processes == 0 && !self.settings.selection.is_open();
             }
-            Found::Spawned(child) => self.child = Some(child),
+            Found::Spawned(child) => self.command = Some(command::Running::new(child)),
             Found::Ended { pids } => {
                 let ended = pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 let plural = if pids.len() == 1 { "" } else { "s" };
@@ -442,8 +464,8 @@ impl Run<'_> {
 
     fn command_ended(&mut self) -> bool {
         self.signals.clear_child();
-        let Some(child) = self.child.as_mut() else { return false };
-        match child.try_wait() {
+        let Some(command) = self.command.as_mut() else { return false };
+        match command.has_ended() {
             Ok(None) => false,
             Ok(Some(status)) => {
                 if !status.success() {
@@ -455,6 +477,22 @@ impl Run<'_> {
             Err(error) => {
                 say(&format!("gctrace: waiting for the command: {error}"));
                 true
+            }
+        }
+    }
+
+    /// How the command ended. It is waited for: its status is passed on, and it is left alone only with a word.
+    fn command_status(&mut self) -> Option<u8> {
+        let command = self.command.as_mut()?;
+        if self.fatal.is_some() {
+            say(&format!("gctrace: the command (pid {}) keeps running", command.pid()));
+            return None;
+        }
+        match command.wait(self.signals) {
+            Ok(status) => Some(command::passed_on(status)),
+            Err(error) => {
+                say(&format!("gctrace: waiting for the command (pid {}): {error}", command.pid()));
+                None
             }
         }
     }
@@ -480,7 +518,7 @@ struct Progress {
 
 impl Progress {
     fn new(settings: &Settings) -> Self {
-        let data_on_terminal = settings.format != Format::Quiet && io::stdout().is_terminal();
+        let data_on_terminal = settings.data_on_stdout() && io::stdout().is_terminal();
         Self { enabled: io::stderr().is_terminal() && !data_on_terminal, last: None }
     }
 

@@ -128,13 +128,16 @@ pub fn check() -> Result<Host, Missing> {
 }
 
 /// Gives up what a run does not need: from here on there is no way back to it, not by running a program either. `writes`:
-/// files are written where root may only because it may write everywhere. Called before any thread is started, because
+/// files are written where root may only because it may write everywhere; `gives`: they are given to another user. Called before any thread is started, because
 /// each thread has capabilities of its own.
-pub fn drop_privileges(writes: bool) {
+pub fn drop_privileges(writes: bool, gives: bool) {
     let keep = PRIVILEGES.iter().fold(CapabilitySet::empty(), |keep, privilege| keep | privilege.any_of);
     let mut keep = keep.difference(CapabilitySet::DAC_OVERRIDE) | CapabilitySet::SYSLOG;
     if writes {
         keep |= CapabilitySet::DAC_OVERRIDE;
+        if gives {
+            keep |= CapabilitySet::CHOWN;
+        }
     }
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         log::info!("no_new_privs: {error}");

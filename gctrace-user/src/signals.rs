@@ -44,6 +44,8 @@ struct Endings {
     tracing: bool,
     finishing: bool,
     interrupted: Option<Instant>,
+    /// The first signal to end.
+    by: Option<i32>,
 }
 
 impl Endings {
@@ -52,6 +54,7 @@ impl Endings {
             return Answer::Die;
         }
         let first = !std::mem::replace(&mut self.finishing, true);
+        self.by.get_or_insert(signal);
         match (signal, self.interrupted) {
             (SIGINT, Some(before)) if now.saturating_duration_since(before) >= SECOND_THOUGHT => {
                 Answer::GiveUp
@@ -107,6 +110,11 @@ impl Signals {
     pub fn take_end(&self) -> bool {
         let mut byte = [0];
         (&self.end).read(&mut byte).is_ok_and(|n| n > 0)
+    }
+
+    /// The first signal to end, if one has come.
+    pub fn ended_by(&self) -> Option<i32> {
+        lock(&self.endings).by
     }
 
     /// Forgets that children have changed their state.

@@ -11,7 +11,9 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::PATIENCE;
 use gctrace_tests::child::{Finished, Guarded};
 use gctrace_tests::gctrace::{Invocation, read};
+use gctrace_tests::ledger;
 use gctrace_tests::live::{Live, gctrace_binary};
+use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
@@ -151,7 +153,9 @@ fn failing_command() -> Result<()> {
     let program = ruby.exe().to_string_lossy().into_owned();
     let args = ["--", &program, "-e", "3.times { GC.start }; exit 9"];
     let finished = Invocation::jsonl(args)?.run()?;
-    let report = read(&finished)?;
+    expect(&finished, 9, &[])?;
+    let report = Report::parse(&finished.stdout)?;
+    ledger::check(&report)?;
     ensure!(report.gcs.len() >= 3, "{} cycles of at least 3", report.gcs.len());
     Ok(())
 }

@@ -10,7 +10,7 @@ use gctrace_tests::gctrace::{Invocation, read};
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::script::Script;
+use gctrace_tests::script::{Running, Script};
 use gctrace_tests::{PATIENCE, compare, ledger};
 
 /// The script `cluster.rb`: a master with workers that are there, a renamed one among them, and one that it forks later.
@@ -158,7 +158,7 @@ fn lists() -> Result<()> {
         for script in &mut scripts {
             script.say("go")?;
         }
-        let done: Vec<_> = scripts.into_iter().map(|script| script.finish()).collect::<Result<_>>()?;
+        let done: Vec<_> = scripts.into_iter().map(Running::finish).collect::<Result<_>>()?;
         let (report, finished) = gctrace.done()?;
         for done in &done {
             let lines: Vec<_> = report.gcs_of(done.pid).collect();
@@ -242,8 +242,8 @@ fn by_unit() -> Result<()> {
     compare::program(&report.gcs_of(script.pid).collect::<Vec<_>>(), &script.report)?;
     ensure!(report.gcs_of(other.pid).count() == 0, "a process outside of the unit was traced");
     let absent = Invocation::new(["--unit", "gctrace-test-absent", "--duration", "100ms"])?.run()?;
-    let line = "the systemd unit gctrace-test-absent.service is not running";
-    ensure!(absent.errors().contains(line), "{}", absent.errors());
+    let expected = "the systemd unit gctrace-test-absent.service is not running";
+    ensure!(absent.errors().contains(expected), "{}", absent.errors());
     Ok(())
 }
 

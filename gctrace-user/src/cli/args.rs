@@ -84,6 +84,14 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = FormatArg::Text)]
     pub format: FormatArg,
 
+    /// Write lines to this file instead of standard output. It is emptied first, and grows while the run goes on
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+
+    /// Under sudo, run COMMAND as root and leave files to root, not to the user who called sudo
+    #[arg(long)]
+    pub as_root: bool,
+
     /// Write no cycles to standard output
     #[arg(long, short)]
     pub quiet: bool,

@@ -6,11 +6,12 @@ use clap::{
 };
 
 /// Flags of other tools, and of first guesses, with the one that does it here.
-const MEANT: [(&str, &str); 5] = [
+const MEANT: [(&str, &str); 6] = [
     ("--all", "--all-ruby"),
     ("--process", "--name"),
     ("--pids", "--pid"),
     ("--service", "--unit"),
+    ("--file", "--output"),
     ("--time", "--duration"),
 ];
 

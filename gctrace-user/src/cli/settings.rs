@@ -55,6 +55,7 @@ pub struct Metrics {
 
 /// A run.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Settings {
     /// Which processes.
     pub selection: Selection,
@@ -64,8 +65,12 @@ pub struct Settings {
     pub shares: bool,
     /// For how long.
     pub duration: Option<Duration>,
-    /// Standard output.
+    /// What lines are written.
     pub format: Format,
+    /// Where they are written; `None`: to standard output.
+    pub output: Option<PathBuf>,
+    /// Whether a command runs as root and files are root's, although `sudo` was called by somebody else.
+    pub as_root: bool,
     /// Directory for sample sets.
     pub tunemygc: Option<PathBuf>,
     /// Where sample sets are sent.
@@ -151,6 +156,9 @@ pub enum UsageError {
     /// Two outputs would overwrite each other.
     #[error("{} is named for two outputs; give each its own file", .0.display())]
     SameFile(PathBuf),
+    /// A profile for standard output.
+    #[error("profiles are written to files, not to standard output: name a file instead of `-`")]
+    Dash,
     /// It is not known where sample sets go.
     #[error("--tunemygc-url: `{0}` is no http:// or https:// address")]
     Url(String),
@@ -239,6 +247,8 @@ impl Settings {
             shares,
             duration,
             format,
+            output,
+            as_root,
             quiet,
             tunemygc,
             tunemygc_url,
@@ -314,9 +324,15 @@ impl Settings {
         .into_iter()
         .filter_map(|(path, format)| Some((path?, format)))
         .collect();
-        for (at, (path, _)) in profiles.iter().enumerate() {
-            if profiles[..at].iter().any(|(other, _)| other == path) {
-                return Err(UsageError::SameFile(path.clone()));
+        // `-` is standard output by custom.
+        let output = output.filter(|path| path.as_os_str() != "-");
+        let files: Vec<&PathBuf> = profiles.iter().map(|(path, _)| path).chain(&output).collect();
+        for (at, path) in files.iter().enumerate() {
+            if path.as_os_str() == "-" {
+                return Err(UsageError::Dash);
+            }
+            if files[..at].contains(path) {
+                return Err(UsageError::SameFile((*path).clone()));
             }
         }
         let server = |flag, url: Option<String>| match url {
@@ -352,6 +368,8 @@ impl Settings {
             shares,
             duration,
             format,
+            output,
+            as_root,
             tunemygc,
             tunemygc_target: target(
                 tunemygc_url,
@@ -396,9 +414,15 @@ impl Settings {
         self.prometheus.is_some() || self.push.any()
     }
 
+    /// Whether lines go to standard output.
+    pub fn data_on_stdout(&self) -> bool {
+        self.format != Format::Quiet && self.output.is_none()
+    }
+
     /// Whether anything is written to files.
     pub fn writes(&self) -> bool {
         self.tunemygc.is_some()
+            || self.output.is_some()
             || self.tunemygc_target.is_some()
             || !self.profiles.is_empty()
             || self.stack_log.is_some()
@@ -460,6 +484,9 @@ mod tests {
         assert!(spans("--perfetto") && spans("--firefox") && !spans("--pprof"));
         let same = run(&["--folded", "a", "--pprof", "b", "--firefox", "a"]);
         assert_eq!(same.unwrap_err(), UsageError::SameFile("a".into()));
+        assert_eq!(run(&["--pprof", "a", "-o", "a"]).unwrap_err(), UsageError::SameFile("a".into()));
+        assert_eq!(run(&["--flamegraph", "-"]).unwrap_err(), UsageError::Dash);
+        assert!(run(&["-o", "-"]).unwrap().data_on_stdout() && !run(&["-o", "a"]).unwrap().data_on_stdout());
     }
 
     /// Sample sets are sent only where a URL says so, and never without a token.

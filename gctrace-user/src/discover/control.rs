@@ -10,7 +10,7 @@ use std::{
     num::NonZeroU32,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::Child,
     sync::{Arc, mpsc::SyncSender},
 };
 
@@ -31,6 +31,7 @@ use super::{
 use crate::{
     bpf::{GvlOptions, MappingWatch, Probes, Scope},
     cache::Cache,
+    command::Program,
     elf::LoadSegment,
     enrich::{clock::monotonic_ns, host, names::Names, proc::is_running},
     images::Images,
@@ -113,6 +114,8 @@ pub struct Start {
     pub probes: Probes,
     /// What to trace.
     pub selection: Selection,
+    /// The command of the selection.
+    pub program: Option<Program>,
     /// How GC work is seen, in order of preference.
     pub methods: &'static [Method],
     /// Whether stacks are an output, so that it must be said where there are none.
@@ -192,6 +195,7 @@ const REFUSALS_REMEMBERED: usize = 4096;
 pub(super) struct Control {
     probes: Probes,
     selection: Selection,
+    program: Option<Program>,
     sender: SyncSender<Found>,
     own_pid: u32,
     pub(super) methods: &'static [Method],
@@ -229,6 +233,7 @@ pub fn run(start: Start) {
     let Start {
         probes,
         selection,
+        program,
         methods,
         stacks,
         gvl,
@@ -245,6 +250,7 @@ pub fn run(start: Start) {
     let mut control = Control {
         probes,
         selection,
+        program,
         sender,
         own_pid,
         methods,
@@ -331,8 +337,8 @@ impl Control {
             probes: self.probes.attached(),
             images: self.attached,
         });
-        if let Some(command) = self.selection.command.clone() {
-            self.spawn(&command)?;
+        if let Some(program) = self.program.take() {
+            self.spawn(&program)?;
         }
         Ok(())
     }
@@ -352,13 +358,13 @@ impl Control {
 
     /// Starts the command. Children of a selected process are selected in the kernel before they run, so gctrace
     /// selects itself for the moment of the fork (its own hits are dropped before selection is looked at).
-    fn spawn(&mut self, command: &[String]) -> Result<(), String> {
-        let Some((program, args)) = command.split_first() else { return Ok(()) };
+    fn spawn(&mut self, program: &Program) -> Result<(), String> {
         self.probes.select(self.own_pid).map_err(|e| e.to_string())?;
-        let child = Command::new(program).args(args).spawn();
+        let child = program.start();
         self.probes.forget(self.own_pid);
+        let name = program.argv.first().map(String::as_str).unwrap_or_default();
         let child = child
-            .map_err(|e| format!("starting `{program}`: {e}; give a program that exists and may be run"))?;
+            .map_err(|e| format!("starting `{name}`: {e}; give a program that exists and may be run"))?;
         self.tell(Found::Spawned(child));
         Ok(())
     }

@@ -3,14 +3,15 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
-    os::fd::AsRawFd,
+    os::fd::{AsFd as _, AsRawFd, BorrowedFd},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use rustix::{
     fs::{AtFlags, CWD, Mode, OFlags},
     io::Errno,
+    process::{Gid, Uid},
 };
 
 use super::ExportError;
@@ -19,6 +20,25 @@ use super::ExportError;
 static PUBLISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// Most of them that are remembered: sample sets may be written for days.
 const REMEMBERED: usize = 64;
+
+/// Whose the files are: user and group.
+static OWNER: OnceLock<(u32, u32)> = OnceLock::new();
+
+/// Has all files that are written from now on belong to this user and group. Only the first call counts.
+pub fn belong_to(uid: u32, gid: u32) {
+    // Where it is set already, files have been written.
+    let _already = OWNER.set((uid, gid));
+}
+
+/// Gives a new file or directory to the user it is to belong to.
+pub(super) fn give_to_owner(file: BorrowedFd<'_>) {
+    let Some(&(uid, gid)) = OWNER.get() else { return };
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    // A complete file of root's is better than none.
+    if let Err(error) = rustix::fs::fchown(file, Some(uid), Some(gid)) {
+        log::warn!("a file stays root's: {error}");
+    }
+}
 
 /// The files written so far (of very many, the first). No other appears under its name while this is held.
 pub fn published() -> MutexGuard<'static, Vec<PathBuf>> {
@@ -49,6 +69,9 @@ pub(super) fn write_atomically(
 pub(super) fn check_path(path: &Path) -> Result<(), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
     // A complete file takes the name: doing that to a device or a pipe would take it away from everybody.
+    if path.is_dir() {
+        return Err(unwritable(io::Error::other("it is a directory")));
+    }
     let special = fs::metadata(path).is_ok_and(|known| !known.is_file());
     if special || ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir)) {
         return Err(unwritable(io::Error::other("only a regular file can be written")));
@@ -112,6 +135,7 @@ impl Unpublished {
         content(&mut out)?;
         out.flush()?;
         drop(out);
+        give_to_owner(file.as_fd());
         file.sync_data()
     }
 

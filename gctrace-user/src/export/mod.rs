@@ -1,6 +1,9 @@
 //! Exporters: one file per format. They see domain types only. Wire types are private to their file.
 
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     aggregate::gvl_so_far::GvlSoFar,
@@ -21,6 +24,7 @@ pub mod profile;
 pub mod prometheus;
 pub mod push;
 mod pyroscope;
+pub mod sink;
 pub mod stack_log;
 pub mod text;
 mod text_gvl;
@@ -28,7 +32,7 @@ pub mod tunemygc;
 pub(crate) mod upload;
 mod windows;
 
-pub use file::published;
+pub use file::{belong_to, published};
 
 /// Version that outputs name as their producer.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -53,15 +57,15 @@ pub struct ProcessEnd {
 pub enum ExportError {
     /// Writing to standard output failed.
     #[error("writing to standard output: {0}")]
-    Stdout(#[source] std::io::Error),
+    Stdout(#[source] io::Error),
     /// An output cannot be written, found out before tracing began.
-    #[error("{path} cannot be written: {source}; make its directory, or name another place")]
+    #[error("{path} cannot be written: {source}; {}", remedy(path, source))]
     Unwritable {
         /// The file or directory.
         path: PathBuf,
         /// The reason.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// An address cannot be listened on.
     #[error(
@@ -72,7 +76,7 @@ pub enum ExportError {
         address: std::net::SocketAddr,
         /// The reason.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// Headers for a server cannot be understood.
     #[error("{variable}: {why}; it wants Name=value,Name=value")]
@@ -84,7 +88,7 @@ pub enum ExportError {
     },
     /// A thread cannot be started.
     #[error("starting a thread that sends: {0}")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
     /// Writing a file failed.
     #[error("writing {path}: {source}; nothing was left behind, and the other outputs are complete")]
     File {
@@ -92,14 +96,24 @@ pub enum ExportError {
         path: PathBuf,
         /// The reason.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
+}
+
+/// What to do about an output that cannot be written.
+fn remedy(path: &Path, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "make its directory, or name another place",
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "name a directory",
+        _ if path.is_dir() => "name a file in it",
+        _ => "name another place",
+    }
 }
 
 impl ExportError {
     /// Whether the reader of standard output has gone away, which is how pipelines end.
     pub fn is_broken_pipe(&self) -> bool {
-        matches!(self, Self::Stdout(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
+        matches!(self, Self::Stdout(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
     rc::Rc,
 };
 
-use super::{ExportError, Exporter, ProcessEnd, file};
+use super::{ExportError, Exporter, ProcessEnd, file, sink::Sink};
 use crate::{
     aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
     enrich::clock::{WallClock, monotonic_ns},
@@ -86,14 +86,14 @@ impl Context<'_> {
 }
 
 /// The exporters that record and write these files, to be used together, in this order. With `hottest`, the hottest
-/// methods go to standard output at the end.
+/// methods go there at the end.
 pub fn exporters(
     files: &[(PathBuf, Format)],
-    hottest: bool,
+    hottest: Option<Sink>,
     gvl: bool,
     clock: WallClock,
 ) -> Result<Vec<Box<dyn Exporter>>, ExportError> {
-    if files.is_empty() && !hottest {
+    if files.is_empty() && hottest.is_none() {
         return Ok(Vec::new());
     }
     for (path, _) in files {
@@ -103,8 +103,8 @@ pub fn exporters(
     let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default())));
     let began_ns = monotonic_ns();
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Recorder { recording: recording.clone() })];
-    if hottest {
-        let (recording, out) = (recording.clone(), io::BufWriter::new(io::stdout()));
+    if let Some(sink) = hottest {
+        let (recording, out) = (recording.clone(), io::BufWriter::new(sink));
         exporters.push(Box::new(hottest::Hottest { recording, out }));
     }
     for (path, format) in files {

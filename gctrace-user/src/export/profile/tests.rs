@@ -12,6 +12,7 @@ use prost::Message as _;
 use serde_json::Value;
 
 use super::*;
+use crate::export::sink::Sink;
 use crate::{
     model::{
         Image, Memory, Pause,
@@ -508,8 +509,8 @@ fn special_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for path in ["/dev/stdout", "/dev/null", "/dev/new", "/proc/new", dir.path().to_str().unwrap()] {
         let files = [(PathBuf::from(path), Format::Pprof)];
-        assert!(exporters(&files, false, false, WallClock::measure()).is_err(), "{path}");
+        assert!(exporters(&files, None, false, WallClock::measure()).is_err(), "{path}");
     }
     let files = [(dir.path().join("new"), Format::Pprof)];
-    assert_eq!(exporters(&files, true, false, WallClock::measure()).unwrap().len(), 3);
+    assert_eq!(exporters(&files, Some(Sink::Stdout), false, WallClock::measure()).unwrap().len(), 3);
 }

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     io,
     num::NonZeroU32,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -96,6 +96,7 @@ impl TuneMyGc {
     /// Sets go to files in `dir`, which is made if it is not there.
     pub fn new(dir: &Path, dialect: Dialect, clock: WallClock) -> Result<Self, ExportError> {
         let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
+        let is_new = !dir.exists();
         // A link at the end is not to be made into a directory, nor followed if it is somebody else's.
         if let Err(failed) = std::fs::create_dir_all(dir)
             && failed.kind() != io::ErrorKind::AlreadyExists
@@ -106,6 +107,9 @@ impl TuneMyGc {
             DirError::Io(failed) => error(failed),
             refused => error(io::Error::other(refused.to_string())),
         })?;
+        if is_new {
+            file::give_to_owner(open.as_fd());
+        }
         file::check_writable(&opened(&open)).map_err(error)?;
         let to = To::Dir { path: dir.to_owned(), open };
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })

@@ -1,0 +1,175 @@
+//! The command that is started and traced: how it is started, ended with gctrace, and what its status means.
+
+use std::{
+    io,
+    os::{fd::AsFd as _, unix::process::ExitStatusExt as _},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, getpgrp, kill_process},
+};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::{console::say, signals::Signals, sudo::User};
+
+/// Secrets of gctrace itself, which the command has no use for.
+const SECRETS: [&str; 2] = ["RUBY_GC_TOKEN", "GCTRACE_PYROSCOPE_HEADERS"];
+/// How long the command's end is not noticed at worst while nothing else is done.
+const TICK: Duration = Duration::from_millis(200);
+
+/// What is to be started.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Who runs it; `None`: who runs gctrace.
+    pub user: Option<User>,
+    /// Standard output is for data, so the command's goes to standard error.
+    pub data_on_stdout: bool,
+}
+
+impl Program {
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// There is no such program, or this user may not run it.
+    pub fn start(&self) -> io::Result<Child> {
+        let Some((program, args)) = self.argv.split_first() else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let mut command = Command::new(program);
+        command.args(args);
+        for secret in SECRETS {
+            command.env_remove(secret);
+        }
+        if self.data_on_stdout {
+            command.stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?));
+        }
+        let Some(user) = self.user.clone() else { return command.spawn() };
+        user.adapt(&mut command);
+        // The child has the credentials of the thread that makes it.
+        let thread = std::thread::Builder::new().name("gctrace-spawn".to_owned());
+        let spawn = move || {
+            user.become_on_this_thread()?;
+            command.spawn()
+        };
+        thread.spawn(spawn)?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// A command that was started.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    status: Option<ExitStatus>,
+}
+
+impl Running {
+    /// A child of ours.
+    pub fn new(child: Child) -> Self {
+        Self { child, status: None }
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be told.
+    pub fn has_ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.status.is_none() {
+            self.status = self.child.try_wait()?;
+        }
+        Ok(self.status)
+    }
+
+    /// Passes a signal on that ended the run, unless the terminal has sent it to both.
+    pub fn forward(&self, signal: Option<i32>) {
+        let signal = match signal {
+            Some(SIGINT) if in_foreground() => return,
+            Some(SIGINT) => Signal::INT,
+            Some(SIGHUP) => Signal::HUP,
+            Some(SIGTERM) => Signal::TERM,
+            _ => return,
+        };
+        // Until it is waited for, its pid is nobody else's.
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if let Some(pid) = pid.filter(|_| self.status.is_none())
+            && let Err(error) = kill_process(pid, signal)
+        {
+            log::warn!("passing a signal on to the command: {error}");
+        }
+    }
+
+    /// Waits for its end, and passes signals on meanwhile. Everything else has been done by then.
+    pub fn wait(&mut self, signals: &Signals) -> io::Result<ExitStatus> {
+        if let Some(status) = self.has_ended()? {
+            return Ok(status);
+        }
+        say(&format!("gctrace: tracing is over; waiting for the command (pid {}) to end", self.pid()));
+        loop {
+            if signals.take_end() {
+                self.forward(signals.ended_by());
+            }
+            signals.clear_child();
+            if let Some(status) = self.has_ended()? {
+                return Ok(status);
+            }
+            let (end, child) = (signals.end_fd(), signals.child_fd());
+            let mut fds = [PollFd::new(&end, PollFlags::IN), PollFd::new(&child, PollFlags::IN)];
+            let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(TICK.subsec_nanos()) };
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The exit status that stands for a command's: its own, or 128 and the signal that ended it, as shells have it.
+pub fn passed_on(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| Some(128 + status.signal()?));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// Whether the terminal signals our process group, of which the command is a member, too.
+fn in_foreground() -> bool {
+    let terminal = std::fs::File::open("/dev/tty");
+    terminal.is_ok_and(|terminal| rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Statuses are passed on; signals are told as shells tell them.
+    #[test]
+    fn statuses() {
+        assert_eq!(passed_on(ExitStatus::from_raw(0)), 0);
+        assert_eq!(passed_on(ExitStatus::from_raw(7 << 8)), 7);
+        assert_eq!(passed_on(ExitStatus::from_raw(SIGTERM)), 143);
+    }
+
+    /// Secrets stay, and standard output is not the command's where it is for data.
+    #[test]
+    fn started() {
+        let program = |script: &str| Program {
+            argv: ["sh", "-c", script].map(Into::into).to_vec(),
+            user: None,
+            data_on_stdout: true,
+        };
+        let status = |script| program(script).start().unwrap().wait().unwrap();
+        assert_eq!(status("exit 7").code(), Some(7));
+        assert!(status("[ /proc/self/fd/1 -ef /proc/self/fd/2 ]").success());
+        let absent = Program { argv: vec!["/no/such/program".into()], ..program("") };
+        assert_eq!(absent.start().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

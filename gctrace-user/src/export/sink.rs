@@ -1,0 +1,73 @@
+//! Where lines go: standard output, or the file that `--output` names.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::{ExportError, file};
+
+/// A stream of lines. Unlike other outputs it is not written as a whole at the end: lines appear as things happen, and
+/// each write is of whole lines only.
+#[derive(Clone, Debug)]
+pub enum Sink {
+    /// Standard output.
+    Stdout,
+    /// A file, shared by all that write to it.
+    File(PathBuf, Arc<File>),
+}
+
+impl Sink {
+    /// Opens it. A file that is there is emptied, as the shell's `>` does; a pipe is written to.
+    pub fn open(path: Option<&Path>) -> Result<Self, ExportError> {
+        let Some(path) = path else { return Ok(Self::Stdout) };
+        let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
+        let is_new = !path.exists();
+        let opened = File::create(path).map_err(unwritable)?;
+        if is_new {
+            file::give_to_owner(opened.as_fd());
+        }
+        Ok(Self::File(path.to_owned(), Arc::new(opened)))
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Stdout => io::stdout().write(bytes),
+            Self::File(path, file) => (&**file)
+                .write(bytes)
+                .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout => io::stdout().flush(),
+            Self::File(..) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All writers share one position, and what was there before is gone.
+    #[test]
+    fn shared() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lines");
+        std::fs::write(&path, "something longer from before").unwrap();
+        let mut one = Sink::open(Some(&path)).unwrap();
+        let mut other = one.clone();
+        one.write_all(b"1\n").unwrap();
+        other.write_all(b"2\n").unwrap();
+        one.write_all(b"3\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n3\n");
+        assert!(matches!(Sink::open(Some(dir.path())), Err(ExportError::Unwritable { .. })));
+    }
+}

@@ -1,0 +1,108 @@
+//! The user who called `sudo`: commands run as this user, and files belong to them.
+
+use std::{ffi::OsString, fs, io, process::Command};
+
+use rustix::{
+    process::{Gid, Uid, geteuid},
+    thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
+};
+
+/// A user who is not root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// User id.
+    pub uid: u32,
+    /// Id of the primary group.
+    pub gid: u32,
+    /// Ids of all groups.
+    groups: Vec<u32>,
+    name: String,
+    home: Option<OsString>,
+}
+
+impl User {
+    /// The user who called `sudo`, if that is how gctrace became root.
+    ///
+    /// # Errors
+    ///
+    /// The variables of `sudo` are there and do not name a user.
+    pub fn of_sudo() -> Result<Option<Self>, String> {
+        let variable = |name| std::env::var(name).ok();
+        let Some(uid) = variable("SUDO_UID").filter(|_| geteuid().is_root()) else { return Ok(None) };
+        let wrong = |what: &str| format!("{what} is set and is no id; unset it, or use --as-root");
+        let uid: u32 = uid.parse().map_err(|_| wrong("SUDO_UID"))?;
+        let gid: u32 = variable("SUDO_GID").unwrap_or_default().parse().map_err(|_| wrong("SUDO_GID"))?;
+        if uid == 0 {
+            return Ok(None);
+        }
+        let entry = fs::read_to_string("/etc/passwd").ok().and_then(|text| of_uid(&text, uid));
+        // Users of a directory service are not in the file.
+        let entry = entry.or_else(|| of_uid(&output("getent", &["passwd", &uid.to_string()])?, uid));
+        let (name, home) = match entry {
+            Some((name, home)) => (name, Some(OsString::from(home))),
+            None => (variable("SUDO_USER").unwrap_or_else(|| uid.to_string()), None),
+        };
+        let groups = output("id", &["-G", "--", &name]).unwrap_or_default();
+        let mut groups: Vec<u32> = groups.split_whitespace().filter_map(|group| group.parse().ok()).collect();
+        if !groups.contains(&gid) {
+            groups.push(gid);
+        }
+        Ok(Some(Self { uid, gid, groups, name, home }))
+    }
+
+    /// Has a command see this user in its environment instead of root and `sudo`.
+    pub fn adapt(&self, command: &mut Command) {
+        for variable in ["SUDO_UID", "SUDO_GID", "SUDO_USER", "SUDO_COMMAND"] {
+            command.env_remove(variable);
+        }
+        command.env("USER", &self.name).env("LOGNAME", &self.name);
+        if let Some(home) = &self.home {
+            command.env("HOME", home);
+        }
+    }
+
+    /// Makes the calling thread this user for the rest of its life, without a way back. Other threads stay what they are.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses, as it does where a capability is missing.
+    pub fn become_on_this_thread(&self) -> io::Result<()> {
+        let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
+        let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
+        set_thread_groups(&groups)?;
+        set_thread_res_gid(gid, gid, gid)?;
+        Ok(set_thread_res_uid(uid, uid, uid)?)
+    }
+}
+
+/// What a program prints, if it is there and succeeds.
+fn output(program: &str, args: &[&str]) -> Option<String> {
+    // Root runs it: not what a PATH names.
+    let output = ["/usr/bin", "/bin"]
+        .iter()
+        .find_map(|dir| Command::new(format!("{dir}/{program}")).args(args).output().ok())?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Name and home of a user, from lines as in passwd(5).
+fn of_uid(passwd: &str, uid: u32) -> Option<(String, String)> {
+    passwd.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let [name, _, id, _, _, home, ..] = fields[..] else { return None };
+        (id.parse() == Ok(uid)).then(|| (name.to_owned(), home.to_owned()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Users by id; lines of other forms are passed over.
+    #[test]
+    fn passwd() {
+        let text = "root:x:0:0:root:/root:/bin/sh\n+nis\nbroken:x\nana:x:1000:1000:A,,:/home/ana:/bin/zsh\n";
+        assert_eq!(of_uid(text, 1000), Some(("ana".into(), "/home/ana".into())));
+        assert_eq!(of_uid(text, 0), Some(("root".into(), "/root".into())));
+        assert_eq!(of_uid(text, 1001), None);
+    }
+}

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 
 use crate::{
     setup::{self, Purpose},
-    util::{Running, as_root, cargo, progress, root, run, short, target_dir},
+    util::{Running, as_root, cargo, output, progress, root, run, short, target_dir},
 };
 
 const SECONDS: u64 = 10;
@@ -138,16 +138,35 @@ fn report(lines: &[String], pid: u32, account: &str, sets: &Path, profiles: &[&P
     let [pprof, graph] = profiles;
     // The workload's own set first; other Ruby processes of this host may have theirs.
     written.sort_by_key(|path| !path.to_string_lossy().contains(&format!("-{pid}-")));
-    for set in &written[..1] {
-        println!("TuneMyGC set      {0}    open it: less {0}", short(set));
+    let gctrace = target_dir()?.join("release/gctrace");
+    let advice = output(Command::new(&gctrace).arg("tune").arg(&written[0]))?;
+    println!();
+    println!("Found in this program:");
+    for line in findings(&advice)? {
+        println!("  {line}");
     }
-    println!(
-        "pprof profile     {0}    open it: go tool pprof -top {0}    (apt install golang-go)",
-        short(pprof)
-    );
-    println!("flame graph       {}    open it: in a browser", short(graph));
-    println!("Next: sudo {} --all-ruby", short(&target_dir()?.join("release/gctrace")));
+    println!();
+    println!("Flame graph       file://{}", graph.display());
+    println!("pprof profile     go tool pprof -top {}    (apt install golang-go)", short(pprof));
+    println!("all the advice    {} tune {}", short(&gctrace), short(&written[0]));
+    println!("Next              sudo {} --all-ruby", short(&gctrace));
     Ok(())
+}
+
+/// The share of time in the GC, what starts its cycles, and the first setting that `gctrace tune` recommends.
+fn findings(advice: &str) -> Result<[String; 3]> {
+    let line = |start: &str| advice.lines().map(str::trim).find(|line| line.starts_with(start));
+    let share = line("time in the GC: ").context("`gctrace tune` does not report the time in the GC")?;
+    let causes: Vec<&str> = advice
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("minor by ") || line.starts_with("major by "))
+        .collect();
+    let setting = line("export ").map_or_else(
+        || "gctrace tune recommends no change".to_owned(),
+        |export| format!("gctrace tune recommends {}", export.trim_start_matches("export ")),
+    );
+    Ok([share.to_owned(), format!("cycles: {}", causes.join(", ")), setting])
 }
 
 /// What the summary needs of a line: `… #42 minor newobj 1.23ms …`.
@@ -203,6 +222,20 @@ fn remove_files(folder: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What `gctrace tune` prints is boiled down to three lines.
+    #[test]
+    fn three_findings() {
+        let advice = "set.json (pid 1 on vm)\nRuby 3.1: 84 cycles\n  time in the GC: 6.6 %\n  minor by newobj 76\n  \
+                      major by nofree 8\n\n  For speed:\n    export A=1    # Ruby's default: 2\n      why: it helps\n";
+        let found = findings(advice).unwrap();
+        assert_eq!(found[0], "time in the GC: 6.6 %");
+        assert_eq!(found[1], "cycles: minor by newobj 76, major by nofree 8");
+        assert_eq!(found[2], "gctrace tune recommends A=1    # Ruby's default: 2");
+        let nothing = "  time in the GC: 0.1 %\n  For speed:\n    nothing to set\n";
+        assert_eq!(findings(nothing).unwrap()[2], "gctrace tune recommends no change");
+        assert!(findings("").is_err());
+    }
 
     /// Cycle lines are told from others, whatever the name of the program, and their pauses are read in any unit.
     #[test]

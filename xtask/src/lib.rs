@@ -64,19 +64,16 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Setup(args) => setup::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Ebpf(args) => ebpf::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Layouts(args) => run_program(
-            &["run", "--quiet", "--package", "gctrace-cruby", "--example", "layouts", "--"],
-            &args.args,
-        ),
+        Command::Layouts(args) => {
+            run_program(&["run", "--package", "gctrace-cruby", "--example", "layouts", "--"], &args.args)
+        }
         Command::Demo => demo::run_demo().map(|()| ExitCode::SUCCESS),
         Command::Lab(args) => lab::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Test(args) => test::run_tests(&args),
         Command::Deb(args) => deb::run_deb(&args).map(|()| ExitCode::SUCCESS),
         Command::Vm(args) => vm::run_matrix(&args),
         Command::Provision(args) => provision::run_provision(&args).map(|()| ExitCode::SUCCESS),
-        Command::Bench(args) => {
-            run_program(&["run", "--quiet", "--package", "gctrace-bench", "--"], &args.args)
-        }
+        Command::Bench(args) => run_program(&["run", "--package", "gctrace-bench", "--"], &args.args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("xtask: error: {error:#}");

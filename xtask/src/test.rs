@@ -47,7 +47,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     };
     progress("test: building gctrace");
     // The development build is what is tested: its arithmetic overflows are errors.
-    run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
+    run(cargo().args(["build", "--package", "gctrace-user"]))?;
 
     let mut host = cargo();
     host.args(["test", "--no-fail-fast", "--workspace", "--exclude", "gctrace-tests"]);

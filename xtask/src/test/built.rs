@@ -19,7 +19,7 @@ const FINDER: &str = "images_of_the_environment";
 /// Makes the builds, checks each one, and writes the table.
 pub(super) fn run_checks(names: &[String]) -> Result<ExitCode> {
     let outcomes = built::ensure(names)?;
-    run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
+    run(cargo().args(["build", "--package", "gctrace-user"]))?;
     let mut rows = Vec::new();
     let mut passed = true;
     let mut checked = 0;

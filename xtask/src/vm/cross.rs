@@ -117,7 +117,7 @@ pub(super) fn build(arch: Arch, programs: &[&str]) -> Result<Built> {
         cargo
     };
     progress(format!("vm: building gctrace and the tests for {TARGET} (several minutes the first time)"));
-    run(&mut cargo(&["build", "--quiet", "--package", "gctrace-user"]))?;
+    run(&mut cargo(&["build", "--package", "gctrace-user"]))?;
     let mut tests = cargo(&["test", "--no-run", "--package", "gctrace-tests"]);
     tests.args(programs.iter().flat_map(|program| ["--test", program])).env("CARGO_TERM_COLOR", "never");
     let programs = if programs.is_empty() { BTreeMap::new() } else { super::executables(&mut tests)? };

@@ -158,7 +158,7 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
 /// Packs what the guests run.
 fn guest(args: &Args, archive: &Path) -> Result<()> {
     progress("vm: building the tests");
-    run(cargo().args(["build", "--quiet", "--package", "gctrace-user"]))?;
+    run(cargo().args(["build", "--package", "gctrace-user"]))?;
     let programs = test_programs()?;
     let rubies = if args.rubies.is_empty() {
         lab::available(args.arch.usual_rubies())?

@@ -1,6 +1,6 @@
 //! A Ruby built `--with-modular-gc`: each process is traced by the GC that it runs. No distribution ships one, so these tests
-//! run where the environment names one (`GCTRACE_MODULAR_RUBY`, the path of its `ruby`), which must have its library
-//! `default` installed. The other live tests run on it, too: `GCTRACE_RUBIES`, with and without `RUBY_GC_LIBRARY=default`.
+//! run with `--ignored` where the environment names one (`GCTRACE_MODULAR_RUBY`, the path of its `ruby`), which must have its
+//! library `default` installed. The other live tests run on it, too: `GCTRACE_RUBIES`, with and without `RUBY_GC_LIBRARY=default`.
 
 use std::path::Path;
 
@@ -18,16 +18,14 @@ const VARIABLE: &str = "RUBY_GC_LIBRARY";
 const LIBRARY: &str = "librubygc.default.so";
 
 /// The Ruby to test on.
-fn modular() -> Result<Option<Ruby>> {
-    let Some(path) = std::env::var_os("GCTRACE_MODULAR_RUBY") else {
-        println!("not run: GCTRACE_MODULAR_RUBY names no Ruby built --with-modular-gc");
-        return Ok(None);
-    };
+fn modular() -> Result<Ruby> {
+    let path = std::env::var_os("GCTRACE_MODULAR_RUBY")
+        .context("GCTRACE_MODULAR_RUBY has to name a Ruby built --with-modular-gc")?;
     ensure!(
         std::env::var_os(VARIABLE).is_none(),
         "run these tests without {VARIABLE}, which they set themselves"
     );
-    Ruby::at(Path::new(&path)).map(Some)
+    Ruby::at(Path::new(&path))
 }
 
 /// A script that waits, with the GC library of that name or the GC that is compiled in.
@@ -61,8 +59,9 @@ fn traced_by(report: &Report, done: &Done, library: bool) -> Result<()> {
 
 /// Processes with a library and without, at the same time, some started before gctrace and some after.
 #[test]
+#[ignore = "needs GCTRACE_MODULAR_RUBY"]
 fn each_process_by_the_gc_it_runs() -> Result<()> {
-    let Some(ruby) = modular()? else { return Ok(()) };
+    let ruby = modular()?;
     let live = Live::begin()?;
     for arguments in [&["--all-ruby"][..], &["--all-ruby", "--without-cookies"]] {
         let libraries = [None, Some("default")];
@@ -89,8 +88,9 @@ fn each_process_by_the_gc_it_runs() -> Result<()> {
 
 /// A single process with the library, selected by its pid while it runs.
 #[test]
+#[ignore = "needs GCTRACE_MODULAR_RUBY"]
 fn one_process_with_the_library() -> Result<()> {
-    let Some(ruby) = modular()? else { return Ok(()) };
+    let ruby = modular()?;
     let live = Live::begin()?;
     let mut script = waiting(&live, &ruby, Some("default"))?;
     let gctrace = Invocation::jsonl(["--pid", &script.pid().to_string()])?.start_ready()?;
@@ -101,8 +101,9 @@ fn one_process_with_the_library() -> Result<()> {
 
 /// A command with the library: all cycles of its life are seen, from the first on.
 #[test]
+#[ignore = "needs GCTRACE_MODULAR_RUBY"]
 fn a_command_with_the_library() -> Result<()> {
-    let Some(ruby) = modular()? else { return Ok(()) };
+    let ruby = modular()?;
     let live = Live::begin()?;
     let script = Script::new(&live, &ruby, "explicit.rb")?.arg("12").env(VARIABLE, "default");
     let (command, env, outputs) = script.into_parts()?;
@@ -118,11 +119,11 @@ fn a_command_with_the_library() -> Result<()> {
 /// Another GC than CRuby's own is refused by its name, and does not hide a process with CRuby's
 /// (`GCTRACE_FOREIGN_GC`: the name of such a library, installed beside the other).
 #[test]
+#[ignore = "needs GCTRACE_MODULAR_RUBY and GCTRACE_FOREIGN_GC"]
 fn a_foreign_gc_is_refused() -> Result<()> {
-    let (Some(ruby), Some(name)) = (modular()?, std::env::var_os("GCTRACE_FOREIGN_GC")) else {
-        println!("not run: GCTRACE_FOREIGN_GC names no GC library");
-        return Ok(());
-    };
+    let ruby = modular()?;
+    let name =
+        std::env::var_os("GCTRACE_FOREIGN_GC").context("GCTRACE_FOREIGN_GC has to name a GC library")?;
     let live = Live::begin()?;
     let gctrace = Gctrace::all_ruby(&live)?;
     let foreign = Script::unwitnessed(&live, &ruby, "explicit.rb")?.env(VARIABLE, &name).run()?;

@@ -59,7 +59,8 @@ pub struct Config {
     /// Byte offset of `stack` in the kernel's `task_struct`, for kernels without `bpf_task_pt_regs` (before Linux 5.15,
     /// where there are no cookies either); 0 where it is not known.
     pub task_stack: u32,
-    /// Stacks of threads that leave a CPU, at most this many per [`OFF_CPU_WINDOW_NS`] and CPU.
+    /// Stacks of threads off their CPU, about this many per [`OFF_CPU_WINDOW_NS`] and CPU, and never more than twice as many; 0: threads off
+    /// their CPU are not looked at.
     pub off_cpu_stacks: u32,
     /// Byte offset of `prev_state` in the `sched:sched_switch` tracepoint record.
     pub switch_prev_state: u32,
@@ -85,8 +86,9 @@ pub struct Config {
     pub task_state: u32,
     /// Byte offset of `se.sum_exec_runtime` there.
     pub task_charged: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: a thread's stack is taken when it is back on a CPU (`sched_exit_tp`, Linux 6.15), so that short times cost none. 0: when it
+    /// leaves it.
+    pub at_return: u32,
 }
 
 /// What [`Config::off_cpu_stacks`] is counted over.
@@ -256,6 +258,58 @@ impl ProcessEntry {
     pub const ALONE: u32 = 8;
 }
 
+/// Entry of the `SHARES` map: what a CPU has taken of its share of off-CPU stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct StackShare {
+    /// When the present window began, nanoseconds.
+    pub begin_ns: u64,
+    /// Stacks wanted in it.
+    pub wanted: u64,
+    /// Of them, taken.
+    pub taken: u64,
+    /// Stacks wanted in the window before.
+    pub wanted_before: u64,
+}
+
+impl StackShare {
+    /// Whether one more stack is taken. Where there were more than `quota` in the window before, each has the same chance: taking the first
+    /// ones of each window would prefer threads that wake together with whatever begins it.
+    #[inline]
+    pub const fn takes(&mut self, now_ns: u64, quota: u64, random: u32) -> bool {
+        let age = now_ns.wrapping_sub(self.begin_ns);
+        if age >= OFF_CPU_WINDOW_NS {
+            // An older window tells nothing of this one.
+            self.wanted_before = if age < 2 * OFF_CPU_WINDOW_NS { self.wanted } else { 0 };
+            self.begin_ns = now_ns;
+            self.wanted = 0;
+            self.taken = 0;
+        }
+        self.wanted += 1;
+        let chosen =
+            self.wanted_before <= quota || (random as u64).wrapping_mul(self.wanted_before) < quota << 32;
+        let takes = chosen && self.taken < quota * 2;
+        if takes {
+            self.taken += 1;
+        }
+        takes
+    }
+}
+
+/// Entry of the `RETURNING` map, of each CPU: the thread that has just got it, whose stack is to be taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Returning {
+    /// The thread; 0: none.
+    pub tid: u32,
+    /// Its process.
+    pub tgid: u32,
+    /// When it had left its CPU, which is the time of the stack.
+    pub begin_ns: u64,
+    /// As in [`AwayEntry`].
+    pub thread: u64,
+}
+
 /// Entry of the `AWAY` map, keyed by tid: a thread of a followed process that has left its CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -272,6 +326,8 @@ pub struct AwayEntry {
     pub execs: u32,
     /// One of the constants of [`OffCpuEvent`](crate::stack::OffCpuEvent).
     pub why: u32,
+    /// Its `rb_thread_t *`, where that is known only while it holds the GVL ([`StackPath::GLOBAL`]), else 0.
+    pub thread: u64,
     /// Name of the thread, NUL padded.
     pub comm: [u8; 16],
 }
@@ -305,7 +361,62 @@ const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 80);
 const _: () = assert!(size_of::<RubyEntry>() == 48);
-const _: () = assert!(size_of::<AwayEntry>() == 48);
+const _: () = assert!(size_of::<StackShare>() == 32);
+const _: () = assert!(size_of::<Returning>() == 24);
+const _: () = assert!(size_of::<AwayEntry>() == 56);
 const _: () = assert!(size_of::<ImageConfig>() == 216 + 8 * SLOTS);
 const _: () = assert!(size_of::<ProcessEntry>() == 24);
 const _: () = assert!(SLOT_BYTES <= 256 && SLOTS <= 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that are as good as random.
+    fn randoms() -> impl FnMut() -> u32 {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u32
+        }
+    }
+
+    /// As long as there are no more than the quota, all are taken.
+    #[test]
+    fn few_stacks() {
+        let (mut share, mut random) = (StackShare::default(), randoms());
+        for at in 0..1_000 {
+            assert!(share.takes(at * OFF_CPU_WINDOW_NS / 100, 100, random()));
+        }
+    }
+
+    /// Where there are more, each has the same chance, wherever in a window it comes, and the quota holds.
+    #[test]
+    fn many_stacks() {
+        const WANTED: u64 = 1_000;
+        const WINDOWS: u64 = 400;
+        let (mut share, mut random) = (StackShare::default(), randoms());
+        let mut taken = [0_u64; 10];
+        for at in 0..WANTED * (WINDOWS + 1) {
+            let chosen = share.takes(1 + at * OFF_CPU_WINDOW_NS / WANTED, 100, random());
+            // Nothing is known before the first window is over.
+            if at >= WANTED {
+                taken[(at % WANTED / 100) as usize] += u64::from(chosen);
+            }
+        }
+        let expected = WINDOWS * 10;
+        for (tenth, taken) in taken.into_iter().enumerate() {
+            assert!(taken.abs_diff(expected) < expected / 10, "{taken} in tenth {tenth} of {expected}");
+        }
+    }
+
+    /// A burst after a time of rest is bounded, too.
+    #[test]
+    fn burst() {
+        let (mut share, mut random) = (StackShare::default(), randoms());
+        let taken = (0..10_000).filter(|_| share.takes(1, 100, random())).count();
+        assert_eq!(taken, 200);
+    }
+}

@@ -22,8 +22,8 @@ pub enum Cause {
     CpuClock = 0,
     /// `GC_START`: the thread whose allocation (or call) began a cycle. `ts_ns` equals that of the cycle's snapshot.
     GcStart = 1,
-    /// The thread left its CPU. If it stays away long enough, an [`OffCpuEvent`] with `begin_ns` equal to this record's
-    /// `ts_ns` follows.
+    /// The thread left its CPU at `ts_ns`. Taken when it leaves it, and if it stays away long enough, an [`OffCpuEvent`] with that time as
+    /// `begin_ns` follows; or taken when it is back, and then this follows an [`OffCpuEvent::STACK_FOLLOWS`].
     OffCpu = 2,
     /// The thread has got the GVL after a long wait, in which its Ruby stack cannot have changed. `ts_ns` equals that of the
     /// [`GvlWaitEvent`](crate::gvl::GvlWaitEvent) that precedes.
@@ -222,6 +222,8 @@ impl OffCpuEvent {
     pub const BLOCKED: u32 = 0;
     /// In `point`: it was preempted while it could have run on.
     pub const PREEMPTED: u32 = 1;
+    /// In `point`, beside one of the others: its stack follows, with the time of `begin_ns`.
+    pub const STACK_FOLLOWS: u32 = 2;
 }
 
 const _: () = assert!(size_of::<RubyFrame>() == 24);

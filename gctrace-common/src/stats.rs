@@ -9,7 +9,7 @@
 //! `exits = pause_submitted + pause_ring_full + exit_nested + orphan_exit`,
 //! `phase_ends = phase_submitted + phase_ring_full + phase_orphan`,
 //! `lives = life_submitted + life_ring_full`,
-//! `switch_outs = off_cpu_stacks + off_cpu_shed`,
+//! `off_cpu_wanted = off_cpu_stacks + off_cpu_shed`,
 //! `switch_ins = off_cpu_short + off_cpu_orphan + off_cpu_submitted + off_cpu_ring_full`,
 //! `gvl_hits = gvl_shed + gvl_filtered + gvl_no_thread + gvl_thread_map_full + gvl_started + gvl_ready + gvl_resumed + gvl_suspended +
 //! gvl_exited`,
@@ -114,9 +114,12 @@ counters! {
     TriggerStacks = "trigger_stacks",
     /// Times that a thread of a followed process left its CPU.
     SwitchOuts = "switch_outs",
-    /// Of those, with its stack to be taken.
+    /// Stacks of threads off their CPU that are wanted: of those that come back after a time that is reported or, before Linux 6.15, of
+    /// all that leave it.
+    OffCpuWanted = "off_cpu_wanted",
+    /// Of those, to be taken.
     OffCpuStacks = "off_cpu_stacks",
-    /// Of those, without, because there were too many in a short time.
+    /// Of those, not, because of the sampling limit (`--off-cpu-stacks`).
     OffCpuShed = "off_cpu_shed",
     /// Times that a thread that was seen to leave its CPU came back to one.
     SwitchIns = "switch_ins",

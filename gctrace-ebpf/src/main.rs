@@ -157,6 +157,20 @@ pub fn switch_ruby(ctx: TracePointContext) -> u32 {
     0
 }
 
+/// `sched_exit_tp` (Linux 6.15): a thread has got its CPU, and its memory is there.
+#[raw_tracepoint(tracepoint = "sched_exit_tp")]
+pub fn sched_return(ctx: RawTracePointContext) -> i32 {
+    offcpu::returned(&ctx);
+    0
+}
+
+/// Stage [`walk::RUBY`] of the stack of a thread that is back on its CPU.
+#[raw_tracepoint(tracepoint = "sched_exit_tp")]
+pub fn return_ruby(ctx: RawTracePointContext) -> i32 {
+    walk::ruby::<walk::Return, _>(&ctx);
+    0
+}
+
 /// `sched:sched_switch`, for the GVL.
 #[raw_tracepoint(tracepoint = "sched_switch")]
 pub fn gvl_switch(ctx: RawTracePointContext) -> i32 {

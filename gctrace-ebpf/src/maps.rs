@@ -11,7 +11,7 @@ use gctrace_common::{
     ABI_HASH,
     config::{
         AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_IMAGES,
-        MAX_PROCESSES, MAX_SCOPES, ProcessEntry, RubyEntry, STACK_RING_BYTES,
+        MAX_PROCESSES, MAX_SCOPES, ProcessEntry, Returning, RubyEntry, STACK_RING_BYTES, StackShare,
     },
     event::Phase,
     gvl::{
@@ -49,7 +49,7 @@ static CONFIG: Global<Config> = Global::new(Config {
     task_pid: 0,
     task_state: 0,
     task_charged: 0,
-    reserved: 0,
+    at_return: 0,
     off_cpu_stacks: 0,
     switch_prev_state: 0,
     switch_next_pid: 0,
@@ -121,9 +121,13 @@ pub static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 #[map]
 pub static AWAY: LruHashMap<u32, AwayEntry> = LruHashMap::with_max_entries(1, 0);
 
-/// What each CPU has taken of its share of off-CPU stacks: begin of the window, stacks taken in it.
+/// What each CPU has taken of its share of off-CPU stacks.
 #[map]
-pub static SHARES: PerCpuArray<[u64; 2]> = PerCpuArray::with_max_entries(1, 0);
+pub static SHARES: PerCpuArray<StackShare> = PerCpuArray::with_max_entries(1, 0);
+
+/// The thread that has just got each CPU, if its stack is to be taken.
+#[map]
+pub static RETURNING: PerCpuArray<Returning> = PerCpuArray::with_max_entries(1, 0);
 
 /// The stages of taking a stack at a tick. A program array holds programs of one type only, so each family has one.
 #[map]
@@ -132,6 +136,10 @@ pub static TICK_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0)
 /// The same for tracepoints.
 #[map]
 pub static SWITCH_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+
+/// The same for raw tracepoints.
+#[map]
+pub static RETURN_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
 
 /// The same for uprobes.
 #[map]

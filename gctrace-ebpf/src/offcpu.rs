@@ -1,12 +1,16 @@
 //! Threads off their CPU: when they leave it, what they were doing, when they could run again, and when they do. A thread
 //! of no followed process costs one look-up at each of these.
+//!
+//! Where the kernel tells when a switch of threads is over (`sched_exit_tp`, Linux 6.15) the stack is taken then, in the context of the
+//! thread that is back: it has not changed, and only times that are long enough cost one. `sched_switch` comes too early for that: the
+//! memory that can be read at it is that of the thread that leaves. Before Linux 6.15 each thread that leaves may be the one.
 
 use aya_ebpf::{
-    helpers::{bpf_get_current_comm, bpf_ktime_get_ns},
-    programs::TracePointContext,
+    helpers::{bpf_get_current_comm, bpf_get_prandom_u32, bpf_ktime_get_ns},
+    programs::{RawTracePointContext, TracePointContext},
 };
 use gctrace_common::{
-    config::{AwayEntry, OFF_CPU_WINDOW_NS},
+    config::{AwayEntry, Returning, RubyEntry, StackPath},
     event::{Header, Kind},
     stack::{Cause, OffCpuEvent},
     stats::Counter,
@@ -14,10 +18,10 @@ use gctrace_common::{
 
 use crate::{
     filter::{still_selected, tgid_tid},
-    maps::{AWAY, SHARES, STACK_RING, closed, config, count},
+    maps::{AWAY, RETURNING, SHARES, STACK_RING, any_image, closed, config, count},
     rubies,
     sample::{Occasion, take},
-    walk::Switch,
+    walk::{self, Return, Switch},
 };
 
 /// `EXIT_DEAD` and `EXIT_ZOMBIE` in `prev_state` (include/linux/sched.h): it never comes back.
@@ -60,15 +64,15 @@ pub fn switched(ctx: &TracePointContext) {
         image,
         execs,
         why: if preempted { OffCpuEvent::PREEMPTED } else { OffCpuEvent::BLOCKED },
+        thread: if config.at_return == 0 { 0 } else { holder(ruby) },
         comm: bpf_get_current_comm().unwrap_or_default(),
     };
     if AWAY.insert(&tid, &away, 0).is_err() {
         count(Counter::AwayMapFull);
     }
-    if !has_share(now) {
-        return count(Counter::OffCpuShed);
+    if config.at_return != 0 || !is_taken(now) {
+        return;
     }
-    count(Counter::OffCpuStacks);
     take::<Switch, _>(
         ctx,
         &Occasion {
@@ -85,20 +89,84 @@ pub fn switched(ctx: &TracePointContext) {
     );
 }
 
-/// Whether this CPU may take one more stack in the window that runs.
+/// The thread that leaves its CPU, where it can be told only while it holds the GVL, else 0.
 #[inline(always)]
-fn has_share(now: u64) -> bool {
-    let Some(share) = SHARES.get_ptr_mut(0) else { return false };
-    // SAFETY: a map value pointer of this CPU; nothing else writes it while interrupts are off.
-    unsafe {
-        let [begin, taken] = &mut *share;
-        if now.wrapping_sub(*begin) >= OFF_CPU_WINDOW_NS {
-            *begin = now;
-            *taken = 0;
+fn holder(ruby: *mut RubyEntry) -> u64 {
+    // SAFETY: a map value pointer, valid while the program runs.
+    let (index, bias) = unsafe { ((*ruby).image, (*ruby).bias) };
+    match any_image(index) {
+        Some(image) if image.stack.place == StackPath::GLOBAL => {
+            walk::context(&image.stack, bias).map_or(0, |(_, thread)| thread)
         }
-        *taken += 1;
-        *taken <= u64::from(config().off_cpu_stacks)
+        _ => 0,
     }
+}
+
+/// Whether one more stack is taken on this CPU.
+#[inline(always)]
+fn is_taken(now: u64) -> bool {
+    count(Counter::OffCpuWanted);
+    // SAFETY: a plain helper call.
+    let random = unsafe { bpf_get_prandom_u32() };
+    // SAFETY: a map value pointer of this CPU; nothing else writes it while interrupts are off.
+    let taken = SHARES
+        .get_ptr_mut(0)
+        .is_some_and(|share| unsafe { (*share).takes(now, u64::from(config().off_cpu_stacks), random) });
+    count(if taken { Counter::OffCpuStacks } else { Counter::OffCpuShed });
+    taken
+}
+
+/// A thread has got this CPU, and everything of it is there. Does not return if its stack is taken.
+#[inline(always)]
+pub fn returned(ctx: &RawTracePointContext) {
+    let Some(slot) = RETURNING.get_ptr_mut(0) else { return };
+    // SAFETY: a map value pointer of this CPU; only the programs of a switch write it, and this one runs before the next.
+    let returning = unsafe {
+        if (*slot).tid == 0 {
+            return;
+        }
+        let returning = *slot;
+        (*slot).tid = 0;
+        returning
+    };
+    let (tgid, tid) = tgid_tid();
+    let ruby = rubies::known(tgid).filter(|_| (tid, tgid) == (returning.tid, returning.tgid));
+    let Some(ruby) = ruby else { return count(Counter::StackNotWalked) };
+    take::<Return, _>(
+        ctx,
+        &Occasion {
+            cause: Cause::OffCpu,
+            ts_ns: returning.begin_ns,
+            tgid,
+            tid,
+            ruby,
+            weight_ns: 0,
+            in_kernel: true,
+            blocks: false,
+            thread: returning.thread,
+        },
+    );
+}
+
+/// Has the stack of a thread taken that is about to get this CPU; whether it will be.
+#[inline(always)]
+fn take_at_return(tid: u32, away: &AwayEntry, now: u64) -> bool {
+    if config().at_return == 0 || !is_taken(now) {
+        return false;
+    }
+    let Some(slot) = RETURNING.get_ptr_mut(0) else {
+        count(Counter::StackNotWalked);
+        return false;
+    };
+    // SAFETY: as above.
+    unsafe {
+        if (*slot).tid != 0 {
+            // The kernel has kept the return of that one to itself.
+            count(Counter::StackNotWalked);
+        }
+        *slot = Returning { tid, tgid: away.tgid, begin_ns: away.begin_ns, thread: away.thread };
+    }
+    true
 }
 
 /// A thread runs again.
@@ -124,10 +192,11 @@ fn came(tid: u32, now: u64) {
     let Some(mut entry) = STACK_RING.reserve::<OffCpuEvent>(0) else {
         return count(Counter::OffCpuRingFull);
     };
+    let follows = if take_at_return(tid, &away, now) { OffCpuEvent::STACK_FOLLOWS } else { 0 };
     entry.write(OffCpuEvent {
         header: Header {
             kind: Kind::OffCpu as u32,
-            point: away.why,
+            point: away.why | follows,
             tgid: away.tgid,
             tid,
             ts_ns: now,

@@ -18,7 +18,7 @@ use gctrace_common::{
 
 use crate::{
     maps::{
-        PROBE_SCRATCH, PROBE_STAGES, STACK_RING, SWITCH_SCRATCH, SWITCH_STAGES, TICK_SCRATCH, TICK_STAGES,
+        PROBE_SCRATCH, PROBE_STAGES, RETURN_STAGES, STACK_RING, SWITCH_SCRATCH, SWITCH_STAGES, TICK_SCRATCH, TICK_STAGES,
         add_one, any_image, count, take_one,
     },
     thread, unwind, usermem,
@@ -171,6 +171,35 @@ impl Family for Switch {
     #[inline(always)]
     fn ruby_steps(slot: u32) -> u64 {
         verified_once_switch_ruby(slot.into())
+    }
+
+    #[inline(always)]
+    fn release(_scratch: *mut Scratch) {}
+}
+
+/// The raw tracepoint behind a switch of threads: runs before anything else is switched to, and shares the scratch of the tracepoints
+/// of the scheduler, whose programs are done by then.
+pub struct Return;
+
+impl Family for Return {
+    #[inline(always)]
+    fn stages() -> &'static ProgramArray {
+        &RETURN_STAGES
+    }
+
+    #[inline(always)]
+    fn claim() -> Option<*mut Scratch> {
+        Switch::claim()
+    }
+
+    #[inline(always)]
+    fn claimed() -> Option<(u32, *mut Scratch)> {
+        Switch::claimed()
+    }
+
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        Switch::ruby_steps(slot)
     }
 
     #[inline(always)]

@@ -224,6 +224,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let ended = run.until_end();
     console::end_progress();
     ended?;
+    while run.pipeline.drain(&mut run.rings) {}
+    let min = settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
+    run.pipeline.read_sleepers(min);
     // The gate is closed first: what is in the rings afterwards is all there will ever be. Outputs are finished while
     // the probes are being detached.
     drop(stop);
@@ -232,7 +235,6 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let kernel = run.counters.read_settled();
     while run.pipeline.drain(&mut run.rings) {}
     let closed = run.closed.unwrap_or_else(monotonic_ns);
-    let min = settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
     run.pipeline.still_away(closed, min);
     run.pipeline.tracepoints_skipped(run.counters.skipped());
     run.pipeline.detach(closed);

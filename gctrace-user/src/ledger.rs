@@ -93,6 +93,10 @@ user_counters! {
     off_cpu_without_stack,
     /// Stacks of threads that were off their CPU too briefly to be reported.
     off_cpu_unused,
+    /// Time off the CPU that was reported, nanoseconds.
+    off_cpu_ns,
+    /// Of that, without a stack.
+    off_cpu_ns_without_stack,
     /// Samples made of off-CPU records.
     off_cpu_samples,
     /// Records of long waits for the GVL decoded.
@@ -360,8 +364,8 @@ impl Ledger {
                 u.gvl_waits + u.gvl_threads + u.gvl_spans + u.gvl_refused,
             ),
             (
-                "times off the CPU = stacks to take + shed",
-                k(&[C::SwitchOuts]),
+                "off-CPU stacks wanted = to be taken + shed",
+                k(&[C::OffCpuWanted]),
                 k(&[C::OffCpuStacks, C::OffCpuShed]),
             ),
             (

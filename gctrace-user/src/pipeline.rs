@@ -265,6 +265,7 @@ impl Pipeline {
                     continue;
                 }
             };
+            self.stacks.stacks_are_lost(Some(event.header.tgid), &mut self.counts);
             self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
             self.stacks.forget(event.header.tgid, &mut self.counts);
             self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);

@@ -1,6 +1,7 @@
 //! Stack records → samples and trigger stacks. [`reader`] names Ruby frames at once; native and kernel frames, whose names do
 //! not go away, are named here, and all are put in order.
 
+mod missing;
 mod own;
 mod reader;
 
@@ -16,6 +17,7 @@ use gctrace_common::{
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
 };
 
+pub use self::missing::{share_without_stack, without_stack};
 pub use self::reader::{Reader, Sleeper, Taken};
 use self::{
     own::{Own, kernel_frame},
@@ -107,6 +109,8 @@ pub struct Stacks {
     triggers: VecDeque<(u32, u64, Stack)>,
     /// Threads off their CPU, by tid.
     away: HashMap<u32, Away>,
+    /// Threads that are back on a CPU, whose stack follows, by tid.
+    returned: HashMap<u32, OffCpuEvent>,
     frames: Own,
     native: Option<NativeNamer>,
     /// Names of threads, by pid.
@@ -129,6 +133,7 @@ impl Stacks {
             ready: VecDeque::new(),
             triggers: VecDeque::new(),
             away: HashMap::new(),
+            returned: HashMap::new(),
             frames: Own::new(),
             native,
             comms: HashMap::new(),
@@ -145,7 +150,15 @@ impl Stacks {
         let taken = match record {
             Taken::Stack(taken) => *taken,
             Taken::Back(event) => {
-                self.back(&event, counts);
+                // The one before has lost its stack.
+                if let Some(before) = self.returned.remove(&event.header.tid) {
+                    self.back(&before, counts);
+                }
+                if event.header.point & OffCpuEvent::STACK_FOLLOWS == 0 {
+                    self.back(&event, counts);
+                } else {
+                    self.returned.insert(event.header.tid, event);
+                }
                 return Made::Kept;
             }
             Taken::GvlWait(event) => return Made::GvlWait(event),
@@ -171,6 +184,13 @@ impl Stacks {
                 let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, stack };
                 // The last one was back so soon that nothing is told of it.
                 counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
+                let its =
+                    |event: &OffCpuEvent| event.header.tgid == header.tgid && event.begin_ns == header.ts_ns;
+                if self.returned.get(&header.tid).is_some_and(its)
+                    && let Some(event) = self.returned.remove(&header.tid)
+                {
+                    self.back(&event, counts);
+                }
                 Made::Kept
             }
             Cause::CpuClock if weight_ns == 0 => {
@@ -215,14 +235,17 @@ impl Stacks {
             counts.off_cpu_unused += u64::from(!its);
             its
         });
-        counts.off_cpu_stacks += u64::from(claimed.is_some());
-        counts.off_cpu_without_stack += u64::from(claimed.is_none());
+        let taken = claimed.is_some();
+        counts.off_cpu_stacks += u64::from(taken);
+        counts.off_cpu_without_stack += u64::from(!taken);
         let (gc, stack) = match claimed {
             Some(away) => (away.gc, away.stack),
             None => (GcActivity::None, self.frames.not_taken.clone()),
         };
-        let comm = self.comm(header.tgid, &event.comm);
         let end = header.ts_ns.max(event.begin_ns);
+        counts.off_cpu_ns += end - event.begin_ns;
+        counts.off_cpu_ns_without_stack += if taken { 0 } else { end - event.begin_ns };
+        let comm = self.comm(header.tgid, &event.comm);
         // A wake-up that was not seen leaves all of it to blocking.
         let runnable = if event.wakeup_ns == 0 { end } else { event.wakeup_ns.clamp(event.begin_ns, end) };
         let parts =
@@ -255,10 +278,30 @@ impl Stacks {
 
     /// A thread is off its CPU when tracing ends.
     pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, now_ns: u64, counts: &mut UserCounts) {
-        let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm } = entry;
+        let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm, .. } = entry;
         let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
         let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
         self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, comm }, counts);
+    }
+
+    /// Threads that are back on a CPU, whose stacks will not come any more: those of a process, or all.
+    pub fn stacks_are_lost(&mut self, of: Option<u32>, counts: &mut UserCounts) {
+        let lost: Vec<u32> = self
+            .returned
+            .iter()
+            .filter(|(_, event)| of.is_none_or(|pid| pid == event.header.tgid))
+            .map(|(tid, _)| *tid)
+            .collect();
+        for tid in lost {
+            if let Some(event) = self.returned.remove(&tid) {
+                self.back(&event, counts);
+            }
+        }
+    }
+
+    /// Whether the stack is there with which a thread left its CPU at that time.
+    pub fn knows(&self, tid: u32, begin_ns: u64) -> bool {
+        self.away.get(&tid).is_some_and(|away| away.begin_ns == begin_ns)
     }
 
     /// Keeps a trigger whose cycle is not open yet.
@@ -335,6 +378,11 @@ impl Stacks {
             Some(namer) => kernel.iter().map(|&at| namer.kernel_frame(at)).collect(),
             None => kernel.iter().map(|&at| kernel_frame(at)).collect(),
         };
+        if header.point == Cause::OffCpu as u32 {
+            // The program that takes the stack is called behind the switch of threads.
+            let own = frames.iter().take_while(|frame| is_of_tracing(&frame.name)).count();
+            frames.drain(..own);
+        }
         if let (Some((end, addresses)), Some(namer)) = (native, &mut self.native) {
             let native = namer.stack(header.tgid, header.ts_ns, bias, &addresses);
             let end = if cut && end == NativeEnd::Complete { NativeEnd::Truncated } else { end };
@@ -362,6 +410,13 @@ impl Default for Stacks {
     fn default() -> Self {
         Self::new(None, None)
     }
+}
+
+/// Whether a function of the kernel runs because it is traced.
+fn is_of_tracing(name: &str) -> bool {
+    ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// The count of walks that ended for this reason.

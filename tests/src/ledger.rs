@@ -18,7 +18,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["enters"], &["scope_opened", "scope_nested", "scope_map_full", "enter_read_failed"]),
     (&["exits"], &["pause_submitted", "pause_ring_full", "exit_nested", "orphan_exit"]),
     (&["lives"], &["life_submitted", "life_ring_full"]),
-    (&["switch_outs"], &["off_cpu_stacks", "off_cpu_shed"]),
+    (&["off_cpu_wanted"], &["off_cpu_stacks", "off_cpu_shed"]),
     (&["switch_ins"], &["off_cpu_short", "off_cpu_orphan", "off_cpu_submitted", "off_cpu_ring_full"]),
     (
         &["ticks", "trigger_stacks", "off_cpu_stacks", "gvl_stacks", "gvl_holder_stacks"],

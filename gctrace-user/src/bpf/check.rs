@@ -91,6 +91,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         rate: 99,
         wall: tracefs.is_some(),
         off_cpu_min: Duration::ZERO,
+        off_cpu_stacks: StackOptions::OFF_CPU_STACKS,
         native: true,
         only_blockers: false,
     };

@@ -71,6 +71,13 @@ impl Offsets {
     }
 }
 
+/// Whether the kernel has a raw tracepoint of that name: the types of their functions are described, too.
+pub(super) fn has_raw_tracepoint(name: &str) -> Result<bool, BtfError> {
+    let bytes = read(Path::new(VMLINUX))?;
+    let function = format!("btf_trace_{name}");
+    Ok(bytes.split(|byte| *byte == 0).any(|text| text == function.as_bytes()))
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
     fs::read(path).map_err(|source| BtfError::Read { path: path.display().to_string(), source })
 }

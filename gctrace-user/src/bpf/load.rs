@@ -272,7 +272,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         task_pid: 0,
         task_state: 0,
         task_charged: 0,
-        reserved: 0,
+        at_return: 0,
         off_cpu_min_ns: 0,
         off_cpu_stacks: 0,
         switch_prev_state: 0,

@@ -106,9 +106,14 @@ impl AwayMap {
         self.rubies.get(&pid, 0).ok().filter(|entry| entry.known != 0)
     }
 
+    /// What is known of a thread that was seen to leave its CPU and not to come back.
+    pub fn get(&self, tid: u32) -> Option<AwayEntry> {
+        self.away.get(&tid, 0).ok()
+    }
+
     /// Whether a thread was seen to leave its CPU and not to come back.
     pub fn has(&self, tid: u32) -> bool {
-        self.away.get(&tid, 0).is_ok()
+        self.get(tid).is_some()
     }
 
     /// Enters a thread that had left its CPU before the programs ran. Returns whether it was not there yet: a thread that was seen to

@@ -1,6 +1,6 @@
 //! Taking stacks: the stages that walk them, and the clock that says when.
 
-use std::{os::fd::AsFd as _, path::Path, time::Duration};
+use std::{os::fd::AsFd as _, path::Path, sync::LazyLock, time::Duration};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -15,6 +15,7 @@ use gctrace_common::config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS};
 
 use super::{
     gvl::GvlOptions,
+    kernel_types,
     load::{LoadError, Programs, TracepointFormat},
     multi, raw,
 };
@@ -28,8 +29,9 @@ const SWITCH_PROGRAMS: [(&str, &str); 2] =
     [("sched_switch", "sched_switch"), ("sched_wakeup", "sched_wakeup")];
 /// Later stages of a stack that a tracepoint takes.
 const SWITCH_STAGES: [&str; 1] = ["switch_ruby"];
-/// Stacks of threads that leave a CPU, per second and CPU: what lies above costs more than it tells.
-const OFF_CPU_STACKS: u64 = 1000;
+/// The raw tracepoint behind a switch of threads, its program, and the later stage of a stack that it takes.
+const RETURN_TRACEPOINT: &str = "sched_exit_tp";
+const RETURN_PROGRAMS: [&str; 2] = ["sched_return", "return_ruby"];
 /// Later stages of a stack that a uprobe takes.
 pub(super) const PROBE_STAGES: [&str; 1] = ["probe_ruby"];
 
@@ -39,10 +41,11 @@ const NATIVE: u32 = 0;
 /// Index of the stage that walks the Ruby stack.
 const RUBY: u32 = 1;
 /// Family of programs, its stages.
-const STAGES: [(&str, &[(u32, &str)]); 3] = [
+const STAGES: [(&str, &[(u32, &str)]); 4] = [
     ("TICK_STAGES", &[(NATIVE, NATIVE_PROGRAM), (RUBY, "tick_ruby")]),
     ("PROBE_STAGES", &[(RUBY, "probe_ruby")]),
     ("SWITCH_STAGES", &[(RUBY, "switch_ruby")]),
+    ("RETURN_STAGES", &[(RUBY, "return_ruby")]),
 ];
 
 /// Which stacks are taken.
@@ -54,6 +57,8 @@ pub struct StackOptions {
     pub wall: bool,
     /// How long they must stay away to be reported.
     pub off_cpu_min: Duration,
+    /// How many of their stacks are taken per second and CPU.
+    pub off_cpu_stacks: u32,
     /// Whether native stacks are walked.
     pub native: bool,
     /// Whether only threads are looked at that hold the GVL while another one waits for it.
@@ -62,8 +67,22 @@ pub struct StackOptions {
 
 impl StackOptions {
     /// Where no profile is wanted, but the GVL is watched: what keeps threads waiting for it.
-    pub const BLOCKERS: Self =
-        Self { rate: 99, wall: false, off_cpu_min: Duration::ZERO, native: false, only_blockers: true };
+    pub const BLOCKERS: Self = Self {
+        rate: 99,
+        wall: false,
+        off_cpu_min: Duration::ZERO,
+        off_cpu_stacks: Self::OFF_CPU_STACKS,
+        native: false,
+        only_blockers: true,
+    };
+    /// How many stacks of threads off their CPU are taken per second and CPU, if nothing else was said.
+    pub const OFF_CPU_STACKS: u32 = 1000;
+
+    /// The same for the window that the programs count in.
+    fn off_cpu_quota(self) -> u32 {
+        let quota = u64::from(self.off_cpu_stacks) * OFF_CPU_WINDOW_NS / 1_000_000_000;
+        u32::try_from(quota.max(1)).unwrap_or(u32::MAX)
+    }
 
     /// CPU time between two ticks, nanoseconds.
     fn tick_ns(self) -> u64 {
@@ -101,6 +120,7 @@ pub(super) fn link_stages(
                 Program::UProbe(program) => program.fd(),
                 Program::PerfEvent(program) => program.fd(),
                 Program::TracePoint(program) => program.fd(),
+                Program::RawTracePoint(program) => program.fd(),
                 _ => return Err(LoadError::Missing(name)),
             };
             let fd = fd.map_err(|source| LoadError::Program { program: name, source })?;
@@ -144,9 +164,17 @@ pub(super) fn configure(
         config.switch_next_pid = switch.offset("next_pid")?;
         config.wakeup_pid = TracepointFormat::read(tracefs, "sched", "sched_wakeup")?.offset("pid")?;
         config.off_cpu_min_ns = u64::try_from(options.off_cpu_min.as_nanos()).unwrap_or(u64::MAX);
-        config.off_cpu_stacks = (OFF_CPU_STACKS * OFF_CPU_WINDOW_NS / 1_000_000_000) as u32;
+        config.off_cpu_stacks = options.off_cpu_quota();
+        config.at_return = u32::from(tells_returns());
     }
     Ok(())
+}
+
+/// Whether the kernel tells when a switch of threads is over.
+fn tells_returns() -> bool {
+    static TELLS: LazyLock<bool> =
+        LazyLock::new(|| kernel_types::has_raw_tracepoint(RETURN_TRACEPOINT).unwrap_or(false));
+    *TELLS
 }
 
 /// The programs that these options need.
@@ -159,7 +187,7 @@ pub(super) fn names(options: Option<StackOptions>) -> Vec<&'static str> {
     }
     if options.wall {
         names.extend(SWITCH_PROGRAMS.map(|(program, _)| program));
-        names.extend(SWITCH_STAGES);
+        names.extend(if tells_returns() { RETURN_PROGRAMS.as_slice() } else { SWITCH_STAGES.as_slice() });
     }
     names
 }
@@ -184,7 +212,17 @@ pub(super) fn start(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<()
             .attach("sched", name)
             .map_err(|source| LoadError::Tracepoint { tracepoint: format!("sched:{name}"), source })?;
     }
-    Ok(())
+    if !tells_returns() {
+        return Ok(());
+    }
+    let program = RETURN_PROGRAMS[0];
+    let Some(Program::RawTracePoint(tracepoint)) = ebpf.program_mut(program) else {
+        return Err(LoadError::Missing(program));
+    };
+    tracepoint
+        .attach(RETURN_TRACEPOINT)
+        .map(drop)
+        .map_err(|source| LoadError::Tracepoint { tracepoint: RETURN_TRACEPOINT.to_owned(), source })
 }
 
 /// Starts the clock of every CPU that is online.

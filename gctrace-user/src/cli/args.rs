@@ -210,6 +210,10 @@ pub struct Args {
     #[arg(long, value_name = "TIME", requires = "wall", help_heading = PROFILES, value_parser = parse::duration)]
     pub off_cpu_min: Option<Duration>,
 
+    /// Take about this many stacks of threads off their CPU per second and CPU, chosen at random [default: 1000]
+    #[arg(long, value_name = "N", requires = "wall", help_heading = PROFILES, value_parser = clap::value_parser!(u32).range(10..=100_000))]
+    pub off_cpu_stacks: Option<u32>,
+
     /// Watch the GVL: how long threads wait for it, how long they hold it, and who waits for whom (exact). Each time that a
     /// thread asks for the GVL, gets it or gives it up then costs it about a microsecond. --gvl=futex sets no probe in the
     /// program, and tells only waits for which a thread had to block

@@ -115,7 +115,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
         }
         Kind::OffCpu => {
             let event: &OffCpuEvent = pod::view(bytes).ok_or(short)?;
-            if event.header.point > OffCpuEvent::PREEMPTED {
+            if event.header.point & !OffCpuEvent::STACK_FOLLOWS > OffCpuEvent::PREEMPTED {
                 return Err(DecodeError::Point(event.header.point));
             }
             Ok(Event::OffCpu(*event))

@@ -4,7 +4,10 @@
 //! entered when their process is found: it is proven by their counts of context switches that they slept while their stacks were
 //! read, and from then on the kernel side goes on as with any other thread.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use gctrace_common::{
     config::{AwayEntry, RubyEntry},
@@ -65,6 +68,12 @@ impl<'a> Reading<'a> {
     }
 }
 
+/// The stack of a native thread, or why there is none.
+fn walked(reading: Option<&Reading<'_>>, task: Task) -> Walked {
+    let unreadable = || Walked { flags: StackEvent::NO_LAYOUT, ..Walked::default() };
+    reading.map_or_else(unreadable, |reading| reading.walk(task))
+}
+
 impl Pipeline {
     /// A process was found: enters those of its threads that sleep, with their stacks.
     pub fn find_sleepers(&mut self, pid: u32) {
@@ -86,10 +95,7 @@ impl Pipeline {
             return;
         };
         let begin_ns = monotonic_ns();
-        let walked = match reading {
-            Some(reading) => reading.walk(task),
-            None => Walked { flags: StackEvent::NO_LAYOUT, ..Walked::default() },
-        };
+        let walked = walked(reading, task);
         // A thread that has run meanwhile will be seen when it leaves its CPU.
         if !task.still_sleeps(pid) {
             return;
@@ -101,6 +107,7 @@ impl Pipeline {
             image: ruby.image,
             execs: ruby.execs,
             why: OffCpuEvent::BLOCKED,
+            thread: 0,
             comm: tasks::comm(pid, tid),
         };
         // Its stack must be there before it can come back.
@@ -117,11 +124,41 @@ impl Pipeline {
         }
     }
 
+    /// Tracing is about to end: reads the stacks of threads that are off their CPU, where they are taken when threads come back.
+    pub fn read_sleepers(&mut self, min: Duration) {
+        let Some(asleep) = &self.asleep else { return };
+        let mut by_process: HashMap<u32, Vec<(u32, AwayEntry)>> = HashMap::new();
+        let now_ns = monotonic_ns();
+        for (tid, away) in asleep.map.read() {
+            let ns = now_ns.saturating_sub(away.begin_ns);
+            if u128::from(ns) >= min.as_nanos() && !self.stacks.knows(tid, away.begin_ns) {
+                by_process.entry(away.tgid).or_default().push((tid, away));
+            }
+        }
+        for (pid, threads) in by_process {
+            let Some(ruby) = asleep.map.ruby(pid) else { continue };
+            let known = self.images.get(ruby.image);
+            let layout = known.as_ref().and_then(|known| known.threads.as_deref());
+            let reading = layout.and_then(|layout| Reading::of(layout, pid, ruby.bias));
+            for (tid, away) in threads {
+                let Some(task) = Task::look(pid, tid).filter(|task| task.asleep) else { continue };
+                let walked = walked(reading.as_ref(), task);
+                // It has not been back if its entry is the same.
+                if task.still_sleeps(pid)
+                    && asleep.map.get(tid).is_some_and(|now| now.begin_ns == away.begin_ns)
+                {
+                    self.stacks.sleeper(&Sleeper { ruby, away, tid }, &walked);
+                }
+            }
+        }
+    }
+
     /// Tracing ended at that time: reports where threads are off their CPU, if they have been for at least so long.
     pub fn still_away(&mut self, now_ns: u64, min: Duration) {
         let Some(asleep) = self.asleep.take() else { return };
         // The stacks of the last sleepers may not have been taken over yet.
         self.take_stacks();
+        self.stacks.stacks_are_lost(None, &mut self.counts);
         for (tid, entry) in asleep.map.read() {
             let its = |traced: &Traced| traced.process.image.index == entry.image;
             if u128::from(now_ns.saturating_sub(entry.begin_ns)) >= min.as_nanos().max(1)

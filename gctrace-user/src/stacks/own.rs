@@ -28,7 +28,7 @@ impl Own {
             sweeping: activity(GcActivity::Sweeping),
             compacting: activity(GcActivity::Compacting),
             no_frames: own_frame(FrameKind::Missing, "(no Ruby frames)"),
-            not_taken: [own_frame(FrameKind::Missing, "(stack not taken)")].into(),
+            not_taken: [own_frame(FrameKind::Missing, "(no stack: sampling limit)")].into(),
             missing: [
                 missing(StackEvent::TRUNCATED, "(truncated)"),
                 missing(StackEvent::READ_FAILED, "(unreadable)"),

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     aggregate::recording::Recording,
     model::stack::{FrameKind, ThreadState},
+    stacks::without_stack,
 };
 
 /// Paths with less than this part of all time would be drawn narrower than a third of a pixel.
@@ -98,7 +99,8 @@ fn subtitle(recording: &Recording, context: &Context<'_>) -> String {
     };
     let seconds = context.ended_ns.saturating_sub(context.began_ns) as f64 / 1e9;
     let lost = context.ledger.lost();
-    format!("{samples} CPU samples{rate}{off} in {seconds:.1} s{merged}, {lost} lost — {COLORS}")
+    let without = without_stack(&context.ledger.user).map_or_else(String::new, |words| format!(", {words}"));
+    format!("{samples} CPU samples{rate}{off} in {seconds:.1} s{merged}, {lost} lost{without} — {COLORS}")
 }
 
 /// A colour by kind, its shade by name, so that it is the same in every graph.

@@ -19,6 +19,7 @@ use crate::{
         gvl::{GvlSpan, GvlThreadSummary, GvlWait},
         stack::StackSample,
     },
+    stacks::without_stack,
 };
 
 mod firefox;
@@ -82,6 +83,14 @@ impl Context<'_> {
     /// What was counted, lost included, in one line.
     fn account(&self) -> String {
         format!("gctrace {}: {}", super::VERSION, self.ledger.summary())
+    }
+
+    /// The same, with what the samples lack.
+    fn comment(&self) -> String {
+        match without_stack(&self.ledger.user) {
+            Some(words) => format!("{}; {words}", self.account()),
+            None => self.account(),
+        }
     }
 }
 
@@ -227,7 +236,7 @@ fn write(
         Format::Pprof => {
             let &Context { clock, began_ns, ended_ns, .. } = context;
             let head =
-                pprof::Head { comment: context.account(), clock, began_ns, ended_ns, gvl: context.gvl };
+                pprof::Head { comment: context.comment(), clock, began_ns, ended_ns, gvl: context.gvl };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }
         Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),

@@ -1,0 +1,34 @@
+# Threads that wait in turn: each sleeps until its own place in the next tenth of a second. Arguments: how many threads, how many times
+# each, how many further threads that sleep briefly and often all the while.
+require_relative "support"
+
+PERIOD = 0.1
+
+def now
+  Process.clock_gettime(Process::CLOCK_MONOTONIC)
+end
+
+def in_turn(begun, times, place)
+  times.times do |turn|
+    rest = begun + (turn + 1) * PERIOD + place - now
+    sleep rest if rest.positive?
+  end
+end
+
+def restless(done)
+  sleep 0.0001 until done[0]
+end
+
+Report.run do |extra|
+  count, times, busy = ARGV.map(&:to_i)
+  # What began before gctrace has met the process is not seen.
+  sleep 0.5
+  done = [false]
+  begun = now
+  busy = busy.times.map { Thread.new { restless(done) } }
+  threads = count.times.map { |at| Thread.new { in_turn(begun, times, 0.05 * at / count) } }
+  threads.each(&:join)
+  done[0] = true
+  busy.each(&:join)
+  extra["threads"] = count
+end

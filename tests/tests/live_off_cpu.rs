@@ -1,0 +1,127 @@
+//! Which of the many times that threads are off their CPU get a stack, and what is said of the others.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::ledger;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The frame of a time whose stack was not taken.
+const LIMITED: &str = "(no stack: sampling limit)";
+
+#[derive(Debug, Deserialize)]
+struct Sample {
+    pid: u32,
+    tid: u32,
+    state: String,
+    wall_ns: u64,
+    stack: Vec<Frame>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Frame {
+    name: String,
+}
+
+impl Sample {
+    fn has_stack(&self) -> bool {
+        self.stack.iter().all(|frame| frame.name != LIMITED)
+    }
+}
+
+fn watch(live: &Live, ruby: &Ruby, args: &[&str], limit: &str) -> Result<(Vec<Sample>, Report)> {
+    let path = live.path(&format!("waits-{}-{limit}.stacks", ruby.label()));
+    let words = [
+        "--all-ruby".as_ref(),
+        "--wall".as_ref(),
+        "--off-cpu-stacks".as_ref(),
+        limit.as_ref(),
+        "--stack-log".as_ref(),
+        path.as_os_str(),
+    ];
+    let gctrace = Invocation::jsonl(words)?.start_ready()?;
+    let script = args.iter().fold(Script::unwitnessed(live, ruby, "waits.rb")?, Script::arg);
+    let done = script.run()?;
+    let report = gctrace.stop()?;
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let all = text.lines().map(serde_json::from_str).collect::<Result<Vec<Sample>, _>>()?;
+    let off = all.into_iter().filter(|sample| sample.pid == done.pid && sample.state != "running");
+    Ok((off.collect(), report))
+}
+
+fn kernel(report: &Report, name: &str) -> Result<u64> {
+    let ledger = report.ledger.as_ref().context("no ledger line")?;
+    ledger.kernel.get(name).and_then(Value::as_u64).with_context(|| format!("no counter {name}"))
+}
+
+/// Whether the kernel tells when a switch of threads is over (Linux 6.15).
+fn tells_returns() -> Result<bool> {
+    let btf = std::fs::read("/sys/kernel/btf/vmlinux")?;
+    Ok(btf.split(|byte| *byte == 0).any(|text| text == b"btf_trace_sched_exit_tp"))
+}
+
+/// Threads that sleep briefly thousands of times a second cost no stack, and take none from those that sleep for long.
+#[test]
+fn short_times_cost_no_stack() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        // Beyond what two CPUs can reach in waits of a millisecond and more.
+        let (samples, report) = watch(&live, ruby, &["10", "15", "3"], "20000")?;
+        let wanted = kernel(&report, "off_cpu_wanted")?;
+        if tells_returns()? {
+            let told = kernel(&report, "off_cpu_submitted")?;
+            let short = kernel(&report, "off_cpu_short")?;
+            ensure!(short > 1_000, "only {short} short times");
+            ensure!(wanted == told, "{wanted} stacks wanted for {told} times that were reported");
+            ensure!(kernel(&report, "off_cpu_shed")? == 0, "stacks were shed");
+            ensure!(samples.iter().all(Sample::has_stack), "times without a stack: {samples:?}");
+            ensure!(ledger::user(&report, "off_cpu_ns_without_stack")? == 0, "time without a stack");
+        } else {
+            ensure!(wanted == kernel(&report, "switch_outs")?, "{wanted} stacks wanted");
+        }
+        Ok(())
+    })
+}
+
+/// Where there are more times than stacks, each has the same chance: those that come first are not preferred. The time that has none is
+/// there, and counted.
+#[test]
+fn the_choice_is_fair() -> Result<()> {
+    const THREADS: usize = 30;
+    const TIMES: f64 = 40.0;
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let (samples, report) = watch(&live, ruby, &["30", "40", "0"], "50")?;
+        let without: u64 =
+            samples.iter().filter(|sample| !sample.has_stack()).map(|sample| sample.wall_ns).sum();
+        let counted = ledger::user(&report, "off_cpu_ns_without_stack")?;
+        ensure!(without > 0 && without <= counted, "{without} ns without a stack, {counted} counted");
+        // By thread, in the order of their places: how many of the long times have a stack.
+        let mut threads: BTreeMap<u32, u32> = BTreeMap::new();
+        for sample in samples.iter().filter(|sample| sample.wall_ns > 40_000_000) {
+            *threads.entry(sample.tid).or_default() += u32::from(sample.has_stack());
+        }
+        // The main thread, which waits for all the others, comes first.
+        let stacks: Vec<f64> = threads.values().skip(1).map(|stacks| f64::from(*stacks)).collect();
+        ensure!(stacks.len() >= THREADS, "{} threads of {THREADS}: {threads:?}", stacks.len());
+        let third = THREADS / 3;
+        let (first, last) =
+            (stacks[..third].iter().sum::<f64>(), stacks[THREADS - third..THREADS].iter().sum::<f64>());
+        let all = third as f64 * TIMES;
+        ensure!(
+            first + last > 0.0 && first + last < 1.5 * all,
+            "{first} and {last} stacks of {all} times each"
+        );
+        // Five standard deviations of the difference of two binomial counts.
+        let chance = (first + last) / (2.0 * all);
+        let error = 5.0 * (2.0 * all * chance * (1.0 - chance)).sqrt();
+        ensure!((first - last).abs() <= error, "{first} and {last} stacks, ± {error:.0}: {threads:?}");
+        Ok(())
+    })
+}

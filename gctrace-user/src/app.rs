@@ -152,7 +152,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let exact = settings.cookies && settings.gvl.is_some_and(|gvl| !gvl.futex);
     let stacks = stacks.or_else(|| exact.then_some(bpf::StackOptions::BLOCKERS));
     let own_pid = host::own_pid();
-    let Loaded { probes, rings, stacks, counters, away, unwind, gvl } = bpf::load(&LoadOptions {
+    let options = LoadOptions {
         select: select(&settings.selection),
         own_pid,
         tracefs: &checked.tracefs,
@@ -161,7 +161,11 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         gc_ring_bytes: settings.gc_ring_bytes,
         stacks,
         gvl: settings.gvl,
-    })?;
+    };
+    console::starting(&format!("loading {} BPF programs", options.programs()));
+    let loaded = bpf::load(&options);
+    console::end_progress();
+    let Loaded { probes, rings, stacks, counters, away, unwind, gvl } = loaded?;
     if settings.gvl.is_some() && gvl.is_none() {
         say(
             "gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later, or --gvl=futex",
@@ -176,6 +180,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     for stream in [&orders, &gvl_orders] {
         stream.set_nonblocking(true).map_err(system("making a socket non-blocking"))?;
     }
+    console::starting("looking for Ruby processes");
     let images = Images::default();
     let native = unwind.map(Tables::new);
     let namer = native.as_ref().map(Tables::namer);
@@ -440,6 +445,8 @@ impl Run<'_> {
             Found::NotRuby { pid, reason } => say(&format!("gctrace: pid {pid}: {reason}")),
             Found::Ready { processes, probes, images } => {
                 self.signals.tracing();
+                console::end_progress();
+                self.progress.ready = true;
                 say(&format!(
                     "gctrace: ready: {processes} Ruby processes, {probes} probes on {images} Ruby images"
                 ));
@@ -515,18 +522,23 @@ impl Run<'_> {
 /// A line on the terminal that says that something is going on, where no data is written to it.
 struct Progress {
     enabled: bool,
+    /// Until then the line says what the start is doing.
+    ready: bool,
     last: Option<Instant>,
 }
 
 impl Progress {
     fn new(settings: &Settings) -> Self {
         let data_on_terminal = settings.data_on_stdout() && io::stdout().is_terminal();
-        Self { enabled: io::stderr().is_terminal() && !data_on_terminal, last: None }
+        Self { enabled: io::stderr().is_terminal() && !data_on_terminal, ready: false, last: None }
     }
 
     fn show(&mut self, deadline: Option<Instant>, pipeline: &Pipeline) {
         let now = Instant::now();
-        if !self.enabled || self.last.is_some_and(|last| now - last < Duration::from_millis(500)) {
+        if !self.enabled
+            || !self.ready
+            || self.last.is_some_and(|last| now - last < Duration::from_millis(500))
+        {
             return;
         }
         self.last = Some(now);

@@ -4,7 +4,7 @@
 //! in it may come from outside: control characters are escaped.
 
 use std::{
-    io::{self, Write},
+    io::{self, IsTerminal as _, Write},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -30,6 +30,13 @@ pub fn progress(line: &str) {
     let mut shown = shown();
     write(&format!("{ERASE}{line}"));
     *shown = Some(line.to_owned());
+}
+
+/// Says what the user waits for at a start: on a terminal only, until the next such line or [`end_progress`].
+pub fn starting(what: &str) {
+    if io::stderr().is_terminal() {
+        progress(&format!("gctrace: {what} …"));
+    }
 }
 
 /// Takes the line of progress away.

@@ -79,6 +79,52 @@ fn verifier_is_far_from_its_limit() -> Result<()> {
     Ok(())
 }
 
+/// Programs that a process has loaded, and the instructions that the verifier walked for all of them (0 before Linux 5.16).
+fn loaded(pid: u32) -> Result<(usize, u64)> {
+    let mut programs = BTreeMap::new();
+    for descriptor in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        let text = std::fs::read_to_string(descriptor?.path()).unwrap_or_default();
+        let value =
+            |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
+        // A link names its program, too, but does not say what was walked.
+        if let (Some(id), true) =
+            (value("prog_id:"), text.contains("prog_tag:") && !text.contains("link_id:"))
+        {
+            programs.insert(id, value("verified_insns:").unwrap_or(0));
+        }
+    }
+    Ok((programs.len(), programs.values().sum()))
+}
+
+/// A run loads what its options need and nothing else, and the verifier has little to do at the start of any.
+#[test]
+fn a_run_loads_what_it_needs() -> Result<()> {
+    let live = Live::begin()?;
+    let svg = live.path("cpu.svg");
+    let svg = svg.to_str().context("the path")?;
+    let mut seen = BTreeMap::new();
+    for (name, args, most) in [
+        ("gc", vec!["--all-ruby"], 150_000),
+        ("cpu", vec!["--all-ruby", "--flamegraph", svg], 250_000),
+        ("wall", vec!["--all-ruby", "--wall", "--flamegraph", svg], 300_000),
+        ("gvl", vec!["--all-ruby", "--gvl"], 400_000),
+    ] {
+        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        let (programs, walked) = loaded(gctrace.pid())?;
+        gctrace.stop()?;
+        println!("{name}: {programs} programs, {walked} instructions");
+        ensure!(
+            walked <= most,
+            "{name}: the verifier walks {walked} instructions, at most {most} are expected"
+        );
+        seen.insert(name, programs);
+    }
+    let [gc, cpu, wall] = ["gc", "cpu", "wall"].map(|name| seen[name]);
+    ensure!(gc == 9, "{gc} programs follow the GC; those of stacks and of the GVL are not needed");
+    ensure!(gc < cpu && cpu < wall, "{seen:?}");
+    Ok(())
+}
+
 /// Links of many uprobes that a process has.
 fn links_of_many(pid: u32) -> Result<usize> {
     let mut links = 0;

@@ -168,6 +168,12 @@ pub struct LoadOptions<'a> {
 }
 
 impl LoadOptions<'_> {
+    /// How many programs a run loads at its start.
+    pub fn programs(&self) -> usize {
+        let watched = self.gvl.is_some_and(|gvl| self.cookies || gvl.futex);
+        needed(self.stacks, self.gvl.filter(|_| watched), false).len()
+    }
+
     /// Whether native stacks are walked.
     pub(super) fn native(&self) -> bool {
         self.stacks.is_some_and(|stacks| stacks.native)
@@ -336,19 +342,23 @@ fn load_programs(
         }
     }
     let mut ebpf = loader.load(OBJECT)?;
-    let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
-    names.extend(sample::names(stacks));
-    if config.gvl != 0 {
-        names.extend(gvl::programs(gvl));
-        names.extend(sample::stages_for(gvl));
-    }
-    names.extend(TRACEPOINTS.map(|(program, _, _)| program));
-    names.retain(|name| everything || !LATE.contains(name));
+    let mut names = needed(stacks, gvl.filter(|_| config.gvl != 0), everything);
     log::debug!("loading {} BPF programs: {}", names.len(), names.join(" "));
     let multi = if multi { load_multi(&ebpf, &names) } else { None };
     names.retain(|name| multi.as_ref().is_none_or(|multi| multi.program(name).is_none()));
     load_all(&mut ebpf, &names)?;
     Ok(Programs { ebpf, multi })
+}
+
+/// The programs that these options need.
+fn needed(stacks: Option<StackOptions>, gvl: Option<GvlOptions>, everything: bool) -> Vec<&'static str> {
+    let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
+    names.extend(sample::names(stacks));
+    names.extend(gvl::programs(gvl));
+    names.extend(sample::stages_for(gvl).into_iter().filter(|name| !sample::names(stacks).contains(name)));
+    names.extend(TRACEPOINTS.map(|(program, _, _)| program));
+    names.retain(|name| everything || !LATE.contains(name));
+    names
 }
 
 /// Loads the uprobes among the programs so that a link takes many, if the kernel can do that. Those of the last resort stay Aya's: a probe
@@ -479,6 +489,44 @@ fn format_offset(text: &str, field: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A run that only follows the GC loads nothing for stacks of ticks, for threads off their CPU or for the GVL; those of the last
+    /// resort wait until they are needed; and a program that two options need is loaded once.
+    #[test]
+    fn only_what_is_needed() {
+        let stacks = StackOptions {
+            rate: 99,
+            wall: false,
+            off_cpu_min: std::time::Duration::ZERO,
+            native: false,
+            only_blockers: false,
+        };
+        let gvl = GvlOptions {
+            futex: false,
+            threshold: std::time::Duration::from_millis(1),
+            spans: false,
+            budget_ppm: 0,
+        };
+        let gc = needed(None, None, false);
+        assert_eq!(gc.len(), 9, "{gc:?}");
+        for name in &gc {
+            let other = ["gvl_", "tick_", "cpu_", "switch_", "sched_switch", "futex_", "phase_"];
+            assert!(!other.iter().any(|prefix| name.starts_with(prefix)), "{name}");
+        }
+        let ticks = needed(Some(stacks), None, false);
+        assert!(ticks.contains(&"tick_ruby") && !ticks.contains(&"tick_native"), "{ticks:?}");
+        assert!(!ticks.contains(&"sched_switch") && !ticks.contains(&"switch_ruby"), "{ticks:?}");
+        let native = needed(Some(StackOptions { native: true, ..stacks }), None, false);
+        assert_eq!(native.len(), ticks.len() + 1);
+        let futex = GvlOptions { futex: true, ..gvl };
+        let wall = StackOptions { wall: true, ..stacks };
+        for (stacks, gvl) in [(None, Some(gvl)), (None, Some(futex)), (Some(wall), Some(futex))] {
+            let names = needed(stacks, gvl, false);
+            let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+            assert_eq!(distinct.len(), names.len(), "{names:?}");
+        }
+        assert!(needed(None, None, true).contains(&"phase_begin"));
+    }
 
     /// The committed object speaks this binary's ABI.
     #[test]

@@ -15,6 +15,7 @@ use crate::{
     bpf,
     cache::Cache,
     cli::{DoctorSettings, Format},
+    console,
     discover::{self, Abilities, DebugInfo, Subjects},
     enrich::mappings,
     export::ExportError,
@@ -52,6 +53,7 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
     let tracefs = preflight::mounted_tracefs();
     let mounted = tracefs.as_ref().ok().and_then(Option::as_deref);
     preflight::raise_locked_memory();
+    console::starting("loading all BPF programs to see whether this kernel takes them");
     let kernel = bpf::check(mounted, mappings::own_code(), true);
     let subjects = Subjects {
         selection: settings.selection.clone(),
@@ -63,7 +65,9 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
         },
         debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
     };
+    console::starting("looking for Ruby processes and installed Rubies");
     let survey = discover::survey(&subjects, cache);
+    console::end_progress();
     let host = host::examine(&tracefs, &kernel, cache.path());
     let (images, processes) = ruby::examine(&survey, subjects.abilities);
     let misses = survey.misses;

@@ -14,7 +14,7 @@ use crate::{
     aggregate::gvl_budget::Cost,
     bpf::{self, LoadError, LoadOptions, Loaded, Select},
     cache::Cache,
-    cli::{Format, Settings, UsageError},
+    cli::{Format, Reports, Settings, UsageError},
     command::{self, Program},
     console::{self, say},
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
@@ -26,7 +26,7 @@ use crate::{
     },
     export::{
         self, ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus,
-        push, sink::Sink, stack_log::StackLog, text::Text, tunemygc::TuneMyGc,
+        push, sink::Sink, stack_log::StackLog, summary::Summary, text::Text, tunemygc::TuneMyGc,
     },
     images::Images,
     ledger::Ledger,
@@ -36,6 +36,7 @@ use crate::{
     signals::Signals,
     stacks::Reader,
     sudo::User,
+    terminal::Screen,
     words::plural,
 };
 
@@ -127,6 +128,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
     let checked = preflight::check()?;
+    for note in &settings.notes {
+        say(&format!("gctrace: {note}"));
+    }
     let user = if settings.as_root { None } else { User::of_sudo().map_err(Failure::Control)? };
     if let Some(user) = &user {
         export::belong_to(user.uid, user.gid);
@@ -247,6 +251,11 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     run.pipeline.finish(&ledger);
     let ledger = Ledger { user: run.pipeline.counts(), ..ledger };
     run.pipeline.settle(&ledger);
+    if settings.reports.verbose {
+        for line in ledger.details() {
+            say(&format!("gctrace: {line}"));
+        }
+    }
     say(&format!("gctrace: {}", ledger.summary()));
     if control.join().is_err() {
         run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
@@ -254,7 +263,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let status = run.command_status();
     match run.fatal {
         Some(reason) => Err(Failure::Control(reason)),
-        None if run.pipeline.failure().is_some() => Ok(Outcome::OutputFailed),
+        None if !run.pipeline.failures().is_empty() => Ok(Outcome::OutputFailed),
         None if status.is_some_and(|status| status != 0) => Ok(Outcome::Command(status.unwrap_or_default())),
         None if ledger.user.processes == 0 && !run.matched => {
             say(
@@ -282,10 +291,11 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     let sink = Sink::open(settings.output.as_deref())?;
     let lines = || BufWriter::with_capacity(64 << 10, sink.clone());
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Environment::new(say))];
-    match settings.format {
-        Format::Text => exporters.push(Box::new(Text::new(lines(), clock))),
-        Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock))),
-        Format::Quiet => {}
+    let Reports { format, lines: which, brief, .. } = settings.reports;
+    let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
+    match format {
+        Format::Text => exporters.push(Box::new(Text::new(lines(), clock, screen, which))),
+        Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock, which, brief))),
     }
     if let Some(dir) = &settings.tunemygc {
         exporters.push(Box::new(TuneMyGc::new(dir, settings.tunemygc_dialect, clock)?));
@@ -293,9 +303,16 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     if let Some(path) = &settings.stack_log {
         exporters.push(Box::new(StackLog::new(path)?));
     }
-    let hottest = settings.format == Format::Text && settings.wants_stacks();
-    let hottest = hottest.then(|| sink.clone());
-    exporters.extend(profile::exporters(&settings.profiles, hottest, settings.gvl.is_some(), clock)?);
+    let (gvl, hottest) = (settings.gvl.is_some(), settings.hottest.then(|| sink.clone()));
+    exporters.extend(profile::exporters(&settings.profiles, hottest, gvl, clock)?);
+    if format == Format::Text {
+        exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns)));
+    }
+    if settings.output.is_some() {
+        // The lines are in a file: the answer is on standard output nevertheless.
+        let out = BufWriter::new(Sink::Stdout);
+        exporters.push(Box::new(Summary::new(out, clock, Screen::stdout(), which.min_pause_ns)));
+    }
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));
     }
@@ -447,9 +464,13 @@ impl Run<'_> {
                 self.signals.tracing();
                 console::end_progress();
                 self.progress.ready = true;
+                self.pipeline.begun();
                 say(&format!(
-                    "gctrace: ready: {processes} Ruby processes, {probes} probes on {images} Ruby images"
+                    "gctrace: ready: tracing {}{}",
+                    self.pipeline.only_process().unwrap_or_else(|| plural(processes as u64, "Ruby process")),
+                    if self.settings.duration.is_none() { " (Ctrl-C to stop)" } else { "" }
                 ));
+                log::info!("{probes} probes on {images} images");
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
                 return processes == 0 && !self.settings.selection.is_open();
             }

@@ -27,9 +27,13 @@ pub fn say(line: &str) {
 
 /// Shows this line below all others, in place of the last one.
 pub fn progress(line: &str) {
+    // A line that wraps could not be erased.
+    let width =
+        rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col.max(2)));
+    let line: String = line.chars().take(width - 1).collect();
     let mut shown = shown();
     write(&format!("{ERASE}{line}"));
-    *shown = Some(line.to_owned());
+    *shown = Some(line);
 }
 
 /// Says what the user waits for at a start: on a terminal only, until the next such line or [`end_progress`].

@@ -45,6 +45,12 @@ impl Images {
         self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(image));
     }
 
+    /// The indices of all.
+    pub fn indices(&self) -> Vec<u32> {
+        let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        images.iter().map(|known| known.image.index).collect()
+    }
+
     /// The image with this index.
     pub fn get(&self, index: u32) -> Option<Arc<KnownImage>> {
         let images = self.0.read().unwrap_or_else(PoisonError::into_inner);

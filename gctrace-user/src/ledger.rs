@@ -2,6 +2,11 @@
 
 use gctrace_common::stats::Counter;
 
+mod account;
+mod off_cpu;
+
+pub use off_cpu::{share_without_stack, without_stack};
+
 macro_rules! user_counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Counters of the user-space stages.
@@ -485,50 +490,6 @@ impl Ledger {
             + self.kernel(C::GvlSpanRingFull)
             + self.kernel(C::GvlEdgesFull)
             + self.kernel(C::GvlLocksFull)
-    }
-
-    /// One line for people.
-    pub fn summary(&self) -> String {
-        use Counter as C;
-        let u = &self.user;
-        let lost = self.lost();
-        let begun_before = match u.ends_without_start {
-            0 => String::new(),
-            n => format!(", {n} cycles had begun before tracing"),
-        };
-        let work = match u.phases {
-            0 => String::new(),
-            n => format!(", {n} intervals of GC work without event sites"),
-        };
-        let stacks = match u.stacks {
-            0 => String::new(),
-            n => format!(", {n} stacks ({} of {} frames named)", u.frames_named, u.frames),
-        };
-        let unwatched = match u.gvl_unwatched_ns {
-            0 => String::new(),
-            n => {
-                let share = u.gvl_watched_ns as f64 * 100.0 / (u.gvl_watched_ns + n) as f64;
-                format!(", the GVL watched for {share:.1} % of the time")
-            }
-        };
-        let skipped = match u.tracepoints_skipped {
-            0 => String::new(),
-            n => format!(", {n} scheduler events skipped by the kernel"),
-        };
-        let imbalances = match self.imbalances() {
-            none if none.is_empty() => String::new(),
-            some => format!("; LEDGER DOES NOT BALANCE: {}", some.join("; ")),
-        };
-        format!(
-            "{} cycles of {} processes ({} unfinished), {} probe hits, {} filtered, {lost} lost, {} refused\
-             {begun_before}{work}{stacks}{unwatched}{skipped}{imbalances}",
-            u.cycles,
-            u.processes,
-            u.cycles_unfinished,
-            self.kernel(C::Hits),
-            self.kernel(C::Filtered),
-            u.refused,
-        )
     }
 }
 

@@ -39,4 +39,5 @@ mod private_dir;
 pub mod signals;
 pub mod stacks;
 pub mod sudo;
+pub mod terminal;
 pub mod words;

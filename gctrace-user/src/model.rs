@@ -2,6 +2,7 @@
 //! has its own types beside its exporter.
 
 pub mod gvl;
+pub mod source;
 pub mod stack;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
@@ -275,6 +276,11 @@ impl GcCycle {
     /// Sum of its pauses, nanoseconds.
     pub fn pause_ns(&self) -> u64 {
         self.pauses.iter().map(|pause| pause.ns).sum()
+    }
+
+    /// Its longest pause, nanoseconds.
+    pub fn max_pause_ns(&self) -> u64 {
+        self.pauses.iter().map(|pause| pause.ns).max().unwrap_or_default()
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
         names::Names,
         proc::{self, MemoryReader},
     },
-    export::{ExportError, Exporter, ProcessEnd},
+    export::{ExportError, Exporter, ProcessEnd, program},
     images::{Images, KnownImage},
     ledger::{Ledger, UserCounts},
     model::{EndReason, GcCycle, Memory, Process, Shares},
@@ -51,7 +51,14 @@ struct Traced {
     starts_outside: u32,
     cycles: u64,
     lost: u64,
+    /// Since when it is traced, monotonic nanoseconds.
+    since_ns: u64,
+    /// Its pauses outside any reported cycle.
+    outside_ns: u64,
 }
+
+/// Different failures of outputs that are reported.
+const FAILURES: usize = 100;
 
 /// Most parents that are remembered.
 const PARENTS: usize = 1 << 16;
@@ -67,6 +74,11 @@ pub struct Pipeline {
     waiting: HashMap<u32, u64>,
     /// Who forked a process, for children that are gone before they are looked at.
     parents: HashMap<u32, u32>,
+    /// When a process last replaced its program, monotonic nanoseconds.
+    execs: HashMap<u32, u64>,
+    /// Since when events of an image can be seen, monotonic nanoseconds: the first process of it was met then, or tracing
+    /// began with the image probed.
+    probed_since: HashMap<u32, u64>,
     lives: VecDeque<(Kind, LifeEvent)>,
     stacks: Stacks,
     asleep: Option<Asleep>,
@@ -75,7 +87,7 @@ pub struct Pipeline {
     shares: bool,
     counts: UserCounts,
     stdout_closed: bool,
-    failure: Option<String>,
+    failures: Vec<String>,
 }
 
 impl Pipeline {
@@ -94,6 +106,8 @@ impl Pipeline {
             refused: HashMap::new(),
             waiting: HashMap::new(),
             parents: HashMap::new(),
+            execs: HashMap::new(),
+            probed_since: HashMap::new(),
             lives: VecDeque::new(),
             stacks: Stacks::new(stacks, native),
             asleep: None,
@@ -102,7 +116,7 @@ impl Pipeline {
             shares: false,
             counts: UserCounts::default(),
             stdout_closed: false,
-            failure: None,
+            failures: Vec::new(),
         }
     }
 
@@ -139,9 +153,18 @@ impl Pipeline {
         self.stdout_closed
     }
 
-    /// The first thing that could not be written, if any.
-    pub fn failure(&self) -> Option<&str> {
-        self.failure.as_deref()
+    /// What could not be written.
+    pub fn failures(&self) -> &[String] {
+        &self.failures
+    }
+
+    /// All that was present has been looked at: what starts from now on with one of the images probed is seen from its
+    /// beginning.
+    pub fn begun(&mut self) {
+        let now = monotonic_ns();
+        for index in self.images.indices() {
+            self.probed_since.entry(index).or_insert(now);
+        }
     }
 
     /// A process runs a probed image.
@@ -153,6 +176,13 @@ impl Pipeline {
             return;
         }
         self.trace(pid, "", &known, state);
+    }
+
+    /// The process that is traced, if it is the only one so far, for people.
+    pub fn only_process(&self) -> Option<String> {
+        let mut all = self.traced.values();
+        let (process, None) = (&all.next()?.process, all.next()) else { return None };
+        Some(format!("pid {}, {}, Ruby {}", process.pid, program(process), process.image.version))
     }
 
     /// A process or image is not traced.
@@ -271,6 +301,10 @@ impl Pipeline {
             self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);
             if kind == Kind::Exec {
                 self.stacks.execed(event.header.tgid, event.header.ts_ns);
+                if self.execs.len() > PARENTS {
+                    self.execs.clear();
+                }
+                self.execs.insert(event.header.tgid, event.header.ts_ns);
             }
             if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
                 let gap = traced.fold.sequence_end(event.header.seq);
@@ -280,6 +314,7 @@ impl Pipeline {
             self.end(event.header.tgid, reason, event.header.ts_ns);
             if kind == Kind::Exit {
                 self.parents.remove(&event.header.tgid);
+                self.execs.remove(&event.header.tgid);
             }
             self.refused.remove(&event.header.tgid);
             self.waiting.remove(&event.header.tgid);
@@ -354,6 +389,8 @@ impl Pipeline {
             starts_outside: 0,
             cycles: 0,
             lost: 0,
+            since_ns: self.traced_since(pid, known.image.index),
+            outside_ns: 0,
         };
         let state = state.zip(known.reading.as_ref()).map(|((ts_ns, data), reading)| {
             decode_state(&reading.layout, ts_ns, pid, &data, traced.read_memory())
@@ -361,6 +398,16 @@ impl Pipeline {
         self.traced.insert(pid, traced);
         self.counts.processes += 1;
         self.export(|exporter| exporter.process(&process, state.as_ref()));
+    }
+
+    /// Since when the events of a process with this image can have been seen.
+    fn traced_since(&mut self, pid: u32, image: u32) -> u64 {
+        let now = monotonic_ns();
+        let probed = *self.probed_since.entry(image).or_insert(now);
+        // Of one that is gone already it is not known how old it became.
+        let Some(started) = proc::started_ns(pid) else { return now };
+        let execed = self.execs.get(&pid).copied().unwrap_or_default();
+        started.max(execed).max(probed).min(now)
     }
 
     fn end(&mut self, pid: u32, reason: EndReason, ts_ns: u64) {
@@ -372,7 +419,8 @@ impl Pipeline {
             traced.cycles += 1;
             self.export(|exporter| exporter.cycle(&traced.process, &cycle));
         }
-        let end = ProcessEnd { reason, ts_ns, shutdown, cycles: traced.cycles, lost: traced.lost };
+        let Traced { cycles, lost, since_ns, outside_ns, .. } = traced;
+        let end = ProcessEnd { reason, ts_ns, since_ns, outside_ns, shutdown, cycles, lost };
         self.export(|exporter| exporter.ended(&traced.process, &end));
     }
 
@@ -399,9 +447,11 @@ impl Pipeline {
                 continue;
             }
             self.counts.export_failures += 1;
-            if self.failure.is_none() {
+            // Each output that fails is named, and one that fails again and again is named once.
+            let error = error.to_string();
+            if self.failures.len() < FAILURES && !self.failures.contains(&error) {
                 crate::console::say(&format!("gctrace: {error}"));
-                self.failure = Some(error.to_string());
+                self.failures.push(error);
             }
         }
     }

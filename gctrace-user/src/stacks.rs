@@ -1,7 +1,6 @@
 //! Stack records → samples and trigger stacks. [`reader`] names Ruby frames at once; native and kernel frames, whose names do
 //! not go away, are named here, and all are put in order.
 
-mod missing;
 mod own;
 mod reader;
 
@@ -17,7 +16,6 @@ use gctrace_common::{
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
 };
 
-pub use self::missing::{share_without_stack, without_stack};
 pub use self::reader::{Reader, Sleeper, Taken};
 use self::{
     own::{Own, kernel_frame},

@@ -61,7 +61,7 @@ pub(super) fn run(json: bool) -> Result<()> {
 fn measure(depth: u32, native: bool) -> Result<Cost> {
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
     let pprof = target_dir()?.join("bench.pb.gz");
-    command.args(["--quiet", "--rate", "999", "--pprof"]).arg(&pprof);
+    command.args(["--quiet", "--verbose", "--rate", "999", "--pprof"]).arg(&pprof);
     command.args((!native).then_some("--no-native")).args(["--duration", "3600s"]);
     let mut script = Command::new(ruby());
     script.arg(root().join("tests/rubies/bench_depth.rb")).arg(depth.to_string());

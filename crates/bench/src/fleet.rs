@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 
-use super::Agent;
+use super::{Agent, counter};
 use xtask::{
     demo::ruby,
     util::{Running, progress, target_dir},
@@ -75,14 +75,11 @@ pub(super) fn run(json: bool) -> Result<()> {
     let busy_cpu = window(gctrace.pid())?;
     let peak_rss_kib = Agent::read(gctrace.pid())?.peak_rss_kib;
     gctrace.signal(Signal::INT)?;
-    // `gctrace: 7 cycles of 3 processes (0 unfinished), 42 probe hits, …`
-    let summary = wait(&lines, " probe hits")?;
-    let number = |word: &str| {
-        let before = summary.split(word).next()?.split_whitespace().last()?;
-        before.parse::<u64>().ok()
-    };
-    let hits = number(" probe hits").with_context(|| summary.clone())?;
-    let cycles = number(" cycles").with_context(|| summary.clone())?;
+    // With --verbose: `gctrace: counted in the kernel: hits 42, …`, then `gctrace: counted by gctrace: …, cycles 7, …`.
+    let kernel = wait(&lines, "counted in the kernel:")?;
+    let hits = counter(&kernel, "hits").with_context(|| kernel.clone())?;
+    let user = wait(&lines, "counted by gctrace:")?;
+    let cycles = counter(&user, "cycles").unwrap_or(0);
     gctrace.wait(PATIENCE)?;
     for mut process in fleet {
         // Its input ends, and it with it.
@@ -98,7 +95,7 @@ pub(super) fn run(json: bool) -> Result<()> {
 /// Starts gctrace and waits until it is ready, and says how many seconds that took.
 fn start(cache: &Path) -> Result<(Running, Receiver<String>, f64)> {
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
-    command.args(["--all-ruby", "--quiet", "--cache-dir"]).arg(cache);
+    command.args(["--all-ruby", "--quiet", "--verbose", "--cache-dir"]).arg(cache);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let since = Instant::now();
     let mut gctrace = Running::start(&mut command)?;

@@ -311,10 +311,16 @@ fn until_ready(gctrace: &mut Running) -> Result<BufReader<ChildStderr>> {
     Ok(lines)
 }
 
-/// How many stacks gctrace says to have taken, at its end.
+/// How many stacks gctrace says to have taken, at its end, with `--verbose`.
 fn stacks_taken(said: &str) -> Result<u64> {
-    let stacks = said.split_once(" stacks (").and_then(|(before, _)| before.rsplit(' ').next()?.parse().ok());
-    stacks.with_context(|| format!("gctrace does not say how many stacks it took: {said}"))
+    counter(said, "stacks").with_context(|| format!("gctrace does not say how many stacks it took: {said}"))
+}
+
+/// A counter out of what `gctrace --verbose` says at its end: `NAME NUMBER, NAME NUMBER`.
+fn counter(said: &str, name: &str) -> Option<u64> {
+    let mut words = said.split([' ', ',', '\n']).filter(|word| !word.is_empty());
+    words.find(|word| *word == name)?;
+    words.next()?.parse().ok()
 }
 
 impl Run {
@@ -439,10 +445,9 @@ mod tests {
     /// Out of the last line of a run.
     #[test]
     fn stacks_of_a_run() {
-        let said =
-            "gctrace: 0 cycles of 1 process (0 unfinished), 3 probe hits, 792 stacks (9 of 9 frames named)\n";
-        assert_eq!(stacks_taken(said).unwrap(), 792);
-        stacks_taken("gctrace: 0 cycles of 1 process (0 unfinished), 3 probe hits").unwrap_err();
+        let said = "gctrace: counted by gctrace: decoded_stacks 800, cycles 7, stacks 792, frames 9\n";
+        assert_eq!((stacks_taken(said).unwrap(), counter(said, "cycles")), (792, Some(7)));
+        stacks_taken("gctrace: counted by gctrace: cycles 7").unwrap_err();
     }
 
     /// Even and odd numbers of values.

@@ -140,7 +140,17 @@ impl Traced {
 
 fn gctrace(traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
-    command.args(["--quiet", "--pid", &traced.pid(), "--rate", RATE, "--duration", "3600s", "--pprof"]);
+    command.args([
+        "--quiet",
+        "--verbose",
+        "--pid",
+        &traced.pid(),
+        "--rate",
+        RATE,
+        "--duration",
+        "3600s",
+        "--pprof",
+    ]);
     command.arg(scratch.join("stalls.pb.gz"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut gctrace = Running::start(&mut command)?;

@@ -2,6 +2,7 @@
 
 pub mod call_tree;
 pub mod gc_cycle;
+pub mod gc_summary;
 pub mod gvl;
 pub mod gvl_budget;
 pub mod gvl_held;

@@ -105,6 +105,14 @@ pub struct CycleKey {
     pub major_by: Option<&'static str>,
 }
 
+impl CycleKey {
+    /// What a cycle is counted by.
+    pub fn of(cycle: &GcCycle) -> Self {
+        let info = &cycle.start.info;
+        Self { kind: cycle.kind(), gc_by: info.gc_by, major_by: info.major_by }
+    }
+}
+
 /// Figures of a process at its last GC event, or their sum over processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
@@ -155,6 +163,8 @@ pub struct Service {
     pub cycles: BTreeMap<CycleKey, u64>,
     /// Pauses of minor and of major cycles.
     pub pauses: [Times; 2],
+    /// All pauses of a cycle together, of minor and of major cycles.
+    pub cycle_pauses: [Times; 2],
     /// Time in pauses: marking, sweeping, neither, nanoseconds.
     pub phases: [u64; 3],
     /// GC work of images without event sites, by what was timed: how often, and how long in nanoseconds.
@@ -184,6 +194,7 @@ impl Service {
             running: 0,
             cycles: BTreeMap::new(),
             pauses: Default::default(),
+            cycle_pauses: Default::default(),
             phases: [0; 3],
             work: BTreeMap::new(),
             allocated: 0,
@@ -244,10 +255,9 @@ impl Services {
             self.state(process, end);
         }
         let Some(service) = self.of(process.pid) else { return };
-        let info = &cycle.start.info;
-        let key = CycleKey { kind: cycle.kind(), gc_by: info.gc_by, major_by: info.major_by };
-        *service.cycles.entry(key).or_default() += 1;
+        *service.cycles.entry(CycleKey::of(cycle)).or_default() += 1;
         service.lost += cycle.lost;
+        service.cycle_pauses[usize::from(cycle.is_major())].add(cycle.pause_ns());
         for pause in &cycle.pauses {
             service.pauses[usize::from(cycle.is_major())].add(pause.ns);
             for (sum, ns) in service.phases.iter_mut().zip([pause.mark_ns, pause.sweep_ns, pause.other_ns]) {

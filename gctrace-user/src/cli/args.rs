@@ -2,7 +2,10 @@
 
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
-use super::parse::{self, Pids};
+use super::{
+    parse::{self, Pids},
+    reports::ReportArgs,
+};
 use crate::discover::Fault;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
@@ -92,9 +95,9 @@ pub struct Args {
     #[arg(long)]
     pub as_root: bool,
 
-    /// Write no cycles to standard output
-    #[arg(long, short)]
-    pub quiet: bool,
+    /// How much of it.
+    #[command(flatten)]
+    pub reports: ReportArgs,
 
     /// Write a TuneMyGC sample set per process to this directory
     #[arg(long, value_name = "DIR")]

@@ -6,6 +6,7 @@ mod collector;
 mod documents;
 mod hints;
 mod parse;
+mod reports;
 mod settings;
 mod tune;
 
@@ -16,5 +17,6 @@ pub use args::{Args, DoctorArgs, Subcommand, TuneArgs};
 pub use collector::collector;
 pub use documents::{completions, man};
 pub use hints::with_hint;
+pub use reports::{ReportArgs, Reports};
 pub use settings::{DoctorSettings, Format, Settings, UsageError};
 pub use tune::tune;

@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
+use super::reports::{Idle, Reports};
 use super::{
     args::{
         Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg,
@@ -40,8 +41,6 @@ pub enum Format {
     Text,
     /// JSON lines.
     Jsonl,
-    /// Nothing.
-    Quiet,
 }
 
 /// Where metrics are served, and how.
@@ -65,12 +64,16 @@ pub struct Settings {
     pub shares: bool,
     /// For how long.
     pub duration: Option<Duration>,
-    /// What lines are written.
-    pub format: Format,
     /// Where they are written; `None`: to standard output.
     pub output: Option<PathBuf>,
     /// Whether a command runs as root and files are root's, although `sudo` was called by somebody else.
     pub as_root: bool,
+    /// Standard output.
+    pub reports: Reports,
+    /// Flags that change nothing, and why.
+    pub notes: Vec<&'static str>,
+    /// Whether the hottest methods are printed at the end.
+    pub hottest: bool,
     /// Directory for sample sets.
     pub tunemygc: Option<PathBuf>,
     /// Where sample sets are sent.
@@ -249,7 +252,7 @@ impl Settings {
             format,
             output,
             as_root,
-            quiet,
+            reports,
             tunemygc,
             tunemygc_url,
             tunemygc_token,
@@ -362,15 +365,34 @@ impl Settings {
             spans: profiles.iter().any(|(_, format)| format.has_gvl_states()),
             budget_ppm: gvl_budget.unwrap_or(DEFAULT_GVL_BUDGET),
         });
-        let format = if quiet { Format::Quiet } else { format.into() };
+        let text = format == FormatArg::Text;
+        let has = |test: fn(&profile::Format) -> bool| profiles.iter().any(|(_, format)| test(format));
+        let idle = Idle {
+            text,
+            shares,
+            brief: reports.brief,
+            interval: reports.interval.is_some(),
+            wall,
+            no_native,
+            root: stack_root,
+            shows_wall: sampled || push.wants_stacks() || stack_log.is_some(),
+            shows_native: sampled || push.wants_stacks() || stack_log.is_some(),
+            shows_roots: has(|format| {
+                matches!(format, profile::Format::FlameGraph(_) | profile::Format::Folded(_))
+            }),
+        };
+        let reports = Reports::resolve(&reports, format.into());
         Ok(Self {
             selection,
             kube_root,
             shares,
             duration,
-            format,
             output,
             as_root,
+            notes: idle.notes(),
+            // Asked for with --rate, or what a run with stacks shows beside its cycles.
+            hottest: text && (rate.is_some() || (reports.streams() && wants_stacks)),
+            reports,
             tunemygc,
             tunemygc_target: target(
                 tunemygc_url,
@@ -418,7 +440,7 @@ impl Settings {
 
     /// Whether lines go to standard output.
     pub fn data_on_stdout(&self) -> bool {
-        self.format != Format::Quiet && self.output.is_none()
+        self.output.is_none() && (self.reports.streams() || self.reports.format == Format::Jsonl)
     }
 
     /// Whether anything is written to files.

@@ -19,7 +19,7 @@ use crate::{
     discover::{self, Abilities, DebugInfo, Subjects},
     enrich::mappings,
     export::ExportError,
-    preflight,
+    preflight, terminal,
 };
 
 use self::report::{Report, Summary};
@@ -30,16 +30,11 @@ pub fn run(settings: &DoctorSettings) -> Result<u8, ExportError> {
     let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
     let report = examine(settings, &mut cache);
     let stdout = io::stdout();
-    let style = Style {
-        colour: stdout.is_terminal()
-            && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-            && std::env::var_os("TERM").is_none_or(|term| term != "dumb"),
-        verbose: settings.verbose,
-    };
+    let style = Style { colour: stdout.is_terminal() && terminal::colours(), verbose: settings.verbose };
     let mut out = BufWriter::new(stdout);
     let written = match settings.format {
         Format::Jsonl => jsonl::write_jsonl(&mut out, &report),
-        Format::Text | Format::Quiet => text::write(&mut out, &report, style),
+        Format::Text => text::write(&mut out, &report, style),
     };
     match written.and_then(|()| out.flush()) {
         // The reader has seen enough.

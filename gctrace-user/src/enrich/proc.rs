@@ -10,7 +10,10 @@ use std::{
 
 use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
 
-use super::{host, origin};
+use super::{
+    clock::{boottime_ns, monotonic_ns},
+    host, origin,
+};
 use crate::model::{Container, Image, Memory, Process, Shares};
 
 /// Value shown instead of a secret.
@@ -69,6 +72,15 @@ pub fn command_line(pid: u32) -> Option<String> {
     let line = words.map(|words| words.join(" ")).or_else(|| Some(process.stat().ok()?.comm))?;
     // Programs write what they like there, for example when they set a title.
     Some(printable(line.trim_end()).into_owned())
+}
+
+/// When a process was started, `CLOCK_MONOTONIC` nanoseconds, to a clock tick (10 ms) below.
+pub fn started_ns(pid: u32) -> Option<u64> {
+    let ticks = host::process(pid).ok()?.stat().ok()?.starttime;
+    let since_boot = u128::from(ticks) * 1_000_000_000 / u128::from(procfs::ticks_per_second());
+    // The kernel counts it in boot time, which goes on while the machine sleeps.
+    let asleep = boottime_ns().saturating_sub(monotonic_ns());
+    Some(u64::try_from(since_boot).ok()?.saturating_sub(asleep))
 }
 
 /// Describes a process as far as it can be read.

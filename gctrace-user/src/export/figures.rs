@@ -72,6 +72,9 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
     });
     let pauses = ["minor", "major"].iter().zip(&service.pauses);
     let pauses = pauses.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
+    let cycle_pauses = ["minor", "major"].iter().zip(&service.cycle_pauses);
+    let cycle_pauses =
+        cycle_pauses.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
     let phases = ["mark", "sweep", "other"].iter().zip(service.phases);
     let phases = phases.map(|(phase, ns)| one(&[("phase", phase)], Value::Time(ns)));
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
@@ -98,6 +101,14 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             Histogram,
             "Time that threads were stopped in garbage collection at a stretch",
             pauses.collect(),
+        ),
+        figure(
+            "cruby_gc_cycle_pause",
+            "cruby.gc.cycle.pause.duration",
+            "s",
+            Histogram,
+            "Time that threads were stopped by a garbage collection, all its pauses together",
+            cycle_pauses.collect(),
         ),
         figure(
             "cruby_gc_time",

@@ -1,11 +1,11 @@
-//! JSON lines: `process`, `gc`, `gvl`, `work`, `exit`, `refused` and `ledger`.
+//! JSON lines: `process`, `gc`, `gvl`, `work`, `exit`, `summary`, `refused` and `ledger`.
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
 use gctrace_tunemygc::printable::printable_json;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
-use super::{ExportError, Exporter, ProcessEnd};
+use super::{ExportError, Exporter, ProcessEnd, jsonl_summary::SummaryLine, summary::Summaries, text::Lines};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
@@ -26,6 +26,9 @@ pub struct Jsonl<W: Write> {
     clock: WallClock,
     /// The line that is being written.
     line: Vec<u8>,
+    lines: Lines,
+    brief: bool,
+    summaries: Summaries,
 }
 
 #[derive(Serialize)]
@@ -83,6 +86,7 @@ enum Line<'a> {
         image: &'a str,
         reason: &'a str,
     },
+    Summary(Box<SummaryLine>),
     Ledger {
         balanced: bool,
         kernel: Counters<'a>,
@@ -105,21 +109,16 @@ struct Gc<'a> {
     major_by: Option<&'static str>,
     compacting: Option<bool>,
     pause_ns: u64,
+    max_pause_ns: u64,
     phases: Phases,
     steps: usize,
     mark_steps: usize,
     sweep_steps: usize,
-    pauses: Vec<PauseSpan>,
     complete: bool,
     end_ts: Option<f64>,
-    stat: Stat<'a>,
-    stat_end: Option<Stat<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stat_heap: Option<StatHeap<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stat_heap_end: Option<StatHeap<'a>>,
-    latest_gc_info: Info,
-    latest_gc_info_end: Option<Info>,
+    /// What `--brief` leaves out.
+    #[serde(flatten)]
+    details: Option<Details<'a>>,
     rss: Option<u64>,
     peak_rss: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -128,6 +127,19 @@ struct Gc<'a> {
     private_dirty_end: Option<u64>,
     stack: Option<Vec<String>>,
     lost: u64,
+}
+
+#[derive(Serialize)]
+struct Details<'a> {
+    pauses: Vec<PauseSpan>,
+    stat: Stat<'a>,
+    stat_end: Option<Stat<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stat_heap: Option<StatHeap<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stat_heap_end: Option<StatHeap<'a>>,
+    latest_gc_info: Info,
+    latest_gc_info_end: Option<Info>,
 }
 
 #[derive(Serialize)]
@@ -402,8 +414,8 @@ impl Serialize for Counters<'_> {
 
 impl<W: Write> Jsonl<W> {
     /// Lines go to `out`.
-    pub fn new(out: W, clock: WallClock) -> Self {
-        Self { out, clock, line: Vec::new() }
+    pub fn new(out: W, clock: WallClock, lines: Lines, brief: bool) -> Self {
+        Self { out, clock, line: Vec::new(), lines, brief, summaries: Summaries::default() }
     }
 
     fn write(&mut self, line: &Line<'_>) -> Result<(), ExportError> {
@@ -421,7 +433,7 @@ fn stat_of<'a>(process: &'a Process, state: &'a GcState) -> Stat<'a> {
 }
 
 /// `Class#method file:line`.
-fn frame_text(frame: &Frame) -> String {
+pub(super) fn frame_text(frame: &Frame) -> String {
     match &frame.file {
         Some(file) if frame.line != 0 => format!("{} {file}:{}", frame.name, frame.line),
         Some(file) => format!("{} {file}", frame.name),
@@ -440,6 +452,7 @@ fn stat_heap_of<'a>(process: &'a Process, state: &'a GcState) -> Option<StatHeap
 
 impl<W: Write> Exporter for Jsonl<W> {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        self.summaries.process(process, state);
         self.write(&Line::Process {
             pid: process.pid,
             ns_pid: process.ns_pid,
@@ -473,6 +486,10 @@ impl<W: Write> Exporter for Jsonl<W> {
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
+        self.summaries.cycle(process, cycle);
+        if self.lines.none || cycle.max_pause_ns() < self.lines.min_pause_ns {
+            return Ok(());
+        }
         let mut phases = Phases { mark_ns: 0, sweep_ns: 0, other_ns: 0 };
         for Pause { mark_ns, sweep_ns, other_ns, .. } in &cycle.pauses {
             phases.mark_ns += mark_ns;
@@ -495,19 +512,22 @@ impl<W: Write> Exporter for Jsonl<W> {
             major_by: start.info.major_by,
             compacting: cycle.compacted(process),
             pause_ns: cycle.pause_ns(),
+            max_pause_ns: cycle.max_pause_ns(),
             phases,
             steps: cycle.pauses.len(),
             mark_steps: cycle.pauses.iter().filter(|pause| pause.mark_ns > 0).count(),
             sweep_steps: cycle.pauses.iter().filter(|pause| pause.sweep_ns > 0).count(),
-            pauses: cycle.pauses.iter().map(PauseSpan::of).collect(),
             complete: end.is_some(),
             end_ts: end.map(|state| self.clock.epoch_seconds(state.ts_ns)),
-            stat: stat_of(process, start),
-            stat_end: end.map(|state| stat_of(process, state)),
-            stat_heap: stat_heap_of(process, start),
-            stat_heap_end: end.and_then(|state| stat_heap_of(process, state)),
-            latest_gc_info: Info(start.info),
-            latest_gc_info_end: end.map(|state| Info(state.info)),
+            details: (!self.brief).then(|| Details {
+                pauses: cycle.pauses.iter().map(PauseSpan::of).collect(),
+                stat: stat_of(process, start),
+                stat_end: end.map(|state| stat_of(process, state)),
+                stat_heap: stat_heap_of(process, start),
+                stat_heap_end: end.and_then(|state| stat_heap_of(process, state)),
+                latest_gc_info: Info(start.info),
+                latest_gc_info_end: end.map(|state| Info(state.info)),
+            }),
             rss: start.memory.map(|memory| memory.rss),
             peak_rss: start.memory.map(|memory| memory.peak_rss),
             pss_end: shares.map(|shares| shares.pss),
@@ -518,6 +538,10 @@ impl<W: Write> Exporter for Jsonl<W> {
     }
 
     fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
+        self.summaries.work(process, work);
+        if self.lines.none || work.ns < self.lines.min_pause_ns {
+            return Ok(());
+        }
         self.write(&Line::Work {
             ts: self.clock.epoch_seconds(work.begin_ns),
             pid: process.pid,
@@ -530,6 +554,9 @@ impl<W: Write> Exporter for Jsonl<W> {
     }
 
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
+        if self.lines.none {
+            return Ok(());
+        }
         self.write(&Line::Gvl(Gvl::Wait {
             ts: self.clock.epoch_seconds(wait.begin_ns),
             pid: process.pid,
@@ -557,6 +584,7 @@ impl<W: Write> Exporter for Jsonl<W> {
     }
 
     fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) -> Result<(), ExportError> {
+        self.summaries.gvl_process(process, summary);
         self.write(&Line::Gvl(Gvl::Process {
             ts: self.clock.epoch_seconds(summary.end_ns),
             pid: process.pid,
@@ -580,7 +608,9 @@ impl<W: Write> Exporter for Jsonl<W> {
             cycles: end.cycles,
             lost: end.lost,
             stat: end.shutdown.as_ref().map(|state| stat_of(process, state)),
-        })
+        })?;
+        let done = self.summaries.ended(process, end);
+        self.write(&Line::Summary(Box::new(SummaryLine::of(&done, self.clock))))
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {

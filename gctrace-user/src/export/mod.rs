@@ -19,20 +19,25 @@ pub mod environment;
 mod figures;
 mod file;
 pub mod jsonl;
+mod jsonl_summary;
 mod otlp;
+mod place;
 pub mod profile;
 pub mod prometheus;
 pub mod push;
 mod pyroscope;
 pub mod sink;
 pub mod stack_log;
+pub mod summary;
 pub mod text;
 mod text_gvl;
+mod text_interval;
 pub mod tunemygc;
 pub(crate) mod upload;
 mod windows;
 
 pub use file::{belong_to, published};
+pub(crate) use place::program;
 
 /// Version that outputs name as their producer.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -44,6 +49,10 @@ pub struct ProcessEnd {
     pub reason: EndReason,
     /// When, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
+    /// Since when it was traced: its start or exec, or that of tracing, whichever was later.
+    pub since_ns: u64,
+    /// GC pauses of cycles that are not reported, because they had begun before tracing, nanoseconds.
+    pub outside_ns: u64,
     /// The VM's state when it began to shut down, if it did.
     pub shutdown: Option<GcState>,
     /// Cycles reported.
@@ -90,7 +99,7 @@ pub enum ExportError {
     #[error("starting a thread that sends: {0}")]
     Thread(#[source] io::Error),
     /// Writing a file failed.
-    #[error("writing {path}: {source}; nothing was left behind, and the other outputs are complete")]
+    #[error("writing {path}: {source}; this file was not written")]
     File {
         /// The file.
         path: PathBuf,

@@ -1,177 +1,375 @@
 //! One readable line per GC cycle.
 
-use std::{io::Write, sync::Arc};
+use std::io::Write;
 
 use gctrace_tunemygc::printable::printable;
 
-use super::{ExportError, Exporter, ProcessEnd, text_gvl::GvlTable};
+use super::{
+    ExportError, Exporter, ProcessEnd,
+    place::{place, program, started_by, started_by_within},
+    text_gvl::GvlTable,
+    text_interval::Intervals,
+};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
     model::{
         GcCycle, GcState, GcWork, Process,
         gvl::{GvlProcessSummary, GvlThreadSummary, GvlWait},
-        stack::{Frame, FrameKind, Stack},
+        source::ruby_frame,
+        stack::Stack,
     },
+    terminal::{Colour, Screen},
 };
+
+/// Which cycles have lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// Only cycles with a stop of at least this long, nanoseconds.
+    pub min_pause_ns: u64,
+    /// No cycles, but a line per process every so many nanoseconds.
+    pub interval_ns: Option<u64>,
+    /// No lines at all.
+    pub none: bool,
+}
 
 /// Writes lines for people.
 pub struct Text<W: Write> {
     out: W,
     clock: WallClock,
-    lines: u64,
+    screen: Screen,
+    lines: Lines,
+    written: u64,
+    layout: Option<Layout>,
     gvl: GvlTable,
+    intervals: Option<Intervals>,
 }
 
 /// The heading is repeated after this many lines, as in `vmstat`.
 const HEADING_EVERY: u64 = 50;
+/// Stops that a user may feel, nanoseconds.
+const LONG_NS: u64 = 20_000_000;
+/// Stops that a user feels, nanoseconds.
+const VERY_LONG_NS: u64 = 100_000_000;
 
-impl<W: Write> Text<W> {
-    /// Lines go to `out`.
-    pub fn new(out: W, clock: WallClock) -> Self {
-        Self { out, clock, lines: 0, gvl: GvlTable::default() }
+/// Which columns there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// A pipe, a file or a wide terminal: all.
+    Full,
+    Medium,
+    /// 80 columns.
+    Narrow,
+}
+
+impl Layout {
+    fn of(width: Option<usize>) -> Self {
+        match width {
+            None | Some(160..) => Self::Full,
+            Some(120..) => Self::Medium,
+            Some(_) => Self::Narrow,
+        }
     }
 
-    fn heading(&mut self) -> std::io::Result<()> {
-        writeln!(
-            self.out,
-            "{:<12} {:>7} {:<12} {:>6} {:<5} {:<18} {:>9} {:>9} {:>9} {:>5} {:>9} {:>9} {:>8}",
-            "TIME",
-            "PID",
-            "COMM",
-            "GC",
-            "KIND",
-            "WHY",
-            "PAUSE",
-            "MARK",
-            "SWEEP",
-            "STEPS",
-            "LIVE",
-            "FREE",
-            "RSS"
-        )
+    fn columns(self) -> &'static [Column] {
+        match self {
+            Self::Full => &FULL,
+            Self::Medium => &MEDIUM,
+            Self::Narrow => &NARROW,
+        }
+    }
+}
+
+/// A column: heading, width, whether numbers stand in it.
+struct Column {
+    id: Id,
+    name: &'static str,
+    width: usize,
+    right: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Id {
+    Time,
+    Pid,
+    Program,
+    Gc,
+    Kind,
+    Why,
+    Total,
+    Max,
+    Mark,
+    Sweep,
+    Steps,
+    Live,
+    Free,
+    Rss,
+}
+
+const fn left(id: Id, name: &'static str, width: usize) -> Column {
+    Column { id, name, width, right: false }
+}
+
+const fn right(id: Id, name: &'static str, width: usize) -> Column {
+    Column { id, name, width, right: true }
+}
+
+static FULL: [Column; 14] = [
+    left(Id::Time, "TIME", 13),
+    right(Id::Pid, "PID", 7),
+    left(Id::Program, "PROGRAM", 16),
+    right(Id::Gc, "GC", 7),
+    left(Id::Kind, "KIND", 5),
+    left(Id::Why, "WHY", 18),
+    right(Id::Total, "TOTAL", 9),
+    right(Id::Max, "MAX", 9),
+    right(Id::Mark, "MARK", 9),
+    right(Id::Sweep, "SWEEP", 9),
+    right(Id::Steps, "STEPS", 5),
+    right(Id::Live, "LIVE", 9),
+    right(Id::Free, "FREE", 9),
+    right(Id::Rss, "RSS", 8),
+];
+
+static MEDIUM: [Column; 9] = [
+    left(Id::Time, "TIME", 13),
+    right(Id::Pid, "PID", 7),
+    left(Id::Program, "PROGRAM", 12),
+    right(Id::Gc, "GC", 6),
+    left(Id::Kind, "KIND", 5),
+    left(Id::Why, "WHY", 15),
+    right(Id::Total, "TOTAL", 8),
+    right(Id::Max, "MAX", 8),
+    right(Id::Rss, "RSS", 7),
+];
+
+static NARROW: [Column; 7] = [
+    left(Id::Time, "TIME", 9),
+    right(Id::Pid, "PID", 6),
+    left(Id::Program, "PROGRAM", 9),
+    left(Id::Kind, "KIND", 5),
+    left(Id::Why, "WHY", 10),
+    right(Id::Total, "TOTAL", 7),
+    right(Id::Max, "MAX", 7),
+];
+
+impl<W: Write> Text<W> {
+    /// Lines go to `out`, which is this screen.
+    pub fn new(out: W, clock: WallClock, screen: Screen, lines: Lines) -> Self {
+        let intervals = lines.interval_ns.filter(|_| !lines.none).map(Intervals::new);
+        Self { out, clock, screen, lines, written: 0, layout: None, gvl: GvlTable::default(), intervals }
+    }
+
+    /// Whether lines of single events are written.
+    fn single(&self) -> bool {
+        !self.lines.none && self.intervals.is_none()
+    }
+
+    /// Writes a line: its columns, then what follows, as much of it as there is room for.
+    fn write(
+        &mut self,
+        cell: impl Fn(Id, usize) -> (String, Option<Colour>),
+        tail: impl FnOnce(Option<usize>) -> String,
+    ) -> std::io::Result<()> {
+        let width = self.screen.width();
+        let layout = Layout::of(width);
+        let changed = self.layout.replace(layout) != Some(layout);
+        if changed || self.written.is_multiple_of(HEADING_EVERY) {
+            let names: Vec<String> = layout
+                .columns()
+                .iter()
+                .map(|column| aligned(column.name, column.width, column.right))
+                .collect();
+            let heading = names.join(" ");
+            writeln!(self.out, "{}", self.screen.paint(heading.trim_end().to_owned(), Some(Colour::Dim)))?;
+        }
+        self.written += 1;
+        let mut used = 0;
+        let mut line = String::new();
+        for column in layout.columns() {
+            let (text, colour) = cell(column.id, column.width);
+            // What does not fit is cut only where the line has to fit, and numbers never are.
+            let text = if layout == Layout::Full || column.right { text } else { clip(&text, column.width) };
+            let text = aligned(&text, column.width, column.right);
+            used += text.chars().count() + 1;
+            line.push_str(&self.screen.paint(text, colour));
+            line.push(' ');
+        }
+        let room = width.map(|width| width.saturating_sub(used + 1));
+        let tail = tail(room);
+        let tail = room.map_or_else(|| tail.clone(), |room| clip(&tail, room));
+        if !tail.is_empty() {
+            line.push(' ');
+            line.push_str(&tail);
+        }
+        writeln!(self.out, "{}", line.trim_end())
     }
 
     /// Work of an unknown cycle: the columns that are known.
     fn work_line(&mut self, process: &Process, work: &GcWork) -> std::io::Result<()> {
-        if self.lines.is_multiple_of(HEADING_EVERY) {
-            self.heading()?;
-        }
-        self.lines += 1;
-        writeln!(
-            self.out,
-            "{:<12} {:>7} {:<12} {:>6} {:<5} {:<18} {:>9}",
-            time_of_day(self.clock.epoch_seconds(work.begin_ns)),
-            process.pid,
-            clip(&work.comm, 12),
-            "-",
-            "-",
-            work.phase.name(),
-            duration(work.ns),
-        )
+        let at = self.clock.epoch_seconds(work.begin_ns);
+        let cell = |id, width| {
+            let text = match id {
+                Id::Kind => "-".to_owned(),
+                Id::Why => work.phase.name().to_owned(),
+                Id::Total => duration(work.ns),
+                other => who(other, width, at, process),
+            };
+            (text, None)
+        };
+        self.write(cell, |_| String::new())
     }
 
     /// A long wait for the GVL: the columns that are known.
     fn wait_line(&mut self, process: &Process, wait: &GvlWait) -> std::io::Result<()> {
-        if self.lines.is_multiple_of(HEADING_EVERY) {
-            self.heading()?;
+        let at = self.clock.epoch_seconds(wait.begin_ns);
+        let cell = |id, width| {
+            let text = match id {
+                Id::Kind => "wait".to_owned(),
+                Id::Why => "GVL".to_owned(),
+                Id::Total => duration(wait.ns),
+                other => who(other, width, at, process),
+            };
+            (text, None)
+        };
+        let at = |stack: &Stack| ruby_frame(stack).map(|frame| place(frame));
+        let mut tail = format!("{} {}", wait.who.tid, clip(&wait.who.comm, 16));
+        if let Some(place) = wait.stack.as_ref().and_then(at) {
+            tail = format!("{tail} in {place}");
         }
-        self.lines += 1;
-        write!(
-            self.out,
-            "{:<12} {:>7} {:<12} {:>6} {:<5} {:<18} {:>9}",
-            time_of_day(self.clock.epoch_seconds(wait.begin_ns)),
-            process.pid,
-            clip(&wait.who.comm, 12),
-            "-",
-            "wait",
-            "GVL",
-            duration(wait.ns),
-        )?;
         if let Some(blocker) = &wait.blocker {
             let who = &blocker.hold.who;
-            write!(self.out, "  for {} {}", who.tid, clip(&who.comm, 16))?;
-            let at = |stack: &Stack| ruby_frame(stack).map(place);
+            tail = format!("{tail}  ← held by {} {}", who.tid, clip(&who.comm, 16));
             // What it did says more than where it stopped.
             if let Some(place) = blocker.ran.first().and_then(|(_, stack)| at(stack)) {
-                write!(self.out, " running {place}")?;
+                tail = format!("{tail} running {place}");
             } else if let Some(place) = blocker.until.as_ref().and_then(at) {
-                write!(self.out, " until {place}")?;
+                tail = format!("{tail}, released in {place}");
             }
         }
-        if let Some(frame) = wait.stack.as_deref().and_then(ruby_frame) {
-            write!(self.out, "  in {}", place(frame))?;
-        }
-        writeln!(self.out)
+        self.write(cell, |_| tail)
     }
 
     fn line(&mut self, process: &Process, cycle: &GcCycle) -> std::io::Result<()> {
-        if self.lines.is_multiple_of(HEADING_EVERY) {
-            self.heading()?;
-        }
-        self.lines += 1;
         let (mut mark, mut sweep) = (0, 0);
         for pause in &cycle.pauses {
             mark += pause.mark_ns;
             sweep += pause.sweep_ns;
         }
-        let info = &cycle.start.info;
-        let why = match (info.gc_by, info.major_by) {
-            (Some(by), Some(major)) => format!("{by}, {major}"),
-            (Some(by), None) => by.to_owned(),
-            (None, major) => major.unwrap_or("?").to_owned(),
-        };
         let state = cycle.end.as_ref().unwrap_or(&cycle.start);
         let slots = |name| stat(process, state, name).map_or_else(|| "-".to_owned(), count);
-        let memory = state.memory.or(cycle.start.memory);
-        let rss = memory.map_or_else(|| "-".to_owned(), |memory| bytes(memory.rss));
-        write!(
-            self.out,
-            "{:<12} {:>7} {:<12} {:>6} {:<5} {:<18} {:>9} {:>9} {:>9} {:>5} {:>9} {:>9} {:>8}",
-            time_of_day(self.clock.epoch_seconds(cycle.start.ts_ns)),
-            process.pid,
-            clip(&cycle.comm, 12),
-            format!("#{}", cycle.count),
-            cycle.kind(),
-            why,
-            duration(cycle.pause_ns()),
-            duration(mark),
-            duration(sweep),
-            cycle.pauses.len(),
-            slots("heap_live_slots"),
-            slots("heap_free_slots"),
-            rss,
-        )?;
+        let at = self.clock.epoch_seconds(cycle.start.ts_ns);
+        let max_ns = cycle.max_pause_ns();
+        let cell = |id, width| {
+            let text = match id {
+                Id::Gc => format!("#{}", cycle.count),
+                Id::Kind => cycle.kind().to_owned(),
+                Id::Why => why(cycle),
+                // No pause of it has ended yet, so nothing is known of them.
+                Id::Total | Id::Max | Id::Mark | Id::Sweep if cycle.pauses.is_empty() => "-".to_owned(),
+                Id::Total => duration(cycle.pause_ns()),
+                Id::Max => duration(max_ns),
+                Id::Mark => duration(mark),
+                Id::Sweep => duration(sweep),
+                Id::Steps => cycle.pauses.len().to_string(),
+                Id::Live => slots("heap_live_slots"),
+                Id::Free => slots("heap_free_slots"),
+                Id::Rss => {
+                    let memory = state.memory.or(cycle.start.memory);
+                    memory.map_or_else(|| "-".to_owned(), |memory| bytes(memory.rss))
+                }
+                other => who(other, width, at, process),
+            };
+            let colour = match id {
+                Id::Kind if cycle.is_major() => Some(Colour::Yellow),
+                Id::Max => match max_ns {
+                    VERY_LONG_NS.. => Some(Colour::Red),
+                    LONG_NS.. => Some(Colour::Yellow),
+                    _ => None,
+                },
+                _ => None,
+            };
+            (text, colour)
+        };
+        let mut notes = String::new();
         if cycle.compacted(process) == Some(true) {
-            write!(self.out, "  sweep includes compaction")?;
-        }
-        if let Some(frame) = cycle.trigger.as_deref().and_then(ruby_frame) {
-            write!(self.out, "  by {}", place(frame))?;
+            notes.push_str("  sweep includes compaction");
         }
         if cycle.end.is_none() {
-            write!(self.out, "  unfinished")?;
+            notes.push_str("  unfinished");
         }
         if cycle.lost > 0 {
-            write!(self.out, "  {} events lost before this", cycle.lost)?;
+            notes = format!("{notes}  {} events lost before this", cycle.lost);
         }
-        writeln!(self.out)
+        let tail = |room: Option<usize>| {
+            let stack = cycle.trigger.as_deref().unwrap_or_default();
+            let by = match room {
+                None => started_by(stack).map(|by| format!("by {by}")),
+                Some(room) => started_by(stack)
+                    .filter(|by| by.chars().count() + notes.len() <= room)
+                    .or_else(|| started_by_within(stack, room.saturating_sub(notes.len()))),
+            };
+            (by.unwrap_or_default() + &notes).trim_start().to_owned()
+        };
+        self.write(cell, tail)
     }
 }
 
+/// What all lines have in common.
+fn who(id: Id, width: usize, epoch: f64, process: &Process) -> String {
+    match id {
+        Id::Time if width < 13 => format!("{}Z", &time_of_day(epoch)[..8]),
+        Id::Time => format!("{}Z", time_of_day(epoch)),
+        Id::Pid => process.pid.to_string(),
+        Id::Program => clip(&program(process), width),
+        Id::Gc | Id::Max => "-".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// What started a cycle, and why it had to be a major one.
+pub(super) fn why(cycle: &GcCycle) -> String {
+    let info = &cycle.start.info;
+    match (info.gc_by, info.major_by) {
+        (Some(by), Some(major)) => format!("{by}, {major}"),
+        (Some(by), None) => by.to_owned(),
+        (None, major) => major.unwrap_or("?").to_owned(),
+    }
+}
+
+fn aligned(text: &str, width: usize, right: bool) -> String {
+    if right { format!("{text:>width$}") } else { format!("{text:<width$}") }
+}
+
 impl<W: Write> Exporter for Text<W> {
-    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        if let Some(intervals) = &mut self.intervals {
+            intervals.process(process, state);
+        }
         Ok(())
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
+        if let Some(intervals) = &mut self.intervals {
+            intervals.cycle(process, cycle);
+        }
+        if !self.single() || cycle.max_pause_ns() < self.lines.min_pause_ns {
+            return Ok(());
+        }
         self.line(process, cycle).map_err(ExportError::Stdout)
     }
 
     fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
+        if !self.single() || work.ns < self.lines.min_pause_ns {
+            return Ok(());
+        }
         self.work_line(process, work).map_err(ExportError::Stdout)
     }
 
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
+        if !self.single() {
+            return Ok(());
+        }
         self.wait_line(process, wait).map_err(ExportError::Stdout)
     }
 
@@ -181,10 +379,13 @@ impl<W: Write> Exporter for Text<W> {
     }
 
     fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) -> Result<(), ExportError> {
-        self.gvl.process(&mut self.out, process, summary).map_err(ExportError::Stdout)
+        self.gvl.process(&mut self.out, self.screen.width(), process, summary).map_err(ExportError::Stdout)
     }
 
-    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+    fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+        if let Some(intervals) = &mut self.intervals {
+            intervals.ended(process.pid);
+        }
         Ok(())
     }
 
@@ -193,6 +394,9 @@ impl<W: Write> Exporter for Text<W> {
     }
 
     fn flush(&mut self) -> Result<(), ExportError> {
+        if let Some(intervals) = &mut self.intervals {
+            intervals.write_due(&mut self.out, self.clock, self.screen).map_err(ExportError::Stdout)?;
+        }
         self.out.flush().map_err(ExportError::Stdout)
     }
 }
@@ -202,22 +406,8 @@ fn stat(process: &Process, state: &GcState, name: &str) -> Option<u64> {
     state.stat.get(at).copied()
 }
 
-/// The innermost frame that is Ruby code: the line that allocated (or called `GC.start`).
-fn ruby_frame(stack: &[Arc<Frame>]) -> Option<&Frame> {
-    stack.iter().find(|frame| frame.kind == FrameKind::Ruby).map(AsRef::as_ref)
-}
-
-/// `Foo#bar app.rb:12`.
-fn place(frame: &Frame) -> String {
-    let name = clip(&frame.name, 60);
-    match frame.file.as_deref() {
-        Some(file) => format!("{name} {}:{}", clip(file.rsplit('/').next().unwrap_or(file), 40), frame.line),
-        None => name,
-    }
-}
-
 /// `HH:MM:SS.mmm`, UTC.
-fn time_of_day(epoch: f64) -> String {
+pub(super) fn time_of_day(epoch: f64) -> String {
     let millis = (epoch * 1e3) as u64;
     let (seconds, millis) = (millis / 1000 % 86_400, millis % 1000);
     format!("{:02}:{:02}:{:02}.{millis:03}", seconds / 3600, seconds / 60 % 60, seconds % 60)
@@ -228,7 +418,8 @@ pub(crate) fn duration(ns: u64) -> String {
     match ns {
         0 => "0".to_owned(),
         1..1_000_000 => format!("{:.0}µs", ns as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.2}ms", ns as f64 / 1e6),
+        1_000_000..100_000_000 => format!("{:.2}ms", ns as f64 / 1e6),
+        100_000_000..1_000_000_000 => format!("{:.1}ms", ns as f64 / 1e6),
         _ => format!("{:.2}s", ns as f64 / 1e9),
     }
 }
@@ -241,7 +432,7 @@ fn count(n: u64) -> String {
     }
 }
 
-fn bytes(n: u64) -> String {
+pub(super) fn bytes(n: u64) -> String {
     format!("{:.1}M", n as f64 / f64::from(1 << 20))
 }
 
@@ -253,29 +444,13 @@ pub(super) fn clip(text: &str, width: usize) -> String {
 mod tests {
     use super::*;
 
-    /// The trigger is the innermost Ruby frame: below it, the C function that allocated; its line is the one that runs.
-    #[test]
-    fn trigger() {
-        let frame = |kind, name: &str, file: Option<&str>| {
-            let (name, file) = (Arc::from(name), file.map(Arc::from));
-            Arc::new(Frame { kind, name, file, line: 12, first_line: 10, address: 0 })
-        };
-        let stack = [
-            frame(FrameKind::Native, "newobj_slowpath", Some("/lib/libruby.so.3.3")),
-            frame(FrameKind::CFunction, "String#*", None),
-            frame(FrameKind::Ruby, "Foo#bar\n", Some("/srv/app/lib/app.rb")),
-            frame(FrameKind::Ruby, "<main>", Some("/srv/app/main.rb")),
-        ];
-        assert_eq!(ruby_frame(&stack).map(place).as_deref(), Some("Foo#bar\\u{a} app.rb:12"));
-        assert!(ruby_frame(&stack[..2]).is_none());
-    }
-
     /// Units change where the numbers get long.
     #[test]
     fn units() {
         assert_eq!(duration(0), "0");
         assert_eq!(duration(1_500), "2µs");
         assert_eq!(duration(1_234_567), "1.23ms");
+        assert_eq!(duration(123_456_789), "123.5ms");
         assert_eq!(duration(2_500_000_000), "2.50s");
         assert_eq!(count(99_999), "99999");
         assert_eq!(count(551_887), "551.9k");

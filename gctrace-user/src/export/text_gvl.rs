@@ -2,10 +2,16 @@
 
 use std::{collections::HashMap, io::Write};
 
-use super::text::{clip, duration};
-use crate::model::{
-    Process,
-    gvl::{GvlBlocked, GvlProcessSummary, GvlSplit, GvlSums, GvlThreadSummary},
+use super::{
+    place::program,
+    text::{clip, duration},
+};
+use crate::{
+    model::{
+        Process,
+        gvl::{GvlBlocked, GvlProcessSummary, GvlSplit, GvlSums, GvlThreadSummary},
+    },
+    words::plural,
 };
 
 /// Threads of a process that are shown: those that waited longest.
@@ -30,59 +36,67 @@ impl GvlTable {
     pub(super) fn process(
         &mut self,
         out: &mut impl Write,
+        width: Option<usize>,
         process: &Process,
         summary: &GvlProcessSummary,
     ) -> std::io::Result<()> {
         let threads = self.0.remove(&process.pid).unwrap_or_default();
         writeln!(
             out,
-            "\nGVL of pid {} {}: {} threads in {}",
+            "\nGVL of {} (pid {}): {} in {}",
+            program(process),
             process.pid,
-            clip(&process.comm, 16),
-            summary.threads,
+            plural(summary.threads, "thread"),
             duration(summary.span_ns)
         )?;
+        let narrow = width.is_some_and(|width| width < WIDE);
         writeln!(
             out,
-            "{:>8} {:<16} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9}",
-            "TID",
-            "COMM",
-            "WAIT%",
-            "HOLD%",
-            "AWAY%",
-            "RUBY%",
-            "NATIVE%",
-            "NOCPU%",
-            "BLOCK%",
-            "WAITS",
-            "P50<=",
-            "P99<=",
-            "MAX"
+            "{}",
+            joined(
+                [
+                    "TID",
+                    "THREAD",
+                    "WAIT%",
+                    "HOLD%",
+                    "OFF-GVL%",
+                    "RUBY%",
+                    "NATIVE%",
+                    "CPU-WAIT%",
+                    "BLOCK%",
+                    "WAITS",
+                    "P50<=",
+                    "P99<=",
+                    "MAX"
+                ]
+                .map(ToOwned::to_owned),
+                narrow
+            )
         )?;
         if summary.threads > 1 {
-            row(out, "all", "", &summary.sums)?;
+            row(out, narrow, "all", "", &summary.sums)?;
         }
         for thread in &threads {
-            row(out, &thread.who.tid.to_string(), &clip(&thread.who.comm, 16), &thread.sums)?;
+            row(out, narrow, &thread.who.tid.to_string(), &clip(&thread.who.comm, 16), &thread.sums)?;
         }
         let unshown = summary.threads.saturating_sub(threads.len() as u64);
         if unshown > 0 {
-            writeln!(out, "{:>8} {unshown} threads that waited less", "")?;
+            writeln!(out, "{:>7} {} that waited less", "", plural(unshown, "more thread"))?;
         }
         if summary.coverage.only_blocked {
-            writeln!(out, "{:>8} {}", "", summary.coverage.lacks())?;
+            writeln!(out, "{:>7} {}", "", summary.coverage.lacks())?;
         }
         let sums = &summary.sums;
         if sums.watched_ns < sums.wall_ns {
             let share = sums.watched_ns as f64 * 100.0 / sums.wall_ns as f64;
             writeln!(
                 out,
-                "{:>8} of {share:.1} % of the time only: watching cost more than --gvl-budget",
+                "{:>7} measured during {share:.1} % of the run (CPU budget); rates are of that part",
                 ""
             )?;
         }
         if let Some(gc) = summary.gc.filter(|gc| gc.pause_ns > 0) {
-            write!(out, "{:>8} GC pauses took {}", "", duration(gc.pause_ns))?;
+            write!(out, "{:>7} GC pauses took {}", "", duration(gc.pause_ns))?;
             if let Some(share) = summary.gc_of_hold() {
                 write!(out, ", {:.1} % of the time for which the GVL was held", share * 100.0)?;
             }
@@ -98,7 +112,36 @@ impl GvlTable {
     }
 }
 
-fn row(out: &mut impl Write, tid: &str, comm: &str, sums: &GvlSums) -> std::io::Result<()> {
+/// Width of the columns, and whether they are there on a terminal of 80 columns.
+const COLUMNS: [(usize, bool); 13] = [
+    (7, true),
+    (15, true),
+    (6, true),
+    (6, true),
+    (8, true),
+    (7, false),
+    (7, false),
+    (9, false),
+    (6, true),
+    (7, true),
+    (9, false),
+    (8, true),
+    (8, true),
+];
+/// Columns of a terminal from which on all of it is shown.
+const WIDE: usize = 120;
+
+/// The columns of a row.
+fn joined(cells: [String; 13], narrow: bool) -> String {
+    let shown = cells.into_iter().zip(COLUMNS).enumerate().filter(|(_, (_, (_, always)))| *always || !narrow);
+    let cell = |(at, (cell, (width, _))): (usize, (String, (usize, bool)))| {
+        // The name of the thread begins at the left, numbers end at the right.
+        if at == 1 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+    };
+    shown.map(cell).collect::<Vec<_>>().join(" ")
+}
+
+fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums) -> std::io::Result<()> {
     let percent = |ns: u64| match sums.watched_ns {
         0 => "-".to_owned(),
         wall => format!("{:.1}", ns as f64 * 100.0 / wall as f64),
@@ -107,9 +150,9 @@ fn row(out: &mut impl Write, tid: &str, comm: &str, sums: &GvlSums) -> std::io::
         sums.split.as_ref().map_or_else(|| "-".to_owned(), |split| percent(of(split)))
     };
     let quantile = |percent| duration(sums.waits.quantile(percent, sums.wait.max_ns));
-    writeln!(
-        out,
-        "{tid:>8} {comm:<16} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9} {:>9}",
+    let cells = [
+        tid.to_owned(),
+        comm.to_owned(),
         percent(sums.wait.ns),
         sums.hold.map_or_else(|| "-".to_owned(), |hold| percent(hold.ns)),
         sums.away.map_or_else(|| "-".to_owned(), |away| percent(away.ns)),
@@ -117,11 +160,12 @@ fn row(out: &mut impl Write, tid: &str, comm: &str, sums: &GvlSums) -> std::io::
         part(|split| split.away.cpu_ns),
         part(|split| split.holding.runnable_ns + split.away.runnable_ns),
         part(|split| split.holding.blocked_ns + split.away.blocked_ns),
-        sums.wait.count,
+        sums.wait.count.to_string(),
         quantile(50),
         quantile(99),
         duration(sums.wait.max_ns),
-    )
+    ];
+    writeln!(out, "{}", joined(cells, narrow))
 }
 
 fn pair(out: &mut impl Write, blocked: &GvlBlocked) -> std::io::Result<()> {
@@ -130,7 +174,7 @@ fn pair(out: &mut impl Write, blocked: &GvlBlocked) -> std::io::Result<()> {
     };
     writeln!(
         out,
-        "{:>8} waited {} ({} times) while {} held the GVL",
+        "{:>7} waited {} ({} times) while {} held the GVL",
         name(&blocked.waiter),
         duration(blocked.times.ns),
         blocked.times.count,
@@ -151,11 +195,16 @@ mod tests {
         let mut sums = GvlSums { wall_ns: 2_000_000_000, watched_ns: 1_000_000_000, ..GvlSums::default() };
         sums.wait = GvlTimes { count: 2, ns: 250_000_000, max_ns: 200_000_000 };
         let mut out = Vec::new();
-        row(&mut out, "12", "worker", &sums).unwrap();
+        row(&mut out, false, "12", "worker", &sums).unwrap();
         let text = String::from_utf8(out).unwrap();
         let words: Vec<&str> = text.split_whitespace().collect();
         assert_eq!(words[..7], ["12", "worker", "25.0", "-", "-", "-", "-"]);
-        assert_eq!(words[12], "200.00ms");
+        assert_eq!(words[12], "200.0ms");
+        let mut out = Vec::new();
+        let name = "n".repeat(15);
+        row(&mut out, true, "4194304", &name, &sums).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.chars().count() <= 81 && text.contains(&name) && text.contains(" 200.0ms\n"), "{text}");
         let mut out = Vec::new();
         let who = |tid| Some(GvlWho { tid, comm: Arc::from("a") });
         let times = GvlTimes { count: 3, ns: 1_500_000, max_ns: 1 };

@@ -188,6 +188,9 @@ impl Pipeline {
             self.counts.pauses_in_cycles += 1;
         } else {
             self.counts.pauses_outside += 1;
+            if let Some(traced) = self.traced.get_mut(&pid) {
+                traced.outside_ns += event.header.ts_ns.saturating_sub(event.begin_ns);
+            }
         }
         self.report(pid, folded);
     }

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     aggregate::recording::Recording,
+    ledger::without_stack,
     model::stack::{FrameKind, ThreadState},
-    stacks::without_stack,
 };
 
 /// Paths with less than this part of all time would be drawn narrower than a third of a pixel.

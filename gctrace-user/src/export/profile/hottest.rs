@@ -15,6 +15,7 @@ use crate::{
     ledger::Ledger,
     model::{
         GcCycle, GcState, Process,
+        source::last_two,
         stack::{Frame, FrameKind, ThreadState},
     },
 };
@@ -77,11 +78,6 @@ impl Method {
             Self::Of { name, .. } => label::text(name),
         }
     }
-}
-
-/// The last two parts of a path: `models/user.rb`.
-fn last_two(path: &str) -> &str {
-    path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
 }
 
 #[derive(Clone, Copy, Default)]
@@ -167,17 +163,4 @@ fn methods(recording: &Recording, samples: &[(&SampleKey, &SampleSum)]) -> Vec<(
         (y.self_ns, y.total_ns).cmp(&(x.self_ns, x.total_ns)).then_with(|| a.cmp(b))
     });
     times
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Paths are cut to what tells files apart.
-    #[test]
-    fn paths() {
-        assert_eq!(last_two("/srv/app/models/user.rb"), "models/user.rb");
-        assert_eq!(last_two("/a.rb"), "/a.rb");
-        assert_eq!(last_two("(eval)"), "(eval)");
-    }
 }

@@ -19,7 +19,7 @@ use crate::{
         gvl::{GvlSpan, GvlThreadSummary, GvlWait},
         stack::StackSample,
     },
-    stacks::without_stack,
+    words::file_size,
 };
 
 mod firefox;
@@ -58,6 +58,18 @@ impl Format {
         matches!(self, Self::Speedscope | Self::Firefox | Self::Perfetto)
     }
 
+    /// What to do with the file.
+    fn opened_with(self, path: &std::path::Display<'_>) -> String {
+        match self {
+            Self::Pprof => format!("go tool pprof -top {path}"),
+            Self::Folded(_) => "lines `root;caller;leaf NANOSECONDS`, for flame graph tools".to_owned(),
+            Self::FlameGraph(_) => "open it in a browser".to_owned(),
+            Self::Speedscope => "open it at https://www.speedscope.app".to_owned(),
+            Self::Firefox => "open it at https://profiler.firefox.com".to_owned(),
+            Self::Perfetto => "open it at https://ui.perfetto.dev".to_owned(),
+        }
+    }
+
     /// Whether it shows samples.
     pub fn has_samples(self) -> bool {
         self != Self::Perfetto
@@ -83,14 +95,6 @@ impl Context<'_> {
     /// What was counted, lost included, in one line.
     fn account(&self) -> String {
         format!("gctrace {}: {}", super::VERSION, self.ledger.summary())
-    }
-
-    /// The same, with what the samples lack.
-    fn comment(&self) -> String {
-        match without_stack(&self.ledger.user) {
-            Some(words) => format!("{}; {words}", self.account()),
-            None => self.account(),
-        }
     }
 }
 
@@ -214,8 +218,19 @@ impl Exporter for Output {
             Ok(())
         })
         .map_err(|source| ExportError::File { path: self.path.clone(), source })?;
+        let path = self.path.display();
+        let size = std::fs::metadata(&self.path)
+            .map_or_else(|_| String::new(), |file| format!(" ({})", file_size(file.len())));
+        let idle = if self.format.has_samples() && recording.samples.is_empty() {
+            "; no samples: no traced thread was on a CPU (--wall shows what they wait for)"
+        } else {
+            ""
+        };
+        crate::console::say(&format!(
+            "gctrace: wrote {path}{size}: {}{idle}",
+            self.format.opened_with(&path)
+        ));
         if left_out > 0 {
-            let path = self.path.display();
             crate::console::say(&format!(
                 "gctrace: {path} holds the beginning of the run; {left_out} later samples and events are left out"
             ));
@@ -236,7 +251,7 @@ fn write(
         Format::Pprof => {
             let &Context { clock, began_ns, ended_ns, .. } = context;
             let head =
-                pprof::Head { comment: context.comment(), clock, began_ns, ended_ns, gvl: context.gvl };
+                pprof::Head { comment: context.account(), clock, began_ns, ended_ns, gvl: context.gvl };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }
         Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),

@@ -442,6 +442,8 @@ fn after_exec() {
         let end = ProcessEnd {
             reason: crate::model::EndReason::Execed,
             ts_ns: rss,
+            since_ns: 0,
+            outside_ns: 0,
             shutdown: None,
             cycles: 0,
             lost: 0,

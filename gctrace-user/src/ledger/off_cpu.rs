@@ -1,6 +1,6 @@
 //! How much of the time off the CPU has no stack, in words.
 
-use crate::ledger::UserCounts;
+use super::UserCounts;
 
 /// Shares below this are not worth a word.
 const LEAST: f64 = 0.001;

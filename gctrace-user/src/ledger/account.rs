@@ -1,0 +1,192 @@
+//! The account of a run in words.
+
+use gctrace_common::stats::Counter;
+
+use super::{Ledger, without_stack};
+use crate::words::{percent, plural};
+
+impl Ledger {
+    /// What was done, and whether anything is missing: one line for people.
+    pub fn summary(&self) -> String {
+        let u = &self.user;
+        let cycles = plural(u.cycles, "cycle");
+        let mut parts = vec![match u.processes {
+            1 => cycles,
+            processes => format!("{cycles} in {}", plural(processes, "process")),
+        }];
+        if u.phases > 0 {
+            parts.push(format!("{} of GC work", plural(u.phases, "interval")));
+        }
+        let missing = self.missing();
+        if missing.is_empty() {
+            parts.push("nothing lost".to_owned());
+        }
+        parts.extend(missing);
+        parts.extend(self.limits());
+        parts.join(", ")
+    }
+
+    /// What should be there and is not, by kind.
+    fn missing(&self) -> Vec<String> {
+        use Counter as C;
+        let k = |counters: &[C]| counters.iter().map(|&counter| self.kernel(counter)).sum::<u64>();
+        let u = &self.user;
+        let gc = k(&[
+            C::SnapshotRingFull,
+            C::PauseRingFull,
+            C::PhaseRingFull,
+            C::SnapshotReadFailed,
+            C::EnterReadFailed,
+            C::ScopeMapFull,
+        ]);
+        let stacks = k(&[
+            C::StackRingFull,
+            C::NativeRingFull,
+            C::StackBusy,
+            C::StackNotWalked,
+            C::RubyMapFull,
+            C::OffCpuRingFull,
+            C::AwayMapFull,
+        ]);
+        let gvl = k(&[
+            C::GvlThreadMapFull,
+            C::GvlTasksFull,
+            C::GvlWaitRingFull,
+            C::GvlThreadRingFull,
+            C::GvlSpanRingFull,
+            C::GvlLocksFull,
+        ]);
+        let lives = k(&[C::LifeRingFull, C::ProcessMapFull]);
+        let sampled = without_stack(u);
+        [
+            (gc, format!("{} lost (a larger buffer: --gc-ring)", plural(gc, "GC event"))),
+            (u.cycles_cut_short, format!("{} without an end", plural(u.cycles_cut_short, "cycle"))),
+            (lives, format!("{} lost", plural(lives, "process event"))),
+            (stacks, format!("{} lost", plural(stacks, "stack"))),
+            (u64::from(sampled.is_some()), sampled.unwrap_or_default()),
+            (gvl, format!("{} lost", plural(gvl, "GVL event"))),
+            (
+                self.kernel(C::GvlNoThread),
+                format!("{} of unknown threads", plural(self.kernel(C::GvlNoThread), "GVL event")),
+            ),
+            (
+                self.kernel(C::GvlEdgesFull),
+                format!(
+                    "{} without the thread that held it",
+                    plural(self.kernel(C::GvlEdgesFull), "GVL wait")
+                ),
+            ),
+            (
+                u.tracepoints_skipped,
+                format!("{} skipped by the kernel", plural(u.tracepoints_skipped, "scheduler event")),
+            ),
+            (u.undecodable, format!("{} not understood", plural(u.undecodable, "record"))),
+            (
+                u.uploads_dropped + u.uploads_refused,
+                format!("{} not delivered", plural(u.uploads_dropped + u.uploads_refused, "upload")),
+            ),
+            (
+                u.sets_dropped + u.sets_refused,
+                format!("{} not delivered", plural(u.sets_dropped + u.sets_refused, "sample set")),
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(count, text)| (count > 0).then_some(text))
+        .collect()
+    }
+
+    /// What the figures do not cover, although nothing went wrong.
+    fn limits(&self) -> Vec<String> {
+        let u = &self.user;
+        let mut limits = Vec::new();
+        if u.ends_without_start > 0 {
+            limits.push(format!("{} already under way at start", plural(u.ends_without_start, "cycle")));
+        }
+        if u.gvl_unwatched_ns > 0 {
+            let share = percent(u.gvl_watched_ns, u.gvl_watched_ns + u.gvl_unwatched_ns);
+            limits.push(format!("the GVL watched for {share} of the time (CPU budget)"));
+        }
+        if u.refused > 0 {
+            limits.push(format!("{} not traced (reported above)", plural(u.refused, "candidate")));
+        }
+        match self.imbalances() {
+            none if none.is_empty() => {}
+            some => {
+                limits.push(format!("THE COUNTS DO NOT ADD UP (please report this): {}", some.join("; ")));
+            }
+        }
+        limits
+    }
+
+    /// Every counter that is not zero, in two lines.
+    pub fn details(&self) -> [String; 2] {
+        let listed = |counters: Vec<(&'static str, u64)>| {
+            let counted = counters.into_iter().filter(|(_, count)| *count > 0);
+            counted.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+        };
+        [
+            format!("counted in the kernel: {}", listed(self.kernel_counters())),
+            format!("counted by gctrace: {}", listed(self.user_counters())),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::UserCounts;
+
+    fn ledger(user: &UserCounts) -> Ledger {
+        Ledger { kernel: Some(vec![0; Counter::ALL.len()]), user: *user }
+    }
+
+    /// A run without loss is said in four words; a cycle that runs when tracing ends is no loss.
+    #[test]
+    fn nothing_lost() {
+        let counts = UserCounts {
+            cycles: 583,
+            cycles_started: 583,
+            decoded_snapshots: 583,
+            cycles_unfinished: 1,
+            processes: 1,
+            ..UserCounts::default()
+        };
+        let mut ledger = ledger(&counts);
+        if let Some(kernel) = ledger.kernel.as_mut() {
+            for counter in [
+                Counter::SnapshotSubmitted,
+                Counter::Starts,
+                Counter::Admitted,
+                Counter::Hits,
+                Counter::MarkNoted,
+            ] {
+                kernel[counter as usize] = 583;
+            }
+        }
+        assert_eq!(ledger.summary(), "583 cycles, nothing lost");
+        assert!(ledger.details()[1].contains("cycles_unfinished 1"), "{:?}", ledger.details());
+    }
+
+    /// What is missing is named by its kind, with the right plural, and never called by another's name.
+    #[test]
+    fn by_kind() {
+        let counts = UserCounts {
+            ends_without_start: 1,
+            processes: 2,
+            tracepoints_skipped: 2,
+            ..UserCounts::default()
+        };
+        let mut ledger = ledger(&counts);
+        if let Some(kernel) = ledger.kernel.as_mut() {
+            kernel[Counter::GvlNoThread as usize] = 123_598;
+        }
+        let said = ledger.summary();
+        assert!(
+            said.starts_with("0 cycles in 2 processes, 123598 GVL events of unknown threads, "),
+            "{said}"
+        );
+        assert!(said.contains("2 scheduler events skipped by the kernel"), "{said}");
+        assert!(said.contains("1 cycle already under way at start"), "{said}");
+        assert!(!said.contains("lost"), "{said}");
+    }
+}

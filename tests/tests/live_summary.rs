@@ -1,0 +1,164 @@
+//! What gctrace says of a process at its end, against the lines of the same run and against the program itself.
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use serde_json::Value;
+
+/// Collects in several ways, prints its `GC.stat`, and ends.
+const WORK: &str = "
+def work = Array.new(20_000) { |i| 'x' + i.to_s }
+60.times { |i| work; GC.start if i % 10 == 0; GC.start(full_mark: false) if i % 15 == 1 }
+s = GC.stat
+puts [s[:count], s[:minor_gc_count], s[:major_gc_count]].join(' ')
+";
+
+/// The value at this rank of the sorted list, counted as by the nearest-rank method.
+fn quantile(sorted: &[u64], quantile: f64) -> u64 {
+    let rank = (sorted.len() as f64 * quantile).ceil() as usize;
+    sorted[rank.max(1) - 1]
+}
+
+fn number(value: &Value, name: &str) -> Result<u64> {
+    value[name].as_u64().with_context(|| format!("no number {name} in {value}"))
+}
+
+/// At most one percent too high, never too low.
+fn close(said: u64, exact: u64, what: &str) -> Result<()> {
+    ensure!(said >= exact && said as f64 <= exact as f64 * 1.01, "{what}: {said}, but exactly {exact}");
+    Ok(())
+}
+
+/// Every number of the `summary` line follows from the `gc` lines of the same run, and counts are the program's own.
+#[test]
+fn summary_of_json_lines() -> Result<()> {
+    let _live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let program = ruby.argv()?;
+        let args = ["--".into()].into_iter().chain(program).chain(["-e".into(), WORK.into()]);
+        let finished = Invocation::jsonl(args)?.run()?;
+        let lines: Vec<Value> =
+            finished.stdout.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let summaries: Vec<&Value> = lines.iter().filter(|line| line["type"] == "summary").collect();
+        ensure!(summaries.len() == 1, "{} summaries", summaries.len());
+        let summary = summaries[0];
+        let own = finished.stdout.iter().chain(&finished.stderr).find_map(|line| {
+            let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+            <[u64; 3]>::try_from(numbers).ok()
+        });
+        let [count, minor, major] = own.context("the program printed no counts")?;
+        let cycles: Vec<&Value> = lines.iter().filter(|line| line["type"] == "gc").collect();
+        // The end of the VM may collect once more.
+        ensure!(number(summary, "cycles")? == cycles.len() as u64, "{summary}");
+        let first = number(cycles[0], "count")?;
+        ensure!(first == 1, "the first cycle seen is {first}");
+        let of_script = cycles.iter().filter(|cycle| cycle["count"].as_u64() <= Some(count));
+        let kinds = of_script.fold([0_u64; 2], |[minors, majors], cycle| {
+            if cycle["kind"] == "major" { [minors, majors + 1] } else { [minors + 1, majors] }
+        });
+        ensure!(kinds == [minor, major], "{kinds:?}, but the program counted {minor} and {major}");
+        let mut totals = Vec::new();
+        let mut stops = Vec::new();
+        for cycle in &cycles {
+            let pauses = cycle["pauses"].as_array().context("no pauses")?;
+            let pauses: Vec<u64> = pauses.iter().map(|pause| number(pause, "ns")).collect::<Result<_>>()?;
+            let longest = pauses.iter().copied().max().unwrap_or_default();
+            ensure!(number(cycle, "max_pause_ns")? == longest, "{cycle}");
+            totals.push(number(cycle, "pause_ns")?);
+            stops.extend(pauses);
+        }
+        let sum: u64 = totals.iter().sum();
+        ensure!(number(summary, "pause_ns")? == sum, "{sum} ns: {summary}");
+        let worst = totals.iter().copied().max().unwrap_or_default();
+        ensure!(number(&summary["worst"], "pause_ns")? == worst, "{worst} ns: {summary}");
+        for (name, mut values) in [("pauses", stops), ("cycle_pauses", totals)] {
+            values.sort_unstable();
+            let said = &summary[name];
+            ensure!(number(said, "count")? == values.len() as u64, "{name}: {said}");
+            ensure!(Some(&number(said, "max_ns")?) == values.last(), "{name}: {said}");
+            close(number(said, "p50_ns")?, quantile(&values, 0.5), &format!("median of {name}"))?;
+            close(number(said, "p99_ns")?, quantile(&values, 0.99), &format!("p99 of {name}"))?;
+        }
+        let by_cause: u64 = summary["causes"]
+            .as_array()
+            .context("no causes")?
+            .iter()
+            .map(|cause| number(cause, "cycles"))
+            .sum::<Result<_>>()?;
+        ensure!(by_cause == cycles.len() as u64, "{summary}");
+        let traced = number(summary, "traced_ns")?;
+        let share = summary["gc_share"].as_f64().context("no share")?;
+        let outside = number(summary, "outside_pause_ns")?;
+        ensure!((share - (sum + outside) as f64 / traced as f64).abs() < 1e-9 && share < 1.0, "{summary}");
+        // It was traced from its first cycle at the latest until its end.
+        let span = cycles.last().and_then(|cycle| cycle["ts"].as_f64()).unwrap_or_default()
+            - cycles[0]["ts"].as_f64().unwrap_or_default();
+        ensure!(traced as f64 / 1e9 >= span, "traced for {traced} ns, and cycles over {span} s");
+        Ok(())
+    })
+}
+
+/// The text has a summary with `--quiet` and without lines, and the counts in it are the program's own.
+#[test]
+fn summary_of_text() -> Result<()> {
+    let _live = Live::begin()?;
+    let mut args: Vec<_> = vec!["--quiet".into(), "--".into()];
+    args.extend(Ruby::main()?.argv()?);
+    args.extend(["-e".into(), WORK.into()]);
+    let finished = Invocation::new(args)?.run()?;
+    let text = finished.stdout.join("\n");
+    ensure!(finished.status.success(), "{}:\n{}", finished.status, finished.errors());
+    ensure!(!text.contains("TIME "), "lines despite --quiet:\n{text}");
+    let own = finished.stdout.iter().chain(&finished.stderr).find_map(|line| {
+        let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+        <[u64; 3]>::try_from(numbers).ok()
+    });
+    let [_, minor, major] = own.context("the program printed no counts")?;
+    let of = |kind: &str| -> Result<u64> {
+        let row = finished.stdout.iter().find(|line| line.trim_start().starts_with(kind));
+        let count = row.and_then(|row| row.split_whitespace().nth(1)?.strip_suffix(':')?.parse().ok());
+        count.with_context(|| format!("no row of {kind} in\n{text}"))
+    };
+    ensure!(of("minor")? == minor, "{minor} minor cycles:\n{text}");
+    // The end of the VM may collect once more.
+    ensure!((major..=major + 1).contains(&of("major")?), "{major} major cycles:\n{text}");
+    for word in ["% of the time", "longest", "p99", "RSS", "by "] {
+        ensure!(text.contains(word), "no {word:?} in\n{text}");
+    }
+    ensure!(finished.errors().contains("cycles, nothing lost"), "{}", finished.errors());
+    Ok(())
+}
+
+/// `--min-pause` hides cycles and says how many; `--interval` prints lines of processes in place of cycles.
+#[test]
+fn fewer_lines() -> Result<()> {
+    let _live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut program = ruby.argv()?;
+    program.extend(["-e".into(), WORK.into()]);
+    let run = |flags: &[&str]| -> Result<Vec<String>> {
+        let mut args: Vec<std::ffi::OsString> = flags.iter().map(Into::into).collect();
+        args.push("--".into());
+        args.extend(program.iter().cloned());
+        Ok(Invocation::new(args)?.run()?.stdout)
+    };
+    let is_cycle = |line: &&String| line.split_whitespace().any(|word| matches!(word, "minor" | "major"));
+    let hidden = run(&["--min-pause", "1h"])?;
+    ensure!(hidden.iter().all(|line| !line.contains(" #") || line.contains("worst")), "{hidden:?}");
+    ensure!(
+        hidden.iter().any(|line| line.contains("without a stop of") && !line.starts_with('0')),
+        "{hidden:?}"
+    );
+    let all = run(&["--min-pause", "1ms"])?;
+    ensure!(all.iter().filter(is_cycle).count() > 2, "{all:?}");
+    let intervals = run(&["--interval", "100ms"])?;
+    ensure!(intervals[0].contains("CYCLES") && intervals.len() > 3, "{intervals:?}");
+    ensure!(
+        !intervals
+            .iter()
+            .any(|line| line.contains(" newobj ") && line.contains('#') && !line.contains("worst")),
+        "{intervals:?}"
+    );
+    Ok(())
+}

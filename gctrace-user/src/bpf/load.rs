@@ -498,6 +498,7 @@ mod tests {
             rate: 99,
             wall: false,
             off_cpu_min: std::time::Duration::ZERO,
+            off_cpu_stacks: 0,
             native: false,
             only_blockers: false,
         };

@@ -8,6 +8,7 @@ mod depth;
 mod fleet;
 mod gvl;
 mod stalls;
+mod start;
 mod statistics;
 mod tune;
 
@@ -61,6 +62,12 @@ struct Args {
     /// Measure only what watching the GVL costs a Puma under load (needs puma and wrk; about ten minutes).
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls"])]
     gvl: bool,
+    /// Measure only how long gctrace takes until it is ready, with several sets of options.
+    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl"])]
+    start: bool,
+    /// With --start: measure this gctrace instead of building one; given twice, the second is compared with the first.
+    #[arg(long = "binary", requires = "start", value_name = "FILE")]
+    binaries: Vec<PathBuf>,
     #[command(flatten)]
     gvl_options: gvl::Options,
     /// Print one JSON object instead of the table.
@@ -94,7 +101,7 @@ fn run(args: &Args) -> Result<()> {
     }
     if !args.built {
         setup::ensure(&[if args.collector { Purpose::Test } else { Purpose::Demo }])?;
-        if args.gvl_options.gctrace.is_none() {
+        if args.gvl_options.gctrace.is_none() && args.binaries.is_empty() {
             progress("bench: building gctrace");
             run_command(cargo().args(["build", "--quiet", "--release", "--package", "gctrace-user"]))?;
         }
@@ -109,6 +116,8 @@ fn run(args: &Args) -> Result<()> {
                 .args(args.tune.then_some("--tune"))
                 .args(args.fleet.then_some("--fleet"))
                 .args(args.stalls.then_some("--stalls"))
+                .args(args.start.then_some("--start"))
+                .args(args.binaries.iter().flat_map(|path| ["--binary".as_ref(), path.as_os_str()]))
                 .args(args.gvl_options.again(args.gvl))
                 .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
@@ -128,6 +137,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if args.collector {
         return collector::run(args.json);
+    }
+    if args.start {
+        return start::run(&args.binaries, runs, args.json);
     }
     if args.stalls {
         return stalls::run(args.rbspy.as_deref(), runs, args.json);

@@ -247,6 +247,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     run.pipeline.still_away(closed, min);
     run.pipeline.tracepoints_skipped(run.counters.skipped());
     run.pipeline.detach(closed);
+    run.pipeline.closed(closed);
     let ledger = Ledger { kernel, user: run.pipeline.counts() };
     run.pipeline.finish(&ledger);
     let ledger = Ledger { user: run.pipeline.counts(), ..ledger };
@@ -303,8 +304,10 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     if let Some(path) = &settings.stack_log {
         exporters.push(Box::new(StackLog::new(path)?));
     }
-    let (gvl, hottest) = (settings.gvl.is_some(), settings.hottest.then(|| sink.clone()));
-    exporters.extend(profile::exporters(&settings.profiles, hottest, gvl, clock)?);
+    let hottest = settings.hottest.then(|| sink.clone());
+    let wall = settings.stacks.is_some_and(|stacks| stacks.wall);
+    let watched = (settings.gvl.is_some(), wall);
+    exporters.extend(profile::exporters(&settings.profiles, hottest, watched, clock)?);
     if format == Format::Text {
         exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns)));
     }
@@ -471,6 +474,7 @@ impl Run<'_> {
                     if self.settings.duration.is_none() { " (Ctrl-C to stop)" } else { "" }
                 ));
                 log::info!("{probes} probes on {images} images");
+                self.pipeline.began(monotonic_ns());
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
                 return processes == 0 && !self.settings.selection.is_open();
             }

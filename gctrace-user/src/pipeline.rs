@@ -167,6 +167,16 @@ impl Pipeline {
         }
     }
 
+    /// All that was asked for is being traced from this time on.
+    pub fn began(&mut self, ts_ns: u64) {
+        self.exporters.iter_mut().for_each(|exporter| exporter.began(ts_ns));
+    }
+
+    /// Nothing is traced any more since this time.
+    pub fn closed(&mut self, ts_ns: u64) {
+        self.exporters.iter_mut().for_each(|exporter| exporter.closed(ts_ns));
+    }
+
     /// A process runs a probed image.
     pub fn add_process(&mut self, pid: u32, image: u32, state: Option<(u64, Vec<u8>)>) {
         let Some(known) = self.images.get(image) else { return };

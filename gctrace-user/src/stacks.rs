@@ -18,15 +18,15 @@ use gctrace_common::{
 
 pub use self::reader::{Reader, Sleeper, Taken};
 use self::{
-    own::{Own, kernel_frame},
+    own::Own,
     reader::{TakenStack, Unmixed},
 };
 use crate::{
     aggregate::mix::{Mixed, mix},
     decode,
     ledger::UserCounts,
-    model::stack::{Frame, Stack, StackSample, ThreadState},
-    native::NativeNamer,
+    model::stack::{Stack, StackSample, ThreadState},
+    native::{KernelNamer, NativeNamer},
     ruby::threads::Walked,
 };
 
@@ -110,6 +110,7 @@ pub struct Stacks {
     /// Threads that are back on a CPU, whose stack follows, by tid.
     returned: HashMap<u32, OffCpuEvent>,
     frames: Own,
+    kernel: KernelNamer,
     native: Option<NativeNamer>,
     /// Names of threads, by pid.
     comms: HashMap<u32, HashMap<[u8; 16], Arc<str>>>,
@@ -126,6 +127,11 @@ struct Away {
 impl Stacks {
     /// The stage behind a reader. Without `native`, native frames are left out.
     pub fn new(reader: Option<Reader>, native: Option<NativeNamer>) -> Self {
+        let mut kernel = KernelNamer::default();
+        if native.is_some() {
+            // Profiles are wanted. It takes some tens of milliseconds, for which the rings would fill later.
+            kernel.load();
+        }
         Self {
             reader,
             ready: VecDeque::new(),
@@ -133,6 +139,7 @@ impl Stacks {
             away: HashMap::new(),
             returned: HashMap::new(),
             frames: Own::new(),
+            kernel,
             native,
             comms: HashMap::new(),
         }
@@ -372,10 +379,7 @@ impl Stacks {
     /// Names kernel and native frames and puts all frames in order.
     fn mixed(&mut self, header: &Header, stack: Unmixed, counts: &mut UserCounts) -> Stack {
         let Unmixed { bias, cut, kernel, native, gc, groups, missing } = stack;
-        let mut frames: Vec<Arc<Frame>> = match &mut self.native {
-            Some(namer) => kernel.iter().map(|&at| namer.kernel_frame(at)).collect(),
-            None => kernel.iter().map(|&at| kernel_frame(at)).collect(),
-        };
+        let mut frames = self.kernel.stack(&kernel);
         if header.point == Cause::OffCpu as u32 {
             // The program that takes the stack is called behind the switch of threads.
             let own = frames.iter().take_while(|frame| is_of_tracing(&frame.name)).count();

@@ -223,6 +223,12 @@ pub struct Recording {
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
     /// When it was, if anyone asked.
     pub timeline: Option<Timeline>,
+    /// When all that was asked for was being traced, and when nothing was any more, `CLOCK_MONOTONIC` nanoseconds.
+    pub began_ns: Option<u64>,
+    /// The same.
+    pub closed_ns: Option<u64>,
+    /// When the first sample, cycle or interval began.
+    first_ns: Option<u64>,
     /// CPU time of the first sample on a CPU, which is the period of the clock, nanoseconds.
     pub period_ns: Option<u64>,
     /// Samples whose stack or thread is beyond the limits; their time is in the sums.
@@ -249,6 +255,9 @@ impl Recording {
             gvl_holds: HashMap::new(),
             gvl_threads: HashMap::new(),
             timeline: timeline.then(Timeline::default),
+            began_ns: None,
+            closed_ns: None,
+            first_ns: None,
             period_ns: None,
             merged: 0,
             no_stack: Arc::new([Arc::new(Frame {
@@ -281,8 +290,21 @@ impl Recording {
         self.current.remove(&process.pid);
     }
 
+    /// From when to when was recorded: from when all was being traced, or from the first event if that was before (of several
+    /// Rubies, one is open to events earlier than another). `now_ns` stands for an end that is not known.
+    pub fn span(&self, now_ns: u64) -> (u64, u64) {
+        let ended = self.closed_ns.unwrap_or(now_ns);
+        let began = self.began_ns.into_iter().chain(self.first_ns).min().unwrap_or(ended);
+        (began.min(ended), ended)
+    }
+
+    fn began_by(&mut self, ts_ns: u64) {
+        self.first_ns = Some(self.first_ns.map_or(ts_ns, |first| first.min(ts_ns)));
+    }
+
     /// A sample.
     pub fn sample(&mut self, process: &Process, sample: &StackSample) {
+        self.began_by(sample.ts_ns);
         let thread = self.thread(process, sample.tid, &sample.comm, sample.ts_ns);
         let stack = if sample.stack.is_empty() { &self.no_stack } else { &sample.stack };
         let node = self.tree.insert(stack);
@@ -317,6 +339,7 @@ impl Recording {
     /// A cycle with its pauses.
     pub fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
         let start = &cycle.start;
+        self.began_by(cycle.pauses.iter().map(|pause| pause.begin_ns).fold(start.ts_ns, u64::min));
         let thread = self.thread(process, start.tid, &Arc::from(cycle.comm.as_str()), start.ts_ns);
         let node = cycle.trigger.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
         let reason = (start.info.gc_by, start.info.major_by);
@@ -365,6 +388,7 @@ impl Recording {
 
     /// GC work without event sites.
     pub fn work(&mut self, process: &Process, work: &GcWork) {
+        self.began_by(work.begin_ns);
         if self.timeline.is_none() {
             return;
         }

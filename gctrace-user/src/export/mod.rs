@@ -134,6 +134,11 @@ pub trait Exporter {
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
         Ok(())
     }
+    /// Everything that was asked for is being traced from this time on (`CLOCK_MONOTONIC` nanoseconds). Some of it may have been
+    /// before.
+    fn began(&mut self, _ts_ns: u64) {}
+    /// Nothing is traced any more since this time.
+    fn closed(&mut self, _ts_ns: u64) {}
     /// A cycle is complete, or was cut short.
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError>;
     /// An interval of GC work, of an image whose event sites are not known.

@@ -37,7 +37,7 @@ impl Payload for Push {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let Window { recording, clock, began_ns, ended_ns, account, .. } = &*self.window;
+        let Window { recording, clock, began_ns, ended_ns, account, wall, .. } = &*self.window;
         let wanted: HashSet<ProcessIndex> = self.processes.iter().copied().collect();
         let is_wanted = |thread: &u32| wanted.contains(&recording.thread_facts(*thread).0.process);
         let mut threads = recording.samples.keys().map(|key| &key.thread);
@@ -52,6 +52,7 @@ impl Payload for Push {
             began_ns: *began_ns,
             ended_ns: *ended_ns,
             gvl,
+            wall: *wall,
         };
         let mut raw_profile = Vec::new();
         // Writing to memory does not fail.

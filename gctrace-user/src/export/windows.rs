@@ -51,7 +51,9 @@ pub(super) struct Windows {
     wall: bool,
     recording: Recording,
     began: Instant,
-    began_ns: u64,
+    /// Of the first window, when tracing began; `None` until it has.
+    began_ns: Option<u64>,
+    closed_ns: Option<u64>,
     account: String,
     waiting: Vec<Weak<Window>>,
 }
@@ -71,7 +73,8 @@ impl Windows {
             wall,
             recording: Recording::new(false, LIMITS),
             began: Instant::now(),
-            began_ns: monotonic_ns(),
+            began_ns: None,
+            closed_ns: None,
             account: String::new(),
             waiting: Vec::new(),
         }
@@ -79,9 +82,11 @@ impl Windows {
 
     /// Ends the window. What it holds is encoded and sent elsewhere.
     fn hand_over(&mut self) {
-        let ended_ns = monotonic_ns();
         let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
-        let began_ns = std::mem::replace(&mut self.began_ns, ended_ns);
+        let ended_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
+        // What came before all was being traced belongs to the first window.
+        let began_ns = self.began_ns.unwrap_or_else(|| recording.span(ended_ns).0);
+        self.began_ns = Some(ended_ns);
         self.began = Instant::now();
         let has_any =
             !recording.samples.is_empty() || !recording.pauses.is_empty() || !recording.gvl_waits.is_empty();
@@ -113,6 +118,17 @@ impl Exporter for Windows {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
         self.recording.process(process, state);
         Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        if self.began_ns.is_none() {
+            self.began_ns = Some(self.recording.span(ts_ns).0);
+            self.began = Instant::now();
+        }
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.closed_ns = Some(ts_ns);
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
@@ -189,5 +205,58 @@ impl Exporter for LastUploads {
             uploader.finish();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::{super::upload::Protocol, *};
+
+    static SPANS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+    struct Nothing;
+
+    impl Payload for Nothing {
+        fn path(&self, _: Protocol) -> &'static str {
+            "/"
+        }
+
+        fn content_type(&self) -> &'static str {
+            "text/plain"
+        }
+
+        fn encode(&self) -> Vec<u8> {
+            Vec::new()
+        }
+    }
+
+    fn make(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
+        SPANS.lock().unwrap().push((window.began_ns, window.ended_ns));
+        drop(window);
+        Box::new(Nothing)
+    }
+
+    /// The first window begins when tracing does, not when gctrace was started; the last ends when tracing does.
+    #[test]
+    fn spans() {
+        let nobody =
+            super::super::upload::Address { url: "http://127.0.0.1:1".to_owned(), protocol: Protocol::Http };
+        let headers = ureq::http::HeaderMap::new();
+        let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
+        let clock = WallClock::measure();
+        let mut windows = Windows::new(vec![(uploader, make)], Duration::from_hours(1), clock, false);
+        let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
+        windows.began(7_000_000_000);
+        windows.stack(&process, &sample).unwrap();
+        windows.hand_over();
+        let now = monotonic_ns();
+        windows.stack(&process, &sample).unwrap();
+        windows.closed(now + 1_000);
+        windows.finish(&Ledger::default()).unwrap();
+        let spans = SPANS.lock().unwrap();
+        assert_eq!(spans.len(), 2);
+        assert_eq!((spans[0].0, spans[1].0, spans[1].1), (7_000_000_000, spans[0].1, now + 1_000));
     }
 }

@@ -1,6 +1,62 @@
-//! Names of kernel functions, from `/proc/kallsyms`.
+//! Names of kernel functions, from `/proc/kallsyms`. Their addresses stay here: they are a secret of the host (they tell where
+//! the kernel has been loaded), and profiles are passed on.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
+
+use crate::model::stack::{Frame, FrameKind};
+
+/// Addresses remembered at most; beyond, all are forgotten.
+const MAX_FRAMES: usize = 1 << 14;
+
+/// Names kernel frames.
+#[derive(Debug, Default)]
+pub struct KernelNamer {
+    symbols: KernelSymbols,
+    /// By address.
+    frames: HashMap<u64, Arc<Frame>>,
+    /// By name: the same function is the same frame.
+    by_name: HashMap<Arc<str>, Arc<Frame>>,
+}
+
+impl KernelNamer {
+    /// Reads the kernel's symbols now, not when the first frame comes.
+    pub fn load(&mut self) {
+        self.symbols.load();
+    }
+
+    /// The frames of a kernel stack, leaf first. Those without a name that follow each other are one.
+    pub fn stack(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
+        let mut frames: Vec<Arc<Frame>> = Vec::with_capacity(addresses.len());
+        for &address in addresses {
+            let frame = self.frame(address);
+            let unnamed_again = &*frame.name == UNNAMED && frames.last() == Some(&frame);
+            if !unnamed_again {
+                frames.push(frame);
+            }
+        }
+        frames
+    }
+
+    fn frame(&mut self, address: u64) -> Arc<Frame> {
+        if let Some(frame) = self.frames.get(&address) {
+            return Arc::clone(frame);
+        }
+        if self.frames.len() >= MAX_FRAMES {
+            self.frames.clear();
+        }
+        let name = self.symbols.name(address);
+        let frame = self.by_name.entry(name).or_insert_with_key(|name| {
+            let (kind, name) = (FrameKind::Kernel, Arc::clone(name));
+            Arc::new(Frame { kind, name, file: None, line: 0, first_line: 0, address: 0 })
+        });
+        let frame = Arc::clone(frame);
+        self.frames.insert(address, Arc::clone(&frame));
+        frame
+    }
+}
+
+/// What a frame without a name is called.
+const UNNAMED: &str = "[kernel]";
 
 /// More symbols than any kernel has; bounds the memory.
 const MAX_SYMBOLS: usize = 1 << 20;
@@ -18,7 +74,7 @@ impl KernelSymbols {
     /// Name of the function at or before a return address.
     pub(super) fn name(&mut self, address: u64) -> Arc<str> {
         self.load();
-        self.find(address).map_or_else(|| "[kernel]".into(), Into::into)
+        self.find(address).map_or_else(|| UNNAMED.into(), Into::into)
     }
 
     /// Reads the kernel's symbols, which takes some tens of milliseconds, if that has not been done.
@@ -85,5 +141,25 @@ mod tests {
         assert_eq!(&*symbols.name(0xff3f), "second");
         assert_eq!(&*symbols.name(0xffff), "third");
         assert_eq!(&*symbols.name(0xff0f), "[kernel]");
+    }
+
+    fn names(symbols: KernelSymbols, addresses: &[u64]) -> Vec<String> {
+        let mut namer = KernelNamer { symbols, ..KernelNamer::default() };
+        let frames = namer.stack(addresses);
+        assert!(frames.iter().all(|frame| frame.address == 0), "an address is told");
+        frames.iter().map(|frame| frame.name.to_string()).collect()
+    }
+
+    /// Frames have names and no addresses; where the kernel hides its symbols, a stack is one frame.
+    #[test]
+    fn stacks() {
+        let mut symbols = KernelSymbols { read: true, ..KernelSymbols::default() };
+        symbols.parse("ff20 T second\nff10 t first\n");
+        assert_eq!(
+            names(symbols, &[0xff11, 0xff12, 0xff20, 0x1, 0x2]),
+            ["first", "first", "second", "[kernel]"]
+        );
+        let hidden = KernelSymbols { read: true, ..KernelSymbols::default() };
+        assert_eq!(names(hidden, &[0xffff_ffff_8100_0130, 0xffff_ffff_8100_0140]), ["[kernel]"]);
     }
 }

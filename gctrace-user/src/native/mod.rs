@@ -10,5 +10,6 @@ mod layout;
 mod names;
 mod tables;
 
+pub use kernel::KernelNamer;
 pub use names::NativeNamer;
 pub use tables::Tables;

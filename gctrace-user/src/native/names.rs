@@ -1,10 +1,9 @@
-//! Names of native and kernel frames.
+//! Names of native frames.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::code::{Book, Mapped};
-use super::kernel::KernelSymbols;
 use crate::address::Svma;
 use crate::aggregate::mix::NativeFrame;
 use crate::ledger::UserCounts;
@@ -16,8 +15,7 @@ const MAX_FRAMES: usize = 1 << 16;
 /// Names frames by their addresses.
 pub struct NativeNamer {
     book: Book,
-    kernel: KernelSymbols,
-    /// Frames of processes, and of the kernel under pid 0, and whether a symbol names them.
+    /// Frames of processes, and whether a symbol names them.
     frames: HashMap<(u32, u64), (Arc<Frame>, bool)>,
     /// When a process replaced its program, nanoseconds.
     execs: HashMap<u32, u64>,
@@ -26,9 +24,7 @@ pub struct NativeNamer {
 
 impl NativeNamer {
     pub(super) fn new(book: Book) -> Self {
-        let mut kernel = KernelSymbols::default();
-        kernel.load();
-        Self { book, kernel, frames: HashMap::new(), execs: HashMap::new(), counts: UserCounts::default() }
+        Self { book, frames: HashMap::new(), execs: HashMap::new(), counts: UserCounts::default() }
     }
 
     /// Adds what became of the frames so far, and of the tables by which they were found.
@@ -102,22 +98,6 @@ impl NativeNamer {
             self.counts.native_frames_by_offset += 1;
         }
         (frame, named)
-    }
-
-    /// Names a kernel frame.
-    pub fn kernel_frame(&mut self, address: u64) -> Arc<Frame> {
-        if let Some((frame, _)) = self.frames.get(&(0, address)) {
-            return Arc::clone(frame);
-        }
-        let frame = Arc::new(Frame {
-            kind: FrameKind::Kernel,
-            name: self.kernel.name(address),
-            file: None,
-            line: 0,
-            first_line: 0,
-            address,
-        });
-        self.remember((0, address), frame, true)
     }
 
     fn remember(&mut self, key: (u32, u64), frame: Arc<Frame>, named: bool) -> Arc<Frame> {

@@ -60,14 +60,3 @@ impl Own {
 pub(super) fn own_frame(kind: FrameKind, name: &str) -> Arc<Frame> {
     Arc::new(Frame { kind, name: name.into(), file: None, line: 0, first_line: 0, address: 0 })
 }
-
-pub(super) fn kernel_frame(address: u64) -> Arc<Frame> {
-    Arc::new(Frame {
-        kind: FrameKind::Kernel,
-        name: format!("{address:#x}").into(),
-        file: None,
-        line: 0,
-        first_line: 0,
-        address,
-    })
-}

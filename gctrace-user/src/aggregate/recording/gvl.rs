@@ -99,6 +99,7 @@ pub struct GvlMoment {
 impl Recording {
     /// A long wait for the GVL.
     pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+        self.began_by(wait.begin_ns);
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
         let node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
         let held = wait.blocker.as_ref().map(|blocker| &blocker.hold);
@@ -158,6 +159,7 @@ impl Recording {
     /// A thread held the GVL for long, or did without it.
     pub fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
         let GvlSpan { doing, begin_ns, ns, .. } = *span;
+        self.began_by(begin_ns);
         self.gvl_interval(process, &span.who, span.id, doing, begin_ns, ns, false);
     }
 

@@ -80,7 +80,9 @@ pub(super) struct OtlpMetrics {
     uploader: Rc<Uploader>,
     interval: Duration,
     clock: WallClock,
-    began_ns: u64,
+    /// When counting began.
+    began_ns: Option<u64>,
+    closed_ns: Option<u64>,
     last: Instant,
     services: Services,
     ledger: Ledger,
@@ -93,7 +95,8 @@ impl OtlpMetrics {
             uploader,
             interval,
             clock,
-            began_ns: monotonic_ns(),
+            began_ns: None,
+            closed_ns: None,
             last: Instant::now(),
             services: Services::new(false),
             ledger: Ledger::default(),
@@ -103,12 +106,13 @@ impl OtlpMetrics {
     fn hand_over(&mut self) {
         self.last = Instant::now();
         let ledger = self.ledger.clone();
-        let now_ns = monotonic_ns();
+        let now_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
+        let began_ns = *self.began_ns.get_or_insert(now_ns);
         self.uploader.send(Box::new(metrics::Metrics::new(
             &self.services,
             ledger,
             self.clock,
-            self.began_ns,
+            began_ns,
             now_ns,
         )));
     }
@@ -116,8 +120,19 @@ impl OtlpMetrics {
 
 impl Exporter for OtlpMetrics {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        self.services.process(process, state, monotonic_ns());
+        let now_ns = monotonic_ns();
+        // Its first events come after this.
+        self.began(now_ns);
+        self.services.process(process, state, now_ns);
         Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        self.began_ns.get_or_insert(ts_ns);
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.closed_ns = Some(ts_ns);
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
@@ -156,7 +171,7 @@ impl Exporter for OtlpMetrics {
     }
 
     fn flush(&mut self) -> Result<(), ExportError> {
-        if self.last.elapsed() >= self.interval {
+        if self.began_ns.is_some() && self.last.elapsed() >= self.interval {
             self.hand_over();
         }
         Ok(())

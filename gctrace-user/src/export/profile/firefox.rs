@@ -282,7 +282,8 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
 }
 
 fn counters<'a>(view: View<'_>, timeline: &Timeline, threads: &[ThreadParts<'_>]) -> Vec<Counter<'a>> {
-    let mut memory: Vec<&MemoryMoment> = timeline.memory.iter().collect();
+    let mut memory: Vec<&MemoryMoment> =
+        timeline.memory.iter().filter(|memory| memory.ts_ns >= view.began_ns).collect();
     memory.sort_by_key(|memory| (memory.process, memory.ts_ns));
     memory
         .chunk_by(|a, b| a.process == b.process)
@@ -337,6 +338,8 @@ fn meta(recording: &Recording, context: &Context<'_>, timeline: &Timeline) -> Va
         "product": format!("gctrace {}{note}", crate::export::VERSION),
         "processType": 0,
         "startTime": context.clock.epoch_seconds(context.began_ns) * 1e3,
+        "profilingStartTime": 0,
+        "profilingEndTime": context.ended_ns.saturating_sub(context.began_ns) as f64 / 1e6,
         "interval": recording.period_ns.map_or(1.0, |ns| ns as f64 / 1e6),
         "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "ns"},
         "symbolicated": true,

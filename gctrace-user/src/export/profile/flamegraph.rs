@@ -100,7 +100,9 @@ fn subtitle(recording: &Recording, context: &Context<'_>) -> String {
     let seconds = context.ended_ns.saturating_sub(context.began_ns) as f64 / 1e9;
     let lost = context.ledger.lost();
     let without = without_stack(&context.ledger.user).map_or_else(String::new, |words| format!(", {words}"));
-    format!("{samples} CPU samples{rate}{off} in {seconds:.1} s{merged}, {lost} lost{without} — {COLORS}")
+    format!(
+        "{samples} CPU samples{rate}{off} in {seconds:.1} s of recording{merged}, {lost} lost{without} — {COLORS}"
+    )
 }
 
 /// A colour by kind, its shade by name, so that it is the same in every graph.

@@ -33,6 +33,8 @@ pub(super) mod pprof;
 mod speedscope;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(super) use tests::a_sample;
 
 pub use label_tree::Grouping;
 
@@ -89,6 +91,8 @@ struct Context<'a> {
     ended_ns: u64,
     /// Whether the GVL is watched.
     gvl: bool,
+    /// Whether threads off their CPU are looked at.
+    wall: bool,
 }
 
 impl Context<'_> {
@@ -99,11 +103,11 @@ impl Context<'_> {
 }
 
 /// The exporters that record and write these files, to be used together, in this order. With `hottest`, the hottest
-/// methods go there at the end.
+/// methods go there at the end. `gvl`, `wall`: whether the GVL is watched, and threads off their CPU.
 pub fn exporters(
     files: &[(PathBuf, Format)],
     hottest: Option<Sink>,
-    gvl: bool,
+    (gvl, wall): (bool, bool),
     clock: WallClock,
 ) -> Result<Vec<Box<dyn Exporter>>, ExportError> {
     if files.is_empty() && hottest.is_none() {
@@ -114,7 +118,6 @@ pub fn exporters(
     }
     let timeline = files.iter().any(|(_, format)| format.is_timeline());
     let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default())));
-    let began_ns = monotonic_ns();
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Recorder { recording: recording.clone() })];
     if let Some(sink) = hottest {
         let (recording, out) = (recording.clone(), io::BufWriter::new(sink));
@@ -122,7 +125,7 @@ pub fn exporters(
     }
     for (path, format) in files {
         let (path, recording) = (path.clone(), recording.clone());
-        exporters.push(Box::new(Output { path, format: *format, recording, clock, began_ns, gvl }));
+        exporters.push(Box::new(Output { path, format: *format, recording, clock, gvl, wall }));
     }
     Ok(exporters)
 }
@@ -136,6 +139,14 @@ impl Exporter for Recorder {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
         self.recording.borrow_mut().process(process, state);
         Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        self.recording.borrow_mut().began_ns = Some(ts_ns);
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.recording.borrow_mut().closed_ns = Some(ts_ns);
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
@@ -191,8 +202,8 @@ struct Output {
     format: Format,
     recording: Rc<RefCell<Recording>>,
     clock: WallClock,
-    began_ns: u64,
     gvl: bool,
+    wall: bool,
 }
 
 impl Exporter for Output {
@@ -210,8 +221,9 @@ impl Exporter for Output {
 
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
         let recording = self.recording.borrow();
-        let Self { clock, began_ns, gvl, .. } = *self;
-        let context = Context { ledger, clock, began_ns, ended_ns: monotonic_ns(), gvl };
+        let Self { clock, gvl, wall, .. } = *self;
+        let (began_ns, ended_ns) = recording.span(monotonic_ns());
+        let context = Context { ledger, clock, began_ns, ended_ns, gvl, wall };
         let mut left_out = 0;
         file::write_atomically(&self.path, |out| {
             left_out = write(self.format, &self.path, &recording, &context, out)?;
@@ -250,8 +262,14 @@ fn write(
     match format {
         Format::Pprof => {
             let &Context { clock, began_ns, ended_ns, .. } = context;
-            let head =
-                pprof::Head { comment: context.account(), clock, began_ns, ended_ns, gvl: context.gvl };
+            let head = pprof::Head {
+                comment: context.account(),
+                clock,
+                began_ns,
+                ended_ns,
+                gvl: true,
+                wall: context.wall,
+            };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }
         Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),

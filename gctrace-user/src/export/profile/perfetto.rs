@@ -162,7 +162,11 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     for (index, facts) in recording.processes.iter().enumerate() {
         let of = threads.remove(&index).unwrap_or_default();
         let cycles = cycles.remove(&index).unwrap_or_default();
-        let mut memory = timeline.memory.iter().filter(|memory| memory.process == index).peekable();
+        let mut memory = timeline
+            .memory
+            .iter()
+            .filter(|memory| memory.process == index && memory.ts_ns >= context.began_ns)
+            .peekable();
         if of.is_empty() && cycles.is_empty() && memory.peek().is_none() {
             continue;
         }

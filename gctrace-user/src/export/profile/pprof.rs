@@ -1,5 +1,8 @@
 //! pprof (`profile.proto`): CPU time, wall time and GC pauses under the Ruby stacks that they belong to.
 //!
+//! A file always has all sample types, so that profiles of different runs can be compared; what was not measured is 0. `wall` is
+//! measured with `--wall` only: the CPU time of a thread is no wall time.
+//!
 //! Sample types `samples/count`, `cpu/nanoseconds`, `wall/nanoseconds` are of samples; `gc-pauses/count`, `gc/nanoseconds`
 //! of GC pauses, which are measured, not sampled: their totals are the number and the sum of all pauses seen. A pause lies
 //! under the stack that triggered its cycle and is split over its phases: its time goes to each, its count to the phase in
@@ -13,7 +16,7 @@
 //! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     io::{self, Write},
     sync::Arc,
 };
@@ -53,7 +56,7 @@ const TYPES: [(&str, &str); 8] = [
     ("gvl-wait", "nanoseconds"),
     ("gvl-hold", "nanoseconds"),
 ];
-/// How many of them there are where the GVL is not watched.
+/// How many of them there are without those of the GVL.
 const WITHOUT_GVL: usize = 5;
 /// What the kernel's frames are in.
 const KERNEL: &str = "[kernel.kallsyms]";
@@ -68,8 +71,10 @@ pub(in crate::export) struct Head {
     pub(in crate::export) began_ns: u64,
     /// The same.
     pub(in crate::export) ended_ns: u64,
-    /// Whether the GVL was watched.
+    /// Whether there are sample types of the GVL: always in files; a server would make a series of each.
     pub(in crate::export) gvl: bool,
+    /// Whether wall time was measured.
+    pub(in crate::export) wall: bool,
 }
 
 /// Writes what there is of the processes that are wanted.
@@ -80,7 +85,7 @@ pub(in crate::export) fn write(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut out = GzEncoder::new(out, Compression::default());
-    let mut builder = Builder::new(recording, head.gvl);
+    let mut builder = Builder::new(recording, head, wanted);
     out.write_all(&builder.head(head).encode_to_vec())?;
     let of_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
 
@@ -123,11 +128,59 @@ pub(in crate::export) fn write(
     out.finish()?.flush()
 }
 
+/// What the profile is of: the service that its processes belong to.
+fn program(recording: &Recording, wanted: &dyn Fn(ProcessIndex) -> bool) -> String {
+    let of_wanted =
+        recording.processes.iter().enumerate().filter(|(index, facts)| wanted(*index) && facts.pid != 0);
+    let name = |facts: &ProcessFacts| match facts.origin.service.as_str() {
+        "" => label::text(&facts.comm),
+        service => label::text(service),
+    };
+    let mut names: Vec<String> = of_wanted.map(|(_, facts)| name(facts)).collect();
+    names.sort_unstable();
+    names.dedup();
+    match names.as_slice() {
+        [one] => one.clone(),
+        [] => "ruby".to_owned(),
+        several => format!("{} Ruby programs", several.len()),
+    }
+}
+
+/// Names such as `<main>` or `<class:Shop>` that code at more than one place has.
+fn ambiguous(recording: &Recording) -> HashSet<&str> {
+    let mut places: HashMap<&str, (Option<&str>, u32)> = HashMap::new();
+    let frames =
+        recording.tree.frames().filter(|frame| frame.kind == FrameKind::Ruby && frame.name.starts_with('<'));
+    frames
+        .filter_map(|frame| {
+            let place = (frame.file.as_deref(), frame.first_line);
+            (*places.entry(&frame.name).or_insert(place) != place).then_some(&*frame.name)
+        })
+        .collect()
+}
+
+/// A method is known by its name. A block is one of many in a method or a class, so that it has its line, too: viewers take
+/// functions of one name for the same.
+fn function_name(frame: &Frame, ambiguous: &HashSet<&str>) -> String {
+    let name = label::text(&frame.name);
+    let is_block = frame.name.starts_with("block in ") || frame.name.starts_with("block (");
+    match &frame.file {
+        Some(file) if frame.kind == FrameKind::Ruby && (is_block || ambiguous.contains(&*frame.name)) => {
+            format!("{name} {}:{}", label::text(label::base_name(file)), frame.first_line)
+        }
+        _ => name,
+    }
+}
+
 /// Interned tables of a profile.
 struct Builder<'a> {
     recording: &'a Recording,
-    /// Whether the GVL is watched, so that there are sample types for it.
+    /// Whether there are sample types for the GVL.
     gvl: bool,
+    /// Whether wall time was measured.
+    wall: bool,
+    /// Names of class bodies and top levels that more than one place has.
+    ambiguous: HashSet<&'a str>,
     strings: Vec<String>,
     string_ids: HashMap<String, i64>,
     mappings: Vec<proto::Mapping>,
@@ -142,10 +195,12 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(recording: &'a Recording, gvl: bool) -> Self {
+    fn new(recording: &'a Recording, head: &Head, wanted: &dyn Fn(ProcessIndex) -> bool) -> Self {
         let mut builder = Self {
             recording,
-            gvl,
+            gvl: head.gvl,
+            wall: head.wall,
+            ambiguous: ambiguous(recording),
             strings: Vec::new(),
             string_ids: HashMap::new(),
             mappings: Vec::new(),
@@ -157,7 +212,8 @@ impl<'a> Builder<'a> {
             function_ids: HashMap::new(),
         };
         builder.text("");
-        // The first mapping is what viewers call the main binary: a Ruby.
+        // The first mapping is what viewers call the main binary, and what their pages are named after.
+        builder.mapping(&program(recording, wanted), "");
         let images: BTreeMap<u32, &Arc<Image>> =
             recording.images.iter().map(|image| (image.index, image)).collect();
         for image in images.values() {
@@ -206,7 +262,8 @@ impl<'a> Builder<'a> {
         if key.gc != GcActivity::None {
             label.push(self.label("gc phase", gc_name(key.gc)));
         }
-        let value = self.values([sum.samples, sum.cpu_ns, sum.wall_ns, 0, 0, 0, 0, 0]);
+        let wall_ns = if self.wall { sum.wall_ns } else { 0 };
+        let value = self.values([sum.samples, sum.cpu_ns, wall_ns, 0, 0, 0, 0, 0]);
         proto::Sample { location_id: self.path(process, key.node), value, label }
     }
 
@@ -342,7 +399,7 @@ impl<'a> Builder<'a> {
         if let Some(&location) = self.location_ids.get(&(mapping_id, id)) {
             return location;
         }
-        let name = self.text(&label::text(&frame.name));
+        let name = self.text(&function_name(frame, &self.ambiguous));
         let file = match frame.kind {
             FrameKind::Kernel => self.text(KERNEL),
             _ => self.text(frame.file.as_deref().unwrap_or_default()),

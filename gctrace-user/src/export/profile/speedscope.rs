@@ -1,5 +1,10 @@
 //! speedscope's JSON (<https://www.speedscope.app/file-format-schema.json>): one profile of samples for each thread, weights
-//! in nanoseconds.
+//! in nanoseconds, from the beginning of the recording to its end. Where nothing is known of a thread, or it did nothing, there is
+//! a sample without frames, which is shown as a gap. A sample on a CPU stands for the time before its tick. Weights are never cut:
+//! where two samples would overlap (by less than a tick), the later one is shown later.
+//!
+//! Of several threads there is one more profile, which has the samples of all of them below a frame for each; its time is the
+//! sum of theirs.
 
 use std::{
     collections::HashMap,
@@ -12,7 +17,7 @@ use super::{Context, by_thread, label};
 use crate::{
     aggregate::{
         call_tree::FrameId,
-        recording::{Moment, Recording, Timeline},
+        recording::{Moment, ProcessIndex, Recording, Timeline},
     },
     model::stack::{FrameKind, ThreadState},
 };
@@ -58,15 +63,15 @@ struct Profile<'a> {
     end: u64,
     samples: Stacks<'a>,
     weights: Vec<u64>,
-    #[serde(skip)]
-    cpu_ns: u64,
 }
 
-/// Stacks of frame numbers, root first.
+/// Stacks of frame numbers, root first; `None` is a gap.
 struct Stacks<'a> {
     recording: &'a Recording,
     numbers: &'a Numbers,
-    samples: Vec<Moment>,
+    samples: Vec<Option<Moment>>,
+    /// Whether the thread stands at the root.
+    by_thread: bool,
 }
 
 /// The frames of speedscope by ours.
@@ -74,6 +79,8 @@ struct Numbers {
     of: Vec<usize>,
     waiting: usize,
     blocked: usize,
+    /// Frames that stand for threads.
+    threads: HashMap<(ProcessIndex, u32), usize>,
 }
 
 impl Serialize for Stacks<'_> {
@@ -82,6 +89,10 @@ impl Serialize for Stacks<'_> {
         let mut seq = serializer.serialize_seq(Some(self.samples.len()))?;
         for sample in &self.samples {
             stack.clear();
+            let Some(sample) = sample else {
+                seq.serialize_element(stack.as_slice())?;
+                continue;
+            };
             match sample.key.state {
                 ThreadState::Running => {}
                 ThreadState::Runnable => stack.push(self.numbers.waiting),
@@ -89,6 +100,10 @@ impl Serialize for Stacks<'_> {
             }
             let path = self.recording.tree.path(sample.key.node);
             stack.extend(path.map(|(_, frame): (_, FrameId)| self.numbers.of[frame.index()]));
+            if self.by_thread {
+                let (thread, _) = self.recording.thread_facts(sample.key.thread);
+                stack.extend(self.numbers.threads.get(&(thread.process, thread.tid)));
+            }
             stack.reverse();
             seq.serialize_element(stack.as_slice())?;
         }
@@ -102,13 +117,16 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
     let (kept, beyond) = within_frames(recording, timeline);
     let left_out = timeline.samples_left_out + beyond;
-    let (frames, numbers) = frames(recording);
-
-    let threads = by_thread(recording, kept).into_values();
-    let mut profiles: Vec<Profile<'_>> =
-        threads.map(|samples| profile(recording, &numbers, samples)).collect();
-    // The busiest thread is what is seen first.
-    profiles.sort_by_key(|profile| std::cmp::Reverse((profile.cpu_ns, profile.end)));
+    let threads = threads(recording, kept);
+    let (frames, numbers) = frames(recording, &threads);
+    let mut profiles: Vec<Profile<'_>> = Vec::new();
+    if threads.len() > 1 {
+        profiles.push(together(recording, &numbers, kept));
+    }
+    // What is cut off ends with its last sample.
+    let until_ns = if left_out == 0 { context.ended_ns } else { context.began_ns };
+    let span = (context.began_ns, until_ns);
+    profiles.extend(threads.into_iter().map(|thread| profile(recording, span, &numbers, thread)));
     let note = match left_out {
         0 => String::new(),
         n => format!(" ({n} later samples are left out)"),
@@ -132,7 +150,8 @@ fn within_frames<'a>(recording: &Recording, timeline: &'a Timeline) -> (&'a [Mom
         .samples
         .iter()
         .position(|sample| {
-            frames += 1 + recording.tree.path(sample.key.node).count();
+            // Once for its thread and once for all of them.
+            frames += 2 * (2 + recording.tree.path(sample.key.node).count());
             frames > MAX_FRAMES
         })
         .unwrap_or(timeline.samples.len());
@@ -140,41 +159,91 @@ fn within_frames<'a>(recording: &Recording, timeline: &'a Timeline) -> (&'a [Mom
     (kept, beyond.len() as u64)
 }
 
-/// The profile of one thread. Samples of one stack that follow each other are one.
-fn profile<'a>(recording: &'a Recording, numbers: &'a Numbers, all: Vec<Moment>) -> Profile<'a> {
-    // A thread is called what it was called last: names are given after it starts.
-    let last = all.last().map(|sample| recording.thread_facts(sample.key.thread));
-    let name = last.map_or_else(String::new, |(thread, process)| {
-        format!("{} {} [{}]", label::process(process), label::text(&thread.name), thread.tid)
+/// A thread and its samples in the order of their time.
+struct ThreadSamples {
+    key: (ProcessIndex, u32),
+    name: String,
+    samples: Vec<Moment>,
+}
+
+/// The threads: those of the process with most CPU time first, of a process its main thread, then the others by name.
+fn threads(recording: &Recording, kept: &[Moment]) -> Vec<ThreadSamples> {
+    let mut cpu_ns: HashMap<ProcessIndex, u64> = HashMap::new();
+    for sample in kept {
+        *cpu_ns.entry(recording.thread_facts(sample.key.thread).0.process).or_default() += sample.cpu_ns;
+    }
+    let mut threads: Vec<ThreadSamples> = by_thread(recording, kept)
+        .into_iter()
+        .map(|(key, samples)| {
+            // A thread is called what it was called last: names are given after it starts.
+            let last = samples.last().map(|sample| recording.thread_facts(sample.key.thread));
+            let name = last.map_or_else(String::new, |(thread, process)| {
+                format!("{} {} [{}]", label::process(process), label::text(&thread.name), thread.tid)
+            });
+            ThreadSamples { key, name, samples }
+        })
+        .collect();
+    threads.sort_by_cached_key(|ThreadSamples { key: (process, tid), name, .. }| {
+        let is_main = recording.processes[*process].pid == *tid;
+        (std::cmp::Reverse(cpu_ns[process]), *process, !is_main, name.clone(), *tid)
     });
-    let cpu_ns = all.iter().map(|sample| sample.cpu_ns).sum();
-    let mut samples: Vec<Moment> = Vec::new();
+    threads
+}
+
+/// The profile of one thread. Samples of one stack that follow each other are one.
+fn profile<'a>(
+    recording: &'a Recording,
+    (began_ns, until_ns): (u64, u64),
+    numbers: &'a Numbers,
+    ThreadSamples { name, samples: all, .. }: ThreadSamples,
+) -> Profile<'a> {
+    let mut samples: Vec<Option<Moment>> = Vec::new();
     let mut weights: Vec<u64> = Vec::new();
-    for sample in all {
-        let same = |last: &Moment| (last.key.node, last.key.state) == (sample.key.node, sample.key.state);
+    // Nanoseconds since the beginning of the recording.
+    let mut now = 0;
+    let mut push = |sample: Option<Moment>, weight: u64| {
+        let what = |sample: &Option<Moment>| sample.map(|sample| (sample.key.node, sample.key.state));
         match (samples.last(), weights.last_mut()) {
-            (Some(last), Some(weight)) if same(last) => *weight += sample.time_ns(),
+            (Some(last), Some(last_weight)) if what(last) == what(&sample) => *last_weight += weight,
             _ => {
                 samples.push(sample);
-                weights.push(sample.time_ns());
+                weights.push(weight);
             }
         }
+    };
+    for sample in all {
+        let weight = sample.time_ns();
+        let before = if sample.key.state == ThreadState::Running { weight } else { 0 };
+        let begin = sample.ts_ns.saturating_sub(before).saturating_sub(began_ns);
+        if begin > now {
+            push(None, begin - now);
+            now = begin;
+        }
+        push(Some(sample), weight);
+        now += weight;
     }
-    let samples = Stacks { recording, numbers, samples };
-    Profile {
-        r#type: "sampled",
-        name,
-        unit: "nanoseconds",
-        start: 0,
-        end: weights.iter().sum(),
-        samples,
-        weights,
-        cpu_ns,
+    let whole = until_ns.saturating_sub(began_ns);
+    if whole > now {
+        push(None, whole - now);
     }
+    let samples = Stacks { recording, numbers, samples, by_thread: false };
+    let end = weights.iter().sum();
+    Profile { r#type: "sampled", name, unit: "nanoseconds", start: 0, end, samples, weights }
+}
+
+/// The profile of all threads.
+fn together<'a>(recording: &'a Recording, numbers: &'a Numbers, kept: &[Moment]) -> Profile<'a> {
+    let mut all = kept.to_vec();
+    all.sort_by_key(|sample| sample.ts_ns);
+    let weights: Vec<u64> = all.iter().map(Moment::time_ns).collect();
+    let samples = all.into_iter().map(Some).collect();
+    let samples = Stacks { recording, numbers, samples, by_thread: true };
+    let (end, name) = (weights.iter().sum(), "all threads (sum of their time)".to_owned());
+    Profile { r#type: "sampled", name, unit: "nanoseconds", start: 0, end, samples, weights }
 }
 
 /// The table of frames: one for each method, whatever its lines.
-fn frames(recording: &Recording) -> (Vec<SharedFrame>, Numbers) {
+fn frames(recording: &Recording, threads: &[ThreadSamples]) -> (Vec<SharedFrame>, Numbers) {
     let mut table: Vec<SharedFrame> = Vec::new();
     let mut known: HashMap<SharedFrame, usize> = HashMap::new();
     let mut number = |frame: SharedFrame| {
@@ -198,5 +267,9 @@ fn frames(recording: &Recording) -> (Vec<SharedFrame>, Numbers) {
         number(SharedFrame { name, file: None, line: None })
     };
     let (waiting, blocked) = (state(ThreadState::Runnable), state(ThreadState::Blocked));
-    (table, Numbers { of, waiting, blocked })
+    let threads = threads
+        .iter()
+        .map(|thread| (thread.key, number(SharedFrame { name: thread.name.clone(), file: None, line: None })))
+        .collect();
+    (table, Numbers { of, waiting, blocked, threads })
 }

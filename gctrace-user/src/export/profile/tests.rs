@@ -87,6 +87,21 @@ fn process(pid: u32) -> Process {
     }
 }
 
+/// A sample at that time, and its process.
+pub(in crate::export) fn a_sample(ts_ns: u64) -> (Process, StackSample) {
+    let sample = StackSample {
+        ts_ns,
+        tid: 1,
+        comm: Arc::from("ruby"),
+        state: ThreadState::Running,
+        cpu_ns: 1,
+        wall_ns: 1,
+        gc: GcActivity::None,
+        stack: Arc::new([frame(0, 1)]),
+    };
+    (process(1), sample)
+}
+
 fn state(ts_ns: u64, tid: u32, rss: u64) -> GcState {
     let info = GcInfo {
         major_by: (ts_ns % 2 == 1).then_some("nofree"),
@@ -177,7 +192,8 @@ fn recorded(inputs: &[Input], limits: Limits) -> Recorder {
 
 fn written(recorder: &Recorder, format: Format, name: &str) -> (Vec<u8>, u64) {
     let (ledger, clock) = (Ledger::default(), WallClock::measure());
-    let context = Context { ledger: &ledger, clock, began_ns: 1_000, ended_ns: 2_000_001_000, gvl: true };
+    let context =
+        Context { ledger: &ledger, clock, began_ns: 1_000, ended_ns: 2_000_001_000, gvl: true, wall: true };
     let mut bytes = Vec::new();
     let left = write(format, Path::new(name), &recorder.recording.borrow(), &context, &mut bytes).unwrap();
     (bytes, left)
@@ -243,7 +259,7 @@ fn check_pprof(recorder: &Recorder, inputs: &[Input]) {
     let mappings = ids(profile.mapping.iter().map(|mapping| mapping.id).collect());
     let functions = ids(profile.function.iter().map(|function| function.id).collect());
     let locations = ids(profile.location.iter().map(|location| location.id).collect());
-    assert!(text(profile.mapping[0].filename).contains("libruby"));
+    assert!(!text(profile.mapping[0].filename).contains("libruby"), "the program comes first");
     for location in &profile.location {
         // The process that stands for those beyond the limit has no Ruby.
         assert!(location.mapping_id == 0 || mappings.contains(&location.mapping_id));
@@ -319,18 +335,64 @@ fn check_speedscope(recorder: &Recorder, inputs: &[Input]) {
     let (bytes, left) = written(recorder, Format::Speedscope, "x.json");
     let file: Value = serde_json::from_slice(&bytes).unwrap();
     let frames = file["shared"]["frames"].as_array().unwrap().len() as u64;
-    let mut total = 0;
+    let (mut total, mut together) = (0, None);
     for profile in file["profiles"].as_array().unwrap() {
         let (samples, weights) =
             (profile["samples"].as_array().unwrap(), profile["weights"].as_array().unwrap());
         assert_eq!(samples.len(), weights.len());
         let sum: u64 = weights.iter().map(|weight| weight.as_u64().unwrap()).sum();
         assert_eq!(profile["endValue"].as_u64().unwrap(), sum);
+        let gaps = samples.iter().zip(weights).filter(|(sample, _)| sample.as_array().unwrap().is_empty());
+        let sum = sum - gaps.map(|(_, weight)| weight.as_u64().unwrap()).sum::<u64>();
         let numbers = samples.iter().flat_map(|sample| sample.as_array().unwrap());
         assert!(numbers.into_iter().all(|number| number.as_u64().unwrap() < frames));
-        total += sum;
+        if profile["name"].as_str().unwrap().starts_with("all threads") {
+            together = Some(sum);
+        } else {
+            total += sum;
+            // From the beginning to the end, or beyond it where the samples are more than the time.
+            assert!(profile["endValue"].as_u64().unwrap() >= 2_000_000_000);
+        }
     }
     assert_eq!((total, left), (sum(inputs, Input::time_ns), 0));
+    let threads = inputs.iter().map(|input| (input.pid, input.tid)).collect::<HashSet<_>>().len();
+    assert!(together.is_none_or(|together| threads > 1 && together == total), "{together:?}");
+}
+
+/// A timeline has real times: two bursts with a second of nothing between them are a second apart, and a thread that comes late
+/// begins late. Threads are in the order of their names.
+#[test]
+fn speedscope_has_real_time() {
+    let running = |tid, ts_ms: u64, stack| Input {
+        pid: 1,
+        tid,
+        ts_ns: 1_000 + ts_ms * 1_000_000,
+        state: ThreadState::Running,
+        cpu_ns: 10_000_000,
+        wall_ns: 10_000_000,
+        stack: vec![(stack, 1)],
+        times: 1,
+        pauses: Vec::new(),
+    };
+    let inputs =
+        [running(3, 500, 1), running(2, 10, 1), running(2, 20, 1), running(2, 1020, 1), running(2, 1021, 0)];
+    let recorder = recorded(&inputs, Limits::default());
+    let (bytes, _) = written(&recorder, Format::Speedscope, "x.json");
+    let file: Value = serde_json::from_slice(&bytes).unwrap();
+    let profiles = file["profiles"].as_array().unwrap();
+    let names: Vec<&str> = profiles.iter().map(|profile| profile["name"].as_str().unwrap()).collect();
+    assert!(names[0].starts_with("all threads"), "{names:?}");
+    // The names of 2 and 3 begin with `<` and `A`.
+    assert!(names[1].ends_with("[2]") && names[2].ends_with("[3]"), "{names:?}");
+    let spans = |at: usize| -> Vec<(bool, u64)> {
+        let list = |key: &str| profiles[at][key].as_array().unwrap().clone();
+        let pairs = list("samples").into_iter().zip(list("weights"));
+        pairs.map(|(s, w)| (s.as_array().unwrap().is_empty(), w.as_u64().unwrap() / 1_000_000)).collect()
+    };
+    // Samples of the same stack that follow each other are one; the fourth and fifth would overlap.
+    assert_eq!(spans(1), [(false, 20), (true, 990), (false, 10), (false, 10), (true, 970)]);
+    assert_eq!(spans(2), [(true, 490), (false, 10), (true, 1500)]);
+    assert_eq!(profiles[1]["endValue"].as_u64(), Some(2_000_000_000));
 }
 
 fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
@@ -420,7 +482,7 @@ fn timelines_are_bounded() {
     let recorder = recorded(&inputs, Limits { timeline: 12, ..Limits::default() });
     let (bytes, left) = written(&recorder, Format::Speedscope, "x");
     let file: Value = serde_json::from_slice(&bytes).unwrap();
-    assert_eq!((left, file["profiles"][0]["endValue"].as_u64()), (8, Some(12_000)));
+    assert_eq!((left, file["profiles"][0]["endValue"].as_u64()), (8, Some(8_000 + 12_000)));
     assert!(file["name"].as_str().unwrap().contains("8 later samples"), "{}", file["name"]);
 
     // Of events, 12 fit: 3 cycles with a pause and 2 points of memory each. 17 cycles do not.
@@ -511,8 +573,8 @@ fn special_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for path in ["/dev/stdout", "/dev/null", "/dev/new", "/proc/new", dir.path().to_str().unwrap()] {
         let files = [(PathBuf::from(path), Format::Pprof)];
-        assert!(exporters(&files, None, false, WallClock::measure()).is_err(), "{path}");
+        assert!(exporters(&files, None, (false, false), WallClock::measure()).is_err(), "{path}");
     }
     let files = [(dir.path().join("new"), Format::Pprof)];
-    assert_eq!(exporters(&files, Some(Sink::Stdout), false, WallClock::measure()).unwrap().len(), 3);
+    assert_eq!(exporters(&files, Some(Sink::Stdout), (false, false), WallClock::measure()).unwrap().len(), 3);
 }

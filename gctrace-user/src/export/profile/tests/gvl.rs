@@ -72,14 +72,15 @@ fn gvl_in_pprof() {
         profile.sample.iter().filter(|s| s.location_id.len() == 1).map(|sample| sample.value[6]).collect();
     assert_eq!(untold.iter().sum::<i64>(), 1040);
 
-    // Without --gvl there are no such types.
+    // A run without --gvl has the same types: `go tool pprof -diff_base` refuses profiles with different ones. Without --wall
+    // no wall time was measured, and the CPU time is not put in its place.
     let (ledger, clock) = (Ledger::default(), WallClock::measure());
-    let context = Context { ledger: &ledger, clock, began_ns: 0, ended_ns: 1, gvl: false };
+    let context = Context { ledger: &ledger, clock, began_ns: 0, ended_ns: 1, gvl: false, wall: false };
     let mut bytes = Vec::new();
     write(Format::Pprof, Path::new("x"), &recorder.recording.borrow(), &context, &mut bytes).unwrap();
     let profile = pprof::proto::Profile::decode(&*gunzip(&bytes)).unwrap();
-    assert_eq!(profile.sample_type.len(), 5);
-    assert!(profile.sample.iter().all(|sample| sample.value.len() == 5));
+    assert_eq!(profile.sample_type.len(), 8);
+    assert!(profile.sample.iter().all(|sample| sample.value.len() == 8 && sample.value[2] == 0));
 }
 
 /// Both timelines have each interval once, on its thread.

@@ -74,7 +74,7 @@ fn durations() -> Result<()> {
     found.push(("pprof", line.trim().trim_end_matches('s').parse()?));
     let svg = std::fs::read_to_string(file(2))?;
     let (before, _) = svg.split_once(" s of recording").context("no duration in the flame graph")?;
-    found.push(("SVG", before.rsplit(' ').next().unwrap_or_default().parse()?));
+    found.push(("SVG", before.rsplit([' ', '>']).next().unwrap_or_default().parse()?));
     let speedscope = json(&file(3))?;
     for profile in speedscope["profiles"].as_array().context("profiles")? {
         if !profile["name"].as_str().is_some_and(|name| name.starts_with("all threads")) {

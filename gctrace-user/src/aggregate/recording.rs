@@ -223,12 +223,13 @@ pub struct Recording {
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
     /// When it was, if anyone asked.
     pub timeline: Option<Timeline>,
-    /// When all that was asked for was being traced, and when nothing was any more, `CLOCK_MONOTONIC` nanoseconds.
+    /// When all that was asked for was being traced, and when nothing was any more, `CLOCK_MONOTONIC` nanoseconds. Nothing is
+    /// recorded before.
     pub began_ns: Option<u64>,
     /// The same.
     pub closed_ns: Option<u64>,
-    /// When the first sample, cycle or interval began.
-    first_ns: Option<u64>,
+    /// Samples, cycles and intervals before the recording began, which are not in it.
+    pub early: u64,
     /// CPU time of the first sample on a CPU, which is the period of the clock, nanoseconds.
     pub period_ns: Option<u64>,
     /// Samples whose stack or thread is beyond the limits; their time is in the sums.
@@ -257,7 +258,7 @@ impl Recording {
             timeline: timeline.then(Timeline::default),
             began_ns: None,
             closed_ns: None,
-            first_ns: None,
+            early: 0,
             period_ns: None,
             merged: 0,
             no_stack: Arc::new([Arc::new(Frame {
@@ -290,22 +291,33 @@ impl Recording {
         self.current.remove(&process.pid);
     }
 
-    /// From when to when was recorded: from when all was being traced, or from the first event if that was before (of several
-    /// Rubies, one is open to events earlier than another). `now_ns` stands for an end that is not known.
+    /// From when to when was recorded. `now_ns` stands for an end that is not known.
     pub fn span(&self, now_ns: u64) -> (u64, u64) {
         let ended = self.closed_ns.unwrap_or(now_ns);
-        let began = self.began_ns.into_iter().chain(self.first_ns).min().unwrap_or(ended);
-        (began.min(ended), ended)
+        (self.began_ns.unwrap_or(ended).min(ended), ended)
     }
 
-    fn began_by(&mut self, ts_ns: u64) {
-        self.first_ns = Some(self.first_ns.map_or(ts_ns, |first| first.min(ts_ns)));
+    /// Whether something at this time belongs to the recording. What was seen while other Rubies, or other probes, were still
+    /// being attached does not: shares would be of different times. It is counted.
+    fn admits(&mut self, ts_ns: u64) -> bool {
+        let admitted = self.began_ns.is_some_and(|began_ns| ts_ns >= began_ns);
+        self.early += u64::from(!admitted);
+        admitted
     }
 
     /// A sample.
     pub fn sample(&mut self, process: &Process, sample: &StackSample) {
-        self.began_by(sample.ts_ns);
-        let thread = self.thread(process, sample.tid, &sample.comm, sample.ts_ns);
+        // Of a time off the CPU the part in the recording counts.
+        let (mut ts_ns, mut wall_ns) = (sample.ts_ns, sample.wall_ns);
+        if let Some(began_ns) = self.began_ns.filter(|_| sample.state != ThreadState::Running)
+            && (ts_ns..ts_ns.saturating_add(wall_ns)).contains(&began_ns)
+        {
+            (ts_ns, wall_ns) = (began_ns, ts_ns + wall_ns - began_ns);
+        }
+        if !self.admits(ts_ns) {
+            return;
+        }
+        let thread = self.thread(process, sample.tid, &sample.comm, ts_ns);
         let stack = if sample.stack.is_empty() { &self.no_stack } else { &sample.stack };
         let node = self.tree.insert(stack);
         let mut merged = node == NodeId::BEYOND || Some(thread) == self.beyond;
@@ -325,21 +337,23 @@ impl Recording {
         };
         sum.samples += 1;
         sum.cpu_ns += sample.cpu_ns;
-        sum.wall_ns += sample.wall_ns;
+        sum.wall_ns += wall_ns;
         self.merged += u64::from(merged);
         let Some(timeline) = &mut self.timeline else { return };
         if timeline.samples.len() >= self.limits.timeline {
             timeline.samples_left_out += 1;
             return;
         }
-        let (cpu_ns, wall_ns) = (sample.cpu_ns, sample.wall_ns);
-        timeline.samples.push(Moment { ts_ns: sample.ts_ns, key, cpu_ns, wall_ns });
+        timeline.samples.push(Moment { ts_ns, key, cpu_ns: sample.cpu_ns, wall_ns });
     }
 
     /// A cycle with its pauses.
     pub fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
         let start = &cycle.start;
-        self.began_by(cycle.pauses.iter().map(|pause| pause.begin_ns).fold(start.ts_ns, u64::min));
+        // All of a cycle or nothing, so that sums and timelines agree.
+        if !self.admits(cycle.pauses.iter().map(|pause| pause.begin_ns).fold(start.ts_ns, u64::min)) {
+            return;
+        }
         let thread = self.thread(process, start.tid, &Arc::from(cycle.comm.as_str()), start.ts_ns);
         let node = cycle.trigger.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
         let reason = (start.info.gc_by, start.info.major_by);
@@ -388,8 +402,7 @@ impl Recording {
 
     /// GC work without event sites.
     pub fn work(&mut self, process: &Process, work: &GcWork) {
-        self.began_by(work.begin_ns);
-        if self.timeline.is_none() {
+        if self.timeline.is_none() || !self.admits(work.begin_ns) {
             return;
         }
         let thread = self.thread(process, work.tid, &Arc::from(work.comm.as_str()), work.begin_ns);
@@ -402,7 +415,8 @@ impl Recording {
     }
 
     fn memory(&mut self, process: &Process, state: &GcState) {
-        let Some(memory) = state.memory.filter(|_| self.timeline.is_some()) else { return };
+        let in_time = self.began_ns.is_some_and(|began_ns| state.ts_ns >= began_ns);
+        let Some(memory) = state.memory.filter(|_| self.timeline.is_some() && in_time) else { return };
         let index = self.process_index(process, state.ts_ns);
         if let Some(timeline) = &mut self.timeline
             && timeline.admit(1, &self.limits)

@@ -54,6 +54,8 @@ pub(super) struct Windows {
     /// Of the first window, when tracing began; `None` until it has.
     began_ns: Option<u64>,
     closed_ns: Option<u64>,
+    /// What came before that, of the windows that are gone.
+    early: u64,
     account: String,
     waiting: Vec<Weak<Window>>,
 }
@@ -75,6 +77,7 @@ impl Windows {
             began: Instant::now(),
             began_ns: None,
             closed_ns: None,
+            early: 0,
             account: String::new(),
             waiting: Vec::new(),
         }
@@ -82,11 +85,12 @@ impl Windows {
 
     /// Ends the window. What it holds is encoded and sent elsewhere.
     fn hand_over(&mut self) {
-        let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
         let ended_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
-        // What came before all was being traced belongs to the first window.
-        let began_ns = self.began_ns.unwrap_or_else(|| recording.span(ended_ns).0);
-        self.began_ns = Some(ended_ns);
+        let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
+        // A sample may come late: it is in the window that is open then.
+        self.recording.began_ns = recording.began_ns;
+        self.early += recording.early;
+        let began_ns = std::mem::replace(&mut self.began_ns, Some(ended_ns)).unwrap_or(ended_ns);
         self.began = Instant::now();
         let has_any =
             !recording.samples.is_empty() || !recording.pauses.is_empty() || !recording.gvl_waits.is_empty();
@@ -122,7 +126,7 @@ impl Exporter for Windows {
 
     fn began(&mut self, ts_ns: u64) {
         if self.began_ns.is_none() {
-            self.began_ns = Some(self.recording.span(ts_ns).0);
+            (self.began_ns, self.recording.began_ns) = (Some(ts_ns), Some(ts_ns));
             self.began = Instant::now();
         }
     }
@@ -144,6 +148,10 @@ impl Exporter for Windows {
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
         self.recording.gvl_wait(process, wait);
         Ok(())
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        counts.profile_early += self.early + self.recording.early;
     }
 
     fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {

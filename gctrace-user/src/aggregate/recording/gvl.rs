@@ -99,7 +99,6 @@ pub struct GvlMoment {
 impl Recording {
     /// A long wait for the GVL.
     pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
-        self.began_by(wait.begin_ns);
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
         let node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
         let held = wait.blocker.as_ref().map(|blocker| &blocker.hold);
@@ -159,7 +158,6 @@ impl Recording {
     /// A thread held the GVL for long, or did without it.
     pub fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
         let GvlSpan { doing, begin_ns, ns, .. } = *span;
-        self.began_by(begin_ns);
         self.gvl_interval(process, &span.who, span.id, doing, begin_ns, ns, false);
     }
 
@@ -214,7 +212,18 @@ impl Recording {
         self.gvl_moment(process, moment);
     }
 
-    fn gvl_moment(&mut self, process: &Process, moment: GvlMoment) {
+    /// What a timeline shows of it: the part in the recording.
+    fn gvl_moment(&mut self, process: &Process, mut moment: GvlMoment) {
+        let end_ns = moment.begin_ns + moment.ns;
+        if self.timeline.is_none() || !self.admits(end_ns) {
+            return;
+        }
+        let began_ns = self.began_ns.unwrap_or_default();
+        moment.begin_ns = moment.begin_ns.max(began_ns);
+        moment.ns = end_ns - moment.begin_ns;
+        if let Some((_, _, begin_ns)) = &mut moment.holder {
+            *begin_ns = (*begin_ns).max(began_ns);
+        }
         self.heard(process, moment.begin_ns + moment.ns);
         if let Some(timeline) = &mut self.timeline
             && timeline.admit(1, &self.limits)

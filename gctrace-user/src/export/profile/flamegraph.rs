@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+mod legend;
+
 use inferno::flamegraph::{
     self, Options, TextTruncateDirection,
     color::{BackgroundColor, Color, PaletteMap},
@@ -9,7 +11,7 @@ use inferno::flamegraph::{
 
 use super::{
     Context, label,
-    label_tree::{Class, Grouping, LabelTree},
+    label_tree::{Class, Grouping, LabelTree, Rows},
 };
 use crate::{
     aggregate::recording::Recording,
@@ -27,7 +29,7 @@ pub(super) fn write(
     context: &Context<'_>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let mut tree = LabelTree::of(recording, grouping);
+    let mut tree = LabelTree::of(recording, grouping, Rows::Telling);
     let total_ns = tree.total_ns();
     if total_ns == 0 {
         return out.write_all(EMPTY.as_bytes());
@@ -39,8 +41,12 @@ pub(super) fn write(
         Ok::<_, io::Error>(())
     })?;
     let mut palette = PaletteMap::default();
+    let mut classes: Vec<Class> = Vec::new();
     for (name, class) in tree.labels() {
         palette.insert(name, color(name, class));
+        if !classes.contains(&class) {
+            classes.push(class);
+        }
     }
     // The root of all.
     palette.insert("", Color { r: 235, g: 235, b: 235 });
@@ -56,10 +62,12 @@ pub(super) fn write(
     options.min_width = MIN_PART * 100.0;
     "Frame:".clone_into(&mut options.name_type);
     options.notes = context.account();
-    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out)
+    let mut svg = Vec::new();
+    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
+    let svg = String::from_utf8(svg).map_err(io::Error::other)?;
+    out.write_all(legend::added(&svg, &classes).as_bytes())
 }
 
-const COLORS: &str = "red Ruby, orange C functions, blue native, grey kernel, purple GC";
 const EMPTY: &str = r#"<?xml version="1.0" standalone="no"?>
 <svg version="1.1" width="640" height="80" xmlns="http://www.w3.org/2000/svg">
 <text x="20" y="46" font-family="sans-serif" font-size="16">gctrace took no samples in this run.</text>
@@ -83,26 +91,25 @@ fn title(recording: &Recording) -> String {
 }
 
 fn subtitle(recording: &Recording, context: &Context<'_>) -> String {
-    let (mut samples, mut off) = (0, 0);
+    let (mut samples, mut waits) = (0, 0);
     for (key, sum) in &recording.samples {
         if key.state == ThreadState::Running {
             samples += sum.samples;
-        } else {
-            off += sum.samples;
+            continue;
         }
+        waits += sum.samples;
     }
-    let rate = recording.period_ns.map_or_else(String::new, |ns| format!(" at {:.0} Hz", 1e9 / ns as f64));
-    let off = if off > 0 { format!(", {off} waits") } else { String::new() };
-    let merged = match recording.merged {
-        0 => String::new(),
-        n => format!(", {n} without stack"),
-    };
     let seconds = context.ended_ns.saturating_sub(context.began_ns) as f64 / 1e9;
-    let lost = context.ledger.lost();
-    let without = without_stack(&context.ledger.user).map_or_else(String::new, |words| format!(", {words}"));
-    format!(
-        "{samples} CPU samples{rate}{off} in {seconds:.1} s of recording{merged}, {lost} lost{without} — {COLORS}"
-    )
+    let rate = recording.period_ns.map_or_else(String::new, |ns| format!(" at {:.0} Hz", 1e9 / ns as f64));
+    let mut parts = vec![format!("{seconds:.1} s of recording"), format!("{samples} CPU samples{rate}")];
+    if waits > 0 {
+        parts.push(format!("{waits} times off the CPU"));
+    }
+    parts.extend(without_stack(&context.ledger.user));
+    if recording.merged > 0 {
+        parts.push(format!("{} samples without a stack: too many different ones", recording.merged));
+    }
+    parts.join(" · ")
 }
 
 /// A colour by kind, its shade by name, so that it is the same in every graph.
@@ -110,16 +117,26 @@ fn color(name: &str, class: Class) -> Color {
     // FNV-1a
     let hash =
         name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    shade(class, |spread| ((hash >> 8) % (u32::from(spread) + 1)) as u8)
+}
+
+/// The middle of the shades of a kind.
+fn base_color(class: Class) -> Color {
+    shade(class, |spread| spread / 2)
+}
+
+fn shade(class: Class, of: impl Fn(u8) -> u8) -> Color {
     let (base, spread): ([u8; 3], [u8; 3]) = match class {
-        Class::Frame(FrameKind::Ruby) => ([214, 70, 60], [38, 50, 40]),
-        Class::Frame(FrameKind::CFunction) => ([238, 150, 50], [14, 45, 35]),
+        Class::Frame(FrameKind::Ruby) => ([208, 62, 62], [38, 34, 34]),
+        Class::Frame(FrameKind::CFunction) => ([240, 168, 48], [12, 38, 30]),
         Class::Frame(FrameKind::Native) => ([90, 150, 205], [40, 40, 35]),
         Class::Frame(FrameKind::Kernel) => ([120, 125, 150], [25, 25, 30]),
         Class::Frame(FrameKind::Vm) => ([150, 100, 190], [35, 30, 40]),
         Class::Frame(FrameKind::Missing) => ([170, 170, 170], [20, 20, 20]),
-        Class::Off => ([205, 215, 225], [10, 10, 10]),
+        Class::Off(ThreadState::Runnable) => ([236, 226, 140], [10, 10, 10]),
+        Class::Off(_) => ([205, 215, 225], [10, 10, 10]),
         Class::Group => ([225, 205, 175], [10, 12, 12]),
     };
-    let shade = |at: usize| base[at].saturating_add(((hash >> 8) % (u32::from(spread[at]) + 1)) as u8);
-    Color { r: shade(0), g: shade(1), b: shade(2) }
+    let part = |at: usize| base[at].saturating_add(of(spread[at]));
+    Color { r: part(0), g: part(1), b: part(2) }
 }

@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use super::label_tree::{Grouping, LabelTree};
+use super::label_tree::{Grouping, LabelTree, Rows};
 use crate::aggregate::recording::Recording;
 
 /// Writes them.
 pub(super) fn write(recording: &Recording, grouping: Grouping, out: &mut dyn Write) -> io::Result<()> {
-    LabelTree::of(recording, grouping).visit(|path, ns| writeln!(out, "{path} {ns}"))
+    LabelTree::of(recording, grouping, Rows::All).visit(|path, ns| writeln!(out, "{path} {ns}"))
 }

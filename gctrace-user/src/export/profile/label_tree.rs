@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use super::label;
+use super::{label, rows};
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
         recording::Recording,
     },
-    model::stack::FrameKind,
+    model::stack::{Frame, FrameKind, ThreadState},
 };
 
 /// What stands at the root of each stack.
@@ -23,6 +23,15 @@ pub enum Grouping {
     None,
 }
 
+/// Which frames there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// Every one.
+    All,
+    /// Those that say something, for a picture (see [`rows`]).
+    Telling,
+}
+
 /// What a label stands for, for its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
@@ -31,7 +40,7 @@ pub(super) enum Class {
     /// A frame.
     Frame(FrameKind),
     /// Not running.
-    Off,
+    Off(ThreadState),
 }
 
 /// A node: a label below another node.
@@ -55,7 +64,7 @@ const ROOT: u32 = 0;
 
 impl LabelTree {
     /// The samples of a recording.
-    pub(super) fn of(recording: &Recording, grouping: Grouping) -> Self {
+    pub(super) fn of(recording: &Recording, grouping: Grouping, shown: Rows) -> Self {
         let mut tree = Self {
             labels: Vec::new(),
             by_label: HashMap::new(),
@@ -76,7 +85,15 @@ impl LabelTree {
             // Up to the nearest caller that is known, then down again.
             let mut way: Vec<(NodeId, FrameId)> = Vec::new();
             let mut at = group;
-            for (node, frame) in recording.tree.path(key.node) {
+            let mut path = recording.tree.path(key.node).peekable();
+            let mut kernel: Vec<&Frame> = Vec::new();
+            while shown == Rows::Telling
+                && let Some((_, frame)) =
+                    path.next_if(|(_, frame)| recording.tree.frame(*frame).kind == FrameKind::Kernel)
+            {
+                kernel.push(recording.tree.frame(frame));
+            }
+            for (node, frame) in path {
                 if let Some(&found) = known.get(&(group, node)) {
                     at = found;
                     break;
@@ -84,16 +101,24 @@ impl LabelTree {
                 way.push((node, frame));
             }
             for &(node, frame) in way.iter().rev() {
+                let of = recording.tree.frame(frame);
+                let unnamed = if shown == Rows::Telling { rows::unnamed(of) } else { None };
                 let label = frame_labels[frame.index()].unwrap_or_else(|| {
-                    let frame = recording.tree.frame(frame);
-                    tree.label(&label::method(frame), Class::Frame(frame.kind))
+                    let name = unnamed.clone().unwrap_or_else(|| label::method(of));
+                    tree.label(&name, Class::Frame(of.kind))
                 });
                 frame_labels[frame.index()] = Some(label);
-                at = tree.child(at, label);
+                // Code without symbols that calls itself is one row.
+                if unnamed.is_none() || at == ROOT || tree.nodes[at as usize].label != label {
+                    at = tree.child(at, label);
+                }
                 known.insert((group, node), at);
             }
+            for row in rows::kernel(&kernel, key.state) {
+                at = tree.child_called(at, &row, Class::Frame(FrameKind::Kernel));
+            }
             if let Some(state) = label::state(key.state) {
-                at = tree.child_called(at, state, Class::Off);
+                at = tree.child_called(at, state, Class::Off(key.state));
             }
             tree.nodes[at as usize].self_ns += sum.time_ns(key.state);
         }

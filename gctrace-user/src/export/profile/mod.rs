@@ -13,7 +13,7 @@ use super::{ExportError, Exporter, ProcessEnd, file, sink::Sink};
 use crate::{
     aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
     enrich::clock::{WallClock, monotonic_ns},
-    ledger::Ledger,
+    ledger::{Ledger, UserCounts},
     model::{
         GcCycle, GcState, GcWork, Process,
         gvl::{GvlSpan, GvlThreadSummary, GvlWait},
@@ -30,6 +30,7 @@ pub(super) mod label;
 mod label_tree;
 mod perfetto;
 pub(super) mod pprof;
+mod rows;
 mod speedscope;
 #[cfg(test)]
 mod tests;
@@ -177,6 +178,10 @@ impl Exporter for Recorder {
     fn gvl_thread(&mut self, process: &Process, thread: &GvlThreadSummary) -> Result<(), ExportError> {
         self.recording.borrow_mut().gvl_thread(process, thread);
         Ok(())
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        counts.profile_early += self.recording.borrow().early;
     }
 
     fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {

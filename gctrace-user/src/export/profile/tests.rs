@@ -181,6 +181,7 @@ impl Input {
 
 fn recorded(inputs: &[Input], limits: Limits) -> Recorder {
     let mut recorder = Recorder { recording: Rc::new(RefCell::new(Recording::new(true, limits))) };
+    recorder.began(0);
     for pid in inputs.iter().map(|input| input.pid).collect::<collections::BTreeSet<_>>() {
         recorder.process(&process(pid), None).unwrap();
     }
@@ -327,6 +328,7 @@ fn check_flamegraph(recorder: &Recorder, inputs: &[Input]) {
     assert_eq!(depth, 0);
     let expected = sum(inputs, Input::time_ns);
     assert_eq!(scripts, i32::from(expected > 0), "a name became a script");
+    assert_eq!(text.contains("<g id=\"legend\">"), expected > 0, "what the colours mean");
     assert_eq!(total, (expected > 0).then(|| expected.to_string()));
     assert!(!text.contains(|c: char| c.is_control() && c != '\n' && c != '\r' && c != '\t'));
 }
@@ -577,4 +579,46 @@ fn special_files_are_refused() {
     }
     let files = [(dir.path().join("new"), Format::Pprof)];
     assert_eq!(exporters(&files, Some(Sink::Stdout), (false, false), WallClock::measure()).unwrap().len(), 3);
+}
+
+/// The recording begins when all that was asked for is being traced: what came before is counted and not in it, and of a time
+/// off the CPU that spans its beginning the later part is.
+#[test]
+fn nothing_before_the_beginning() {
+    let mut recorder = Recorder { recording: Rc::new(RefCell::new(Recording::new(true, Limits::default()))) };
+    let input = |ts_ns, state, wall_ns| Input {
+        pid: 2,
+        tid: 2,
+        ts_ns,
+        state,
+        cpu_ns: if state == ThreadState::Running { wall_ns } else { 0 },
+        wall_ns,
+        stack: vec![(1, 1)],
+        times: 1,
+        pauses: vec![(5, 5, 0)],
+    };
+    let running = ThreadState::Running;
+    input(500, running, 100).record(&mut recorder);
+    recorder.began(1_000);
+    for early in [input(900, running, 100), input(700, ThreadState::Blocked, 200)] {
+        early.record(&mut recorder);
+    }
+    let seen = [input(800, ThreadState::Blocked, 700), input(1_000, running, 100)];
+    for seen in &seen {
+        seen.record(&mut recorder);
+    }
+    recorder.closed(3_000);
+    let recording = recorder.recording.borrow();
+    assert_eq!(recording.span(9_999), (1_000, 3_000));
+    // Three samples with a cycle each, and the cycle at 800.
+    assert_eq!(recording.early, 7);
+    let sum = |of: fn(&crate::aggregate::recording::SampleSum) -> u64| {
+        recording.samples.values().map(of).sum::<u64>()
+    };
+    assert_eq!((sum(|sum| sum.samples), sum(|sum| sum.cpu_ns), sum(|sum| sum.wall_ns)), (2, 100, 600));
+    assert_eq!(recording.pauses.values().map(|sum| sum.ns).sum::<u64>(), 10);
+    let timeline = recording.timeline.as_ref().unwrap();
+    assert!(timeline.samples.iter().all(|sample| sample.ts_ns >= 1_000));
+    assert_eq!(timeline.cycles.len(), 1);
+    assert!(timeline.memory.iter().all(|memory| memory.ts_ns >= 1_000));
 }

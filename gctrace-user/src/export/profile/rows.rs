@@ -1,0 +1,97 @@
+//! Which rows of a stack a picture shows. What every system call passes through says nothing, and neither do addresses in code
+//! without symbols: such rows are left out or drawn as one. Files with data have all of them.
+
+use super::label;
+use crate::model::stack::{Frame, FrameKind, ThreadState};
+
+/// How a system call's own function is called by the kernel on each processor.
+const CALLS: [&str; 6] =
+    ["__x64_sys_", "__ia32_sys_", "__ia32_compat_sys_", "__arm64_sys_", "__se_sys_", "__do_sys_"];
+
+/// Whether a kernel function is on the way into every system call, interrupt or exception.
+fn is_entry(name: &str) -> bool {
+    ["entry_", "asm_", "el0_", "el0t_", "do_el0_", "el1_", "el1h_"]
+        .iter()
+        .any(|begin| name.starts_with(begin))
+        || matches!(
+            name,
+            "do_syscall_64"
+                | "x64_sys_call"
+                | "do_int80_emulation"
+                | "invoke_syscall"
+                | "invoke_syscall.constprop.0"
+        )
+}
+
+/// The rows of the kernel's frames (leaf first), root first. Of a thread that is off its CPU there is one, the system call: all
+/// that follows is the way to the scheduler.
+pub(super) fn kernel(frames: &[&Frame], state: ThreadState) -> Vec<String> {
+    let mut inner = frames.iter().rev().skip_while(|frame| is_entry(&frame.name)).peekable();
+    if inner.peek().is_none() {
+        return frames.first().map(|leaf| label::method(leaf)).into_iter().collect();
+    }
+    let called = |frame: &Frame| {
+        let name = CALLS.iter().find_map(|prefix| frame.name.strip_prefix(prefix));
+        name.map_or_else(|| label::method(frame), |name| format!("{}_[k]", label::text(name)))
+    };
+    let rows = inner.map(|frame| called(frame));
+    if state == ThreadState::Running { rows.collect() } else { rows.take(1).collect() }
+}
+
+/// The row of all code of a file that has no symbol there: `[libruby.so.3.1]`.
+pub(super) fn unnamed(frame: &Frame) -> Option<String> {
+    let file = label::base_name(frame.file.as_deref().filter(|_| frame.kind == FrameKind::Native)?);
+    let offset = frame.name.strip_prefix(file)?.strip_prefix("+0x")?;
+    offset.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| format!("[{}]", label::text(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn frame(kind: FrameKind, name: &str, file: Option<&str>) -> Frame {
+        Frame { kind, name: name.into(), file: file.map(Arc::from), line: 0, first_line: 0, address: 0 }
+    }
+
+    /// Of the kernel only what tells calls apart is left, and never nothing.
+    #[test]
+    fn of_the_kernel() {
+        let frames = |names: &[&str]| -> Vec<Frame> {
+            names.iter().map(|name| frame(FrameKind::Kernel, name, None)).collect()
+        };
+        let rows = |names: &[&str], state| kernel(&frames(names).iter().collect::<Vec<_>>(), state);
+        let futex = [
+            "__schedule",
+            "schedule",
+            "futex_wait",
+            "__x64_sys_futex",
+            "do_syscall_64",
+            "entry_SYSCALL_64_after_hwframe",
+        ];
+        assert_eq!(rows(&futex, ThreadState::Blocked), ["futex_[k]"]);
+        assert_eq!(
+            rows(&futex, ThreadState::Running),
+            ["futex_[k]", "futex_wait_[k]", "schedule_[k]", "__schedule_[k]"]
+        );
+        assert_eq!(rows(&["clear_page", "asm_exc_page_fault"], ThreadState::Running), ["clear_page_[k]"]);
+        assert_eq!(rows(&["entry_SYSCALL_64"], ThreadState::Running), ["entry_SYSCALL_64_[k]"]);
+        assert_eq!(rows(&["[kernel]"], ThreadState::Blocked), ["[kernel]_[k]"]);
+        assert!(rows(&[], ThreadState::Blocked).is_empty());
+    }
+
+    /// Only offsets in the frame's own file have no name.
+    #[test]
+    fn without_symbols() {
+        let row = |kind, name, file| unnamed(&frame(kind, name, Some(file)));
+        let file = "/usr/lib/libruby-3.1.so.3.1.7";
+        assert_eq!(
+            row(FrameKind::Native, "libruby-3.1.so.3.1.7+0x24b550", file).as_deref(),
+            Some("[libruby-3.1.so.3.1.7]")
+        );
+        assert_eq!(row(FrameKind::Native, "rb_ary_each", file), None);
+        assert_eq!(row(FrameKind::Native, "libruby-3.1.so.3.1.7+0xyz", file), None);
+        assert_eq!(row(FrameKind::Ruby, "libruby-3.1.so.3.1.7+0x24b550", file), None);
+    }
+}

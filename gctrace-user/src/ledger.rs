@@ -214,8 +214,10 @@ user_counters! {
     sets_waiting,
     /// Processes whose sets are not sent: their service has no token.
     sets_without_token,
-    /// Samples, cycles and intervals that are in no profile: they came before all that was asked for was being traced.
-    profile_early,
+    /// Samples that are not in profiles: they came before all that was asked for was being traced.
+    profile_samples_early,
+    /// The same of cycles and intervals.
+    profile_events_early,
     /// Variables of traced processes that were refused: they begin with `RUBY_GC_` and are no names of variables.
     variables_refused,
 }

@@ -228,8 +228,10 @@ pub struct Recording {
     pub began_ns: Option<u64>,
     /// The same.
     pub closed_ns: Option<u64>,
-    /// Samples, cycles and intervals before the recording began, which are not in it.
-    pub early: u64,
+    /// Samples before the recording began, which are not in it.
+    pub early_samples: u64,
+    /// Cycles and intervals before that.
+    pub early_events: u64,
     /// CPU time of the first sample on a CPU, which is the period of the clock, nanoseconds.
     pub period_ns: Option<u64>,
     /// Samples whose stack or thread is beyond the limits; their time is in the sums.
@@ -258,7 +260,8 @@ impl Recording {
             timeline: timeline.then(Timeline::default),
             began_ns: None,
             closed_ns: None,
-            early: 0,
+            early_samples: 0,
+            early_events: 0,
             period_ns: None,
             merged: 0,
             no_stack: Arc::new([Arc::new(Frame {
@@ -298,10 +301,15 @@ impl Recording {
     }
 
     /// Whether something at this time belongs to the recording. What was seen while other Rubies, or other probes, were still
-    /// being attached does not: shares would be of different times. It is counted.
+    /// being attached does not: shares would be of different times.
+    fn has_begun(&self, ts_ns: u64) -> bool {
+        self.began_ns.is_some_and(|began_ns| ts_ns >= began_ns)
+    }
+
+    /// The same of a cycle or an interval, which is counted if it does not.
     fn admits(&mut self, ts_ns: u64) -> bool {
-        let admitted = self.began_ns.is_some_and(|began_ns| ts_ns >= began_ns);
-        self.early += u64::from(!admitted);
+        let admitted = self.has_begun(ts_ns);
+        self.early_events += u64::from(!admitted);
         admitted
     }
 
@@ -314,7 +322,8 @@ impl Recording {
         {
             (ts_ns, wall_ns) = (began_ns, ts_ns + wall_ns - began_ns);
         }
-        if !self.admits(ts_ns) {
+        if !self.has_begun(ts_ns) {
+            self.early_samples += 1;
             return;
         }
         let thread = self.thread(process, sample.tid, &sample.comm, ts_ns);
@@ -415,8 +424,8 @@ impl Recording {
     }
 
     fn memory(&mut self, process: &Process, state: &GcState) {
-        let in_time = self.began_ns.is_some_and(|began_ns| state.ts_ns >= began_ns);
-        let Some(memory) = state.memory.filter(|_| self.timeline.is_some() && in_time) else { return };
+        let wanted = self.timeline.is_some() && self.has_begun(state.ts_ns);
+        let Some(memory) = state.memory.filter(|_| wanted) else { return };
         let index = self.process_index(process, state.ts_ns);
         if let Some(timeline) = &mut self.timeline
             && timeline.admit(1, &self.limits)

@@ -55,7 +55,7 @@ pub(super) struct Windows {
     began_ns: Option<u64>,
     closed_ns: Option<u64>,
     /// What came before that, of the windows that are gone.
-    early: u64,
+    early: (u64, u64),
     account: String,
     waiting: Vec<Weak<Window>>,
 }
@@ -77,7 +77,7 @@ impl Windows {
             began: Instant::now(),
             began_ns: None,
             closed_ns: None,
-            early: 0,
+            early: (0, 0),
             account: String::new(),
             waiting: Vec::new(),
         }
@@ -89,7 +89,8 @@ impl Windows {
         let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
         // A sample may come late: it is in the window that is open then.
         self.recording.began_ns = recording.began_ns;
-        self.early += recording.early;
+        self.early.0 += recording.early_samples;
+        self.early.1 += recording.early_events;
         let began_ns = std::mem::replace(&mut self.began_ns, Some(ended_ns)).unwrap_or(ended_ns);
         self.began = Instant::now();
         let has_any =
@@ -151,7 +152,8 @@ impl Exporter for Windows {
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
-        counts.profile_early += self.early + self.recording.early;
+        counts.profile_samples_early += self.early.0 + self.recording.early_samples;
+        counts.profile_events_early += self.early.1 + self.recording.early_events;
     }
 
     fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {

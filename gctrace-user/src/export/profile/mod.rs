@@ -181,7 +181,9 @@ impl Exporter for Recorder {
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
-        counts.profile_early += self.recording.borrow().early;
+        let recording = self.recording.borrow();
+        counts.profile_samples_early += recording.early_samples;
+        counts.profile_events_early += recording.early_events;
     }
 
     fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {

@@ -611,7 +611,7 @@ fn nothing_before_the_beginning() {
     let recording = recorder.recording.borrow();
     assert_eq!(recording.span(9_999), (1_000, 3_000));
     // Three samples with a cycle each, and the cycle at 800.
-    assert_eq!(recording.early, 7);
+    assert_eq!((recording.early_samples, recording.early_events), (3, 4));
     let sum = |of: fn(&crate::aggregate::recording::SampleSum) -> u64| {
         recording.samples.values().map(of).sum::<u64>()
     };

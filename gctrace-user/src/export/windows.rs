@@ -91,7 +91,7 @@ impl Windows {
         self.recording.began_ns = recording.began_ns;
         self.early.0 += recording.early_samples;
         self.early.1 += recording.early_events;
-        let began_ns = std::mem::replace(&mut self.began_ns, Some(ended_ns)).unwrap_or(ended_ns);
+        let began_ns = self.began_ns.replace(ended_ns).unwrap_or(ended_ns);
         self.began = Instant::now();
         let has_any =
             !recording.samples.is_empty() || !recording.pauses.is_empty() || !recording.gvl_waits.is_empty();
@@ -253,7 +253,7 @@ mod tests {
     fn spans() {
         let nobody =
             super::super::upload::Address { url: "http://127.0.0.1:1".to_owned(), protocol: Protocol::Http };
-        let headers = ureq::http::HeaderMap::new();
+        let headers = super::super::upload::headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
         let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
         let clock = WallClock::measure();
         let mut windows = Windows::new(vec![(uploader, make)], Duration::from_hours(1), clock, false);

@@ -29,8 +29,10 @@ pub struct Sample {
 /// One frame of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Frame {
-    /// Function.
+    /// Function, without the place that blocks have in their name.
     pub name: String,
+    /// That place: `app.rb:40`.
+    pub place: Option<String>,
     /// File, or nothing.
     pub file: String,
     /// Line, or 0.
@@ -52,7 +54,10 @@ impl Frame {
             (Ok(line), Some(file)) => (file, line),
             _ => (place.rsplit_once(':').map_or(before, |(file, _)| file), last.parse().ok()?),
         };
-        Some(Self { name: name.to_owned(), file: file.to_owned(), line, native })
+        let base = file.rsplit('/').next().unwrap_or(file);
+        let placed = name.rsplit_once(' ').filter(|(_, place)| place.split(':').next() == Some(base));
+        let (name, place) = placed.map_or((name, None), |(name, place)| (name, Some(place.to_owned())));
+        Some(Self { name: name.to_owned(), place, file: file.to_owned(), line, native })
     }
 }
 
@@ -189,5 +194,10 @@ mod tests {
             "a file with a blank in its name cannot be told from the function's"
         );
         assert!(profile.samples[1].stack.is_empty());
+        let block = Frame::parse("block in <main> app.rb:4 /srv/app.rb:7:0 s=4", false).unwrap();
+        assert_eq!(
+            (block.name.as_str(), block.place.as_deref(), block.line),
+            ("block in <main>", Some("app.rb:4"), 7)
+        );
     }
 }

@@ -43,6 +43,8 @@ pub struct ProcessFacts {
     pub pid: u32,
     /// Name of its main thread when it was met.
     pub comm: String,
+    /// Its arguments.
+    pub cmdline: Vec<String>,
     /// Its Ruby.
     pub image: Option<Arc<Image>>,
     /// Whose it is.
@@ -454,6 +456,7 @@ impl Recording {
         self.processes.push(ProcessFacts {
             pid: process.pid,
             comm: process.comm.clone(),
+            cmdline: process.cmdline.clone().unwrap_or_default(),
             image: Some(process.image.clone()),
             origin: process.origin.clone(),
             hostname: process.hostname.clone(),
@@ -491,6 +494,7 @@ impl Recording {
         let facts = ProcessFacts {
             pid: 0,
             comm: comm.to_owned(),
+            cmdline: Vec::new(),
             image: None,
             origin,
             hostname: None,

@@ -317,8 +317,7 @@ fn meta(recording: &Recording, context: &Context<'_>, timeline: &Timeline) -> Va
     let rubies: BTreeSet<String> = recording.images.iter().map(|image| image.version.to_string()).collect();
     let rubies: Vec<String> = rubies.into_iter().collect();
     let entry = |label: &str, value: String| json!({"label": label, "format": "string", "value": value});
-    let mut entries =
-        vec![entry("Ruby", rubies.join(", ")), entry("Account of the run", context.ledger.summary())];
+    let mut entries = vec![entry("Ruby", rubies.join(", ")), entry("Run summary", context.ledger.summary())];
     for (what, n) in [
         ("Later samples left out", timeline.samples_left_out),
         ("Later GC events left out", timeline.events_left_out),

@@ -1,6 +1,6 @@
-//! A Perfetto trace (<https://ui.perfetto.dev>): for each process a track of GC pauses, one of GC cycles, its memory, and for
-//! each Ruby thread a track of what it did with the GVL, with an arrow from the hold of the one that held it longest to
-//! where the waiting thread got it.
+//! A Perfetto trace (<https://ui.perfetto.dev>): for each process a track of GC cycles and its memory; for each thread one of the
+//! GC pauses in which it stood, and one of what it did with the GVL, with an arrow from the hold of the one that held it longest
+//! to where the waiting thread got it. Threads and processes are described, so that SQL finds them in `thread` and `process`.
 //!
 //! Times are those of `CLOCK_MONOTONIC`, to the nanosecond; a snapshot of the clocks relates them to those of other traces
 //! (`CLOCK_BOOTTIME`). What was too short to be told one by one (`--gvl-threshold`) leaves a gap in a track.
@@ -158,7 +158,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     for cycle in &timeline.cycles {
         cycles.entry(recording.thread_facts(cycle.thread).0.process).or_default().push(cycle);
     }
-    let mut threads = gvl(recording, timeline);
+    let mut threads = threads(recording, timeline);
     for (index, facts) in recording.processes.iter().enumerate() {
         let of = threads.remove(&index).unwrap_or_default();
         let cycles = cycles.remove(&index).unwrap_or_default();
@@ -173,13 +173,12 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
         let process = packets.track(proto::TrackDescriptor {
             process: Some(proto::ProcessDescriptor {
                 pid: i32::try_from(facts.pid).ok(),
+                cmdline: facts.cmdline.iter().map(|word| label::text(word)).collect(),
                 process_name: Some(label::text(&facts.comm)),
             }),
             ..Default::default()
         })?;
         if !cycles.is_empty() {
-            let track = packets.child(process, "GC pauses")?;
-            packets.slices(track, cycles.iter().flat_map(|cycle| pauses(recording, cycle)).collect())?;
             let track = packets.child(process, "GC cycles")?;
             packets.slices(track, cycles.iter().map(|cycle| cycle_slice(recording, cycle)).collect())?;
         }
@@ -196,9 +195,28 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
                 packets.event(track, point.ts_ns, TrackEvent::COUNTER, event)?;
             }
         }
-        for (_, (name, slices)) in of {
-            let track = packets.child(process, &name)?;
-            packets.slices(track, slices)?;
+        // The main thread first, the others by their names.
+        let mut of: Vec<(u32, ThreadTracks)> = of.into_iter().collect();
+        of.sort_by(|(a, one), (b, other)| {
+            (*a != facts.pid, &one.name, a).cmp(&(*b != facts.pid, &other.name, b))
+        });
+        for (tid, tracks) in of {
+            let thread = packets.track(proto::TrackDescriptor {
+                thread: Some(proto::ThreadDescriptor {
+                    pid: i32::try_from(facts.pid).ok(),
+                    tid: i32::try_from(tid).ok(),
+                    thread_name: Some(tracks.name.clone()),
+                }),
+                ..Default::default()
+            })?;
+            if !tracks.pauses.is_empty() {
+                let track = packets.child(thread, "GC pauses")?;
+                packets.slices(track, tracks.pauses)?;
+            }
+            for slices in tracks.gvl.into_values() {
+                let track = packets.child(thread, &format!("{} {tid}", tracks.name))?;
+                packets.slices(track, slices)?;
+            }
         }
     }
     packets.flush()?;
@@ -295,10 +313,33 @@ fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'s
     (!lines.is_empty()).then(|| (name, Note::Text(lines.join("\n"))))
 }
 
-/// Name and slices of the track of each thread, by its number, by process.
-type Tracks = BTreeMap<ProcessIndex, BTreeMap<u64, (String, Vec<Slice>)>>;
+/// What is shown of a thread.
+#[derive(Default)]
+struct ThreadTracks {
+    /// What it was called last.
+    name: String,
+    /// The pauses in which it stood.
+    pauses: Vec<Slice>,
+    /// What it did with the GVL; of several Ruby threads that ran on it one after the other, by their numbers.
+    gvl: BTreeMap<u64, Vec<Slice>>,
+}
 
-fn gvl(recording: &Recording, timeline: &Timeline) -> Tracks {
+/// The threads of each process by their ids.
+type Threads = BTreeMap<ProcessIndex, BTreeMap<u32, ThreadTracks>>;
+
+fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
+    let mut threads = Threads::new();
+    for cycle in &timeline.cycles {
+        let (thread, _) = recording.thread_facts(cycle.thread);
+        let tracks = threads.entry(thread.process).or_default().entry(thread.tid).or_default();
+        tracks.name = label::text(&thread.name);
+        tracks.pauses.extend(pauses(recording, cycle));
+    }
+    gvl(recording, timeline, &mut threads);
+    threads
+}
+
+fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
     let moments = timeline.gvl_once(recording);
     let key = |moment: &GvlMoment| {
         let (thread, _) = recording.thread_facts(moment.thread);
@@ -321,13 +362,20 @@ fn gvl(recording: &Recording, timeline: &Timeline) -> Tracks {
             leaves.entry(hold).or_default().push(flow);
         }
     }
-    let mut tracks = Tracks::new();
+    // A thread is known by the id that it had last.
+    let tids: HashMap<(ProcessIndex, u64), u32> = moments
+        .iter()
+        .map(|moment| {
+            let (thread, _) = recording.thread_facts(moment.thread);
+            ((thread.process, moment.id), thread.tid)
+        })
+        .collect();
     for (at, moment) in moments.iter().enumerate() {
         let (thread, _) = recording.thread_facts(moment.thread);
-        let tracks = tracks.entry(thread.process).or_default();
-        let (name, slices) = tracks.entry(moment.id).or_default();
-        // A thread is called what it was called last.
-        *name = format!("{} {}", label::text(&thread.name), thread.tid);
+        let tid = tids.get(&(thread.process, moment.id)).copied().unwrap_or(thread.tid);
+        let tracks = threads.entry(thread.process).or_default().entry(tid).or_default();
+        tracks.name = label::text(&thread.name);
+        let slices = tracks.gvl.entry(moment.id).or_default();
         let mut notes = vec![("tid", Note::Number(thread.tid.into()))];
         if let Some((holder, ..)) = moment.holder {
             let (holder, _) = recording.thread_facts(holder);
@@ -354,7 +402,6 @@ fn gvl(recording: &Recording, timeline: &Timeline) -> Tracks {
             arrives: arrives.get(&at).copied(),
         });
     }
-    tracks
 }
 
 #[cfg(test)]
@@ -373,7 +420,8 @@ pub(super) mod tests {
         for packet in trace.packet {
             if let Some(track) = packet.track_descriptor {
                 let process = track.process.and_then(|process| process.process_name);
-                let name = track.name.or(process).unwrap();
+                let thread = track.thread.and_then(|thread| thread.thread_name);
+                let name = track.name.or(process).or(thread).unwrap();
                 assert!(tracks.insert(track.uuid.unwrap(), (name, Vec::new())).is_none());
                 assert!(track.parent_uuid.is_none_or(|parent| tracks.contains_key(&parent)));
             }

@@ -166,7 +166,13 @@ fn function_name(frame: &Frame, ambiguous: &HashSet<&str>) -> String {
     let is_block = frame.name.starts_with("block in ") || frame.name.starts_with("block (");
     match &frame.file {
         Some(file) if frame.kind == FrameKind::Ruby && (is_block || ambiguous.contains(&*frame.name)) => {
-            format!("{name} {}:{}", label::text(label::base_name(file)), frame.first_line)
+            let file = label::text(label::base_name(file));
+            // The top level of a file begins nowhere.
+            if frame.first_line > 0 {
+                format!("{name} {file}:{}", frame.first_line)
+            } else {
+                format!("{name} {file}")
+            }
         }
         _ => name,
     }

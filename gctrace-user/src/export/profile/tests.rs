@@ -622,3 +622,43 @@ fn nothing_before_the_beginning() {
     assert_eq!(timeline.cycles.len(), 1);
     assert!(timeline.memory.iter().all(|memory| memory.ts_ns >= 1_000));
 }
+
+/// Blocks of one class are different functions of a pprof, and so are top levels of different files; methods are not.
+#[test]
+fn blocks_have_their_line() {
+    let ruby = |name: &str, file: &str, line, first_line| {
+        let (kind, name, file) = (FrameKind::Ruby, Arc::from(name), Some(Arc::from(file)));
+        Arc::new(Frame { kind, name, file, line, first_line, address: 0 })
+    };
+    let mut recorder = recorded(&[], Limits::default());
+    let stacks = [
+        [ruby("block in <class:App>", "/srv/app.rb", 41, 40), ruby("<top (required)>", "/srv/app.rb", 3, 0)],
+        [
+            ruby("block in <class:App>", "/srv/app.rb", 51, 50),
+            ruby("<top (required)>", "/srv/other.rb", 3, 0),
+        ],
+        [ruby("App#call", "/srv/app.rb", 61, 60), ruby("<main>", "/srv/main.rb", 3, 0)],
+        [ruby("App#call", "/srv/patch.rb", 7, 6), ruby("<main>", "/srv/main.rb", 4, 0)],
+    ];
+    for stack in stacks {
+        let sample = StackSample { stack: Arc::new(stack), ..a_sample(5).1 };
+        recorder.stack(&process(2), &sample).unwrap();
+    }
+    let profile =
+        pprof::proto::Profile::decode(&*gunzip(&written(&recorder, Format::Pprof, "x.pb.gz").0)).unwrap();
+    let text = |at: i64| profile.string_table[at as usize].as_str();
+    let mut names: Vec<&str> = profile.function.iter().map(|function| text(function.name)).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(
+        names,
+        [
+            "<main>",
+            "<top (required)> app.rb",
+            "<top (required)> other.rb",
+            "App#call",
+            "block in <class:App> app.rb:40",
+            "block in <class:App> app.rb:50"
+        ]
+    );
+}

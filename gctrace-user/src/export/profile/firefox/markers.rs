@@ -44,6 +44,11 @@ impl Markers {
     }
 }
 
+/// The colour of a GC: major ones stand out.
+fn kind_color(kind: &str) -> &'static str {
+    if kind == "major" { "magenta" } else { "purple" }
+}
+
 /// What the fields of each kind of marker mean.
 pub(super) fn schema() -> Value {
     let field = |key: &str, label: &str, format: &str| json!({"key": key, "label": label, "format": format});
@@ -54,11 +59,12 @@ pub(super) fn schema() -> Value {
             "tooltipLabel": "GC pause ({marker.data.kind})",
             "tableLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}",
             "chartLabel": "{marker.data.kind}",
+            "colorField": "color",
             "display": everywhere,
             "description": "The program was stopped by the garbage collector.",
             "fields": [
                 field("kind", "Kind", "string"),
-                field("count", "GC.count", "integer"),
+                field("count", "GC.count", "string"),
                 field("why", "Why", "string"),
                 field("step", "Step", "string"),
                 field("mark", "Marking", "duration"),
@@ -71,11 +77,12 @@ pub(super) fn schema() -> Value {
             "tooltipLabel": "GC cycle #{marker.data.count} ({marker.data.kind})",
             "tableLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}, by {marker.data.trigger}",
             "chartLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}",
+            "colorField": "color",
             "display": ["marker-chart", "marker-table"],
             "description": "From the start of a GC to the end of its sweep; the program runs between its pauses.",
             "fields": [
                 field("kind", "Kind", "string"),
-                field("count", "GC.count", "integer"),
+                field("count", "GC.count", "string"),
                 field("why", "Why", "string"),
                 field("pauses", "Pauses", "integer"),
                 field("paused", "Pauses together", "duration"),
@@ -85,6 +92,7 @@ pub(super) fn schema() -> Value {
         {
             "name": "GcWork",
             "tooltipLabel": "{marker.name}",
+            "colorField": "color",
             "display": everywhere,
             "description": "GC work of a Ruby whose event sites are not known.",
             "fields": [],
@@ -94,6 +102,7 @@ pub(super) fn schema() -> Value {
             "tooltipLabel": "Waiting for the GVL",
             "tableLabel": "for {marker.data.blockedBy}",
             "chartLabel": "GVL wait for {marker.data.blockedBy}",
+            "colorField": "color",
             "display": everywhere,
             "description": "The thread wanted the GVL and had not got it. Waits below --gvl-threshold have no marker.",
             "fields": [field("blockedBy", "Held longest by", "string"), field("ran", "Running", "string"), field("until", "Given up in", "string")],
@@ -102,6 +111,7 @@ pub(super) fn schema() -> Value {
             "name": "THREAD_RUNNING",
             "tooltipLabel": "Holding the GVL",
             "chartLabel": "GVL",
+            "colorField": "color",
             "display": ["marker-chart", "marker-table"],
             "description": "The thread held the GVL. Times below --gvl-threshold have no marker.",
             "fields": [],
@@ -110,6 +120,7 @@ pub(super) fn schema() -> Value {
             "name": "THREAD_SUSPENDED",
             "tooltipLabel": "Without the GVL",
             "chartLabel": "suspended",
+            "colorField": "color",
             "display": ["marker-chart", "marker-table"],
             "description": "The thread did without the GVL: it slept, blocked, or ran what needs none. Times below \
                             --gvl-threshold have no marker.",
@@ -128,8 +139,10 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         let paused: u64 = cycle.pauses.iter().map(|pause| pause.ns).sum();
         let mut data = json!({
             "type": "GcCycle",
+            "color": kind_color(cycle.kind),
             "kind": cycle.kind,
-            "count": cycle.count,
+            // As a text: a number would be shown with separators.
+            "count": cycle.count.to_string(),
             "why": why,
             "pauses": cycle.pauses.len(),
             "paused": ms(paused),
@@ -143,8 +156,9 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         for pause in &cycle.pauses {
             let data = json!({
                 "type": "GcPause",
+                "color": kind_color(cycle.kind),
                 "kind": cycle.kind,
-                "count": cycle.count,
+                "count": cycle.count.to_string(),
                 "why": why,
                 "step": pause.kind.map_or("", PauseKind::name),
                 "mark": ms(pause.mark_ns),
@@ -158,7 +172,7 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
     for work in &parts.work {
         let name = tables.string(work.name);
         let (begin, end) = (view.ms(work.begin_ns), view.ms(work.begin_ns + work.ns));
-        markers.push(name, begin, Some(end), json!({"type": "GcWork"}));
+        markers.push(name, begin, Some(end), json!({"type": "GcWork", "color": "purple"}));
     }
     for gvl in &parts.gvl {
         let (name, mut data) = match gvl.doing {
@@ -171,11 +185,11 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
                 let leaf =
                     |node| label::leaf(view.recording, node).unwrap_or_else(|| "(not seen)".to_owned());
                 let (ran, until) = (leaf(gvl.holder_at.ran), leaf(gvl.holder_at.until));
-                let data = json!({"type": "THREAD_STALLED", "blockedBy": by, "ran": ran, "until": until});
+                let data = json!({"type": "THREAD_STALLED", "color": "red", "blockedBy": by, "ran": ran, "until": until});
                 ("Thread Stalled", data)
             }
-            GvlDoing::Holding => ("Thread Running", json!({"type": "THREAD_RUNNING"})),
-            GvlDoing::Away => ("Thread Suspended", json!({"type": "THREAD_SUSPENDED"})),
+            GvlDoing::Holding => ("Thread Running", json!({"type": "THREAD_RUNNING", "color": "green"})),
+            GvlDoing::Away => ("Thread Suspended", json!({"type": "THREAD_SUSPENDED", "color": "grey"})),
         };
         if let Some(stack) = tables.stack(gvl.node) {
             data["cause"] = json!({"time": view.ms(gvl.begin_ns), "stack": stack});

@@ -46,6 +46,8 @@ pub(in crate::export::profile) struct TrackDescriptor {
     pub name: Option<String>,
     #[prost(message, optional, tag = "3")]
     pub process: Option<ProcessDescriptor>,
+    #[prost(message, optional, tag = "4")]
+    pub thread: Option<ThreadDescriptor>,
     #[prost(uint64, optional, tag = "5")]
     pub parent_uuid: Option<u64>,
     #[prost(message, optional, tag = "8")]
@@ -56,8 +58,20 @@ pub(in crate::export::profile) struct TrackDescriptor {
 pub(in crate::export::profile) struct ProcessDescriptor {
     #[prost(int32, optional, tag = "1")]
     pub pid: Option<i32>,
+    #[prost(string, repeated, tag = "2")]
+    pub cmdline: Vec<String>,
     #[prost(string, optional, tag = "6")]
     pub process_name: Option<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::export::profile) struct ThreadDescriptor {
+    #[prost(int32, optional, tag = "1")]
+    pub pid: Option<i32>,
+    #[prost(int32, optional, tag = "2")]
+    pub tid: Option<i32>,
+    #[prost(string, optional, tag = "5")]
+    pub thread_name: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

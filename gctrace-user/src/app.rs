@@ -247,7 +247,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     run.pipeline.still_away(closed, min);
     run.pipeline.tracepoints_skipped(run.counters.skipped());
     run.pipeline.detach(closed);
-    run.pipeline.closed(closed);
+    run.pipeline.recording_closed(closed);
     let ledger = Ledger { kernel, user: run.pipeline.counts() };
     run.pipeline.finish(&ledger);
     let ledger = Ledger { user: run.pipeline.counts(), ..ledger };
@@ -468,13 +468,13 @@ impl Run<'_> {
                 console::end_progress();
                 self.progress.ready = true;
                 self.pipeline.begun();
+                self.pipeline.recording_began(monotonic_ns());
                 say(&format!(
                     "gctrace: ready: tracing {}{}",
                     self.pipeline.only_process().unwrap_or_else(|| plural(processes as u64, "Ruby process")),
                     if self.settings.duration.is_none() { " (Ctrl-C to stop)" } else { "" }
                 ));
                 log::info!("{probes} probes on {images} images");
-                self.pipeline.began(monotonic_ns());
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
                 return processes == 0 && !self.settings.selection.is_open();
             }

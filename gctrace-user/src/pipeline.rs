@@ -168,12 +168,12 @@ impl Pipeline {
     }
 
     /// All that was asked for is being traced from this time on.
-    pub fn began(&mut self, ts_ns: u64) {
+    pub fn recording_began(&mut self, ts_ns: u64) {
         self.exporters.iter_mut().for_each(|exporter| exporter.began(ts_ns));
     }
 
     /// Nothing is traced any more since this time.
-    pub fn closed(&mut self, ts_ns: u64) {
+    pub fn recording_closed(&mut self, ts_ns: u64) {
         self.exporters.iter_mut().for_each(|exporter| exporter.closed(ts_ns));
     }
 

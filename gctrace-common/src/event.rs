@@ -1,5 +1,7 @@
 //! The records that travel through the ring buffers, in host byte order.
 
+use crate::memory::MemoryPages;
+
 /// Bytes of one objspace span slot in a [`SnapshotEvent`].
 pub const SLOT_BYTES: usize = 256;
 /// Number of span slots in a [`SnapshotEvent`].
@@ -187,6 +189,8 @@ pub struct SnapshotEvent {
     pub slots: u32,
     /// Enters of the thread that are not yet exited, as far as they were seen; 0 outside any pause.
     pub depth: u32,
+    /// The memory counters of the process at this moment.
+    pub memory: MemoryPages,
     /// The spans, one to a slot of [`SLOT_BYTES`]; bytes beyond a span's length are undefined.
     pub data: [u8; SNAPSHOT_BYTES],
 }
@@ -242,7 +246,8 @@ pub struct LifeEvent {
 }
 
 const _: () = assert!(size_of::<Header>() == 40);
-const _: () = assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + SNAPSHOT_BYTES);
+const _: () =
+    assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + size_of::<MemoryPages>() + SNAPSHOT_BYTES);
 const _: () = assert!(size_of::<PauseEvent>() == 40 + 56);
 const _: () = assert!(size_of::<PhaseEvent>() == 64);
 const _: () = assert!(size_of::<LifeEvent>() == 64);

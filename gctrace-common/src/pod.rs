@@ -3,10 +3,13 @@
 use crate::{
     config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
+    memory::MemoryLayout,
 };
 
 // SAFETY: `repr(C)`, only integers, no padding (sizes are asserted beside the definitions), any bit pattern valid.
 unsafe impl aya::Pod for Config {}
+// SAFETY: as above.
+unsafe impl aya::Pod for MemoryLayout {}
 // SAFETY: as above.
 unsafe impl aya::Pod for ImageConfig {}
 // SAFETY: as above.

@@ -65,6 +65,8 @@ counters! {
     SnapshotRingFull = "snapshot_ring_full",
     /// Snapshots lost because the objspace could not be read.
     SnapshotReadFailed = "snapshot_read_failed",
+    /// Snapshots without the memory counters of the process, although it is known where the kernel keeps them.
+    MemoryReadFailed = "memory_read_failed",
     /// Hits at `GC_START`, `GC_END_MARK` and `GC_END_SWEEP` whose time was noted in the thread's open pause.
     MarkNoted = "mark_noted",
     /// Such hits outside any pause that we saw begin (attached in the middle of it).

@@ -11,7 +11,7 @@ use gctrace_common::{
 use crate::{
     filter::Admitted,
     maps::{GC_RING, LIFE_RING, add_one, closed, count},
-    thread, usermem,
+    memory, thread, usermem,
 };
 
 /// Submit without waking the reader: it drains on its own timer.
@@ -67,6 +67,8 @@ pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<
         (*record).comm = aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default();
         (*record).slots = admitted.image.spans;
         (*record).depth = depth;
+        // Before the spans, whose place is free until then.
+        memory::read(&raw mut (*record).memory, (&raw mut (*record).data).cast());
         fill(admitted, objspace, (&raw mut (*record).data).cast())
     };
     if filled.is_err() {

@@ -18,6 +18,7 @@ mod gc;
 mod gvl;
 mod lifecycle;
 mod maps;
+mod memory;
 mod offcpu;
 mod phases;
 mod rubies;

@@ -18,6 +18,7 @@ use gctrace_common::{
         GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlTask, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
         MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
+    memory::MemoryLayout,
     scope::Scope,
     stats::Counter,
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
@@ -54,6 +55,21 @@ static CONFIG: Global<Config> = Global::new(Config {
     switch_prev_state: 0,
     switch_next_pid: 0,
     wakeup_pid: 0,
+});
+
+/// Apart from [`CONFIG`], which is read whole wherever a part of it is.
+#[unsafe(no_mangle)]
+static MEMORY: Global<MemoryLayout> = Global::new(MemoryLayout {
+    shape: MemoryLayout::NONE,
+    task_mm: 0,
+    counters: 0,
+    peak: 0,
+    pending: 0,
+    stride: 0,
+    count: 0,
+    parts: 0,
+    array_parts: 0,
+    cpus: 0,
 });
 
 /// GC records. A ring of their own, so that no other family's storm can lose them.
@@ -181,6 +197,10 @@ pub static GVL_BLANK_LOCK: Array<GvlLock> = Array::with_max_entries(1, 0);
 #[map]
 static GVL_GATE: Array<u64> = Array::with_max_entries(1, 0);
 
+/// Tells where the per-CPU data of each CPU is ([`crate::memory`]); nothing is kept in it.
+#[map]
+pub static CPU_PROBE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+
 /// When each epoch of the gate ended, nanoseconds.
 #[map]
 static GVL_CLOSED: Array<u64> = Array::with_max_entries(MAX_GVL_EPOCHS, 0);
@@ -201,6 +221,12 @@ pub fn gvl_closed(epoch: u32) -> u64 {
 #[inline(always)]
 pub fn config() -> Config {
     CONFIG.load()
+}
+
+/// Where the kernel keeps memory counters, as constants for the verifier.
+#[inline(always)]
+pub fn memory_layout() -> MemoryLayout {
+    MEMORY.load()
 }
 
 /// Adds one to a counter. Atomic, because a uprobe program can be preempted on its CPU by another one.

@@ -186,7 +186,9 @@ user_counters! {
     processes,
     /// Processes and images refused.
     refused,
-    /// GC events of which memory could not be read because the process was gone.
+    /// GC events whose memory was read in `/proc` when they were handled, because the kernel side could not read it.
+    memory_late,
+    /// GC events without memory: the kernel side could not read it, and then the process was gone.
     memory_unread,
     /// Output that could not be written.
     export_failures,

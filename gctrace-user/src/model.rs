@@ -127,15 +127,48 @@ pub struct Image {
     pub has_symbols: bool,
 }
 
-/// Memory of a process when its event was handled, bytes.
+/// Memory of a process, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Resident set size.
+    /// Resident set size: `anon + file + shmem`.
     pub rss: u64,
     /// Its highest value so far, never below `rss`.
     pub peak_rss: u64,
+    /// Resident anonymous memory.
+    pub anon: u64,
+    /// Resident pages of files.
+    pub file: u64,
+    /// Resident shared memory.
+    pub shmem: u64,
+    /// Anonymous memory in swap, not part of `rss`.
+    pub swap: u64,
+    /// Where this was read, and when.
+    pub source: MemorySource,
     /// How much of it is shared, if that was looked at.
     pub shares: Option<Shares>,
+}
+
+/// Where memory was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MemorySource {
+    /// In the kernel, at the event.
+    Kernel,
+    /// The same, without what each CPU has not added to the kernel's counters yet.
+    KernelApproximate,
+    /// In `/proc`, when the event was handled.
+    #[default]
+    Proc,
+}
+
+impl MemorySource {
+    /// The word used on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::KernelApproximate => "kernel-approximate",
+            Self::Proc => "proc",
+        }
+    }
 }
 
 /// How memory is shared with other processes, bytes.
@@ -160,7 +193,7 @@ pub struct GcState {
     pub heaps: Vec<Vec<u64>>,
     /// `GC.latest_gc_info`.
     pub info: GcInfo,
-    /// Memory, if the process could still be read.
+    /// Memory, if it was read at the event or the process could still be read.
     pub memory: Option<Memory>,
 }
 

@@ -417,7 +417,7 @@ mod tests {
             state: "none",
             weak_references: None,
         };
-        let memory = Some(Memory { rss: 1000, peak_rss: 1000, shares: None });
+        let memory = Some(Memory { rss: 1000, peak_rss: 1000, ..Memory::default() });
         GcState { ts_ns: 1, tid: 1, stat: vec![live, allocated, 0], heaps: Vec::new(), info, memory }
     }
 

@@ -4,7 +4,10 @@
 use std::{error::Error, num::NonZeroU32, path::Path, time::Duration};
 
 use aya::{maps::MapType, programs::Program, sys::is_map_supported};
-use gctrace_common::event::Point;
+use gctrace_common::{
+    event::Point,
+    memory::{MAX_SUMMED_CPUS, MemoryLayout},
+};
 
 use super::{
     GvlOptions, MappingWatch, Probes, Scope, kernel_types,
@@ -40,6 +43,8 @@ pub struct KernelCheck {
     pub mappings: Tried,
     /// The kernel's description of its types (BTF), and in it where a thread's own memory begins.
     pub kernel_types: Tried,
+    /// Reading the memory counters of a process in the kernel; what else comes out if that is not possible.
+    pub memory: Tried,
 }
 
 /// Tries everything. `own_code`: file offset in `/proc/self/exe` of an instruction that is never executed.
@@ -60,6 +65,13 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
             .to_vec(),
         mappings: MappingWatch::start(false).map(drop).map_err(|error| brief(&error)),
         kernel_types: kernel_types::task_thread_pointer().map(drop).map_err(|error| brief(&error)),
+        memory: match kernel_types::memory() {
+            Ok(layout) if layout.shape == MemoryLayout::COUNTS => Err(format!(
+                "this machine can have more than {MAX_SUMMED_CPUS} CPUs, or their numbers have gaps"
+            )),
+            Ok(_) => Ok(()),
+            Err(error) => Err(brief(&error)),
+        },
     };
     match probes(tracefs, cookies) {
         Err(error) => check.programs = Err(brief(&error)),
@@ -102,6 +114,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         cookies,
         // Aya tells what the verifier walked for those that it loads.
         multi: false,
+        memory: true,
         gc_ring_bytes: None,
         stacks: Some(stacks),
         gvl: tracefs.map(|_| GvlOptions {

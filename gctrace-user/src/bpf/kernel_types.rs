@@ -6,6 +6,12 @@
 
 use std::{fs, path::Path, sync::OnceLock};
 
+use gctrace_common::memory::MemoryLayout;
+
+mod memory;
+
+pub(super) use self::memory::deepest as deepest_memory;
+
 /// Why an offset is not known.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BtfError {
@@ -34,6 +40,7 @@ struct Offsets {
     thread_pointer: Result<u32, BtfError>,
     stack: Result<u32, BtfError>,
     members: Result<[u32; 3], BtfError>,
+    memory: Result<MemoryLayout, BtfError>,
 }
 
 /// Offset of the user thread pointer (`fs` base on x86-64) in `task_struct`.
@@ -49,6 +56,11 @@ pub(super) fn task_stack() -> Result<u32, &'static BtfError> {
 /// Offsets of `pid`, of the state (`state` before Linux 5.14) and of the CPU time that was charged in `task_struct`.
 pub(super) fn task_members() -> Result<[u32; 3], &'static BtfError> {
     offsets()?.members.as_ref().copied()
+}
+
+/// Where the memory counters of a process are.
+pub(super) fn memory() -> Result<MemoryLayout, &'static BtfError> {
+    offsets()?.memory.as_ref().copied()
 }
 
 /// The description has five megabytes and is the same as long as the kernel runs: it is read once.
@@ -67,7 +79,12 @@ impl Offsets {
             if cfg!(target_arch = "x86_64") { &["thread", "fsbase"] } else { &["thread", "uw", "tp_value"] };
         let state = || member(&["__state"]).or_else(|_| member(&["state"]));
         let members = || Ok([member(&["pid"])?, state()?, member(&["se", "sum_exec_runtime"])?]);
-        Ok(Self { thread_pointer: member(thread_pointer), stack: member(&["stack"]), members: members() })
+        Ok(Self {
+            thread_pointer: member(thread_pointer),
+            stack: member(&["stack"]),
+            members: members(),
+            memory: memory::layout(&btf, task, memory::summed_cpus()),
+        })
     }
 }
 
@@ -82,8 +99,11 @@ fn read(path: &Path) -> Result<Vec<u8>, BtfError> {
     fs::read(path).map_err(|source| BtfError::Read { path: path.display().to_string(), source })
 }
 
+const KIND_INT: u32 = 1;
+const KIND_ARRAY: u32 = 3;
 const KIND_STRUCT: u32 = 4;
 const KIND_UNION: u32 = 5;
+const KIND_ENUM: u32 = 6;
 /// Typedef, volatile, const, restrict, type tag: a name for another type.
 const ALIASES: [u32; 5] = [8, 9, 10, 11, 18];
 /// Structures inside structures; deeper is malformed.
@@ -125,10 +145,10 @@ impl<'a> Btf<'a> {
             let kind = btf.read(at).ok_or(BtfError::Malformed("a type is cut off"))?;
             btf.starts.push(at as u32);
             let extra = match kind.kind {
-                1 | 14 | 17 => 4,
-                3 => 12,
+                KIND_INT | 14 | 17 => 4,
+                KIND_ARRAY => 12,
                 KIND_STRUCT | KIND_UNION | 15 | 19 => kind.members as usize * 12,
-                6 | 13 => kind.members as usize * 8,
+                KIND_ENUM | 13 => kind.members as usize * 8,
                 2 | 7..=12 | 16 | 18 => 0,
                 _ => return Err(BtfError::Malformed("a kind of type is unknown")),
             };
@@ -173,7 +193,12 @@ impl<'a> Btf<'a> {
     }
 
     /// Byte offset of a member of a structure with this id and name, through the structures on the way.
-    fn offset_in(&self, mut id: u32, structure: &str, members: &[&str]) -> Result<u32, BtfError> {
+    fn offset_in(&self, id: u32, structure: &str, members: &[&str]) -> Result<u32, BtfError> {
+        self.place_in(id, structure, members).map(|(offset, _)| offset)
+    }
+
+    /// The same, and the type of the member.
+    fn place_in(&self, mut id: u32, structure: &str, members: &[&str]) -> Result<(u32, u32), BtfError> {
         let missing = || BtfError::Missing(format!("{structure}.{}", members.join(".")));
         let mut bits = 0_u32;
         for member in members {
@@ -181,7 +206,59 @@ impl<'a> Btf<'a> {
             bits = bits.checked_add(offset).ok_or_else(missing)?;
             id = target;
         }
-        Ok(bits / 8)
+        Ok((bits / 8, id))
+    }
+
+    /// A type without the names for it.
+    fn resolved(&self, mut id: u32) -> Option<(u32, Type)> {
+        for _ in 0..MAX_DEPTH {
+            let (_, kind) = self.by_id(id)?;
+            if !ALIASES.contains(&kind.kind) {
+                return Some((id, kind));
+            }
+            id = kind.target;
+        }
+        None
+    }
+
+    /// Element type and length of an array.
+    fn array(&self, id: u32) -> Option<(u32, u32)> {
+        let (id, kind) = self.resolved(id)?;
+        if kind.kind != KIND_ARRAY {
+            return None;
+        }
+        let (start, _) = self.by_id(id)?;
+        Some((word(self.types, start + 12)?, word(self.types, start + 20)?))
+    }
+
+    /// Bytes of a structure or a number.
+    fn size(&self, id: u32) -> Option<u32> {
+        let (_, kind) = self.resolved(id)?;
+        // For these, the place of the target has the size.
+        matches!(kind.kind, KIND_INT | KIND_STRUCT | KIND_UNION).then_some(kind.target)
+    }
+
+    /// The name of a structure or a number.
+    fn type_name(&self, id: u32) -> Option<&[u8]> {
+        self.resolved(id).map(|(_, kind)| self.name(kind.name))
+    }
+
+    /// The enumeration with this enumerator.
+    fn enumeration(&self, with: &str) -> Option<u32> {
+        (1..=self.starts.len() as u32).find(|&id| self.enumerator(id, with).is_some())
+    }
+
+    /// The value of an enumerator.
+    fn enumerator(&self, id: u32, wanted: &str) -> Option<u32> {
+        let (start, kind) = self.by_id(id)?;
+        if kind.kind != KIND_ENUM {
+            return None;
+        }
+        (0..kind.members as usize).find_map(|index| {
+            let at = start + 12 + index * 8;
+            let name = word(self.types, at)?;
+            if self.is_named(name, wanted.as_bytes()) { word(self.types, at + 4) } else { None }
+        })
     }
 
     /// Bit offset and type of a member, looked for inside anonymous structures and unions, too.
@@ -229,28 +306,83 @@ mod tests {
         }
     }
 
-    /// `struct inner { u64 a; u64 fsbase; }; struct task_struct { u32; struct { struct inner thread; }; }`
+    /// A description of some types, put together.
+    #[derive(Default)]
+    pub(super) struct Sample {
+        strings: Vec<u8>,
+        types: Vec<u32>,
+        number: u32,
+    }
+
+    impl Sample {
+        fn name(&mut self, text: &str) -> u32 {
+            if self.strings.is_empty() {
+                self.strings.push(0);
+            }
+            if text.is_empty() {
+                return 0;
+            }
+            let at = self.strings.len() as u32;
+            self.strings.extend(text.as_bytes());
+            self.strings.push(0);
+            at
+        }
+
+        fn add(&mut self, name: &str, info: u32, size: u32, more: &[u32]) -> u32 {
+            let name = self.name(name);
+            self.types.extend([name, info, size]);
+            self.types.extend(more);
+            self.number += 1;
+            self.number
+        }
+
+        pub(super) fn number(&mut self, name: &str, bytes: u32) -> u32 {
+            self.add(name, KIND_INT << 24, bytes, &[bytes * 8])
+        }
+
+        pub(super) fn array(&mut self, element: u32, length: u32) -> u32 {
+            self.add("", KIND_ARRAY << 24, 0, &[element, element, length])
+        }
+
+        /// Members: name, type and byte offset.
+        pub(super) fn structure(&mut self, name: &str, size: u32, members: &[(&str, u32, u32)]) -> u32 {
+            let mut words = Vec::new();
+            for (name, target, offset) in members {
+                words.extend([self.name(name), *target, offset * 8]);
+            }
+            self.add(name, KIND_STRUCT << 24 | members.len() as u32, size, &words)
+        }
+
+        pub(super) fn enumeration(&mut self, values: &[(&str, u32)]) -> u32 {
+            let mut words = Vec::new();
+            for (name, value) in values {
+                words.extend([self.name(name), *value]);
+            }
+            self.add("", KIND_ENUM << 24 | values.len() as u32, 4, &words)
+        }
+
+        pub(super) fn bytes(&self) -> Vec<u8> {
+            let types: Vec<u8> = self.types.iter().flat_map(|w| w.to_ne_bytes()).collect();
+            let len = types.len() as u32;
+            let header = [0x0001_eb9f, 24, 0, len, len, self.strings.len() as u32];
+            let mut bytes: Vec<u8> = header.iter().flat_map(|w| w.to_ne_bytes()).collect();
+            bytes.extend(types);
+            bytes.extend(&self.strings);
+            bytes
+        }
+    }
+
+    /// `struct inner { u64 a; u64 fsbase; }; struct task_struct { u32; struct { struct inner thread; }; }`, the last with
+    /// offsets of bit fields.
     fn sample() -> Vec<u8> {
-        let strings = b"\0task_struct\0thread\0fsbase\0int\0inner\0";
-        let name =
-            |text: &str| strings.windows(text.len()).position(|w| w == text.as_bytes()).unwrap() as u32;
-        let structure = KIND_STRUCT << 24;
-        let words = [
-            // 1: int
-            vec![name("int"), 1 << 24, 8, 64],
-            // 2: struct inner
-            vec![name("inner"), structure | 2, 16, 0, 1, 0, name("fsbase"), 1, 64],
-            // 3: anonymous struct { struct inner thread; }
-            vec![0, structure | 1, 16, name("thread"), 2, 0],
-            // 4: struct task_struct, with bit-field offsets
-            vec![name("task_struct"), 1 << 31 | structure | 2, 24, name("int"), 1, 4 << 24, 0, 3, 64],
-        ];
-        let types: Vec<u8> = words.concat().iter().flat_map(|w| w.to_ne_bytes()).collect();
-        let header = [0x0001_eb9f, 24, 0, types.len() as u32, types.len() as u32, strings.len() as u32];
-        let mut bytes: Vec<u8> = header.iter().flat_map(|w| w.to_ne_bytes()).collect();
-        bytes.extend(types);
-        bytes.extend(strings);
-        bytes
+        let mut btf = Sample::default();
+        let int = btf.number("int", 8);
+        let inner = btf.structure("inner", 16, &[("", int, 0), ("fsbase", int, 8)]);
+        let anonymous = btf.structure("", 16, &[("thread", inner, 0)]);
+        let int_name = btf.name("int");
+        let bits = 1 << 31 | KIND_STRUCT << 24 | 2;
+        btf.add("task_struct", bits, 24, &[int_name, int, 4 << 24, 0, anonymous, 64]);
+        btf.bytes()
     }
 
     /// Members are found inside anonymous structures, and their offsets add up.
@@ -261,6 +393,7 @@ mod tests {
         assert_eq!(btf.member_offset("task_struct", &["thread", "fsbase"]).unwrap(), 16);
         assert!(btf.member_offset("task_struct", &["thread", "gsbase"]).is_err());
         assert!(btf.member_offset("nothing", &["thread"]).is_err());
+        assert_eq!((btf.size(1), btf.array(1), btf.enumeration("int")), (Some(8), None, None));
     }
 
     /// Of this machine's kernel, where it describes itself: the thread pointer lies at a sane, aligned place.

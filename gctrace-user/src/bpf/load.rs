@@ -11,6 +11,7 @@ use aya::{
 use gctrace_common::{
     ABI_HASH,
     config::{Config, SELECT_ALL, SELECT_CGROUP_IDS, SELECT_CGROUPS, SELECT_LISTED},
+    memory::MemoryLayout,
 };
 
 use super::{
@@ -159,6 +160,8 @@ pub struct LoadOptions<'a> {
     pub cookies: bool,
     /// Attach many probes by one link where the kernel can.
     pub multi: bool,
+    /// Read memory counters in the kernel where it is known how that keeps them.
+    pub memory: bool,
     /// Bytes of the GC ring, if not the default.
     pub gc_ring_bytes: Option<u32>,
     /// Which stacks are taken besides those of GC starts.
@@ -238,6 +241,26 @@ pub(super) struct Verified<'a> {
     pub(super) everything: bool,
 }
 
+/// Where the kernel keeps memory counters; `deepest`: as on the largest machine, so that what the verifier walks does not
+/// depend on the number of CPUs.
+fn memory_layout(deepest: bool) -> MemoryLayout {
+    match kernel_types::memory() {
+        Ok(layout) if deepest => kernel_types::deepest_memory(layout),
+        Ok(layout) => {
+            if layout.shape == MemoryLayout::COUNTS {
+                log::info!(
+                    "memory is approximate: this machine can have too many CPUs to read what each counts"
+                );
+            }
+            layout
+        }
+        Err(error) => {
+            log::info!("{error}; memory is read in /proc, after the event");
+            MemoryLayout::default()
+        }
+    }
+}
+
 /// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of the last resort, and the one at
 /// a return of Rubies up to 3.1.
 const LATE: [&str; 4] = ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN];
@@ -252,11 +275,12 @@ pub(super) struct Programs {
 /// Loads the object and has its programs verified. Nothing is attached.
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
     let Verified {
-        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, multi },
+        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, multi, memory },
         newtask,
         everything,
     } = *wanted;
     check_abi(OBJECT)?;
+    let memory = if memory { memory_layout(everything) } else { MemoryLayout::default() };
     let task_thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
         log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
         0
@@ -293,20 +317,21 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
     }
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
-    let programs = match load_programs(config, gc_ring_bytes, stacks, gvl, multi && cookies, everything) {
-        Ok(programs) => programs,
-        // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
-        Err(LoadError::Program { program, .. })
-            if cookies && (!gvl::PROGRAMS.contains(&program) || !gives_cookies()) =>
-        {
-            log::debug!("without attach cookies, since {program} does not load");
-            config.has_cookie = 0;
-            // Which site a hit is at is told by cookies only.
-            config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
-            load_programs(config, gc_ring_bytes, stacks, gvl, false, everything)?
-        }
-        Err(error) => return Err(error),
-    };
+    let programs =
+        match load_programs((config, memory), gc_ring_bytes, stacks, gvl, multi && cookies, everything) {
+            Ok(programs) => programs,
+            // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
+            Err(LoadError::Program { program, .. })
+                if cookies && (!gvl::PROGRAMS.contains(&program) || !gives_cookies()) =>
+            {
+                log::debug!("without attach cookies, since {program} does not load");
+                config.has_cookie = 0;
+                // Which site a hit is at is told by cookies only.
+                config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
+                load_programs((config, memory), gc_ring_bytes, stacks, gvl, false, everything)?
+            }
+            Err(error) => return Err(error),
+        };
     Ok((programs, config))
 }
 
@@ -322,7 +347,7 @@ fn asks_ancestors(cookies: bool) -> bool {
 }
 
 fn load_programs(
-    config: Config,
+    (config, memory): (Config, MemoryLayout),
     gc_ring_bytes: Option<u32>,
     stacks: Option<StackOptions>,
     gvl: Option<GvlOptions>,
@@ -331,6 +356,7 @@ fn load_programs(
 ) -> Result<Programs, LoadError> {
     let mut loader = EbpfLoader::new();
     loader.override_global("CONFIG", &config, true);
+    loader.override_global("MEMORY", &memory, true);
     if let Some(bytes) = gc_ring_bytes {
         loader.map_max_entries("GC_RING", bytes);
     }

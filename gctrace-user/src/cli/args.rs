@@ -269,6 +269,10 @@ pub struct Args {
     #[arg(long, hide = true)]
     pub without_multi: bool,
 
+    /// Read memory in /proc, as on kernels that do not describe their types (for tests)
+    #[arg(long, hide = true)]
+    pub without_kernel_memory: bool,
+
     /// Take the layout of the VM's structures from this unstripped library or separate debug file (repeatable);
     /// it must be of the same build as the traced Ruby
     #[arg(long, value_name = "FILE", hide_short_help = true)]

@@ -20,6 +20,7 @@ use crate::{
         tunemygc::{self, Dialect, Target, Tokens},
         upload::{Address, Protocol},
     },
+    model::MemorySource,
     ruby::last_resort::{METHODS, Method, USDT_METHODS},
 };
 
@@ -100,6 +101,8 @@ pub struct Settings {
     pub cookies: bool,
     /// Attach many probes by one link where the kernel can.
     pub multi: bool,
+    /// Where memory is read if it can be.
+    pub memory: MemorySource,
     /// Size of the GC ring, bytes.
     pub gc_ring_bytes: Option<u32>,
     /// Debug files that tell layouts.
@@ -288,6 +291,7 @@ impl Settings {
             plant,
             without_cookies,
             without_multi,
+            without_kernel_memory,
             layout_from,
             cache,
             command,
@@ -428,6 +432,7 @@ impl Settings {
             plant,
             cookies: !without_cookies,
             multi: !without_multi,
+            memory: if without_kernel_memory { MemorySource::Proc } else { MemorySource::Kernel },
             layout_from,
             cache_dir: cache.dir(),
         })

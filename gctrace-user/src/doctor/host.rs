@@ -185,6 +185,13 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
             Status::Limited,
             "needed for some GC.stat keys of Ruby 4.0 only: boot a kernel with CONFIG_DEBUG_INFO_BTF",
         ),
+        tried(
+            "memory_counters",
+            &kernel.memory,
+            "RSS is read in the kernel, at its event",
+            Status::Limited,
+            "RSS is approximate or read after its event, as `rss_source` says (docs/memory.md)",
+        ),
     ];
     for (name, outcome) in &kernel.tracepoints {
         let id = format!("tracepoint {name}");

@@ -8,13 +8,14 @@ use std::{
     sync::Arc,
 };
 
+use gctrace_common::memory::{MM_ANON, MM_FILE, MM_SHMEM, MM_SWAP, MemoryPages};
 use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
 
 use super::{
     clock::{boottime_ns, monotonic_ns},
     host, origin,
 };
-use crate::model::{Container, Image, Memory, Process, Shares};
+use crate::model::{Container, Image, Memory, MemorySource, Process, Shares};
 
 /// Value shown instead of a secret.
 const REDACTED: &str = "[redacted]";
@@ -31,16 +32,50 @@ impl MemoryReader {
         Ok(Self { status: File::open(host::path(pid, "status"))? })
     }
 
-    /// Current and peak resident set size; `None` once the process is gone.
+    /// What it has now; `None` once the process is gone.
     pub fn read(&self) -> Option<Memory> {
         let mut buffer = [0; 4096];
         let len = self.status.read_at(&mut buffer, 0).ok()?;
-        let text = std::str::from_utf8(&buffer[..len]).ok()?;
-        let rss = kib(text, "VmRSS:")?;
-        // The two counters are batched differently, so the current one can be ahead of the peak.
-        let peak_rss = kib(text, "VmHWM:")?.max(rss);
-        Some(Memory { rss, peak_rss, shares: None })
+        parse_memory(std::str::from_utf8(&buffer[..len]).ok()?)
     }
+}
+
+fn parse_memory(status: &str) -> Option<Memory> {
+    let rss = kib(status, "VmRSS:")?;
+    Some(Memory {
+        rss,
+        // The two counters are batched differently, so the current one can be ahead of the peak.
+        peak_rss: kib(status, "VmHWM:")?.max(rss),
+        anon: kib(status, "RssAnon:")?,
+        file: kib(status, "RssFile:")?,
+        shmem: kib(status, "RssShmem:")?,
+        swap: kib(status, "VmSwap:")?,
+        source: MemorySource::Proc,
+        shares: None,
+    })
+}
+
+/// What was read in the kernel at an event, if anything.
+pub fn at_event(pages: &MemoryPages) -> Option<Memory> {
+    let source = match pages.source {
+        MemoryPages::WHOLE => MemorySource::Kernel,
+        MemoryPages::APPROXIMATE => MemorySource::KernelApproximate,
+        _ => return None,
+    };
+    let page = rustix::param::page_size() as u64;
+    let bytes = |counter| pages.count(counter).saturating_mul(page);
+    let rss = pages.resident().saturating_mul(page);
+    Some(Memory {
+        rss,
+        // The kernel notes the highest size only when it is about to shrink (`task_mem`, fs/proc/task_mmu.c).
+        peak_rss: pages.peak.saturating_mul(page).max(rss),
+        anon: bytes(MM_ANON),
+        file: bytes(MM_FILE),
+        shmem: bytes(MM_SHMEM),
+        swap: bytes(MM_SWAP),
+        source,
+        shares: None,
+    })
 }
 
 /// Reads how the memory of a process is shared. The kernel walks its page tables for that, during which the process cannot
@@ -179,11 +214,31 @@ mod tests {
         assert_eq!(env["RUBY_GC_Y"], "\x1b", "values are data: shown escaped, sent as they are");
     }
 
+    /// What the kernel side read becomes bytes; the peak is never below what is there now, as in the kernel.
+    #[test]
+    fn memory_at_an_event() {
+        let page = rustix::param::page_size() as u64;
+        let pages = MemoryPages { counters: [100, 900, 30, -1], peak: 950, source: MemoryPages::WHOLE };
+        let memory = at_event(&pages).unwrap();
+        assert_eq!((memory.rss, memory.peak_rss), (1000 * page, 1000 * page));
+        assert_eq!(
+            (memory.file, memory.anon, memory.swap, memory.shmem),
+            (100 * page, 900 * page, 30 * page, 0)
+        );
+        assert_eq!(memory.source, MemorySource::Kernel);
+        let pages = MemoryPages { peak: 2000, source: MemoryPages::APPROXIMATE, ..pages };
+        let memory = at_event(&pages).unwrap();
+        assert_eq!((memory.peak_rss, memory.source), (2000 * page, MemorySource::KernelApproximate));
+        assert_eq!(at_event(&MemoryPages { source: MemoryPages::NONE, ..pages }), None);
+    }
+
     /// Memory of this very process is plausible, and of a vanished one absent.
     #[test]
     fn memory() {
         let memory = MemoryReader::open(std::process::id()).unwrap().read().unwrap();
         assert!(memory.rss > 0 && memory.peak_rss >= memory.rss);
+        assert_eq!(memory.rss, memory.anon + memory.file + memory.shmem);
+        assert_eq!(memory.source, MemorySource::Proc);
         let shares = shares(std::process::id()).unwrap();
         assert!(shares.pss > 0 && shares.private_dirty > 0, "{shares:?}");
         let mut child = std::process::Command::new("true").spawn().unwrap();

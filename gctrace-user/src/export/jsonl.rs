@@ -10,7 +10,7 @@ use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
     model::{
-        GcCycle, GcState, GcWork, Pause, Process, Runtime,
+        GcCycle, GcState, GcWork, Memory, MemorySource, Pause, Process, Runtime,
         gvl::{
             GvlBlocked, GvlBlocker, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary,
             GvlWait, GvlWho,
@@ -121,6 +121,11 @@ struct Gc<'a> {
     details: Option<Details<'a>>,
     rss: Option<u64>,
     peak_rss: Option<u64>,
+    rss_end: Option<u64>,
+    peak_rss_end: Option<u64>,
+    rss_source: Option<&'static str>,
+    memory: Option<Parts>,
+    memory_end: Option<Parts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pss_end: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,6 +153,22 @@ struct Phases {
     mark_ns: u64,
     sweep_ns: u64,
     other_ns: u64,
+}
+
+/// What resident memory is made of, and what is in swap; bytes.
+#[derive(Serialize)]
+struct Parts {
+    anon: u64,
+    file: u64,
+    shmem: u64,
+    swap: u64,
+}
+
+impl Parts {
+    fn of(memory: Memory) -> Self {
+        let Memory { anon, file, shmem, swap, .. } = memory;
+        Self { anon, file, shmem, swap }
+    }
 }
 
 #[derive(Serialize)]
@@ -498,7 +519,8 @@ impl<W: Write> Exporter for Jsonl<W> {
         }
         let start = &cycle.start;
         let end = cycle.end.as_ref();
-        let shares = end.and_then(|state| state.memory?.shares);
+        let memory_end = end.and_then(|state| state.memory);
+        let shares = memory_end.and_then(|memory| memory.shares);
         self.write(&Line::Gc(Box::new(Gc {
             ts: self.clock.epoch_seconds(start.ts_ns),
             pid: process.pid,
@@ -530,6 +552,18 @@ impl<W: Write> Exporter for Jsonl<W> {
             }),
             rss: start.memory.map(|memory| memory.rss),
             peak_rss: start.memory.map(|memory| memory.peak_rss),
+            rss_end: memory_end.map(|memory| memory.rss),
+            peak_rss_end: memory_end.map(|memory| memory.peak_rss),
+            // The least exact of the two.
+            rss_source: start
+                .memory
+                .into_iter()
+                .chain(memory_end)
+                .map(|m| m.source)
+                .max()
+                .map(MemorySource::name),
+            memory: start.memory.map(Parts::of),
+            memory_end: memory_end.map(Parts::of),
             pss_end: shares.map(|shares| shares.pss),
             private_dirty_end: shares.map(|shares| shares.private_dirty),
             stack: cycle.trigger.as_deref().map(frame_texts),

@@ -5,6 +5,7 @@ use gctrace_common::event::{PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent}
 use super::Pipeline;
 use crate::{
     decode::{self, Event},
+    enrich::proc,
     images::Reading,
     model::{GcState, GcWork, Memory},
     ruby::{
@@ -117,7 +118,11 @@ impl Pipeline {
                 return self.report(pid, folded);
             }
         }
-        let mut memory = traced.read_memory();
+        let mut memory = proc::at_event(&event.memory);
+        if memory.is_none() {
+            memory = traced.read_memory();
+            self.counts.memory_late += u64::from(memory.is_some());
+        }
         if let Some(memory) = memory.as_mut().filter(|_| self.shares && point == Point::GcEndSweep) {
             memory.shares = traced.read_shares();
         }

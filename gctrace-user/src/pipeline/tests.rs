@@ -2,7 +2,10 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use gctrace_common::event::{Header, Point, SNAPSHOT_BYTES, SnapshotEvent};
+use gctrace_common::{
+    event::{Header, Point, SNAPSHOT_BYTES, SnapshotEvent},
+    memory::MemoryPages,
+};
 
 use super::*;
 use crate::{
@@ -95,6 +98,7 @@ fn snapshot(layout: &ObjspaceLayout, seq: u64, shift: u64) -> SnapshotEvent {
         comm: [0; 16],
         slots: layout.spans.len() as u32,
         depth: 1,
+        memory: MemoryPages::default(),
         data: bytes,
     }
 }

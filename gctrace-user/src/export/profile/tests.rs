@@ -112,7 +112,7 @@ fn state(ts_ns: u64, tid: u32, rss: u64) -> GcState {
         state: "none",
         weak_references: None,
     };
-    let memory = Some(Memory { rss, peak_rss: rss, shares: None });
+    let memory = Some(Memory { rss, peak_rss: rss, ..Memory::default() });
     GcState { ts_ns, tid, stat: Vec::new(), heaps: Vec::new(), info, memory }
 }
 

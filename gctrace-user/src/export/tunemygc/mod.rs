@@ -28,7 +28,7 @@ use super::{ExportError, Exporter, ProcessEnd, VERSION, file};
 use crate::{
     enrich::clock::WallClock,
     ledger::{Ledger, UserCounts},
-    model::{EndReason, GcCycle, GcState, Memory, Process},
+    model::{EndReason, GcCycle, GcState, Process},
     private_dir::{self, DirError},
     ruby::stat::GcInfo,
 };
@@ -89,7 +89,6 @@ struct Open {
     /// Cycles in this part.
     cycles: u32,
     booted: bool,
-    last_memory: Option<Memory>,
 }
 
 impl TuneMyGc {
@@ -131,13 +130,10 @@ impl TuneMyGc {
     fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
         let clock = self.clock;
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
-        // Once the process is gone its last known memory stands.
-        let memory = state.memory.or(open.last_memory);
-        open.last_memory = memory;
         open.set.samples.push(Sample {
             ts: clock.epoch_seconds(state.ts_ns),
-            peak_rss: memory.map(|memory| memory.peak_rss),
-            current_rss: memory.map(|memory| memory.rss),
+            peak_rss: state.memory.map(|memory| memory.peak_rss),
+            current_rss: state.memory.map(|memory| memory.rss),
             event,
             stat: state.stat.clone(),
             latest_gc_info: info_map(&state.info),
@@ -233,10 +229,7 @@ impl Exporter for TuneMyGc {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         let name = format!("tunemygc-{}-{start}", process.pid);
         let set = SampleSet { header, samples: Vec::new() };
-        self.open.insert(
-            process.pid,
-            Open { set, first_ns: 0, name, part: 0, cycles: 0, booted: false, last_memory: None },
-        );
+        self.open.insert(process.pid, Open { set, first_ns: 0, name, part: 0, cycles: 0, booted: false });
         if let Some(state) = state {
             self.push(process, EventName::Booted, state)?;
             self.booted(process.pid);

@@ -295,6 +295,16 @@ pub fn line_is_sound(line: &GcLine) -> Result<()> {
     if let (Some(rss), Some(peak)) = (line.rss, line.peak_rss) {
         ensure!(peak >= rss && rss > 0, "{place}: RSS {rss}, peak {peak}");
     }
+    for (rss, parts) in [(line.rss, line.memory), (line.rss_end, line.memory_end)] {
+        ensure!(rss == parts.map(|parts| parts.resident()), "{place}: RSS {rss:?}, made of {parts:?}");
+    }
+    ensure!(
+        line.rss_source.is_some() == (line.rss.is_some() || line.rss_end.is_some()),
+        "{place}: RSS {:?} and {:?} from {:?}",
+        line.rss,
+        line.rss_end,
+        line.rss_source
+    );
     Ok(())
 }
 

@@ -64,6 +64,7 @@ const HANDED_OVER: &[(&str, &str)] = &[
 const LOSSES: &[&str] = &[
     "snapshot_ring_full",
     "snapshot_read_failed",
+    "memory_read_failed",
     "scope_map_full",
     "enter_read_failed",
     "pause_ring_full",

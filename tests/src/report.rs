@@ -75,6 +75,26 @@ pub struct Phases {
     pub other_ns: u64,
 }
 
+/// What the resident memory of a process is made of, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub struct Parts {
+    /// Anonymous.
+    pub anon: u64,
+    /// Of files.
+    pub file: u64,
+    /// Shared memory.
+    pub shmem: u64,
+    /// In swap, not resident.
+    pub swap: u64,
+}
+
+impl Parts {
+    /// The resident set size.
+    pub fn resident(&self) -> u64 {
+        self.anon + self.file + self.shmem
+    }
+}
+
 /// A `gc` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GcLine {
@@ -125,6 +145,16 @@ pub struct GcLine {
     pub rss: Option<u64>,
     /// Peak of it, bytes.
     pub peak_rss: Option<u64>,
+    /// Resident memory at `GC_END_SWEEP`, bytes.
+    pub rss_end: Option<u64>,
+    /// The peak there.
+    pub peak_rss_end: Option<u64>,
+    /// Where memory was read.
+    pub rss_source: Option<String>,
+    /// What resident memory is made of.
+    pub memory: Option<Parts>,
+    /// The same at `GC_END_SWEEP`.
+    pub memory_end: Option<Parts>,
     /// Events lost before this one in the process.
     pub lost: u64,
     /// Whether the end of sweeping was seen.

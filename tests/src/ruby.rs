@@ -16,13 +16,17 @@ const STAMP: &str = ".gctrace-lab";
 
 /// Goes into a root and becomes the given command there. The caller has put us into a mount namespace of our own, so
 /// what is mounted here ends with the last process in it, however it ends. Arguments: the root, two folders that shall
-/// be seen in it under their own paths, the command.
+/// be seen in it under their own paths, the command. Where `GCTRACE_TEST_PROC` is set, `/proc` is seen, too.
 const ENTER: &str = r#"
 set -e
 for dir in "$2" "$3"; do
     mkdir -p "$1$dir"
     mount --bind "$dir" "$1$dir"
 done
+if [ -n "$GCTRACE_TEST_PROC" ]; then
+    mkdir -p "$1/proc"
+    mount --bind /proc "$1/proc"
+fi
 root=$1
 shift 3
 exec chroot "$root" "$@"

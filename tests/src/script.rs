@@ -152,6 +152,12 @@ impl Script {
         self
     }
 
+    /// The script sees `/proc`, also where its Ruby has a root of its own.
+    #[must_use]
+    pub fn seeing_proc(self) -> Self {
+        self.env("GCTRACE_TEST_PROC", "1")
+    }
+
     /// The script shall print "ready" and wait for a line before it begins its work.
     #[must_use]
     pub fn waiting(self) -> Self {

@@ -89,6 +89,32 @@ pub enum Kind {
     Exit,
 }
 
+/// Memory as the process itself read it in the hook, kB.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Memory {
+    /// `VmRSS` of `/proc/self/status`: the kernel's counters.
+    #[serde(rename = "VmRSS")]
+    pub rss: u64,
+    /// `VmHWM` there.
+    #[serde(rename = "VmHWM")]
+    pub peak: u64,
+    /// `RssAnon` there.
+    #[serde(rename = "RssAnon")]
+    pub anon: u64,
+    /// `RssFile` there.
+    #[serde(rename = "RssFile")]
+    pub file: u64,
+    /// `RssShmem` there.
+    #[serde(rename = "RssShmem")]
+    pub shmem: u64,
+    /// `VmSwap` there.
+    #[serde(rename = "VmSwap")]
+    pub swap: u64,
+    /// `Rss` of `/proc/self/smaps_rollup`: what a walk of the page tables found.
+    #[serde(rename = "Rss")]
+    pub walked: u64,
+}
+
 /// One event as the witness saw it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Event {
@@ -107,6 +133,8 @@ pub struct Event {
     /// `GC.latest_gc_info` there.
     #[serde(default)]
     pub info: Map<String, Value>,
+    /// Memory there, if the script had it watched.
+    pub memory: Option<Memory>,
 }
 
 impl Event {

@@ -164,7 +164,8 @@ fn lines_of(log: &Log) -> Result<Vec<String>> {
                 "phases": {"mark_ns": 0, "sweep_ns": 0, "other_ns": 0}, "steps": 0,
                 "stat": start.stat, "stat_end": end.map(|end| &end.stat),
                 "latest_gc_info": start.info, "latest_gc_info_end": end.map(|end| &end.info),
-                "rss": 1, "peak_rss": 1, "lost": 0, "complete": end.is_some(),
+                "rss": 1, "peak_rss": 1, "rss_source": "kernel",
+                "memory": {"anon": 1, "file": 0, "shmem": 0, "swap": 0}, "lost": 0, "complete": end.is_some(),
             });
             Ok(line.to_string())
         })

@@ -57,6 +57,12 @@ fn set_equals_lines(set: &Set, report: &Report, script: &ScriptReport) -> Result
         let place = format!("cycle {} of {pid} started", line.count);
         same_state(sample, &line.stat, &line.latest_gc_info).context(place.clone())?;
         ensure!((sample.ts - line.ts).abs() < 2e-6, "{place} at {}, the line has {}", sample.ts, line.ts);
+        ensure!(
+            (sample.rss, sample.peak_rss) == (line.rss, line.peak_rss),
+            "{place} with RSS {:?}, the line has {:?}",
+            sample.rss,
+            line.rss
+        );
         let thread = (line.tid != pid).then_some(u64::from(line.tid));
         ensure!(sample.thread == thread, "{place} on {:?}, the line has {thread:?}", sample.thread);
         ensure!(
@@ -79,6 +85,12 @@ fn set_equals_lines(set: &Set, report: &Report, script: &ScriptReport) -> Result
         let (stat, info) = stat.zip(info).with_context(|| format!("{place}: no state in the line"))?;
         same_state(sample, stat, info).context(place.clone())?;
         ensure!(sample.ts >= line.ts, "{place} before it started");
+        ensure!(
+            (sample.rss, sample.peak_rss) == (line.rss_end, line.peak_rss_end),
+            "{place} with RSS {:?}, the line has {:?}",
+            sample.rss,
+            line.rss_end
+        );
         ensure!(info.get("state").is_some_and(|state| state == "sweeping"), "{place} in state {info:?}");
     }
     Ok(())

@@ -6,6 +6,8 @@
  * malloc, so the witness does not change what it sees; it reads every key twice and counts keys that differ between
  * the two readings.
  *
+ *   Witness.watch_memory  from the next start on, resident memory is written down at GC_START and GC_END_SWEEP, too: what the
+ *                      counters say (/proc/self/status) and what a walk of the page tables finds (/proc/self/smaps_rollup)
  *   Witness.start      (re)starts with an empty log in this process
  *   Witness.stop       stops logging
  *   Witness.dump path  writes the log as JSON lines; returns the number of events
@@ -18,6 +20,7 @@
 #include <ruby/debug.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,8 +37,13 @@
 #define LOG_WORDS ((size_t)16 << 20)
 
 /* One event: ns, tid, event flag, preemptions of the thread; for GC_START and GC_END_SWEEP the stat values and the
- * info values follow. */
+ * info values follow, and memory, if it is watched. */
 enum { HEAD_WORDS = 4 };
+
+/* Fields of /proc/self/status and, last, of smaps_rollup; kB. */
+static const char *const memory_fields[] = {"VmRSS", "VmHWM", "RssAnon", "RssFile", "RssShmem", "VmSwap", "Rss"};
+enum { MEMORY_WORDS = sizeof memory_fields / sizeof *memory_fields };
+static int watching_memory;
 
 static uint64_t *log_words;
 static size_t used, events, dropped, unstable;
@@ -66,6 +74,46 @@ static void remember_symbol(VALUE v)
     if (symbol_count < MAX_SYMBOLS) symbols[symbol_count++] = v;
 }
 
+/* A file of /proc as a string, in a buffer that is there already. */
+static const char *read_proc(const char *path)
+{
+    static char text[8192];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return "";
+    size_t len = 0;
+    for (ssize_t got; len < sizeof text - 1 && (got = read(fd, text + len, sizeof text - 1 - len)) > 0;) len += (size_t)got;
+    close(fd);
+    text[len] = 0;
+    return text;
+}
+
+/* The number of kB behind a name at the beginning of a line; a number that cannot be if it is not there. */
+static uint64_t field(const char *text, const char *name)
+{
+    size_t len = strlen(name);
+    for (const char *line = text; line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, name, len) || line[len] != ':') continue;
+        uint64_t number = 0;
+        for (line += len + 1; *line == ' ' || *line == '\t'; line++) continue;
+        for (; *line >= '0' && *line <= '9'; line++) number = number * 10 + (uint64_t)(*line - '0');
+        return number;
+    }
+    return UINT64_MAX;
+}
+
+static void read_memory(uint64_t *words)
+{
+    const char *status = read_proc("/proc/self/status");
+    for (int i = 0; i < MEMORY_WORDS - 1; i++) words[i] = field(status, memory_fields[i]);
+    words[MEMORY_WORDS - 1] = field(read_proc("/proc/self/smaps_rollup"), memory_fields[MEMORY_WORDS - 1]);
+}
+
+static int memory_words(void)
+{
+    return watching_memory ? MEMORY_WORDS : 0;
+}
+
 static void on_event(rb_event_flag_t event, VALUE data, VALUE self, ID id, VALUE klass)
 {
     uint64_t ns = clock_ns(CLOCK_MONOTONIC);
@@ -73,12 +121,14 @@ static void on_event(rb_event_flag_t event, VALUE data, VALUE self, ID id, VALUE
     if (!recording) return;
 
     int state = event == RUBY_INTERNAL_EVENT_GC_START || event == RUBY_INTERNAL_EVENT_GC_END_SWEEP;
-    size_t words = HEAD_WORDS + (state ? (size_t)(stat_count + info_count) : 0);
+    size_t words = HEAD_WORDS + (state ? (size_t)(stat_count + info_count + memory_words()) : 0);
     if (used + words > LOG_WORDS) {
         dropped++;
         return;
     }
     uint64_t *w = log_words + used;
+    /* First, so that nothing else of the hook is in it. */
+    if (state && watching_memory) read_memory(w + HEAD_WORDS + stat_count + info_count);
     w[0] = ns;
     w[1] = (uint64_t)syscall(SYS_gettid);
     w[2] = (uint64_t)event;
@@ -113,6 +163,12 @@ static void collect_keys(VALUE hash, VALUE *keys, char names[][SYMBOL_BYTES], in
     RB_GC_GUARD(list);
 }
 
+static VALUE witness_watch_memory(VALUE self)
+{
+    watching_memory = 1;
+    return Qnil;
+}
+
 static VALUE witness_start(VALUE self)
 {
     if (!log_words) {
@@ -130,6 +186,12 @@ static VALUE witness_start(VALUE self)
                               RUBY_INTERNAL_EVENT_GC_END_SWEEP | RUBY_INTERNAL_EVENT_GC_ENTER |
                               RUBY_INTERNAL_EVENT_GC_EXIT,
                           Qnil);
+    }
+    if (watching_memory) {
+        /* What the hook will write to shall be there, or the hook would change what it reads. */
+        memset(log_words, 0, (size_t)8 << 20);
+        uint64_t words[MEMORY_WORDS];
+        read_memory(words);
     }
     used = events = dropped = unstable = 0;
     begin_state = rb_gc_latest_gc_info(ID2SYM(rb_intern("state")));
@@ -201,6 +263,14 @@ static VALUE witness_dump(VALUE self, VALUE path)
             }
             fputs("}", out);
             at += (size_t)(stat_count + info_count);
+            if (watching_memory) {
+                fputs(",\"memory\":{", out);
+                for (int i = 0; i < MEMORY_WORDS; i++)
+                    fprintf(out, "%s\"%s\":%llu", i ? "," : "", memory_fields[i],
+                            (unsigned long long)log_words[at + (size_t)i]);
+                fputs("}", out);
+                at += MEMORY_WORDS;
+            }
         }
         fputs("}\n", out);
     }
@@ -230,6 +300,7 @@ static VALUE witness_unprotect(VALUE self, VALUE object)
 void Init_witness(void)
 {
     VALUE witness = rb_define_module("Witness");
+    rb_define_module_function(witness, "watch_memory", witness_watch_memory, 0);
     rb_define_module_function(witness, "start", witness_start, 0);
     rb_define_module_function(witness, "stop", witness_stop, 0);
     rb_define_module_function(witness, "dump", witness_dump, 1);

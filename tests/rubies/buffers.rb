@@ -1,0 +1,15 @@
+# A large buffer right after each collection, given back before the next one: who reads the memory of a collection later
+# than it was finds the buffer.
+require_relative "support"
+
+BYTES = 34 << 20
+rounds = Integer(ARGV[0] || 200)
+Report.run do |extra|
+  extra["buffer"] = BYTES
+  extra["before"] = Integer(File.read("/proc/self/status")[/^VmRSS:\s*(\d+)/, 1]) * 1024
+  rounds.times do
+    GC.start
+    buffer = "x" * BYTES
+    buffer.clear
+  end
+end

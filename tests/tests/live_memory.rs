@@ -1,0 +1,205 @@
+//! The memory of a process is that of the event it is told with.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::compare;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::ledger;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::{GcLine, Parts, Report};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Done, Script};
+use gctrace_tests::witness::{Event, Kind, Memory};
+
+/// Threads that want all CPUs, so that what handles events has to wait for one.
+const BUSY: usize = 4;
+
+/// Does something while this machine has more to do than it can.
+fn under_pressure<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..BUSY {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let result = work();
+        over.store(true, Ordering::Relaxed);
+        result
+    })
+}
+
+/// A script, and what gctrace told meanwhile.
+fn traced(script: Script, args: &[&str]) -> Result<(Done, Report)> {
+    let gctrace = Invocation::jsonl(["--all-ruby"].iter().chain(args))?.start_ready()?;
+    let done = under_pressure(|| script.run())?;
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    Ok((done, report))
+}
+
+/// The memory of every event of a process was read at the event.
+fn all_at_their_events(lines: &[&GcLine]) -> Result<()> {
+    for line in lines {
+        let place = format!("cycle {}", line.count);
+        ensure!(line.rss_source.as_deref() == Some("kernel"), "{place}: memory from {:?}", line.rss_source);
+        ensure!(line.rss.is_some() && line.memory.is_some(), "{place}: no memory at its start");
+        ensure!(line.rss_end.is_some() == line.complete, "{place}: memory at its end {:?}", line.rss_end);
+    }
+    Ok(())
+}
+
+/// A large buffer right after each of 200 collections, on a busy machine: none of them is told with the buffer, and none
+/// without memory.
+#[test]
+fn buffers_after_collections_are_not_in_them() -> Result<()> {
+    const ROUNDS: usize = 200;
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let script = Script::unwitnessed(&live, ruby, "buffers.rb")?.seeing_proc().arg(ROUNDS.to_string());
+        let (done, report) = traced(script, &[])?;
+        let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
+        compare::program(&lines, &done.report)?;
+        all_at_their_events(&lines)?;
+        // Others are caused by the buffers themselves, and may end when one of them is full.
+        let explicit: Vec<_> = lines.iter().filter(|line| line.gc_by.as_deref() == Some("method")).collect();
+        ensure!(explicit.len() == ROUNDS, "{} explicit collections", explicit.len());
+        let most = done.report.extra_u64("before")? + done.report.extra_u64("buffer")? / 2;
+        let late = |rss: Option<u64>| rss.is_none_or(|rss| rss > most);
+        let late = explicit.iter().filter(|line| late(line.rss) || late(line.rss_end)).count();
+        ensure!(late == 0, "{late} of {ROUNDS} collections have more than {most} bytes");
+        // The buffers were there: the peak knows them.
+        let last = lines.last().context("no cycles")?;
+        ensure!(last.peak_rss_end.or(last.peak_rss) > Some(most), "peak {:?}", last.peak_rss_end);
+        Ok(())
+    })
+}
+
+/// A program that is gone at once has memory in all of its cycles, the last included.
+#[test]
+fn short_programs_have_memory() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let script = Script::unwitnessed(&live, ruby, "short.rb")?;
+        let (done, report) = traced(script, &[])?;
+        let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
+        compare::program(&lines, &done.report)?;
+        all_at_their_events(&lines)?;
+        for name in ["memory_late", "memory_unread"] {
+            ensure!(ledger::user(&report, name)? == 0, "{name} is {}", ledger::user(&report, name)?);
+        }
+        Ok(())
+    })
+}
+
+/// Where the kernel does not say how it keeps its counters, memory is read in /proc, and each line says so.
+#[test]
+fn memory_from_proc_says_so() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let script = Script::unwitnessed(&live, &ruby, "explicit.rb")?;
+    let (done, report) = traced(script, &["--without-kernel-memory"])?;
+    let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
+    compare::program(&lines, &done.report)?;
+    let mut told = 0;
+    for line in lines {
+        let known = u64::from(line.rss.is_some()) + u64::from(line.rss_end.is_some());
+        told += known;
+        let expected = (known > 0).then_some("proc");
+        ensure!(line.rss_source.as_deref() == expected, "cycle {}: {:?}", line.count, line.rss_source);
+    }
+    let late = ledger::user(&report, "memory_late")?;
+    ensure!(told > 0 && late >= told, "{told} readings told, {late} counted");
+    Ok(())
+}
+
+/// Linux since which `/proc/PID/status` tells whole sums of the counters (`get_mm_counter_sum`).
+const SUMS: (u32, u32) = (6, 17);
+
+/// By how much the counters in `/proc/PID/status` may be off on this kernel, in kB.
+fn slack_of_status() -> Result<u64> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        anyhow::bail!("kernel {release:?}")
+    };
+    let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let last = possible.trim().rsplit('-').next().unwrap_or_default().parse::<u64>()?;
+    let cpus = last + 1;
+    let pages = match (major, minor) {
+        newer if newer >= SUMS => 0,
+        // `percpu_counter_batch` of each CPU and counter.
+        newer if newer >= (6, 2) => 3 * cpus * (2 * cpus).max(32),
+        // What a thread has not added: 64 faults (`TASK_RSS_EVENTS_THRESH`) of up to 17 pages (`fault_around_bytes`).
+        _ => 64 * 17,
+    };
+    Ok(pages * 4)
+}
+
+/// Pages that the witness's hook itself needs between our reading and its own.
+const HOOK_KB: u64 = 16;
+
+fn close(place: &str, what: &str, ours: u64, theirs_kb: u64, slack_kb: u64) -> Result<u64> {
+    let ours = ours / 1024;
+    let off = ours.abs_diff(theirs_kb);
+    ensure!(
+        off <= slack_kb,
+        "{place}: {what} is {ours} kB, the witness has {theirs_kb} (at most {slack_kb} kB off)"
+    );
+    Ok(off)
+}
+
+fn same(place: &str, rss: u64, peak: u64, parts: Parts, theirs: &Memory, slack: u64) -> Result<u64> {
+    let status = HOOK_KB + slack;
+    close(place, "rss", rss, theirs.rss, status)?;
+    close(place, "anon", parts.anon, theirs.anon, status)?;
+    close(place, "file", parts.file, theirs.file, status)?;
+    close(place, "shmem", parts.shmem, theirs.shmem, status)?;
+    close(place, "swap", parts.swap, theirs.swap, status)?;
+    close(place, "peak", peak, theirs.peak, status)?;
+    // Whatever the kernel tells of its counters: this is what there was.
+    close(place, "rss (page tables)", rss, theirs.walked, HOOK_KB)
+}
+
+/// Memory at both ends of each cycle is what the process itself reads there: by its counters, and by its page tables.
+#[test]
+fn memory_equals_the_witness() -> Result<()> {
+    let live = Live::begin()?;
+    let slack = slack_of_status()?;
+    Ruby::each(|ruby| {
+        let gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
+        let done = Script::new(&live, ruby, "memory.rb")?.seeing_proc().run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
+        compare::program(&lines, &done.report)?;
+        all_at_their_events(&lines)?;
+        let (mut compared, mut most) = (0, 0);
+        for event in &done.log()?.events {
+            let Some(theirs) = &event.memory else { continue };
+            let Some(ours) = lines.iter().find(|line| line.count == event.count()) else {
+                ensure!(event.kind == Kind::EndSweep, "no line for cycle {}", event.count());
+                continue;
+            };
+            let off = compare_event(ours, event, theirs, slack)?;
+            most = most.max(off);
+            compared += 1;
+        }
+        ensure!(compared >= 2 * 40 / 4, "{compared} events compared");
+        println!("{}: {compared} events, at most {most} kB off", ruby.label());
+        Ok(())
+    })
+}
+
+fn compare_event(line: &GcLine, event: &Event, theirs: &Memory, slack: u64) -> Result<u64> {
+    let place = format!("cycle {} at {:?}", event.count(), event.kind);
+    let ours = match event.kind {
+        Kind::EndSweep => line.rss_end.zip(line.peak_rss_end).zip(line.memory_end),
+        _ => line.rss.zip(line.peak_rss).zip(line.memory),
+    };
+    let ((rss, peak), parts) = ours.with_context(|| format!("{place}: no memory"))?;
+    same(&place, rss, peak, parts, theirs, slack)
+}

@@ -5,17 +5,16 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Parser as _;
 use gctrace_user::{
     app::{self, Outcome},
-    cli::{self, Args, Settings, Subcommand},
+    cli::{self, Settings, Subcommand},
     console, doctor,
     enrich::host,
 };
 
 fn main() -> ExitCode {
     console::init_logging();
-    let args = match Args::try_parse() {
+    let args = match cli::parse() {
         Ok(args) => args,
         Err(error) => {
             let error = cli::with_hint(error);

@@ -375,6 +375,8 @@ pub struct Report {
     pub exits: Vec<ExitLine>,
     /// `refused` lines.
     pub refused: Vec<RefusedLine>,
+    /// `summary` lines.
+    pub summaries: Vec<Value>,
     /// The `ledger` line, which is the last one.
     pub ledger: Option<LedgerLine>,
 }
@@ -407,6 +409,7 @@ impl Report {
             },
             Some("exit") => self.exits.push(serde_json::from_value(value)?),
             Some("refused") => self.refused.push(serde_json::from_value(value)?),
+            Some("summary") => self.summaries.push(value),
             Some("ledger") => self.ledger = Some(serde_json::from_value(value)?),
             other => bail!("unknown type {other:?}"),
         }

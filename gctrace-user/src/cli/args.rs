@@ -9,10 +9,7 @@ use super::{
 use crate::discover::Fault;
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
-const MONITORING: &str = "Monitoring";
-const PROFILES: &str = "Profiles (each starts sampling)";
-
-/// Watch the GC of CRuby processes from the kernel: no gem, no restart, no signal, no pause.
+/// Trace garbage collection, GVL contention and CPU time of running Ruby processes, from outside
 #[derive(Debug, Parser)]
 #[command(
     name = "gctrace",
@@ -21,10 +18,10 @@ const PROFILES: &str = "Profiles (each starts sampling)";
         sudo gctrace --all-ruby                          every Ruby on this host, until Ctrl-C\n  \
         sudo gctrace --pid 4242 --duration 30s           one process, for half a minute\n  \
         sudo gctrace --all-ruby --tunemygc sets/         a TuneMyGC sample set per process\n  \
-        sudo gctrace --pprof run.pb.gz -- ruby script.rb a command and all it starts\n  \
-        sudo gctrace --pid 4242 --duration 1m --quiet --flamegraph cpu.svg\n  \
-                                                         where a process spends its CPU time\n  \
-        sudo gctrace doctor                              what works here, and why the rest does not\n\n\
+        sudo gctrace --pprof run.pb.gz -- ruby script.rb  a command and all it starts\n  \
+        sudo gctrace --pid 4242 --duration 1m -q --flamegraph cpu.svg\n\
+        \x20                                                  where a process spends its CPU time\n  \
+        sudo gctrace doctor                              what works here, and how to fix the rest\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.\n\
         Standard output carries data, standard error diagnostics (RUST_LOG=debug for more)."
 )]
@@ -74,8 +71,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR", hide_short_help = true, conflicts_with = "command")]
     pub proc: Option<PathBuf>,
 
-    /// Say after a cycle how the process shares its memory (PSS and private dirty pages), at most once per second and
-    /// process: what collections cost the workers of a server that forks
+    /// (JSON lines only) Report PSS and private dirty memory after a cycle, at most once per second and process: what collections
+    /// cost the workers of a server that forks
     #[arg(long)]
     pub shares: bool,
 
@@ -119,7 +116,7 @@ pub struct Args {
     #[arg(long, value_name = "N", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_sync_cycles: Option<NonZeroU32>,
 
-    /// How the headers of sets are written
+    /// Header variant of sample sets: `spec` (11 elements) or `agent` (12, as the gem sends)
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DialectArg::Spec, hide_short_help = true)]
     pub tunemygc_dialect: DialectArg,
 
@@ -130,20 +127,20 @@ pub struct Args {
 
     /// Serve metrics for Prometheus at this address, e.g. 127.0.0.1:9394 (/metrics, /healthz); a port alone is one on
     /// 127.0.0.1
-    #[arg(long, value_name = "ADDR:PORT", help_heading = MONITORING, value_parser = parse::listen)]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse::listen)]
     pub prometheus: Option<std::net::SocketAddr>,
 
-    /// Tell processes apart in metrics by a label `pid`: a set of series for every process that ever ran
-    #[arg(long, requires = "prometheus", help_heading = MONITORING)]
+    /// Add a `pid` label to metrics (one set of series per process that ever ran: short-lived use only)
+    #[arg(long, requires = "prometheus")]
     pub prometheus_pid: bool,
 
     /// Send metrics and profiles to this OTLP receiver, e.g. `http://127.0.0.1:4318` or `grpc://127.0.0.1:4317` (with TLS:
     /// https, grpcs); headers are taken from `OTEL_EXPORTER_OTLP_HEADERS`
-    #[arg(long, value_name = "URL", help_heading = MONITORING)]
+    #[arg(long, value_name = "URL")]
     pub otlp: Option<String>,
 
     /// What http and https addresses of --otlp speak [default: `OTEL_EXPORTER_OTLP_PROTOCOL`, or http/protobuf]
-    #[arg(long, value_enum, value_name = "WHICH", requires = "otlp", hide_short_help = true, help_heading = MONITORING)]
+    #[arg(long, value_enum, value_name = "WHICH", requires = "otlp", hide_short_help = true)]
     pub otlp_protocol: Option<OtlpProtocolArg>,
 
     /// What --otlp sends; profiles start sampling
@@ -153,73 +150,71 @@ pub struct Args {
         value_name = "WHAT",
         value_delimiter = ',',
         default_value = "metrics,profiles",
-        requires = "otlp",
-        help_heading = MONITORING
+        requires = "otlp"
     )]
     pub otlp_signals: Vec<SignalArg>,
 
     /// Send profiles (this starts sampling) to this Pyroscope, e.g. `http://127.0.0.1:4040`; headers are taken from
     /// `GCTRACE_PYROSCOPE_HEADERS` (Name=value,Name=value)
-    #[arg(long, value_name = "URL", help_heading = MONITORING)]
+    #[arg(long, value_name = "URL")]
     pub pyroscope: Option<String>,
 
     /// How often --otlp and --pyroscope send
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse::duration, help_heading = MONITORING)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse::duration)]
     pub push_interval: Duration,
 
     /// Write CPU time and GC pauses by stack as a pprof profile, e.g. run.pb.gz (open with `go tool pprof`)
-    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    #[arg(long, value_name = "FILE")]
     pub pprof: Option<PathBuf>,
 
     /// Draw a flame graph, e.g. cpu.svg (open in a browser)
-    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    #[arg(long, value_name = "FILE")]
     pub flamegraph: Option<PathBuf>,
 
     /// Write collapsed stacks, e.g. cpu.folded: a line `root;caller;leaf NANOSECONDS` per stack
-    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    #[arg(long, value_name = "FILE")]
     pub folded: Option<PathBuf>,
 
     /// Write a profile for speedscope (www.speedscope.app), e.g. run.speedscope.json
-    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    #[arg(long, value_name = "FILE")]
     pub speedscope: Option<PathBuf>,
 
     /// Write a timeline with GC markers and memory for the Firefox Profiler (profiler.firefox.com), e.g. run.json.gz
-    #[arg(long, value_name = "FILE", help_heading = PROFILES)]
+    #[arg(long, value_name = "FILE")]
     pub firefox: Option<PathBuf>,
 
-    /// What stands at the root of the stacks of --flamegraph and --folded
+    /// Root frame of each stack of --flamegraph and --folded
     #[arg(
         long,
         value_enum,
         default_value_t = RootArg::Process,
         value_name = "WHAT",
-        help_heading = PROFILES
     )]
     pub stack_root: RootArg,
 
     /// Sample what the threads do this often per second and CPU, 1 to 999 [default: 99 where an output wants stacks]
-    #[arg(long, value_name = "HZ", help_heading = PROFILES, value_parser = parse::rate)]
+    #[arg(long, value_name = "HZ", value_parser = parse::rate)]
     pub rate: Option<u32>,
 
     /// Leave native frames (the VM itself, C extensions, libraries) out of stacks
     #[arg(long)]
     pub no_native: bool,
 
-    /// Look at threads that are off their CPU, too: where they block, and where they wait for a CPU
-    #[arg(long, help_heading = PROFILES)]
+    /// Also profile threads while they sleep, block or wait for a CPU
+    #[arg(long)]
     pub wall: bool,
 
-    /// Report only threads that are off their CPU for at least this long [default: 1ms]
-    #[arg(long, value_name = "TIME", requires = "wall", help_heading = PROFILES, value_parser = parse::duration)]
+    /// Ignore waits shorter than this [default: 1ms]
+    #[arg(long, value_name = "TIME", requires = "wall", value_parser = parse::duration)]
     pub off_cpu_min: Option<Duration>,
 
     /// Take about this many stacks of threads off their CPU per second and CPU, chosen at random [default: 1000]
-    #[arg(long, value_name = "N", requires = "wall", help_heading = PROFILES, value_parser = clap::value_parser!(u32).range(10..=100_000))]
+    #[arg(long, value_name = "N", requires = "wall", value_parser = clap::value_parser!(u32).range(10..=100_000))]
     pub off_cpu_stacks: Option<u32>,
 
-    /// Watch the GVL: how long threads wait for it, how long they hold it, and who waits for whom (exact). Each time that a
-    /// thread asks for the GVL, gets it or gives it up then costs it about a microsecond. --gvl=futex sets no probe in the
-    /// program, and tells only waits for which a thread had to block
+    /// Trace the GVL: how long threads wait for it, how long they hold it, and who waits for whom (exact). Adds about 1 µs each
+    /// time a thread requests, acquires or releases the GVL. --gvl=futex sets no probe in the program and reports only waits
+    /// that blocked, and no holds
     #[arg(
         long,
         value_enum,
@@ -234,9 +229,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse::duration)]
     pub gvl_threshold: Option<Duration>,
 
-    /// What watching the GVL may cost at most, in percent: of this host's CPU time, and for each process of the time of one
-    /// CPU. When it costs more, single waits are not reported any more, then it is watched only part of the time, then not at
-    /// all; each is said [default: 0.2]
+    /// Maximum CPU cost of --gvl in percent (of the host, and of one CPU per process). Above it gctrace first stops reporting
+    /// individual waits, then samples, then stops; it says each [default: 0.2]
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
     pub gvl_budget: Option<u64>,
 
@@ -253,7 +247,7 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide_short_help = true)]
     pub gc_ring: Option<u32>,
 
-    /// How GC work is seen, for finding out why something is not
+    /// Which probes to use (for troubleshooting)
     #[arg(long, value_enum, default_value_t = ProbesArg::Auto, hide_short_help = true)]
     pub probes: ProbesArg,
 
@@ -294,7 +288,7 @@ pub struct Args {
 /// Other things that gctrace does.
 #[derive(Debug, clap::Subcommand)]
 pub enum Subcommand {
-    /// Say what works on this host and for each Ruby, and why the rest does not
+    /// Check what gctrace can do on this host, per Ruby, and how to fix the rest
     Doctor(DoctorArgs),
     /// Recommend GC settings from TuneMyGC sample sets
     Tune(TuneArgs),

@@ -1,50 +1,116 @@
 //! What is made from the definition of the command line: completions and the manual page.
 
-use std::io;
+use std::io::{self, Write as _};
 
-use clap::{Command, CommandFactory as _};
+use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 
-use super::Args;
+use super::help::command;
 
 /// The completion script for a shell.
 pub fn completions(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "gctrace", &mut script);
+    clap_complete::generate(shell, &mut command(), "gctrace", &mut script);
     script
 }
 
+/// Ways to call it.
+const SYNOPSIS: [(&str, &str); 6] = [
+    ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
+    ("doctor", "[OPTIONS] [FILE...]"),
+    ("tune", "[OPTIONS] DIR|FILE..."),
+    ("collector", "[OPTIONS] --store STORE"),
+    ("completions", "SHELL"),
+    ("man", ""),
+];
+
 /// The manual page, in roff: gctrace(1), with its subcommands' flags at the end.
 pub fn man() -> io::Result<Vec<u8>> {
-    let command = Args::command();
+    let command = command();
     let mut page = Vec::new();
-    Man::new(command.clone()).render(&mut page)?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+    let main = Man::new(complete(command.clone()));
+    main.render_title(&mut page)?;
+    main.render_name_section(&mut page)?;
+    writeln!(page, ".SH SYNOPSIS")?;
+    for (sub, arguments) in SYNOPSIS {
+        if sub.is_empty() || command.find_subcommand(sub).is_some() {
+            writeln!(page, "\\fBgctrace {sub}\\fR {}\n.br", escaped(arguments))?;
+        }
+    }
+    main.render_description_section(&mut page)?;
+    main.render_options_section(&mut page)?;
+    if let Some(after) = command.get_after_long_help() {
+        writeln!(page, ".SH \"EXAMPLES AND EXIT STATUS\"\n.nf")?;
+        for line in after.to_string().lines() {
+            writeln!(page, "{}", escaped(line))?;
+        }
+        writeln!(page, ".fi")?;
+    }
+    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help") {
         let name = format!("gctrace {}", sub.get_name());
-        let sub: Command = sub.clone().bin_name(name.clone());
-        page.extend(format!(".SH \"{}\"\n", name.to_uppercase()).into_bytes());
-        let part = Man::new(sub);
-        part.render_description_section(&mut page)?;
-        part.render_options_section(&mut page)?;
+        writeln!(page, ".SH \"{}\"", name.to_uppercase())?;
+        if let Some(about) = sub.get_long_about().or_else(|| sub.get_about()) {
+            writeln!(page, "{}", escaped(&about.to_string()))?;
+        }
+        let sub = complete(sub.clone().bin_name(name));
+        if sub.get_arguments().any(|arg| !arg.is_hide_set()) {
+            Man::new(sub).render_options_section(&mut page)?;
+        }
     }
     Ok(page)
+}
+
+/// The same command with every option that `-h` leaves out.
+fn complete(command: Command) -> Command {
+    command.mut_args(|arg| arg.hide_short_help(false))
+}
+
+/// Text that roff does not take for its own: dashes are those of the keyboard, and no line is a request.
+fn escaped(text: &str) -> String {
+    let text = text.replace('\\', "\\\\").replace('-', "\\-");
+    if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every shell has a script that knows the flags, and the page has those of the run and of the subcommands.
+    /// Every shell has a script that knows the flags.
     #[test]
-    fn made() {
+    fn scripts() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = String::from_utf8(completions(shell)).unwrap();
             assert!(script.contains("container") && script.contains("doctor"), "{shell}");
         }
+    }
+
+    /// Every option that is in `--help`, of the run and of each subcommand, is in the page with its text.
+    #[test]
+    fn complete_page() {
         let page = String::from_utf8(man().unwrap()).unwrap();
-        for word in ["container", "all\\-ruby", "GCTRACE DOCTOR", "GCTRACE COLLECTOR"] {
-            assert!(page.contains(word), "{word}");
+        let page: String =
+            page.replace("\\-", "-").replace("\\fB", "").replace("\\fR", "").replace("\\fI", "");
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let all = words(&page);
+        let top = command();
+        for command in std::iter::once(&top).chain(top.get_subcommands()) {
+            for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+                let Some(flag) = arg.get_long() else { continue };
+                assert!(all.contains(&format!("--{flag}")), "{flag} of {}", command.get_name());
+                let help = arg.get_long_help().or_else(|| arg.get_help()).map(ToString::to_string);
+                let help = words(&help.unwrap_or_default());
+                let first: String = help.split(['\'', '`', '\\', '"']).next().unwrap_or_default().to_owned();
+                assert!(
+                    !first.is_empty() && all.contains(&first),
+                    "{flag} of {}: {first}",
+                    command.get_name()
+                );
+            }
         }
+        for absent in ["gctrace-doctor(1)", "EXTRA"] {
+            assert!(!page.contains(absent), "{absent}");
+        }
+        assert!(page.contains("GCTRACE DOCTOR") && page.contains("[-- COMMAND ARGS...]"));
     }
 }

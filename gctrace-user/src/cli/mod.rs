@@ -4,6 +4,7 @@ mod args;
 #[cfg(feature = "collector")]
 mod collector;
 mod documents;
+mod help;
 mod hints;
 mod parse;
 mod reports;
@@ -16,6 +17,7 @@ pub use args::{Args, DoctorArgs, Subcommand, TuneArgs};
 #[cfg(feature = "collector")]
 pub use collector::collector;
 pub use documents::{completions, man};
+pub use help::{command, parse};
 pub use hints::with_hint;
 pub use reports::{ReportArgs, Reports};
 pub use settings::{DoctorSettings, Format, Settings, UsageError};

@@ -27,7 +27,10 @@ impl<'a> Source<'a> {
         let parts: Vec<&str> = path.split('/').collect();
         let library = parts.windows(2).any(|pair| {
             // /usr/lib/ruby/3.1.0/set.rb, /usr/lib/x86_64-linux-gnu/ruby/3.1.0/rbconfig.rb, /usr/lib/ruby/vendor_ruby/rack.rb
-            pair[0] == "ruby" && (matches!(pair[1], "vendor_ruby" | "site_ruby") || is_series(pair[1]))
+            let ruby =
+                pair[0] == "ruby" && (matches!(pair[1], "vendor_ruby" | "site_ruby") || is_series(pair[1]));
+            // /usr/lib/ruby/gems/3.1.0/specifications/default/racc-1.6.0.gemspec
+            ruby || (pair[0] == "gems" && is_series(pair[1]))
         });
         if path.starts_with('/') && library { Self::Library } else { Self::App }
     }
@@ -86,6 +89,7 @@ mod tests {
             ("/usr/lib/ruby/3.1.0/set.rb", Source::Library),
             ("/usr/lib/x86_64-linux-gnu/ruby/3.1.0/rbconfig.rb", Source::Library),
             ("/usr/lib/ruby/vendor_ruby/sinatra/base.rb", Source::Library),
+            ("/usr/lib/ruby/gems/3.1.0/specifications/default/etc-1.3.0.gemspec", Source::Library),
             ("/home/me/.rbenv/versions/3.3.0/lib/ruby/3.3.0/json/common.rb", Source::Library),
             ("/var/lib/gems/3.1.0/gems/sinatra-3.0.5/lib/sinatra/base.rb", Source::Gem("sinatra-3.0.5")),
             (

@@ -1,0 +1,180 @@
+//! The help: options in groups by purpose, and of each what `-h` says of it in one line.
+
+use clap::{Arg, Command, CommandFactory as _, Error, FromArgMatches as _};
+
+use super::Args;
+
+/// An option and what `-h` says of it; nothing: only `--help` has it.
+type Entry = (&'static str, &'static str);
+
+const GROUPS: [(&str, &[Entry]); 5] = [
+    (
+        "What to trace",
+        &[
+            ("all_ruby", "Every Ruby process, now or started later"),
+            ("pids", "These processes and their descendants"),
+            ("only_pids", ""),
+            ("names", "Ruby programs of this name"),
+            ("units", "What runs in this systemd unit"),
+            ("cgroups", "What runs in this cgroup"),
+            ("containers", "What runs in this container"),
+            ("kube_root", ""),
+            ("proc", ""),
+            ("as_root", ""),
+        ],
+    ),
+    (
+        "What to look at",
+        &[
+            ("duration", "Stop after this time, e.g. 30s"),
+            ("rate", "CPU samples per second [99]; prints hot methods"),
+            ("wall", "Also profile threads that sleep or block"),
+            ("off_cpu_min", ""),
+            ("off_cpu_stacks", ""),
+            ("gvl", "Who waits for the GVL, and who holds it"),
+            ("gvl_threshold", ""),
+            ("gvl_budget", ""),
+            ("shares", ""),
+            ("no_native", ""),
+        ],
+    ),
+    (
+        "Where to write",
+        &[
+            ("format", "Lines for people, or JSON lines"),
+            ("output", "Lines to this file instead of standard output"),
+            ("quiet", "No line per cycle; summaries are printed"),
+            ("min_pause", "Only cycles with a stop this long"),
+            ("interval", "A line per process and TIME, not per cycle"),
+            ("brief", ""),
+            ("verbose", ""),
+            ("flamegraph", "A flame graph (SVG)"),
+            ("pprof", "A pprof profile (go tool pprof)"),
+            ("firefox", "A timeline for profiler.firefox.com"),
+            ("perfetto", "A timeline for ui.perfetto.dev"),
+            ("speedscope", "A profile for speedscope.app"),
+            ("folded", ""),
+            ("stack_root", ""),
+            ("tunemygc", "GC sample sets, for `gctrace tune`"),
+        ],
+    ),
+    (
+        "Send to others",
+        &[
+            ("prometheus", "Serve metrics for Prometheus"),
+            ("prometheus_pid", ""),
+            ("otlp", "Send metrics and profiles by OTLP"),
+            ("otlp_protocol", ""),
+            ("otlp_signals", ""),
+            ("pyroscope", "Send profiles to Pyroscope"),
+            ("push_interval", ""),
+            ("tunemygc_url", "Send sample sets to a collector"),
+            ("tunemygc_token", ""),
+            ("tunemygc_tokens", ""),
+            ("tunemygc_sync_cycles", ""),
+            ("tunemygc_dialect", ""),
+            ("tunemygc_spool", ""),
+        ],
+    ),
+    (
+        "Rarely needed",
+        &[("gc_ring", ""), ("probes", ""), ("layout_from", ""), ("cache_dir", ""), ("no_cache", "")],
+    ),
+];
+
+/// What is said of the other commands in one line each.
+const COMMANDS: [(&str, &str); 5] = [
+    ("doctor", "Check what works here, per Ruby, and how to fix the rest"),
+    ("tune", "Recommend GC settings from TuneMyGC sample sets"),
+    ("collector", "Receive sample sets over HTTP and answer with recommendations"),
+    ("completions", "Write a completion script for a shell"),
+    ("man", "Write the manual page: gctrace man | man -l -"),
+];
+
+/// What `-h` says after the options.
+const SHORT_EXAMPLES: &str = "Examples:
+  sudo gctrace --all-ruby --duration 30s
+  sudo gctrace --pid 4242 --duration 1m -q --flamegraph cpu.svg
+  sudo gctrace --gvl -q -- ruby script.rb
+  sudo gctrace doctor
+
+All options and their meaning: gctrace --help";
+
+/// The definition of the command line, with its help in order.
+pub fn command() -> Command {
+    let mut command = Args::command();
+    let long = command.get_after_help().cloned().unwrap_or_default();
+    command = command
+        .after_help(SHORT_EXAMPLES)
+        .after_long_help(long)
+        .disable_help_subcommand(true)
+        .mut_arg("command", |arg| arg.hide_short_help(true));
+    for (name, short) in COMMANDS {
+        if command.find_subcommand(name).is_some() {
+            command = command.mut_subcommand(name, |command| {
+                let long = command.get_about().cloned().unwrap_or_default();
+                command.about(short).long_about(long)
+            });
+        }
+    }
+    for (heading, entries) in GROUPS {
+        for (at, &(id, short)) in entries.iter().enumerate() {
+            command = command.mut_arg(id, |arg| arranged(arg, heading, at, short));
+        }
+    }
+    command
+}
+
+fn arranged(arg: Arg, heading: &'static str, at: usize, short: &'static str) -> Arg {
+    let arg = arg.help_heading(heading).display_order(at);
+    if short.is_empty() {
+        return arg.hide_short_help(true);
+    }
+    let long = arg.get_long_help().or_else(|| arg.get_help()).cloned().unwrap_or_default();
+    arg.hide_short_help(false).help(short).long_help(long)
+}
+
+/// Reads the command line.
+pub fn parse() -> Result<Args, Error> {
+    let mut matches = command().try_get_matches()?;
+    Args::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every option that is not for tests is in one group, and no group has another one.
+    #[test]
+    fn groups() {
+        let command = command();
+        for arg in command.get_arguments().filter(|arg| !arg.is_hide_set() && !arg.is_positional()) {
+            let id = arg.get_id().as_str();
+            let groups = GROUPS.iter().filter(|(_, entries)| entries.iter().any(|entry| entry.0 == id));
+            assert_eq!(groups.count(), 1, "{id}");
+        }
+        for (id, _) in GROUPS.iter().flat_map(|(_, entries)| *entries) {
+            assert!(command.get_arguments().any(|arg| arg.get_id() == *id), "{id}");
+        }
+        command.debug_assert();
+    }
+
+    /// `-h` fits one screen and a bit, `--help` has everything, in the order of the groups.
+    #[test]
+    fn short_and_long() {
+        let short = command().term_width(80).render_help().to_string();
+        assert!(short.lines().count() <= 60, "{} lines:\n{short}", short.lines().count());
+        assert!(short.lines().all(|line| line.chars().count() <= 80), "{short}");
+        let long = command().term_width(80).render_long_help().to_string();
+        let mut last = 0;
+        for (heading, _) in GROUPS {
+            let at = long.find(&format!("\n{heading}:")).expect(heading);
+            assert!(at > last, "{heading}");
+            last = at;
+        }
+        for arg in command().get_arguments().filter(|arg| !arg.is_hide_set()) {
+            let Some(flag) = arg.get_long() else { continue };
+            assert!(long.contains(&format!("--{flag}")), "{flag}");
+        }
+    }
+}

@@ -85,13 +85,14 @@ impl Windows {
 
     /// Ends the window. What it holds is encoded and sent elsewhere.
     fn hand_over(&mut self) {
+        let Some(began_ns) = self.began_ns else { return };
         let ended_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
         let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
         // A sample may come late: it is in the window that is open then.
         self.recording.began_ns = recording.began_ns;
         self.early.0 += recording.early_samples;
         self.early.1 += recording.early_events;
-        let began_ns = self.began_ns.replace(ended_ns).unwrap_or(ended_ns);
+        self.began_ns = Some(ended_ns);
         self.began = Instant::now();
         let has_any =
             !recording.samples.is_empty() || !recording.pauses.is_empty() || !recording.gvl_waits.is_empty();
@@ -256,8 +257,10 @@ mod tests {
         let headers = super::super::upload::headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
         let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
         let clock = WallClock::measure();
-        let mut windows = Windows::new(vec![(uploader, make)], Duration::from_hours(1), clock, false);
+        let mut windows = Windows::new(vec![(uploader, make)], Duration::ZERO, clock, false);
         let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
+        // The start may take longer than a window.
+        windows.flush().unwrap();
         windows.began(7_000_000_000);
         windows.stack(&process, &sample).unwrap();
         windows.hand_over();

@@ -200,6 +200,8 @@ pub struct GcState {
 /// One GC pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
+    /// The thread that stood: any one may do a step of a cycle.
+    pub tid: u32,
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// Length, nanoseconds; equals `mark_ns + sweep_ns + other_ns`.

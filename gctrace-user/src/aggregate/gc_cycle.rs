@@ -165,7 +165,7 @@ fn split(event: &PauseEvent, mode: Mode, kind: Option<PauseKind>) -> Pause {
     // A cycle starts in no other pause than its own; a nested one could be anything.
     let started = (start.is_some() && event.nested == 0).then_some(PauseKind::Start);
     let other_ns = ns.saturating_sub(mark_ns + sweep_ns);
-    Pause { begin_ns: begin, ns, kind: kind.or(started), mark_ns, sweep_ns, other_ns }
+    Pause { tid: event.header.tid, begin_ns: begin, ns, kind: kind.or(started), mark_ns, sweep_ns, other_ns }
 }
 
 #[cfg(test)]

@@ -182,7 +182,7 @@ struct PauseSpan {
 
 impl PauseSpan {
     fn of(pause: &Pause) -> Self {
-        let Pause { begin_ns, ns, kind, mark_ns, sweep_ns, other_ns: _ } = *pause;
+        let Pause { begin_ns, ns, kind, mark_ns, sweep_ns, .. } = *pause;
         Self { begin_ns, ns, kind: kind.map(PauseKind::name), mark_ns, sweep_ns }
     }
 }

@@ -16,7 +16,7 @@ use super::{Context, label};
 use crate::{
     aggregate::{
         call_tree::NodeId,
-        recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Timeline, reason_text},
+        recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Thread, Timeline, reason_text},
     },
     enrich::clock::{boottime_ns, monotonic_ns},
     model::gvl::GvlDoing,
@@ -279,12 +279,13 @@ fn cycle_slice(recording: &Recording, cycle: &CycleMoment) -> Slice {
     }
 }
 
-fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<Slice> {
+/// The pauses of a cycle, each with the thread that stood.
+fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<(u32, Slice)> {
     let slices = cycle.pauses.iter().map(|pause| {
         let mut notes = cycle_notes(recording, cycle);
         notes.extend(pause.kind.map(|kind| ("step", Note::Text(PauseKind::name(kind).to_owned()))));
         notes.extend([("mark_ns", Note::Number(pause.mark_ns)), ("sweep_ns", Note::Number(pause.sweep_ns))]);
-        Slice {
+        let slice = Slice {
             begin_ns: pause.begin_ns,
             end_ns: Some(pause.begin_ns + pause.ns),
             name: format!("GC pause ({})", cycle.kind),
@@ -292,7 +293,8 @@ fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<Slice> {
             notes,
             flows: Vec::new(),
             arrives: None,
-        }
+        };
+        (pause.tid, slice)
     });
     slices.collect()
 }
@@ -330,10 +332,18 @@ type Threads = BTreeMap<ProcessIndex, BTreeMap<u32, ThreadTracks>>;
 fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
     let mut threads = Threads::new();
     for cycle in &timeline.cycles {
-        let (thread, _) = recording.thread_facts(cycle.thread);
-        let tracks = threads.entry(thread.process).or_default().entry(thread.tid).or_default();
-        tracks.name = label::text(&thread.name);
-        tracks.pauses.extend(pauses(recording, cycle));
+        let (starter, _) = recording.thread_facts(cycle.thread);
+        let of_process = threads.entry(starter.process).or_default();
+        for (tid, slice) in pauses(recording, cycle) {
+            let tracks = of_process.entry(tid).or_default();
+            if tracks.name.is_empty() {
+                let known = |thread: &&Thread| (thread.process, thread.tid) == (starter.process, tid);
+                let known = recording.threads.iter().rev().find(known);
+                tracks.name =
+                    known.map_or_else(|| format!("thread {tid}"), |thread| label::text(&thread.name));
+            }
+            tracks.pauses.push(slice);
+        }
     }
     gvl(recording, timeline, &mut threads);
     threads
@@ -446,5 +456,40 @@ pub(super) mod tests {
         assert_eq!(left, arrived);
         assert!(open.is_empty(), "{open:?}");
         (tracks, left.len())
+    }
+
+    /// Processes with their arguments, and threads (process, id, name) with the begins of their GC pauses.
+    #[expect(clippy::type_complexity, reason = "what a test compares with")]
+    pub(in crate::export::profile) fn described(
+        bytes: &[u8],
+    ) -> (Vec<(i32, Vec<String>)>, Vec<(i32, i32, String, Vec<u64>)>) {
+        let trace = proto::Trace::decode(bytes).unwrap();
+        let (mut processes, mut threads) = (Vec::new(), Vec::new());
+        // Number of a thread's track, and of the tracks below it, by the place of the thread.
+        let mut places: HashMap<u64, usize> = HashMap::new();
+        for packet in trace.packet {
+            if let Some(track) = packet.track_descriptor {
+                if let Some(process) = track.process {
+                    processes.push((process.pid.unwrap(), process.cmdline));
+                } else if let Some(thread) = track.thread {
+                    places.insert(track.uuid.unwrap(), threads.len());
+                    threads.push((
+                        thread.pid.unwrap(),
+                        thread.tid.unwrap(),
+                        thread.thread_name.unwrap(),
+                        Vec::new(),
+                    ));
+                } else if let Some(&place) = track.parent_uuid.and_then(|parent| places.get(&parent)) {
+                    places.insert(track.uuid.unwrap(), place);
+                }
+            }
+            let Some(event) = packet.track_event else { continue };
+            if event.r#type == Some(TrackEvent::SLICE_BEGIN)
+                && let Some(&place) = places.get(&event.track_uuid.unwrap())
+            {
+                threads[place].3.push(packet.timestamp.unwrap());
+            }
+        }
+        (processes, threads)
     }
 }

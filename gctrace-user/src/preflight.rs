@@ -17,8 +17,8 @@ use rustix::{
 pub enum Missing {
     /// Not root, or root without its powers.
     #[error(
-        "gctrace needs root or its capabilities; running as uid {uid} it lacks {lacking}: run it with sudo, or give the \
-         service or container these capabilities"
+        "gctrace needs root: run it with sudo. (As uid {uid} it lacks {lacking}; a \
+         service or container can be given these capabilities instead.)"
     )]
     Privilege {
         /// Effective user.

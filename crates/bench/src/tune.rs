@@ -24,7 +24,7 @@ const PROGRAMS: [(&str, &str); 3] =
     [("requests.rb", "requests"), ("large_heap.rb", "rounds"), ("strings.rb", "rounds")];
 /// Seconds of the first run.
 const SECONDS: &str = "10";
-/// Cycles that begin for want of a slot.
+/// Cycles that begin because no free slot is left.
 const SLOTS: &str = "minor cycles by newobj";
 
 /// Runs it: so many turns for each program.

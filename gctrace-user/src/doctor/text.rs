@@ -301,7 +301,7 @@ impl<W: Write> Page<'_, W> {
             0 => (GREEN, "everything works"),
             1 if report.images.is_empty() => (YELLOW, "nothing matched: no CRuby was found"),
             1 => (YELLOW, "something named is no Ruby"),
-            2 => (RED, "not everything works; see above"),
+            2 => (RED, "not everything works: see the errors above"),
             _ => (RED, "gctrace cannot run here; see `Host` above"),
         };
         let plural =

@@ -135,15 +135,23 @@ impl Pipeline {
         }
         self.counts.gvl_steps += 1;
         let now = match after {
-            Stage::Events => "costs less again: single waits are reported again",
-            Stage::Sums if slices(before) => "costs less again: it is watched all the time again",
-            Stage::Sums => "costs more than --gvl-budget: single waits are not reported any more",
-            Stage::Slices(_) => {
-                "costs more than --gvl-budget: from now on it is watched part of the time only, and sums are of that part"
+            Stage::Events => {
+                "GVL tracing is within its CPU budget again: individual waits are reported again"
             }
-            Stage::Off => "costs much more than --gvl-budget: it is not watched any more, and sums end here",
+            Stage::Sums if slices(before) => {
+                "GVL tracing is within its CPU budget again: totals cover all of the time"
+            }
+            Stage::Sums => {
+                "GVL tracing exceeds its CPU budget: individual waits are no longer reported (raise it: --gvl-budget)"
+            }
+            Stage::Slices(_) => {
+                "GVL tracing exceeds its CPU budget: now sampling, totals cover a part of the time (raise it: --gvl-budget)"
+            }
+            Stage::Off => {
+                "GVL tracing exceeds its CPU budget by far: it stops, and totals end here (raise it: --gvl-budget)"
+            }
         };
-        say(&format!("gctrace: watching the GVL {now}"));
+        say(&format!("gctrace: {now}"));
     }
 
     fn gvl_do(&mut self, acts: &[Act]) -> Option<GvlOrder> {

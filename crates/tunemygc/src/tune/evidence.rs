@@ -31,7 +31,7 @@ pub struct Evidence {
     pub majors: BTreeMap<String, u64>,
     /// Time in the GC; `None` where this Ruby does not count it (before 3.1).
     pub time: Option<GcTime>,
-    /// Objects allocated between the starts of two cycles of which the second began for want of a slot.
+    /// Objects allocated between the starts of two cycles of which the second began because no free slot was left.
     pub intervals: Distribution,
     /// Slots of the heap (`heap_available_slots`) at starts, where the heap did not grow any more.
     pub available: Distribution,

@@ -256,7 +256,7 @@ impl Control {
         plan.config.gvl = gvl.path;
         let lacks = gvl.coverage.lacks();
         if !lacks.is_empty() {
-            say(&format!("gctrace: {path}: of its GVL is told: {lacks}"));
+            say(&format!("gctrace: {path}: of its GVL only a part is known: {lacks}"));
         }
         Some(gvl.coverage)
     }

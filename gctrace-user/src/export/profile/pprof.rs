@@ -328,8 +328,8 @@ impl<'a> Builder<'a> {
         let mapping = self.ruby_mapping(process);
         let (count, ns) = facts.untold();
         let rests = [
-            ("(waits for the GVL that were not told one by one)", [0, 0, 0, 0, 0, count, ns, 0]),
-            ("(holds of the GVL that were not told one by one)", [0, 0, 0, 0, 0, 0, 0, facts.held_besides()]),
+            ("(GVL waits, only totals known)", [0, 0, 0, 0, 0, count, ns, 0]),
+            ("(GVL held, only totals known)", [0, 0, 0, 0, 0, 0, 0, facts.held_besides()]),
         ];
         let some = rests.into_iter().filter(|(_, values)| values.iter().any(|&value| value > 0));
         some.map(|(name, values)| proto::Sample {

@@ -61,9 +61,12 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     case.speed()?;
     let evidence = case.evidence;
     let by_slots = share(evidence.minors_by("newobj"), evidence.all_minors());
-    enough(evidence.minors_by("newobj"), "minor cycles began for want of a slot")?;
+    enough(evidence.minors_by("newobj"), "minor cycles began because no free slot was left")?;
     if by_slots < 0.5 {
-        return Err(format!("only {} of the minor cycles begin for want of a slot", percent(by_slots)));
+        return Err(format!(
+            "only {} of the minor cycles begin because no free slot is left",
+            percent(by_slots)
+        ));
     }
     let interval = quantile(&evidence.intervals, 0.5, "pairs of neighbouring cycles")?.max(1);
     let (size, live) = case.heap()?;
@@ -119,7 +122,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
         evidence: measures,
         effect: Effect {
             text: format!(
-                "about {:.0} % fewer minor cycles that begin for want of a slot; the heap grows from {size} to about {slots} slots; \
+                "about {:.0} % fewer minor cycles that begin because no free slot is left; the heap grows from {size} to about {slots} slots; \
                  sweeping remains the same work",
                 (1.0 - factor) * 100.0
             ),
@@ -186,7 +189,10 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
         ));
     }
     let times = (time / GC_GOAL).clamp(2.0, 4.0);
-    let why = format!("the GC takes {} of the time, and most cycles begin for want of a slot", percent(time));
+    let why = format!(
+        "the GC takes {} of the time, and most cycles begin because no free slot is left",
+        percent(time)
+    );
     let measure = Measure { metric: "share of time in the GC", value: time, n: evidence.cycles };
     Ok(((interval as f64 * times) as u64, why, vec![measure]))
 }

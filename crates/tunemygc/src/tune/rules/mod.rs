@@ -103,7 +103,7 @@ impl Case<'_> {
     fn speed(&self) -> Result<(), String> {
         match self.strategy {
             Strategy::Speed => Ok(()),
-            Strategy::Memory => Err("it would cost memory".to_owned()),
+            Strategy::Memory => Err("would use more memory".to_owned()),
         }
     }
 

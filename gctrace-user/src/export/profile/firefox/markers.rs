@@ -146,7 +146,7 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             "why": why,
             "pauses": cycle.pauses.len(),
             "paused": ms(paused),
-            "trigger": tables.ruby_frame(cycle.node).unwrap_or_else(|| "(not seen)".to_owned()),
+            "trigger": tables.ruby_frame(cycle.node).unwrap_or_else(|| "unknown".to_owned()),
         });
         if let Some(stack) = tables.stack(cycle.node) {
             data["cause"] = json!({"time": view.ms(cycle.begin_ns), "stack": stack});
@@ -179,11 +179,10 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             GvlDoing::Waiting => {
                 let holder = gvl.holder.map(|(holder, ..)| view.recording.thread_facts(holder).0);
                 let by = holder.map_or_else(
-                    || "(not seen)".to_owned(),
+                    || "unknown".to_owned(),
                     |who| format!("{} {}", who.tid, label::text(&who.name)),
                 );
-                let leaf =
-                    |node| label::leaf(view.recording, node).unwrap_or_else(|| "(not seen)".to_owned());
+                let leaf = |node| label::leaf(view.recording, node).unwrap_or_else(|| "unknown".to_owned());
                 let (ran, until) = (leaf(gvl.holder_at.ran), leaf(gvl.holder_at.until));
                 let data = json!({"type": "THREAD_STALLED", "color": "red", "blockedBy": by, "ran": ran, "until": until});
                 ("Thread Stalled", data)

@@ -208,7 +208,8 @@ mod tests {
         let info = GcInfo::decode(0x100, None, Mode::None, None);
         let memory = Some(Memory { rss, peak_rss: rss * 2, ..Memory::default() });
         let start = GcState { ts_ns: count, tid: 1, stat: vec![], heaps: vec![], info, memory };
-        let pause = |&ns| Pause { tid: 1, begin_ns: 1, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
+        let pause =
+            |&ns| Pause { tid: 1, begin_ns: 1, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
         let frame = |file: &str| {
             let (name, file) = (Arc::from("m"), Some(Arc::from(file)));
             Arc::new(Frame { kind: FrameKind::Ruby, name, file, line: 3, first_line: 1, address: 0 })

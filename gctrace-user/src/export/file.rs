@@ -68,6 +68,10 @@ pub(super) fn write_atomically(
 /// Checks that a file can be made at `path`, without leaving one there.
 pub(super) fn check_path(path: &Path) -> Result<(), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
+    // Elsewhere it means standard output, where a profile would be among the lines; nobody wants a file of that name.
+    if path == Path::new("-") {
+        return Err(unwritable(io::Error::other("a profile is not written to standard output; name a file")));
+    }
     // A complete file takes the name: doing that to a device or a pipe would take it away from everybody.
     if path.is_dir() {
         return Err(unwritable(io::Error::other("it is a directory")));

@@ -574,7 +574,7 @@ Foo#bar (14), Ruby 3.0.0: 0.10 s of CPU time in 4 samples
 #[test]
 fn special_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for path in ["/dev/stdout", "/dev/null", "/dev/new", "/proc/new", dir.path().to_str().unwrap()] {
+    for path in ["-", "/dev/stdout", "/dev/null", "/dev/new", "/proc/new", dir.path().to_str().unwrap()] {
         let files = [(PathBuf::from(path), Format::Pprof)];
         assert!(exporters(&files, None, (false, false), WallClock::measure()).is_err(), "{path}");
     }

@@ -170,6 +170,10 @@ user_counters! {
     cycles_unfinished,
     /// Cycles whose end was lost; included in `cycles`.
     cycles_cut_short,
+    /// Cycles that programs had behind them which ran before gctrace did; not included in `cycles`.
+    cycles_before_run,
+    /// Cycles of programs that started during the run, before their Ruby had probes; not included in `cycles`.
+    cycles_missed,
     /// Snapshots that ended a cycle.
     cycle_ends,
     /// `GC_END_SWEEP` of cycles that had begun before tracing did.

@@ -18,7 +18,7 @@ use crate::{
         names::Names,
         proc::{self, MemoryReader},
     },
-    export::{ExportError, Exporter, ProcessEnd, program},
+    export::{CyclesBefore, ExportError, Exporter, ProcessEnd, program},
     images::{Images, KnownImage},
     ledger::{Ledger, UserCounts},
     model::{EndReason, GcCycle, Memory, Process, Shares},
@@ -27,11 +27,17 @@ use crate::{
 };
 
 mod asleep;
+mod before;
 mod gc;
 mod gvl;
 
 pub use self::gvl::GvlOrder;
-use self::{asleep::Asleep, gc::decode_state, gvl::Gvl};
+use self::{
+    asleep::Asleep,
+    before::{Beginning, Beginnings},
+    gc::decode_state,
+    gvl::Gvl,
+};
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
@@ -55,6 +61,7 @@ struct Traced {
     since_ns: u64,
     /// Its pauses outside any reported cycle.
     outside_ns: u64,
+    beginning: Beginning,
 }
 
 /// Different failures of outputs that are reported.
@@ -79,6 +86,7 @@ pub struct Pipeline {
     /// Since when events of an image can be seen, monotonic nanoseconds: the first process of it was met then, or tracing
     /// began with the image probed.
     probed_since: HashMap<u32, u64>,
+    beginnings: Beginnings,
     lives: VecDeque<(Kind, LifeEvent)>,
     stacks: Stacks,
     asleep: Option<Asleep>,
@@ -108,6 +116,7 @@ impl Pipeline {
             parents: HashMap::new(),
             execs: HashMap::new(),
             probed_since: HashMap::new(),
+            beginnings: Beginnings::new(),
             lives: VecDeque::new(),
             stacks: Stacks::new(stacks, native),
             asleep: None,
@@ -302,6 +311,8 @@ impl Pipeline {
                         self.parents.clear();
                     }
                     self.parents.insert(event.other, event.header.tgid);
+                    let parent = self.traced.get(&event.header.tgid);
+                    self.beginnings.forked(event.other, parent.and_then(|traced| traced.beginning.count));
                     continue;
                 }
             };
@@ -325,6 +336,9 @@ impl Pipeline {
             if kind == Kind::Exit {
                 self.parents.remove(&event.header.tgid);
                 self.execs.remove(&event.header.tgid);
+                self.beginnings.exited(event.header.tgid);
+            } else {
+                self.beginnings.execed(event.header.tgid);
             }
             self.refused.remove(&event.header.tgid);
             self.waiting.remove(&event.header.tgid);
@@ -390,6 +404,8 @@ impl Pipeline {
         // It is gone, but the kernel has told of its fork.
         process.ppid = process.ppid.or_else(|| self.parents.get(&pid).copied());
         let memory = MemoryReader::open(pid).ok();
+        let count = state.as_ref().zip(known.reading.as_ref());
+        let count = count.and_then(|((_, data), reading)| reading.layout.count.read(data));
         let traced = Traced {
             process: process.clone(),
             image: known.clone(),
@@ -401,6 +417,7 @@ impl Pipeline {
             lost: 0,
             since_ns: self.traced_since(pid, known.image.index),
             outside_ns: 0,
+            beginning: self.beginnings.of(pid, count),
         };
         let state = state.zip(known.reading.as_ref()).map(|((ts_ns, data), reading)| {
             decode_state(&reading.layout, ts_ns, pid, &data, traced.read_memory())
@@ -429,9 +446,21 @@ impl Pipeline {
             traced.cycles += 1;
             self.export(|exporter| exporter.cycle(&traced.process, &cycle));
         }
+        let (before, untold) = traced.beginning.ended(traced.lost > 0);
+        if untold {
+            self.count_before(before);
+        }
         let Traced { cycles, lost, since_ns, outside_ns, .. } = traced;
-        let end = ProcessEnd { reason, ts_ns, since_ns, outside_ns, shutdown, cycles, lost };
+        let end = ProcessEnd { reason, ts_ns, since_ns, outside_ns, shutdown, cycles, before, lost };
         self.export(|exporter| exporter.ended(&traced.process, &end));
+    }
+
+    fn count_before(&mut self, before: CyclesBefore) {
+        match before {
+            CyclesBefore::Earlier(cycles) => self.counts.cycles_before_run += cycles,
+            CyclesBefore::Missed(cycles) => self.counts.cycles_missed += cycles,
+            CyclesBefore::Unknown => {}
+        }
     }
 
     fn report(&mut self, pid: u32, folded: Folded) {

@@ -334,6 +334,10 @@ pub struct GvlBlockedLine {
 pub struct ExitLine {
     /// The process that is gone.
     pub pid: u32,
+    /// Cycles before the first one that was reported.
+    pub cycles_before: Option<u64>,
+    /// Of those, the ones of a program that started during the run.
+    pub cycles_missed: Option<u64>,
     /// GC records of it that the kernel lost.
     pub lost: u64,
 }

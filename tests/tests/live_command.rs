@@ -5,12 +5,13 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::PATIENCE;
 use gctrace_tests::child::Finished;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
 
 /// The user who calls sudo in these tests: `nobody`, whom every system has.
@@ -164,6 +165,174 @@ fn without_ruby() -> Result<()> {
     for (script, expected) in [("exit 3", 3), ("exit 0", 1)] {
         let finished = Invocation::new(["--", "sh", "-c", script])?.run()?;
         ensure!(status(&finished) == Some(expected), "{script}: {}\n{}", finished.status, finished.errors());
+    }
+    Ok(())
+}
+
+/// A copy of this machine's Ruby at a place that nobody knows: executable and library, whose path is returned, too.
+fn copied(root: &Path) -> Result<std::path::PathBuf> {
+    let (bin, lib) = (root.join("bin"), root.join("lib"));
+    std::fs::create_dir_all(&bin)?;
+    std::fs::create_dir_all(&lib)?;
+    let ruby = Ruby::main()?;
+    std::fs::copy(std::fs::canonicalize(ruby.exe())?, bin.join("ruby"))?;
+    let library = ruby.library()?;
+    let name = library.file_name().context("no name")?.to_string_lossy().into_owned();
+    std::fs::copy(&library, lib.join(&name))?;
+    // The name by which it is loaded ends before the patch release.
+    let soname = &name[..name.rfind('.').context("no release")?];
+    std::os::unix::fs::symlink(&name, lib.join(soname))?;
+    Ok(bin.join("ruby"))
+}
+
+/// A script that is executable.
+fn executable(path: &Path, text: &str) -> Result<()> {
+    std::fs::create_dir_all(path.parent().context("no folder")?)?;
+    std::fs::write(path, text)?;
+    Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
+}
+
+/// All cycles from the first on are there, of a script that prints how many there were.
+fn all_from_the_first(invocation: Invocation, library: &Path) -> Result<()> {
+    let finished = invocation.run()?;
+    ensure!(status(&finished) == Some(0), "{}\n{}", finished.status, finished.errors());
+    let printed = finished.stderr.iter().find_map(|line| line.strip_prefix("collected "));
+    let collected: u64 = printed.with_context(|| finished.errors())?.parse()?;
+    let report = Report::parse(&finished.stdout)?;
+    let [process] = &report.processes[..] else { anyhow::bail!("{:?}", report.processes) };
+    ensure!(
+        Path::new(&process.image).starts_with(library),
+        "{} is not below {}",
+        process.image,
+        library.display()
+    );
+    let counts: Vec<u64> = report.gcs.iter().map(|line| line.count).collect();
+    ensure!(collected > 20 && counts.len() as u64 >= collected, "{collected} cycles: {counts:?}");
+    ensure!(counts.iter().zip(1..).all(|(count, expected)| *count == expected), "{counts:?}");
+    Ok(())
+}
+
+/// Collects while it boots, and tells how often at its end.
+const COLLECTING: &str = "20.times { GC.start }; warn \"collected #{GC.count}\"";
+
+/// The Ruby that COMMAND will run is found before it starts, wherever it is: all cycles are there, the first time and the second.
+#[test]
+fn first_cycles_of_a_copy() -> Result<()> {
+    let live = Live::begin()?;
+    let root = live.dir("myruby")?;
+    let ruby = copied(&root)?;
+    let cache = live.dir("cache")?;
+    let library = format!("LD_LIBRARY_PATH={}", root.join("lib").display());
+    for _ in 0..2 {
+        let (cache, ruby) = (cache.to_string_lossy(), ruby.to_string_lossy());
+        let args = ["--cache-dir", &cache, "--", "env", &library, &ruby, "-e", COLLECTING];
+        all_from_the_first(Invocation::jsonl(args)?, &root)?;
+    }
+    Ok(())
+}
+
+/// The first count and what the exit line and the ledger say of cycles before it.
+fn before(report: &Report, pid: u32) -> Result<(u64, Option<u64>, Option<u64>)> {
+    let first = report.gcs_of(pid).next().context("no cycle")?.count;
+    let exit = report.exits.iter().find(|line| line.pid == pid).context("no exit line")?;
+    Ok((first, exit.cycles_before, exit.cycles_missed))
+}
+
+/// A Ruby that nothing gave away is probed while it runs: the cycles until then are counted, as is what ran before gctrace.
+#[test]
+fn missed_cycles_are_counted() -> Result<()> {
+    let live = Live::begin()?;
+    let root = live.dir("hidden")?;
+    copied(&root)?;
+    let (root, flag) = (root.display().to_string(), live.path("flag"));
+    let collect = format!(
+        "30.times {{ GC.start }}; warn \"pid #{{$$}}\"; sleep 0.01 until File.exist?({:?}); 5.times {{ GC.start }}; \
+         warn \"collected #{{GC.count}}\"",
+        flag.display().to_string()
+    );
+    let hidden = "root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by -e \"$2\"";
+    // The shell puts the path of the Ruby together.
+    let args = ["--no-cache", "--", "sh", "-c", hidden, "sh", &root, &collect];
+    let mut gctrace = Invocation::jsonl(args)?.start()?;
+    let pid: u32 = gctrace.wait_error("pid ")?.trim_start_matches("pid ").parse()?;
+    gctrace.wait_line("process", pid)?;
+    std::fs::write(&flag, "")?;
+    let (report, finished) = gctrace.done()?;
+    let printed = finished.stderr.iter().find_map(|line| line.strip_prefix("collected "));
+    let collected: u64 = printed.context("it did not tell")?.parse()?;
+    let (first, behind, missed) = before(&report, pid)?;
+    ensure!(
+        first > 1 && (behind, missed) == (Some(first - 1), Some(first - 1)),
+        "{first} {behind:?} {missed:?}"
+    );
+    ensure!(ledger::user(&report, "cycles_missed")? == first - 1);
+    ensure!(report.gcs_of(pid).count() as u64 + first > collected, "{collected} in all, {first} first");
+    let said = format!("{} cycles before tracing began", first - 1);
+    ensure!(finished.errors().contains(&said), "not {said:?} in:\n{}", finished.errors());
+    Ok(())
+}
+
+/// Cycles of a program that ran before gctrace are no missed ones.
+#[test]
+fn earlier_cycles_are_told() -> Result<()> {
+    let live = Live::begin()?;
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "explicit.rb")?.waiting().start()?;
+    script.wait_for("ready")?;
+    let gctrace = Invocation::jsonl([script.pid().to_string()])?.start_ready()?;
+    script.say("go")?;
+    let done = script.finish()?;
+    let (report, finished) = gctrace.done()?;
+    let begin = *done.report.counts()?.start();
+    let (first, behind, missed) = before(&report, done.pid)?;
+    ensure!(
+        first == begin && behind == Some(begin - 1) && missed == Some(0),
+        "{begin} {first} {behind:?} {missed:?}"
+    );
+    ensure!(ledger::user(&report, "cycles_before_run")? == begin - 1);
+    ensure!(!finished.errors().contains("before tracing began"), "{}", finished.errors());
+    Ok(())
+}
+
+/// Of a child that is forked from a traced program nothing is missed, however many cycles its parent has had.
+#[test]
+fn forked_children_miss_nothing() -> Result<()> {
+    let live = Live::begin()?;
+    let (command, env, outputs) = Script::new(&live, &Ruby::main()?, "forker.rb")?.into_parts()?;
+    let args = std::iter::once("--".into()).chain(command);
+    let (report, _) = Invocation::jsonl(args)?.envs(env).start()?.done()?;
+    for suffix in ["", ".child", ".grandchild"] {
+        let (script, _) = outputs.read(suffix)?;
+        let (_, _, missed) = before(&report, script.pid)?;
+        ensure!(missed == Some(0), "{suffix}: {missed:?}");
+    }
+    ensure!(ledger::user(&report, "cycles_missed")? == 0);
+    Ok(())
+}
+
+/// A shim of a version manager, which starts one of the Rubies in the user's home, and a program behind a `#!` line with `env`.
+#[test]
+fn first_cycles_behind_a_shim() -> Result<()> {
+    let live = Live::begin()?;
+    let home = live.dir("home")?;
+    let version = home.join(".rbenv/versions/9.9.9");
+    copied(&version)?;
+    let shims = home.join(".rbenv/shims");
+    let shim = "#!/usr/bin/env bash\nset -e\nversion=9.9.9\nroot=\"$HOME/.rbenv/versions/$version\"\n\
+                LD_LIBRARY_PATH=\"$root/lib\" exec \"$root/bin/${0##*/}\" \"$@\"\n";
+    executable(&shims.join("ruby"), shim)?;
+    let program = home.join("program");
+    executable(&program, &format!("#!/usr/bin/env -S ruby -W1\n{COLLECTING}\n"))?;
+    let path = format!("{}:{}", shims.display(), std::env::var("PATH")?);
+    for command in [
+        vec!["ruby".to_owned(), "-e".to_owned(), COLLECTING.to_owned()],
+        vec![program.to_string_lossy().into_owned()],
+    ] {
+        let cache = live.path("cache").to_string_lossy().into_owned();
+        let args = [vec!["--cache-dir".to_owned(), cache, "--".to_owned()], command].concat();
+        let invocation = Invocation::jsonl(args)?.with(|gctrace| {
+            gctrace.env("HOME", &home).env("PATH", &path);
+        });
+        all_from_the_first(invocation, &version)?;
     }
     Ok(())
 }

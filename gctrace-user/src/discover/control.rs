@@ -6,12 +6,13 @@ mod select;
 mod watch;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     num::NonZeroU32,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::Child,
     sync::{Arc, mpsc::SyncSender},
+    time::{Duration, Instant},
 };
 
 use self::{select::Listed, watch::Until};
@@ -24,6 +25,7 @@ use super::{
     installed,
     mappings::{ExecutableMapping, load_bias},
     place::Place,
+    resolve,
     selection::Selection,
     state::{VmState, read_state},
     strangers::Strangers,
@@ -189,6 +191,10 @@ pub const GVL_ATTACH: u8 = b'a';
 /// The GVL probes are to be detached.
 pub const GVL_DETACH: u8 = b'd';
 
+/// How long installed images are prepared before tracing begins; what is left is prepared while nothing else is to be done.
+/// Analysing one for the first time takes some tenths of a second.
+const PREPARATION: Duration = Duration::from_secs(1);
+
 /// Bounds the memory for not telling a refusal twice.
 const REFUSALS_REMEMBERED: usize = 4096;
 
@@ -222,6 +228,8 @@ pub(super) struct Control {
     native: Option<Tables>,
     /// Processes that are selected one by one.
     listed: Listed,
+    /// Installed images that are not prepared yet.
+    pub(super) installed: VecDeque<PathBuf>,
     /// Selected cgroups, if there are any.
     groups: Option<Groups>,
     /// Where mapping records have no pids.
@@ -270,6 +278,7 @@ pub fn run(start: Start) {
         attached: 0,
         native,
         listed: Listed::default(),
+        installed: VecDeque::new(),
         groups: None,
         strangers: Strangers::expected(),
     };
@@ -306,14 +315,16 @@ impl Control {
 
     fn begin(&mut self) -> Result<(), String> {
         if self.watches_others() {
-            for path in installed::images() {
-                self.add_installed(&path);
-            }
-            if let Some(program) = self.selection.command.as_ref().and_then(|args| args.first()) {
-                for path in installed::images_of(Path::new(program)) {
+            if let Some(command) = self.selection.command.clone() {
+                for path in resolve::images_of_command(&command) {
                     self.add_installed(&path);
                 }
             }
+            let layers =
+                self.selection.all || self.selection.has_groups() || !self.selection.names.is_empty();
+            self.installed = installed::images(layers).into();
+            let deadline = Instant::now() + PREPARATION;
+            while Instant::now() < deadline && self.prepare_one() {}
         }
         if self.selection.has_groups() {
             let names = Names::below(&host::file_root(), None);
@@ -417,6 +428,15 @@ impl Control {
                 reason: reason.to_owned(),
             });
         }
+    }
+
+    /// Prepares the next of the installed images, which need not be running. Returns whether there was one.
+    pub(super) fn prepare_one(&mut self) -> bool {
+        let next = self.installed.pop_front();
+        if let Some(path) = &next {
+            self.add_installed(path);
+        }
+        next.is_some()
     }
 
     fn add_installed(&mut self, path: &Path) {

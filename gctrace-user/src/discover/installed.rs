@@ -5,15 +5,15 @@ use std::{
     collections::BTreeSet,
     ffi::OsStr,
     fs::{self, File},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
+    sync::mpsc::{self, RecvTimeoutError},
+    time::{Duration, Instant},
 };
 
+use super::places;
 use crate::elf::{RubyPresence, probe_ruby};
 
-/// Where version managers and packages put `ruby`, beside `$PATH`.
-const BIN_DIRS: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/bin", "/opt/ruby/bin"];
-/// Directories with one Ruby in each subdirectory (`*/bin/ruby`).
-const MANY: [&str; 3] = ["/opt/rubies", "/opt/rbenv/versions", "/usr/local/rbenv/versions"];
 /// Where the dynamic linker looks when the file says nothing.
 const LIB_DIRS: [&str; 8] = [
     "/lib/x86_64-linux-gnu",
@@ -26,37 +26,83 @@ const LIB_DIRS: [&str; 8] = [
     "/usr/local/lib",
 ];
 
-/// Paths of files that hold a Ruby interpreter, each once.
-pub(super) fn images() -> BTreeSet<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut dirs: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    dirs.extend(BIN_DIRS.iter().map(PathBuf::from));
-    for parent in MANY {
-        let Ok(entries) = fs::read_dir(parent) else { continue };
-        dirs.extend(entries.flatten().map(|entry| entry.path().join("bin")));
+/// How long looking for them may take: a home may be on a file server that does not answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Most images that are looked for.
+const IMAGES: usize = 64;
+
+/// Paths of files that hold a Ruby interpreter, each once, those that are the likeliest first. With `layers`, those of
+/// containers' roots, too.
+pub(super) fn images(layers: bool) -> Vec<PathBuf> {
+    let (sender, receiver) = mpsc::channel();
+    let look = move || {
+        let bins = places::bin_dirs().into_iter().flat_map(|dir| executables(&dir, is_ruby_name));
+        let images = bins.flat_map(|path| images_of(&path));
+        let inside = layers.then(places::layer_files).into_iter().flatten().filter(|path| holds_ruby(path));
+        for path in images.chain(inside) {
+            // Nobody waits for it any more.
+            if sender.send(path).is_err() {
+                return;
+            }
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("gctrace-places".to_owned()).spawn(look) {
+        log::warn!("looking for installed Rubies: {error}");
     }
-    let mut found = BTreeSet::new();
-    for dir in dirs {
-        let Ok(entries) = fs::read_dir(&dir) else { continue };
-        for entry in entries.flatten() {
-            if is_ruby_name(&entry.file_name()) {
-                found.extend(images_of(&entry.path()));
+    let deadline = Instant::now() + PATIENCE;
+    let mut found: Vec<PathBuf> = Vec::new();
+    while found.len() < IMAGES {
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(path) if found.contains(&path) => {}
+            Ok(path) => found.push(path),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                log::info!("looking for installed Rubies takes too long; others are met when they run");
+                break;
             }
         }
     }
     found
 }
 
+/// The images of the Rubies in known places beside which there is a program of this name, as a shim stands for them.
+pub(super) fn images_named(name: &str, libraries: &OsStr) -> BTreeSet<PathBuf> {
+    let dirs = places::bin_dirs().into_iter().filter(|dir| dir.join(name).is_file());
+    let rubies = dirs.map(|dir| dir.join("ruby")).take(IMAGES);
+    rubies.flat_map(|ruby| images_of_with(&ruby, libraries)).collect()
+}
+
+/// Files of a folder by their names.
+fn executables(dir: &Path, wanted: impl Fn(&OsStr) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|entry| wanted(&entry.file_name())).map(|entry| entry.path()).collect()
+}
+
+/// Opens a regular file, and nothing that would block.
+fn open(path: &Path) -> Option<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    file.metadata().is_ok_and(|data| data.is_file()).then_some(file)
+}
+
+fn holds_ruby(path: &Path) -> bool {
+    open(path).is_some_and(|file| matches!(probe_ruby(&file), Ok(Some(RubyPresence::Defines))))
+}
+
 /// The files that hold the interpreter which this executable would run: itself, or the libraries it loads.
 pub(super) fn images_of(executable: &Path) -> Vec<PathBuf> {
+    images_of_with(executable, OsStr::new(""))
+}
+
+/// The same where `LD_LIBRARY_PATH` is this.
+pub(super) fn images_of_with(executable: &Path, libraries: &OsStr) -> Vec<PathBuf> {
     let Ok(executable) = fs::canonicalize(executable) else { return Vec::new() };
-    let Ok(file) = File::open(&executable) else { return Vec::new() };
+    let Some(file) = open(&executable) else { return Vec::new() };
     match probe_ruby(&file) {
         Ok(Some(RubyPresence::Defines)) => vec![executable],
-        Ok(Some(RubyPresence::Needs { sonames, run_path })) => sonames
-            .iter()
-            .filter_map(|soname| find_library(soname, run_path.as_deref(), &executable))
-            .collect(),
+        Ok(Some(RubyPresence::Needs { sonames, run_path })) => {
+            let of = |soname: &String| find_library(soname, run_path.as_deref(), libraries, &executable);
+            sonames.iter().flat_map(of).collect()
+        }
         Ok(Some(RubyPresence::GcLibrary) | None) => Vec::new(),
         Err(error) => {
             log::debug!("{}: {error}", executable.display());
@@ -91,13 +137,37 @@ fn is_ruby_name(name: &OsStr) -> bool {
         .is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
-fn find_library(soname: &str, run_path: Option<&str>, executable: &Path) -> Option<PathBuf> {
-    let origin = executable.parent()?.to_string_lossy();
+/// Where a library may be loaded from. Whether the file's own path or `LD_LIBRARY_PATH` comes first depends on the tag of
+/// the former, so it is both.
+fn find_library(
+    soname: &str,
+    run_path: Option<&str>,
+    libraries: &OsStr,
+    executable: &Path,
+) -> BTreeSet<PathBuf> {
+    let origin = executable.parent().unwrap_or(Path::new("/")).to_string_lossy();
+    let in_dir = |dir: PathBuf| fs::canonicalize(dir.join(soname)).ok().filter(|path| path.is_file());
     let own = run_path.unwrap_or_default().split(':').filter(|dir| !dir.is_empty());
-    let own = own.map(|dir| dir.replace("$ORIGIN", &origin).replace("${ORIGIN}", &origin));
-    own.map(PathBuf::from)
-        .chain(LIB_DIRS.iter().map(PathBuf::from))
-        .find_map(|dir| fs::canonicalize(dir.join(soname)).ok())
+    let own = own.map(|dir| dir.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin));
+    let own = own.map(PathBuf::from).find_map(in_dir);
+    let given = std::env::split_paths(libraries).find_map(in_dir);
+    // A Ruby that was moved is started by a shim that sets the variable.
+    let beside = executable.parent().and_then(Path::parent).and_then(|root| in_dir(root.join("lib")));
+    if own.is_some() || given.is_some() || beside.is_some() {
+        return [own, given, beside].into_iter().flatten().collect();
+    }
+    LIB_DIRS.iter().map(PathBuf::from).chain(configured()).find_map(in_dir).into_iter().collect()
+}
+
+/// Folders that the administrator has named to the dynamic linker.
+fn configured() -> Vec<PathBuf> {
+    let files = fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten();
+    let files = files.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new("conf")));
+    let texts = files.filter_map(|path| fs::read_to_string(path).ok());
+    texts
+        .flat_map(|text| text.lines().map(|line| PathBuf::from(line.trim())).collect::<Vec<_>>())
+        .filter(|dir| dir.is_absolute())
+        .collect()
 }
 
 #[cfg(test)]

@@ -261,7 +261,7 @@ impl Surveyor<'_> {
             }
             Err(error) => log::warn!("listing {}: {error}", host::root().display()),
         }
-        for path in installed::images() {
+        for path in installed::images(false) {
             if let Err(error) =
                 ImageKey::of(&path).and_then(|key| self.image(key, &path, &path, &Place::on_host(&path)))
             {

@@ -100,6 +100,18 @@ pub fn is_running(pid: u32) -> bool {
     stat.is_ok_and(|stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x'))
 }
 
+/// When a process started, nanoseconds since boot: the beginning of a tick of 10 ms.
+pub fn start_ns(pid: u32) -> Option<u64> {
+    let stat = host::process(pid).and_then(|process| process.stat()).ok()?;
+    Some(stat.starttime * (1_000_000_000 / procfs::ticks_per_second()))
+}
+
+/// Now, on the clock of [`start_ns`].
+pub fn boot_ns() -> Option<u64> {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Some(u64::try_from(now.tv_sec).ok()? * 1_000_000_000 + u64::try_from(now.tv_nsec).ok()?)
+}
+
 /// Its command line as one line, or the name of its main thread.
 pub fn command_line(pid: u32) -> Option<String> {
     let process = host::process(pid).ok()?;

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, io::Write, sync::Arc};
 use gctrace_tunemygc::printable::printable_json;
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
-use super::{ExportError, Exporter, ProcessEnd, jsonl_summary::SummaryLine, summary::Summaries, text::Lines};
+use super::{
+    CyclesBefore, ExportError, Exporter, ProcessEnd, jsonl_summary::SummaryLine, summary::Summaries,
+    text::Lines,
+};
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
@@ -78,6 +81,8 @@ enum Line<'a> {
         pid: u32,
         reason: &'static str,
         cycles: u64,
+        cycles_before: Option<u64>,
+        cycles_missed: Option<u64>,
         lost: u64,
         stat: Option<Stat<'a>>,
     },
@@ -640,6 +645,15 @@ impl<W: Write> Exporter for Jsonl<W> {
             pid: process.pid,
             reason: end.reason.name(),
             cycles: end.cycles,
+            cycles_before: match end.before {
+                CyclesBefore::Earlier(cycles) | CyclesBefore::Missed(cycles) => Some(cycles),
+                CyclesBefore::Unknown => None,
+            },
+            cycles_missed: match end.before {
+                CyclesBefore::Missed(cycles) => Some(cycles),
+                CyclesBefore::Earlier(_) => Some(0),
+                CyclesBefore::Unknown => None,
+            },
             lost: end.lost,
             stat: end.shutdown.as_ref().map(|state| stat_of(process, state)),
         })?;

@@ -42,6 +42,27 @@ pub(crate) use place::program;
 /// Version that outputs name as their producer.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// Cycles that a program had behind it before the first one that was reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CyclesBefore {
+    /// It ran before gctrace did: so many were over, or under way.
+    Earlier(u64),
+    /// It started during the run: so many were missed, because its Ruby had no probes yet.
+    Missed(u64),
+    /// It cannot be told.
+    Unknown,
+}
+
+impl CyclesBefore {
+    /// How many were missed.
+    pub fn missed(self) -> u64 {
+        match self {
+            Self::Missed(cycles) => cycles,
+            Self::Earlier(_) | Self::Unknown => 0,
+        }
+    }
+}
+
 /// How tracing of one process ended.
 #[derive(Clone, Debug)]
 pub struct ProcessEnd {
@@ -57,6 +78,8 @@ pub struct ProcessEnd {
     pub shutdown: Option<GcState>,
     /// Cycles reported.
     pub cycles: u64,
+    /// Cycles before those.
+    pub before: CyclesBefore,
     /// GC records the kernel lost.
     pub lost: u64,
 }

@@ -20,6 +20,7 @@ use crate::{
         stack::Stack,
     },
     terminal::{Colour, Screen},
+    words::plural,
 };
 
 /// Which cycles have lines.
@@ -382,11 +383,18 @@ impl<W: Write> Exporter for Text<W> {
         self.gvl.process(&mut self.out, self.screen.width(), process, summary).map_err(ExportError::Stdout)
     }
 
-    fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
         if let Some(intervals) = &mut self.intervals {
             intervals.ended(process.pid);
         }
-        Ok(())
+        match end.before.missed() {
+            0 => Ok(()),
+            missed => {
+                let cycles = plural(missed, "cycle");
+                writeln!(self.out, "{} ({}): {cycles} before tracing began", process.comm, process.pid)
+                    .map_err(ExportError::Stdout)
+            }
+        }
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {

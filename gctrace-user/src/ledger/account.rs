@@ -60,6 +60,7 @@ impl Ledger {
         let sampled = without_stack(u);
         [
             (gc, format!("{} lost (a larger buffer: --gc-ring)", plural(gc, "GC event"))),
+            (u.cycles_missed, format!("{} before tracing began", plural(u.cycles_missed, "cycle"))),
             (u.cycles_cut_short, format!("{} without an end", plural(u.cycles_cut_short, "cycle"))),
             (lives, format!("{} lost", plural(lives, "process event"))),
             (stacks, format!("{} lost", plural(stacks, "stack"))),

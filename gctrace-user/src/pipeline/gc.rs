@@ -129,9 +129,12 @@ impl Pipeline {
         self.counts.memory_unread += u64::from(memory.is_none());
         let state = decode_state(&reading.layout, header.ts_ns, header.tid, &event.data, memory);
         let count = reading.layout.count.read(&event.data).unwrap_or_default();
+        // The VM counts a cycle before it tells of its start.
+        traced.beginning.count = Some(count);
         match point {
             Point::GcStart => {
                 self.counts.cycles_started += 1;
+                let told = traced.beginning.reported(count, traced.lost > 0);
                 let before = traced.fold.counts().cut_short;
                 let folded = traced.fold.start(decode::comm(&event.comm), count, state);
                 if let Some(stack) = self.stacks.take_trigger(pid, header.ts_ns)
@@ -141,6 +144,9 @@ impl Pipeline {
                     self.counts.triggers += 1;
                 }
                 self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
+                if let Some(before) = told {
+                    self.count_before(before);
+                }
                 self.report(pid, folded);
             }
             Point::GcEndSweep => {

@@ -15,6 +15,9 @@ use super::{
 };
 use crate::bpf::{MappingWatch, Watched};
 
+/// How long nothing must happen before an installed image is prepared.
+const PREPARING: Duration = Duration::from_millis(20);
+
 /// What watching ends with, besides the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
@@ -51,6 +54,7 @@ impl Control {
             if until == Until::Answered && self.waiting.is_empty() {
                 return true;
             }
+            let mut idle = false;
             {
                 let fds = watch.fds();
                 let mut polled: Vec<PollFd<'_>> =
@@ -66,12 +70,14 @@ impl Control {
                 let listing = self.groups.as_ref().and_then(Groups::interval);
                 let looking = self.strangers.as_ref().and_then(Strangers::wait);
                 let ending = (!self.watches_others()).then_some(END_INTERVAL);
-                let timeout = [listing, looking, ending].into_iter().flatten().min();
+                let preparing = (!self.installed.is_empty()).then_some(PREPARING);
+                let timeout = [listing, looking, ending, preparing].into_iter().flatten().min();
                 let timeout = timeout.unwrap_or(Duration::from_secs(1));
                 let timeout =
                     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
                 match poll(&mut polled, Some(&timeout)) {
-                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Ok(events) => idle = events == 0,
+                    Err(rustix::io::Errno::INTR) => {}
                     Err(error) => {
                         self.tell(Found::Fatal(format!("waiting for new mappings: {error}")));
                         return false;
@@ -83,6 +89,9 @@ impl Control {
             }
             self.take_gvl_orders();
             self.take_answers();
+            if idle {
+                self.prepare_one();
+            }
             self.ask_names();
             if until == Until::Stopped {
                 self.tell_end();

@@ -12,7 +12,7 @@ use prost::Message as _;
 use serde_json::Value;
 
 use super::*;
-use crate::export::sink::Sink;
+use crate::export::{CyclesBefore, sink::Sink};
 use crate::{
     model::{
         Image, Memory, Pause,
@@ -511,6 +511,7 @@ fn after_exec() {
             outside_ns: 0,
             shutdown: None,
             cycles: 0,
+            before: CyclesBefore::Unknown,
             lost: 0,
         };
         recorder.process(&process(4), Some(&state(rss, 4, rss))).unwrap();

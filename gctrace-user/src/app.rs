@@ -138,7 +138,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     }
     let program = settings.selection.command.clone();
     let program =
-        program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.data_on_stdout() });
+        program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.output.is_none() });
     // A command that is started has what the user has.
     if program.is_none() {
         preflight::drop_privileges(settings.writes(), user.is_some());
@@ -313,8 +313,8 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     if format == Format::Text {
         exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns)));
     }
-    if settings.output.is_some() {
-        // The lines are in a file: the answer is on standard output nevertheless.
+    if settings.output.is_some() && settings.selection.command.is_none() {
+        // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.
         let out = BufWriter::new(Sink::Stdout);
         exporters.push(Box::new(Summary::new(out, clock, Screen::stdout(), which.min_pause_ns)));
     }

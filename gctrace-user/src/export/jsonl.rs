@@ -3,24 +3,26 @@
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
 use gctrace_tunemygc::printable::printable_json;
-use serde::{Serialize, Serializer, ser::SerializeMap};
+use serde::{Serialize, Serializer};
 
 use super::{
-    CyclesBefore, ExportError, Exporter, ProcessEnd, jsonl_summary::SummaryLine, summary::Summaries,
+    CyclesBefore, ExportError, Exporter, ProcessEnd,
+    jsonl_gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap},
+    jsonl_summary::SummaryLine,
+    summary::Summaries,
     text::Lines,
 };
 use crate::{
     enrich::clock::WallClock,
     ledger::Ledger,
     model::{
-        GcCycle, GcState, GcWork, Memory, MemorySource, Pause, Process, Runtime,
+        GcCycle, GcState, GcWork, MemorySource, Pause, Process, Runtime,
         gvl::{
             GvlBlocked, GvlBlocker, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary,
             GvlWait, GvlWho,
         },
         stack::Frame,
     },
-    ruby::{PauseKind, stat::GcInfo},
 };
 
 /// Writes JSON lines.
@@ -97,99 +99,6 @@ enum Line<'a> {
         kernel: Counters<'a>,
         user: Counters<'a>,
     },
-}
-
-#[derive(Serialize)]
-#[expect(clippy::struct_field_names, reason = "the names are the wire format")]
-struct Gc<'a> {
-    ts: f64,
-    pid: u32,
-    tid: u32,
-    comm: &'a str,
-    ruby: String,
-    container: Option<&'a str>,
-    count: u64,
-    kind: &'static str,
-    gc_by: Option<&'static str>,
-    major_by: Option<&'static str>,
-    compacting: Option<bool>,
-    pause_ns: u64,
-    max_pause_ns: u64,
-    phases: Phases,
-    steps: usize,
-    mark_steps: usize,
-    sweep_steps: usize,
-    complete: bool,
-    end_ts: Option<f64>,
-    /// What `--brief` leaves out.
-    #[serde(flatten)]
-    details: Option<Details<'a>>,
-    rss: Option<u64>,
-    peak_rss: Option<u64>,
-    rss_end: Option<u64>,
-    peak_rss_end: Option<u64>,
-    rss_source: Option<&'static str>,
-    memory: Option<Parts>,
-    memory_end: Option<Parts>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pss_end: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    private_dirty_end: Option<u64>,
-    stack: Option<Vec<String>>,
-    lost: u64,
-}
-
-#[derive(Serialize)]
-struct Details<'a> {
-    pauses: Vec<PauseSpan>,
-    stat: Stat<'a>,
-    stat_end: Option<Stat<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stat_heap: Option<StatHeap<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stat_heap_end: Option<StatHeap<'a>>,
-    latest_gc_info: Info,
-    latest_gc_info_end: Option<Info>,
-}
-
-#[derive(Serialize)]
-#[expect(clippy::struct_field_names, reason = "the names are the wire format")]
-struct Phases {
-    mark_ns: u64,
-    sweep_ns: u64,
-    other_ns: u64,
-}
-
-/// What resident memory is made of, and what is in swap; bytes.
-#[derive(Serialize)]
-struct Parts {
-    anon: u64,
-    file: u64,
-    shmem: u64,
-    swap: u64,
-}
-
-impl Parts {
-    fn of(memory: Memory) -> Self {
-        let Memory { anon, file, shmem, swap, .. } = memory;
-        Self { anon, file, shmem, swap }
-    }
-}
-
-#[derive(Serialize)]
-struct PauseSpan {
-    begin_ns: u64,
-    ns: u64,
-    kind: Option<&'static str>,
-    mark_ns: u64,
-    sweep_ns: u64,
-}
-
-impl PauseSpan {
-    fn of(pause: &Pause) -> Self {
-        let Pause { begin_ns, ns, kind, mark_ns, sweep_ns, .. } = *pause;
-        Self { begin_ns, ns, kind: kind.map(PauseKind::name), mark_ns, sweep_ns }
-    }
 }
 
 #[derive(Serialize)]
@@ -378,56 +287,6 @@ fn mode(coverage: GvlCoverage) -> &'static str {
 
 fn thread_text(thread: Option<u64>) -> Option<String> {
     thread.map(|thread| format!("{thread:#x}"))
-}
-
-/// `GC.stat_heap`: an object of each heap's number and its keys.
-struct StatHeap<'a> {
-    keys: &'a [&'static str],
-    heaps: &'a [Vec<u64>],
-}
-
-impl Serialize for StatHeap<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let heap = |values| Stat { keys: self.keys, values };
-        serializer.collect_map(self.heaps.iter().enumerate().map(|(at, values)| (at, heap(values))))
-    }
-}
-
-/// `GC.stat` as an object in the order of its Ruby.
-struct Stat<'a> {
-    keys: &'a [&'static str],
-    values: &'a [u64],
-}
-
-impl Serialize for Stat<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.keys.iter().zip(self.values))
-    }
-}
-
-/// `GC.latest_gc_info` in the order and with the keys of its Ruby.
-struct Info(GcInfo);
-
-impl Serialize for Info {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let info = &self.0;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("major_by", &info.major_by)?;
-        if let Some(need) = info.need_major_by {
-            map.serialize_entry("need_major_by", &need)?;
-        }
-        map.serialize_entry("gc_by", &info.gc_by)?;
-        map.serialize_entry("have_finalizer", &info.have_finalizer)?;
-        map.serialize_entry("immediate_sweep", &info.immediate_sweep)?;
-        map.serialize_entry("state", info.state)?;
-        if let Some((weak, retained)) = info.weak_references {
-            map.serialize_entry("weak_references_count", &weak)?;
-            if let Some(retained) = retained {
-                map.serialize_entry("retained_weak_references_count", &retained)?;
-            }
-        }
-        map.end()
-    }
 }
 
 struct Counters<'a>(&'a [(&'static str, u64)]);

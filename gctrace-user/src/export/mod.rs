@@ -19,6 +19,7 @@ pub mod environment;
 mod figures;
 mod file;
 pub mod jsonl;
+mod jsonl_gc;
 mod jsonl_summary;
 mod otlp;
 mod place;

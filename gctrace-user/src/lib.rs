@@ -29,6 +29,7 @@ pub mod discover;
 pub mod doctor;
 pub mod enrich;
 pub mod export;
+pub mod heap;
 pub mod images;
 pub mod ledger;
 pub mod model;

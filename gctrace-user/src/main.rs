@@ -10,6 +10,7 @@ use gctrace_user::{
     cli::{self, Settings, Subcommand},
     console, doctor,
     enrich::host,
+    heap,
 };
 
 fn main() -> ExitCode {
@@ -30,6 +31,12 @@ fn main() -> ExitCode {
                 host::read_below(proc);
             }
             return ended(doctor::run(&args.into()).map_err(app::Failure::from));
+        }
+        Some(Subcommand::Heap(args)) => {
+            if let Some(proc) = &args.proc {
+                host::read_below(proc);
+            }
+            return ExitCode::from(heap::run(&args.into()));
         }
         Some(Subcommand::Tune(args)) => return ExitCode::from(cli::tune(&args)),
         Some(Subcommand::Completions { shell }) => return written(&cli::completions(shell)),

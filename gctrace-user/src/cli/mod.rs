@@ -20,5 +20,5 @@ pub use documents::{completions, man};
 pub use help::{command, parse};
 pub use hints::with_hint;
 pub use reports::{ReportArgs, Reports};
-pub use settings::{DoctorSettings, Format, Settings, UsageError};
+pub use settings::{By, DoctorSettings, Format, HeapSettings, Settings, UsageError};
 pub use tune::tune;

@@ -25,4 +25,5 @@ pub use fault::Fault;
 pub use planned::{Abilities, Choice, Head, Planned, Way, WhyNot};
 pub use selection::Selection;
 pub use state::VmState;
+pub(crate) use state::objspace_of;
 pub use survey::{ImageFound, Miss, ProcessFound, Subject, Subjects, Survey, survey};

@@ -58,6 +58,25 @@ pub(super) fn is_linked_with(pid: u32, library: (u64, &AttachPlan), ruby: (u64, 
     (held != 0).then_some(held == ruby_bias.wrapping_add(modular.landmark.0))
 }
 
+/// The address of the objspace of a VM, and what a snapshot of it copies; `None` if it is not set up or cannot be read.
+pub(crate) fn objspace_of(
+    get: impl Fn(u64, &mut [u8]) -> bool,
+    bias: u64,
+    plan: &AttachPlan,
+) -> Option<(u64, Vec<u8>)> {
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        get(address, &mut bytes).then(|| u64::from_le_bytes(bytes)).filter(|&word| word != 0)
+    };
+    let base = match plan.config.anchor {
+        0 => bias,
+        anchor => word(bias.wrapping_add(anchor))?,
+    };
+    let vm = word(base.wrapping_add(plan.config.vm_ptr))?;
+    let objspace = word(vm.wrapping_add(u64::from(plan.config.vm_objspace)))?;
+    Some((objspace, prove::read_spans(&plan.layout, objspace, &get)?))
+}
+
 /// Reads the state of a VM from its memory, between two GC pauses, and proves the layout on it.
 pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmState, prove::FailedProof> {
     let memory = match File::open(host::path(pid, "mem")) {
@@ -69,19 +88,7 @@ pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmSta
     let get = |address: u64, buffer: &mut [u8]| {
         memory.read_exact_at(buffer, address).inspect_err(|e| error.set(Some(e.kind()))).is_ok()
     };
-    let word = |address: u64| {
-        let mut bytes = [0; 8];
-        get(address, &mut bytes).then(|| u64::from_le_bytes(bytes)).filter(|&word| word != 0)
-    };
-    let read = || {
-        let base = match plan.config.anchor {
-            0 => bias,
-            anchor => word(bias.wrapping_add(anchor))?,
-        };
-        let vm = word(base.wrapping_add(plan.config.vm_ptr))?;
-        let objspace = word(vm.wrapping_add(u64::from(plan.config.vm_objspace)))?;
-        prove::read_spans(&plan.layout, objspace, get)
-    };
+    let read = || objspace_of(get, bias, plan).map(|(_, spans)| spans);
     let during_gc = 1 << plan.analysis.vm.during_gc_bit;
     let mut failed = None;
     for _ in 0..STATE_TRIES {

@@ -73,7 +73,7 @@ pub struct ImageFound {
 
 impl ImageFound {
     /// How its event sites would be traced.
-    fn plan(&self) -> Option<&AttachPlan> {
+    pub fn plan(&self) -> Option<&AttachPlan> {
         match &self.choice.way {
             Some(Way::Sites(planned)) => Some(&planned.plan),
             _ => None,
@@ -127,6 +127,8 @@ pub struct ProcessFound {
     pub pid: u32,
     /// Index of its image.
     pub image: usize,
+    /// Load bias of that image, where its event sites are known.
+    pub bias: Option<u64>,
     /// Its command line, or its name.
     pub command: Option<String>,
     /// What reading its VM gave; `None`: not tried, since its image is not traced by its event sites.
@@ -323,7 +325,7 @@ impl Surveyor<'_> {
                 return (false, None);
             }
             ruby = true;
-            self.add_process(pid, image, state);
+            self.add_process(pid, image, bias, state);
         }
         if let Some((image, bias)) = modular {
             match self.modular_process(pid, mappings, image, bias) {
@@ -335,10 +337,17 @@ impl Surveyor<'_> {
         (ruby, denied)
     }
 
-    fn add_process(&mut self, pid: u32, image: usize, state: Option<Result<VmState, FailedProof>>) {
+    fn add_process(
+        &mut self,
+        pid: u32,
+        image: usize,
+        bias: Option<u64>,
+        state: Option<Result<VmState, FailedProof>>,
+    ) {
         let known = self.survey.processes.iter().any(|p| p.pid == pid && p.image == image);
         if !known && is_running(pid) {
-            self.survey.processes.push(ProcessFound { pid, image, command: command_line(pid), state });
+            let command = command_line(pid);
+            self.survey.processes.push(ProcessFound { pid, image, bias, command, state });
         }
     }
 
@@ -368,13 +377,13 @@ impl Surveyor<'_> {
         let Some((modular, plan)) = plan_of(ruby).and_then(|p| Some((p.analysis.modular.clone()?, p))) else {
             return Ok(());
         };
-        let (image, state) = match library {
+        let (image, bias, state) = match library {
             None => {
                 let state = read_state(pid, ruby_bias, plan);
                 let chosen = has_loaded_library(pid, ruby_bias, &modular);
                 // It has loaded one since its mappings were read.
                 let state = if chosen == Some(true) { Ok(VmState::NotSetUp) } else { state };
-                (ruby, Some(state))
+                (ruby, Some(ruby_bias), Some(state))
             }
             Some((library, mapping)) => {
                 let found = &self.survey.images[library];
@@ -383,10 +392,10 @@ impl Surveyor<'_> {
                     let linked = is_linked_with(pid, (bias, plan), (ruby_bias, &modular));
                     if linked == Some(true) { read_state(pid, bias, plan) } else { Ok(VmState::NotSetUp) }
                 };
-                (library, found.plan().zip(place).map(read))
+                (library, place, found.plan().zip(place).map(read))
             }
         };
-        self.add_process(pid, image, state);
+        self.add_process(pid, image, bias, state);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ mod eval;
 mod formula;
 pub mod frames;
 pub mod gvl_plan;
+pub mod heap;
 pub mod interpreter;
 pub mod last_resort;
 pub mod layout;

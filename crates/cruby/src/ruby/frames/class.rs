@@ -18,6 +18,10 @@ pub(super) struct Owner {
 
 /// Instance variables of a class that are looked through at most.
 const MAX_VARIABLES: u64 = 1024;
+/// Singleton classes and included modules that are passed over on the way to the class of an object.
+const MAX_ANCESTORS: u32 = 4096;
+/// `T_ICLASS`: a module as it stands among the ancestors of a class.
+const T_ICLASS: u64 = 0x1c;
 /// `struct st_table` (include/ruby/st.h, 2.6–4.0): byte offsets of `entries_start`, `entries_bound` and `entries`.
 const TABLE_START: u32 = 32;
 const TABLE_BOUND: u32 = 40;
@@ -74,6 +78,33 @@ pub(super) fn owner<M: Memory>(
     let Some(attached) = Class::read(reader, attached, layout)? else { return Ok(None) };
     let path = attached.path(reader, layout, id_name)?;
     Ok(path.map(|path| Owner { path, separator: '.' }))
+}
+
+/// The name of the class that `rb_obj_class` (object.c) gives for an object with this class pointer; `None` if it has no
+/// permanent name.
+pub(super) fn real_name<M: Memory>(
+    reader: &Reader<M>,
+    mut class: u64,
+    layout: &FrameLayout,
+    id_name: &mut impl FnMut(u64) -> Result<Option<Arc<str>>>,
+) -> Result<Option<Arc<str>>> {
+    if matches!(layout.class.path, ClassPath::Unknown) {
+        return Ok(None);
+    }
+    for _ in 0..MAX_ANCESTORS {
+        let flags = u64_at(&reader.slot(class)?, 0);
+        let singleton = object_type(flags) == T_CLASS && flags & layout.class.singleton != 0;
+        if singleton || object_type(flags) == T_ICLASS {
+            let Some(at) = layout.class.superclass else { return Ok(None) };
+            class = reader.word(class.wrapping_add(at.into()))?;
+            continue;
+        }
+        return match Class::read(reader, class, layout)? {
+            Some(class) => class.path(reader, layout, id_name),
+            None => Err(Failure::Stale),
+        };
+    }
+    Err(Failure::Stale)
 }
 
 impl Class {

@@ -97,6 +97,8 @@ pub(super) struct ClassLayout {
     /// `RUBY_FL_SINGLETON`.
     pub(super) singleton: u64,
     pub(super) path: ClassPath,
+    /// Byte offset of the superclass from the class; `None` if it is not known.
+    pub(super) superclass: Option<u32>,
 }
 
 /// The three generations of class names.
@@ -329,7 +331,9 @@ impl ClassLayout {
             (None, Some(extension)) => Self::variables(table, extension)?,
             _ => ClassPath::Unknown,
         };
-        Ok(Self { singleton, path })
+        let plain = table.structure("RClass").and_then(|class| class.field("super"));
+        let superclass = plain.or_else(|| both?.field("classext.super")).map(|field| field.offset);
+        Ok(Self { singleton, path, superclass })
     }
 
     /// Releases that keep the name in an instance variable.

@@ -93,6 +93,11 @@ impl<M: Memory> Namer<M> {
         }
     }
 
+    /// The name of the class that `Object#class` gives for an object with this class pointer.
+    pub(in crate::ruby) fn class_name(&mut self, class: u64) -> Option<Arc<str>> {
+        self.names.class_name(class)
+    }
+
     /// What became of the frames so far.
     pub fn counts(&self) -> NameCounts {
         self.counts

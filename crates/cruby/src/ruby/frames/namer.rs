@@ -132,6 +132,13 @@ impl<M: Memory> Names<M> {
         }
     }
 
+    /// The name of an object's class.
+    pub(super) fn class_name(&mut self, class: u64) -> Option<Arc<str>> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
+        class::real_name(reader, class, layout, &mut id_name).ok().flatten()
+    }
+
     /// The frames that a backtrace shows (`rb_ec_partial_backtrace_object`, `vm_backtrace.c`).
     pub(super) fn stack(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Shown>) {
         let rules = self.layout.rules;

@@ -1,0 +1,156 @@
+//! Made-up heaps, and hostile ones.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ruby::{RubyVersion, tables};
+
+/// Memory made of pieces.
+#[derive(Default)]
+struct Pieces(BTreeMap<u64, Vec<u8>>);
+
+impl Pieces {
+    fn put(&mut self, address: u64, bytes: impl Into<Vec<u8>>) {
+        self.0.insert(address, bytes.into());
+    }
+}
+
+impl Memory for Pieces {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        let Some((start, bytes)) = self.0.range(..=address).next_back() else { return false };
+        let from = (address - start) as usize;
+        bytes.get(from..from + buffer.len()).map(|found| buffer.copy_from_slice(found)).is_some()
+    }
+}
+
+const OBJSPACE: u64 = 0x10_0000;
+const LIST: u64 = 0x20_0000;
+const HEADS: u64 = 0x30_0000;
+const SLOTS: u64 = 0x7f00_0000_0000;
+const CLASS: u64 = 0x5555_0000;
+
+/// A heap with pages of these slots: the flags of each, 0 for a free one.
+fn heap(layout: &HeapLayout, pages: &[(u16, Vec<u64>)]) -> Pieces {
+    let mut memory = Pieces::default();
+    let mut objspace = vec![0; 4096];
+    let mut list = Vec::new();
+    if layout.allocated_pages.is_none() {
+        list.extend((pages.len() as u64).to_le_bytes());
+        list.extend((pages.len() as u64).to_le_bytes());
+    }
+    for (index, (slot_size, flags)) in pages.iter().enumerate() {
+        let (head_at, start) = (HEADS + index as u64 * 256, SLOTS + index as u64 * PAGE);
+        let mut head = [0; 256];
+        head[layout.total_slots as usize..][..2].copy_from_slice(&(flags.len() as u16).to_le_bytes());
+        head[layout.start as usize..][..8].copy_from_slice(&start.to_le_bytes());
+        if let Some(at) = layout.slot_size {
+            head[at as usize..][..2].copy_from_slice(&slot_size.to_le_bytes());
+        }
+        memory.put(head_at, head);
+        let mut slots = vec![0; flags.len() * usize::from(*slot_size)];
+        for (slot, flags) in slots.chunks_exact_mut(usize::from(*slot_size)).zip(flags) {
+            slot[..8].copy_from_slice(&flags.to_le_bytes());
+            slot[8..16].copy_from_slice(&CLASS.to_le_bytes());
+        }
+        memory.put(start, slots);
+        list.extend(head_at.to_le_bytes());
+    }
+    objspace[layout.sorted as usize..][..8].copy_from_slice(&LIST.to_le_bytes());
+    if let Some(at) = layout.allocated_pages {
+        objspace[at as usize..][..8].copy_from_slice(&(pages.len() as u64).to_le_bytes());
+    }
+    memory.put(OBJSPACE, objspace);
+    memory.put(LIST, list);
+    memory
+}
+
+fn layouts() -> Vec<(RubyVersion, HeapLayout)> {
+    let newest = |table: &tables::Table| RubyVersion::new(table.to.0, table.to.1, table.to.2);
+    tables::tables().iter().map(newest).map(|version| (version, HeapLayout::of(version).unwrap())).collect()
+}
+
+/// Each slot is counted once, as what it is, whatever the release.
+#[test]
+fn slots_are_counted() {
+    assert!(layouts().len() >= 8);
+    for (version, layout) in layouts() {
+        let (string, imemo) = (0x5 | 1 << 12, 0x1a | 3 << 12);
+        let large = if layout.slot_size.is_some() { 160 } else { 40 };
+        let pages = [(40, vec![string, 0, imemo]), (large, vec![string, string, 0, 0]), (40, Vec::new())];
+        let counted = census(&heap(&layout, &pages), OBJSPACE, &layout).unwrap();
+        assert_eq!(counted.total(), 7, "{version}");
+        assert_eq!(counted.pages.len(), 2, "{version}: a page without slots is not one of the heap");
+        let tally = |name: &str| {
+            let of_type = counted.by_type.iter().find(|(kind, _)| kind.name() == name);
+            of_type.map(|(_, tally)| (tally.count, tally.bytes))
+        };
+        assert_eq!(tally("T_STRING"), Some((3, 40 + 2 * u64::from(large))), "{version}");
+        assert_eq!(tally("T_IMEMO"), Some((1, 40)), "{version}");
+        assert_eq!((counted.free.count, counted.live().count), (3, 4), "{version}");
+        assert_eq!(counted.by_class.values().map(|tally| tally.count).sum::<u64>(), 4);
+        // What internal objects have in the place of a class is not one.
+        assert!(counted.by_class.keys().all(|(kind, class)| kind.is_internal() == (*class == 0)));
+        assert_eq!(counted.pages[1].live, 2);
+    }
+}
+
+/// A release without a table is read as the newest of its series, and must prove itself; a series without one is refused.
+#[test]
+fn unknown_releases() {
+    let unknown = HeapLayout::of(RubyVersion::new(3, 4, 99)).unwrap();
+    assert!(!unknown.exact);
+    assert!(layouts().iter().all(|(_, layout)| layout.exact));
+    assert_eq!(HeapLayout::of(RubyVersion::new(9, 9, 0)), Err(HeapError::Layout));
+}
+
+/// What cannot be a heap is an error that says why.
+#[test]
+fn implausible_heaps() {
+    let (_, layout) = layouts().pop().unwrap();
+    let refused = |change: &dyn Fn(&mut Pieces)| {
+        let mut memory = heap(&layout, &[(40, vec![5, 5])]);
+        change(&mut memory);
+        census(&memory, OBJSPACE, &layout).unwrap_err().to_string()
+    };
+    let missing = refused(&|memory| drop(memory.0.remove(&LIST)));
+    assert!(missing.contains("cannot be read"), "{missing}");
+    let many = refused(&|memory| memory.put(LIST, [u64::MAX.to_le_bytes(); 3].concat()));
+    assert!(many.contains("pages is not plausible"), "{many}");
+    let head = |at: u32, value: u64, bytes: usize| {
+        move |memory: &mut Pieces| {
+            let head = memory.0.get_mut(&HEADS).unwrap();
+            head[at as usize..][..bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
+        }
+    };
+    for change in [
+        head(layout.total_slots, u64::from(u16::MAX), 2),
+        head(layout.slot_size.unwrap(), 41, 2),
+        head(layout.start, u64::MAX - 7, 8),
+        head(layout.start, 0, 8),
+    ] {
+        let refused = refused(&change);
+        assert!(refused.contains("is not plausible"), "{refused}");
+    }
+}
+
+proptest! {
+    /// Garbage is counted or refused, in bounded time and memory, and never a panic.
+    #[test]
+    fn garbage(
+        version in 0..8_usize,
+        patches in prop::collection::vec((0..4_usize, 0..4096_usize, any::<u64>()), 0..40),
+    ) {
+        let (_, layout) = layouts().swap_remove(version);
+        let mut memory = heap(&layout, &[(40, vec![5; 30]), (80, vec![0x1a; 20])]);
+        for (piece, at, value) in patches {
+            let piece = memory.0.values_mut().nth(piece).unwrap();
+            let at = at % (piece.len() - 7);
+            piece[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        if let Ok(counted) = census(&memory, OBJSPACE, &layout) {
+            prop_assert_eq!(counted.total(), counted.live().count + counted.free.count);
+        }
+    }
+}

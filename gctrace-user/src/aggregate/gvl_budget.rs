@@ -1,18 +1,21 @@
 //! What watching the GVL may cost: probes that cost more than their share step back, and it is known when they were watching.
 //! Pure: time and costs come in, what is to be done comes out.
 //!
-//! The steps: single waits are not reported any more; the GVL is watched in slices of time, between which the probes are
-//! detached (a closed gate spares the program, but not the trap, which is half of the cost); it is not watched any more.
+//! The steps: single waits are reported in samples of the time, as far as the budget goes; the GVL is watched in slices of time, between
+//! which the probes are detached (a closed gate spares the program, but not the trap, which is half of the cost); it is not watched any
+//! more. When single waits were not reported is known ([`Governor::gaps`]).
 
 use std::{collections::HashMap, time::Duration};
 
 use gctrace_common::gvl::{GvlTask, GvlThread, STACK_NS, TRAP_NS};
 
+use crate::model::gvl::GvlGap;
+
 /// How long costs are looked at before anything is concluded.
 const WINDOW: Duration = Duration::from_millis(250);
 /// Windows in a row above the budget before a step back.
 const OVER: u32 = 2;
-/// Windows in a row below half of it before a step forth; doubled each time that the step was taken back.
+/// Windows in a row in which single waits are sampled and the budget suffices before a step forth; doubled each time that the step was taken back.
 const UNDER: u32 = 20;
 /// Shortest slice of time in which the GVL is watched.
 const SLICE: Duration = Duration::from_millis(200);
@@ -21,6 +24,10 @@ const SLICE: Duration = Duration::from_millis(200);
 const PERIOD: Duration = Duration::from_secs(10);
 /// Slices that would have to be further apart are not worth anything.
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
+/// Single waits are reported again once the budget of so long a time has been saved.
+const SAVED: Duration = Duration::from_secs(1);
+/// Times without reports of single waits that are remembered; beyond, single waits stay away.
+const MOST_GAPS: usize = 4096;
 /// How often the gate can be closed: as often as its times are kept in the kernel.
 const MOST_EPOCHS: usize = gctrace_common::gvl::MAX_GVL_EPOCHS as usize - 1;
 
@@ -74,7 +81,7 @@ impl Dearest {
 pub enum Stage {
     /// All of it.
     Events,
-    /// Single waits are not reported.
+    /// Single waits are reported in samples of the time.
     Sums,
     /// That only part of the time.
     Slices(Slice),
@@ -102,7 +109,7 @@ pub enum Act {
     ReportWaits,
     /// They do not any more.
     OnlySums,
-    /// Probes count from now on, and report no single waits.
+    /// Probes count from now on, and report single waits.
     Open,
     /// Probes do nothing from now on.
     Close,
@@ -122,7 +129,6 @@ pub struct Governor {
     began_ns: u64,
     window: (u64, Cost),
     over: u32,
-    under: u32,
     /// Windows before the next step forth.
     patience: u32,
     /// When the account of the slices was opened, and the cost then.
@@ -130,6 +136,9 @@ pub struct Governor {
     /// When the probes were opened last, and the cost then.
     opened: (u64, Cost),
     times: OpenTimes,
+    /// Since when single waits are reported in [`Stage::Sums`].
+    sampling_ns: Option<u64>,
+    gaps: Vec<GvlGap>,
 }
 
 impl Governor {
@@ -142,11 +151,12 @@ impl Governor {
             began_ns: now_ns,
             window: (now_ns, Cost::default()),
             over: 0,
-            under: 0,
             patience: UNDER,
             account: (now_ns, Cost::default()),
             opened: (now_ns, Cost::default()),
             times: OpenTimes::default(),
+            sampling_ns: None,
+            gaps: Vec::new(),
         }
     }
 
@@ -158,6 +168,25 @@ impl Governor {
     /// When it was.
     pub fn times(&self) -> &OpenTimes {
         &self.times
+    }
+
+    /// When single waits were not reported until then.
+    pub fn gaps(&self, now_ns: u64) -> Vec<GvlGap> {
+        let until = |gap: &GvlGap| GvlGap { to_ns: gap.to_ns.min(now_ns), ..*gap };
+        self.gaps.iter().map(until).collect()
+    }
+
+    /// Single waits are not reported from now on; `summed`: waits are still added up.
+    fn gap(&mut self, now_ns: u64, summed: bool) {
+        self.no_gap(now_ns);
+        self.gaps.push(GvlGap { from_ns: now_ns, to_ns: u64::MAX, summed });
+    }
+
+    /// Single waits are reported from now on.
+    fn no_gap(&mut self, now_ns: u64) {
+        if let Some(last) = self.gaps.last_mut() {
+            last.to_ns = last.to_ns.min(now_ns);
+        }
     }
 
     /// How long it was watched until then, and how long not, nanoseconds.
@@ -187,13 +216,14 @@ impl Governor {
                 let elapsed = now_ns.saturating_sub(self.opened.0) as f64 / nanos(PERIOD) as f64;
                 if self.use_since(self.opened, now_ns, cost) * elapsed < 0.5 {
                     if elapsed >= 1.0 {
-                        self.stage = Stage::Sums;
-                        (self.window, self.over, self.under) = ((now_ns, cost), 0, 0);
+                        self.stage = Stage::Events;
+                        (self.window, self.over) = ((now_ns, cost), 0);
                     }
                     return &[];
                 }
                 self.stage = Stage::Slices(Slice::Detaching);
                 self.times.close(now_ns);
+                self.gap(now_ns, false);
                 &[Act::Close, Act::Detach]
             }
             Stage::Slices(Slice::Waiting) => {
@@ -216,30 +246,60 @@ impl Governor {
             return &[];
         }
         let used = self.use_since(self.window, now_ns, cost);
-        if self.over == 0 {
+        if self.over == 0 && self.stage == Stage::Events {
             // What is spent until the probes are off counts.
             self.account = self.window;
         }
-        self.over = if used > 1.0 { self.over + 1 } else { 0 };
-        self.under = if used < 0.5 { self.under + 1 } else { 0 };
         self.window = (now_ns, cost);
+        if let Some(since_ns) = self.sampling_ns {
+            return self.sample(now_ns, cost, since_ns);
+        }
+        self.over = if used > 1.0 { self.over + 1 } else { 0 };
         if self.over >= OVER {
-            self.under = 0;
             if self.stage == Stage::Events {
                 self.stage = Stage::Sums;
                 // The account goes on.
                 self.over = 1;
+                self.gap(now_ns, true);
                 return &[Act::OnlySums];
             }
             self.over = 0;
             self.stage = Stage::Slices(Slice::Detaching);
             self.times.close(now_ns);
+            self.gap(now_ns, false);
             return &[Act::Close, Act::Detach];
         }
-        if self.stage == Stage::Sums && self.under >= self.patience {
-            (self.under, self.patience) = (0, self.patience.saturating_mul(2));
-            self.stage = Stage::Events;
+        let saved = nanos(SAVED) as f64 * self.budget;
+        if self.stage == Stage::Sums && self.saved_ns(now_ns, cost) >= saved && self.gaps.len() < MOST_GAPS {
+            self.sampling_ns = Some(now_ns);
+            self.no_gap(now_ns);
             return &[Act::ReportWaits];
+        }
+        &[]
+    }
+
+    /// What was not spent of the budget since the account was opened, nanoseconds of each CPU.
+    fn saved_ns(&mut self, now_ns: u64, cost: Cost) -> f64 {
+        let age = now_ns.saturating_sub(self.account.0);
+        let saved = age as f64 * self.budget - self.spent_since(self.account.1, cost);
+        if saved > nanos(PERIOD) as f64 * self.budget {
+            // A long time of rest does not allow for a long time of excess.
+            self.account = (now_ns.saturating_sub(nanos(PERIOD)), cost);
+        }
+        saved
+    }
+
+    /// Single waits are reported as long as the budget goes.
+    fn sample(&mut self, now_ns: u64, cost: Cost, since_ns: u64) -> &'static [Act] {
+        let lasted = now_ns.saturating_sub(since_ns);
+        if self.saved_ns(now_ns, cost) < 0.0 && lasted >= nanos(SLICE) {
+            self.sampling_ns = None;
+            self.gap(now_ns, true);
+            return &[Act::OnlySums];
+        }
+        if lasted >= u64::from(self.patience) * nanos(WINDOW) {
+            self.patience = self.patience.saturating_mul(2);
+            (self.stage, self.sampling_ns) = (Stage::Events, None);
         }
         &[]
     }
@@ -259,6 +319,7 @@ impl Governor {
         self.stage = Stage::Slices(Slice::Open);
         self.opened = (now_ns, cost);
         self.times.open(now_ns);
+        self.no_gap(now_ns);
         &[Act::Open]
     }
 }
@@ -277,15 +338,19 @@ pub struct OpenTimes {
 }
 
 impl OpenTimes {
-    /// Tells what the native thread of a thread did since that was met last. Where the probes were stopped meanwhile nothing is
-    /// known of it.
+    /// Tells what the native thread of a thread did since that was met last. Where the probes were stopped meanwhile it is known up to
+    /// then.
     pub fn tell_rest(&self, thread: &mut GvlThread, task: Option<&GvlTask>, now_ns: u64) {
-        if thread.told_ns == 0 || thread.epoch != self.epoch() || self.end_of(thread.epoch).is_some() {
+        if thread.told_ns == 0 {
             return;
         }
-        let task = task.filter(|task| task.owner == thread.id && task.epoch == thread.epoch);
+        let task = task.filter(|task| task.owner == thread.id);
+        // It has run since, and what its clocks were at the end of the epoch is not known any more.
+        if task.is_some_and(|task| task.epoch != thread.epoch) {
+            return;
+        }
         // It may have been met after the moment up to which is told.
-        let now_ns = now_ns.max(thread.told_ns);
+        let now_ns = self.end_of(thread.epoch).unwrap_or(now_ns).max(thread.told_ns);
         thread.told(task.map(|task| task.clocks_at(now_ns)), now_ns);
     }
 
@@ -326,6 +391,8 @@ impl OpenTimes {
 
 #[cfg(test)]
 mod tests {
+    use gctrace_common::gvl::GvlState;
+
     use super::*;
 
     const MS: u64 = 1_000_000;
@@ -472,6 +539,54 @@ mod tests {
             governor.attached(now, cost);
         }
         assert_eq!(governor.stage(), Stage::Events);
+    }
+
+    /// A thread that sleeps all the time is blocked up to the end of the epoch in which it was met, and nothing is known of it afterwards.
+    #[test]
+    fn asleep_all_the_time() {
+        let mut times = OpenTimes::default();
+        times.close(500);
+        times.open(700);
+        let mut thread =
+            GvlThread { state: GvlState::Away as u32, told_ns: 100, since_ns: 100, ..GvlThread::blank() };
+        times.tell_rest(&mut thread, None, 1_000);
+        assert_eq!(thread.split[GvlState::Away as usize], [0, 0, 400]);
+        // One that was met again: its clocks of then are gone.
+        let mut thread = GvlThread { id: 5, told_ns: 100, ..GvlThread::blank() };
+        let task = GvlTask { owner: 5, epoch: 1, ..GvlTask::default() };
+        times.tell_rest(&mut thread, Some(&task), 1_000);
+        assert_eq!(thread.split, [[0; 3]; 4]);
+    }
+
+    /// Where single waits are too expensive they are reported in samples all over the run, within the budget, and it is known when not.
+    #[test]
+    fn samples_of_waits() {
+        let mut governor = Governor::new(10_000, 2, 0);
+        let (cost, stages) = run(&mut governor, 0, 60, 5_000, 10_000);
+        assert_eq!(stages, [Stage::Events, Stage::Sums]);
+        let share = cost.ns() as f64 / (60_000.0 * MS as f64 * 2.0);
+        assert!(share < 0.0105, "{share}");
+        let gaps = governor.gaps(60_000 * MS);
+        assert!(gaps.iter().all(|gap| gap.summed && gap.from_ns < gap.to_ns), "{gaps:?}");
+        // Something is reported in each sixth of the run.
+        for sixth in 0..6 {
+            let (from, to) = (sixth * 10_000 * MS, (sixth + 1) * 10_000 * MS);
+            let within = |gap: &GvlGap| gap.to_ns.min(to).saturating_sub(gap.from_ns.max(from));
+            let unreported: u64 = gaps.iter().map(within).sum();
+            assert!(unreported < 10_000 * MS - 200 * MS, "{unreported} ns of {from} to {to}: {gaps:?}");
+        }
+    }
+
+    /// Slices report single waits, too, and what lies between them is known as not watched.
+    #[test]
+    fn gaps_between_slices() {
+        let mut governor = Governor::new(10_000, 2, 0);
+        run(&mut governor, 0, 100, 300_000, 1_000);
+        let gaps = governor.gaps(100_000 * MS);
+        let unwatched: u64 = gaps.iter().filter(|gap| !gap.summed).map(|gap| gap.to_ns - gap.from_ns).sum();
+        assert_eq!(governor.watched(100_000 * MS).1, unwatched);
+        assert!(gaps.iter().filter(|gap| !gap.summed).count() > 3, "{gaps:?}");
+        assert!(gaps.is_sorted_by(|a, b| a.to_ns <= b.from_ns), "{gaps:?}");
     }
 
     /// Times that were closed are known to the nanosecond, and so are the ends of epochs.

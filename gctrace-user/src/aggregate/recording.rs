@@ -12,7 +12,7 @@ pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey};
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
-    gvl::GvlTimes,
+    gvl::{GvlGap, GvlTimes},
     stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
 };
 
@@ -223,6 +223,8 @@ pub struct Recording {
     pub gvl_holds: HashMap<HoldKey, GvlTimes>,
     /// Threads and what they did with the GVL, by process and number of the thread.
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
+    /// When single waits for the GVL were not reported.
+    pub gvl_gaps: Vec<GvlGap>,
     /// When it was, if anyone asked.
     pub timeline: Option<Timeline>,
     /// When all that was asked for was being traced, and when nothing was any more, `CLOCK_MONOTONIC` nanoseconds. Nothing is
@@ -259,6 +261,7 @@ impl Recording {
             gvl_waits: HashMap::new(),
             gvl_holds: HashMap::new(),
             gvl_threads: HashMap::new(),
+            gvl_gaps: Vec::new(),
             timeline: timeline.then(Timeline::default),
             began_ns: None,
             closed_ns: None,

@@ -229,8 +229,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse::duration)]
     pub gvl_threshold: Option<Duration>,
 
-    /// Maximum CPU cost of --gvl in percent (of the host, and of one CPU per process). Above it gctrace first stops reporting
-    /// individual waits, then samples, then stops; it says each [default: 0.2]
+    /// Maximum CPU cost of --gvl in percent (of the host, and of one CPU per process). Above it gctrace first samples single
+    /// waits, then everything, then stops; each is said [default: 0.2, with --duration 1]
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
     pub gvl_budget: Option<u64>,
 

@@ -34,6 +34,8 @@ const DEFAULT_GVL_THRESHOLD: Duration = Duration::from_millis(1);
 /// What watching the GVL may cost where nothing else is said, millionths: as it is reckoned. A busy Puma loses some three times as much,
 /// because what delays a hand-over delays everybody who waits.
 const DEFAULT_GVL_BUDGET: u64 = 2_000;
+/// The same for a run of limited duration (`--duration`), where seeing more is worth more.
+const DEFAULT_GVL_BUDGET_OF_SOME_TIME: u64 = 10_000;
 
 /// What goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -421,7 +423,10 @@ impl Settings {
             futex: how == GvlArg::Futex,
             threshold: gvl_threshold.unwrap_or(DEFAULT_GVL_THRESHOLD),
             spans: profiles.iter().any(|(_, format)| format.has_gvl_states()),
-            budget_ppm: gvl_budget.unwrap_or(DEFAULT_GVL_BUDGET),
+            budget_ppm: gvl_budget.unwrap_or(match duration {
+                Some(_) => DEFAULT_GVL_BUDGET_OF_SOME_TIME,
+                None => DEFAULT_GVL_BUDGET,
+            }),
         });
         let text = format == FormatArg::Text;
         let has = |test: fn(&profile::Format) -> bool| profiles.iter().any(|(_, format)| test(format));

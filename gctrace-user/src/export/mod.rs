@@ -10,7 +10,7 @@ use crate::{
     ledger::{Ledger, UserCounts},
     model::{
         EndReason, GcCycle, GcState, GcWork, Process,
-        gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
+        gvl::{GvlGap, GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
         stack::StackSample,
     },
 };
@@ -177,7 +177,12 @@ pub trait Exporter {
     fn gvl_wait(&mut self, _process: &Process, _wait: &GvlWait) -> Result<(), ExportError> {
         Ok(())
     }
-    /// A thread held the GVL for long, or did without it. Only told where a timeline is written.
+    /// Single waits for the GVL were not reported for some time. Comes when tracing ends.
+    fn gvl_gap(&mut self, _gap: GvlGap) -> Result<(), ExportError> {
+        Ok(())
+    }
+
+    /// A thread held the GVL for long, or did without it.
     fn gvl_span(&mut self, _process: &Process, _span: &GvlSpan) -> Result<(), ExportError> {
         Ok(())
     }

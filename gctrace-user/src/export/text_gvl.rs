@@ -142,9 +142,14 @@ fn joined(cells: [String; 13], narrow: bool) -> String {
 }
 
 fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums) -> std::io::Result<()> {
-    let percent = |ns: u64| match sums.watched_ns {
+    // Where the probes were stopped meanwhile, what a thread did is known for less than the time for which they were there.
+    let known_ns = match (sums.hold, sums.away) {
+        (Some(hold), Some(away)) => sums.wait.ns + hold.ns + away.ns,
+        _ => sums.watched_ns,
+    };
+    let percent = |ns: u64| match known_ns {
         0 => "-".to_owned(),
-        wall => format!("{:.1}", ns as f64 * 100.0 / wall as f64),
+        known => format!("{:.1}", ns as f64 * 100.0 / known as f64),
     };
     let part = |of: fn(&GvlSplit) -> u64| {
         sums.split.as_ref().map_or_else(|| "-".to_owned(), |split| percent(of(split)))
@@ -187,7 +192,26 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::gvl::{GvlTimes, GvlWho};
+    use crate::model::gvl::{GvlTaskTimes, GvlTimes, GvlWho};
+
+    /// Where only a part of a thread's time is known, the shares are of that part, and add up.
+    #[test]
+    fn shares_add_up() {
+        let times = |ns| GvlTimes { count: 1, ns, max_ns: ns };
+        let mut sums = GvlSums { wall_ns: 2_000, watched_ns: 1_000, ..GvlSums::default() };
+        (sums.wait, sums.hold, sums.away) = (times(10), Some(times(0)), Some(times(490)));
+        let split = GvlSplit {
+            away: GvlTaskTimes { blocked_ns: 490, ..GvlTaskTimes::default() },
+            ..GvlSplit::default()
+        };
+        sums.split = Some(split);
+        let mut out = Vec::new();
+        row(&mut out, false, "12", "sleeper", &sums).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(words[2..5], ["2.0", "0.0", "98.0"]);
+        assert!(words[5..9].contains(&"98.0"), "{text}");
+    }
 
     /// Shares are of the thread's life, and what is not seen is a dash.
     #[test]

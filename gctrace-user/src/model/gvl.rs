@@ -7,6 +7,28 @@ use gctrace_common::gvl::{BUCKETS, bucket_most};
 use super::stack::Stack;
 pub use crate::ruby::gvl_plan::GvlCoverage;
 
+/// A time in which single waits for the GVL were not reported, because that would have cost more than allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GvlGap {
+    /// From when, `CLOCK_MONOTONIC` nanoseconds.
+    pub from_ns: u64,
+    /// To when; `u64::MAX` while it goes on.
+    pub to_ns: u64,
+    /// Whether waits were added up all the same; else the GVL was not watched at all.
+    pub summed: bool,
+}
+
+impl GvlGap {
+    /// What it is called on a timeline.
+    pub fn name(self) -> &'static str {
+        if self.summed {
+            "single GVL waits not recorded (CPU budget)"
+        } else {
+            "GVL not watched (CPU budget)"
+        }
+    }
+}
+
 /// A thread, as far as it can be told.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GvlWho {

@@ -135,17 +135,15 @@ impl Pipeline {
         }
         self.counts.gvl_steps += 1;
         let now = match after {
-            Stage::Events => {
-                "GVL tracing is within its CPU budget again: individual waits are reported again"
+            Stage::Events if slices(before) => {
+                "GVL tracing is within its CPU budget again: all of the time is covered"
             }
-            Stage::Sums if slices(before) => {
-                "GVL tracing is within its CPU budget again: totals cover all of the time"
-            }
+            Stage::Events => "GVL tracing is within its CPU budget again: all individual waits are reported",
             Stage::Sums => {
-                "GVL tracing exceeds its CPU budget: individual waits are no longer reported (raise it: --gvl-budget)"
+                "GVL tracing exceeds its CPU budget: individual waits are now sampled, totals stay complete (raise it: --gvl-budget)"
             }
             Stage::Slices(_) => {
-                "GVL tracing exceeds its CPU budget: now sampling, totals cover a part of the time (raise it: --gvl-budget)"
+                "GVL tracing exceeds its CPU budget: now sampling, totals and individual waits cover a part of the time (raise it: --gvl-budget)"
             }
             Stage::Off => {
                 "GVL tracing exceeds its CPU budget by far: it stops, and totals end here (raise it: --gvl-budget)"
@@ -162,8 +160,8 @@ impl Pipeline {
         let mut order = None;
         for act in acts {
             let done = match act {
-                Act::ReportWaits => reader.gate(GvlGate { level: GvlGate::EVENTS, epoch }),
-                Act::OnlySums | Act::Open => reader.gate(GvlGate { level: GvlGate::SUMS, epoch }),
+                Act::ReportWaits | Act::Open => reader.gate(GvlGate { level: GvlGate::EVENTS, epoch }),
+                Act::OnlySums => reader.gate(GvlGate { level: GvlGate::SUMS, epoch }),
                 Act::Close => reader.close(epoch, closed_ns.unwrap_or_default()),
                 Act::Attach => {
                     order = Some(GvlOrder::Attach);
@@ -383,6 +381,9 @@ impl Pipeline {
             return;
         }
         self.gvl_count_watched(now_ns);
+        for gap in self.gvl.governor.gaps(now_ns) {
+            self.export(|exporter| exporter.gvl_gap(gap));
+        }
         let read = self.gvl_take_out(None);
         let mut pids: Vec<u32> = read.threads.iter().map(|thread| thread.header.tgid).collect();
         pids.extend(self.gvl.folds.keys());

@@ -16,7 +16,7 @@ use crate::{
     ledger::{Ledger, UserCounts},
     model::{
         GcCycle, GcState, GcWork, Process,
-        gvl::{GvlSpan, GvlThreadSummary, GvlWait},
+        gvl::{GvlGap, GvlSpan, GvlThreadSummary, GvlWait},
         stack::StackSample,
     },
     words::file_size,
@@ -167,6 +167,11 @@ impl Exporter for Recorder {
 
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
         self.recording.borrow_mut().gvl_wait(process, wait);
+        Ok(())
+    }
+
+    fn gvl_gap(&mut self, gap: GvlGap) -> Result<(), ExportError> {
+        self.recording.borrow_mut().gvl_gaps.push(gap);
         Ok(())
     }
 

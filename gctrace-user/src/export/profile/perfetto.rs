@@ -19,7 +19,7 @@ use crate::{
         recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Thread, Timeline, reason_text},
     },
     enrich::clock::{boottime_ns, monotonic_ns},
-    model::gvl::GvlDoing,
+    model::gvl::{GvlDoing, GvlGap},
     ruby::PauseKind,
 };
 
@@ -154,6 +154,11 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     let mut packets = Packets { out, waiting: proto::Trace::default(), tracks: 0 };
     head(&mut packets, context)?;
 
+    if !recording.gvl_gaps.is_empty() {
+        let track = packets
+            .track(proto::TrackDescriptor { name: Some("GVL tracing".to_owned()), ..Default::default() })?;
+        packets.slices(track, recording.gvl_gaps.iter().map(gap_slice).collect())?;
+    }
     let mut cycles: BTreeMap<ProcessIndex, Vec<&CycleMoment>> = BTreeMap::new();
     for cycle in &timeline.cycles {
         cycles.entry(recording.thread_facts(cycle.thread).0.process).or_default().push(cycle);
@@ -252,6 +257,19 @@ fn head(packets: &mut Packets<'_>, context: &Context<'_>) -> io::Result<()> {
         arrives: None,
     };
     packets.slices(track, vec![run])
+}
+
+/// A time in which single waits for the GVL were not recorded.
+fn gap_slice(gap: &GvlGap) -> Slice {
+    Slice {
+        begin_ns: gap.from_ns,
+        end_ns: Some(gap.to_ns),
+        name: gap.name().to_owned(),
+        category: "gctrace",
+        notes: Vec::new(),
+        flows: Vec::new(),
+        arrives: None,
+    }
 }
 
 /// What the cycle of a slice was.

@@ -98,6 +98,14 @@ pub(super) fn schema() -> Value {
             "fields": [],
         },
         {
+            "name": "GVL_GAP",
+            "tooltipLabel": "{marker.name}",
+            "chartLabel": "{marker.name}",
+            "display": everywhere,
+            "description": "Recording each wait for the GVL would have cost more than --gvl-budget: waits of this time have no marker.",
+            "fields": [],
+        },
+        {
             "name": "THREAD_STALLED",
             "tooltipLabel": "Waiting for the GVL",
             "tableLabel": "for {marker.data.blockedBy}",
@@ -173,6 +181,13 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         let name = tables.string(work.name);
         let (begin, end) = (view.ms(work.begin_ns), view.ms(work.begin_ns + work.ns));
         markers.push(name, begin, Some(end), json!({"type": "GcWork", "color": "purple"}));
+    }
+    if parts.tid == view.recording.processes[parts.process].pid {
+        for gap in &view.recording.gvl_gaps {
+            let name = tables.string(gap.name());
+            let data = json!({"type": "GVL_GAP"});
+            markers.push_gvl(name, view.ms(gap.from_ns), Some(view.ms(gap.to_ns)), data);
+        }
     }
     for gvl in &parts.gvl {
         let (name, mut data) = match gvl.doing {

@@ -355,6 +355,10 @@ impl Run<'_> {
         loop {
             let more = self.pipeline.drain(&mut self.rings);
             let ended = self.take_findings();
+            // One image may take long to prepare, while what runs on others is recorded already.
+            if !self.progress.ready && self.pipeline.counts().decoded_snapshots > 0 {
+                self.signals.tracing();
+            }
             if ended || self.fatal.is_some() || self.pipeline.stdout_closed() {
                 return Ok(());
             }

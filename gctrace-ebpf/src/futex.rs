@@ -12,11 +12,12 @@ use gctrace_common::{
 };
 
 use crate::{
+    family::Switch,
     filter::{still_selected, tgid_tid},
-    gvl::{self, Hit},
+    gvl,
+    hit::{Hit, took},
     maps::{self, GVL_THREADS, closed, config, count, gvl_closed, gvl_gate},
-    rubies, thread, usermem,
-    walk::{self, Switch},
+    rubies, thread, usermem, walk,
 };
 
 /// Where in a condition variable of glibc its waiters wait: `__g_signals` since 2.25, `__futex` before.
@@ -56,7 +57,7 @@ pub fn entered(ctx: &TracePointContext) {
     let Some(entry) = gvl::entry(&hit, now) else { return count(Counter::GvlThreadMapFull) };
     // SAFETY: a map value pointer, valid while the program runs; only the thread itself writes there.
     begins(ctx, &hit, unsafe { &mut *entry }, now);
-    gvl::took(now, Some(hit.ruby), TRAP_NS);
+    took(now, Some(hit.ruby), TRAP_NS);
 }
 
 #[inline(always)]
@@ -95,10 +96,10 @@ pub fn left(ctx: &TracePointContext) {
     hit.thread = thread.thread;
     if waits_on(&hit.image.gvl.futex, thread.thread) {
         thread.left_ns = now;
-        return gvl::took(now, Some(hit.ruby), TRAP_NS);
+        return took(now, Some(hit.ruby), TRAP_NS);
     }
     ends(ctx, &hit, thread, now, true);
-    gvl::took(now, Some(hit.ruby), TRAP_NS);
+    took(now, Some(hit.ruby), TRAP_NS);
 }
 
 /// A wait is over. Does not return if a stack is taken.

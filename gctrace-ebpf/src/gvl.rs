@@ -7,7 +7,6 @@ use aya_ebpf::{
     programs::ProbeContext,
 };
 use gctrace_common::{
-    config::{ImageConfig, RubyEntry},
     event::{Header, Kind},
     gvl::{
         BUCKETS, GvlCookie, GvlGate, GvlKey, GvlPath, GvlPoint, GvlState, GvlThread, Step, TRAP_NS, bucket,
@@ -16,10 +15,11 @@ use gctrace_common::{
 };
 
 use crate::{
+    family::Probe,
     filter::{meet, selected, tgid_tid},
-    maps::{self, GVL_BLANK, GVL_THREADS, add, closed, config, count, count_many, gvl_closed, gvl_gate},
+    hit::{Hit, took},
+    maps::{self, GVL_BLANK, GVL_THREADS, closed, config, count, gvl_closed, gvl_gate},
     rubies, tasks, usermem,
-    walk::Probe,
 };
 
 mod locks;
@@ -31,25 +31,6 @@ use reports::{end, span};
 
 /// `BPF_NOEXIST`.
 const NO_EXIST: u64 = 1;
-
-/// A hit of a process that is watched.
-pub struct Hit {
-    pub tgid: u32,
-    /// Of the thread that runs, which need not be the one that the event is about.
-    pub tid: u32,
-    pub execs: u32,
-    pub index: u32,
-    pub image: &'static ImageConfig,
-    pub bias: u64,
-    pub ruby: *mut RubyEntry,
-    /// What the event is about.
-    pub key: GvlKey,
-    /// Its `rb_thread_t *`, or 0.
-    pub thread: u64,
-    /// [`GvlKey::at`] of its GVL, or 0.
-    pub lock: u64,
-    pub gate: GvlGate,
-}
 
 /// One hit at a GVL point.
 #[inline(always)]
@@ -77,18 +58,6 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
         }
     };
     took(now, ruby, TRAP_NS);
-}
-
-/// Adds up what the programs cost, from the beginning of a hit until now; for the process that is watched, `more_ns` come to that.
-#[inline(always)]
-pub fn took(since_ns: u64, ruby: Option<*mut RubyEntry>, more_ns: u64) {
-    // SAFETY: a plain helper call.
-    let ns = unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns);
-    count_many(Counter::GvlNs, ns);
-    if let Some(ruby) = ruby {
-        // SAFETY: a map value pointer, valid while the program runs.
-        unsafe { add(&raw mut (*ruby).gvl_ns, ns + more_ns) };
-    }
 }
 
 #[inline(always)]

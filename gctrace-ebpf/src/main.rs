@@ -12,10 +12,12 @@ use aya_ebpf::{
 use gctrace_common::{event::Point, gvl::GvlPoint};
 
 mod emit;
+mod family;
 mod filter;
 mod futex;
 mod gc;
 mod gvl;
+mod hit;
 mod lifecycle;
 mod maps;
 mod memory;
@@ -23,6 +25,8 @@ mod offcpu;
 mod phases;
 mod rubies;
 mod sample;
+mod scratch;
+mod stack;
 mod tasks;
 mod thread;
 mod unwind;
@@ -119,21 +123,21 @@ pub fn cpu_sample(ctx: PerfEventContext) -> u32 {
 /// Stage [`walk::NATIVE`] of a tick's stack.
 #[perf_event]
 pub fn tick_native(ctx: PerfEventContext) -> u32 {
-    unwind::native::<walk::Tick, _>(&ctx, || usermem::tick_registers(&ctx));
+    unwind::native::<family::Tick, _>(&ctx, || usermem::tick_registers(&ctx));
     0
 }
 
 /// Stage [`walk::RUBY`] of a tick's stack.
 #[perf_event]
 pub fn tick_ruby(ctx: PerfEventContext) -> u32 {
-    walk::ruby::<walk::Tick, _>(&ctx);
+    walk::ruby::<family::Tick, _>(&ctx);
     0
 }
 
 /// Stage [`walk::RUBY`] of a stack at a probe.
 #[uprobe]
 pub fn probe_ruby(ctx: ProbeContext) -> u32 {
-    walk::ruby::<walk::Probe, _>(&ctx);
+    walk::ruby::<family::Probe, _>(&ctx);
     0
 }
 
@@ -154,7 +158,7 @@ pub fn sched_wakeup(ctx: TracePointContext) -> u32 {
 /// Stage [`walk::RUBY`] of the stack of a thread that leaves its CPU.
 #[tracepoint]
 pub fn switch_ruby(ctx: TracePointContext) -> u32 {
-    walk::ruby::<walk::Switch, _>(&ctx);
+    walk::ruby::<family::Switch, _>(&ctx);
     0
 }
 
@@ -168,7 +172,7 @@ pub fn sched_return(ctx: RawTracePointContext) -> i32 {
 /// Stage [`walk::RUBY`] of the stack of a thread that is back on its CPU.
 #[raw_tracepoint(tracepoint = "sched_exit_tp")]
 pub fn return_ruby(ctx: RawTracePointContext) -> i32 {
-    walk::ruby::<walk::Return, _>(&ctx);
+    walk::ruby::<family::Return, _>(&ctx);
     0
 }
 

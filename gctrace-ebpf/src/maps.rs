@@ -24,7 +24,7 @@ use gctrace_common::{
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
 };
 
-use crate::walk::{STAGES, Scratch};
+use crate::scratch::{STAGES, Scratch};
 
 /// Read by the loader from the object file before it loads anything.
 #[unsafe(no_mangle)]

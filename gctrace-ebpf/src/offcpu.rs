@@ -17,11 +17,12 @@ use gctrace_common::{
 };
 
 use crate::{
+    family::{Return, Switch},
     filter::{still_selected, tgid_tid},
     maps::{AWAY, RETURNING, SHARES, STACK_RING, any_image, closed, config, count},
     rubies,
-    sample::{Occasion, take},
-    walk::{self, Return, Switch},
+    stack::{Occasion, take},
+    walk,
 };
 
 /// `EXIT_DEAD` and `EXIT_ZOMBIE` in `prev_state` (include/linux/sched.h): it never comes back.

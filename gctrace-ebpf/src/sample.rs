@@ -1,40 +1,22 @@
 //! The occasions at which a stack is taken: a tick of the sampling clock, the start of a GC cycle.
 
 use aya_ebpf::{
-    EbpfContext,
-    helpers::{bpf_get_current_comm, bpf_ktime_get_ns, generated::bpf_get_stack},
+    helpers::bpf_ktime_get_ns,
     programs::{PerfEventContext, ProbeContext},
 };
-use gctrace_common::{
-    config::{ImageConfig, RubyEntry, StackPath},
-    event::{Header, Kind},
-    gvl::STACK_NS,
-    stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, StackEvent},
-    stats::Counter,
-};
+use gctrace_common::{config::StackPath, gvl::STACK_NS, stack::Cause, stats::Counter};
 
 use crate::{
+    family::{Probe, Tick},
     filter::{Admitted, still_selected, tgid_tid},
     gvl,
-    maps::{SCOPES, STACK_RING, add_one, any_image, closed, config, count},
-    offcpu, rubies, usermem,
-    walk::{self, FORCE_WAKEUP, Family, NATIVE, Probe, RUBY, Scratch, Tick},
+    hit::took,
+    maps::{STACK_RING, closed, config, count},
+    offcpu, rubies,
+    stack::{Occasion, take},
+    usermem,
+    walk::FORCE_WAKEUP,
 };
-
-/// What is known of the thread whose stack is to be taken.
-pub struct Occasion {
-    pub cause: Cause,
-    pub ts_ns: u64,
-    pub tgid: u32,
-    pub tid: u32,
-    pub ruby: *mut RubyEntry,
-    pub weight_ns: u64,
-    pub in_kernel: bool,
-    /// It holds the GVL, and another thread waits for it.
-    pub blocks: bool,
-    /// The thread's `rb_thread_t *` where that is known at once, else 0.
-    pub thread: u64,
-}
 
 /// The sampling clock ticked. Anything but a followed Ruby (idle and kernel threads among it) costs one look-up.
 #[inline(always)]
@@ -55,7 +37,7 @@ pub fn tick(ctx: &PerfEventContext) {
     let ts_ns = unsafe { bpf_ktime_get_ns() };
     if weight_ns == 0 {
         count(Counter::GvlBlockers);
-        gvl::took(ts_ns, Some(ruby), STACK_NS);
+        took(ts_ns, Some(ruby), STACK_NS);
     }
     let in_kernel = usermem::tick_in_kernel(ctx);
     let (cause, thread) = (Cause::CpuClock, 0);
@@ -95,102 +77,5 @@ pub fn last_chance(admitted: &Admitted) {
     }
     if let Some(entry) = STACK_RING.reserve::<u64>(0) {
         entry.discard(FORCE_WAKEUP);
-    }
-}
-
-/// Prepares the scratch and goes on to the stages. Returns only if that cannot be done.
-#[inline(always)]
-pub fn take<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
-    // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
-    let (seq, epoch, bias, index, execs) = unsafe {
-        let entry = occasion.ruby;
-        let cell = &raw mut (*entry).seq;
-        add_one(cell);
-        (cell.read_volatile(), (*entry).epoch, (*entry).bias, (*entry).image, (*entry).execs)
-    };
-    let Some(scratch) = F::claim() else { return count(Counter::StackBusy) };
-    let Some(image) = any_image(index) else {
-        F::release(scratch);
-        return count(Counter::StackNotWalked);
-    };
-    // SAFETY: the scratch is this program's until it is released. Fields are written in place, because the record is
-    // larger than the BPF stack.
-    unsafe {
-        let head = &raw mut (*scratch).head;
-        (*head).header = Header {
-            kind: Kind::Stack as u32,
-            point: occasion.cause as u32,
-            tgid: occasion.tgid,
-            tid: occasion.tid,
-            ts_ns: occasion.ts_ns,
-            seq,
-            image: index,
-            execs,
-        };
-        (*head).bias = bias;
-        (*head).weight_ns = occasion.weight_ns;
-        (*head).epoch = epoch;
-        (*head).comm = bpf_get_current_comm().unwrap_or_default();
-        (*head).flags = if occasion.blocks { StackEvent::BLOCKS } else { 0 };
-        (*head).ruby = 0;
-        (*head).kernel = 0;
-        (*head).gc = gc_activity(image, bias, occasion) as u32;
-        if occasion.in_kernel {
-            (*head).flags |= StackEvent::IN_KERNEL;
-            kernel_frames(ctx, scratch);
-        }
-    }
-    walk::prepare(scratch, image, bias, occasion.thread);
-    // SAFETY: nothing is left to be dropped.
-    unsafe {
-        F::stages().tail_call(ctx, NATIVE);
-        F::stages().tail_call(ctx, RUBY);
-    }
-    F::release(scratch);
-    count(Counter::StackNotWalked);
-}
-
-/// # Safety
-/// The scratch must be this program's.
-#[inline(always)]
-unsafe fn kernel_frames<C: EbpfContext>(ctx: &C, scratch: *mut Scratch) {
-    const BYTES: u32 = (MAX_KERNEL_FRAMES * 8) as u32;
-    // SAFETY: the helper writes at most that many bytes, which is what the field holds.
-    unsafe {
-        let frames = &raw mut (*scratch).head.kernel_frames;
-        let bytes = bpf_get_stack(ctx.as_ptr(), frames.cast(), BYTES, 0);
-        if bytes > 0 {
-            (*scratch).head.kernel = (bytes as u32 / 8).min(MAX_KERNEL_FRAMES as u32);
-        }
-    }
-}
-
-/// What the collector is doing on the thread.
-#[inline(always)]
-fn gc_activity(image: &ImageConfig, bias: u64, occasion: &Occasion) -> GcActivity {
-    let key = u64::from(occasion.tgid) << 32 | u64::from(occasion.tid);
-    // SAFETY: the value is read at once.
-    let inside = unsafe { SCOPES.get(&key) }.is_some_and(|scope| scope.is_open());
-    if !inside {
-        return GcActivity::None;
-    }
-    if image.stack.place == StackPath::NONE {
-        // A GC library's VM is in another image, and how a phase is told apart is not known without a path.
-        return GcActivity::Other;
-    }
-    let flags = (|| {
-        let vm: u64 = usermem::read(bias.wrapping_add(image.vm_ptr))?;
-        let objspace: u64 = usermem::read(vm.wrapping_add(u64::from(image.vm_objspace)))?;
-        usermem::read::<u32>(objspace.wrapping_add(u64::from(image.flags)))
-    })();
-    let Some(flags) = flags else { return GcActivity::Other };
-    if flags & image.stack.compacting_mask != 0 {
-        return GcActivity::Compacting;
-    }
-    match (flags & image.mode_mask) >> (image.stack.mode_shift & 31) {
-        1 => GcActivity::Marking,
-        2 => GcActivity::Sweeping,
-        3 => GcActivity::Compacting,
-        _ => GcActivity::Other,
     }
 }

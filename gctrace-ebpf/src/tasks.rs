@@ -17,7 +17,7 @@ use gctrace_common::{
 
 use crate::{
     filter::tgid_tid,
-    gvl::{self, Hit},
+    hit::{Hit, took},
     maps::{GVL_TASKS, GVL_THREADS, any_image, closed, config, count, gvl_gate},
     rubies,
 };
@@ -92,7 +92,7 @@ fn enter(tid: u32, state: u32, switched: u64) {
             }
             task.enter(state, now);
         });
-        gvl::took(now, rubies::known((*task).key.tgid), 0);
+        took(now, rubies::known((*task).key.tgid), 0);
     }
 }
 

@@ -12,9 +12,10 @@ use gctrace_common::{
 };
 
 use crate::{
+    family::Family,
     maps::{CHUNKS, STACK_RING, TICK_SCRATCH, UNWOUND, count},
+    scratch::{NATIVE, Native, RUBY, UNWIND_WINDOW},
     usermem::{self, Registers, opaque},
-    walk::{Family, NATIVE, RUBY},
 };
 
 /// Frames that one program walks before it calls the next one; with the Ruby stack's programs this stays below the number of
@@ -24,38 +25,6 @@ const FRAMES_PER_PROGRAM: usize = 64;
 const FRAMES_PER_CALL: usize = 8;
 /// `BPF_RB_NO_WAKEUP`: the record that follows wakes the reader.
 const NO_WAKEUP: u64 = 1;
-
-/// Words that are read at once: return address, and registers pushed before the frame's own data.
-const WINDOW: usize = 8;
-
-/// A walk between two programs, and the record that it fills.
-#[repr(C)]
-pub struct Native {
-    /// Instruction pointer of the frame to be walked.
-    ip: u64,
-    /// Its stack pointer.
-    sp: u64,
-    /// Its frame pointer.
-    bp: u64,
-    /// 1 if `ip` is an instruction that was interrupted, 0 if it is a return address.
-    exact: u64,
-    /// 1 if `bp` is not known.
-    bp_lost: u64,
-    /// Chunk with the mappings of the process.
-    mappings: u64,
-    /// The mapping of the last frame: first address, first address behind it, actual address of the table's base.
-    start: u64,
-    end: u64,
-    base: u64,
-    /// The first chunk of its table, and above it the number of pages.
-    chunk: u64,
-    /// The upper end of the frame being left.
-    window: [u64; WINDOW],
-    /// The head of the record.
-    event: NativeEvent,
-    /// Its frames.
-    frames: [u64; MAX_NATIVE_FRAMES],
-}
 
 /// The stage: walks the native stack in as many programs as it takes, emits its record, and goes on to the Ruby stack.
 #[inline(always)]
@@ -208,10 +177,10 @@ fn apply(native: &mut Native, row: UnwindRow) -> Option<NativeEnd> {
         return Some(NativeEnd::ReadFailed);
     }
     // Return address and saved rbp mostly lie close together, and a read of one costs as much as one of both.
-    let near = row.rbp < 0 && row.rbp >= -(WINDOW as i8);
-    if near && read_window(native, cfa.wrapping_sub(8 * WINDOW as u64)) {
-        native.ip = native.window[WINDOW - 1];
-        native.bp = native.window[(WINDOW as i64 + i64::from(row.rbp)) as usize & (WINDOW - 1)];
+    let near = row.rbp < 0 && row.rbp >= -(UNWIND_WINDOW as i8);
+    if near && read_window(native, cfa.wrapping_sub(8 * UNWIND_WINDOW as u64)) {
+        native.ip = native.window[UNWIND_WINDOW - 1];
+        native.bp = native.window[(UNWIND_WINDOW as i64 + i64::from(row.rbp)) as usize & (UNWIND_WINDOW - 1)];
         native.bp_lost = 0;
     } else {
         let Some(ip) = usermem::read::<u64>(cfa.wrapping_sub(8)) else { return Some(NativeEnd::ReadFailed) };
@@ -240,7 +209,8 @@ fn apply(native: &mut Native, row: UnwindRow) -> Option<NativeEnd> {
 fn read_window(native: &mut Native, address: u64) -> bool {
     let window = (&raw mut native.window).cast();
     // SAFETY: the window has that many bytes.
-    unsafe { usermem::copy::<{ 8 * WINDOW as u32 }>(address, 8 * WINDOW as u32, window) }.is_ok()
+    unsafe { usermem::copy::<{ 8 * UNWIND_WINDOW as u32 }>(address, 8 * UNWIND_WINDOW as u32, window) }
+        .is_ok()
 }
 
 /// Goes to what a signal interrupted: the registers are in the `struct ucontext` that `rsp` points to

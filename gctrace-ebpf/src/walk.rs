@@ -5,31 +5,19 @@
 //! one, or to [`RUBY`]; the native stage jumps to [`RUBY`] when it is done (and emits its own record), which jumps to
 //! itself until the stack is complete, emits it and releases the scratch.
 
-use aya_ebpf::{
-    EbpfContext,
-    helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, generated::bpf_ringbuf_output},
-    maps::{Array, ProgramArray},
-};
+use aya_ebpf::{EbpfContext, helpers::generated::bpf_ringbuf_output, maps::Array};
 use gctrace_common::{
-    config::{ImageConfig, PROBE_SLOTS, StackPath},
+    config::{ImageConfig, StackPath},
     stack::{Cause, MAX_RUBY_FRAMES, RubyFrame, StackEvent},
     stats::Counter,
 };
 
 use crate::{
-    maps::{
-        PROBE_SCRATCH, PROBE_STAGES, RETURN_STAGES, STACK_RING, SWITCH_SCRATCH, SWITCH_STAGES, TICK_SCRATCH, TICK_STAGES,
-        add_one, any_image, count, take_one,
-    },
-    thread, unwind, usermem,
+    family::{Family, Probe, Return, Switch, Tick},
+    maps::{PROBE_SCRATCH, STACK_RING, SWITCH_SCRATCH, TICK_SCRATCH, any_image, count},
+    scratch::{CHUNK, CHUNK_MASK, ENVIRONMENT, RUBY, Scratch, WINDOW},
+    thread, usermem,
 };
-
-/// Stage that walks the native stack. May be absent.
-pub const NATIVE: u32 = 0;
-/// Stage that walks the Ruby stack.
-pub const RUBY: u32 = 1;
-/// Number of stages.
-pub const STAGES: u32 = 2;
 
 /// Steps (control frames, and environments of blocks) that one program takes. With 33 tail calls (32 before Linux 5.16)
 /// this reaches beyond [`MAX_RUBY_FRAMES`].
@@ -38,16 +26,6 @@ const STEPS: u32 = 192;
 const STEPS_PER_CALL: u32 = 8;
 /// Environments between a block and its method; deeper nesting loses the method.
 const MAX_HOPS: u32 = 64;
-/// Bytes of control frames that are copied at once: a multiple of every `sizeof(rb_control_frame_t)` (56 and 64).
-const CHUNK: u32 = 1792;
-/// Bytes of the VM stack that are copied at once, of which the environments of many frames are read: a read costs about
-/// as much as fifty instructions, whatever its length.
-const WINDOW: u32 = 4096;
-/// The words around `ep` that describe an environment: method entry, outer environment, flags.
-const ENVIRONMENT: u32 = 24;
-/// Bytes behind the last place at which a control frame can begin, and the mask that proves it to the verifier.
-const CHUNK_MASK: u32 = 2047;
-
 /// `VM_FRAME_MAGIC_MASK` and `VM_FRAME_MAGIC_CFUNC` (`vm_core.h`, every version from 2.6 to 4.0; so are the following).
 const MAGIC_MASK: u64 = 0x7fff_0001;
 const MAGIC_CFUNC: u64 = 0x5555_0001;
@@ -63,217 +41,6 @@ const IMEMO_SHIFT: u64 = 12;
 const IMEMO_MASK: u64 = 0xf;
 const IMEMO_SVAR: u64 = 2;
 const IMEMO_MENT: u64 = 6;
-
-/// A stack under way.
-#[repr(C)]
-pub struct Scratch {
-    /// Claims of it; it belongs to whoever brought this from 0 to 1 ([`Probe`]).
-    busy: u64,
-    /// `bpf_get_current_pid_tgid` of its owner ([`Probe`]).
-    owner: u64,
-    /// Next control frame.
-    next: u64,
-    /// Where the control frames end.
-    end: u64,
-    /// Address of what `chunk` holds.
-    chunk_at: u64,
-    /// The control frame whose method entry is looked for: its `iseq`, `pc` and flags.
-    iseq: u64,
-    pc: u64,
-    flags: u64,
-    /// The environment to look into; 0: on to the next control frame.
-    ep: u64,
-    /// Environments passed from the frame's own.
-    hops: u32,
-    /// Bytes in `chunk`.
-    chunk_len: u32,
-    /// Where the VM stack begins.
-    stack: u64,
-    /// Address of what `window` holds.
-    window_at: u64,
-    /// Bytes in `window`.
-    window_len: u64,
-    /// Bytes that it is to hold.
-    window_want: u32,
-    reserved: u32,
-    /// Control frames.
-    chunk: [u8; CHUNK_MASK as usize + 1 + StackPath::MAX_FRAME_SIZE as usize],
-    /// A part of the VM stack.
-    window: [u8; (WINDOW + ENVIRONMENT) as usize],
-    /// The record; its frames follow.
-    pub head: StackEvent,
-    frames: [RubyFrame; MAX_RUBY_FRAMES],
-    /// The walk of the native stack.
-    pub native: unwind::Native,
-}
-
-/// A family of programs: those of one type, which never interrupt each other in the middle of a stack.
-pub trait Family {
-    /// The stages.
-    fn stages() -> &'static ProgramArray;
-    /// Takes a scratch of this CPU.
-    fn claim() -> Option<*mut Scratch>;
-    /// The scratch that this thread has claimed, in a later stage, and its slot.
-    fn claimed() -> Option<(u32, *mut Scratch)>;
-    /// Takes [`STEPS_PER_CALL`] steps in the scratch of a slot.
-    fn ruby_steps(slot: u32) -> u64;
-    /// Gives it back.
-    fn release(scratch: *mut Scratch);
-}
-
-/// Perf events: run in interrupt context, one at a time on a CPU.
-pub struct Tick;
-
-impl Family for Tick {
-    #[inline(always)]
-    fn stages() -> &'static ProgramArray {
-        &TICK_STAGES
-    }
-
-    #[inline(always)]
-    fn claim() -> Option<*mut Scratch> {
-        TICK_SCRATCH.get_ptr_mut(slot_of_cpu(1, 0))
-    }
-
-    #[inline(always)]
-    fn claimed() -> Option<(u32, *mut Scratch)> {
-        at(&TICK_SCRATCH, slot_of_cpu(1, 0))
-    }
-
-    #[inline(always)]
-    fn ruby_steps(slot: u32) -> u64 {
-        verified_once_tick_ruby(slot.into())
-    }
-
-    #[inline(always)]
-    fn release(_scratch: *mut Scratch) {}
-}
-
-/// Tracepoints of the scheduler: run with interrupts off.
-pub struct Switch;
-
-impl Family for Switch {
-    #[inline(always)]
-    fn stages() -> &'static ProgramArray {
-        &SWITCH_STAGES
-    }
-
-    #[inline(always)]
-    fn claim() -> Option<*mut Scratch> {
-        SWITCH_SCRATCH.get_ptr_mut(slot_of_cpu(1, 0))
-    }
-
-    #[inline(always)]
-    fn claimed() -> Option<(u32, *mut Scratch)> {
-        at(&SWITCH_SCRATCH, slot_of_cpu(1, 0))
-    }
-
-    #[inline(always)]
-    fn ruby_steps(slot: u32) -> u64 {
-        verified_once_switch_ruby(slot.into())
-    }
-
-    #[inline(always)]
-    fn release(_scratch: *mut Scratch) {}
-}
-
-/// The raw tracepoint behind a switch of threads: runs before anything else is switched to, and shares the scratch of the tracepoints
-/// of the scheduler, whose programs are done by then.
-pub struct Return;
-
-impl Family for Return {
-    #[inline(always)]
-    fn stages() -> &'static ProgramArray {
-        &RETURN_STAGES
-    }
-
-    #[inline(always)]
-    fn claim() -> Option<*mut Scratch> {
-        Switch::claim()
-    }
-
-    #[inline(always)]
-    fn claimed() -> Option<(u32, *mut Scratch)> {
-        Switch::claimed()
-    }
-
-    #[inline(always)]
-    fn ruby_steps(slot: u32) -> u64 {
-        Switch::ruby_steps(slot)
-    }
-
-    #[inline(always)]
-    fn release(_scratch: *mut Scratch) {}
-}
-
-/// Uprobes: a program stays on its CPU, but others can run there in between.
-pub struct Probe;
-
-impl Family for Probe {
-    #[inline(always)]
-    fn stages() -> &'static ProgramArray {
-        &PROBE_STAGES
-    }
-
-    #[inline(always)]
-    fn claim() -> Option<*mut Scratch> {
-        for slot in 0..PROBE_SLOTS {
-            let scratch = PROBE_SCRATCH.get_ptr_mut(slot_of_cpu(PROBE_SLOTS, slot))?;
-            // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned. Whoever reads 1 after adding is
-            // alone: every other claim would have added to it.
-            unsafe {
-                let busy = &raw mut (*scratch).busy;
-                add_one(busy);
-                if busy.read_volatile() == 1 {
-                    (*scratch).owner = bpf_get_current_pid_tgid();
-                    return Some(scratch);
-                }
-                take_one(busy);
-            }
-        }
-        None
-    }
-
-    #[inline(always)]
-    fn claimed() -> Option<(u32, *mut Scratch)> {
-        let me = bpf_get_current_pid_tgid();
-        for slot in 0..PROBE_SLOTS {
-            let slot = slot_of_cpu(PROBE_SLOTS, slot);
-            let scratch = PROBE_SCRATCH.get_ptr_mut(slot)?;
-            // SAFETY: as above.
-            if unsafe { (&raw const (*scratch).owner).read_volatile() } == me {
-                return Some((slot, scratch));
-            }
-        }
-        None
-    }
-
-    #[inline(always)]
-    fn ruby_steps(slot: u32) -> u64 {
-        verified_once_probe_ruby(slot.into())
-    }
-
-    #[inline(always)]
-    fn release(scratch: *mut Scratch) {
-        // SAFETY: as above.
-        unsafe {
-            (&raw mut (*scratch).owner).write_volatile(0);
-            take_one(&raw mut (*scratch).busy);
-        }
-    }
-}
-
-#[inline(always)]
-fn slot_of_cpu(slots: u32, slot: u32) -> u32 {
-    // SAFETY: a plain helper call.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
-    cpu * slots + slot
-}
-
-#[inline(always)]
-fn at(scratches: &Array<Scratch>, slot: u32) -> Option<(u32, *mut Scratch)> {
-    Some((slot, scratches.get_ptr_mut(slot)?))
-}
 
 /// Finds the thread's control frames; what is wrong is noted in the record, and then there are none.
 #[inline(always)]
@@ -352,6 +119,40 @@ pub fn context(path: &StackPath, bias: u64) -> Option<(u64, u64)> {
     Some((ec, thread))
 }
 
+/// A family whose programs walk Ruby stacks.
+pub trait Walks: Family {
+    /// Takes [`STEPS_PER_CALL`] steps in the scratch of a slot.
+    fn ruby_steps(slot: u32) -> u64;
+}
+
+impl Walks for Tick {
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        verified_once_tick_ruby(slot.into())
+    }
+}
+
+impl Walks for Switch {
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        verified_once_switch_ruby(slot.into())
+    }
+}
+
+impl Walks for Return {
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        Switch::ruby_steps(slot)
+    }
+}
+
+impl Walks for Probe {
+    #[inline(always)]
+    fn ruby_steps(slot: u32) -> u64 {
+        verified_once_probe_ruby(slot.into())
+    }
+}
+
 /// Whether the walk goes on.
 enum Next {
     Step,
@@ -360,7 +161,7 @@ enum Next {
 
 /// Stage [`RUBY`].
 #[inline(always)]
-pub fn ruby<F: Family, C: EbpfContext>(ctx: &C) {
+pub fn ruby<F: Walks, C: EbpfContext>(ctx: &C) {
     let Some((slot, scratch)) = F::claimed() else { return count(Counter::StackNotWalked) };
     for _ in 0..STEPS / STEPS_PER_CALL {
         match F::ruby_steps(slot) {

@@ -100,6 +100,10 @@ fn loaded(pid: u32) -> Result<(usize, u64)> {
 #[test]
 fn a_run_loads_what_it_needs() -> Result<()> {
     let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    // A run that sees no Ruby fails.
+    let mut idle = Script::unwitnessed(&live, &ruby, "idle.rb")?.start()?;
+    idle.wait_for("idle")?;
     let svg = live.path("cpu.svg");
     let svg = svg.to_str().context("the path")?;
     let mut seen = BTreeMap::new();
@@ -122,6 +126,8 @@ fn a_run_loads_what_it_needs() -> Result<()> {
     let [gc, cpu, wall] = ["gc", "cpu", "wall"].map(|name| seen[name]);
     ensure!(gc == 9, "{gc} programs follow the GC; those of stacks and of the GVL are not needed");
     ensure!(gc < cpu && cpu < wall, "{seen:?}");
+    idle.say("end")?;
+    idle.finish()?;
     Ok(())
 }
 

@@ -70,8 +70,8 @@ fn durations() -> Result<()> {
     let file = |at: usize| -> PathBuf { dir.join(FORMATS[at].1) };
     let mut found: Vec<(&str, f64)> = Vec::new();
     let raw = pprof::go_tool_pprof(&["-raw"], &file(0))?;
-    let line = raw.lines().find_map(|line| line.strip_prefix("Duration: ")).context("no duration")?;
-    found.push(("pprof", line.trim().trim_end_matches('s').parse()?));
+    let duration = raw.lines().find_map(|line| line.strip_prefix("Duration: ")).context("no duration")?;
+    found.push(("pprof", duration.trim().trim_end_matches('s').parse()?));
     let svg = std::fs::read_to_string(file(2))?;
     let (before, _) = svg.split_once(" s of recording").context("no duration in the flame graph")?;
     found.push(("SVG", before.rsplit([' ', '>']).next().unwrap_or_default().parse()?));

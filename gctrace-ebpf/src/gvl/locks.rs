@@ -7,8 +7,9 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::{Hit, NO_EXIST};
+use super::NO_EXIST;
 use crate::{
+    hit::Hit,
     maps::{
         GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_TASKS, GVL_THREADS, add, add_one, config, count,
         gvl_closed, gvl_gate, take_one,

@@ -13,11 +13,12 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::{Hit, locks, took};
+use super::locks;
 use crate::{
+    family::{Family, Probe},
+    hit::{Hit, took},
     maps::{GVL_THREADS, STACK_RING, config, count, count_many},
-    sample::{Occasion, take},
-    walk::{Family, Probe},
+    stack::{Occasion, take},
 };
 
 /// `BPF_RB_NO_WAKEUP`.

@@ -1,0 +1,41 @@
+//! A hit of a program that watches the GVL, and what it cost.
+
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use gctrace_common::{
+    config::{ImageConfig, RubyEntry},
+    gvl::{GvlGate, GvlKey},
+    stats::Counter,
+};
+
+use crate::maps::{add, count_many};
+
+/// A hit of a process that is watched.
+pub struct Hit {
+    pub tgid: u32,
+    /// Of the thread that runs, which need not be the one that the event is about.
+    pub tid: u32,
+    pub execs: u32,
+    pub index: u32,
+    pub image: &'static ImageConfig,
+    pub bias: u64,
+    pub ruby: *mut RubyEntry,
+    /// What the event is about.
+    pub key: GvlKey,
+    /// Its `rb_thread_t *`, or 0.
+    pub thread: u64,
+    /// [`GvlKey::at`] of its GVL, or 0.
+    pub lock: u64,
+    pub gate: GvlGate,
+}
+
+/// Adds up what the programs cost, from the beginning of a hit until now; for the process that is watched, `more_ns` come to that.
+#[inline(always)]
+pub fn took(since_ns: u64, ruby: Option<*mut RubyEntry>, more_ns: u64) {
+    // SAFETY: a plain helper call.
+    let ns = unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns);
+    count_many(Counter::GvlNs, ns);
+    if let Some(ruby) = ruby {
+        // SAFETY: a map value pointer, valid while the program runs.
+        unsafe { add(&raw mut (*ruby).gvl_ns, ns + more_ns) };
+    }
+}

@@ -50,6 +50,16 @@ pub fn end_progress() {
     }
 }
 
+/// Takes the line of progress away if standard output is the same screen: what is written there next begins on a line of
+/// its own.
+pub fn make_way_for_data() {
+    let mut shown = shown();
+    if shown.is_some() && io::stdout().is_terminal() {
+        *shown = None;
+        write(ERASE);
+    }
+}
+
 /// Sends log messages to the console, in the style of all other messages.
 pub fn init_logging() {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))

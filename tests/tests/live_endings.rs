@@ -146,3 +146,34 @@ fn giving_up() -> Result<()> {
     }
     Ok(())
 }
+
+/// On one terminal, messages, the line of progress and data never share a line.
+#[test]
+fn lines_of_a_terminal() -> Result<()> {
+    let _live = Live::begin()?;
+    let ruby = busy()?;
+    let command = format!(
+        "{} --pid {} --duration 2s --wall --flamegraph /dev/null/none",
+        gctrace_binary()?.display(),
+        ruby.pid()
+    );
+    // script(1) is in Debian's essential packages; a flame graph that cannot be written is one message more.
+    for command in [command.clone(), command.replace(" --flamegraph /dev/null/none", "")] {
+        let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        // What the terminal shows: an erased line is gone.
+        let shown: Vec<&str> =
+            text.split('\n').map(|line| line.rsplit("\r\u{1b}[K").next().unwrap_or_default()).collect();
+        let joined: Vec<&&str> = shown
+            .iter()
+            .filter(|line| {
+                let line = line.trim_end_matches('\r');
+                line.rfind("gctrace: ").is_some_and(|at| at > 0)
+                    || (line.contains("gctrace: ") && line.contains("TOTAL"))
+            })
+            .collect();
+        ensure!(joined.is_empty(), "{joined:?}\n{text}");
+        ensure!(text.contains("gctrace: "), "{text}");
+    }
+    Ok(())
+}

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{ExportError, file};
+use crate::console;
 
 /// A stream of lines. Unlike other outputs it is not written as a whole at the end: lines appear as things happen, and
 /// each write is of whole lines only.
@@ -37,7 +38,10 @@ impl Sink {
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Stdout => io::stdout().write(bytes),
+            Self::Stdout => {
+                console::make_way_for_data();
+                io::stdout().write(bytes)
+            }
             Self::File(path, file) => (&**file)
                 .write(bytes)
                 .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))),

@@ -3,6 +3,7 @@
 mod args;
 #[cfg(feature = "collector")]
 mod collector;
+mod commands;
 mod documents;
 mod help;
 mod hints;
@@ -16,9 +17,10 @@ pub use args::CollectorArgs;
 pub use args::{Args, DoctorArgs, Subcommand, TuneArgs};
 #[cfg(feature = "collector")]
 pub use collector::collector;
+pub use commands::{By, DoctorSettings, HeapSettings};
 pub use documents::{completions, man};
 pub use help::{command, parse};
 pub use hints::with_hint;
 pub use reports::{ReportArgs, Reports};
-pub use settings::{By, DoctorSettings, Format, HeapSettings, Settings, UsageError};
+pub use settings::{Format, Settings, UsageError};
 pub use tune::tune;

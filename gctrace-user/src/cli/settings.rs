@@ -4,10 +4,7 @@ use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use super::reports::{Idle, Reports};
 use super::{
-    args::{
-        Args, CacheArgs, DialectArg, DoctorArgs, FormatArg, GvlArg, HeapArgs, HeapByArg, OtlpProtocolArg,
-        ProbesArg, RootArg, SignalArg,
-    },
+    args::{Args, CacheArgs, DialectArg, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg},
     parse::{self, Pids},
 };
 use crate::{
@@ -113,90 +110,6 @@ pub struct Settings {
     pub cache_dir: Option<PathBuf>,
 }
 
-/// An examination.
-#[derive(Debug)]
-pub struct DoctorSettings {
-    /// Which processes.
-    pub selection: Selection,
-    /// Which files.
-    pub files: Vec<PathBuf>,
-    /// Standard output.
-    pub format: Format,
-    /// Whether everything is shown.
-    pub verbose: bool,
-    /// Where analyses are kept; `None`: nowhere.
-    pub cache_dir: Option<PathBuf>,
-}
-
-/// What the rows of a census stand for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum By {
-    /// Types of objects, as `ObjectSpace.count_objects` has them.
-    #[default]
-    Type,
-    /// Classes of objects, as `Object#class` gives them.
-    Class,
-    /// Sizes of slots.
-    Size,
-    /// How full pages are.
-    Page,
-}
-
-impl By {
-    /// The word used on the wire.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Type => "type",
-            Self::Class => "class",
-            Self::Size => "size",
-            Self::Page => "page",
-        }
-    }
-}
-
-/// A census of a heap.
-#[derive(Debug)]
-pub struct HeapSettings {
-    /// The process.
-    pub pid: u32,
-    /// What a row stands for.
-    pub by: By,
-    /// Rows in text.
-    pub top: usize,
-    /// Standard output.
-    pub format: Format,
-    /// Where analyses are kept; `None`: nowhere.
-    pub cache_dir: Option<PathBuf>,
-}
-
-impl From<HeapArgs> for HeapSettings {
-    fn from(args: HeapArgs) -> Self {
-        let HeapArgs { pid, by, top, format, proc: _, cache } = args;
-        let by = match by {
-            HeapByArg::Type => By::Type,
-            HeapByArg::Class => By::Class,
-            HeapByArg::Size => By::Size,
-            HeapByArg::Page => By::Page,
-        };
-        Self { pid, by, top, format: format.into(), cache_dir: cache.dir() }
-    }
-}
-
-impl From<DoctorArgs> for DoctorSettings {
-    fn from(args: DoctorArgs) -> Self {
-        let DoctorArgs { all_ruby, pids, proc: _, files, format, verbose, cache } = args;
-        let pids = merged(pids);
-        let all = all_ruby || (pids.is_empty() && files.is_empty());
-        Self {
-            selection: Selection { all, pids, ..Selection::default() },
-            files,
-            format: format.into(),
-            verbose,
-            cache_dir: cache.dir(),
-        }
-    }
-}
-
 impl From<FormatArg> for Format {
     fn from(format: FormatArg) -> Self {
         match format {
@@ -277,7 +190,7 @@ fn unknown_word(word: &str) -> String {
 }
 
 /// The pids of several flags, each once.
-fn merged(pids: Vec<Pids>) -> Vec<u32> {
+pub(super) fn merged(pids: Vec<Pids>) -> Vec<u32> {
     let mut pids: Vec<u32> = pids.into_iter().flat_map(|Pids(pids)| pids).collect();
     pids.sort_unstable();
     pids.dedup();

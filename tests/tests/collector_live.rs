@@ -145,8 +145,9 @@ fn tokens_and_variables() -> Result<()> {
         let said = finished.errors();
         ensure!(said.contains(&format!("{sent} sample sets were sent, 0 refused")), "{said}");
         let told: Vec<&str> = said.lines().filter(|line| line.contains("does nothing")).collect();
-        let wanted =
-            format!("({service}): RUBY_GC_HEAP_SLOTS_GROWTH_FACTOR=1.3  does nothing: no Ruby knows it");
+        let wanted = format!(
+            r"({service}): RUBY_GC_HEAP_SLOTS_GROWTH_FACTOR=1.3\u{{1b}} does nothing: no Ruby knows it"
+        );
         ensure!(told.len() == 1 && told[0].contains(&wanted), "{told:?}");
         let user = &report.ledger.as_ref().context("a ledger")?.user;
         let count = |name: &str| user.get(name).and_then(Value::as_u64).context(name.to_owned());

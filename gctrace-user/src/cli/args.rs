@@ -290,7 +290,7 @@ pub struct Args {
 pub enum Subcommand {
     /// Check what gctrace can do on this host, per Ruby, and how to fix the rest
     Doctor(DoctorArgs),
-    /// Count the objects of a running process by type or class, without stopping it
+    /// Count the objects of a running process by type or class
     Heap(HeapArgs),
     /// Recommend GC settings from TuneMyGC sample sets
     Tune(TuneArgs),

@@ -441,7 +441,9 @@ impl Control {
 
     fn add_installed(&mut self, path: &Path) {
         let Ok(key) = ImageKey::of(path) else { return };
-        if self.verdicts.contains_key(&key) {
+        // A file on an overlay and the same one below it: probing both would count every hit twice. Only the memory of a
+        // process tells whether it is the same, so it is looked at again when one maps it.
+        if self.verdicts.contains_key(&key) || self.verdicts.keys().any(|known| key.may_be(known)) {
             return;
         }
         if let Verdict::Refused(reason) = self.judge(key, path, path, &Place::on_host(path)) {

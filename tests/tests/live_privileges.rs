@@ -76,7 +76,8 @@ fn a_command_keeps_all() -> Result<()> {
     args.extend(["-e", "GC.start; puts File.read('/proc/self/status')"].map(ToOwned::to_owned));
     let finished = Invocation::new(args)?.run()?;
     ensure!(finished.status.success(), "{}", finished.errors());
-    let its = finished.stdout.join("\n");
+    // What the command writes to its standard output is on standard error: standard output is for what gctrace reports.
+    let its = finished.errors();
     for name in ["CapEff", "NoNewPrivs", "CapBnd"] {
         ensure!(field(&its, name)? == field(&own, name)?, "{name} of the command: {its}");
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Collects in several ways, prints its `GC.stat`, and ends.
 const WORK: &str = "
-def work = Array.new(20_000) { |i| 'x' + i.to_s }
+def work; Array.new(20_000) { |i| 'x' + i.to_s }; end
 60.times { |i| work; GC.start if i % 10 == 0; GC.start(full_mark: false) if i % 15 == 1 }
 s = GC.stat
 puts [s[:count], s[:minor_gc_count], s[:major_gc_count]].join(' ')

@@ -98,6 +98,8 @@ impl Pipeline {
             self.trace(pid, &decode::comm(&event.comm), known, None);
         }
         let Some(traced) = self.traced.get_mut(&pid) else { return };
+        // Its first events may be older than the moment at which it is known what it runs.
+        traced.since_ns = traced.since_ns.min(header.ts_ns);
         let gap = traced.fold.sequence(header.seq);
         traced.lost += gap;
         self.counts.lost_records += gap;

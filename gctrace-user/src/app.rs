@@ -43,6 +43,8 @@ use crate::{
 
 /// How long records may lie in the ring when no event woke us.
 const TICK: Duration = Duration::from_millis(50);
+/// The same during the start.
+const START_TICK: Duration = Duration::from_millis(5);
 /// Between two accounts to the exporters.
 const ACCOUNT: Duration = Duration::from_secs(1);
 /// Findings waiting for the data thread; the control thread waits when it is full.
@@ -424,6 +426,8 @@ impl Run<'_> {
         let left = self
             .deadline
             .map_or(TICK, |deadline| deadline.saturating_duration_since(Instant::now()).min(TICK));
+        // The command waits until it is known that everything is ready.
+        let left = if self.progress.ready { left } else { left.min(START_TICK) };
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -469,12 +473,15 @@ impl Run<'_> {
                 }
             }
             Found::NotRuby { pid, reason } => say(&format!("gctrace: pid {pid}: {reason}")),
-            Found::Ready { processes, probes, images } => {
+            Found::Ready { processes, probes, images, begun } => {
                 self.signals.tracing();
                 console::end_progress();
                 self.progress.ready = true;
                 self.pipeline.begun();
                 self.pipeline.recording_began(monotonic_ns());
+                if begun.send(()).is_err() {
+                    log::debug!("the control thread is gone");
+                }
                 say(&format!(
                     "gctrace: ready: tracing {}{}",
                     self.pipeline.only_process().unwrap_or_else(|| plural(processes as u64, "Ruby process")),

@@ -59,6 +59,8 @@ struct Traced {
     lost: u64,
     /// Since when it is traced, monotonic nanoseconds.
     since_ns: u64,
+    /// Time of the record, or of the look at its memory, by which it was first seen.
+    seen_ns: u64,
     /// Its pauses outside any reported cycle.
     outside_ns: u64,
     beginning: Beginning,
@@ -194,7 +196,8 @@ impl Pipeline {
         if already || self.refused.contains_key(&pid) || !proc::is_running(pid) {
             return;
         }
-        self.trace(pid, "", &known, state);
+        let seen_ns = state.as_ref().map_or_else(monotonic_ns, |(ts_ns, _)| *ts_ns);
+        self.trace(pid, "", &known, state, seen_ns);
     }
 
     /// The process that is traced, if it is the only one so far, for people.
@@ -316,16 +319,21 @@ impl Pipeline {
                     continue;
                 }
             };
+            if kind == Kind::Exec && self.is_new_program(event.header.tgid, event.header.ts_ns) {
+                self.stacks.execed(event.header.tgid, event.header.ts_ns);
+                self.execed(event.header.tgid, event.header.ts_ns);
+                if !self.traced.contains_key(&event.header.tgid) {
+                    self.beginnings.execed(event.header.tgid);
+                }
+                continue;
+            }
             self.stacks.stacks_are_lost(Some(event.header.tgid), &mut self.counts);
             self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
             self.stacks.forget(event.header.tgid, &mut self.counts);
             self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);
             if kind == Kind::Exec {
                 self.stacks.execed(event.header.tgid, event.header.ts_ns);
-                if self.execs.len() > PARENTS {
-                    self.execs.clear();
-                }
-                self.execs.insert(event.header.tgid, event.header.ts_ns);
+                self.execed(event.header.tgid, event.header.ts_ns);
             }
             if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
                 let gap = traced.fold.sequence_end(event.header.seq);
@@ -343,6 +351,20 @@ impl Pipeline {
             self.refused.remove(&event.header.tgid);
             self.waiting.remove(&event.header.tgid);
         }
+    }
+
+    /// Remembers when a process became another program.
+    fn execed(&mut self, pid: u32, ts_ns: u64) {
+        if self.execs.len() > PARENTS {
+            self.execs.clear();
+        }
+        self.execs.insert(pid, ts_ns);
+    }
+
+    /// Whether what is known of a process is of the program that it became by an exec at this time, or nothing is: records of
+    /// other rings may come before that of the exec. What threads did with the GVL is then left to the end of the new one.
+    fn is_new_program(&self, pid: u32, exec_ns: u64) -> bool {
+        self.traced.get(&pid).map_or(!self.refused.contains_key(&pid), |traced| traced.seen_ns > exec_ns)
     }
 
     fn take_stacks(&mut self) {
@@ -377,7 +399,7 @@ impl Pipeline {
     /// Hands waiting samples over: those of a process up to a time, or all.
     fn report_stacks(&mut self, of: Option<(u32, u64)>) {
         for Ready { pid, image, sample } in self.stacks.take_ready(of) {
-            self.trace_known(pid, image, &sample.comm);
+            self.trace_known(pid, image, &sample.comm, sample.ts_ns);
             let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
                 self.counts.refused_stacks += 1;
                 continue;
@@ -388,16 +410,23 @@ impl Pipeline {
     }
 
     /// Traces a process of which a record has come that does not prove its VM.
-    fn trace_known(&mut self, pid: u32, image: u32, comm: &str) {
+    fn trace_known(&mut self, pid: u32, image: u32, comm: &str, seen_ns: u64) {
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != image)
             && !self.refused.contains_key(&pid)
             && let Some(known) = self.images.get(image)
         {
-            self.trace(pid, comm, &known, None);
+            self.trace(pid, comm, &known, None, seen_ns);
         }
     }
 
-    fn trace(&mut self, pid: u32, comm: &str, known: &Arc<KnownImage>, state: Option<(u64, Vec<u8>)>) {
+    fn trace(
+        &mut self,
+        pid: u32,
+        comm: &str,
+        known: &Arc<KnownImage>,
+        state: Option<(u64, Vec<u8>)>,
+        seen_ns: u64,
+    ) {
         // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
         self.end(pid, EndReason::Execed, state.as_ref().map_or(0, |(ts, _)| *ts));
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
@@ -416,6 +445,7 @@ impl Pipeline {
             cycles: 0,
             lost: 0,
             since_ns: self.traced_since(pid, known.image.index),
+            seen_ns,
             outside_ns: 0,
             beginning: self.beginnings.of(pid, count),
         };

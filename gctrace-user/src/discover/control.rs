@@ -11,7 +11,10 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::Child,
-    sync::{Arc, mpsc::SyncSender},
+    sync::{
+        Arc,
+        mpsc::{SyncSender, sync_channel},
+    },
     time::{Duration, Instant},
 };
 
@@ -88,6 +91,8 @@ pub enum Found {
         probes: usize,
         /// Images probed.
         images: usize,
+        /// Is told when recordings have begun: the command is started then, so that nothing of it is older.
+        begun: SyncSender<()>,
     },
     /// The command was started.
     Spawned(Child),
@@ -343,12 +348,18 @@ impl Control {
 
     /// Everything that was present has been looked at: says so, and starts the command.
     fn ready(&mut self) -> Result<(), String> {
+        let (begun, has_begun) = sync_channel(1);
         self.tell(Found::Ready {
             processes: self.processes,
             probes: self.probes.attached(),
             images: self.attached,
+            begun,
         });
         if let Some(program) = self.program.take() {
+            if has_begun.recv().is_err() {
+                // The data thread has ended: so shall we, at the next look at `stop`.
+                return Ok(());
+            }
             self.spawn(&program)?;
         }
         Ok(())

@@ -55,7 +55,7 @@ impl Pipeline {
         };
         let comm = decode::comm(&event.comm);
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
-            self.trace(pid, &comm, &known, None);
+            self.trace(pid, &comm, &known, None, header.ts_ns);
         }
         let Some(traced) = self.traced.get_mut(&pid) else {
             self.counts.refused_records += 1;
@@ -95,7 +95,7 @@ impl Pipeline {
             return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
         }
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
-            self.trace(pid, &decode::comm(&event.comm), known, None);
+            self.trace(pid, &decode::comm(&event.comm), known, None, header.ts_ns);
         }
         let Some(traced) = self.traced.get_mut(&pid) else { return };
         // Its first events may be older than the moment at which it is known what it runs.

@@ -310,7 +310,7 @@ impl Pipeline {
     /// A thread held the GVL for long, or did without it.
     pub(super) fn gvl_span(&mut self, state: GvlState, event: &GvlSpanEvent) {
         let header = &event.header;
-        self.trace_known(header.tgid, header.image, "");
+        self.trace_known(header.tgid, header.image, "", header.ts_ns);
         let process = self.traced.get(&header.tgid).map(|traced| traced.process.clone());
         let (Some(process), Some(doing)) = (process, doing(state)) else {
             self.counts.gvl_refused += 1;
@@ -328,9 +328,9 @@ impl Pipeline {
     }
 
     fn report_wait(&mut self, pid: u32, pending: Pending) {
-        let Pending { image, wait, .. } = pending;
+        let Pending { image, wait, ts_ns: pending_ns } = pending;
         self.counts.gvl_waits_without_stack += u64::from(wait.stack.is_none());
-        self.trace_known(pid, image, &wait.who.comm);
+        self.trace_known(pid, image, &wait.who.comm, pending_ns);
         let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
             self.counts.gvl_refused += 1;
             return;
@@ -348,7 +348,7 @@ impl Pipeline {
     fn gvl_summary(&mut self, thread: &GvlThread, end_ns: u64, ended: bool) {
         let pid = thread.header.tgid;
         self.counts.gvl_thread_waits += thread.waits;
-        self.trace_known(pid, thread.header.image, "");
+        self.trace_known(pid, thread.header.image, "", end_ns);
         let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
             self.counts.gvl_refused += 1;
             return;

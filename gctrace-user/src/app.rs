@@ -18,15 +18,15 @@ use crate::{
     command::{self, Program},
     console::{self, say},
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
-    enrich::{
-        clock::{WallClock, monotonic_ns},
-        host,
-        names::Names,
-        proc::is_running,
-    },
     export::{
         self, ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus,
         push, sink::Sink, stack_log::StackLog, summary::Summary, text::Text, tunemygc::TuneMyGc,
+    },
+    host::{
+        clock::{WallClock, monotonic_ns},
+        names::Names,
+        proc::is_running,
+        proc_root,
     },
     images::Images,
     ledger::Ledger,
@@ -148,7 +148,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let clock = WallClock::measure();
     let exporters = exporters(settings, clock)?;
     let stacks = settings.stacks.map(|stacks| {
-        let native = stacks.native && host::shares_pids();
+        let native = stacks.native && proc_root::shares_pids();
         if stacks.native && !native {
             say("gctrace: stacks have no native frames: from a pid namespace of its own gctrace cannot follow what code \
                  processes load; use --pid=host (hostPID: true) for them");
@@ -158,7 +158,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     // Who waits for the GVL is told what kept it.
     let exact = settings.cookies && settings.gvl.is_some_and(|gvl| !gvl.futex);
     let stacks = stacks.or_else(|| exact.then_some(bpf::StackOptions::BLOCKERS));
-    let own_pid = host::own_pid();
+    let own_pid = proc_root::own_pid();
     let options = LoadOptions {
         select: select(&settings.selection),
         own_pid,
@@ -217,7 +217,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         .map_err(system("starting the control thread"))?;
     let mut run = Run {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
-            .naming(Names::below(&host::file_root(), settings.kube_root.clone()))
+            .naming(Names::below(&proc_root::file_root(), settings.kube_root.clone()))
             .reading_shares(settings.shares)
             .with_away(away),
         rings,

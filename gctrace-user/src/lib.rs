@@ -1,6 +1,6 @@
 //! gctrace: watches the GC of every CRuby process on a Linux host from the kernel.
 //!
-//! See `ARCHITECTURE.md` for the map and the invariants. Data flows one way: ring → [`decode`] → [`enrich`] →
+//! See `ARCHITECTURE.md` for the map and the invariants. Data flows one way: ring → [`decode`] → [`host`] →
 //! [`aggregate`] → [`export`]; control flows `/proc` → [`discover`] → [`gctrace_cruby`] → [`bpf`].
 #![deny(unsafe_code)]
 
@@ -27,9 +27,9 @@ pub mod debuginfo;
 pub mod decode;
 pub mod discover;
 pub mod doctor;
-pub mod enrich;
 pub mod export;
 pub mod heap;
+pub mod host;
 pub mod images;
 pub mod ledger;
 pub mod model;

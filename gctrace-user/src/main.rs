@@ -8,9 +8,8 @@ use std::{
 use gctrace_user::{
     app::{self, Outcome},
     cli::{self, Settings, Subcommand},
-    console, doctor,
-    enrich::host,
-    heap,
+    console, doctor, heap,
+    host::proc_root,
 };
 
 fn main() -> ExitCode {
@@ -28,13 +27,13 @@ fn main() -> ExitCode {
     match args.subcommand {
         Some(Subcommand::Doctor(args)) => {
             if let Some(proc) = &args.proc {
-                host::read_below(proc);
+                proc_root::read_below(proc);
             }
             return ended(doctor::run(&args.into()).map_err(app::Failure::from));
         }
         Some(Subcommand::Heap(args)) => {
             if let Some(proc) = &args.proc {
-                host::read_below(proc);
+                proc_root::read_below(proc);
             }
             return ExitCode::from(heap::run(&args.into()));
         }
@@ -62,9 +61,9 @@ fn main() -> ExitCode {
         None => {}
     }
     if let Some(proc) = &args.proc {
-        host::read_below(proc);
+        proc_root::read_below(proc);
     }
-    let result = Settings::resolve(args, host::own_pid())
+    let result = Settings::resolve(args, proc_root::own_pid())
         .map_err(app::Failure::from)
         .and_then(|settings| app::run(&settings));
     ended(result.map(Outcome::exit_status))

@@ -13,12 +13,12 @@ use crate::{
     aggregate::gc_cycle::{CycleFold, Folded},
     bpf::{AwayMap, GvlReader, Rings},
     decode::{self, Event},
-    enrich::{
+    export::{CyclesBefore, ExportError, Exporter, ProcessEnd, program},
+    host::{
         clock::monotonic_ns,
         names::Names,
         proc::{self, MemoryReader},
     },
-    export::{CyclesBefore, ExportError, Exporter, ProcessEnd, program},
     images::{Images, KnownImage},
     ledger::{Ledger, UserCounts},
     model::{EndReason, GcCycle, Memory, Process, Shares},

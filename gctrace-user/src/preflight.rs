@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::enrich::host;
+use crate::host::proc_root;
 use rustix::{
     mount::{MountFlags, mount},
     process::{Resource, Rlimit, getrlimit, setrlimit},
@@ -172,8 +172,8 @@ pub fn privileges() -> Result<(), Missing> {
 
 /// Whether the pids of the processes that are read are those of the kernel's events.
 pub fn pid_namespace() -> Result<(), Missing> {
-    let wrong = |reason| Missing::Proc { proc: host::root().to_owned(), reason };
-    match (host::shows_the_host(), host::is_named()) {
+    let wrong = |reason| Missing::Proc { proc: proc_root::root().to_owned(), reason };
+    match (proc_root::shows_the_host(), proc_root::is_named()) {
         (Ok(true), _) => Ok(()),
         (Ok(false), false) => Err(Missing::PidNamespace),
         (Ok(false), true) => Err(wrong("it shows the processes of another pid namespace".to_owned())),

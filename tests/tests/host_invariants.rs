@@ -54,7 +54,7 @@ fn libraries_stay_in_their_modules() {
     for (needle, allowed) in [
         ("aya::", &["bpf/"][..]),
         ("perf_event::", &["bpf/"]),
-        ("serde_json", &["export/", "doctor/jsonl.rs", "heap/jsonl.rs", "enrich/names.rs"]),
+        ("serde_json", &["export/", "doctor/jsonl.rs", "heap/jsonl.rs", "host/names.rs"]),
         ("prost", &["export/"]),
         ("inferno", &["export/"]),
         ("object::", &["debuginfo/"]),
@@ -66,7 +66,7 @@ fn libraries_stay_in_their_modules() {
         ("prometheus_client", &["export/prometheus/"]),
         ("opentelemetry_proto", &["export/otlp/"]),
         ("lzma_rust2::", &["debuginfo/"]),
-        ("procfs::", &["discover/", "enrich/"]),
+        ("procfs::", &["discover/", "host/"]),
     ] {
         assert_eq!(offenders(needle, allowed), Vec::<String>::new(), "{needle} outside {allowed:?}");
     }
@@ -76,7 +76,7 @@ fn libraries_stay_in_their_modules() {
 #[test]
 fn processes_are_read_in_one_place() {
     for needle in ["\"/proc/{", "process::all_processes", "Process::new("] {
-        assert_eq!(offenders(needle, &["enrich/host.rs"]), Vec::<String>::new(), "{needle}");
+        assert_eq!(offenders(needle, &["host/proc_root.rs"]), Vec::<String>::new(), "{needle}");
     }
 }
 

@@ -20,7 +20,7 @@ use gctrace_cruby::{
     },
 };
 use gctrace_tests::{PATIENCE, child::Guarded, live::rubies_dir, memory, ruby::Ruby};
-use gctrace_user::enrich::mem::ProcessMemory;
+use gctrace_user::host::mem::ProcessMemory;
 
 #[path = "product/stack.rs"]
 mod stack;

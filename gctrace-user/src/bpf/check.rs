@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     address::{FileOffset, Svma},
-    enrich::host,
+    host::proc_root,
     ruby::plan::ProbeSite,
 };
 
@@ -109,7 +109,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     };
     let options = LoadOptions {
         select: Select::ListedOrCgroups,
-        own_pid: host::own_pid(),
+        own_pid: proc_root::own_pid(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,
         // Aya tells what the verifier walked for those that it loads.

@@ -25,10 +25,10 @@ use super::selection::Selection;
 use crate::{
     bpf::Probes,
     console::say,
-    enrich::{
+    host::{
         container::{self, Cgroups},
-        host,
         names::Names,
+        proc_root,
     },
 };
 
@@ -154,7 +154,7 @@ impl Groups {
 
     /// How often processes must be listed; `None` if they need not be.
     pub(super) fn interval(&self) -> Option<Duration> {
-        let interval = if host::shares_pids() { V1_INTERVAL } else { ASKING_INTERVAL };
+        let interval = if proc_root::shares_pids() { V1_INTERVAL } else { ASKING_INTERVAL };
         (!self.v1.is_empty()).then_some(interval)
     }
 
@@ -186,15 +186,15 @@ impl Groups {
         if folders.is_empty() {
             return HashSet::new();
         }
-        if host::shares_pids() {
+        if proc_root::shares_pids() {
             return folders.iter().flat_map(|folder| processes_below(folder)).collect();
         }
-        match host::pids() {
+        match proc_root::pids() {
             Ok(pids) => {
                 pids.filter(|pid| self.is_below(*pid, |folder, _| folders.contains(folder))).collect()
             }
             Err(error) => {
-                log::warn!("listing {}: {error}", host::root().display());
+                log::warn!("listing {}: {error}", proc_root::root().display());
                 HashSet::new()
             }
         }

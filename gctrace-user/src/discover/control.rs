@@ -38,7 +38,7 @@ use crate::{
     cache::Cache,
     command::Program,
     elf::LoadSegment,
-    enrich::{clock::monotonic_ns, host, names::Names, proc::is_running},
+    host::{clock::monotonic_ns, names::Names, proc::is_running, proc_root},
     images::Images,
     native::Tables,
     ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},
@@ -332,7 +332,7 @@ impl Control {
             while Instant::now() < deadline && self.prepare_one() {}
         }
         if self.selection.has_groups() {
-            let names = Names::below(&host::file_root(), None);
+            let names = Names::below(&proc_root::file_root(), None);
             let mut groups = Groups::open(&self.selection, names, self.probes.asks_ancestors())?;
             groups.begin(&mut self.probes)?;
             groups.list(&mut self.probes)?;
@@ -374,7 +374,7 @@ impl Control {
     /// the probes when they begin, which the kernel has no scope for.)
     fn scope(&self) -> Scope {
         // perf_event_open takes pids of gctrace's own namespace.
-        let single = self.selection.single().filter(|_| host::shares_pids());
+        let single = self.selection.single().filter(|_| proc_root::shares_pids());
         single.and_then(NonZeroU32::new).map_or(Scope::All, Scope::One)
     }
 
@@ -392,10 +392,10 @@ impl Control {
     }
 
     fn scan(&mut self) {
-        let pids = match host::pids() {
+        let pids = match proc_root::pids() {
             Ok(pids) => pids,
             Err(error) => {
-                log::warn!("listing {}: {error}", host::root().display());
+                log::warn!("listing {}: {error}", proc_root::root().display());
                 return;
             }
         };

@@ -16,7 +16,7 @@ mod state;
 mod strangers;
 mod survey;
 
-use crate::enrich::{identity, mappings};
+use crate::host::{identity, mappings};
 
 pub use cgroups::lists_cgroups;
 pub use control::{Found, GVL_ATTACH, GVL_DETACH, Start, run};

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::enrich::host;
+use crate::host::proc_root;
 
 /// The place of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl Place {
 
     /// A file that a process maps; `shown` is its path in the process's maps.
     pub(super) fn of_process(pid: u32, shown: &Path) -> Self {
-        let root = host::path(pid, "root");
+        let root = proc_root::path(pid, "root");
         if is_ours(pid, &root) {
             return Self::on_host(shown);
         }
@@ -44,7 +44,7 @@ fn beneath(path: &Path, root: &Path) -> Option<PathBuf> {
 fn is_ours(pid: u32, root: &Path) -> bool {
     let mounts = |link: &Path| fs::read_link(link).ok();
     let folder = |path: &Path| fs::metadata(path).ok().map(|data| (data.dev(), data.ino()));
-    let (own, its) = (mounts(Path::new("/proc/self/ns/mnt")), mounts(&host::path(pid, "ns/mnt")));
+    let (own, its) = (mounts(Path::new("/proc/self/ns/mnt")), mounts(&proc_root::path(pid, "ns/mnt")));
     own.is_some() && own == its && folder(root).is_some() && folder(root) == folder(Path::new("/"))
 }
 

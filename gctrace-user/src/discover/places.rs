@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::enrich::host;
+use crate::host::proc_root;
 
 /// Where packages put `ruby`.
 const BIN_DIRS: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/bin", "/opt/ruby/bin"];
@@ -130,14 +130,14 @@ pub(super) fn layer_files() -> BTreeSet<PathBuf> {
 
 /// The lower folders of all overlay file systems that processes have mounted.
 fn layers() -> BTreeSet<PathBuf> {
-    let (root, mut namespaces, mut layers) = (host::file_root(), HashSet::new(), BTreeSet::new());
-    let Ok(pids) = host::pids() else { return layers };
+    let (root, mut namespaces, mut layers) = (proc_root::file_root(), HashSet::new(), BTreeSet::new());
+    let Ok(pids) = proc_root::pids() else { return layers };
     for pid in pids {
-        let Ok(namespace) = fs::read_link(host::path(pid, "ns/mnt")) else { continue };
+        let Ok(namespace) = fs::read_link(proc_root::path(pid, "ns/mnt")) else { continue };
         if namespaces.len() >= NAMESPACES || !namespaces.insert(namespace) {
             continue;
         }
-        let mounts = host::process(pid).and_then(|process| process.mountinfo());
+        let mounts = proc_root::process(pid).and_then(|process| process.mountinfo());
         for mount in mounts.into_iter().flatten().filter(|mount| mount.fs_type == "overlay") {
             let lower = mount.super_options.get("lowerdir").cloned().flatten().unwrap_or_default();
             for dir in lower.split(':').filter(|dir| dir.starts_with('/')) {

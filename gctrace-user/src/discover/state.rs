@@ -3,7 +3,7 @@
 use std::{cell::Cell, fs::File, io, os::unix::fs::FileExt as _, time::Duration};
 
 use crate::{
-    enrich::{clock::monotonic_ns, host},
+    host::{clock::monotonic_ns, proc_root},
     ruby::{Modular, plan::AttachPlan, prove},
 };
 
@@ -37,7 +37,7 @@ impl VmState {
 
 /// An integer of a process's memory; `None` if it cannot be read.
 fn number<const N: usize>(pid: u32, address: u64) -> Option<[u8; N]> {
-    let memory = File::open(host::path(pid, "mem")).ok()?;
+    let memory = File::open(proc_root::path(pid, "mem")).ok()?;
     let mut bytes = [0; N];
     memory.read_exact_at(&mut bytes, address).ok()?;
     Some(bytes)
@@ -79,7 +79,7 @@ pub(crate) fn objspace_of(
 
 /// Reads the state of a VM from its memory, between two GC pauses, and proves the layout on it.
 pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmState, prove::FailedProof> {
-    let memory = match File::open(host::path(pid, "mem")) {
+    let memory = match File::open(proc_root::path(pid, "mem")) {
         Ok(memory) => memory,
         Err(error) => return Ok(VmState::Unreadable(error)),
     };

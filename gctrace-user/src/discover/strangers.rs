@@ -16,7 +16,7 @@ use std::{
 use super::mappings::{self, ExecutableMapping};
 use crate::{
     bpf::{ExecMapping, FileId},
-    enrich::host,
+    host::proc_root,
 };
 
 impl From<ExecMapping> for ExecutableMapping {
@@ -60,7 +60,7 @@ impl Strangers {
     pub(super) fn expected() -> Option<Self> {
         let now = Instant::now();
         let new = Self { wanted: Vec::new(), no_ruby: HashSet::new(), known_since: now, due: now };
-        (!host::shares_pids()).then_some(new)
+        (!proc_root::shares_pids()).then_some(new)
     }
 
     /// A record; the processes of files are looked for.
@@ -102,8 +102,8 @@ impl Strangers {
         }
         let wanted = std::mem::take(&mut self.wanted);
         let mut met = Vec::new();
-        match host::pids() {
-            Err(error) => log::warn!("listing {}: {error}", host::root().display()),
+        match proc_root::pids() {
+            Err(error) => log::warn!("listing {}: {error}", proc_root::root().display()),
             Ok(pids) => {
                 for pid in pids {
                     // A process that is gone, or a thread of the kernel, has none.

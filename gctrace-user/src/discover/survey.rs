@@ -23,9 +23,9 @@ use super::{
 use crate::{
     cache::Cache,
     elf::{BuildId, ElfImage, LoadSegment, RubyPresence, probe_ruby},
-    enrich::{
-        host,
+    host::{
         proc::{command_line, is_running},
+        proc_root,
     },
     ruby::{Modular, last_resort::METHODS, plan::AttachPlan, prove::FailedProof},
 };
@@ -185,7 +185,7 @@ pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
         surveyor.named_process(pid);
     }
     if subjects.selection.all {
-        pids.insert(host::own_pid());
+        pids.insert(proc_root::own_pid());
         surveyor.host(&pids);
     }
     surveyor.survey
@@ -252,7 +252,7 @@ impl Surveyor<'_> {
 
     /// Everything that runs, except what has been looked at, then everything that is installed.
     fn host(&mut self, seen: &BTreeSet<u32>) {
-        match host::pids() {
+        match proc_root::pids() {
             Ok(pids) => {
                 let mut pids: Vec<u32> = pids.collect();
                 pids.sort_unstable();
@@ -261,7 +261,7 @@ impl Surveyor<'_> {
                     self.any_process(pid);
                 }
             }
-            Err(error) => log::warn!("listing {}: {error}", host::root().display()),
+            Err(error) => log::warn!("listing {}: {error}", proc_root::root().display()),
         }
         for path in installed::images(false) {
             if let Err(error) =

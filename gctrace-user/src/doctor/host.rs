@@ -8,7 +8,7 @@ use std::{
 use super::report::{HostCheck, HostReport, Status, unprivileged};
 use crate::{
     bpf::{KernelCheck, Tried},
-    enrich::host,
+    host::proc_root,
     preflight::{self, Missing, PRIVILEGES},
 };
 
@@ -71,12 +71,12 @@ fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostC
 }
 
 fn pids_detail() -> String {
-    if host::shares_pids() {
+    if proc_root::shares_pids() {
         return "the host's own".to_owned();
     }
     format!(
         "one of its own, the host's processes are in {}; native frames and a command need the host's",
-        host::root().display()
+        proc_root::root().display()
     )
 }
 

@@ -17,8 +17,8 @@ use crate::{
     cli::{DoctorSettings, Format},
     console,
     discover::{self, Abilities, DebugInfo, Subjects},
-    enrich::mappings,
     export::ExportError,
+    host::mappings,
     preflight, terminal,
 };
 

@@ -13,7 +13,7 @@ use super::{
     text::Lines,
 };
 use crate::{
-    enrich::clock::WallClock,
+    host::clock::WallClock,
     ledger::Ledger,
     model::{
         GcCycle, GcState, GcWork, MemorySource, Pause, Process, Runtime,

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{jsonl::frame_text, summary::Done};
 use crate::{
     aggregate::gc_summary::{Distribution, Notable, Rss},
-    enrich::clock::WallClock,
+    host::clock::WallClock,
     model::stack::Frame,
 };
 

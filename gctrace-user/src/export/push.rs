@@ -7,7 +7,7 @@ use super::{
     upload::{self, Address, Uploader},
     windows::{LastUploads, Make, Windows},
 };
-use crate::enrich::clock::WallClock;
+use crate::host::clock::WallClock;
 
 /// Where is pushed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     aggregate::{gc_summary::GcSummary, services::CycleKey},
-    enrich::clock::WallClock,
+    host::clock::WallClock,
     ledger::Ledger,
     model::{
         EndReason, GcCycle, GcState, GcWork, Process,

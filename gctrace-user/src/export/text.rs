@@ -11,7 +11,7 @@ use super::{
     text_interval::Intervals,
 };
 use crate::{
-    enrich::clock::WallClock,
+    host::clock::WallClock,
     ledger::Ledger,
     model::{
         GcCycle, GcState, GcWork, Process,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     aggregate::gc_summary::GcSummary,
-    enrich::clock::{WallClock, monotonic_ns},
+    host::clock::{WallClock, monotonic_ns},
     model::{GcCycle, GcState, Process},
     terminal::{Colour, Screen},
 };

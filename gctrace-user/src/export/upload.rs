@@ -17,7 +17,7 @@ use bytes::Bytes;
 use gctrace_tunemygc::printable::printable_part;
 use ureq::http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::{enrich::origin, ledger::UserCounts};
+use crate::{host::origin, ledger::UserCounts};
 
 mod address;
 mod grpc;

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     aggregate::recording::{Limits, ProcessIndex, Recording},
-    enrich::clock::{WallClock, monotonic_ns},
+    host::clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
     model::{GcCycle, GcState, Process, gvl::GvlWait, stack::StackSample},
 };

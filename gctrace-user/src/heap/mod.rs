@@ -13,7 +13,7 @@ use crate::{
     cli::{By, Format, HeapSettings},
     console::say,
     discover::{Abilities, DebugInfo, Selection, Subjects, objspace_of, survey},
-    enrich::{mem::ProcessMemory, proc::is_running},
+    host::{mem::ProcessMemory, proc::is_running},
     ruby::{
         frames::Memory,
         heap::{Census, ClassNames, HeapError, HeapLayout, census},

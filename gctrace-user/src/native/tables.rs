@@ -15,9 +15,9 @@ use super::code::{Book, CodeImage, CodeMap, Mapped, Source};
 use super::{NativeNamer, layout};
 use crate::bpf::{ExecMapping, UnwindMaps};
 use crate::elf::{ElfError, ImageHead, LoadSegment, UnwindTable};
-use crate::enrich::clock::monotonic_ns;
-use crate::enrich::host;
-use crate::enrich::{
+use crate::host::clock::monotonic_ns;
+use crate::host::proc_root;
+use crate::host::{
     identity::ImageKey,
     mappings::{CodeMapping, code_of, load_bias},
 };
@@ -303,7 +303,7 @@ fn read_file(pid: Option<u32>, path: &Path, shown: &Path) -> Result<Read, ElfErr
     let file = File::open(path).map_err(|source| ElfError::Io { what: "a mapped file", source })?;
     let head = ImageHead::read(&file)?;
     let table = UnwindTable::read(&file);
-    let of_process = pid.map(|pid| host::path(pid, "root"));
+    let of_process = pid.map(|pid| proc_root::path(pid, "root"));
     let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();
     Ok(Read { segments: head.segments, table, code: CodeImage::new(shown, Source::File(file), roots) })
 }
@@ -311,7 +311,7 @@ fn read_file(pid: Option<u32>, path: &Path, shown: &Path) -> Result<Read, ElfErr
 fn read_vdso(pid: u32, start: u64, end: u64) -> Result<Read, ElfError> {
     let io = |source| ElfError::Io { what: "the vDSO", source };
     let mut bytes = vec![0; (end - start).min(MAX_VDSO) as usize];
-    let memory = File::open(host::path(pid, "mem")).map_err(io)?;
+    let memory = File::open(proc_root::path(pid, "mem")).map_err(io)?;
     memory.read_exact_at(&mut bytes, start).map_err(io)?;
     let table = UnwindTable::read(&bytes[..]);
     Ok(Read {

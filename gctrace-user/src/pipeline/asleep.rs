@@ -17,7 +17,7 @@ use gctrace_common::{
 use super::{Pipeline, Traced};
 use crate::{
     bpf::AwayMap,
-    enrich::{
+    host::{
         clock::monotonic_ns,
         mem::ProcessMemory,
         tasks::{self, Task},

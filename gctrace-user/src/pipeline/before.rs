@@ -4,8 +4,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    enrich::proc::{boot_ns, start_ns},
     export::CyclesBefore,
+    host::proc::{boot_ns, start_ns},
 };
 
 /// Most processes that are remembered by how they began.

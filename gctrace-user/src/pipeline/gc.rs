@@ -5,7 +5,7 @@ use gctrace_common::event::{PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent}
 use super::Pipeline;
 use crate::{
     decode::{self, Event},
-    enrich::proc,
+    host::proc,
     images::Reading,
     model::{GcState, GcWork, Memory},
     ruby::{

@@ -17,7 +17,7 @@ use crate::{
     },
     bpf::{GvlRead, GvlReader},
     console::say,
-    enrich::clock::monotonic_ns,
+    host::clock::monotonic_ns,
     model::{
         gvl::{GvlBlocker, GvlDoing, GvlSpan, GvlWait},
         stack::Stack,

@@ -25,7 +25,7 @@ use super::own::Own;
 use crate::{
     bpf::StackRing,
     decode::{self, Event, StackRecord},
-    enrich::mem::ProcessMemory,
+    host::mem::ProcessMemory,
     images::Images,
     ledger::UserCounts,
     model::stack::Frame,

@@ -10,7 +10,7 @@ use gctrace_cruby::ruby::{
     frames::Memory as _,
     tables::{self, Struct},
 };
-use gctrace_user::enrich::mem::ProcessMemory;
+use gctrace_user::host::mem::ProcessMemory;
 
 /// Frames of one stack, elements of one list, environments between a block and its method: more are a mistake.
 const MANY: usize = 100_000;

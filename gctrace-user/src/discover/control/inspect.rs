@@ -10,7 +10,7 @@ use super::{
     },
     Control, Verdict,
 };
-use crate::{enrich::host, ruby::plan::AttachPlan};
+use crate::{host::proc_root, ruby::plan::AttachPlan};
 
 impl Control {
     pub(super) fn inspect(&mut self, pid: u32) {
@@ -90,7 +90,7 @@ impl Control {
             _ => None,
         });
         let has_probes = |plan: &AttachPlan| {
-            let memory = File::open(host::path(pid, "mem")).ok()?;
+            let memory = File::open(proc_root::path(pid, "mem")).ok()?;
             let file = File::open(file).ok()?;
             let differs = |offset: u64| {
                 let address = mapping.start.checked_add(offset.checked_sub(mapping.offset)?)?;

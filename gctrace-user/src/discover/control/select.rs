@@ -8,7 +8,7 @@ use std::{
 use super::{Control, Found};
 use crate::{
     discover::mappings,
-    enrich::{called, host, proc::is_running},
+    host::{called, proc::is_running, proc_root},
 };
 
 /// How often Ruby processes are asked for their names again: programs change them when they are up.
@@ -156,7 +156,7 @@ impl Control {
         }
         let mut pids: BTreeSet<u32> = self.listed.candidates.drain().filter(|&pid| is_running(pid)).collect();
         if due(&mut self.listed.scanned, ALL_RENAMED)
-            && let Ok(all) = host::pids()
+            && let Ok(all) = proc_root::pids()
         {
             let named = |pid: &u32| *pid != self.own_pid && called::is_any(*pid, &self.selection.names);
             pids.extend(all.filter(named));
@@ -194,15 +194,15 @@ impl Control {
 /// The descendants of a process at this moment.
 fn descendants(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    match host::pids() {
+    match proc_root::pids() {
         Ok(pids) => {
             for pid in pids {
-                if let Ok(stat) = host::process(pid).and_then(|process| process.stat()) {
+                if let Ok(stat) = proc_root::process(pid).and_then(|process| process.stat()) {
                     children.entry(stat.ppid as u32).or_default().push(pid);
                 }
             }
         }
-        Err(error) => log::warn!("listing {}: {error}", host::root().display()),
+        Err(error) => log::warn!("listing {}: {error}", proc_root::root().display()),
     }
     below(&children, root)
 }

@@ -15,12 +15,12 @@ use prost::Message as _;
 use super::{SCHEMA_URL, resource, scope, text};
 use crate::{
     aggregate::services::{Gauges, Service, Services, Times},
-    enrich::clock::WallClock,
     export::{
         VERSION,
         figures::{self, Figure, Kind, Value},
         upload::{Payload, Protocol},
     },
+    host::clock::WallClock,
     ledger::Ledger,
     model::Origin,
 };
@@ -144,7 +144,7 @@ impl Told {
         let mut user = self.ledger.user_counters();
         user.retain(|(name, _)| !name.ends_with("_waiting"));
         ResourceMetrics {
-            resource: Some(resource(&origin, Some(&hostname), None, Some(crate::enrich::host::own_pid()))),
+            resource: Some(resource(&origin, Some(&hostname), None, Some(crate::host::proc_root::own_pid()))),
             scope_metrics: vec![ScopeMetrics {
                 scope: Some(scope()),
                 metrics: vec![

@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::{
 use super::{ExportError, Exporter, ProcessEnd, VERSION, upload::Uploader};
 use crate::{
     aggregate::{gvl_so_far::GvlSoFar, services::Services},
-    enrich::clock::{WallClock, monotonic_ns},
+    host::clock::{WallClock, monotonic_ns},
     ledger::Ledger,
     model::{GcCycle, GcState, GcWork, Image, Origin, Process, gvl::GvlWait},
 };

@@ -12,7 +12,7 @@ use std::{
 use super::{ExportError, Exporter, ProcessEnd, file, sink::Sink};
 use crate::{
     aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
-    enrich::clock::{WallClock, monotonic_ns},
+    host::clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
     model::{
         GcCycle, GcState, GcWork, Process,

@@ -18,7 +18,7 @@ use crate::{
         call_tree::NodeId,
         recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Thread, Timeline, reason_text},
     },
-    enrich::clock::{boottime_ns, monotonic_ns},
+    host::clock::{boottime_ns, monotonic_ns},
     model::gvl::{GvlDoing, GvlGap},
     ruby::PauseKind,
 };

@@ -33,7 +33,7 @@ use crate::{
             SampleSum, Thread, WaitKey, reason_text,
         },
     },
-    enrich::clock::WallClock,
+    host::clock::WallClock,
     model::{
         Image,
         gvl::GvlTimes,

@@ -12,7 +12,7 @@ use std::{
 use super::{ExportError, Exporter, ProcessEnd};
 use crate::{
     aggregate::{gvl_so_far::GvlSoFar, services::Services},
-    enrich::clock::monotonic_ns,
+    host::clock::monotonic_ns,
     ledger::Ledger,
     model::{GcCycle, GcState, GcWork, Process, gvl::GvlWait},
 };

@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{sync::Semaphore, time::timeout};
 
 use super::{Shared, text};
-use crate::enrich::clock::monotonic_ns;
+use crate::host::clock::monotonic_ns;
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 32;

@@ -26,7 +26,7 @@ use client::Client;
 
 use super::{ExportError, Exporter, ProcessEnd, VERSION, file};
 use crate::{
-    enrich::clock::WallClock,
+    host::clock::WallClock,
     ledger::{Ledger, UserCounts},
     model::{EndReason, GcCycle, GcState, Process},
     private_dir::{self, DirError},

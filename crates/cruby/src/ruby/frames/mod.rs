@@ -38,7 +38,7 @@ pub use frame::{Frame, FrameKind};
 pub use layout::FrameLayout;
 use namer::Shown;
 
-/// Reads memory of one process. Implemented over `/proc/PID/mem` in `enrich`, and over byte images in tests.
+/// Reads memory of one process. Implemented over `/proc/PID/mem` in `host` of the agent, and over byte images in tests.
 pub trait Memory {
     /// Fills `buffer` from `address`; `false` if any byte of it could not be read.
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;

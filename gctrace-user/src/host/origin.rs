@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use gctrace_tunemygc::printable::printable;
 
-use super::host;
+use super::proc_root;
 use crate::model::{Container, Origin};
 
 /// Names and values longer than this are cut: they become labels.
@@ -16,10 +16,10 @@ const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 /// Reads it; what cannot be read is not there. `container`: where the process runs.
 pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> Origin {
-    let environ = fs::read(host::path(pid, "environ")).unwrap_or_default();
+    let environ = fs::read(proc_root::path(pid, "environ")).unwrap_or_default();
     let mut origin = tell(&environ, container, comm, cmdline);
     if origin.pod.is_some() && origin.namespace.is_none() {
-        let path = host::path(pid, "root").join(NAMESPACE);
+        let path = proc_root::path(pid, "root").join(NAMESPACE);
         let name = fs::read_to_string(path).map(|name| clean(name.trim()));
         origin.namespace = name.ok().filter(|name| !name.is_empty());
     }
@@ -123,7 +123,7 @@ fn clean(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::enrich::container::parse;
+    use crate::host::container::parse;
 
     fn words(line: &str) -> Vec<String> {
         line.split(' ').map(ToOwned::to_owned).collect()

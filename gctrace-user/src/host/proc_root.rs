@@ -39,7 +39,7 @@ pub fn is_named() -> bool {
     ROOT.get().is_some()
 }
 
-/// The path of a file of a process: `host::path(17, "maps")`.
+/// The path of a file of a process: `proc_root::path(17, "maps")`.
 pub fn path(pid: u32, name: &str) -> PathBuf {
     let mut path = root().join(pid.to_string());
     path.push(name);

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
-use super::host;
+use super::proc_root;
 use crate::ruby::frames::Memory;
 
 /// Reads the memory of one process through one open file. The process is neither stopped nor disturbed.
@@ -22,7 +22,7 @@ impl ProcessMemory {
     /// The process is gone, or the kernel does not let gctrace read it (it takes what `ptrace` takes: the same user and a
     /// dumpable process, or `CAP_SYS_PTRACE`).
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: File::open(host::path(pid, "mem"))? })
+        Ok(Self { file: File::open(proc_root::path(pid, "mem"))? })
     }
 }
 

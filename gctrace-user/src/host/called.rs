@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use super::{host, origin};
+use super::{origin, proc_root};
 
 /// `TASK_COMM_LEN` without the terminating zero (include/linux/sched.h).
 const COMM: usize = 15;
 
 /// Whether a process has one of these names at this moment.
 pub fn is_any(pid: u32, names: &[String]) -> bool {
-    let Ok(process) = host::process(pid) else { return false };
+    let Ok(process) = proc_root::process(pid) else { return false };
     let Ok(stat) = process.stat() else { return false };
     let cmdline = process.cmdline().unwrap_or_default();
     names.iter().any(|name| is(name, &stat.comm, &cmdline))

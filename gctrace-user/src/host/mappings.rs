@@ -7,7 +7,7 @@ use procfs::{
     process::{MMPermissions, MMapPath, MemoryMap},
 };
 
-use super::host;
+use super::proc_root;
 use crate::elf::LoadSegment;
 
 /// One executable file mapping.
@@ -28,7 +28,7 @@ pub(crate) struct ExecutableMapping {
 impl ExecutableMapping {
     /// The mapped file itself, whatever has become of its path: works across mount namespaces and for deleted files.
     pub(crate) fn file(&self, pid: u32) -> PathBuf {
-        host::path(pid, &format!("map_files/{:x}-{:x}", self.start, self.end))
+        proc_root::path(pid, &format!("map_files/{:x}-{:x}", self.start, self.end))
     }
 
     /// A path that opens the mapped file with what privileges there are: [`ExecutableMapping::file`] where it may be
@@ -37,7 +37,7 @@ impl ExecutableMapping {
         let file = self.file(pid);
         let Err(error) = std::fs::metadata(&file) else { return Ok(file) };
         let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
-        let path = host::path(pid, "root").join(inside);
+        let path = proc_root::path(pid, "root").join(inside);
         match std::fs::metadata(&path) {
             Ok(metadata) if self.inode != 0 && metadata.ino() == self.inode => Ok(path),
             _ => Err(error),
@@ -71,7 +71,7 @@ pub(crate) enum CodeMapping {
 
 /// All code of a process that has an image, in address order; not that of just-in-time compilers.
 pub(crate) fn code_of(pid: u32) -> Result<Vec<CodeMapping>, ProcError> {
-    let maps = host::process(pid)?.maps()?;
+    let maps = proc_root::process(pid)?.maps()?;
     let code = |map: &MemoryMap| match map.pathname {
         MMapPath::Vdso => Some(CodeMapping::Vdso(map.address.0, map.address.1)),
         _ => executable(map).map(CodeMapping::File),
@@ -81,7 +81,7 @@ pub(crate) fn code_of(pid: u32) -> Result<Vec<CodeMapping>, ProcError> {
 
 /// The executable file mappings of a process, in address order.
 pub(crate) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> {
-    let maps = host::process(pid)?.maps()?;
+    let maps = proc_root::process(pid)?.maps()?;
     Ok(maps.iter().filter_map(executable).collect())
 }
 
@@ -107,7 +107,7 @@ pub fn own_code() -> Option<u64> {
     fn never_called() {}
     let address = never_called as *const () as u64;
     let exe = std::fs::read_link("/proc/self/exe").ok()?;
-    let mappings = of_process(host::own_pid()).ok()?;
+    let mappings = of_process(proc_root::own_pid()).ok()?;
     let mapping = mappings.iter().find(|m| m.path == exe && (m.start..m.end).contains(&address))?;
     Some(address - mapping.start + mapping.offset)
 }

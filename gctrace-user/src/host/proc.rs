@@ -13,7 +13,7 @@ use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
 
 use super::{
     clock::{boottime_ns, monotonic_ns},
-    host, origin,
+    origin, proc_root,
 };
 use crate::model::{Container, Image, Memory, MemorySource, Process, Shares};
 
@@ -29,7 +29,7 @@ pub struct MemoryReader {
 impl MemoryReader {
     /// Opens `/proc/PID/status`.
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { status: File::open(host::path(pid, "status"))? })
+        Ok(Self { status: File::open(proc_root::path(pid, "status"))? })
     }
 
     /// What it has now; `None` once the process is gone.
@@ -81,7 +81,7 @@ pub fn at_event(pages: &MemoryPages) -> Option<Memory> {
 /// Reads how the memory of a process is shared. The kernel walks its page tables for that, during which the process cannot
 /// map memory: not something to do often.
 pub fn shares(pid: u32) -> Option<Shares> {
-    let text = fs::read_to_string(host::path(pid, "smaps_rollup")).ok()?;
+    let text = fs::read_to_string(proc_root::path(pid, "smaps_rollup")).ok()?;
     Some(Shares { pss: kib(&text, "Pss:")?, private_dirty: kib(&text, "Private_Dirty:")? })
 }
 
@@ -96,13 +96,13 @@ const PF_EXITING: u32 = 0x4;
 
 /// Whether the process is there and its exit has not been reported yet.
 pub fn is_running(pid: u32) -> bool {
-    let stat = host::process(pid).and_then(|process| process.stat());
+    let stat = proc_root::process(pid).and_then(|process| process.stat());
     stat.is_ok_and(|stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x'))
 }
 
 /// When a process started, nanoseconds since boot: the beginning of a tick of 10 ms.
 pub fn start_ns(pid: u32) -> Option<u64> {
-    let stat = host::process(pid).and_then(|process| process.stat()).ok()?;
+    let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;
     Some(stat.starttime * (1_000_000_000 / procfs::ticks_per_second()))
 }
 
@@ -114,7 +114,7 @@ pub fn boot_ns() -> Option<u64> {
 
 /// Its command line as one line, or the name of its main thread.
 pub fn command_line(pid: u32) -> Option<String> {
-    let process = host::process(pid).ok()?;
+    let process = proc_root::process(pid).ok()?;
     let words = process.cmdline().ok().filter(|words| !words.is_empty());
     let line = words.map(|words| words.join(" ")).or_else(|| Some(process.stat().ok()?.comm))?;
     // Programs write what they like there, for example when they set a title.
@@ -123,7 +123,7 @@ pub fn command_line(pid: u32) -> Option<String> {
 
 /// When a process was started, `CLOCK_MONOTONIC` nanoseconds, to a clock tick (10 ms) below.
 pub fn started_ns(pid: u32) -> Option<u64> {
-    let ticks = host::process(pid).ok()?.stat().ok()?.starttime;
+    let ticks = proc_root::process(pid).ok()?.stat().ok()?.starttime;
     let since_boot = u128::from(ticks) * 1_000_000_000 / u128::from(procfs::ticks_per_second());
     // The kernel counts it in boot time, which goes on while the machine sleeps.
     let asleep = boottime_ns().saturating_sub(monotonic_ns());
@@ -132,7 +132,7 @@ pub fn started_ns(pid: u32) -> Option<u64> {
 
 /// Describes a process as far as it can be read.
 pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -> Process {
-    let process = host::process(pid).ok();
+    let process = proc_root::process(pid).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
     let ns_pid = process
         .as_ref()
@@ -171,7 +171,7 @@ type GcEnv = (BTreeMap<String, String>, Vec<String>);
 
 /// The token is a secret and is not kept.
 fn gc_env(pid: u32) -> Option<GcEnv> {
-    let bytes = fs::read(host::path(pid, "environ")).ok()?;
+    let bytes = fs::read(proc_root::path(pid, "environ")).ok()?;
     Some(parse_gc_env(&bytes))
 }
 
@@ -196,12 +196,12 @@ fn parse_gc_env(environ: &[u8]) -> GcEnv {
 /// Host name of the process's UTS namespace: ours if it is the same namespace, else what the container's root says
 /// (runtimes write the name they set to /etc/hostname).
 fn hostname(pid: u32) -> Option<String> {
-    let theirs = fs::read_link(host::path(pid, "ns/uts")).ok()?;
+    let theirs = fs::read_link(proc_root::path(pid, "ns/uts")).ok()?;
     let ours = fs::read_link("/proc/self/ns/uts").ok()?;
     if theirs == ours {
         return Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
     }
-    let text = fs::read_to_string(host::path(pid, "root/etc/hostname")).ok()?;
+    let text = fs::read_to_string(proc_root::path(pid, "root/etc/hostname")).ok()?;
     let name = text.trim();
     (!name.is_empty()).then(|| name.to_owned())
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, io};
 
-use super::host;
+use super::proc_root;
 
 /// A thread at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Task {
 impl Task {
     /// Looks at a thread; `None` if it is gone.
     pub fn look(pid: u32, tid: u32) -> Option<Self> {
-        let status = fs::read_to_string(host::path(pid, &format!("task/{tid}/status"))).ok()?;
+        let status = fs::read_to_string(proc_root::path(pid, &format!("task/{tid}/status"))).ok()?;
         Self::parse(tid, &status)
     }
 
@@ -50,14 +50,14 @@ impl Task {
 ///
 /// The process is gone, or may not be looked at.
 pub fn tids(pid: u32) -> io::Result<Vec<u32>> {
-    let entries = fs::read_dir(host::path(pid, "task"))?;
+    let entries = fs::read_dir(proc_root::path(pid, "task"))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// The name of a thread, NUL padded, as the kernel's records have it.
 pub fn comm(pid: u32, tid: u32) -> [u8; 16] {
     let mut comm = [0; 16];
-    if let Ok(name) = fs::read(host::path(pid, &format!("task/{tid}/comm"))) {
+    if let Ok(name) = fs::read(proc_root::path(pid, &format!("task/{tid}/comm"))) {
         let name = name.strip_suffix(b"\n").unwrap_or(&name);
         let len = name.len().min(comm.len() - 1);
         comm[..len].copy_from_slice(&name[..len]);

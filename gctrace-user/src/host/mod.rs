@@ -3,11 +3,11 @@
 pub mod called;
 pub mod clock;
 pub mod container;
-pub mod host;
 pub mod identity;
 pub mod mappings;
 pub mod mem;
 pub mod names;
 pub mod origin;
 pub mod proc;
+pub mod proc_root;
 pub mod tasks;

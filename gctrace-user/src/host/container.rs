@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::host;
+use super::proc_root;
 use crate::model::{Container, Runtime};
 
 /// Where a process is, as `/proc/PID/cgroup` says.
@@ -17,7 +17,7 @@ pub struct Cgroups {
 impl Cgroups {
     /// Those of a process; `None` once it is gone.
     pub fn of(pid: u32) -> Option<Self> {
-        Some(Self::parse(&fs::read_to_string(host::path(pid, "cgroup")).ok()?))
+        Some(Self::parse(&fs::read_to_string(proc_root::path(pid, "cgroup")).ok()?))
     }
 
     /// From the text of `/proc/PID/cgroup` (cgroups(7)): `hierarchy:controllers:path`.

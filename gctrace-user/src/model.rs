@@ -2,6 +2,8 @@
 //! has its own types beside its exporter.
 
 pub mod gvl;
+pub mod gvl_so_far;
+pub mod seen;
 pub mod source;
 pub mod stack;
 

@@ -13,7 +13,7 @@ use crate::{
     aggregate::gc_cycle::{CycleFold, Folded},
     bpf::{AwayMap, GvlReader, Rings},
     decode::{self, Event},
-    export::{CyclesBefore, ExportError, Exporter, ProcessEnd, program},
+    export::{ExportError, Exporter, program},
     host::{
         clock::monotonic_ns,
         names::Names,
@@ -21,7 +21,10 @@ use crate::{
     },
     images::{Images, KnownImage},
     ledger::{Ledger, UserCounts},
-    model::{EndReason, GcCycle, Memory, Process, Shares},
+    model::{
+        EndReason, Memory, Process, Shares,
+        seen::{CyclesBefore, ProcessEnd, Seen},
+    },
     native::NativeNamer,
     stacks::{Made, Reader, Ready, Stacks, Taken},
 };
@@ -405,7 +408,7 @@ impl Pipeline {
                 continue;
             };
             self.counts.stacks += 1;
-            self.export(|exporter| exporter.stack(&process, &sample));
+            self.see(&process, Seen::Stack(&sample));
         }
     }
 
@@ -454,7 +457,7 @@ impl Pipeline {
         });
         self.traced.insert(pid, traced);
         self.counts.processes += 1;
-        self.export(|exporter| exporter.process(&process, state.as_ref()));
+        self.see(&process, Seen::Process { state: state.as_ref(), now_ns: monotonic_ns() });
     }
 
     /// Since when the events of a process with this image can have been seen.
@@ -474,7 +477,7 @@ impl Pipeline {
             self.counts.cycles_unfinished += 1;
             self.counts.cycles += 1;
             traced.cycles += 1;
-            self.export(|exporter| exporter.cycle(&traced.process, &cycle));
+            self.see(&traced.process, Seen::Cycle(&cycle));
         }
         let (before, untold) = traced.beginning.ended(traced.lost > 0);
         if untold {
@@ -482,7 +485,7 @@ impl Pipeline {
         }
         let Traced { cycles, lost, since_ns, outside_ns, .. } = traced;
         let end = ProcessEnd { reason, ts_ns, since_ns, outside_ns, shutdown, cycles, before, lost };
-        self.export(|exporter| exporter.ended(&traced.process, &end));
+        self.see(&traced.process, Seen::Ended(&end));
     }
 
     fn count_before(&mut self, before: CyclesBefore) {
@@ -499,12 +502,13 @@ impl Pipeline {
             let Some(traced) = self.traced.get_mut(&pid) else { continue };
             traced.cycles += 1;
             let process = traced.process.clone();
-            self.export_cycle(&process, &cycle);
+            self.see(&process, Seen::Cycle(&cycle));
         }
     }
 
-    fn export_cycle(&mut self, process: &Process, cycle: &GcCycle) {
-        self.export(|exporter| exporter.cycle(process, cycle));
+    /// Hands what was seen of a process to every exporter.
+    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        self.export(|exporter| exporter.see(process, seen));
     }
 
     /// Hands something to every exporter; one that fails does not stop the others.

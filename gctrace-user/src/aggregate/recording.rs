@@ -13,6 +13,7 @@ use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::{GvlGap, GvlTimes},
+    seen::{Observer, Seen},
     stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
 };
 
@@ -247,6 +248,22 @@ pub struct Recording {
     beyond: Option<ThreadIndex>,
 }
 
+impl Observer for Recording {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        match seen {
+            Seen::Process { state, .. } => self.process(process, state),
+            Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Work(work) => self.work(process, work),
+            Seen::Stack(sample) => self.sample(process, sample),
+            Seen::GvlWait(wait) => self.gvl_wait(process, wait),
+            Seen::GvlSpan(span) => self.gvl_span(process, span),
+            Seen::GvlThread(thread) => self.gvl_thread(process, thread),
+            Seen::Ended(_) => self.ended(process),
+            Seen::GvlSoFar(_) | Seen::GvlProcess(_) => {}
+        }
+    }
+}
+
 impl Recording {
     /// Records sums, and a timeline if `timeline`.
     pub fn new(timeline: bool, limits: Limits) -> Self {
@@ -284,7 +301,7 @@ impl Recording {
     }
 
     /// A process is traced from now on. What had its pid before is another one.
-    pub fn process(&mut self, process: &Process, state: Option<&GcState>) {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) {
         self.current.remove(&process.pid);
         if self.images.iter().all(|known| known.index != process.image.index) {
             self.images.push(process.image.clone());
@@ -295,7 +312,7 @@ impl Recording {
     }
 
     /// Tracing of a process ended.
-    pub fn ended(&mut self, process: &Process) {
+    fn ended(&mut self, process: &Process) {
         self.current.remove(&process.pid);
     }
 
@@ -319,7 +336,7 @@ impl Recording {
     }
 
     /// A sample.
-    pub fn sample(&mut self, process: &Process, sample: &StackSample) {
+    fn sample(&mut self, process: &Process, sample: &StackSample) {
         // Of a time off the CPU the part in the recording counts.
         let (mut ts_ns, mut wall_ns) = (sample.ts_ns, sample.wall_ns);
         if let Some(began_ns) = self.began_ns.filter(|_| sample.state != ThreadState::Running)
@@ -362,7 +379,7 @@ impl Recording {
     }
 
     /// A cycle with its pauses.
-    pub fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
         let start = &cycle.start;
         // All of a cycle or nothing, so that sums and timelines agree.
         if !self.admits(cycle.pauses.iter().map(|pause| pause.begin_ns).fold(start.ts_ns, u64::min)) {
@@ -415,7 +432,7 @@ impl Recording {
     }
 
     /// GC work without event sites.
-    pub fn work(&mut self, process: &Process, work: &GcWork) {
+    fn work(&mut self, process: &Process, work: &GcWork) {
         if self.timeline.is_none() || !self.admits(work.begin_ns) {
             return;
         }

@@ -6,8 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use super::gvl_so_far::GvlSoFar;
-use crate::model::{GcCycle, GcState, GcWork, Image, Origin, Process, gvl::GvlWait};
+use crate::model::{
+    GcCycle, GcState, GcWork, Image, Origin, Process,
+    gvl::GvlWait,
+    gvl_so_far::GvlSoFar,
+    seen::{Observer, Seen},
+};
 
 /// Upper bounds of the buckets of pauses, nanoseconds.
 pub const PAUSE_BOUNDS: [u64; 15] = [
@@ -227,6 +231,20 @@ pub struct Services {
     pub beyond: u64,
 }
 
+impl Observer for Services {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        match seen {
+            Seen::Process { state, now_ns } => self.process(process, state, now_ns),
+            Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Work(work) => self.work(process, work),
+            Seen::GvlWait(wait) => self.gvl_wait(process, wait),
+            Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
+            Seen::Ended(end) => self.ended(process, end.shutdown.as_ref()),
+            Seen::Stack(_) | Seen::GvlSpan(_) | Seen::GvlThread(_) | Seen::GvlProcess(_) => {}
+        }
+    }
+}
+
 impl Services {
     /// Nothing yet; with `by_pid` each process is told apart.
     pub fn new(by_pid: bool) -> Self {
@@ -234,7 +252,7 @@ impl Services {
     }
 
     /// A process is traced from now on.
-    pub fn process(&mut self, process: &Process, state: Option<&GcState>, now_ns: u64) {
+    fn process(&mut self, process: &Process, state: Option<&GcState>, now_ns: u64) {
         self.gone(process.pid);
         let key = self.key(process);
         let service = self.known.entry(key.clone()).or_insert_with(|| Service::new(process, now_ns));
@@ -249,7 +267,7 @@ impl Services {
     }
 
     /// A cycle of a process.
-    pub fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
         self.state(process, &cycle.start);
         if let Some(end) = &cycle.end {
             self.state(process, end);
@@ -267,7 +285,7 @@ impl Services {
     }
 
     /// GC work of an image without event sites.
-    pub fn work(&mut self, process: &Process, work: &GcWork) {
+    fn work(&mut self, process: &Process, work: &GcWork) {
         let Some(service) = self.of(process.pid) else { return };
         let (count, ns) = service.work.entry(work.phase.name()).or_default();
         *count += 1;
@@ -275,14 +293,14 @@ impl Services {
     }
 
     /// A long wait for the GVL.
-    pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         if let Some(service) = self.of(process.pid) {
             service.gvl_long_waits.add(wait.ns);
         }
     }
 
     /// What the threads of a process have done with the GVL so far.
-    pub fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) {
+    fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) {
         let Some(running) = self.running.get_mut(&process.pid) else { return };
         let grown = so_far.growth(&mut running.gvl);
         let Some(service) = self.known.get_mut(&running.service) else { return };
@@ -294,7 +312,7 @@ impl Services {
     }
 
     /// Tracing of a process ended.
-    pub fn ended(&mut self, process: &Process, last: Option<&GcState>) {
+    fn ended(&mut self, process: &Process, last: Option<&GcState>) {
         if let Some(state) = last {
             self.state(process, state);
         }

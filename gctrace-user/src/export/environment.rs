@@ -8,10 +8,10 @@ use gctrace_tunemygc::{
     tune::{Series, environment::unheeded},
 };
 
-use super::{ExportError, Exporter, ProcessEnd};
+use super::{ExportError, Exporter};
 use crate::{
-    ledger::{Ledger, UserCounts},
-    model::{GcCycle, GcState, Process},
+    ledger::UserCounts,
+    model::{Process, seen::Seen},
 };
 
 /// Services and variables that are remembered; then nothing more is told.
@@ -33,7 +33,8 @@ impl Environment {
 }
 
 impl Exporter for Environment {
-    fn process(&mut self, process: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        let Seen::Process { .. } = seen else { return Ok(()) };
         self.refused += process.gc_env_refused.len() as u64;
         let series = Series::parse(&process.image.version.to_string());
         for found in series.map_or_else(Vec::new, |series| unheeded(&process.gc_env, series)) {
@@ -62,17 +63,5 @@ impl Exporter for Environment {
 
     fn add_counts(&self, counts: &mut UserCounts) {
         counts.variables_refused += self.refused;
-    }
-
-    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use gctrace_tunemygc::printable::printable_json;
 use serde::{Serialize, Serializer};
 
 use super::{
-    CyclesBefore, ExportError, Exporter, ProcessEnd,
+    ExportError, Exporter,
     jsonl_gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap},
     jsonl_summary::SummaryLine,
     summary::Summaries,
@@ -21,6 +21,7 @@ use crate::{
             GvlBlocked, GvlBlocker, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary,
             GvlWait, GvlWho,
         },
+        seen::{CyclesBefore, ProcessEnd, Seen},
         stack::Frame,
     },
 };
@@ -336,8 +337,45 @@ fn stat_heap_of<'a>(process: &'a Process, state: &'a GcState) -> Option<StatHeap
 }
 
 impl<W: Write> Exporter for Jsonl<W> {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.summaries.see(process, seen);
+        match seen {
+            Seen::Process { state, .. } => self.process(process, state),
+            Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Work(work) => self.work(process, work),
+            Seen::GvlWait(wait) => self.gvl_wait(process, wait),
+            Seen::GvlThread(thread) => self.gvl_thread(process, thread),
+            Seen::GvlProcess(summary) => self.gvl_process(process, summary),
+            Seen::Ended(end) => self.ended(process, end),
+            Seen::Stack(_) | Seen::GvlSpan(_) | Seen::GvlSoFar(_) => Ok(()),
+        }
+    }
+
+    fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
+        self.write(&Line::Refused { pid, image: path, reason })
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        self.flush()
+    }
+
+    fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.write(&Line::Ledger {
+            balanced: ledger.imbalances().is_empty(),
+            kernel: Counters(&ledger.kernel_counters()),
+            user: Counters(&ledger.user_counters()),
+        })?;
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<(), ExportError> {
+        self.out.flush().map_err(ExportError::Stdout)
+    }
+}
+
+/// The lines of what is seen.
+impl<W: Write> Jsonl<W> {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        self.summaries.process(process, state);
         self.write(&Line::Process {
             pid: process.pid,
             ns_pid: process.ns_pid,
@@ -366,12 +404,7 @@ impl<W: Write> Exporter for Jsonl<W> {
         })
     }
 
-    fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
-        self.write(&Line::Refused { pid, image: path, reason })
-    }
-
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        self.summaries.cycle(process, cycle);
         if self.lines.none || cycle.max_pause_ns() < self.lines.min_pause_ns {
             return Ok(());
         }
@@ -436,7 +469,6 @@ impl<W: Write> Exporter for Jsonl<W> {
     }
 
     fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
-        self.summaries.work(process, work);
         if self.lines.none || work.ns < self.lines.min_pause_ns {
             return Ok(());
         }
@@ -482,7 +514,6 @@ impl<W: Write> Exporter for Jsonl<W> {
     }
 
     fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) -> Result<(), ExportError> {
-        self.summaries.gvl_process(process, summary);
         self.write(&Line::Gvl(Gvl::Process {
             ts: self.clock.epoch_seconds(summary.end_ns),
             pid: process.pid,
@@ -518,22 +549,5 @@ impl<W: Write> Exporter for Jsonl<W> {
         })?;
         let done = self.summaries.ended(process, end);
         self.write(&Line::Summary(Box::new(SummaryLine::of(&done, self.clock))))
-    }
-
-    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        self.flush()
-    }
-
-    fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
-        self.write(&Line::Ledger {
-            balanced: ledger.imbalances().is_empty(),
-            kernel: Counters(&ledger.kernel_counters()),
-            user: Counters(&ledger.user_counters()),
-        })?;
-        self.flush()
-    }
-
-    fn flush(&mut self) -> Result<(), ExportError> {
-        self.out.flush().map_err(ExportError::Stdout)
     }
 }

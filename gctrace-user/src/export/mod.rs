@@ -6,13 +6,8 @@ use std::{
 };
 
 use crate::{
-    aggregate::gvl_so_far::GvlSoFar,
     ledger::{Ledger, UserCounts},
-    model::{
-        EndReason, GcCycle, GcState, GcWork, Process,
-        gvl::{GvlGap, GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
-        stack::StackSample,
-    },
+    model::{Process, gvl::GvlGap, seen::Seen},
 };
 
 pub mod environment;
@@ -42,48 +37,6 @@ pub(crate) use place::program;
 
 /// Version that outputs name as their producer.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Cycles that a program had behind it before the first one that was reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CyclesBefore {
-    /// It ran before gctrace did: so many were over, or under way.
-    Earlier(u64),
-    /// It started during the run: so many were missed, because its Ruby had no probes yet.
-    Missed(u64),
-    /// It cannot be told.
-    Unknown,
-}
-
-impl CyclesBefore {
-    /// How many were missed.
-    pub fn missed(self) -> u64 {
-        match self {
-            Self::Missed(cycles) => cycles,
-            Self::Earlier(_) | Self::Unknown => 0,
-        }
-    }
-}
-
-/// How tracing of one process ended.
-#[derive(Clone, Debug)]
-pub struct ProcessEnd {
-    /// Why.
-    pub reason: EndReason,
-    /// When, `CLOCK_MONOTONIC` nanoseconds.
-    pub ts_ns: u64,
-    /// Since when it was traced: its start or exec, or that of tracing, whichever was later.
-    pub since_ns: u64,
-    /// GC pauses of cycles that are not reported, because they had begun before tracing, nanoseconds.
-    pub outside_ns: u64,
-    /// The VM's state when it began to shut down, if it did.
-    pub shutdown: Option<GcState>,
-    /// Cycles reported.
-    pub cycles: u64,
-    /// Cycles before those.
-    pub before: CyclesBefore,
-    /// GC records the kernel lost.
-    pub lost: u64,
-}
 
 /// Why something could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -150,10 +103,13 @@ impl ExportError {
     }
 }
 
-/// A destination of what was seen.
+/// A destination of what was seen. What is seen comes by [`see`](Self::see); the rest is the life of an output, of which each does
+/// what concerns it.
 pub trait Exporter {
-    /// A process is traced from now on; `state` is its VM's state at that time, if it could be read.
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError>;
+    /// Something was seen of a process. An output that does not show it leaves it alone.
+    fn see(&mut self, _process: &Process, _seen: Seen<'_>) -> Result<(), ExportError> {
+        Ok(())
+    }
     /// A process (or an image) is not traced.
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
         Ok(())
@@ -163,50 +119,16 @@ pub trait Exporter {
     fn began(&mut self, _ts_ns: u64) {}
     /// Nothing is traced any more since this time.
     fn closed(&mut self, _ts_ns: u64) {}
-    /// A cycle is complete, or was cut short.
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError>;
-    /// An interval of GC work, of an image whose event sites are not known.
-    fn work(&mut self, _process: &Process, _work: &GcWork) -> Result<(), ExportError> {
-        Ok(())
-    }
-    /// A stack of one of its threads.
-    fn stack(&mut self, _process: &Process, _sample: &StackSample) -> Result<(), ExportError> {
-        Ok(())
-    }
-    /// A thread had to wait long for the GVL.
-    fn gvl_wait(&mut self, _process: &Process, _wait: &GvlWait) -> Result<(), ExportError> {
-        Ok(())
-    }
     /// Single waits for the GVL were not reported for some time. Comes when tracing ends.
-    fn gvl_gap(&mut self, _gap: GvlGap) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    /// A thread held the GVL for long, or did without it.
-    fn gvl_span(&mut self, _process: &Process, _span: &GvlSpan) -> Result<(), ExportError> {
-        Ok(())
-    }
-    /// What a thread did with the GVL, when it has ended, or its process or tracing has.
-    fn gvl_thread(&mut self, _process: &Process, _thread: &GvlThreadSummary) -> Result<(), ExportError> {
-        Ok(())
-    }
-    /// What the threads of a process have done with the GVL so far, from time to time and at the end. Only told where
-    /// accounts are.
-    fn gvl_so_far(&mut self, _process: &Process, _so_far: &GvlSoFar) -> Result<(), ExportError> {
-        Ok(())
-    }
-    /// What the threads of a process did with the GVL, when the process or tracing has ended.
-    fn gvl_process(&mut self, _process: &Process, _summary: &GvlProcessSummary) -> Result<(), ExportError> {
-        Ok(())
-    }
-    /// Tracing of a process ended.
-    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError>;
+    fn gvl_gap(&mut self, _gap: GvlGap) {}
     /// What has been counted so far, about once a second.
     fn account(&mut self, _ledger: &Ledger) {}
     /// Adds what it counts itself.
     fn add_counts(&self, _counts: &mut UserCounts) {}
     /// The run ended.
-    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError>;
+    fn finish(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
+        Ok(())
+    }
     /// Every output is finished and nothing is being sent any more: the last account, in which no upload waits.
     fn settled(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
         Ok(())

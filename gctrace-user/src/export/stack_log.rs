@@ -7,12 +7,13 @@ use std::{
 
 use serde::Serialize;
 
-use super::{ExportError, Exporter, ProcessEnd, file};
+use super::{ExportError, Exporter, file};
 use crate::{
     ledger::Ledger,
     model::{
-        GcCycle, GcState, Process,
-        stack::{Frame, StackSample, gc_name},
+        Process,
+        seen::Seen,
+        stack::{Frame, gc_name},
     },
 };
 
@@ -62,15 +63,8 @@ impl StackLog {
 }
 
 impl Exporter for StackLog {
-    fn process(&mut self, _process: &Process, _state: Option<&GcState>) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn cycle(&mut self, _process: &Process, _cycle: &GcCycle) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn stack(&mut self, process: &Process, sample: &StackSample) -> Result<(), ExportError> {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        let Seen::Stack(sample) = seen else { return Ok(()) };
         let line = Line {
             pid: process.pid,
             tid: sample.tid,
@@ -84,10 +78,6 @@ impl Exporter for StackLog {
         };
         let written = serde_json::to_writer(&mut self.lines, &line).map_err(std::io::Error::from);
         written.and_then(|()| self.lines.write_all(b"\n")).map_err(|source| self.failed(source))
-    }
-
-    fn ended(&mut self, _process: &Process, _end: &ProcessEnd) -> Result<(), ExportError> {
-        Ok(())
     }
 
     fn finish(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {

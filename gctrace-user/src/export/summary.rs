@@ -3,7 +3,7 @@
 use std::{collections::HashMap, io::Write};
 
 use super::{
-    ExportError, Exporter, ProcessEnd,
+    ExportError, Exporter,
     place::{place, place_within, program},
     text::{bytes, clip, duration, time_of_day},
 };
@@ -12,8 +12,9 @@ use crate::{
     host::clock::WallClock,
     ledger::Ledger,
     model::{
-        EndReason, GcCycle, GcState, GcWork, Process,
-        gvl::{GvlProcessSummary, GvlSums},
+        EndReason, Process,
+        gvl::GvlSums,
+        seen::{ProcessEnd, Seen},
     },
     terminal::Screen,
     words::{percent, plural},
@@ -46,28 +47,22 @@ pub(super) struct Done {
 pub(super) struct Summaries(HashMap<u32, Running>);
 
 impl Summaries {
-    /// A process is traced from now on.
-    pub(super) fn process(&mut self, process: &Process, state: Option<&GcState>) {
-        let mut running = Running::default();
-        if let Some(state) = state {
-            running.gc.state(state);
+    /// Something was seen of a process; its end comes by [`Self::ended`].
+    pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        let of = self.0.entry(process.pid);
+        match seen {
+            Seen::Process { state, .. } => {
+                let mut running = Running::default();
+                if let Some(state) = state {
+                    running.gc.state(state);
+                }
+                of.insert_entry(running);
+            }
+            Seen::Cycle(cycle) => of.or_default().gc.cycle(cycle),
+            Seen::Work(work) => of.or_default().gc.work(work),
+            Seen::GvlProcess(summary) => of.or_default().gvl = Some(summary.sums.clone()),
+            _ => {}
         }
-        self.0.insert(process.pid, running);
-    }
-
-    /// A cycle.
-    pub(super) fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
-        self.0.entry(process.pid).or_default().gc.cycle(cycle);
-    }
-
-    /// GC work of a Ruby without event sites.
-    pub(super) fn work(&mut self, process: &Process, work: &GcWork) {
-        self.0.entry(process.pid).or_default().gc.work(work);
-    }
-
-    /// What its threads did with the GVL.
-    pub(super) fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) {
-        self.0.entry(process.pid).or_default().gvl = Some(summary.sums.clone());
     }
 
     /// Tracing of a process has ended.
@@ -115,6 +110,19 @@ impl<W: Write> Summary<W> {
         Self { out, clock, screen, min_pause_ns, hidden: 0, running, done, rest }
     }
 
+    /// The summary keeps the processes that were stopped most.
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) {
+        self.done.push(self.running.ended(process, end));
+        self.done.sort_by_key(|done| std::cmp::Reverse(done.stopped_ns()));
+        if self.done.len() > SHOWN
+            && let Some(last) = self.done.pop()
+        {
+            self.rest.processes += 1;
+            self.rest.cycles += last.gc.count(None);
+            self.rest.stopped_ns += last.stopped_ns();
+        }
+    }
+
     fn write(&mut self) -> std::io::Result<()> {
         let width = self.screen.width().unwrap_or(WIDTH).max(40);
         for done in &self.done {
@@ -143,37 +151,13 @@ impl<W: Write> Summary<W> {
 }
 
 impl<W: Write> Exporter for Summary<W> {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        self.running.process(process, state);
-        Ok(())
-    }
-
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        self.hidden += u64::from(cycle.max_pause_ns() < self.min_pause_ns);
-        self.running.cycle(process, cycle);
-        Ok(())
-    }
-
-    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
-        self.running.work(process, work);
-        Ok(())
-    }
-
-    fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) -> Result<(), ExportError> {
-        self.running.gvl_process(process, summary);
-        Ok(())
-    }
-
-    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
-        self.done.push(self.running.ended(process, end));
-        self.done.sort_by_key(|done| std::cmp::Reverse(done.stopped_ns()));
-        if self.done.len() > SHOWN
-            && let Some(last) = self.done.pop()
-        {
-            self.rest.processes += 1;
-            self.rest.cycles += last.gc.count(None);
-            self.rest.stopped_ns += last.stopped_ns();
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        match seen {
+            Seen::Ended(end) => self.ended(process, end),
+            Seen::Cycle(cycle) if cycle.max_pause_ns() < self.min_pause_ns => self.hidden += 1,
+            _ => {}
         }
+        self.running.see(process, seen);
         Ok(())
     }
 

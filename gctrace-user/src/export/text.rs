@@ -5,7 +5,7 @@ use std::io::Write;
 use gctrace_tunemygc::printable::printable;
 
 use super::{
-    ExportError, Exporter, ProcessEnd,
+    ExportError, Exporter,
     place::{place, program, started_by, started_by_within},
     text_gvl::GvlTable,
     text_interval::Intervals,
@@ -13,12 +13,7 @@ use super::{
 use crate::{
     host::clock::WallClock,
     ledger::Ledger,
-    model::{
-        GcCycle, GcState, GcWork, Process,
-        gvl::{GvlProcessSummary, GvlThreadSummary, GvlWait},
-        source::ruby_frame,
-        stack::Stack,
-    },
+    model::{GcCycle, GcState, GcWork, Process, gvl::GvlWait, seen::Seen, source::ruby_frame, stack::Stack},
     terminal::{Colour, Screen},
     words::plural,
 };
@@ -343,58 +338,29 @@ fn aligned(text: &str, width: usize, right: bool) -> String {
 }
 
 impl<W: Write> Exporter for Text<W> {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         if let Some(intervals) = &mut self.intervals {
-            intervals.process(process, state);
+            intervals.see(process, seen);
         }
-        Ok(())
-    }
-
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        if let Some(intervals) = &mut self.intervals {
-            intervals.cycle(process, cycle);
-        }
-        if !self.single() || cycle.max_pause_ns() < self.lines.min_pause_ns {
-            return Ok(());
-        }
-        self.line(process, cycle).map_err(ExportError::Stdout)
-    }
-
-    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
-        if !self.single() || work.ns < self.lines.min_pause_ns {
-            return Ok(());
-        }
-        self.work_line(process, work).map_err(ExportError::Stdout)
-    }
-
-    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
-        if !self.single() {
-            return Ok(());
-        }
-        self.wait_line(process, wait).map_err(ExportError::Stdout)
-    }
-
-    fn gvl_thread(&mut self, process: &Process, thread: &GvlThreadSummary) -> Result<(), ExportError> {
-        self.gvl.thread(process.pid, thread);
-        Ok(())
-    }
-
-    fn gvl_process(&mut self, process: &Process, summary: &GvlProcessSummary) -> Result<(), ExportError> {
-        self.gvl.process(&mut self.out, self.screen.width(), process, summary).map_err(ExportError::Stdout)
-    }
-
-    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
-        if let Some(intervals) = &mut self.intervals {
-            intervals.ended(process.pid);
-        }
-        match end.before.missed() {
-            0 => Ok(()),
-            missed => {
-                let cycles = plural(missed, "cycle");
-                writeln!(self.out, "{} ({}): {cycles} before tracing began", process.comm, process.pid)
-                    .map_err(ExportError::Stdout)
+        let long = |ns| ns >= self.lines.min_pause_ns;
+        let written = match seen {
+            Seen::Cycle(cycle) if self.single() && long(cycle.max_pause_ns()) => self.line(process, cycle),
+            Seen::Work(work) if self.single() && long(work.ns) => self.work_line(process, work),
+            Seen::GvlWait(wait) if self.single() => self.wait_line(process, wait),
+            Seen::GvlThread(thread) => {
+                self.gvl.thread(process.pid, thread);
+                Ok(())
             }
-        }
+            Seen::GvlProcess(summary) => {
+                self.gvl.process(&mut self.out, self.screen.width(), process, summary)
+            }
+            Seen::Ended(end) if end.before.missed() > 0 => {
+                let cycles = plural(end.before.missed(), "cycle");
+                writeln!(self.out, "{} ({}): {cycles} before tracing began", process.comm, process.pid)
+            }
+            _ => Ok(()),
+        };
+        written.map_err(ExportError::Stdout)
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     aggregate::gc_summary::GcSummary,
     host::clock::{WallClock, monotonic_ns},
-    model::{GcCycle, GcState, Process},
+    model::{Process, seen::Seen},
     terminal::{Colour, Screen},
 };
 
@@ -38,26 +38,22 @@ impl Intervals {
         Self { every_ns, began_ns: None, processes: BTreeMap::new(), lines: 0 }
     }
 
-    /// A process is traced from now on.
-    pub(super) fn process(&mut self, process: &Process, state: Option<&GcState>) {
-        let rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
-        let interval = Interval { name: program(process), rss, gc: GcSummary::default(), ended: false };
-        self.processes.insert(process.pid, interval);
-        self.began_ns.get_or_insert_with(monotonic_ns);
-    }
-
-    /// A cycle has ended.
-    pub(super) fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
-        if let Some(interval) = self.processes.get_mut(&process.pid) {
-            interval.gc.cycle(cycle);
-            interval.rss = interval.gc.rss.map_or(interval.rss, |rss| Some(rss.last));
+    /// Something was seen of a process.
+    pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        if let Seen::Process { state, now_ns } = seen {
+            let rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
+            let interval = Interval { name: program(process), rss, gc: GcSummary::default(), ended: false };
+            self.processes.insert(process.pid, interval);
+            self.began_ns.get_or_insert(now_ns);
         }
-    }
-
-    /// Tracing of a process has ended.
-    pub(super) fn ended(&mut self, pid: u32) {
-        if let Some(interval) = self.processes.get_mut(&pid) {
-            interval.ended = true;
+        let Some(interval) = self.processes.get_mut(&process.pid) else { return };
+        match seen {
+            Seen::Cycle(cycle) => {
+                interval.gc.cycle(cycle);
+                interval.rss = interval.gc.rss.map_or(interval.rss, |rss| Some(rss.last));
+            }
+            Seen::Ended(_) => interval.ended = true,
+            _ => {}
         }
     }
 

@@ -8,14 +8,17 @@ use std::{
 };
 
 use super::{
-    ExportError, Exporter, ProcessEnd,
+    ExportError, Exporter,
     upload::{Payload, Uploader},
 };
 use crate::{
     aggregate::recording::{Limits, ProcessIndex, Recording},
     host::clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
-    model::{GcCycle, GcState, Process, gvl::GvlWait, stack::StackSample},
+    model::{
+        Process,
+        seen::{Observer as _, Seen},
+    },
 };
 
 /// A window is short; what is beyond these limits goes into sums that say so.
@@ -121,8 +124,11 @@ impl Windows {
 }
 
 impl Exporter for Windows {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        self.recording.process(process, state);
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        // What a thread did as a whole belongs to no window.
+        if !matches!(seen, Seen::GvlThread(_)) {
+            self.recording.see(process, seen);
+        }
         Ok(())
     }
 
@@ -137,29 +143,9 @@ impl Exporter for Windows {
         self.closed_ns = Some(ts_ns);
     }
 
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        self.recording.cycle(process, cycle);
-        Ok(())
-    }
-
-    fn stack(&mut self, process: &Process, sample: &StackSample) -> Result<(), ExportError> {
-        self.recording.sample(process, sample);
-        Ok(())
-    }
-
-    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
-        self.recording.gvl_wait(process, wait);
-        Ok(())
-    }
-
     fn add_counts(&self, counts: &mut UserCounts) {
         counts.profile_samples_early += self.early.0 + self.recording.early_samples;
         counts.profile_events_early += self.early.1 + self.recording.early_events;
-    }
-
-    fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
-        self.recording.ended(process);
-        Ok(())
     }
 
     fn account(&mut self, ledger: &Ledger) {
@@ -193,18 +179,6 @@ impl LastUploads {
 }
 
 impl Exporter for LastUploads {
-    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
-        Ok(())
-    }
-
     fn add_counts(&self, counts: &mut UserCounts) {
         for uploader in &self.uploaders {
             uploader.add_counts(counts);
@@ -262,10 +236,10 @@ mod tests {
         // The start may take longer than a window.
         windows.flush().unwrap();
         windows.began(7_000_000_000);
-        windows.stack(&process, &sample).unwrap();
+        windows.see(&process, Seen::Stack(&sample)).unwrap();
         windows.hand_over();
         let now = monotonic_ns();
-        windows.stack(&process, &sample).unwrap();
+        windows.see(&process, Seen::Stack(&sample)).unwrap();
         windows.closed(now + 1_000);
         windows.finish(&Ledger::default()).unwrap();
         let spans = SPANS.lock().unwrap();

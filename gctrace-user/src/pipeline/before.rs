@@ -4,8 +4,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    export::CyclesBefore,
     host::proc::{boot_ns, start_ns},
+    model::seen::CyclesBefore,
 };
 
 /// Most processes that are remembered by how they began.

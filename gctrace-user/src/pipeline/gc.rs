@@ -7,7 +7,7 @@ use crate::{
     decode::{self, Event},
     host::proc,
     images::Reading,
-    model::{GcState, GcWork, Memory},
+    model::{GcState, GcWork, Memory, seen::Seen},
     ruby::{
         layout::{BoundKey, ObjspaceLayout},
         prove,
@@ -68,7 +68,7 @@ impl Pipeline {
         let ns = header.ts_ns.saturating_sub(event.begin_ns);
         let work = GcWork { phase, tid: header.tid, comm, begin_ns: event.begin_ns, ns };
         let process = traced.process.clone();
-        self.export(|exporter| exporter.work(&process, &work));
+        self.see(&process, Seen::Work(&work));
     }
 
     pub(super) fn snapshot(&mut self, point: Point, event: &SnapshotEvent) {

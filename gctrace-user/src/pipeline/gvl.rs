@@ -20,6 +20,7 @@ use crate::{
     host::clock::monotonic_ns,
     model::{
         gvl::{GvlBlocker, GvlDoing, GvlSpan, GvlWait},
+        seen::Seen,
         stack::Stack,
     },
 };
@@ -197,7 +198,7 @@ impl Pipeline {
                     let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
                         continue;
                     };
-                    self.export(|exporter| exporter.gvl_so_far(&process, &so_far));
+                    self.see(&process, Seen::GvlSoFar(&so_far));
                 }
             }
             Err(error) => log::warn!("looking at what threads do with the GVL: {error}"),
@@ -324,7 +325,7 @@ impl Pipeline {
             begin_ns: event.begin_ns,
             ns: header.ts_ns.saturating_sub(event.begin_ns),
         };
-        self.export(|exporter| exporter.gvl_span(&process, &span));
+        self.see(&process, Seen::GvlSpan(&span));
     }
 
     fn report_wait(&mut self, pid: u32, pending: Pending) {
@@ -337,7 +338,7 @@ impl Pipeline {
         };
         self.counts.gvl_waits += 1;
         self.gvl.gc.entry(pid).or_default().wait(wait.begin_ns, wait.ns);
-        self.export(|exporter| exporter.gvl_wait(&process, &wait));
+        self.see(&process, Seen::GvlWait(&wait));
     }
 
     /// A thread has ended.
@@ -359,7 +360,7 @@ impl Pipeline {
         let summary = fold.thread(thread, end_ns, ended, self.gvl.governor.times());
         self.counts.gvl_threads += 1;
         self.gvl.look.over(thread);
-        self.export(|exporter| exporter.gvl_thread(&process, &summary));
+        self.see(&process, Seen::GvlThread(&summary));
     }
 
     /// A process is gone or has become another program, before which it had been `execs` others.
@@ -382,7 +383,7 @@ impl Pipeline {
         }
         self.gvl_count_watched(now_ns);
         for gap in self.gvl.governor.gaps(now_ns) {
-            self.export(|exporter| exporter.gvl_gap(gap));
+            self.exporters.iter_mut().for_each(|exporter| exporter.gvl_gap(gap));
         }
         let read = self.gvl_take_out(None);
         let mut pids: Vec<u32> = read.threads.iter().map(|thread| thread.header.tgid).collect();
@@ -423,7 +424,7 @@ impl Pipeline {
         }
         let process = self.traced.get(&pid).map(|traced| traced.process.clone());
         if let Some((so_far, process)) = self.gvl.look.ended(pid).zip(process) {
-            self.export(|exporter| exporter.gvl_so_far(&process, &so_far));
+            self.see(&process, Seen::GvlSoFar(&so_far));
         }
         let gc = self.gvl.gc.remove(&pid).unwrap_or_default();
         let Some(fold) = self.gvl.folds.remove(&pid) else { return };
@@ -432,7 +433,7 @@ impl Pipeline {
             gc.wait_ns = None;
         }
         if let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) {
-            self.export(|exporter| exporter.gvl_process(&process, &summary));
+            self.see(&process, Seen::GvlProcess(&summary));
         }
     }
 }

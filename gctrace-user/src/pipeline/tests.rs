@@ -10,7 +10,7 @@ use gctrace_common::{
 use super::*;
 use crate::{
     images::Reading,
-    model::{GcState, Image},
+    model::Image,
     ruby::{RubyVersion, layout::ObjspaceLayout, prove},
 };
 
@@ -18,23 +18,17 @@ use crate::{
 struct Notes(Rc<RefCell<Vec<&'static str>>>);
 
 impl Exporter for Notes {
-    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
-        self.0.borrow_mut().push("process");
+    fn see(&mut self, _: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.0.borrow_mut().push(match seen {
+            Seen::Process { .. } => "process",
+            Seen::Cycle(_) => "cycle",
+            Seen::Ended(_) => "ended",
+            _ => "other",
+        });
         Ok(())
     }
     fn refused(&mut self, _: Option<u32>, _: &str, _: &str) -> Result<(), ExportError> {
         self.0.borrow_mut().push("refused");
-        Ok(())
-    }
-    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
-        self.0.borrow_mut().push("cycle");
-        Ok(())
-    }
-    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
-        self.0.borrow_mut().push("ended");
-        Ok(())
-    }
-    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
         Ok(())
     }
 }

@@ -98,7 +98,7 @@ pub struct GvlMoment {
 
 impl Recording {
     /// A long wait for the GVL.
-    pub fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+    pub(super) fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
         let node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
         let held = wait.blocker.as_ref().map(|blocker| &blocker.hold);
@@ -156,13 +156,13 @@ impl Recording {
     }
 
     /// A thread held the GVL for long, or did without it.
-    pub fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
+    pub(super) fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
         let GvlSpan { doing, begin_ns, ns, .. } = *span;
         self.gvl_interval(process, &span.who, span.id, doing, begin_ns, ns, false);
     }
 
     /// A thread has ended, or is looked at for the last time.
-    pub fn gvl_thread(&mut self, process: &Process, summary: &GvlThreadSummary) {
+    pub(super) fn gvl_thread(&mut self, process: &Process, summary: &GvlThreadSummary) {
         let who = &summary.who;
         let thread = self.thread(process, who.tid, &who.comm, summary.end_ns);
         let facts = self.gvl_facts(thread, summary.id);

@@ -11,12 +11,15 @@ use opentelemetry_proto::tonic::{
     resource::v1::Resource,
 };
 
-use super::{ExportError, Exporter, ProcessEnd, VERSION, upload::Uploader};
+use super::{ExportError, Exporter, VERSION, upload::Uploader};
 use crate::{
-    aggregate::{gvl_so_far::GvlSoFar, services::Services},
+    aggregate::services::Services,
     host::clock::{WallClock, monotonic_ns},
     ledger::Ledger,
-    model::{GcCycle, GcState, GcWork, Image, Origin, Process, gvl::GvlWait},
+    model::{
+        Image, Origin, Process,
+        seen::{Observer as _, Seen},
+    },
 };
 
 mod metrics;
@@ -119,11 +122,12 @@ impl OtlpMetrics {
 }
 
 impl Exporter for OtlpMetrics {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        let now_ns = monotonic_ns();
-        // Its first events come after this.
-        self.began(now_ns);
-        self.services.process(process, state, now_ns);
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        if let Seen::Process { now_ns, .. } = seen {
+            // Its first events come after this.
+            self.began(now_ns);
+        }
+        self.services.see(process, seen);
         Ok(())
     }
 
@@ -133,31 +137,6 @@ impl Exporter for OtlpMetrics {
 
     fn closed(&mut self, ts_ns: u64) {
         self.closed_ns = Some(ts_ns);
-    }
-
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        self.services.cycle(process, cycle);
-        Ok(())
-    }
-
-    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
-        self.services.work(process, work);
-        Ok(())
-    }
-
-    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
-        self.services.gvl_wait(process, wait);
-        Ok(())
-    }
-
-    fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) -> Result<(), ExportError> {
-        self.services.gvl_so_far(process, so_far);
-        Ok(())
-    }
-
-    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
-        self.services.ended(process, end.shutdown.as_ref());
-        Ok(())
     }
 
     fn account(&mut self, ledger: &Ledger) {

@@ -11,10 +11,9 @@ use std::{
 use super::label;
 use crate::{
     aggregate::recording::{ProcessIndex, Recording, SampleKey, SampleSum},
-    export::{ExportError, Exporter, ProcessEnd},
+    export::{ExportError, Exporter},
     ledger::Ledger,
     model::{
-        GcCycle, GcState, Process,
         source::last_two,
         stack::{Frame, FrameKind, ThreadState},
     },
@@ -32,18 +31,6 @@ pub(super) struct Hottest<W: Write> {
 }
 
 impl<W: Write> Exporter for Hottest<W> {
-    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
-        Ok(())
-    }
-
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
         print(&self.recording.borrow(), &mut self.out).map_err(ExportError::Stdout)
     }

@@ -9,15 +9,15 @@ use std::{
     rc::Rc,
 };
 
-use super::{ExportError, Exporter, ProcessEnd, file, sink::Sink};
+use super::{ExportError, Exporter, file, sink::Sink};
 use crate::{
     aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
     host::clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
     model::{
-        GcCycle, GcState, GcWork, Process,
-        gvl::{GvlGap, GvlSpan, GvlThreadSummary, GvlWait},
-        stack::StackSample,
+        Process,
+        gvl::GvlGap,
+        seen::{Observer as _, Seen},
     },
     words::file_size,
 };
@@ -137,8 +137,8 @@ struct Recorder {
 }
 
 impl Exporter for Recorder {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        self.recording.borrow_mut().process(process, state);
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.recording.borrow_mut().see(process, seen);
         Ok(())
     }
 
@@ -150,50 +150,14 @@ impl Exporter for Recorder {
         self.recording.borrow_mut().closed_ns = Some(ts_ns);
     }
 
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        self.recording.borrow_mut().cycle(process, cycle);
-        Ok(())
-    }
-
-    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
-        self.recording.borrow_mut().work(process, work);
-        Ok(())
-    }
-
-    fn stack(&mut self, process: &Process, sample: &StackSample) -> Result<(), ExportError> {
-        self.recording.borrow_mut().sample(process, sample);
-        Ok(())
-    }
-
-    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
-        self.recording.borrow_mut().gvl_wait(process, wait);
-        Ok(())
-    }
-
-    fn gvl_gap(&mut self, gap: GvlGap) -> Result<(), ExportError> {
+    fn gvl_gap(&mut self, gap: GvlGap) {
         self.recording.borrow_mut().gvl_gaps.push(gap);
-        Ok(())
-    }
-
-    fn gvl_span(&mut self, process: &Process, span: &GvlSpan) -> Result<(), ExportError> {
-        self.recording.borrow_mut().gvl_span(process, span);
-        Ok(())
-    }
-
-    fn gvl_thread(&mut self, process: &Process, thread: &GvlThreadSummary) -> Result<(), ExportError> {
-        self.recording.borrow_mut().gvl_thread(process, thread);
-        Ok(())
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
         let recording = self.recording.borrow();
         counts.profile_samples_early += recording.early_samples;
         counts.profile_events_early += recording.early_events;
-    }
-
-    fn ended(&mut self, process: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
-        self.recording.borrow_mut().ended(process);
-        Ok(())
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
@@ -219,18 +183,6 @@ struct Output {
 }
 
 impl Exporter for Output {
-    fn process(&mut self, _: &Process, _: Option<&GcState>) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn cycle(&mut self, _: &Process, _: &GcCycle) -> Result<(), ExportError> {
-        Ok(())
-    }
-
-    fn ended(&mut self, _: &Process, _: &ProcessEnd) -> Result<(), ExportError> {
-        Ok(())
-    }
-
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
         let recording = self.recording.borrow();
         let Self { clock, gvl, wall, .. } = *self;

@@ -12,11 +12,12 @@ use prost::Message as _;
 use serde_json::Value;
 
 use super::*;
-use crate::export::{CyclesBefore, sink::Sink};
+use crate::export::sink::Sink;
 use crate::{
     model::{
-        Image, Memory, Pause,
-        stack::{Frame, FrameKind, GcActivity, ThreadState},
+        GcCycle, GcState, Image, Memory, Pause,
+        seen::{CyclesBefore, ProcessEnd},
+        stack::{Frame, FrameKind, GcActivity, StackSample, ThreadState},
     },
     ruby::{RubyVersion, last_resort::Method, stat::GcInfo},
 };
@@ -154,7 +155,7 @@ impl Input {
             gc: if self.tid.is_multiple_of(3) { GcActivity::Marking } else { GcActivity::None },
             stack: self.stack(),
         };
-        recorder.stack(&process, &sample).unwrap();
+        recorder.see(&process, Seen::Stack(&sample)).unwrap();
         if self.pauses.is_empty() {
             return;
         }
@@ -176,7 +177,7 @@ impl Input {
             trigger: self.pid.is_multiple_of(2).then(|| self.stack()),
             lost: 0,
         };
-        recorder.cycle(&process, &cycle).unwrap();
+        recorder.see(&process, Seen::Cycle(&cycle)).unwrap();
     }
 }
 
@@ -184,7 +185,7 @@ fn recorded(inputs: &[Input], limits: Limits) -> Recorder {
     let mut recorder = Recorder { recording: Rc::new(RefCell::new(Recording::new(true, limits))) };
     recorder.began(0);
     for pid in inputs.iter().map(|input| input.pid).collect::<collections::BTreeSet<_>>() {
-        recorder.process(&process(pid), None).unwrap();
+        recorder.see(&process(pid), Seen::Process { state: None, now_ns: 0 }).unwrap();
     }
     for input in inputs {
         input.record(&mut recorder);
@@ -514,8 +515,9 @@ fn after_exec() {
             before: CyclesBefore::Unknown,
             lost: 0,
         };
-        recorder.process(&process(4), Some(&state(rss, 4, rss))).unwrap();
-        recorder.ended(&process(4), &end).unwrap();
+        let state = state(rss, 4, rss);
+        recorder.see(&process(4), Seen::Process { state: Some(&state), now_ns: 0 }).unwrap();
+        recorder.see(&process(4), Seen::Ended(&end)).unwrap();
     }
     let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
     let file: Value = serde_json::from_slice(&bytes).unwrap();
@@ -555,7 +557,7 @@ fn hottest_methods() {
             gc: GcActivity::None,
             stack: stack.into(),
         };
-        recorder.stack(&process(14), &sample).unwrap();
+        recorder.see(&process(14), Seen::Stack(&sample)).unwrap();
     }
     let mut hottest = hottest::Hottest { recording: recorder.recording, out: Vec::new() };
     hottest.finish(&Ledger::default()).unwrap();
@@ -644,7 +646,7 @@ fn blocks_have_their_line() {
     ];
     for stack in stacks {
         let sample = StackSample { stack: Arc::new(stack), ..a_sample(5).1 };
-        recorder.stack(&process(2), &sample).unwrap();
+        recorder.see(&process(2), Seen::Stack(&sample)).unwrap();
     }
     let profile =
         pprof::proto::Profile::decode(&*gunzip(&written(&recorder, Format::Pprof, "x.pb.gz").0)).unwrap();
@@ -674,7 +676,7 @@ fn perfetto_has_threads() {
     process.cmdline = Some(vec!["ruby".to_owned(), "app.rb".to_owned()]);
     for (tid, name) in [(9, "b"), (2, "main"), (8, "a")] {
         let sample = StackSample { tid, comm: Arc::from(name), ..a_sample(5).1 };
-        recorder.stack(&process, &sample).unwrap();
+        recorder.see(&process, Seen::Stack(&sample)).unwrap();
     }
     let pause =
         |tid, begin_ns| Pause { tid, begin_ns, ns: 10, kind: None, mark_ns: 10, sweep_ns: 0, other_ns: 0 };
@@ -687,7 +689,7 @@ fn perfetto_has_threads() {
         trigger: None,
         lost: 0,
     };
-    recorder.cycle(&process, &cycle).unwrap();
+    recorder.see(&process, Seen::Cycle(&cycle)).unwrap();
     let (bytes, _) = written(&recorder, Format::Perfetto, "x");
     let (process, threads) = perfetto::tests::described(&bytes);
     assert_eq!(process, [(2, vec!["ruby".to_owned(), "app.rb".to_owned()])]);

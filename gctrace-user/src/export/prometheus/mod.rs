@@ -9,12 +9,15 @@ use std::{
     },
 };
 
-use super::{ExportError, Exporter, ProcessEnd};
+use super::{ExportError, Exporter};
 use crate::{
-    aggregate::{gvl_so_far::GvlSoFar, services::Services},
+    aggregate::services::Services,
     host::clock::monotonic_ns,
     ledger::Ledger,
-    model::{GcCycle, GcState, GcWork, Process, gvl::GvlWait},
+    model::{
+        Process,
+        seen::{Observer as _, Seen},
+    },
 };
 
 mod server;
@@ -53,33 +56,8 @@ impl Prometheus {
 }
 
 impl Exporter for Prometheus {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
-        self.shared.lock().0.process(process, state, monotonic_ns());
-        Ok(())
-    }
-
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        self.shared.lock().0.cycle(process, cycle);
-        Ok(())
-    }
-
-    fn work(&mut self, process: &Process, work: &GcWork) -> Result<(), ExportError> {
-        self.shared.lock().0.work(process, work);
-        Ok(())
-    }
-
-    fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {
-        self.shared.lock().0.gvl_wait(process, wait);
-        Ok(())
-    }
-
-    fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) -> Result<(), ExportError> {
-        self.shared.lock().0.gvl_so_far(process, so_far);
-        Ok(())
-    }
-
-    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
-        self.shared.lock().0.ended(process, end.shutdown.as_ref());
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.shared.lock().0.see(process, seen);
         Ok(())
     }
 

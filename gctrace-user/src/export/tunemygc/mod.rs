@@ -24,11 +24,14 @@ pub use tokens::Tokens;
 
 use client::Client;
 
-use super::{ExportError, Exporter, ProcessEnd, VERSION, file};
+use super::{ExportError, Exporter, VERSION, file};
 use crate::{
     host::clock::WallClock,
     ledger::{Ledger, UserCounts},
-    model::{EndReason, GcCycle, GcState, Process},
+    model::{
+        EndReason, GcCycle, GcState, Process,
+        seen::{ProcessEnd, Seen},
+    },
     private_dir::{self, DirError},
     ruby::stat::GcInfo,
 };
@@ -201,6 +204,36 @@ fn info_map(info: &GcInfo) -> Map<String, Value> {
 }
 
 impl Exporter for TuneMyGc {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        match seen {
+            Seen::Process { state, .. } => self.process(process, state),
+            Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Ended(end) => self.ended(process, end),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        counts.sets_without_token += self.without_token;
+        if let To::Collector { client, .. } = &self.to {
+            client.add_counts(counts);
+        }
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        let mut pids: Vec<u32> = self.open.keys().copied().collect();
+        pids.sort_unstable();
+        for pid in pids {
+            self.write(pid, true)?;
+        }
+        if let To::Collector { client, .. } = &mut self.to {
+            client.finish();
+        }
+        Ok(())
+    }
+}
+
+impl TuneMyGc {
     fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
         let token = match &self.to {
             To::Dir { .. } => None,
@@ -266,27 +299,6 @@ impl Exporter for TuneMyGc {
         self.write(process.pid, true)
     }
 
-    fn add_counts(&self, counts: &mut UserCounts) {
-        counts.sets_without_token += self.without_token;
-        if let To::Collector { client, .. } = &self.to {
-            client.add_counts(counts);
-        }
-    }
-
-    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        let mut pids: Vec<u32> = self.open.keys().copied().collect();
-        pids.sort_unstable();
-        for pid in pids {
-            self.write(pid, true)?;
-        }
-        if let To::Collector { client, .. } = &mut self.to {
-            client.finish();
-        }
-        Ok(())
-    }
-}
-
-impl TuneMyGc {
     fn booted(&mut self, pid: u32) {
         if let Some(open) = self.open.get_mut(&pid) {
             open.booted = true;

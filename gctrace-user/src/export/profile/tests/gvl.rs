@@ -1,7 +1,9 @@
 //! What the formats tell of the GVL.
 
 use super::*;
-use crate::model::gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSums, GvlTimes, GvlWho};
+use crate::model::gvl::{
+    GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlSums, GvlThreadSummary, GvlTimes, GvlWait, GvlWho,
+};
 
 fn gvl_who(tid: u32) -> GvlWho {
     GvlWho { tid, comm: Arc::from(NAMES[tid as usize % NAMES.len()]) }
@@ -27,10 +29,10 @@ fn gvl_recorded() -> Recorder {
         }),
         stack: Some(Arc::new([frame(0, 7), frame(1, 8)])),
     };
-    recorder.gvl_wait(&process, &wait).unwrap();
-    recorder.gvl_span(&process, &hold).unwrap();
+    recorder.see(&process, Seen::GvlWait(&wait)).unwrap();
+    recorder.see(&process, Seen::GvlSpan(&hold)).unwrap();
     let away = GvlSpan { who: gvl_who(4), id: 40, doing: GvlDoing::Away, begin_ns: 500, ns: 1500 };
-    recorder.gvl_span(&process, &away).unwrap();
+    recorder.see(&process, Seen::GvlSpan(&away)).unwrap();
     let times = |count, ns| GvlTimes { count, ns, max_ns: ns };
     let thread = |tid, last, wait, hold| GvlThreadSummary {
         coverage: GvlCoverage { holds: true, ends: true, woken: true, only_blocked: false },
@@ -45,8 +47,8 @@ fn gvl_recorded() -> Recorder {
     };
     let first = thread(3, Some((GvlDoing::Waiting, 3000)), times(0, 1000), times(1, 2000));
     let second = thread(4, Some((GvlDoing::Holding, 3000)), times(3, 1040), times(0, 1000));
-    recorder.gvl_thread(&process, &first).unwrap();
-    recorder.gvl_thread(&process, &second).unwrap();
+    recorder.see(&process, Seen::GvlThread(&first)).unwrap();
+    recorder.see(&process, Seen::GvlThread(&second)).unwrap();
     recorder
 }
 

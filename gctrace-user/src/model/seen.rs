@@ -1,0 +1,86 @@
+//! The vocabulary of what is seen of a process: aggregates and exporters get all of it in one form.
+
+use super::{
+    EndReason, GcCycle, GcState, GcWork, Process,
+    gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
+    gvl_so_far::GvlSoFar,
+    stack::StackSample,
+};
+
+/// Something that was seen of a process.
+#[derive(Clone, Copy, Debug)]
+pub enum Seen<'a> {
+    /// It is traced from now on.
+    Process {
+        /// Its VM's state at that time, if it could be read.
+        state: Option<&'a GcState>,
+        /// Now, `CLOCK_MONOTONIC` nanoseconds: its events come after this, though some may be older.
+        now_ns: u64,
+    },
+    /// A cycle is complete, or was cut short.
+    Cycle(&'a GcCycle),
+    /// An interval of GC work, of an image whose event sites are not known.
+    Work(&'a GcWork),
+    /// A stack of one of its threads.
+    Stack(&'a StackSample),
+    /// A thread had to wait long for the GVL.
+    GvlWait(&'a GvlWait),
+    /// A thread held the GVL for long, or did without it.
+    GvlSpan(&'a GvlSpan),
+    /// What a thread did with the GVL, when it has ended, or its process or tracing has.
+    GvlThread(&'a GvlThreadSummary),
+    /// What its threads have done with the GVL so far, from time to time and at the end. Only seen where accounts are.
+    GvlSoFar(&'a GvlSoFar),
+    /// What its threads did with the GVL, when it or tracing has ended.
+    GvlProcess(&'a GvlProcessSummary),
+    /// Tracing of it ended.
+    Ended(&'a ProcessEnd),
+}
+
+/// Something that adds up what is seen.
+pub trait Observer {
+    /// Something was seen of a process.
+    fn see(&mut self, process: &Process, seen: Seen<'_>);
+}
+
+/// Cycles that a program had behind it before the first one that was reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CyclesBefore {
+    /// It ran before gctrace did: so many were over, or under way.
+    Earlier(u64),
+    /// It started during the run: so many were missed, because its Ruby had no probes yet.
+    Missed(u64),
+    /// It cannot be told.
+    Unknown,
+}
+
+impl CyclesBefore {
+    /// How many were missed.
+    pub fn missed(self) -> u64 {
+        match self {
+            Self::Missed(cycles) => cycles,
+            Self::Earlier(_) | Self::Unknown => 0,
+        }
+    }
+}
+
+/// How tracing of one process ended.
+#[derive(Clone, Debug)]
+pub struct ProcessEnd {
+    /// Why.
+    pub reason: EndReason,
+    /// When, `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// Since when it was traced: its start or exec, or that of tracing, whichever was later.
+    pub since_ns: u64,
+    /// GC pauses of cycles that are not reported, because they had begun before tracing, nanoseconds.
+    pub outside_ns: u64,
+    /// The VM's state when it began to shut down, if it did.
+    pub shutdown: Option<GcState>,
+    /// Cycles reported.
+    pub cycles: u64,
+    /// Cycles before those.
+    pub before: CyclesBefore,
+    /// GC records the kernel lost.
+    pub lost: u64,
+}

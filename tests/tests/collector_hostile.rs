@@ -204,6 +204,8 @@ fn endless() -> Result<()> {
 
     let mut stream = http::connect(collector.address)?;
     stream.write_all(b"POST /ruby HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")?;
+    let token = collector.register()?;
+    write!(stream, "{:x}\r\n[[\"{token}\",\r\n", token.len() + 5)?;
     let chunk = [b"100000\r\n".to_vec(), vec![b' '; 1 << 20], b"\r\n".to_vec()].concat();
     for _ in 0..52 {
         stream.write_all(&chunk)?;
@@ -212,5 +214,90 @@ fn endless() -> Result<()> {
     let answer = http::read(&stream)?;
     ensure!(answer.code == 400 && answer.text().contains("larger than"), "{answer:?}");
     ensure!(collector.peak_memory()? < MEMORY / 2, "{} bytes", collector.peak_memory()?);
+    Ok(())
+}
+
+/// Those who send large bodies slowly take neither the memory nor the places of others, whether they have a token or not.
+#[test]
+fn large_and_slow() -> Result<()> {
+    const SENT: usize = 33_500_000;
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let mut slow = Vec::new();
+    for n in 0..8 {
+        let mut stream = http::connect(collector.address)?;
+        let token = if n < 4 { "0123456789abcdef0123456789abcdef" } else { &token };
+        write!(stream, "POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n[[\"{token}\",")?;
+        let blanks = vec![b' '; 1 << 20];
+        stream.set_write_timeout(Some(Duration::from_millis(500)))?;
+        let mut sent = 0;
+        while sent < SENT {
+            match stream.write(&blanks) {
+                Ok(written) => sent += written,
+                // Those with the token wait for memory by now, and the others may have their answer.
+                Err(_) => break,
+            }
+        }
+        ensure!(n != 4 || sent >= SENT, "the first one with a token could send only {sent} bytes");
+        slow.push(stream);
+    }
+    // As large as what gctrace sends of 2 000 samples, without compression.
+    let mut large = example(&token, 9)?;
+    let samples = large.as_array().context("an array")?[1..].to_vec();
+    let list = large.as_array_mut().context("an array")?;
+    while list.len() < 2000 {
+        list.extend(samples.iter().cloned());
+        for sample in list.iter_mut().skip(1) {
+            sample[0] = json!(1_422_023_921.5);
+        }
+    }
+    let mut waited = Vec::new();
+    for n in 0..100 {
+        for set in [example(&token, 1000 + n)?.to_string(), large.to_string()] {
+            let begun = Instant::now();
+            let answer = collector.send(&set)?;
+            ensure!(answer.code == 200, "{answer:?}");
+            waited.push(begun.elapsed());
+            large[0][10] = json!(100_000 + n);
+        }
+    }
+    waited.sort();
+    let p99 = waited[waited.len() * 99 / 100];
+    ensure!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
+    // Who has no token is not listened to for longer; who has one is cut off for being slow.
+    for (n, mut stream) in slow.into_iter().enumerate() {
+        let mut answer = Vec::new();
+        let _end = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        ensure!(n >= 4 || answer.is_empty() || answer.contains(" 404 "), "{n}: {answer:?}");
+        ensure!(n < 4 || answer.contains(" 500 "), "{n}: {answer:?}");
+    }
+    ensure!(collector.peak_memory()? < MEMORY, "{} bytes", collector.peak_memory()?);
+    intact(&store, 200)
+}
+
+/// One address does not get all places; what it has is given back.
+#[test]
+fn one_address() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let collector = Collector::start(&live.path("sets.db"), &["--per-address", "8"])?;
+    let mut open = Vec::new();
+    for _ in 0..8 {
+        let mut stream = http::connect(collector.address)?;
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        // It has its place once it is answered.
+        ensure!(http::read(&stream)?.code == 200);
+        open.push(stream);
+    }
+    ensure!(collector.get("/healthz").is_err(), "a ninth connection was served");
+    drop(open);
+    let begun = Instant::now();
+    while collector.get("/healthz").is_err() {
+        ensure!(begun.elapsed() < Duration::from_secs(10), "places are not given back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    ensure!(collector.metric("gctrace_collector_refused_connections_total")? >= 1);
     Ok(())
 }

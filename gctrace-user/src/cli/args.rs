@@ -411,6 +411,10 @@ pub struct CollectorArgs {
     #[arg(long)]
     pub no_registration: bool,
 
+    /// Connections at a time of one address (of IPv6: of a /64); 0: no limit [default: 256, on loopback none]
+    #[arg(long, value_name = "N")]
+    pub per_address: Option<u32>,
+
     /// Tell agents of the TuneMyGC gem below this version to be updated
     #[arg(long, value_name = "VERSION", default_value = "1.0.15")]
     pub min_agent: String,

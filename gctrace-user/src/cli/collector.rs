@@ -7,13 +7,23 @@ use crate::console::say;
 
 impl From<CollectorArgs> for Options {
     fn from(args: CollectorArgs) -> Self {
-        let CollectorArgs { listen, store, tls_cert, tls_key, public_url, no_registration, min_agent } = args;
+        let CollectorArgs {
+            listen,
+            store,
+            tls_cert,
+            tls_key,
+            public_url,
+            no_registration,
+            per_address,
+            min_agent,
+        } = args;
         Self {
             listen,
             store,
             tls: tls_cert.zip(tls_key),
             public_url,
             registration: !no_registration,
+            per_address,
             min_agent,
         }
     }

@@ -1,32 +1,60 @@
 //! Reading bodies: bounded in size, in time and, over all connections, in memory.
+//!
+//! The first [`FIRST`] bytes of a body are free: connections are limited, and so is what they take together. What is
+//! beyond them is for those whose token is known, and comes out of one of two shares: bodies that are large cannot
+//! take the memory of those that are not.
 
 use std::{sync::Arc, time::Duration};
 
 use http_body_util::BodyExt as _;
-use hyper::{Request, body::Body as _, body::Incoming, header};
+use hyper::{
+    Request,
+    body::{Body as _, Bytes, Incoming},
+    header,
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout, timeout_at},
 };
 
-use super::MAX_BODY;
+use super::{LARGE, MAX_BODY};
 
 /// Memory is given out in pieces of this many bytes.
 pub(super) const UNIT: usize = 64 << 10;
+/// What is read of a body before anything is known of its sender.
+pub(super) const FIRST: usize = UNIT;
 /// For a whole body.
 const TOTAL: Duration = Duration::from_mins(1);
-/// Between two pieces of a body.
-const IDLE: Duration = Duration::from_secs(10);
+/// A body that is not complete must have brought [`LEAST`] bytes in each of these.
+const WINDOW: Duration = Duration::from_secs(10);
+/// See [`WINDOW`].
+const LEAST: usize = 64 << 10;
 /// For memory, while other bodies have it.
 const MEMORY: Duration = Duration::from_secs(15);
-/// A body that is too large is read to its end up to this size, so that its sender reads the answer.
+/// A body that is refused is read to its end up to this size, so that its sender reads the answer.
 const DRAINED: u64 = 2 * MAX_BODY as u64;
+
+/// Memory for the bodies of all connections, in units of [`UNIT`].
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// For bodies of up to [`LARGE`] bytes.
+    pub(super) small: Arc<Semaphore>,
+    /// For larger ones.
+    pub(super) large: Arc<Semaphore>,
+}
+
+impl Memory {
+    /// So many units for either kind.
+    pub(super) fn new(small: usize, large: usize) -> Self {
+        Self { small: Arc::new(Semaphore::new(small)), large: Arc::new(Semaphore::new(large)) }
+    }
+}
 
 /// A body, and the memory that it was given.
 pub(super) struct Body {
     pub(super) bytes: Vec<u8>,
     /// Given back with the body.
-    memory: Option<OwnedSemaphorePermit>,
+    _memory: Option<OwnedSemaphorePermit>,
 }
 
 /// Why there is no body.
@@ -42,70 +70,144 @@ pub(super) enum BodyError {
     Busy,
 }
 
-/// Reads the body of a request of at most `limit` bytes.
-pub(super) async fn read(
-    request: Request<Incoming>,
+/// A body that is being received.
+pub(super) struct Reader {
+    incoming: Incoming,
     limit: usize,
-    memory: &Arc<Semaphore>,
-) -> Result<Body, BodyError> {
-    let waits = request.headers().contains_key(header::EXPECT);
-    let mut incoming = request.into_body();
-    let announced = incoming.size_hint().exact();
-    if announced.is_some_and(|size| size > limit as u64) {
-        // Its sender has not begun yet: it need not.
-        if !waits {
-            drain(&mut incoming, announced.unwrap_or(0)).await;
-        }
-        return Err(BodyError::TooLarge);
-    }
-    let deadline = Instant::now() + TOTAL;
-    let mut body = Body { bytes: Vec::new(), memory: None };
-    loop {
-        let next = timeout_at(deadline.min(Instant::now() + IDLE), incoming.frame());
-        let Some(frame) = next.await.map_err(|_| BodyError::Late)? else { return Ok(body) };
-        let Ok(data) = frame.map_err(|_| BodyError::Broken)?.into_data() else { continue };
-        if body.bytes.len() + data.len() > limit {
-            drop(body);
-            drain(&mut incoming, DRAINED).await;
-            return Err(BodyError::TooLarge);
-        }
-        body.reserve(data.len(), limit, memory).await?;
-        body.bytes.extend_from_slice(&data);
-    }
+    bytes: Vec<u8>,
+    /// Received, but not yet in `bytes`.
+    pending: Bytes,
+    whole: bool,
+    memory: Option<OwnedSemaphorePermit>,
+    /// Whether `memory` is of the share for large bodies.
+    large: bool,
+    deadline: Instant,
+    window: Instant,
+    in_window: usize,
 }
 
-impl Body {
+impl Reader {
+    /// Reads the beginning of the body of a request, which may have at most `limit` bytes: all of it, or [`FIRST`] bytes.
+    pub(super) async fn begin(request: Request<Incoming>, limit: usize) -> Result<Self, BodyError> {
+        let waits = request.headers().contains_key(header::EXPECT);
+        let incoming = request.into_body();
+        let announced = incoming.size_hint().exact();
+        let now = Instant::now();
+        let mut reader = Self {
+            incoming,
+            limit,
+            bytes: Vec::new(),
+            pending: Bytes::new(),
+            whole: false,
+            memory: None,
+            large: announced.is_some_and(|size| size > LARGE as u64),
+            deadline: now + TOTAL,
+            window: now,
+            in_window: 0,
+        };
+        if announced.is_some_and(|size| size > limit as u64) {
+            // Its sender has not begun yet: it need not.
+            if !waits {
+                reader.drain().await;
+            }
+            return Err(BodyError::TooLarge);
+        }
+        while reader.bytes.len() < FIRST.min(limit) {
+            let Some(mut data) = reader.frame().await? else { return Ok(reader) };
+            let room = data.len().min(FIRST.min(limit) - reader.bytes.len());
+            reader.bytes.extend_from_slice(&data.split_to(room));
+            reader.pending = data;
+        }
+        Ok(reader)
+    }
+
+    /// All of the body, if it has come; else its beginning.
+    pub(super) fn so_far(&self) -> Result<&[u8], &[u8]> {
+        if self.whole { Ok(&self.bytes) } else { Err(&self.bytes) }
+    }
+
+    /// Reads the rest.
+    pub(super) async fn rest(mut self, memory: &Memory) -> Result<Body, BodyError> {
+        while !self.whole {
+            let data = std::mem::take(&mut self.pending);
+            if self.bytes.len() + data.len() > self.limit {
+                self.drain().await;
+                return Err(BodyError::TooLarge);
+            }
+            self.reserve(data.len(), memory).await?;
+            self.bytes.extend_from_slice(&data);
+            if let Some(data) = self.frame().await? {
+                self.pending = data;
+            }
+        }
+        Ok(Body { bytes: self.bytes, _memory: self.memory })
+    }
+
+    /// The next piece; `None` at the end.
+    async fn frame(&mut self) -> Result<Option<Bytes>, BodyError> {
+        loop {
+            let until = self.deadline.min(self.window + WINDOW);
+            match timeout_at(until, self.incoming.frame()).await {
+                Err(_) if until == self.deadline || self.in_window < LEAST => return Err(BodyError::Late),
+                Err(_) => self.open_window(),
+                Ok(None) => {
+                    self.whole = true;
+                    return Ok(None);
+                }
+                Ok(Some(Err(_))) => return Err(BodyError::Broken),
+                Ok(Some(Ok(frame))) => {
+                    let Ok(data) = frame.into_data() else { continue };
+                    self.in_window += data.len();
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+
+    fn open_window(&mut self) {
+        self.window = Instant::now();
+        self.in_window = 0;
+    }
+
     /// Makes room for so many more bytes, with memory that is there.
-    async fn reserve(&mut self, more: usize, limit: usize, memory: &Arc<Semaphore>) -> Result<(), BodyError> {
+    async fn reserve(&mut self, more: usize, memory: &Memory) -> Result<(), BodyError> {
         let (len, capacity) = (self.bytes.len(), self.bytes.capacity());
         if len + more <= capacity {
             return Ok(());
         }
-        let wanted = (len + more).max(2 * capacity).min(limit).next_multiple_of(UNIT);
-        let units = (wanted / UNIT - capacity / UNIT) as u32;
-        let permit = timeout(MEMORY, Arc::clone(memory).acquire_many_owned(units))
+        let wanted = (len + more).max(2 * capacity).min(self.limit).next_multiple_of(UNIT);
+        let mut units = wanted / UNIT - self.memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        if wanted > LARGE && !self.large && self.memory.is_some() {
+            // It leaves the memory of small ones once it has that of large ones.
+            units = wanted / UNIT;
+        }
+        self.large |= wanted > LARGE;
+        let share = if self.large { &memory.large } else { &memory.small };
+        let permit = timeout(MEMORY, Arc::clone(share).acquire_many_owned(units as u32))
             .await
             .map_err(|_| BodyError::Busy)?
             .map_err(|_| BodyError::Busy)?;
         match &mut self.memory {
-            Some(mine) => mine.merge(permit),
-            none => *none = Some(permit),
+            Some(mine) if Arc::ptr_eq(mine.semaphore(), share) => mine.merge(permit),
+            other => *other = Some(permit),
         }
         self.bytes.reserve_exact(wanted - len);
+        // The time in which we did not read does not count.
+        self.open_window();
         Ok(())
     }
-}
 
-/// Throws away what comes, within limits of size and time.
-async fn drain(incoming: &mut Incoming, mut left: u64) {
-    let deadline = Instant::now() + TOTAL;
-    left = left.min(DRAINED);
-    while left > 0 {
-        match timeout_at(deadline.min(Instant::now() + IDLE), incoming.frame()).await {
-            Ok(Some(Ok(frame))) => {
-                left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+    /// Throws away what there is and what comes, within limits of size and time.
+    pub(super) async fn drain(&mut self) {
+        self.bytes = Vec::new();
+        self.pending = Bytes::new();
+        self.memory = None;
+        let mut left = DRAINED.min(self.incoming.size_hint().upper().unwrap_or(DRAINED));
+        while left > 0 {
+            match self.frame().await {
+                Ok(Some(data)) => left = left.saturating_sub(data.len() as u64),
+                _ => return,
             }
-            _ => return,
         }
     }
 }

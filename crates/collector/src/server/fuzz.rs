@@ -14,9 +14,9 @@ use tokio::{
 
 use self::{
     requests::{Content, Framing, content, framing, manner, request},
-    world::{Slow, Then, WORKERS, World, each, runtime},
+    world::{Slow, TOKEN, Then, WORKERS, World, each, runtime},
 };
-use super::{BODY_UNITS, LARGE, Shared};
+use super::{LARGE, SMALL_UNITS, Shared};
 use crate::store::Store;
 
 mod requests;
@@ -26,7 +26,7 @@ mod world;
 /// what is not gets no 200.
 #[test]
 fn bodies() {
-    let (runtime, world) = (runtime(), World::new(BODY_UNITS, |store| store));
+    let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
     let around = (any::<bool>(), any::<bool>(), any::<bool>());
     // Thousandths of what would be sent.
     let cut = prop_oneof![3 => Just(1000_usize), 1 => 0..1000_usize];
@@ -69,7 +69,7 @@ fn bodies() {
 /// Heads of every kind: codings by their names, many headers, long ones.
 #[test]
 fn heads() {
-    let (runtime, world) = (runtime(), World::new(BODY_UNITS, |store| store));
+    let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
     let codings: Vec<(&[u8], bool, u16)> = vec![
         (b"Content-Encoding: gzip\r\n", true, 200),
         (b"content-encoding:x-gzip \r\n", true, 200),
@@ -145,7 +145,7 @@ fn damage() {
         "CONNECT x:1 HTTP/1.1\r\n\r\n",
         "GET /nothing HTTP/1.1\r\n\r\n",
     ];
-    let (runtime, world) = (runtime(), World::new(BODY_UNITS, |store| store));
+    let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
     let with = prop_oneof![
         select(PIECES.to_vec()).prop_map(|piece| piece.as_bytes().to_vec()),
         any::<[u8; 1]>().prop_map(Vec::from)
@@ -201,7 +201,10 @@ fn crowds() {
             for (good, size, stops, manner) in crowd {
                 let world = Arc::clone(&world);
                 tasks.spawn(async move {
-                    let body = if good { world.set_as(false) } else { vec![b' '; size] };
+                    let mut body = if good { world.set_as(false) } else { format!("[[\"{TOKEN}\"").into() };
+                    if !good {
+                        body.resize(body.len() + size, b' ');
+                    }
                     let mut wire = request("Connection: close\r\n", &body);
                     wire.truncate(wire.len() - usize::from(stops));
                     // In larger pieces: these are many bytes.
@@ -232,7 +235,7 @@ fn the_work_of_those_who_left_counts() {
     let asked = Arc::new(Notify::new());
     let slow =
         |inner| Box::new(Slow { inner, asked: Arc::clone(&asked), go: Mutex::new(gate) }) as Box<dyn Store>;
-    let world = World::new(BODY_UNITS, slow);
+    let world = World::new(SMALL_UNITS, slow);
     runtime().block_on(async {
         let (body, _, _) = Content::Size(LARGE as u32 + 1).make(world.set);
         let (mut ours, theirs) = duplex(1 << 16);
@@ -244,8 +247,8 @@ fn the_work_of_those_who_left_counts() {
         let (complete, ()) = tokio::join!(world.serve(theirs), client);
         assert!(!complete, "nobody got an answer");
         let Shared { memory, workers, large, .. } = &*world.shared;
-        let free = [memory.available_permits(), workers.available_permits(), large.available_permits()];
-        assert_eq!(free, [BODY_UNITS - 1, WORKERS - 1, 0], "while the set is being read");
+        let free = [memory.small.available_permits(), workers.available_permits(), large.available_permits()];
+        assert_eq!(free, [SMALL_UNITS, WORKERS - 1, 0], "while the set is being read");
         go.send(()).unwrap();
         world.given_back().await;
         drop(go);

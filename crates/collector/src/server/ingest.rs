@@ -47,6 +47,27 @@ pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
     Ok(size)
 }
 
+/// The token of a set, of which this is the beginning: it is the first element of its first element.
+pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
+    // Tokens are short, and a few blanks before them are allowed.
+    const ENOUGH: u64 = 8 << 10;
+    let mut text = Vec::new();
+    if gzip {
+        // What is damaged behind the token is judged later.
+        let _cut = GzDecoder::new(beginning).take(ENOUGH).read_to_end(&mut text);
+    } else {
+        text.extend(beginning.iter().take(ENOUGH as usize));
+    }
+    let inside = |text: &[u8]| text.trim_ascii_start().strip_prefix(b"[").map(<[u8]>::to_vec);
+    let token = inside(&text).and_then(|text| inside(&text)).and_then(|text| {
+        serde_json::Deserializer::from_slice(&text).into_iter::<Option<String>>().next()?.ok()
+    });
+    match token {
+        Some(token) => Ok(TokenHash::of(&token.unwrap_or_default())),
+        None => Err(Answer::bad(format!("payload: has no token in its first {ENOUGH} bytes"))),
+    }
+}
+
 /// Takes in a set.
 pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     let mut intake = Intake { shared, work, judged: None, refusal: None };
@@ -164,7 +185,7 @@ impl Intake<'_> {
     fn judge(&self, header: &Header) -> Result<Result<Judged, Answer>, StoreError> {
         let token = header.token.as_deref().unwrap_or_default();
         let Some(app) = self.shared.store.app(TokenHash::of(token))? else {
-            return Ok(Err(Answer::new(StatusCode::NOT_FOUND, "Invalid application token")));
+            return Ok(Err(Answer::unknown_token()));
         };
         let minimum = &self.shared.options.min_agent;
         if self.work.judge_version && older(&header.agent_version, minimum) {

@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::store::shown;
 
-use super::{CollectorError, Shared, routes};
+use super::{CollectorError, Shared, addresses::Addresses, routes};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: u32 = 1024;
@@ -47,6 +47,7 @@ pub(super) async fn serve(
     }
     say(&format!("gctrace: collector listens on {scheme}://{local}, store {}", shown(&shared.options.store)));
     let slots = Arc::new(Semaphore::new(CONNECTIONS as usize));
+    let addresses = Arc::new(Addresses::new(shared.options.per_address));
     let (stop, stopped) = watch::channel(());
     loop {
         let slot = tokio::select! {
@@ -60,8 +61,8 @@ pub(super) async fn serve(
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
         };
-        let stream = match stream {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match stream {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, mostly: others will be closed.
                 log::warn!("accepting a connection: {error}");
@@ -70,6 +71,10 @@ pub(super) async fn serve(
             }
         };
         shared.metrics.connections.fetch_add(1, Ordering::Relaxed);
+        let Some(place) = addresses.enter(peer.ip()) else {
+            shared.metrics.crowded.fetch_add(1, Ordering::Relaxed);
+            continue;
+        };
         let (shared, tls, stopped) = (Arc::clone(&shared), tls.clone(), stopped.clone());
         tokio::spawn(async move {
             let complete = match tls {
@@ -82,7 +87,7 @@ pub(super) async fn serve(
             if !complete {
                 shared.metrics.broken.fetch_add(1, Ordering::Relaxed);
             }
-            drop(slot);
+            drop((slot, place));
         });
     }
     drop(listener);

@@ -19,6 +19,8 @@ pub(super) struct Metrics {
     pub(super) connections: AtomicU64,
     /// Connections that ended before a request was complete, or took too long.
     pub(super) broken: AtomicU64,
+    /// Connections refused because their address had too many.
+    pub(super) crowded: AtomicU64,
     /// Bytes of bodies.
     pub(super) received_bytes: AtomicU64,
     /// Bytes of sets after decompression.
@@ -51,6 +53,7 @@ impl Metrics {
         for (name, help, counter) in [
             ("connections_total", "Connections accepted.", &self.connections),
             ("broken_connections_total", "Connections that broke off or took too long.", &self.broken),
+            ("refused_connections_total", "Connections beyond the limit of their address.", &self.crowded),
             ("received_bytes_total", "Bytes of bodies as they came.", &self.received_bytes),
             ("set_bytes_total", "Bytes of sets after decompression.", &self.set_bytes),
             ("sets_total", "Sets kept since the start.", &self.sets),

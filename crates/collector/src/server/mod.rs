@@ -1,6 +1,6 @@
 //! The collector: TuneMyGC's protocol over HTTP/1.1, plain or TLS, in front of a [`Store`].
 //!
-//! * [`listen`]: sockets, connections and their limits; [`tls`]: certificates
+//! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates
 //! * [`routes`]: which request gets which answer; [`body`]: reading bodies within limits
 //! * [`ingest`]: what happens to a set; [`metrics`]: what is counted
 
@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 
 use crate::store::{self, Store, StoreError};
 
+mod addresses;
 mod body;
 #[cfg(test)]
 mod fuzz;
@@ -30,8 +31,11 @@ pub use tls::TlsError;
 pub const MAX_BODY: usize = 50_000_000;
 /// Sets above this size are worked on one at a time.
 const LARGE: usize = 4_000_000;
-/// What all bodies that are being received may take, in units of [`body::UNIT`].
-const BODY_UNITS: usize = 2048;
+/// What bodies that are being received may take beyond their first piece, in units of [`body::UNIT`]: those of up to
+/// [`LARGE`] bytes all together, and larger ones.
+const SMALL_UNITS: usize = 768;
+/// See [`SMALL_UNITS`].
+const LARGE_UNITS: usize = 1280;
 /// Latest sets of a group from which is recommended.
 const SETS: u32 = 500;
 
@@ -48,6 +52,8 @@ pub struct Options {
     pub public_url: Option<String>,
     /// Whether `POST /accounts` makes applications.
     pub registration: bool,
+    /// Connections at a time of one address (of IPv6: of a /64); 0: no limit. `None`: 256, but no limit on loopback.
+    pub per_address: Option<u32>,
     /// Agents below this version are told to be updated.
     pub min_agent: String,
 }
@@ -75,7 +81,7 @@ struct Shared {
     options: Options,
     metrics: metrics::Metrics,
     /// Memory for bodies.
-    memory: Arc<Semaphore>,
+    memory: body::Memory,
     /// Sets being worked on.
     workers: Arc<Semaphore>,
     /// One of those may be large.
@@ -99,7 +105,7 @@ pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
         store,
         options,
         metrics: metrics::Metrics::default(),
-        memory: Arc::new(Semaphore::new(BODY_UNITS)),
+        memory: body::Memory::new(SMALL_UNITS, LARGE_UNITS),
         workers: Arc::new(Semaphore::new(cpus)),
         large: Arc::new(Semaphore::new(1)),
     });

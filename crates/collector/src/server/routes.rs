@@ -14,7 +14,7 @@ use hyper::{
 
 use super::{
     MAX_BODY, SETS, Shared,
-    body::{self, BodyError},
+    body::{Body, BodyError, Reader},
     ingest, now,
 };
 use crate::{
@@ -50,6 +50,11 @@ impl Answer {
 
     pub(super) fn json(code: StatusCode, text: impl Into<String>) -> Self {
         Self { kind: JSON, ..Self::new(code, text) }
+    }
+
+    /// No application has this token.
+    pub(super) fn unknown_token() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "Invalid application token")
     }
 
     /// The text, in which nothing that somebody has sent can control a terminal. Only reports have several lines.
@@ -164,9 +169,9 @@ async fn set(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static 
     };
     let ours = head(header::USER_AGENT).is_some_and(|agent| agent.starts_with("gctrace/"));
     let base = base(shared, head(header::HOST), scheme);
-    let body = match body::read(request, MAX_BODY, &shared.memory).await {
+    let body = match set_body(shared, request, gzip).await {
         Ok(body) => body,
-        Err(error) => return no_body(error, MAX_BODY),
+        Err(answer) => return answer,
     };
     shared.metrics.received_bytes.fetch_add(body.bytes.len() as u64, Ordering::Relaxed);
     let size = match ingest::announced_size(&body.bytes, gzip) {
@@ -184,6 +189,26 @@ async fn set(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static 
         ingest::set(shared, &work)
     })
     .await
+}
+
+/// The body of a set. More than its first piece is received only for a token that is known.
+async fn set_body(shared: &Arc<Shared>, request: Request<Incoming>, gzip: bool) -> Result<Body, Answer> {
+    let no_body = |error| no_body(error, MAX_BODY);
+    let mut reader = Reader::begin(request, MAX_BODY).await.map_err(no_body)?;
+    if let Err(beginning) = reader.so_far() {
+        let token = ingest::token(beginning, gzip);
+        let known = blocking(shared, move |shared| match token {
+            Err(answer) => Ok(answer),
+            Ok(token) if shared.store.app(token)?.is_none() => Ok(Answer::unknown_token()),
+            Ok(_) => Ok(Answer::new(StatusCode::OK, "")),
+        });
+        let known = known.await;
+        if known.code != StatusCode::OK {
+            reader.drain().await;
+            return Err(known);
+        }
+    }
+    reader.rest(&shared.memory).await.map_err(no_body)
 }
 
 /// Whether a body is compressed. Names of codings have no case (RFC 9110, 8.4.1).
@@ -213,10 +238,22 @@ fn base(shared: &Shared, host: Option<&str>, scheme: &str) -> String {
     format!("{scheme}://{}", host.map_or_else(|| shared.options.listen.to_string(), ToOwned::to_owned))
 }
 
+/// The body of a form. It takes no memory that others wait for.
+async fn form(request: Request<Incoming>) -> Result<Vec<u8>, BodyError> {
+    let mut reader = Reader::begin(request, MAX_FORM + 1).await?;
+    match reader.so_far() {
+        Ok(body) if body.len() <= MAX_FORM => Ok(body.to_vec()),
+        _ => {
+            reader.drain().await;
+            Err(BodyError::TooLarge)
+        }
+    }
+}
+
 /// `POST /accounts`.
 async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
     let refused = |text: &str| Answer::new(StatusCode::UNPROCESSABLE_ENTITY, text);
-    let body = match body::read(request, MAX_FORM, &shared.memory).await {
+    let body = match form(request).await {
         Ok(body) => body,
         Err(error) => return no_body(error, MAX_FORM),
     };
@@ -224,7 +261,7 @@ async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
         return refused("this collector does not take registrations; ask its operator");
     }
     let (mut email, mut name) = (None, None);
-    for (key, value) in form_urlencoded::parse(&body.bytes) {
+    for (key, value) in form_urlencoded::parse(&body) {
         match &*key {
             "email" => email = Some(value.into_owned()),
             "app" => name = Some(value.into_owned()),
@@ -255,7 +292,7 @@ fn register(shared: &Shared, email: &str, name: &str) -> Result<Answer, StoreErr
 /// `GET /apps/TOKEN`: what to set, for a shell.
 fn app(shared: &Shared, token: TokenHash) -> Result<Answer, StoreError> {
     let Some(app) = shared.store.app(token)? else {
-        return Ok(Answer::new(StatusCode::NOT_FOUND, "Invalid application token"));
+        return Ok(Answer::unknown_token());
     };
     let exports = match shared.store.latest_group(app)? {
         Some(group) => report(shared, group)?.to_exports(),

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    super::{Options, Shared, listen, metrics::Metrics},
+    super::{Options, Shared, body::Memory, listen, metrics::Metrics},
     requests::{gzip, request},
 };
 use crate::{
@@ -77,6 +77,7 @@ impl World {
             tls: None,
             public_url: Some(URL.to_owned()),
             registration: true,
+            per_address: None,
             min_agent: "1.0.15".to_owned(),
         };
         let store = store::open(&store).unwrap();
@@ -85,7 +86,7 @@ impl World {
             store: wrap(store),
             options,
             metrics: Metrics::default(),
-            memory: Arc::new(Semaphore::new(units)),
+            memory: Memory::new(units, units),
             workers: Arc::new(Semaphore::new(WORKERS)),
             large: Arc::new(Semaphore::new(1)),
         });
@@ -138,9 +139,12 @@ impl World {
     /// All that was lent for requests is there again, once those that nobody waits for any more are done.
     pub(super) async fn given_back(&self) {
         let Shared { memory, workers, large, .. } = &*self.shared;
-        for (what, semaphore, all) in
-            [("memory", &**memory, self.units), ("workers", workers, WORKERS), ("large", large, 1)]
-        {
+        for (what, semaphore, all) in [
+            ("memory", &*memory.small, self.units),
+            ("memory for large bodies", &*memory.large, self.units),
+            ("workers", workers, WORKERS),
+            ("large", large, 1),
+        ] {
             let all_of_it = timeout(PATIENCE, semaphore.acquire_many(all as u32)).await;
             assert!(all_of_it.is_ok(), "{what}: {} of {all} are there", semaphore.available_permits());
             drop(all_of_it);

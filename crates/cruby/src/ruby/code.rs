@@ -1,16 +1,18 @@
 //! Access to the code of an image: functions with the parts that the compiler moved away from them, and what their
 //! calls lead to. Functions are decoded when asked for and not kept.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Instruction};
 
+use super::aarch64;
 use super::reference::{Flow, Kind, Reference};
-use super::references::{decode, find_references};
+use super::references::{Displacements, decode, find_references};
 use super::x86::has_frame_pointer;
 use crate::address::Svma;
-use crate::elf::ElfImage;
+use crate::elf::{ElfImage, Machine};
 
 /// Instructions in a basic block, and jumps to one, that are looked at: bounds the work on hostile code.
 const MAX_BLOCK: usize = 4096;
@@ -29,6 +31,8 @@ pub(super) struct Code<'a> {
     examined: BTreeSet<usize>,
     /// Slots of tables that are filled at run time, and what they are taken to hold.
     pub(super) dispatch: BTreeMap<Svma, Svma>,
+    /// What may refer to something, found when it is asked for first.
+    displacements: OnceCell<Displacements>,
 }
 
 /// What a call or jump leads to.
@@ -42,7 +46,26 @@ pub(super) struct Callee<'a> {
 
 impl<'a> Code<'a> {
     pub(super) fn new(image: &'a ElfImage) -> Self {
-        Self { image, parents: BTreeMap::new(), examined: BTreeSet::new(), dispatch: BTreeMap::new() }
+        Self {
+            image,
+            parents: BTreeMap::new(),
+            examined: BTreeSet::new(),
+            dispatch: BTreeMap::new(),
+            displacements: OnceCell::new(),
+        }
+    }
+
+    /// The instructions that refer into one of the ranges, which lie in the image.
+    pub(super) fn references(&self, wanted: &[Range<u64>], kind: Kind) -> Vec<Reference> {
+        match self.image.machine() {
+            Machine::Aarch64 => aarch64::find_references(self.image, wanted, kind),
+            Machine::X86_64 => find_references(self.image, self.displacements(), wanted, kind),
+        }
+    }
+
+    /// What in x86-64 code may refer to something.
+    pub(super) fn displacements(&self) -> &Displacements {
+        self.displacements.get_or_init(|| Displacements::of(self.image))
     }
 
     /// The function that an extent belongs to: itself, or the one it was split from.
@@ -142,7 +165,7 @@ impl<'a> Code<'a> {
         }
         let extents: Vec<Range<u64>> = fresh.iter().map(|&f| extent(self.image, f)).collect();
         let mut into: HashMap<usize, Vec<Reference>> = HashMap::new();
-        for reference in find_references(self.image, &extents, Kind::Branch) {
+        for reference in self.references(&extents, Kind::Branch) {
             let Some(function) = self.image.function_index(reference.target) else { continue };
             if function != reference.function {
                 into.entry(function).or_default().push(reference);

@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 use super::code::Code;
 use super::eval::{Assumptions, Limits, Machine, Program, Value};
 use super::reference::Kind;
-use super::references::find_references;
 use crate::address::Svma;
 use crate::elf::ElfImage;
 
@@ -70,7 +69,7 @@ impl Modular {
 fn table(code: &mut Code<'_>) -> Option<BTreeMap<Svma, Svma>> {
     let wanted: Vec<_> = code.image.find_c_string(VARIABLE).into_iter().map(|Svma(at)| at..at + 1).collect();
     let referring: BTreeSet<usize> =
-        find_references(code.image, &wanted, Kind::Any).into_iter().map(|found| found.function).collect();
+        code.references(&wanted, Kind::Any).into_iter().map(|found| found.function).collect();
     code.resolve_cold_parts(referring.iter().copied());
     let owners: BTreeSet<usize> = referring.into_iter().map(|extent| code.owner(extent)).collect();
     if owners.len() > MAX_OWNERS {

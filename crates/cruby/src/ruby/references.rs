@@ -1,25 +1,75 @@
 //! Who refers to an address? A linear scan for 4-byte displacements that hit it, each verified by decoding the
-//! function around it. It costs a few milliseconds where decoding all of a large `.text` costs a hundred.
+//! function around it. It costs a few milliseconds where decoding all of a large `.text` costs a hundred; what it finds is
+//! kept, because a dozen questions are asked of one image.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
-use super::aarch64;
 use super::reference::{Flow, Kind, Reference};
 use super::x86::immediate;
 use crate::address::Svma;
-use crate::elf::{ElfImage, Machine};
+use crate::elf::ElfImage;
+
+/// The places in `.text` whose four bytes, read as a displacement or (at a fixed position) as an address, name a place in
+/// the image. Most are chance: what refers to an address is told by decoding.
+pub(super) struct Displacements {
+    /// First address of `.text`.
+    text: u64,
+    /// Offset in `.text` and value, ordered by offset.
+    places: Vec<(u32, i32)>,
+    fixed_position: bool,
+}
+
+impl Displacements {
+    /// Scans the text of an image. One that is 4 GiB long is none of a Ruby's, and has no places.
+    pub(super) fn of(image: &ElfImage) -> Self {
+        let (Svma(text), bytes) = image.text();
+        let segments = image.segments();
+        let low = segments.iter().map(|segment| segment.address.0).min().unwrap_or(text).min(text);
+        let ends = segments.iter().map(|segment| segment.address.0.saturating_add(segment.memory_size));
+        let high = ends.max().unwrap_or(text).max(text.saturating_add(bytes.len() as u64));
+        let bounds = low..high;
+        let fixed_position = image.is_fixed_position();
+        let mut places = Vec::new();
+        if u32::try_from(bytes.len()).is_ok() {
+            for (at, window) in bytes.array_windows::<4>().enumerate() {
+                let value = i32::from_le_bytes(*window);
+                let [relative, absolute] = targets(text.wrapping_add(at as u64 + 4), value);
+                if bounds.contains(&relative) || (fixed_position && bounds.contains(&absolute)) {
+                    places.push((at as u32, value));
+                }
+            }
+        }
+        Self { text, places, fixed_position }
+    }
+
+    /// The address behind each place, with the address that it is a displacement to from there and, at a fixed position,
+    /// the address that it is.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Option<u64>)> {
+        self.places.iter().map(|&(at, value)| {
+            let end = self.text.wrapping_add(u64::from(at) + 4);
+            let [relative, absolute] = targets(end, value);
+            (end, relative, self.fixed_position.then_some(absolute))
+        })
+    }
+}
+
+fn targets(end: u64, value: i32) -> [u64; 2] {
+    [end.wrapping_add_signed(value.into()), u64::from(value.cast_unsigned())]
+}
 
 /// Finds the instructions that refer into one of the ranges. Short jumps (8-bit displacement) are not found: they only
 /// reach the neighbourhood, which the callers decode anyway.
-pub(super) fn find_references(image: &ElfImage, wanted: &[Range<u64>], kind: Kind) -> Vec<Reference> {
-    if image.machine() == Machine::Aarch64 {
-        return aarch64::find_references(image, wanted, kind);
-    }
+pub(super) fn find_references(
+    image: &ElfImage,
+    displacements: &Displacements,
+    wanted: &[Range<u64>],
+    kind: Kind,
+) -> Vec<Reference> {
     let mut found = Vec::new();
-    for (function, ends) in candidates(image, wanted, kind) {
+    for (function, ends) in candidates(image, displacements, wanted, kind) {
         let mut ends = ends.into_iter().peekable();
         for instruction in decode(image, function) {
             while ends.next_if(|&(end, _)| end < instruction.next_ip()).is_some() {}
@@ -57,7 +107,12 @@ fn is_branch(prefix: u8, opcode: u8) -> bool {
 }
 
 /// By function: addresses behind a displacement that hits a wanted address, with that address.
-fn candidates(image: &ElfImage, wanted: &[Range<u64>], kind: Kind) -> BTreeMap<usize, Vec<(u64, u64)>> {
+fn candidates(
+    image: &ElfImage,
+    displacements: &Displacements,
+    wanted: &[Range<u64>],
+    kind: Kind,
+) -> BTreeMap<usize, Vec<(u64, u64)>> {
     let mut found: BTreeMap<usize, Vec<(u64, u64)>> = BTreeMap::new();
     let mut wanted: Vec<Range<u64>> = wanted.iter().filter(|range| !range.is_empty()).cloned().collect();
     wanted.sort_by_key(|range| range.start);
@@ -65,31 +120,24 @@ fn candidates(image: &ElfImage, wanted: &[Range<u64>], kind: Kind) -> BTreeMap<u
         return found;
     };
     let bounds = first.start..last;
-    let hits = |target: u64| {
-        bounds.contains(&target) && {
-            let behind = wanted.partition_point(|range| range.start <= target);
-            wanted[..behind].iter().rev().take(2).any(|range| range.contains(&target))
+    let hits = |target: &u64| {
+        bounds.contains(target) && {
+            let behind = wanted.partition_point(|range| range.start <= *target);
+            wanted[..behind].iter().rev().take(2).any(|range| range.contains(target))
         }
     };
-
     let (Svma(text), bytes) = image.text();
-    for (at, window) in bytes.windows(OPCODE + 4).enumerate() {
-        let [prefix, opcode, displacement @ ..] = window else { break };
-        if kind == Kind::Branch && !is_branch(*prefix, *opcode) {
+    let branches = |end: u64| {
+        let displacement = end.wrapping_sub(text) as usize - 4;
+        let before = displacement.checked_sub(OPCODE).and_then(|from| bytes.get(from..displacement));
+        matches!(before, Some(&[prefix, opcode]) if is_branch(prefix, opcode))
+    };
+    for (end, relative, absolute) in displacements.iter() {
+        let Some(target) = Some(relative).filter(hits).or_else(|| absolute.filter(hits)) else { continue };
+        if kind == Kind::Branch && !branches(end) {
             continue;
         }
-        let displacement = displacement.try_into().map_or(0, i32::from_le_bytes);
-        let end = text + (at + OPCODE + 4) as u64;
-        let relative = end.wrapping_add_signed(displacement.into());
-        let absolute = u64::from(displacement.cast_unsigned());
-        let target = if hits(relative) {
-            relative
-        } else if image.is_fixed_position() && hits(absolute) {
-            absolute
-        } else {
-            continue;
-        };
-        if let Some(function) = image.function_index(Svma(end - 1)) {
+        if let Some(function) = image.function_index(Svma(end.wrapping_sub(1))) {
             found.entry(function).or_default().push((end, target));
         }
     }

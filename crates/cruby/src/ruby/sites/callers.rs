@@ -9,7 +9,6 @@ use super::{Field, Findings, Site};
 use crate::address::Svma;
 use crate::ruby::code::Code;
 use crate::ruby::reference::Kind;
-use crate::ruby::references::find_references;
 
 /// Optimised builds have 10 to 40 sites. Acceptance refuses a set beyond this, so no more need be looked at.
 pub(in crate::ruby) const MAX_SITES: usize = 256;
@@ -55,7 +54,7 @@ pub(super) fn callers_of(code: &Code<'_>, function: Svma) -> BTreeSet<usize> {
     let addresses = [function].into_iter().chain(image.stubs_to(function)).chain(image.slots_of(function));
     let wanted: Vec<_> =
         addresses.chain(imports.into_iter().flatten()).map(|Svma(at)| at..at.saturating_add(1)).collect();
-    find_references(image, &wanted, Kind::Any).into_iter().map(|reference| reference.function).collect()
+    code.references(&wanted, Kind::Any).into_iter().map(|reference| reference.function).collect()
 }
 
 /// `hook_events` follows the 32-bit `flags` (`struct rb_objspace`, gc.c of 2.6 to 3.3).

@@ -19,7 +19,6 @@ use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code, is_jump};
 use crate::ruby::emulation::is_emulated_at;
 use crate::ruby::reference::Kind;
-use crate::ruby::references::find_references;
 use crate::ruby::x86::{first_register, has_frame_pointer, immediate, is_memory, is_register};
 
 /// What a thread does with the GVL.
@@ -424,7 +423,7 @@ fn unmatched(code: &Code<'_>, known: &BTreeMap<Svma, BTreeSet<Svma>>) -> Vec<Str
     let mut found = Vec::new();
     for (&Svma(function), calls) in clearing {
         let wanted = function..function.saturating_add(1);
-        for reference in find_references(code.image, std::slice::from_ref(&wanted), Kind::Branch) {
+        for reference in code.references(std::slice::from_ref(&wanted), Kind::Branch) {
             let address = reference.address;
             if !calls.contains(&address) {
                 found.push(format!("the call at {address} gives up the GVL without a known lock"));
@@ -468,7 +467,7 @@ fn callers_by_name(code: &Code<'_>, names: &[&str]) -> BTreeSet<usize> {
             found.extend(callers_of(code, symbol.address));
         }
         let imported: Vec<_> = image.imports(name).map(|Svma(at)| at..at.saturating_add(1)).collect();
-        let references = find_references(image, &imported, Kind::Any);
+        let references = code.references(&imported, Kind::Any);
         found.extend(references.into_iter().map(|reference| reference.function));
     }
     found

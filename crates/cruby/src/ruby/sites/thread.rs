@@ -138,7 +138,7 @@ fn hooks_variable(
     };
     let is_data = |address: &u64| image.bss().contains(&Svma(*address));
     let both: Vec<u64> = addressed(add).intersection(&addressed(remove)).copied().filter(is_data).collect();
-    let found = referring(image, &both);
+    let found = referring(code, &both);
     let mut candidates = both.iter().filter_map(|&variable| {
         let functions = found.get(&variable)?;
         let reads = |&&function: &&usize| {
@@ -157,23 +157,12 @@ fn hooks_variable(
 
 /// For each address the extents that may refer to it by a 32-bit displacement, with up to one byte behind that (the
 /// immediate operand of a comparison).
-fn referring(image: &ElfImage, wanted: &[u64]) -> BTreeMap<u64, BTreeSet<usize>> {
+fn referring(code: &Code<'_>, wanted: &[u64]) -> BTreeMap<u64, BTreeSet<usize>> {
     let mut found: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
-    let (Some(&first), Some(&last)) = (wanted.iter().min(), wanted.iter().max()) else { return found };
-    let (Svma(text), bytes) = image.text();
-    for (at, window) in bytes.array_windows::<4>().enumerate() {
-        let end = text + at as u64 + 4;
-        let displacement = i32::from_le_bytes(*window);
-        let near = end.wrapping_add_signed(displacement.into());
-        let absolute = u64::from(displacement.cast_unsigned());
-        for target in [near, near.wrapping_add(1), absolute] {
-            if target >= first
-                && target <= last
-                && wanted.contains(&target)
-                && (target != absolute || image.is_fixed_position() || target == near)
-            {
-                found.entry(target).or_default().extend(image.function_index(Svma(end - 1)));
-            }
+    for (end, near, absolute) in code.displacements().iter() {
+        let targets = [Some(near), near.checked_add(1), absolute].into_iter().flatten();
+        for target in targets.filter(|target| wanted.contains(target)) {
+            found.entry(target).or_default().extend(code.image.function_index(Svma(end.wrapping_sub(1))));
         }
     }
     found

@@ -7,7 +7,6 @@ use crate::address::Svma;
 use crate::elf::SymbolTable;
 use crate::ruby::code::Code;
 use crate::ruby::reference::Kind;
-use crate::ruby::references::find_references;
 
 /// Exported functions of the GC lie within this distance of their median; others that share the prefix do not count.
 const CLUSTER_RADIUS: u64 = 0x8_0000;
@@ -89,7 +88,7 @@ fn exported_cluster(code: &Code<'_>) -> Option<Range<u64>> {
 fn string_references<const N: usize>(code: &Code<'_>, texts: [&str; N]) -> [Option<BTreeSet<usize>>; N] {
     let strings = texts.map(|text| code.image.find_c_string(text));
     let wanted: Vec<Range<u64>> = strings.iter().flatten().map(|&Svma(at)| at..at + 1).collect();
-    let references = find_references(code.image, &wanted, Kind::Any);
+    let references = code.references(&wanted, Kind::Any);
     strings.map(|copies| {
         let to_it = references.iter().filter(|reference| copies.contains(&reference.target));
         (!copies.is_empty()).then(|| to_it.map(|reference| reference.function).collect())

@@ -19,6 +19,8 @@ pub(super) struct Displacements {
     text: u64,
     /// Offset in `.text` and value, ordered by offset.
     places: Vec<(u32, i32)>,
+    /// Those of them that by the bytes before may belong to a branch: a fifth.
+    branches: Vec<(u32, i32)>,
     fixed_position: bool,
 }
 
@@ -32,23 +34,31 @@ impl Displacements {
         let high = ends.max().unwrap_or(text).max(text.saturating_add(bytes.len() as u64));
         let bounds = low..high;
         let fixed_position = image.is_fixed_position();
-        let mut places = Vec::new();
+        let (mut places, mut branches) = (Vec::new(), Vec::new());
         if u32::try_from(bytes.len()).is_ok() {
             for (at, window) in bytes.array_windows::<4>().enumerate() {
                 let value = i32::from_le_bytes(*window);
                 let [relative, absolute] = targets(text.wrapping_add(at as u64 + 4), value);
                 if bounds.contains(&relative) || (fixed_position && bounds.contains(&absolute)) {
                     places.push((at as u32, value));
+                    let before = at.checked_sub(OPCODE).and_then(|from| bytes.get(from..at));
+                    if matches!(before, Some(&[prefix, opcode]) if is_branch(prefix, opcode)) {
+                        branches.push((at as u32, value));
+                    }
                 }
             }
         }
-        Self { text, places, fixed_position }
+        Self { text, places, branches, fixed_position }
     }
 
     /// The address behind each place, with the address that it is a displacement to from there and, at a fixed position,
     /// the address that it is.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Option<u64>)> {
-        self.places.iter().map(|&(at, value)| {
+    pub(super) fn iter(&self, kind: Kind) -> impl Iterator<Item = (u64, u64, Option<u64>)> {
+        let places = match kind {
+            Kind::Branch => &self.branches,
+            Kind::Any => &self.places,
+        };
+        places.iter().map(|&(at, value)| {
             let end = self.text.wrapping_add(u64::from(at) + 4);
             let [relative, absolute] = targets(end, value);
             (end, relative, self.fixed_position.then_some(absolute))
@@ -126,17 +136,8 @@ fn candidates(
             wanted[..behind].iter().rev().take(2).any(|range| range.contains(target))
         }
     };
-    let (Svma(text), bytes) = image.text();
-    let branches = |end: u64| {
-        let displacement = end.wrapping_sub(text) as usize - 4;
-        let before = displacement.checked_sub(OPCODE).and_then(|from| bytes.get(from..displacement));
-        matches!(before, Some(&[prefix, opcode]) if is_branch(prefix, opcode))
-    };
-    for (end, relative, absolute) in displacements.iter() {
+    for (end, relative, absolute) in displacements.iter(kind) {
         let Some(target) = Some(relative).filter(hits).or_else(|| absolute.filter(hits)) else { continue };
-        if kind == Kind::Branch && !branches(end) {
-            continue;
-        }
         if let Some(function) = image.function_index(Svma(end.wrapping_sub(1))) {
             found.entry(function).or_default().push((end, target));
         }

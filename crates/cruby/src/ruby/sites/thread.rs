@@ -15,6 +15,7 @@ use crate::ruby::RubyVersion;
 use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code};
 use crate::ruby::emulation::is_emulated_at;
+use crate::ruby::reference::Kind;
 use crate::ruby::x86::{first_register, immediate, is_memory, is_register, register_number};
 
 /// An event of a thread (`RUBY_INTERNAL_THREAD_EVENT_*`, include/ruby/thread.h of 3.2).
@@ -159,7 +160,7 @@ fn hooks_variable(
 /// immediate operand of a comparison).
 fn referring(code: &Code<'_>, wanted: &[u64]) -> BTreeMap<u64, BTreeSet<usize>> {
     let mut found: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
-    for (end, near, absolute) in code.displacements().iter() {
+    for (end, near, absolute) in code.displacements().iter(Kind::Any) {
         let targets = [Some(near), near.checked_add(1), absolute].into_iter().flatten();
         for target in targets.filter(|target| wanted.contains(target)) {
             found.entry(target).or_default().extend(code.image.function_index(Svma(end.wrapping_sub(1))));

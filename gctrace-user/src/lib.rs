@@ -41,4 +41,5 @@ pub mod signals;
 pub mod stacks;
 pub mod sudo;
 pub mod terminal;
+mod tls;
 pub mod words;

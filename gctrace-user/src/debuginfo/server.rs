@@ -5,10 +5,10 @@ use std::io::{self, Read, Seek as _, Write as _};
 use std::time::Duration;
 
 use ureq::Agent;
-use ureq::tls::{RootCerts, TlsConfig};
 
 use super::Reject;
 use crate::elf::{BuildId, SymbolTable};
+use crate::tls;
 
 /// A symbol or string table larger than this belongs to no Ruby.
 const MAX_SECTION: u64 = 32 << 20;
@@ -44,15 +44,7 @@ impl Servers {
         let (urls, others): (Vec<&str>, Vec<&str>) = text.split_ascii_whitespace().partition(known);
         let urls: Vec<String> = urls.iter().map(|url| url.trim_end_matches('/').to_owned()).collect();
         let invalid = others.into_iter().map(|url| InvalidServer(url.to_owned())).collect();
-        // The certificates that the host trusts, so that a company's own authority works.
-        let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
-        let agent = Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .timeout_connect(Some(CONNECT_TIMEOUT.min(timeout)))
-            .user_agent(concat!("gctrace/", env!("CARGO_PKG_VERSION")))
-            .tls_config(tls)
-            .build()
-            .into();
+        let agent = tls::http(timeout, CONNECT_TIMEOUT).build().into();
         ((!urls.is_empty()).then_some(Self { urls, agent }), invalid)
     }
 

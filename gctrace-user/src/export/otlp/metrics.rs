@@ -18,7 +18,7 @@ use crate::{
     export::{
         VERSION,
         figures::{self, Figure, Kind, Value},
-        upload::{Payload, Protocol},
+        upload::{Payload, Protocol, Reason},
     },
     host::clock::WallClock,
     ledger::Ledger,
@@ -87,10 +87,11 @@ impl Payload for Metrics {
         (middle > self.from).then(|| [part(self.from, middle), part(middle, self.to)])
     }
 
-    fn rejected(&self, answer: &[u8]) -> Option<String> {
+    fn rejected(&self, answer: &[u8]) -> Option<Reason> {
         let part = ExportMetricsServiceResponse::decode(answer).ok()?.partial_success?;
-        (part.rejected_data_points > 0)
-            .then(|| format!("{} points: {}", part.rejected_data_points, part.error_message))
+        (part.rejected_data_points > 0).then(|| {
+            Reason::quoting("points", &format!("{}: {}", part.rejected_data_points, part.error_message))
+        })
     }
 }
 

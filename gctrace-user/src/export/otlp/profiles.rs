@@ -25,7 +25,7 @@ use crate::{
     },
     export::{
         profile::label,
-        upload::{Payload, Protocol},
+        upload::{Payload, Protocol, Reason},
         windows::Window,
     },
     model::stack::{Frame, FrameKind, GcActivity, ThreadState, gc_name},
@@ -108,10 +108,11 @@ impl Payload for Profiles {
         (!one.is_empty()).then(|| [part(&self.processes, one), part(&self.processes, other)])
     }
 
-    fn rejected(&self, answer: &[u8]) -> Option<String> {
+    fn rejected(&self, answer: &[u8]) -> Option<Reason> {
         let part = ExportProfilesServiceResponse::decode(answer).ok()?.partial_success?;
-        (part.rejected_profiles > 0)
-            .then(|| format!("{} profiles: {}", part.rejected_profiles, part.error_message))
+        (part.rejected_profiles > 0).then(|| {
+            Reason::quoting("profiles", &format!("{}: {}", part.rejected_profiles, part.error_message))
+        })
     }
 }
 

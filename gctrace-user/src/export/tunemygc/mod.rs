@@ -76,7 +76,7 @@ enum To {
         open: OwnedFd,
     },
     Collector {
-        client: Client,
+        client: Box<Client>,
         tokens: Tokens,
         cycles: Option<NonZeroU32>,
     },
@@ -126,6 +126,7 @@ impl TuneMyGc {
     ) -> Result<Self, ExportError> {
         let client =
             Client::start(target, say).map_err(|(path, source)| ExportError::Unwritable { path, source })?;
+        let client = Box::new(client);
         let to = To::Collector { client, tokens: target.tokens.clone(), cycles: target.cycles };
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
@@ -226,7 +227,7 @@ impl Exporter for TuneMyGc {
         for pid in pids {
             self.write(pid, true)?;
         }
-        if let To::Collector { client, .. } = &mut self.to {
+        if let To::Collector { client, .. } = &self.to {
             client.finish();
         }
         Ok(())

@@ -9,19 +9,32 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::private_dir::{DirError, PrivateDir};
+use crate::{
+    export::upload::engine::{Backlog, Gone, Room},
+    private_dir::{DirError, PrivateDir},
+};
 
 /// A file beyond this was not made by us.
 const MAX_SET: usize = 256 << 20;
+
+/// A set that waits.
+#[derive(Debug)]
+struct Entry {
+    name: OsString,
+    size: u64,
+    /// How often this run tried in vain to send it.
+    attempts: u32,
+}
 
 /// Sets that wait.
 #[derive(Debug)]
 pub(super) struct Spool {
     dir: PrivateDir,
-    waiting: VecDeque<(OsString, u64)>,
+    waiting: VecDeque<Entry>,
     bytes: u64,
     limit: u64,
-    dropped: u64,
+    /// Sets dropped for want of room or because they could not be read, not reported yet.
+    gone: u64,
     made: u64,
     /// Held as long as this run sends what earlier ones left.
     _lock: Option<File>,
@@ -44,90 +57,116 @@ impl Spool {
             waiting: VecDeque::new(),
             bytes: 0,
             limit,
-            dropped: 0,
+            gone: 0,
             made: 0,
             _lock: mine.then_some(lock),
         };
         if mine {
-            let mut left: Vec<(OsString, u64)> = spool
+            let mut left: Vec<Entry> = spool
                 .dir
                 .files()?
                 .into_iter()
                 .filter(|(name, _)| Path::new(name).extension().is_some_and(|extension| extension == "json"))
-                .map(|(name, stat)| (name, stat.st_size.unsigned_abs()))
+                .map(|(name, stat)| Entry { name, size: stat.st_size.unsigned_abs(), attempts: 0 })
                 .collect();
-            left.sort();
-            spool.bytes = left.iter().map(|(_, size)| size).sum();
+            left.sort_by(|one, other| one.name.cmp(&other.name));
+            spool.bytes = left.iter().map(|entry| entry.size).sum();
             spool.waiting = left.into();
             spool.shed(0);
         }
         Ok(spool)
     }
 
-    /// Puts a set at the end.
-    pub(super) fn push(&mut self, text: &str) -> io::Result<()> {
+    fn add(&mut self, text: &str) -> io::Result<()> {
         let size = text.len() as u64;
         self.shed(size);
         self.made += 1;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let name = format!("{now:020}-{}-{}.json", std::process::id(), self.made);
         self.dir.write(&name, text.as_bytes())?;
-        self.waiting.push_back((name.into(), size));
+        self.waiting.push_back(Entry { name: name.into(), size, attempts: 0 });
         self.bytes += size;
         Ok(())
     }
 
-    /// The set at the front. One that cannot be read any more is dropped.
-    pub(super) fn front(&mut self) -> Option<Vec<u8>> {
+    fn forget(&mut self) {
+        if let Some(entry) = self.waiting.pop_front() {
+            self.bytes = self.bytes.saturating_sub(entry.size);
+        }
+    }
+
+    /// Makes room for this many bytes.
+    fn shed(&mut self, more: u64) {
+        while self.bytes + more > self.limit && !self.waiting.is_empty() {
+            self.gone += 1;
+            self.pop();
+        }
+    }
+
+    /// Where they wait.
+    pub(super) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Backlog for Spool {
+    type Job = String;
+    type Item<'a> = Vec<u8>;
+
+    fn push(&mut self, text: String, _in_memory: Room) -> io::Result<()> {
+        self.add(&text)
+    }
+
+    fn front(&mut self) -> Option<Vec<u8>> {
         loop {
-            let (name, _) = self.waiting.front()?;
+            let name = &self.waiting.front()?.name;
             match self.dir.read(name, MAX_SET) {
                 Ok(Some(bytes)) => return Some(bytes),
                 gone => {
                     let why = gone.err().map_or_else(|| "it is gone".to_owned(), |error| error.to_string());
                     log::warn!("{}: {why}", self.dir.path().join(name).display());
-                    self.dropped += 1;
+                    self.gone += 1;
                     self.forget();
                 }
             }
         }
     }
 
-    /// Removes the set at the front.
-    pub(super) fn pop(&mut self) {
-        if let Some((name, _)) = self.waiting.front() {
-            self.dir.remove(name);
+    fn failed(&mut self) -> u32 {
+        self.waiting.front_mut().map_or(0, |entry| {
+            entry.attempts += 1;
+            entry.attempts
+        })
+    }
+
+    fn pop(&mut self) {
+        if let Some(entry) = self.waiting.front() {
+            self.dir.remove(&entry.name);
         }
         self.forget();
     }
 
-    fn forget(&mut self) {
-        if let Some((_, size)) = self.waiting.pop_front() {
-            self.bytes = self.bytes.saturating_sub(size);
+    /// In memory only: the next run begins with the oldest again.
+    fn requeue(&mut self) {
+        if !self.waiting.is_empty() {
+            self.waiting.rotate_left(1);
         }
     }
 
-    /// Makes room for so many bytes.
-    fn shed(&mut self, more: u64) {
-        while self.bytes + more > self.limit && !self.waiting.is_empty() {
-            self.dropped += 1;
-            self.pop();
-        }
+    fn halve(&mut self) -> bool {
+        false
     }
 
-    /// Sets that wait.
-    pub(super) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sets that were dropped for want of room, or could not be read.
-    pub(super) fn dropped(&self) -> u64 {
-        self.dropped
+    fn take_gone(&mut self) -> Gone {
+        Gone { dropped: std::mem::take(&mut self.gone), empty: 0 }
     }
 
-    /// Where they wait.
-    pub(super) fn dir(&self) -> &Path {
-        self.dir.path()
+    fn keeps_in(&self) -> Option<String> {
+        Some(self.dir().display().to_string())
     }
 }
 
@@ -148,17 +187,17 @@ mod tests {
         let path = dir.path().join("spool");
         let mut spool = Spool::open(dir.path(), "spool", 1000).unwrap();
         for set in ["first", "second"] {
-            spool.push(set).unwrap();
+            spool.add(set).unwrap();
         }
         assert_eq!(Spool::open(dir.path(), "spool", 1000).unwrap().len(), 0, "another run has them");
         drop(spool);
         let mut spool = Spool::open(dir.path(), "spool", 1000).unwrap();
-        spool.push("third").unwrap();
+        spool.add("third").unwrap();
         for set in ["first", "second", "third"] {
             assert_eq!(text(spool.front()).as_deref(), Some(set));
             spool.pop();
         }
-        assert_eq!((spool.front(), spool.dropped()), (None, 0));
+        assert_eq!((spool.front(), spool.take_gone()), (None, Gone::default()));
         assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "only the lock");
         let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
         assert_eq!(mode & 0o777, 0o700);
@@ -170,13 +209,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(dir.path(), "spool", 10).unwrap();
         for set in ["aaaa", "bbbb", "cccc"] {
-            spool.push(set).unwrap();
+            spool.add(set).unwrap();
         }
-        assert_eq!((text(spool.front()).as_deref(), spool.len(), spool.dropped()), (Some("bbbb"), 2, 1));
+        assert_eq!(
+            (text(spool.front()).as_deref(), spool.len(), spool.take_gone().dropped),
+            (Some("bbbb"), 2, 1)
+        );
         drop(spool);
         let mut spool = Spool::open(dir.path(), "spool", 4).unwrap();
-        assert_eq!((text(spool.front()).as_deref(), spool.dropped()), (Some("cccc"), 1));
-        fs::remove_file(spool.dir().join(&spool.waiting[0].0)).unwrap();
-        assert_eq!((spool.front(), spool.dropped()), (None, 2), "somebody took it away");
+        assert_eq!((text(spool.front()).as_deref(), spool.take_gone().dropped), (Some("cccc"), 1));
+        fs::remove_file(spool.dir().join(&spool.waiting[0].name)).unwrap();
+        assert_eq!((spool.front(), spool.take_gone().dropped), (None, 1), "somebody took it away");
     }
 }

@@ -97,7 +97,7 @@ fn answers() {
             (204, "", ""),
         ],
     );
-    let mut client = Client::start(&target(address, dir.path()), say).unwrap();
+    let client = Client::start(&target(address, dir.path()), say).unwrap();
     let sets: Vec<String> = (0..8).map(|n| format!("[set {n}]")).collect();
     for set in &sets {
         client.send(set.clone());
@@ -118,15 +118,15 @@ fn answers() {
     assert_eq!(gzip, [false, false, true, false, false, false, false, false, false]);
     let said = SAID.lock().unwrap().join("\n");
     for words in [
-        "the collector answered 500 (busy); trying again",
+        "a sample set is tried again: answered 500 (busy)",
         "recommendations: http://x/configs/1",
         "invalid application token",
         "environment variables already ({\"RUBY_GC_MALLOC_LIMIT\":\"1\"})",
-        "version 1.0.15 or later is required",
+        "a later version of the agent is required (1.0.15)",
         "not supported (Ruby 9)",
         "invalid payload (sample 0 (timestamp): is no number)",
         "unexpected answer 302",
-        "2 sample sets were sent, 6 refused",
+        "2 sample sets were accepted, 6 refused, 0 dropped",
     ] {
         assert!(said.contains(words), "{words} was not said:\n{said}");
     }
@@ -142,7 +142,7 @@ fn restarts() {
     let dir = tempfile::tempdir().unwrap();
     let (listener, address) = local();
     drop(listener);
-    let mut client = Client::start(&target(address, dir.path()), say).unwrap();
+    let client = Client::start(&target(address, dir.path()), say).unwrap();
     client.send("[1]".to_owned());
     client.send("[2]".to_owned());
     let begun = Instant::now();
@@ -155,7 +155,7 @@ fn restarts() {
     Client::start(&target(elsewhere, dir.path()), say).unwrap().finish();
     assert!(other.accept().is_err());
     let server = server(TcpListener::bind(address).unwrap(), vec![(200, "", "x"); 3]);
-    let mut client = Client::start(&target(address, dir.path()), say).unwrap();
+    let client = Client::start(&target(address, dir.path()), say).unwrap();
     client.send("[3]".to_owned());
     client.finish();
     let texts: Vec<String> = server.join().unwrap().into_iter().map(|(_, text)| text).collect();
@@ -163,9 +163,9 @@ fn restarts() {
     assert_eq!(waiting(dir.path()), 0);
     let said = SAID.lock().unwrap().join("\n");
     for words in [
-        "0 sample sets were sent, 0 refused; 2 wait in",
+        "0 sample sets were accepted, 0 refused, 0 dropped; 2 wait in",
         "2 sample sets of earlier runs wait",
-        "3 sample sets were sent, 0 refused",
+        "3 sample sets were accepted, 0 refused, 0 dropped",
     ] {
         assert!(said.contains(words), "{words} was not said:\n{said}");
     }
@@ -176,7 +176,7 @@ fn restarts() {
 fn never_waits() {
     let dir = tempfile::tempdir().unwrap();
     let (listener, address) = local();
-    let mut client = Client::start(&target(address, dir.path()), |_| {}).unwrap();
+    let client = Client::start(&target(address, dir.path()), |_| {}).unwrap();
     client.send("[0]".to_owned());
     let (silent, _) = listener.accept().unwrap();
     // The thread waits for the answer now: nothing is taken out of the queue.

@@ -1,12 +1,11 @@
 //! Unary calls over gRPC. Messages come encoded and answers go back as bytes: what is in them is the payload's business.
 
-use std::{fmt::Write as _, io, sync::Arc, time::Duration};
+use std::{fmt::Write as _, io, time::Duration};
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use hyper_util::rt::TokioIo;
 use prost::Message as _;
-use rustls::{ClientConfig, pki_types::ServerName};
-use rustls_platform_verifier::BuilderVerifierExt as _;
+use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -22,7 +21,8 @@ use tonic::{
 };
 use ureq::http::{HeaderMap, uri::PathAndQuery};
 
-use super::{CONNECT, Outcome, TIMEOUT, printable};
+use super::{CONNECT, Reason, TIMEOUT, engine::Outcome};
+use crate::tls;
 
 /// The largest message that receivers take where nobody has told them otherwise (gRPC's default).
 const USUAL_LIMIT: usize = 4 << 20;
@@ -49,11 +49,12 @@ impl Server {
             .enable_time()
             .build()?;
         let endpoint = Endpoint::from_shared(url.to_owned())
-            .and_then(|endpoint| endpoint.user_agent(concat!("gctrace/", env!("CARGO_PKG_VERSION"))))
+            .and_then(|endpoint| endpoint.user_agent(tls::USER_AGENT))
             .map_err(io::Error::other)?
             .timeout(TIMEOUT)
             .connect_timeout(CONNECT);
-        let tls = url.starts_with("https://").then(tls).transpose().map_err(io::Error::other)?;
+        let tls = url.starts_with("https://").then(|| tls::client(b"h2").map(TlsConnector::from));
+        let tls = tls.transpose().map_err(io::Error::other)?;
         let connector = tower::service_fn(move |uri: Uri| connect(uri, tls.clone()));
         let guard = runtime.enter();
         let channel = endpoint.connect_with_connector_lazy(connector);
@@ -62,7 +63,7 @@ impl Server {
     }
 
     /// Calls a method once.
-    pub(super) fn call(&self, method: &'static str, message: &Bytes) -> Outcome {
+    pub(super) fn call(&self, method: &'static str, message: &Bytes) -> Outcome<Bytes> {
         let mut client = Grpc::new(self.channel.clone())
             .send_compressed(CompressionEncoding::Gzip)
             .accept_compressed(CompressionEncoding::Gzip);
@@ -77,17 +78,6 @@ impl Server {
             Err(status) => meaning(&status, message.len()),
         }
     }
-}
-
-/// TLS as over HTTP: with the certificates that the host trusts.
-fn tls() -> Result<TlsConnector, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_platform_verifier()?
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 async fn connect(uri: Uri, tls: Option<TlsConnector>) -> io::Result<TokioIo<Box<dyn Stream>>> {
@@ -106,16 +96,16 @@ async fn connect(uri: Uri, tls: Option<TlsConnector>) -> io::Result<TokioIo<Box<
 }
 
 /// What an answer to a message of this many bytes means (OTLP specification, "OTLP/gRPC Response").
-fn meaning(status: &Status, size: usize) -> Outcome {
+fn meaning(status: &Status, size: usize) -> Outcome<Bytes> {
     if let Some(reason) = unreached(status) {
-        return Outcome::Again(reason, None);
+        return Outcome::Unreachable(reason);
     }
-    let text = format!("answered {:?} ({})", status.code(), printable(status.message()));
+    let reason = Reason::quoting(&format!("answered {:?}", status.code()), status.message());
     let asked = retry_delay(status.details());
     let after = asked.filter(|delay| !delay.is_zero());
     match status.code() {
         // The server says itself that it is for now only.
-        Code::ResourceExhausted if asked.is_some() => Outcome::Again(text, after),
+        Code::ResourceExhausted if asked.is_some() => Outcome::Again(reason, after),
         // The specification has no code for this. gRPC's libraries say it in these ways.
         Code::ResourceExhausted | Code::OutOfRange if says_too_large(status.message()) => Outcome::TooLarge,
         Code::ResourceExhausted if size > USUAL_LIMIT => Outcome::TooLarge,
@@ -124,13 +114,13 @@ fn meaning(status: &Status, size: usize) -> Outcome {
         | Code::Aborted
         | Code::OutOfRange
         | Code::Unavailable
-        | Code::DataLoss => Outcome::Again(text, after),
-        _ => Outcome::Refused(text),
+        | Code::DataLoss => Outcome::Again(reason, after),
+        _ => Outcome::Refused(reason),
     }
 }
 
 /// Why there was no answer, if there was none.
-fn unreached(status: &Status) -> Option<String> {
+fn unreached(status: &Status) -> Option<Reason> {
     let mut cause = std::error::Error::source(status)?;
     let mut text = cause.to_string();
     while let Some(next) = cause.source() {
@@ -138,7 +128,7 @@ fn unreached(status: &Status) -> Option<String> {
         let _infallible = write!(text, ": {next}");
         cause = next;
     }
-    Some(printable(&text))
+    Some(Reason::new(&text))
 }
 
 fn says_too_large(message: &str) -> bool {
@@ -240,7 +230,7 @@ mod tests {
         use Code::*;
         for code in [Cancelled, DeadlineExceeded, Aborted, OutOfRange, Unavailable, DataLoss] {
             let outcome = meaning(&Status::new(code, "x"), 1);
-            assert_eq!(outcome, Outcome::Again(format!("answered {code:?} (x)"), None));
+            assert_eq!(outcome, Outcome::Again(Reason::quoting(&format!("answered {code:?}"), "x"), None));
         }
         for code in [
             Unknown,
@@ -255,7 +245,8 @@ mod tests {
             ResourceExhausted,
         ] {
             let outcome = meaning(&Status::new(code, "\x1b[2Jno"), USUAL_LIMIT);
-            assert_eq!(outcome, Outcome::Refused(format!("answered {code:?} (\\u{{1b}}[2Jno)")));
+            let Outcome::Refused(reason) = outcome else { panic!("{code:?}: {outcome:?}") };
+            assert_eq!(reason.to_string(), format!("answered {code:?} (\\u{{1b}}[2Jno)"));
         }
         for (delay, wanted) in [
             (Some(Delay { seconds: 3, nanos: 500_000_000 }), Some(Duration::from_millis(3500))),
@@ -276,6 +267,6 @@ mod tests {
         let text = "Error, decoded message length too large: found 5 bytes, the limit is: 4 bytes";
         assert_eq!(meaning(&Status::new(OutOfRange, text), 5), Outcome::TooLarge);
         let gone = Status::from_error(Box::new(io::Error::other("gone")));
-        assert_eq!(meaning(&gone, 5), Outcome::Again("gone".to_owned(), None));
+        assert_eq!(meaning(&gone, 5), Outcome::Unreachable(Reason::new("gone")));
     }
 }

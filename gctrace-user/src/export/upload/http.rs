@@ -6,10 +6,12 @@ use flate2::{Compression, write::GzEncoder};
 use ureq::{
     Agent,
     http::{HeaderMap, header},
-    tls::{RootCerts, TlsConfig},
 };
 
-use super::{CONNECT, Outcome, TIMEOUT, printable};
+use bytes::Bytes;
+
+use super::{CONNECT, Reason, TIMEOUT, engine::Outcome};
+use crate::tls;
 
 /// An answer longer than this is cut off.
 const MAX_ANSWER: u64 = 64 << 10;
@@ -27,7 +29,7 @@ impl Server {
     }
 
     /// Sends a body that is compressed already.
-    pub(super) fn post(&self, path: &str, content_type: &str, body: &[u8]) -> Outcome {
+    pub(super) fn post(&self, path: &str, content_type: &str, body: &[u8]) -> Outcome<Bytes> {
         let mut request = self
             .agent
             .post(format!("{}{path}", self.url))
@@ -38,7 +40,7 @@ impl Server {
         }
         let mut response = match request.send(body) {
             Ok(response) => response,
-            Err(error) => return Outcome::Again(error.to_string(), None),
+            Err(error) => return Outcome::Unreachable(Reason::new(&error.to_string())),
         };
         let after = retry_after(response.headers());
         let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().unwrap_or_default();
@@ -47,39 +49,34 @@ impl Server {
 }
 
 /// What an answer means (OTLP specification, "OTLP/HTTP Response").
-fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome {
-    let text = || format!("answered {code} ({})", printable(&String::from_utf8_lossy(&answer)));
+fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome<Bytes> {
+    let reason = || Reason::quoting(&format!("answered {code}"), &String::from_utf8_lossy(&answer));
     match code {
         200..=299 => Outcome::Accepted(answer.into()),
         413 => Outcome::TooLarge,
-        429 | 502..=504 => Outcome::Again(text(), after),
-        _ => Outcome::Refused(text()),
+        429 | 502..=504 => Outcome::Again(reason(), after),
+        _ => Outcome::Refused(reason()),
     }
 }
 
 /// `Retry-After` in seconds; a date is not heeded, the usual pause is.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(in crate::export) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
 }
 
-pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(in crate::export) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = GzEncoder::new(Vec::with_capacity(bytes.len() / 4), Compression::fast());
     // Writing to memory does not fail.
     out.write_all(bytes).and_then(|()| out.finish()).unwrap_or_default()
 }
 
-/// A client that trusts the certificates that the host trusts, so that a company's own authority works.
+/// A client that returns every answer, also those that are errors or lead elsewhere.
 pub(in crate::export) fn agent(timeout: Duration, connect: Duration) -> Agent {
-    let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
-    Agent::config_builder()
-        .timeout_global(Some(timeout))
-        .timeout_connect(Some(connect))
+    tls::http(timeout, connect)
         .http_status_as_error(false)
         .max_redirects(0)
         .max_redirects_will_error(false)
-        .user_agent(concat!("gctrace/", env!("CARGO_PKG_VERSION")))
-        .tls_config(tls)
         .build()
         .into()
 }
@@ -102,7 +99,8 @@ mod tests {
         }
         for code in [301, 400, 401, 404, 500] {
             let outcome = meaning(code, b"\x1b[2Jno".to_vec(), None);
-            assert_eq!(outcome, Outcome::Refused(format!("answered {code} (\\u{{1b}}[2Jno)")), "{code}");
+            let Outcome::Refused(reason) = outcome else { panic!("{code}: {outcome:?}") };
+            assert_eq!(reason.to_string(), format!("answered {code} (\\u{{1b}}[2Jno)"));
         }
     }
 }

@@ -1,0 +1,632 @@
+//! The upload engine: a queue in front of a peer that may be slow, away or hostile. Tracing hands jobs over and never waits; one
+//! thread sends them, in order, and retries with back-off. Where jobs wait ([`Backlog`]: in memory, or on disk) and how one is sent
+//! ([`Peer`]) is the user's; the counts, the retries, the bounds and what is said about them are here.
+
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use super::notices::{Notices, Reason};
+
+/// The usual [`Policy::first_pause`].
+pub(in crate::export) const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// How long the end waits before it says that it waits.
+const PROMPT: Duration = Duration::from_millis(500);
+
+/// Where jobs wait.
+pub(in crate::export) trait Backlog: Send + 'static {
+    /// What tracing hands over.
+    type Job: Send + 'static;
+    /// What the peer gets.
+    type Item<'a>;
+    /// Adds a job at the end. `room` is what it occupies of the memory queue, until it is dropped.
+    fn push(&mut self, job: Self::Job, room: Room) -> io::Result<()>;
+    /// The item at the front. Those that cannot be sent any more are removed first ([`Backlog::take_gone`]).
+    fn front(&mut self) -> Option<Self::Item<'_>>;
+    /// Notes a failed attempt to send the front; returns how many there were.
+    fn failed(&mut self) -> u32;
+    /// Removes the front.
+    fn pop(&mut self);
+    /// Moves the front to the end.
+    fn requeue(&mut self);
+    /// Replaces the front by its two halves, if it has any.
+    fn halve(&mut self) -> bool;
+    /// How many jobs wait.
+    fn len(&self) -> usize;
+    /// What was removed without being sent since the last call.
+    fn take_gone(&mut self) -> Gone;
+    /// Where jobs still wait after the end, for messages; `None` if they are lost with the process.
+    fn keeps_in(&self) -> Option<String>;
+}
+
+/// Jobs that a [`Backlog`] removed by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::export) struct Gone {
+    /// Dropped: no room, or unreadable.
+    pub(in crate::export) dropped: u64,
+    /// They turned out to hold nothing.
+    pub(in crate::export) empty: u64,
+}
+
+/// Sends one item.
+pub(in crate::export) trait Peer<B: Backlog>: Send + 'static {
+    /// Tries once. May block for as long as its own timeout.
+    fn send(&mut self, item: B::Item<'_>) -> Outcome<Receipt>;
+    /// Its address, for messages.
+    fn url(&self) -> &str;
+}
+
+/// What an attempt came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::export) enum Outcome<A> {
+    /// The peer has it.
+    Accepted(A),
+    /// The peer takes smaller ones only.
+    TooLarge,
+    /// The peer will never take it.
+    Refused(Reason),
+    /// The peer answered that it does not take it now; not before this time, if it says one.
+    Again(Reason, Option<Duration>),
+    /// There was no answer.
+    Unreachable(Reason),
+}
+
+impl<A> Outcome<A> {
+    /// The same outcome, with what acceptance means made of the answer.
+    pub(in crate::export) fn map<B>(self, of: impl FnOnce(A) -> B) -> Outcome<B> {
+        match self {
+            Self::Accepted(answer) => Outcome::Accepted(of(answer)),
+            Self::TooLarge => Outcome::TooLarge,
+            Self::Refused(reason) => Outcome::Refused(reason),
+            Self::Again(reason, after) => Outcome::Again(reason, after),
+            Self::Unreachable(reason) => Outcome::Unreachable(reason),
+        }
+    }
+}
+
+/// How a peer took what it accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::export) enum Receipt {
+    /// Whole; with a line for the user.
+    Whole(Option<String>),
+    /// It rejected a part.
+    Partial(Reason),
+}
+
+/// What happens with a job that keeps failing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::export) enum Failing {
+    /// Dropped after so many attempts.
+    Drop(u32),
+    /// After so many attempts that the peer answered, it goes to the end of the queue, so that the others pass. It is never given up.
+    Requeue(u32),
+}
+
+/// Bounds and names of an engine.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::export) struct Policy {
+    /// Of the peer, in messages.
+    pub(in crate::export) name: &'static str,
+    /// Of a job, in messages: singular and plural.
+    pub(in crate::export) jobs: [&'static str; 2],
+    /// Name of the thread.
+    pub(in crate::export) thread: &'static str,
+    /// Most that may wait in memory, in units of [`Engine::send`]'s weight.
+    pub(in crate::export) capacity: usize,
+    /// What keeps failing.
+    pub(in crate::export) failing: Failing,
+    /// Before the second attempt; doubled with each failure in a row.
+    pub(in crate::export) first_pause: Duration,
+    /// The longest pause, whatever the peer asks for.
+    pub(in crate::export) last_pause: Duration,
+    /// For what is left when tracing ends.
+    pub(in crate::export) finish: Duration,
+}
+
+/// What became of jobs: `made` is the sum of the others, without `partial`, which is a part of `sent`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::export) struct Counts {
+    /// Handed over, or left by an earlier run; halves count as one more.
+    pub(in crate::export) made: u64,
+    /// Accepted.
+    pub(in crate::export) sent: u64,
+    /// Accepted, but a part was rejected.
+    pub(in crate::export) partial: u64,
+    /// Refused for good.
+    pub(in crate::export) refused: u64,
+    /// Dropped: no room, not readable, or too many failures.
+    pub(in crate::export) dropped: u64,
+    /// Not yet sent.
+    pub(in crate::export) waiting: u64,
+}
+
+/// What a job occupies of the memory queue; dropping it makes room.
+#[derive(Debug)]
+pub(in crate::export) struct Room {
+    used: Arc<AtomicUsize>,
+    weight: usize,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.weight, Ordering::Relaxed);
+    }
+}
+
+/// An uploading thread, as tracing sees it.
+pub(in crate::export) struct Engine<J> {
+    policy: Policy,
+    queue: RefCell<Option<Sender<(J, Room)>>>,
+    used: Arc<AtomicUsize>,
+    counts: Arc<Mutex<Counts>>,
+    overflowed: AtomicU64,
+    ended: Receiver<()>,
+    thread: RefCell<Option<JoinHandle<()>>>,
+    keeps_in: Option<String>,
+    /// The counts, once nothing more is waited for.
+    last: Cell<Option<Counts>>,
+    say: fn(&str),
+}
+
+fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<J: Send + 'static> Engine<J> {
+    /// Starts the thread. What the backlog holds already is sent, too.
+    pub(in crate::export) fn start<B: Backlog<Job = J>>(
+        policy: Policy,
+        mut backlog: B,
+        peer: impl Peer<B>,
+        say: fn(&str),
+    ) -> io::Result<Self> {
+        let (waiting, gone) = (backlog.len() as u64, backlog.take_gone());
+        let counts =
+            Counts { made: waiting + gone.dropped, dropped: gone.dropped, waiting, ..Counts::default() };
+        let counts = Arc::new(Mutex::new(counts));
+        let keeps_in = backlog.keeps_in();
+        let (queue, jobs) = channel();
+        let (alive, ended) = channel();
+        let worker = Worker {
+            policy,
+            backlog,
+            peer,
+            counts: Arc::clone(&counts),
+            notices: Notices::new(policy.name, say),
+            failures: 0,
+            next: Instant::now(),
+        };
+        let thread = std::thread::Builder::new().name(policy.thread.to_owned()).spawn(move || {
+            worker.run(&jobs);
+            drop(alive);
+        })?;
+        Ok(Self {
+            policy,
+            queue: RefCell::new(Some(queue)),
+            used: Arc::new(AtomicUsize::new(0)),
+            counts,
+            overflowed: AtomicU64::new(0),
+            ended,
+            thread: RefCell::new(Some(thread)),
+            keeps_in,
+            last: Cell::new(None),
+            say,
+        })
+    }
+
+    /// Hands a job over. Never waits: if the queue is full the job is dropped and counted.
+    pub(in crate::export) fn send(&self, job: J, weight: usize) {
+        let queue = self.queue.borrow();
+        let Some(queue) = queue.as_ref() else { return };
+        {
+            let mut counts = lock(&self.counts);
+            counts.made += 1;
+            counts.waiting += 1;
+        }
+        let full = self.used.fetch_add(weight, Ordering::Relaxed) + weight > self.policy.capacity;
+        let room = Room { used: Arc::clone(&self.used), weight };
+        if full || queue.send((job, room)).is_err() {
+            self.overflowed.fetch_add(1, Ordering::Relaxed);
+            let mut counts = lock(&self.counts);
+            counts.waiting -= 1;
+            counts.dropped += 1;
+        }
+    }
+
+    /// Counts a job that is dropped before it is handed over.
+    pub(in crate::export) fn give_up(&self) {
+        let mut counts = lock(&self.counts);
+        counts.made += 1;
+        counts.dropped += 1;
+    }
+
+    /// What became of the jobs so far.
+    pub(in crate::export) fn counts(&self) -> Counts {
+        self.last.get().unwrap_or_else(|| *lock(&self.counts))
+    }
+
+    /// Sends what is left, for a while, and reports what became of all. `late` runs if that is not done at once.
+    pub(in crate::export) fn finish(&self, late: impl FnOnce()) {
+        if self.queue.borrow_mut().take().is_none() {
+            return;
+        }
+        let mut ended = self.ended.recv_timeout(PROMPT);
+        if ended == Err(RecvTimeoutError::Timeout) {
+            late();
+            ended = self.ended.recv_timeout(self.policy.finish.saturating_sub(PROMPT));
+        }
+        let in_time = ended != Err(RecvTimeoutError::Timeout);
+        if in_time && self.thread.borrow_mut().take().is_some_and(|thread| thread.join().is_err()) {
+            (self.say)(&format!(
+                "gctrace: {}: the sending thread panicked; please report this",
+                self.policy.name
+            ));
+        }
+        let mut counts = *lock(&self.counts);
+        let left = std::mem::take(&mut counts.waiting);
+        let left = match &self.keeps_in {
+            _ if left == 0 => String::new(),
+            Some(place) => {
+                counts.waiting = left;
+                format!("; {left} wait in {place} for the next run")
+            }
+            None => {
+                counts.dropped += left;
+                format!(" ({left} of them unsent at the end)")
+            }
+        };
+        self.last.set(Some(counts));
+        let Counts { sent, partial, refused, dropped, .. } = counts;
+        let partial = if partial > 0 { format!(" ({partial} of them in part)") } else { String::new() };
+        let full = match self.overflowed.load(Ordering::Relaxed) {
+            0 => String::new(),
+            full => format!(" ({full} of them because the queue was full)"),
+        };
+        (self.say)(&format!(
+            "gctrace: {}: {sent} {} were accepted{partial}, {refused} refused, {dropped} dropped{full}{left}",
+            self.policy.name, self.policy.jobs[1]
+        ));
+    }
+}
+
+struct Worker<B, P> {
+    policy: Policy,
+    backlog: B,
+    peer: P,
+    counts: Arc<Mutex<Counts>>,
+    notices: Notices,
+    /// Attempts in a row that failed.
+    failures: u32,
+    /// Not before this is tried again.
+    next: Instant,
+}
+
+impl<B: Backlog, P: Peer<B>> Worker<B, P> {
+    fn run(mut self, jobs: &Receiver<(B::Job, Room)>) {
+        while self.accept(jobs) {
+            let pause = self.next.saturating_duration_since(Instant::now());
+            let job = if self.backlog.len() == 0 {
+                jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else if pause.is_zero() {
+                self.attempt(false);
+                continue;
+            } else {
+                jobs.recv_timeout(pause)
+            };
+            if let Ok((job, room)) = job {
+                self.keep(job, room);
+            }
+        }
+        // Tracing has ended: everything gets one more chance, without a pause.
+        let mut chances = self.backlog.len();
+        while chances > 0 && self.backlog.len() > 0 {
+            let before = self.backlog.len();
+            if !self.attempt(true) {
+                break;
+            }
+            // Each of two halves has its own chance.
+            chances = chances - 1 + 2 * self.backlog.len().saturating_sub(before);
+        }
+        self.notices.finish();
+    }
+
+    /// Takes what was handed over; false once nothing more can come.
+    fn accept(&mut self, jobs: &Receiver<(B::Job, Room)>) -> bool {
+        loop {
+            match jobs.try_recv() {
+                Ok((job, room)) => self.keep(job, room),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn keep(&mut self, job: B::Job, room: Room) {
+        let kept = self.backlog.push(job, room);
+        self.count_gone();
+        let Err(error) = kept else { return };
+        self.count(|counts| counts.dropped += 1);
+        let place = self.backlog.keeps_in().unwrap_or_default();
+        let job = self.policy.jobs[0];
+        self.notices.report(&format!("a {job} is lost: it cannot be put into {place}"), &error.to_string());
+    }
+
+    /// Jobs that the backlog removed have come to their end.
+    fn count_gone(&mut self) {
+        let Gone { dropped, empty } = self.backlog.take_gone();
+        let mut counts = lock(&self.counts);
+        counts.waiting -= dropped + empty;
+        counts.dropped += dropped;
+        counts.made -= empty;
+    }
+
+    /// A job has come to its end.
+    fn count(&self, how: impl FnOnce(&mut Counts)) {
+        let mut counts = lock(&self.counts);
+        counts.waiting -= 1;
+        how(&mut counts);
+    }
+
+    /// Tries the front once. `last`: tracing has ended. False if there is no use in trying the others.
+    fn attempt(&mut self, last: bool) -> bool {
+        let outcome = self.backlog.front().map(|item| self.peer.send(item));
+        self.count_gone();
+        let Some(outcome) = outcome else { return true };
+        let (url, job) = (self.peer.url(), self.policy.jobs[0]);
+        let (reason, after, answered) = match outcome {
+            Outcome::Accepted(receipt) => {
+                let partial = matches!(receipt, Receipt::Partial(_));
+                match receipt {
+                    Receipt::Whole(None) => {}
+                    Receipt::Whole(Some(line)) => self.notices.say(&line),
+                    Receipt::Partial(why) => {
+                        self.notices.because(&format!("{url} rejected part of a {job}"), &why);
+                    }
+                }
+                self.done(|counts| {
+                    counts.sent += 1;
+                    counts.partial += u64::from(partial);
+                });
+                return true;
+            }
+            Outcome::TooLarge if self.backlog.halve() => {
+                let mut counts = lock(&self.counts);
+                counts.made += 1;
+                counts.waiting += 1;
+                return true;
+            }
+            Outcome::TooLarge => {
+                self.notices.report(&format!("{url} finds a {job} too large"), "");
+                self.done(|counts| counts.refused += 1);
+                return true;
+            }
+            Outcome::Refused(why) => {
+                self.notices.because(&format!("{url} refused a {job}"), &why);
+                self.done(|counts| counts.refused += 1);
+                return true;
+            }
+            Outcome::Again(reason, after) => (reason, after, true),
+            Outcome::Unreachable(reason) => (reason, None, false),
+        };
+        self.notices.because(&format!("{url}: a {job} is tried again"), &reason);
+        let doubled = 2_u32.saturating_pow(self.failures.min(16));
+        let pause = (self.policy.first_pause * doubled).min(self.policy.last_pause);
+        self.next = Instant::now() + after.unwrap_or(pause + jitter(pause)).min(self.policy.last_pause);
+        self.failures += 1;
+        let attempts = self.backlog.failed();
+        match self.policy.failing {
+            Failing::Drop(most) if attempts >= most || last => self.done(|counts| counts.dropped += 1),
+            Failing::Requeue(most) if answered && (attempts >= most || last) => self.backlog.requeue(),
+            Failing::Requeue(_) if !answered && last => return false,
+            Failing::Drop(_) | Failing::Requeue(_) => {}
+        }
+        true
+    }
+
+    /// The front has come to its end.
+    fn done(&mut self, how: impl FnOnce(&mut Counts)) {
+        self.backlog.pop();
+        self.count(how);
+        self.failures = 0;
+    }
+}
+
+/// Up to a quarter of a pause, so that hosts that lost their server together do not come back together.
+fn jitter(pause: Duration) -> Duration {
+    let nanos =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+    pause.mul_f64(f64::from(nanos % 1000) / 4000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// Jobs in memory, as a spool would keep them.
+    #[derive(Default)]
+    struct Jobs {
+        waiting: VecDeque<(u32, u32)>,
+    }
+
+    impl Backlog for Jobs {
+        type Job = u32;
+        type Item<'a> = u32;
+
+        fn push(&mut self, job: u32, _: Room) -> io::Result<()> {
+            if job == u32::MAX {
+                return Err(io::Error::other("disk full"));
+            }
+            self.waiting.push_back((job, 0));
+            Ok(())
+        }
+
+        fn front(&mut self) -> Option<u32> {
+            self.waiting.front().map(|job| job.0)
+        }
+
+        fn failed(&mut self) -> u32 {
+            self.waiting[0].1 += 1;
+            self.waiting[0].1
+        }
+
+        fn pop(&mut self) {
+            self.waiting.pop_front();
+        }
+
+        fn requeue(&mut self) {
+            self.waiting.rotate_left(1);
+        }
+
+        /// Of even ones.
+        fn halve(&mut self) -> bool {
+            let job = self.waiting[0].0;
+            if job.is_multiple_of(2) {
+                self.pop();
+                self.waiting.push_front((job / 2, 0));
+                self.waiting.push_front((job / 2, 0));
+            }
+            job.is_multiple_of(2)
+        }
+
+        fn len(&self) -> usize {
+            self.waiting.len()
+        }
+
+        fn take_gone(&mut self) -> Gone {
+            Gone::default()
+        }
+
+        fn keeps_in(&self) -> Option<String> {
+            Some("/spool".to_owned())
+        }
+    }
+
+    /// Answers by a function, and notes what it was sent.
+    struct Scripted(fn(u32) -> Outcome<Receipt>, Arc<Mutex<Vec<u32>>>);
+
+    impl Peer<Jobs> for Scripted {
+        fn send(&mut self, job: u32) -> Outcome<Receipt> {
+            self.1.lock().unwrap().push(job);
+            (self.0)(job)
+        }
+
+        fn url(&self) -> &'static str {
+            "http://h"
+        }
+    }
+
+    const ACCEPTED: Outcome<Receipt> = Outcome::Accepted(Receipt::Whole(None));
+
+    fn again() -> Outcome<Receipt> {
+        Outcome::Again(Reason::new("answered 500"), None)
+    }
+
+    fn policy(failing: Failing) -> Policy {
+        Policy {
+            name: "test",
+            jobs: ["job", "jobs"],
+            thread: "test",
+            capacity: 100,
+            failing,
+            first_pause: Duration::from_millis(1),
+            last_pause: Duration::from_millis(2),
+            finish: Duration::from_secs(10),
+        }
+    }
+
+    /// Sends these jobs; returns what the peer got, and what became of them.
+    fn run(failing: Failing, jobs: &[u32], answer: fn(u32) -> Outcome<Receipt>) -> (Vec<u32>, Counts) {
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let peer = Scripted(answer, Arc::clone(&got));
+        let engine = Engine::start(policy(failing), Jobs::default(), peer, |_| {}).unwrap();
+        for job in jobs {
+            engine.send(*job, 1);
+        }
+        engine.finish(|| {});
+        let counts = engine.counts();
+        let Counts { made, sent, refused, dropped, waiting, .. } = counts;
+        assert_eq!(made, sent + refused + dropped + waiting, "{counts:?}");
+        (std::mem::take(&mut got.lock().unwrap()), counts)
+    }
+
+    /// A job that the peer never accepts goes to the end of the queue: the others pass it, while tracing goes on and at the end.
+    #[test]
+    fn others_pass() {
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let answer = |job| if job == 1 { again() } else { ACCEPTED };
+        let peer = Scripted(answer, Arc::clone(&got));
+        let engine = Engine::start(policy(Failing::Requeue(3)), Jobs::default(), peer, |_| {}).unwrap();
+        for job in 1..=5 {
+            engine.send(job, 1);
+        }
+        let begun = Instant::now();
+        while engine.counts().sent < 4 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", got.lock());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        engine.finish(|| {});
+        let counts = engine.counts();
+        assert_eq!((counts.sent, counts.waiting, counts.dropped), (4, 1, 0), "{counts:?}");
+        let got = got.lock().unwrap();
+        assert!(got.iter().filter(|job| **job == 1).count() > 3, "{got:?}");
+        let others: Vec<u32> = got.iter().copied().filter(|job| *job != 1).collect();
+        assert_eq!(others, [2, 3, 4, 5]);
+
+        let (got, counts) = run(Failing::Requeue(100), &[1, 2, 3], answer);
+        assert!(
+            got.ends_with(&[2, 3]) || got.ends_with(&[2, 3, 1]),
+            "each has its chance at the end: {got:?}"
+        );
+        assert_eq!((counts.sent, counts.waiting), (2, 1));
+    }
+
+    /// With nobody there the end is not spent on every job; nothing is lost of what is kept.
+    #[test]
+    fn nobody() {
+        let away = |_| Outcome::Unreachable(Reason::new("refused"));
+        let (got, counts) = run(Failing::Requeue(1), &[1, 2, 3], away);
+        assert!(got.iter().all(|job| *job == 1), "{got:?}");
+        assert_eq!((counts.waiting, counts.dropped), (3, 0));
+        let (_, counts) = run(Failing::Drop(2), &[1, 2, 3], away);
+        assert_eq!((counts.waiting, counts.dropped), (0, 3));
+    }
+
+    /// The same job twice, refused ones, halves, one that cannot be kept, more than fits, and nothing at all.
+    #[test]
+    fn accounted() {
+        let (got, counts) = run(Failing::Drop(2), &[7, 7], |_| ACCEPTED);
+        assert_eq!((got, counts.sent), (vec![7, 7], 2));
+        let (_, counts) = run(Failing::Drop(2), &[7], |_| Outcome::Refused(Reason::new("no")));
+        assert_eq!((counts.made, counts.refused), (1, 1));
+        let small = |job| if job > 2 { Outcome::TooLarge } else { ACCEPTED };
+        let (got, counts) = run(Failing::Drop(2), &[8, 5, 1], small);
+        assert_eq!(got, [8, 4, 2, 2, 4, 2, 2, 5, 1]);
+        assert_eq!((counts.made, counts.sent, counts.refused), (6, 5, 1));
+        let (_, counts) = run(Failing::Drop(2), &[u32::MAX, 1], |_| ACCEPTED);
+        assert_eq!((counts.made, counts.sent, counts.dropped), (2, 1, 1));
+        assert_eq!(run(Failing::Drop(2), &[], |_| ACCEPTED).1, Counts::default());
+        let engine = Engine::start(
+            policy(Failing::Drop(1)),
+            Jobs::default(),
+            Scripted(|_| ACCEPTED, Arc::default()),
+            |_| {},
+        )
+        .unwrap();
+        engine.send(1, 101);
+        engine.give_up();
+        engine.finish(|| {});
+        engine.send(1, 1);
+        let counts = engine.counts();
+        assert_eq!((counts.made, counts.dropped), (2, 2));
+    }
+}

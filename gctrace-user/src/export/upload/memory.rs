@@ -1,0 +1,104 @@
+//! Payloads that wait in memory.
+
+use std::{collections::VecDeque, io};
+
+use bytes::Bytes;
+
+use super::{
+    Payload,
+    engine::{Backlog, Gone, Room},
+};
+
+/// Payloads that wait. They are encoded when their turn comes, once.
+pub(super) struct Memory {
+    waiting: VecDeque<Entry>,
+    /// Of an encoded payload, what is sent, however often.
+    prepare: fn(Vec<u8>) -> Bytes,
+    gone: Gone,
+}
+
+struct Entry {
+    payload: Box<dyn Payload>,
+    body: Option<Bytes>,
+    attempts: u32,
+    /// Only one of two halves has it.
+    room: Option<Room>,
+}
+
+/// A payload and its bytes.
+pub(super) struct Item<'a> {
+    pub(super) payload: &'a dyn Payload,
+    pub(super) body: &'a Bytes,
+}
+
+impl Memory {
+    pub(super) fn new(prepare: fn(Vec<u8>) -> Bytes) -> Self {
+        Self { waiting: VecDeque::new(), prepare, gone: Gone::default() }
+    }
+}
+
+impl Backlog for Memory {
+    type Job = Box<dyn Payload>;
+    type Item<'a> = Item<'a>;
+
+    fn push(&mut self, payload: Self::Job, room: Room) -> io::Result<()> {
+        self.waiting.push_back(Entry { payload, body: None, attempts: 0, room: Some(room) });
+        Ok(())
+    }
+
+    fn front(&mut self) -> Option<Item<'_>> {
+        while let Some(entry) = self.waiting.front_mut()
+            && entry.body.is_none()
+        {
+            let bytes = entry.payload.encode();
+            if bytes.is_empty() {
+                self.gone.empty += 1;
+                self.waiting.pop_front();
+            } else {
+                entry.body = Some((self.prepare)(bytes));
+            }
+        }
+        let entry = self.waiting.front()?;
+        entry.body.as_ref().map(|body| Item { payload: entry.payload.as_ref(), body })
+    }
+
+    fn failed(&mut self) -> u32 {
+        self.waiting.front_mut().map_or(0, |entry| {
+            entry.attempts += 1;
+            entry.attempts
+        })
+    }
+
+    fn pop(&mut self) {
+        self.waiting.pop_front();
+    }
+
+    fn requeue(&mut self) {
+        if !self.waiting.is_empty() {
+            self.waiting.rotate_left(1);
+        }
+    }
+
+    fn halve(&mut self) -> bool {
+        let Some(halves) = self.waiting.front().and_then(|entry| entry.payload.halves()) else {
+            return false;
+        };
+        let mut room = self.waiting.pop_front().and_then(|entry| entry.room);
+        for payload in halves.into_iter().rev() {
+            self.waiting.push_front(Entry { payload, body: None, attempts: 0, room: room.take() });
+        }
+        true
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn take_gone(&mut self) -> Gone {
+        std::mem::take(&mut self.gone)
+    }
+
+    fn keeps_in(&self) -> Option<String> {
+        None
+    }
+}

@@ -131,7 +131,7 @@ fn otlp() -> Result<()> {
         ensure!(sum("cruby.gc.collections")? as usize == lines.len(), "{metrics:#}, {} lines", lines.len());
         let pauses: usize = lines.iter().map(|line| line.pauses.len()).sum();
         ensure!(sum("cruby.gc.pause.duration")? as usize == pauses, "{pauses} pauses: {metrics:#}");
-        ensure!(sum("cruby.processes")? as u64 == 0 && sum("cruby.processes.met")? as u64 == 1);
+        ensure!(sum("cruby.processes")? as u64 == 0 && sum("cruby.processes.seen")? as u64 == 1);
         ensure!(found["metrics"]["gctrace"]["gctrace.events.lost"].is_object(), "nothing of gctrace itself");
         let resources = found["resources"].as_array().context("resources")?;
         let about =

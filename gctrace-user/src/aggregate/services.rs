@@ -160,7 +160,7 @@ pub struct Service {
     /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
     pub since_ns: u64,
     /// Processes that were traced, those that have ended included.
-    pub met: u64,
+    pub seen: u64,
     /// Processes that are traced.
     pub running: u64,
     /// Cycles, unfinished ones included.
@@ -194,7 +194,7 @@ impl Service {
             hostname: process.hostname.clone(),
             image: None,
             since_ns,
-            met: 0,
+            seen: 0,
             running: 0,
             cycles: BTreeMap::new(),
             pauses: Default::default(),
@@ -256,7 +256,7 @@ impl Services {
         self.gone(process.pid);
         let key = self.key(process);
         let service = self.known.entry(key.clone()).or_insert_with(|| Service::new(process, now_ns));
-        service.met += 1;
+        service.seen += 1;
         service.running += 1;
         service.image = Some(process.image.clone());
         let (gauges, gvl) = (Gauges::default(), GvlSoFar::default());
@@ -469,7 +469,7 @@ mod tests {
         // The same pid again is another process: its totals begin anew.
         services.process(&process(1, "web"), Some(&state(7, 3)), 9);
         let (_, web, gauges) = services.iter().next().unwrap();
-        assert_eq!((web.met, web.running, web.allocated, gauges.live_slots), (3, 1, 550, 7));
+        assert_eq!((web.seen, web.running, web.allocated, gauges.live_slots), (3, 1, 550, 7));
     }
 
     /// However many services there are, so many are kept: those without processes go first, and the rest is one.

@@ -191,12 +191,12 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             number(service.running),
         ),
         figure(
-            "cruby_processes_met",
-            "cruby.processes.met",
+            "cruby_processes_seen",
+            "cruby.processes.seen",
             "{process}",
             Counter,
             "Processes that were traced, ended ones included",
-            number(service.met),
+            number(service.seen),
         ),
         figure(
             "cruby_gvl_long_wait",

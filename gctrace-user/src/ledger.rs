@@ -201,7 +201,7 @@ user_counters! {
     /// Of them, accepted.
     uploads_sent,
     /// Of those accepted, the ones of which the server rejected a part.
-    uploads_partly,
+    uploads_partial,
     /// Of them, refused for good.
     uploads_refused,
     /// Of them, dropped: too many waited, or the server could not be reached.

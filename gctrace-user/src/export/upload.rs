@@ -99,7 +99,7 @@ impl Uploader {
         let Counts { made, sent, partial, refused, dropped, waiting } = self.0.counts();
         to.uploads += made;
         to.uploads_sent += sent;
-        to.uploads_partly += partial;
+        to.uploads_partial += partial;
         to.uploads_refused += refused;
         to.uploads_dropped += dropped;
         to.uploads_waiting += waiting;

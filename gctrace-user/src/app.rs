@@ -205,7 +205,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         stacks: settings.stacks.is_some(),
         gvl: settings.gvl.filter(|_| gvl.is_some()),
         gvl_orders,
-        plant: settings.plant,
+        fault: settings.fault,
         sender,
         stop: OwnedFd::from(stopped),
         own_pid,

@@ -251,9 +251,9 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ProbesArg::Auto, hide_short_help = true)]
     pub probes: ProbesArg,
 
-    /// Plant a mistake that the live proofs must catch (for tests)
+    /// Inject a fault that the live checks must catch (for tests)
     #[arg(long, value_enum, hide = true)]
-    pub plant: Option<Fault>,
+    pub inject_fault: Option<Fault>,
 
     /// Behave as on kernels before 5.15, which have no attach cookies (for tests)
     #[arg(long, hide = true)]

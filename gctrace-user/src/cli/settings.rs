@@ -94,8 +94,8 @@ pub struct Settings {
     pub stack_log: Option<PathBuf>,
     /// How GC work is seen, in order of preference.
     pub methods: &'static [Method],
-    /// A mistake to plant in every plan.
-    pub plant: Option<Fault>,
+    /// A fault to inject into every plan.
+    pub fault: Option<Fault>,
     /// Use attach cookies where the kernel has them.
     pub cookies: bool,
     /// Attach many probes by one link where the kernel can.
@@ -257,7 +257,7 @@ impl Settings {
             stack_log,
             gc_ring,
             probes,
-            plant,
+            inject_fault: fault,
             without_cookies,
             without_multi,
             without_kernel_memory,
@@ -401,7 +401,7 @@ impl Settings {
                 ProbesArg::Functions => &[Method::Functions],
                 ProbesArg::Usdt => &USDT_METHODS,
             },
-            plant,
+            fault,
             cookies: !without_cookies,
             multi: !without_multi,
             memory: if without_kernel_memory { MemorySource::Proc } else { MemorySource::Kernel },

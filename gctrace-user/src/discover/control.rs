@@ -131,8 +131,8 @@ pub struct Start {
     pub gvl: Option<GvlOptions>,
     /// What comes about its probes: [`GVL_ATTACH`], [`GVL_DETACH`]. Non-blocking.
     pub gvl_orders: UnixStream,
-    /// A mistake to plant in every plan.
-    pub plant: Option<Fault>,
+    /// A fault to inject into every plan.
+    pub fault: Option<Fault>,
     /// Analyses made before.
     pub cache: Cache,
     /// Debug information that may be used.
@@ -213,7 +213,7 @@ pub(super) struct Control {
     stacks: bool,
     gvl: Option<GvlOptions>,
     gvl_orders: UnixStream,
-    plant: Option<Fault>,
+    fault: Option<Fault>,
     cache: Cache,
     pub(super) debug: Arc<DebugInfo>,
     /// Started when there is something to ask.
@@ -251,7 +251,7 @@ pub fn run(start: Start) {
         stacks,
         gvl,
         gvl_orders,
-        plant,
+        fault,
         cache,
         debug,
         images,
@@ -270,7 +270,7 @@ pub fn run(start: Start) {
         stacks,
         gvl,
         gvl_orders,
-        plant,
+        fault,
         cache,
         debug: Arc::new(debug),
         asking: None,

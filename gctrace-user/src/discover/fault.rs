@@ -1,4 +1,4 @@
-//! Mistakes planted on request, so that tests can see the live proofs catch them on real processes. Each could be in a
+//! Faults injected on request, so that tests can see the live checks catch them on real processes. Each could be in a
 //! plan if the static checks missed it. Nothing but what gctrace believes is changed.
 
 use gctrace_common::{config::Span, event::Point};
@@ -8,7 +8,7 @@ use crate::{
     ruby::{last_resort::LastResort, plan::AttachPlan},
 };
 
-/// A mistake.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fault {
     /// Every member of the objspace is read one word further.
@@ -27,8 +27,8 @@ pub enum Fault {
 const NOWHERE: FileOffset = FileOffset(1 << 50);
 
 impl Fault {
-    /// Plants it.
-    pub fn plant(self, plan: &mut AttachPlan) {
+    /// Injects it.
+    pub fn inject(self, plan: &mut AttachPlan) {
         let mut exchange = |one: Point, two: Point| {
             for site in &mut plan.sites {
                 if site.point == one {
@@ -59,7 +59,7 @@ impl Fault {
     }
 
     /// The same for probes of the last resort, of which only the last one is a subject.
-    pub fn plant_last(self, last: &mut LastResort) {
+    pub fn inject_last(self, last: &mut LastResort) {
         if self == Self::Attach
             && let Some(last) = last.probes.last_mut()
         {

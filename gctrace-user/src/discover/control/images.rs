@@ -175,8 +175,8 @@ impl Control {
         match way {
             Some(Way::Sites(planned)) => self.open_sites(file, shown, *planned),
             Some(Way::LastResort(head, mut last)) => {
-                if let Some(fault) = self.plant {
-                    fault.plant_last(&mut last);
+                if let Some(fault) = self.fault {
+                    fault.inject_last(&mut last);
                 }
                 let refusals = refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
                 let verdict = self
@@ -202,8 +202,8 @@ impl Control {
         planned: Planned,
     ) -> Result<Verdict, String> {
         let Planned { mut plan, segments, .. } = planned;
-        if let Some(fault) = self.plant {
-            fault.plant(&mut plan);
+        if let Some(fault) = self.fault {
+            fault.inject(&mut plan);
         }
         if let Err(why) = &plan.frames {
             let path = shown.display();

@@ -1,4 +1,4 @@
-//! Mistakes that the static checks would have missed, planted in every plan: the live proofs refuse each process by the
+//! Faults that the static checks would have missed, injected into every plan: the live proofs refuse each process by the
 //! name of the check before anything is told of its GC.
 
 use anyhow::{Context as _, Result, ensure};
@@ -10,12 +10,13 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use gctrace_tests::{gctrace, ledger};
 
-/// Each fault is planted for each Ruby, in a run of its own.
+/// Each fault is injected for each Ruby, in a run of its own.
 fn refused(fault: &str, checks: &[&str]) -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        let gctrace = Invocation::jsonl(["--all-ruby", "--probes", "sites", "--no-cache", "--plant", fault])?
-            .start_ready()?;
+        let gctrace =
+            Invocation::jsonl(["--all-ruby", "--probes", "sites", "--no-cache", "--inject-fault", fault])?
+                .start_ready()?;
         let done = Script::new(&live, ruby, "explicit.rb")?.arg("12").run()?;
         let finished = gctrace.interrupt()?;
         let report = if finished.status.code() == Some(1) {
@@ -74,7 +75,7 @@ fn attaching_fails() -> Result<()> {
         for method in ["sites", "functions", "usdt"] {
             let mut script = Script::new(&live, ruby, "explicit.rb")?.arg("5").waiting().start()?;
             script.wait_for("ready")?;
-            let args = ["--all-ruby", "--probes", method, "--no-cache", "--plant", "attach"];
+            let args = ["--all-ruby", "--probes", method, "--no-cache", "--inject-fault", "attach"];
             let gctrace = Invocation::jsonl(args)?.start_ready()?;
             let changed = changed_code(script.pid())?;
             ensure!(changed.is_empty(), "{method}: probes were left at {changed:x?}");

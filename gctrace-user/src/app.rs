@@ -405,7 +405,7 @@ impl Run<'_> {
 
     fn keep_gvl_budget(&mut self) {
         let counters = &self.counters;
-        let Some(order) = self.pipeline.gvl_budget(|| Self::gvl_cost(counters)) else { return };
+        let Some(order) = self.pipeline.gvl().budget(|| Self::gvl_cost(counters)) else { return };
         let order = match order {
             GvlOrder::Attach => GVL_ATTACH,
             GvlOrder::Detach => GVL_DETACH,
@@ -500,7 +500,7 @@ impl Run<'_> {
             }
             Found::GvlProbes { attached } => {
                 if let Some(cost) = Self::gvl_cost(&self.counters) {
-                    self.pipeline.gvl_attached(attached, cost);
+                    self.pipeline.gvl().attached(attached, cost);
                 }
             }
             Found::Fatal(reason) => self.fatal = Some(reason),

@@ -24,22 +24,23 @@ use crate::{
     model::{
         EndReason, Memory, Process, Shares,
         seen::{CyclesBefore, ProcessEnd, Seen},
+        stack::Stack,
     },
     native::NativeNamer,
-    stacks::{Made, Reader, Ready, Stacks, Taken},
+    stacks::{Finished, OwnedEvent, Reader, Ready, Record, StackOf, Stacks},
 };
 
 mod asleep;
 mod before;
 mod gc;
 mod gvl;
+mod gvl_seen;
 
-pub use self::gvl::GvlOrder;
+pub use self::gvl::{Gvl, GvlOrder};
 use self::{
     asleep::Asleep,
     before::{Beginning, Beginnings},
     gc::decode_state,
-    gvl::Gvl,
 };
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
@@ -156,6 +157,7 @@ impl Pipeline {
     pub fn counts(&self) -> UserCounts {
         let mut counts = self.counts;
         self.stacks.add_counts(&mut counts);
+        self.gvl.add_counts(&mut counts);
         for exporter in &self.exporters {
             exporter.add_counts(&mut counts);
         }
@@ -262,7 +264,8 @@ impl Pipeline {
             self.lives_until(u64::MAX);
         }
         self.report_stacks(None);
-        self.gvl_without_stacks(monotonic_ns(), None);
+        let reports = self.gvl.without_stacks(monotonic_ns(), None);
+        self.gvl_report(reports);
         self.export(|exporter| exporter.flush());
         more
     }
@@ -270,7 +273,7 @@ impl Pipeline {
     /// Tracing ends: reports what is still running.
     pub fn detach(&mut self, now_ns: u64) {
         self.report_stacks(None);
-        self.stacks.finish(&mut self.counts);
+        self.stacks.close();
         self.gvl_detach(now_ns);
         let mut pids: Vec<u32> = self.traced.keys().copied().collect();
         pids.sort_unstable();
@@ -330,9 +333,9 @@ impl Pipeline {
                 }
                 continue;
             }
-            self.stacks.stacks_are_lost(Some(event.header.tgid), &mut self.counts);
+            self.stacks.stacks_are_lost(Some(event.header.tgid));
             self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
-            self.stacks.forget(event.header.tgid, &mut self.counts);
+            self.stacks.forget(event.header.tgid);
             self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);
             if kind == Kind::Exec {
                 self.stacks.execed(event.header.tgid, event.header.ts_ns);
@@ -371,31 +374,37 @@ impl Pipeline {
     }
 
     fn take_stacks(&mut self) {
-        for record in self.stacks.take(&mut self.counts) {
+        for record in self.stacks.take() {
             self.stack_record(record);
         }
     }
 
-    fn stack_record(&mut self, record: Taken) {
-        let (pid, ts_ns, stack) = match self.stacks.record(record, &mut self.counts) {
-            Made::Trigger { pid, ts_ns, stack } => (pid, ts_ns, stack),
-            Made::Waiter { pid, tid, ts_ns, stack } => return self.gvl_stack(pid, tid, ts_ns, stack),
-            Made::Holder { pid, tid, ts_ns, stack } => {
-                return self.gvl_holder_stack(pid, tid, ts_ns, stack);
-            }
-            Made::Blocker { pid, tid, ts_ns, stack } => return self.gvl_ran(pid, tid, ts_ns, stack),
-            Made::GvlWait(event) => return self.gvl_wait(&event),
-            Made::GvlThread(thread) => return self.gvl_thread(&thread),
-            Made::GvlSpan(state, event) => return self.gvl_span(state, &event),
-            Made::Kept => return,
+    fn stack_record(&mut self, record: Record) {
+        let finished = match record {
+            Record::Stack(stack) => self.stacks.finish(*stack),
+            Record::Event(OwnedEvent::OffCpu(event)) => return self.stacks.returned(event),
+            Record::Event(OwnedEvent::Gvl(record)) => return self.gvl_record(record),
         };
-        let open = self.traced.get_mut(&pid).and_then(|traced| traced.fold.trigger(ts_ns));
-        match open {
+        let Some(Finished { of, pid, tid, ts_ns, stack }) = finished else { return };
+        match of {
+            StackOf::Trigger => self.trigger(pid, ts_ns, stack),
+            StackOf::Waiter => {
+                let report = self.gvl.stack(pid, tid, ts_ns, stack);
+                self.gvl_report(report);
+            }
+            StackOf::Holder => self.gvl.holder_stack(pid, tid, ts_ns, stack),
+            StackOf::Blocker => self.gvl.ran(pid, tid, ts_ns, stack),
+        }
+    }
+
+    /// The stack that started a cycle, whose snapshot may have come already or not.
+    fn trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack) {
+        match self.traced.get_mut(&pid).and_then(|traced| traced.fold.trigger(ts_ns)) {
             Some(trigger) => {
                 *trigger = Some(stack);
                 self.counts.triggers += 1;
             }
-            None => self.stacks.keep_trigger(pid, ts_ns, stack, &mut self.counts),
+            None => self.stacks.keep_trigger(pid, ts_ns, stack),
         }
     }
 

@@ -12,15 +12,11 @@ use std::{
 use gctrace_common::{
     config::AwayEntry,
     event::{Header, Kind},
-    gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
 };
 
-pub use self::reader::{Reader, Sleeper, Taken};
-use self::{
-    own::Own,
-    reader::{TakenStack, Unmixed},
-};
+pub use self::reader::{GvlRecord, NamedStack, OwnedEvent, Reader, Record, Sleeper};
+use self::{own::Own, reader::Unmixed};
 use crate::{
     aggregate::mix::{Mixed, mix},
     decode,
@@ -45,59 +41,32 @@ pub struct Ready {
     pub sample: StackSample,
 }
 
-/// What the stage made of a record.
+/// A stack that is finished: what it is the stack of.
 #[derive(Debug)]
-pub enum Made {
-    /// A sample, which waits in the stage; or the stack of a thread that has left its CPU, which waits for its return.
-    Kept,
-    /// No stack: a long wait for the GVL, whose stack may follow.
-    GvlWait(Box<GvlWaitEvent>),
-    /// No stack: a thread that ended.
-    GvlThread(Box<GvlThread>),
-    /// No stack: a thread held the GVL for long, or did without it.
-    GvlSpan(GvlState, Box<GvlSpanEvent>),
-    /// The stack of a thread that had to wait for the GVL until that time.
-    Waiter {
-        /// The process.
-        pid: u32,
-        /// The thread.
-        tid: u32,
-        /// When it got the GVL.
-        ts_ns: u64,
-        /// The stack.
-        stack: Stack,
-    },
-    /// The stack of a thread that gave up the GVL at that time, for which another was waiting.
-    Holder {
-        /// The process.
-        pid: u32,
-        /// The thread.
-        tid: u32,
-        /// When it gave up the GVL.
-        ts_ns: u64,
-        /// The stack.
-        stack: Stack,
-    },
-    /// The stack of a thread that held the GVL at that time while another was waiting.
-    Blocker {
-        /// The process.
-        pid: u32,
-        /// The thread.
-        tid: u32,
-        /// When that was.
-        ts_ns: u64,
-        /// The stack.
-        stack: Stack,
-    },
-    /// The stack that started the cycle whose snapshot has this time.
-    Trigger {
-        /// The process.
-        pid: u32,
-        /// Time of the snapshot.
-        ts_ns: u64,
-        /// The stack.
-        stack: Stack,
-    },
+pub struct Finished {
+    /// What it was taken for.
+    pub of: StackOf,
+    /// The process.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+    /// When it was taken.
+    pub ts_ns: u64,
+    /// The stack.
+    pub stack: Stack,
+}
+
+/// What a stack was taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackOf {
+    /// The cycle whose snapshot has this time: it started it.
+    Trigger,
+    /// A thread that had to wait for the GVL until that time.
+    Waiter,
+    /// A thread that gave up the GVL at that time, for which another was waiting.
+    Holder,
+    /// A thread that held the GVL at that time while another was waiting.
+    Blocker,
 }
 
 /// The stage.
@@ -114,6 +83,7 @@ pub struct Stacks {
     native: Option<NativeNamer>,
     /// Names of threads, by pid.
     comms: HashMap<u32, HashMap<[u8; 16], Arc<str>>>,
+    counts: UserCounts,
 }
 
 /// The stack with which a thread has left its CPU.
@@ -142,71 +112,47 @@ impl Stacks {
             kernel,
             native,
             comms: HashMap::new(),
+            counts: UserCounts::default(),
         }
     }
 
     /// What has been read of the ring since, in its order.
-    pub fn take(&self, counts: &mut UserCounts) -> Vec<Taken> {
-        self.reader.as_ref().map_or_else(Vec::new, |reader| reader.take(counts))
+    pub fn take(&mut self) -> Vec<Record> {
+        self.reader.as_ref().map_or_else(Vec::new, |reader| reader.take(&mut self.counts))
     }
 
-    /// Makes a sample of a record, or part of one.
-    pub fn record(&mut self, record: Taken, counts: &mut UserCounts) -> Made {
-        let taken = match record {
-            Taken::Stack(taken) => *taken,
-            Taken::Back(event) => {
-                // The one before has lost its stack.
-                if let Some(before) = self.returned.remove(&event.header.tid) {
-                    self.back(&before, counts);
-                }
-                if event.header.point & OffCpuEvent::STACK_FOLLOWS == 0 {
-                    self.back(&event, counts);
-                } else {
-                    self.returned.insert(event.header.tid, event);
-                }
-                return Made::Kept;
-            }
-            Taken::GvlWait(event) => return Made::GvlWait(event),
-            Taken::GvlThread(thread) => return Made::GvlThread(thread),
-            Taken::GvlSpan(state, event) => return Made::GvlSpan(state, event),
-        };
-        let TakenStack { header, cause, gc, comm, weight_ns, blocks, stack } = taken;
-        match cause {
-            Cause::GcStart => {
-                let stack = self.mixed(&header, stack, counts);
-                Made::Trigger { pid: header.tgid, ts_ns: header.ts_ns, stack }
-            }
-            Cause::GvlWait => {
-                let stack = self.mixed(&header, stack, counts);
-                Made::Waiter { pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack }
-            }
-            Cause::GvlHold => {
-                let stack = self.mixed(&header, stack, counts);
-                Made::Holder { pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack }
-            }
+    /// A thread is back on a CPU.
+    pub fn returned(&mut self, event: OffCpuEvent) {
+        // The one before has lost its stack.
+        if let Some(before) = self.returned.remove(&event.header.tid) {
+            self.back(&before);
+        }
+        if event.header.point & OffCpuEvent::STACK_FOLLOWS == 0 {
+            self.back(&event);
+        } else {
+            self.returned.insert(event.header.tid, event);
+        }
+    }
+
+    /// Finishes a stack. Returns it unless it stays in the stage: as a sample, which waits for its turn, or as that of a thread that
+    /// has left its CPU, which waits for its return.
+    pub fn finish(&mut self, named: NamedStack) -> Option<Finished> {
+        let NamedStack { header, cause, gc, comm, weight_ns, blocks, stack } = named;
+        let stack = self.mixed(&header, stack);
+        let of = match cause {
+            Cause::GcStart => StackOf::Trigger,
+            Cause::GvlWait => StackOf::Waiter,
+            Cause::GvlHold => StackOf::Holder,
             Cause::OffCpu => {
-                let stack = self.mixed(&header, stack, counts);
-                let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, stack };
-                // The last one was back so soon that nothing is told of it.
-                counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
-                let its =
-                    |event: &OffCpuEvent| event.header.tgid == header.tgid && event.begin_ns == header.ts_ns;
-                if self.returned.get(&header.tid).is_some_and(its)
-                    && let Some(event) = self.returned.remove(&header.tid)
-                {
-                    self.back(&event, counts);
-                }
-                Made::Kept
+                self.left(&header, gc, stack);
+                return None;
             }
             Cause::CpuClock if weight_ns == 0 => {
-                counts.gvl_blockers += 1;
-                let stack = self.mixed(&header, stack, counts);
-                Made::Blocker { pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack }
+                self.counts.gvl_blockers += 1;
+                StackOf::Blocker
             }
             Cause::CpuClock => {
                 let comm = self.comm(header.tgid, &comm);
-                let stack = self.mixed(&header, stack, counts);
-                let blocker = blocks.then(|| stack.clone());
                 self.ready.push_back(Ready {
                     pid: header.tgid,
                     image: header.image,
@@ -218,21 +164,34 @@ impl Stacks {
                         cpu_ns: weight_ns,
                         wall_ns: weight_ns,
                         gc,
-                        stack,
+                        stack: stack.clone(),
                     },
                 });
-                blocker.map_or(Made::Kept, |stack| Made::Blocker {
-                    pid: header.tgid,
-                    tid: header.tid,
-                    ts_ns: header.ts_ns,
-                    stack,
-                })
+                if !blocks {
+                    return None;
+                }
+                StackOf::Blocker
             }
+        };
+        Some(Finished { of, pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack })
+    }
+
+    /// The stack with which a thread has left its CPU.
+    fn left(&mut self, header: &Header, gc: GcActivity, stack: Stack) {
+        let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, stack };
+        // The last one was back so soon that nothing is told of it.
+        self.counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
+        let its = |event: &OffCpuEvent| event.header.tgid == header.tgid && event.begin_ns == header.ts_ns;
+        if self.returned.get(&header.tid).is_some_and(its)
+            && let Some(event) = self.returned.remove(&header.tid)
+        {
+            self.back(&event);
         }
     }
 
     /// A thread is back on a CPU: where it was meanwhile becomes one sample, or two if it had to wait for its CPU.
-    pub fn back(&mut self, event: &OffCpuEvent, counts: &mut UserCounts) {
+    fn back(&mut self, event: &OffCpuEvent) {
+        let counts = &mut self.counts;
         let header = &event.header;
         let away = self.away.remove(&header.tid);
         let claimed = away.filter(|away| {
@@ -256,7 +215,7 @@ impl Stacks {
         let parts =
             [(ThreadState::Blocked, event.begin_ns, runnable), (ThreadState::Runnable, runnable, end)];
         for (state, begin, end) in parts.into_iter().filter(|(_, begin, end)| end > begin) {
-            counts.off_cpu_samples += 1;
+            self.counts.off_cpu_samples += 1;
             self.ready.push_back(Ready {
                 pid: header.tgid,
                 image: header.image,
@@ -282,15 +241,15 @@ impl Stacks {
     }
 
     /// A thread is off its CPU when tracing ends.
-    pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, now_ns: u64, counts: &mut UserCounts) {
+    pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, now_ns: u64) {
         let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm, .. } = entry;
         let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
         let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
-        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, comm }, counts);
+        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, comm });
     }
 
     /// Threads that are back on a CPU, whose stacks will not come any more: those of a process, or all.
-    pub fn stacks_are_lost(&mut self, of: Option<u32>, counts: &mut UserCounts) {
+    pub fn stacks_are_lost(&mut self, of: Option<u32>) {
         let lost: Vec<u32> = self
             .returned
             .iter()
@@ -299,7 +258,7 @@ impl Stacks {
             .collect();
         for tid in lost {
             if let Some(event) = self.returned.remove(&tid) {
-                self.back(&event, counts);
+                self.back(&event);
             }
         }
     }
@@ -310,10 +269,10 @@ impl Stacks {
     }
 
     /// Keeps a trigger whose cycle is not open yet.
-    pub fn keep_trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack, counts: &mut UserCounts) {
+    pub fn keep_trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack) {
         if self.triggers.len() >= MAX_TRIGGERS {
             self.triggers.pop_front();
-            counts.triggers_unclaimed += 1;
+            self.counts.triggers_unclaimed += 1;
         }
         self.triggers.push_back((pid, ts_ns, stack));
     }
@@ -334,7 +293,7 @@ impl Stacks {
     }
 
     /// A process is gone or has become another program.
-    pub fn forget(&mut self, pid: u32, counts: &mut UserCounts) {
+    pub fn forget(&mut self, pid: u32) {
         self.comms.remove(&pid);
         if let Some(reader) = &self.reader {
             reader.forget(pid);
@@ -345,10 +304,10 @@ impl Stacks {
         }
         let before = self.triggers.len();
         self.triggers.retain(|(p, ..)| *p != pid);
-        counts.triggers_unclaimed += (before - self.triggers.len()) as u64;
+        self.counts.triggers_unclaimed += (before - self.triggers.len()) as u64;
         let before = self.away.len();
         self.away.retain(|_, away| away.pid != pid);
-        counts.off_cpu_unused += (before - self.away.len()) as u64;
+        self.counts.off_cpu_unused += (before - self.away.len()) as u64;
     }
 
     /// A process replaced its program at that time.
@@ -358,26 +317,27 @@ impl Stacks {
         }
     }
 
-    /// Adds what was counted of native frames.
+    /// Adds what it has counted.
     pub fn add_counts(&self, counts: &mut UserCounts) {
+        counts.add(&self.counts);
         if let Some(native) = &self.native {
             native.add_counts(counts);
         }
     }
 
     /// The end of the run: triggers that nobody has fetched are counted.
-    pub fn finish(&mut self, counts: &mut UserCounts) {
-        counts.triggers_unclaimed += self.triggers.len() as u64;
+    pub fn close(&mut self) {
+        self.counts.triggers_unclaimed += self.triggers.len() as u64;
         self.triggers.clear();
         if let Some(reader) = &self.reader {
-            reader.finish(counts);
+            reader.finish(&mut self.counts);
         }
-        counts.off_cpu_unused += self.away.len() as u64;
+        self.counts.off_cpu_unused += self.away.len() as u64;
         self.away.clear();
     }
 
     /// Names kernel and native frames and puts all frames in order.
-    fn mixed(&mut self, header: &Header, stack: Unmixed, counts: &mut UserCounts) -> Stack {
+    fn mixed(&mut self, header: &Header, stack: Unmixed) -> Stack {
         let Unmixed { bias, cut, kernel, native, gc, groups, missing } = stack;
         let mut frames = self.kernel.stack(&kernel);
         if header.point == Cause::OffCpu as u32 {
@@ -389,10 +349,10 @@ impl Stacks {
             let native = namer.stack(header.tgid, header.ts_ns, bias, &addresses);
             let end = if cut && end == NativeEnd::Complete { NativeEnd::Truncated } else { end };
             match mix(&native, end, &gc, &groups, &mut frames) {
-                Mixed::InOrder => counts.natives_mixed += 1,
-                Mixed::Incomplete => *ended_early(end, counts) += 1,
-                Mixed::Unequal => counts.natives_unequal += 1,
-                Mixed::NativeOnly => counts.natives_alone += 1,
+                Mixed::InOrder => self.counts.natives_mixed += 1,
+                Mixed::Incomplete => *ended_early(end, &mut self.counts) += 1,
+                Mixed::Unequal => self.counts.natives_unequal += 1,
+                Mixed::NativeOnly => self.counts.natives_alone += 1,
             }
         } else {
             frames.extend(gc);
@@ -471,32 +431,30 @@ mod tests {
     fn off_the_cpu() {
         use ThreadState::{Blocked, Runnable};
         let mut stage = Stacks::default();
-        let mut counts = UserCounts::default();
         away(&mut stage, 100);
-        stage.back(&event(100, 170, 200, OffCpuEvent::BLOCKED), &mut counts);
+        stage.back(&event(100, 170, 200, OffCpuEvent::BLOCKED));
         assert_eq!(parts(&mut stage), [(Blocked, 100, 70, true), (Runnable, 170, 30, true)]);
         away(&mut stage, 300);
-        stage.back(&event(300, 300, 400, OffCpuEvent::PREEMPTED), &mut counts);
+        stage.back(&event(300, 300, 400, OffCpuEvent::PREEMPTED));
         assert_eq!(parts(&mut stage), [(Runnable, 300, 100, true)]);
         away(&mut stage, 500);
-        stage.back(&event(500, 0, 600, OffCpuEvent::BLOCKED), &mut counts);
+        stage.back(&event(500, 0, 600, OffCpuEvent::BLOCKED));
         assert_eq!(parts(&mut stage), [(Blocked, 500, 100, true)]);
-        assert_eq!((counts.off_cpu_stacks, counts.off_cpu_samples), (3, 4));
+        assert_eq!((stage.counts.off_cpu_stacks, stage.counts.off_cpu_samples), (3, 4));
     }
 
     /// A time whose stack was not taken is told all the same; the stack of another time is not put in its place.
     #[test]
     fn stack_not_taken() {
         let mut stage = Stacks::default();
-        let mut counts = UserCounts::default();
         away(&mut stage, 100);
-        stage.back(&event(700, 0, 900, OffCpuEvent::BLOCKED), &mut counts);
+        stage.back(&event(700, 0, 900, OffCpuEvent::BLOCKED));
         assert_eq!(parts(&mut stage), [(ThreadState::Blocked, 700, 200, false)]);
-        assert_eq!((counts.off_cpu_without_stack, counts.off_cpu_unused), (1, 1));
+        assert_eq!((stage.counts.off_cpu_without_stack, stage.counts.off_cpu_unused), (1, 1));
         away(&mut stage, 1000);
-        stage.forget(1, &mut counts);
+        stage.forget(1);
         away(&mut stage, 1100);
-        stage.finish(&mut counts);
-        assert_eq!(counts.off_cpu_unused, 3);
+        stage.close();
+        assert_eq!(stage.counts.off_cpu_unused, 3);
     }
 }

@@ -158,7 +158,7 @@ impl Pipeline {
         let Some(asleep) = self.asleep.take() else { return };
         // The stacks of the last sleepers may not have been taken over yet.
         self.take_stacks();
-        self.stacks.stacks_are_lost(None, &mut self.counts);
+        self.stacks.stacks_are_lost(None);
         for (tid, entry) in asleep.map.read() {
             let its = |traced: &Traced| traced.process.image.index == entry.image;
             if u128::from(now_ns.saturating_sub(entry.begin_ns)) >= min.as_nanos().max(1)
@@ -166,7 +166,7 @@ impl Pipeline {
                 && !asleep.doubtful.contains(&(tid, entry.begin_ns))
             {
                 self.counts.off_cpu_still += 1;
-                self.stacks.still_away(tid, &entry, now_ns, &mut self.counts);
+                self.stacks.still_away(tid, &entry, now_ns);
             }
         }
     }

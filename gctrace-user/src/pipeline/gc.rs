@@ -195,7 +195,7 @@ impl Pipeline {
         let gvl = traced.image.image.gvl.is_some();
         let (_, inside, folded) = traced.fold.pause(event, mode, kind);
         if gvl {
-            self.gvl_gc(pid, event.begin_ns, event.header.ts_ns.saturating_sub(event.begin_ns));
+            self.gvl.pause(pid, event.begin_ns, event.header.ts_ns.saturating_sub(event.begin_ns));
         }
         if inside {
             self.counts.pauses_in_cycles += 1;

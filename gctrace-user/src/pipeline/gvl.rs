@@ -1,13 +1,17 @@
-//! The GVL's part of the data path: long waits meet their stacks, threads and edges become sums.
+//! What is under way of the GVL: long waits get their stacks, threads and edges become sums. It returns what there is to report;
+//! `seen` hands that over.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use gctrace_common::gvl::{GvlGate, GvlHold, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent};
+use gctrace_common::{
+    event::Header,
+    gvl::{GvlGate, GvlHold, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
+};
 
-use super::Pipeline;
 use crate::{
     aggregate::{
         gvl::{GcAndWaits, GvlFold, doing, who},
@@ -18,8 +22,13 @@ use crate::{
     bpf::{GvlRead, GvlReader},
     console::say,
     host::clock::monotonic_ns,
+    ledger::UserCounts,
     model::{
-        gvl::{GvlBlocker, GvlDoing, GvlSpan, GvlWait},
+        Process,
+        gvl::{
+            GvlBlocker, GvlCoverage, GvlDoing, GvlGap, GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait,
+        },
+        gvl_so_far::GvlSoFar,
         seen::Seen,
         stack::Stack,
     },
@@ -35,7 +44,7 @@ const LOOK_SELDOM: u32 = 500;
 const ADD_UP_NS: u64 = 100_000_000;
 
 /// What is under way.
-pub(super) struct Gvl {
+pub struct Gvl {
     reader: Option<GvlReader>,
     folds: HashMap<u32, GvlFold>,
     gc: HashMap<u32, GcAndWaits>,
@@ -49,6 +58,7 @@ pub(super) struct Gvl {
     held: HashMap<u32, Held>,
     look: GvlLook,
     next_look: Option<Instant>,
+    counts: UserCounts,
 }
 
 struct Pending {
@@ -56,6 +66,51 @@ struct Pending {
     ts_ns: u64,
     image: u32,
     wait: GvlWait,
+}
+
+/// What there is to report of a process, which may not be known yet.
+pub(super) struct Report {
+    pub(super) pid: u32,
+    /// Index of its image.
+    pub(super) image: u32,
+    /// Name of the thread, or nothing.
+    pub(super) comm: Arc<str>,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub(super) ts_ns: u64,
+    what: What,
+}
+
+enum What {
+    Wait(Box<GvlWait>),
+    Span(GvlSpan),
+    /// A thread, until when, and whether it has ended.
+    Thread(Box<GvlThread>, u64, bool),
+}
+
+/// What is exported of a report.
+pub(super) enum Shown {
+    Wait(Box<GvlWait>),
+    Span(GvlSpan),
+    Thread(Box<GvlThreadSummary>),
+}
+
+impl Shown {
+    pub(super) fn seen(&self) -> Seen<'_> {
+        match self {
+            Self::Wait(wait) => Seen::GvlWait(wait),
+            Self::Span(span) => Seen::GvlSpan(span),
+            Self::Thread(thread) => Seen::GvlThread(thread),
+        }
+    }
+}
+
+/// What is to be done with the probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GvlOrder {
+    /// Attach them; [`Gvl::attached`] is to be called then.
+    Attach,
+    /// Detach them; likewise.
+    Detach,
 }
 
 impl Gvl {
@@ -73,11 +128,10 @@ impl Gvl {
             held: HashMap::new(),
             look: GvlLook::default(),
             next_look: None,
+            counts: UserCounts::default(),
         }
     }
-}
 
-impl Gvl {
     /// Completes a cost by what the processes have, as of a moment ago at the most.
     fn by_process(&mut self, cost: Cost, now_ns: u64) -> Cost {
         let (then_ns, before) = self.added;
@@ -93,43 +147,32 @@ impl Gvl {
         }
         Cost { dearest_ns: self.added.1.dearest_ns, ..cost }
     }
-}
 
-/// What is to be done with the probes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GvlOrder {
-    /// Attach them; [`Pipeline::gvl_attached`] is to be called then.
-    Attach,
-    /// Detach them; likewise.
-    Detach,
-}
-
-impl Pipeline {
     /// Looks at what watching the GVL has cost. Returns what is to be done.
-    pub fn gvl_budget(&mut self, cost: impl FnOnce() -> Option<Cost>) -> Option<GvlOrder> {
-        self.gvl.reader.as_ref()?;
-        let before = self.gvl.governor.stage();
+    pub fn budget(&mut self, cost: impl FnOnce() -> Option<Cost>) -> Option<GvlOrder> {
+        self.reader.as_ref()?;
+        let before = self.governor.stage();
         let now_ns = monotonic_ns();
-        let cost = self.gvl.by_process(cost()?, now_ns);
-        let acts = self.gvl.governor.tick(now_ns, cost);
-        self.gvl_said(before);
-        self.gvl_do(acts)
+        let cost = self.by_process(cost()?, now_ns);
+        let acts = self.governor.tick(now_ns, cost);
+        self.said(before);
+        self.act(acts)
     }
 
     /// All probes have been attached, or detached.
-    pub fn gvl_attached(&mut self, attached: bool, cost: Cost) {
+    pub fn attached(&mut self, attached: bool, cost: Cost) {
         if !attached {
-            return self.gvl.governor.detached();
+            return self.governor.detached();
         }
         let now_ns = monotonic_ns();
-        let cost = self.gvl.by_process(cost, now_ns);
-        let acts = self.gvl.governor.attached(now_ns, cost);
-        self.gvl_do(acts);
+        let cost = self.by_process(cost, now_ns);
+        let acts = self.governor.attached(now_ns, cost);
+        self.act(acts);
     }
 
     /// Says what has changed, once; slices of time come and go.
-    fn gvl_said(&mut self, before: Stage) {
-        let after = self.gvl.governor.stage();
+    fn said(&mut self, before: Stage) {
+        let after = self.governor.stage();
         let slices = |stage| matches!(stage, Stage::Slices(_));
         if before == after || (slices(before) && slices(after)) {
             return;
@@ -153,11 +196,11 @@ impl Pipeline {
         say(&format!("gctrace: {now}"));
     }
 
-    fn gvl_do(&mut self, acts: &[Act]) -> Option<GvlOrder> {
-        let epoch = self.gvl.governor.times().epoch();
-        let ended_ns = epoch.checked_sub(1).and_then(|last| self.gvl.governor.times().end_of(last));
-        let closed_ns = self.gvl.governor.times().end_of(epoch).or(ended_ns);
-        let reader = self.gvl.reader.as_mut()?;
+    fn act(&mut self, acts: &[Act]) -> Option<GvlOrder> {
+        let epoch = self.governor.times().epoch();
+        let ended_ns = epoch.checked_sub(1).and_then(|last| self.governor.times().end_of(last));
+        let closed_ns = self.governor.times().end_of(epoch).or(ended_ns);
+        let reader = self.reader.as_mut()?;
         let mut order = None;
         for act in acts {
             let done = match act {
@@ -180,42 +223,37 @@ impl Pipeline {
         order
     }
 
-    /// For how long the GVL was watched, and for how long not.
-    pub(super) fn gvl_count_watched(&mut self, now_ns: u64) {
-        if self.gvl.reader.is_some() {
-            (self.counts.gvl_watched_ns, self.counts.gvl_unwatched_ns) = self.gvl.governor.watched(now_ns);
-        }
+    /// Adds what it has counted.
+    pub(super) fn add_counts(&self, counts: &mut UserCounts) {
+        counts.add(&self.counts);
     }
 
-    /// Tells what threads have done so far, if looking does not cost too much.
-    pub fn gvl_so_far(&mut self) {
+    /// What the threads of each process have done so far, if looking does not cost too much now.
+    pub(super) fn so_far(&mut self) -> BTreeMap<u32, GvlSoFar> {
         let begun = Instant::now();
-        let due = self.gvl.next_look.is_none_or(|next| begun >= next);
-        let Some(reader) = self.gvl.reader.as_ref().filter(|_| due) else { return };
-        match reader.look() {
-            Ok(running) => {
-                for (pid, so_far) in self.gvl.look.with(&running) {
-                    let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
-                        continue;
-                    };
-                    self.see(&process, Seen::GvlSoFar(&so_far));
-                }
-            }
-            Err(error) => log::warn!("looking at what threads do with the GVL: {error}"),
-        }
+        let due = self.next_look.is_none_or(|next| begun >= next);
+        let Some(reader) = self.reader.as_ref().filter(|_| due) else { return BTreeMap::new() };
+        let so_far = reader.look().map_or_else(
+            |error| {
+                log::warn!("looking at what threads do with the GVL: {error}");
+                BTreeMap::new()
+            },
+            |running| self.look.with(&running),
+        );
         let took = begun.elapsed();
-        self.gvl.next_look = Some(begun + took.saturating_mul(LOOK_SELDOM).min(Duration::from_mins(1)));
+        self.next_look = Some(begun + took.saturating_mul(LOOK_SELDOM).min(Duration::from_mins(1)));
+        so_far
     }
 
     /// A GC pause.
-    pub(super) fn gvl_gc(&mut self, pid: u32, begin_ns: u64, ns: u64) {
-        if self.gvl.reader.is_some() {
-            self.gvl.gc.entry(pid).or_default().pause(begin_ns, ns);
+    pub(super) fn pause(&mut self, pid: u32, begin_ns: u64, ns: u64) {
+        if self.reader.is_some() {
+            self.gc.entry(pid).or_default().pause(begin_ns, ns);
         }
     }
 
-    /// A thread had to wait long.
-    pub(super) fn gvl_wait(&mut self, event: &GvlWaitEvent) {
+    /// A thread had to wait long. Returns what can be reported now: this wait, or the last one of the thread, whose stack was lost.
+    pub(super) fn wait(&mut self, event: &GvlWaitEvent) -> Option<Report> {
         let header = &event.header;
         let key = (header.tgid, header.tid);
         let wait = GvlWait {
@@ -224,26 +262,24 @@ impl Pipeline {
             begin_ns: event.begin_ns,
             ns: header.ts_ns.saturating_sub(event.begin_ns),
             id: event.id,
-            blocker: self.gvl_blocker(header.tgid, &event.hold, event.begin_ns, header.ts_ns),
+            blocker: self.blocker(header.tgid, &event.hold, event.begin_ns, header.ts_ns),
             stack: None,
         };
         let pending = Pending { ts_ns: header.ts_ns, image: header.image, wait };
         if event.stack == 0 {
-            return self.report_wait(key.0, pending);
+            return Some(pending.report(key.0));
         }
         // The native thread has gone on, so the stack before was lost.
-        if let Some(before) = self.gvl.pending.insert(key, pending) {
-            self.report_wait(key.0, before);
-        }
+        self.pending.insert(key, pending).map(|before| before.report(key.0))
     }
 
     /// Who held the GVL; it did until `now_ns` if it was not seen to give it up (yields of 3.2).
-    fn gvl_blocker(&mut self, pid: u32, hold: &GvlHold, begin_ns: u64, now_ns: u64) -> Option<GvlBlocker> {
+    fn blocker(&mut self, pid: u32, hold: &GvlHold, begin_ns: u64, now_ns: u64) -> Option<GvlBlocker> {
         if hold.holder.id == 0 {
             return None;
         }
         let end_ns = if hold.end_ns == 0 { now_ns } else { hold.end_ns };
-        let holders = self.gvl.held.entry(pid).or_default();
+        let holders = self.held.entry(pid).or_default();
         let found = holders.find(hold.holder.tid, hold.end_ns);
         let ran = holders.ran(hold.holder.tid, begin_ns.max(hold.begin_ns), end_ns);
         let first = found.as_ref().is_some_and(|found| found.first);
@@ -259,65 +295,60 @@ impl Pipeline {
     }
 
     /// The stack of a thread that gave up the GVL, which precedes the waits that ended with that.
-    pub(super) fn gvl_holder_stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
-        let forgotten = self.gvl.held.entry(pid).or_default().keep(tid, ts_ns, stack);
+    pub(super) fn holder_stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
+        let forgotten = self.held.entry(pid).or_default().keep(tid, ts_ns, stack);
         self.counts.gvl_holder_stacks_unclaimed += forgotten;
     }
 
     /// What a thread did that held the GVL while another was waiting.
-    pub(super) fn gvl_ran(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
-        self.gvl.held.entry(pid).or_default().sample(tid, ts_ns, stack);
+    pub(super) fn ran(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
+        self.held.entry(pid).or_default().sample(tid, ts_ns, stack);
     }
 
     /// No wait will name where threads of this process (of all, without one) gave up the GVL.
-    fn gvl_forget_held(&mut self, ended: Option<u32>) {
+    fn forget_held(&mut self, ended: Option<u32>) {
         let unclaimed = |held: &Held| held.unclaimed();
         let forgotten = match ended {
-            Some(pid) => self.gvl.held.remove(&pid).as_ref().map_or(0, unclaimed),
-            None => self.gvl.held.drain().map(|(_, held)| unclaimed(&held)).sum(),
+            Some(pid) => self.held.remove(&pid).as_ref().map_or(0, unclaimed),
+            None => self.held.drain().map(|(_, held)| unclaimed(&held)).sum(),
         };
         self.counts.gvl_holder_stacks_unclaimed += forgotten;
     }
 
-    /// The stack of a wait.
-    pub(super) fn gvl_stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
-        match self.gvl.pending.remove(&(pid, tid)) {
+    /// The stack of a wait, which can be reported then.
+    pub(super) fn stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) -> Option<Report> {
+        match self.pending.remove(&(pid, tid)) {
             Some(mut pending) if pending.ts_ns == ts_ns => {
                 self.counts.gvl_stacks += 1;
                 pending.wait.stack = Some(stack);
-                self.report_wait(pid, pending);
+                Some(pending.report(pid))
             }
             other => {
                 self.counts.gvl_stacks_unclaimed += 1;
                 if let Some(pending) = other {
-                    self.gvl.pending.insert((pid, tid), pending);
+                    self.pending.insert((pid, tid), pending);
                 }
+                None
             }
         }
     }
 
-    /// Reports waits whose stack does not come: those that are old enough, and all of a process that has ended.
-    pub(super) fn gvl_without_stacks(&mut self, now_ns: u64, ended: Option<u32>) {
+    /// Waits whose stack does not come: those that are old enough, and all of a process that has ended.
+    pub(super) fn without_stacks(&mut self, now_ns: u64, ended: Option<u32>) -> Vec<Report> {
         let due = |pid: u32, ts_ns: u64| ended == Some(pid) || ts_ns.saturating_add(PATIENCE_NS) < now_ns;
         let keys: Vec<_> =
-            self.gvl.pending.iter().filter(|(key, p)| due(key.0, p.ts_ns)).map(|(key, _)| *key).collect();
-        for key in keys {
-            if let Some(pending) = self.gvl.pending.remove(&key) {
-                self.report_wait(key.0, pending);
-            }
-        }
+            self.pending.iter().filter(|(key, p)| due(key.0, p.ts_ns)).map(|(key, _)| *key).collect();
+        let taken = |key: (u32, u32)| Some(self.pending.remove(&key)?.report(key.0));
+        keys.into_iter().filter_map(taken).collect()
     }
 
     /// A thread held the GVL for long, or did without it.
-    pub(super) fn gvl_span(&mut self, state: GvlState, event: &GvlSpanEvent) {
+    pub(super) fn span(&mut self, state: GvlState, event: &GvlSpanEvent) -> Option<Report> {
         let header = &event.header;
-        self.trace_known(header.tgid, header.image, "", header.ts_ns);
-        let process = self.traced.get(&header.tgid).map(|traced| traced.process.clone());
-        let (Some(process), Some(doing)) = (process, doing(state)) else {
+        let Some(doing) = doing(state) else {
             self.counts.gvl_refused += 1;
-            return;
+            return None;
         };
-        self.counts.gvl_spans += 1;
         let span = GvlSpan {
             who: who(header.tid, &event.comm),
             id: event.id,
@@ -325,115 +356,148 @@ impl Pipeline {
             begin_ns: event.begin_ns,
             ns: header.ts_ns.saturating_sub(event.begin_ns),
         };
-        self.see(&process, Seen::GvlSpan(&span));
-    }
-
-    fn report_wait(&mut self, pid: u32, pending: Pending) {
-        let Pending { image, wait, ts_ns: pending_ns } = pending;
-        self.counts.gvl_waits_without_stack += u64::from(wait.stack.is_none());
-        self.trace_known(pid, image, &wait.who.comm, pending_ns);
-        let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
-            self.counts.gvl_refused += 1;
-            return;
-        };
-        self.counts.gvl_waits += 1;
-        self.gvl.gc.entry(pid).or_default().wait(wait.begin_ns, wait.ns);
-        self.see(&process, Seen::GvlWait(&wait));
+        Some(Report::of(header, header.ts_ns, What::Span(span)))
     }
 
     /// A thread has ended.
-    pub(super) fn gvl_thread(&mut self, thread: &GvlThread) {
-        self.gvl_summary(thread, thread.header.ts_ns, true);
+    pub(super) fn thread(&mut self, thread: Box<GvlThread>) -> Report {
+        let end_ns = thread.header.ts_ns;
+        self.summary(thread, end_ns, true)
     }
 
-    fn gvl_summary(&mut self, thread: &GvlThread, end_ns: u64, ended: bool) {
-        let pid = thread.header.tgid;
+    /// A thread of a process that is gone, or that goes on when tracing ends.
+    pub(super) fn last_of(
+        &mut self,
+        thread: &GvlThread,
+        read: &GvlRead,
+        coverage: GvlCoverage,
+        end_ns: u64,
+    ) -> Report {
+        self.counts.gvl_threads_read += 1;
+        let mut thread = Box::new(*thread);
+        let task = read.tasks.get(&thread.header.tid);
+        // Where ends are not seen, a thread that does without the GVL may have none of its own any more.
+        if coverage.ends || thread.state != GvlState::Away as u32 {
+            self.governor.times().tell_rest(&mut thread, task, end_ns);
+        }
+        self.summary(thread, end_ns, false)
+    }
+
+    fn summary(&mut self, thread: Box<GvlThread>, end_ns: u64, ended: bool) -> Report {
         self.counts.gvl_thread_waits += thread.waits;
-        self.trace_known(pid, thread.header.image, "", end_ns);
-        let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
+        let header = thread.header;
+        Report::of(&header, end_ns, What::Thread(thread, end_ns, ended))
+    }
+
+    /// Makes of a report what is exported, once it is known whose it is. Without a process it is refused.
+    pub(super) fn shown(&mut self, report: Report, process: Option<&Process>) -> Option<Shown> {
+        let Report { pid, what, .. } = report;
+        if let What::Wait(wait) = &what {
+            self.counts.gvl_waits_without_stack += u64::from(wait.stack.is_none());
+        }
+        let Some(process) = process else {
             self.counts.gvl_refused += 1;
-            return;
+            return None;
         };
-        // Hits are of images that are watched.
-        let coverage = process.image.gvl.unwrap_or_default();
-        let fold = self.gvl.folds.entry(pid).or_insert_with(|| GvlFold::new(coverage));
-        let summary = fold.thread(thread, end_ns, ended, self.gvl.governor.times());
-        self.counts.gvl_threads += 1;
-        self.gvl.look.over(thread);
-        self.see(&process, Seen::GvlThread(&summary));
-    }
-
-    /// A process is gone or has become another program, before which it had been `execs` others.
-    pub(super) fn gvl_process(&mut self, pid: u32, execs: u32, end_ns: u64) {
-        self.gvl_without_stacks(0, Some(pid));
-        self.gvl_forget_held(Some(pid));
-        if self.gvl.reader.is_none() {
-            return;
-        }
-        let read = self.gvl_take_out(Some((pid, execs)));
-        self.gvl_finish(pid, &read, end_ns);
-    }
-
-    /// Tracing ends.
-    pub(super) fn gvl_detach(&mut self, now_ns: u64) {
-        self.gvl_without_stacks(u64::MAX, None);
-        self.gvl_forget_held(None);
-        if self.gvl.reader.is_none() {
-            return;
-        }
-        self.gvl_count_watched(now_ns);
-        for gap in self.gvl.governor.gaps(now_ns) {
-            self.exporters.iter_mut().for_each(|exporter| exporter.gvl_gap(gap));
-        }
-        let read = self.gvl_take_out(None);
-        let mut pids: Vec<u32> = read.threads.iter().map(|thread| thread.header.tgid).collect();
-        pids.extend(self.gvl.folds.keys());
-        pids.sort_unstable();
-        pids.dedup();
-        for pid in pids {
-            let of = GvlRead {
-                threads: read.threads.iter().filter(|thread| thread.header.tgid == pid).copied().collect(),
-                edges: read.edges.iter().filter(|(key, _)| key.tgid == pid).copied().collect(),
-                tasks: read.tasks.clone(),
-            };
-            self.gvl_finish(pid, &of, now_ns);
-        }
-    }
-
-    fn gvl_take_out(&mut self, of: Option<(u32, u32)>) -> GvlRead {
-        let Some(reader) = &mut self.gvl.reader else { return GvlRead::default() };
-        reader.take_out(of).unwrap_or_else(|error| {
-            // The ledger does not balance then.
-            log::error!("reading what threads did with the GVL: {error}");
-            GvlRead::default()
+        Some(match what {
+            What::Wait(wait) => {
+                self.counts.gvl_waits += 1;
+                self.gc.entry(pid).or_default().wait(wait.begin_ns, wait.ns);
+                Shown::Wait(wait)
+            }
+            What::Span(span) => {
+                self.counts.gvl_spans += 1;
+                Shown::Span(span)
+            }
+            What::Thread(thread, end_ns, ended) => {
+                self.counts.gvl_threads += 1;
+                // Hits are of images that are watched.
+                let coverage = process.image.gvl.unwrap_or_default();
+                let fold = self.folds.entry(pid).or_insert_with(|| GvlFold::new(coverage));
+                let summary = fold.thread(&thread, end_ns, ended, self.governor.times());
+                self.look.over(&thread);
+                Shown::Thread(Box::new(summary))
+            }
         })
     }
 
-    fn gvl_finish(&mut self, pid: u32, read: &GvlRead, end_ns: u64) {
-        for thread in &read.threads {
-            self.counts.gvl_threads_read += 1;
-            let mut thread = *thread;
-            let coverage =
-                self.traced.get(&pid).and_then(|traced| traced.process.image.gvl).unwrap_or_default();
-            let task = read.tasks.get(&thread.header.tid);
-            // Where ends are not seen, a thread that does without the GVL may have none of its own any more.
-            if coverage.ends || thread.state != GvlState::Away as u32 {
-                self.gvl.governor.times().tell_rest(&mut thread, task, end_ns);
-            }
-            self.gvl_summary(&thread, end_ns, false);
+    /// A process is gone or has become another program: what had been waiting for a stack.
+    pub(super) fn gone(&mut self, pid: u32) -> Vec<Report> {
+        let reports = self.without_stacks(0, Some(pid));
+        self.forget_held(Some(pid));
+        reports
+    }
+
+    /// Tracing ends: what had been waiting for a stack.
+    pub(super) fn close(&mut self) -> Vec<Report> {
+        let reports = self.without_stacks(u64::MAX, None);
+        self.forget_held(None);
+        reports
+    }
+
+    /// When single waits were not reported, at the end.
+    pub(super) fn gaps(&mut self, now_ns: u64) -> Vec<GvlGap> {
+        if self.reader.is_none() {
+            return Vec::new();
         }
-        let process = self.traced.get(&pid).map(|traced| traced.process.clone());
-        if let Some((so_far, process)) = self.gvl.look.ended(pid).zip(process) {
-            self.see(&process, Seen::GvlSoFar(&so_far));
-        }
-        let gc = self.gvl.gc.remove(&pid).unwrap_or_default();
-        let Some(fold) = self.gvl.folds.remove(&pid) else { return };
-        let mut summary = fold.finish(&read.edges, end_ns, &gc, self.gvl.governor.times());
+        self.count_watched(now_ns);
+        self.governor.gaps(now_ns)
+    }
+
+    /// What the kernel side has of a process that had been `execs` other programs, or of all; it forgets them. `None` where the GVL
+    /// is not watched.
+    pub(super) fn take_out(&mut self, of: Option<(u32, u32)>) -> Option<GvlRead> {
+        let reader = self.reader.as_mut()?;
+        Some(reader.take_out(of).unwrap_or_else(|error| {
+            // The ledger does not balance then.
+            log::error!("reading what threads did with the GVL: {error}");
+            GvlRead::default()
+        }))
+    }
+
+    /// Processes with threads, of which some may have been read at the end.
+    pub(super) fn processes(&self, read: &GvlRead) -> Vec<u32> {
+        let mut pids: Vec<u32> = read.threads.iter().map(|thread| thread.header.tgid).collect();
+        pids.extend(self.folds.keys());
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// What the threads of a process did, all of which have been reported.
+    pub(super) fn finish(
+        &mut self,
+        pid: u32,
+        read: &GvlRead,
+        end_ns: u64,
+    ) -> (Option<GvlSoFar>, Option<GvlProcessSummary>) {
+        let so_far = self.look.ended(pid);
+        let gc = self.gc.remove(&pid).unwrap_or_default();
+        let Some(fold) = self.folds.remove(&pid) else { return (so_far, None) };
+        let mut summary = fold.finish(&read.edges, end_ns, &gc, self.governor.times());
         if let Some(gc) = summary.gc.as_mut().filter(|_| self.counts.gvl_steps > 0) {
             gc.wait_ns = None;
         }
-        if let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) {
-            self.see(&process, Seen::GvlProcess(&summary));
+        (so_far, Some(summary))
+    }
+
+    /// For how long the GVL was watched, and for how long not.
+    fn count_watched(&mut self, now_ns: u64) {
+        if self.reader.is_some() {
+            (self.counts.gvl_watched_ns, self.counts.gvl_unwatched_ns) = self.governor.watched(now_ns);
         }
+    }
+}
+
+impl Pending {
+    fn report(self, pid: u32) -> Report {
+        let Self { ts_ns, image, wait } = self;
+        Report { pid, image, comm: wait.who.comm.clone(), ts_ns, what: What::Wait(Box::new(wait)) }
+    }
+}
+
+impl Report {
+    fn of(header: &Header, ts_ns: u64, what: What) -> Self {
+        Self { pid: header.tgid, image: header.image, comm: Arc::from(""), ts_ns, what }
     }
 }

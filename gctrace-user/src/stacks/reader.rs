@@ -46,24 +46,38 @@ const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// How long the thread rests when nobody takes what it has read.
 const FULL: Duration = Duration::from_millis(2);
 
-/// What a record became, in the order of the ring.
+/// A record of the ring, in its order.
 #[derive(Debug)]
-pub enum Taken {
+pub enum Record {
+    /// An event, which shares the ring with the stacks that belong to it.
+    Event(OwnedEvent),
     /// A stack.
-    Stack(Box<TakenStack>),
-    /// A thread is back on a CPU.
-    Back(OffCpuEvent),
-    /// A thread had to wait long for the GVL.
-    GvlWait(Box<GvlWaitEvent>),
-    /// A thread ended; what it did with the GVL.
-    GvlThread(Box<GvlThread>),
-    /// A thread held the GVL for long, or did without it.
-    GvlSpan(GvlState, Box<GvlSpanEvent>),
+    Stack(Box<NamedStack>),
 }
 
-/// A stack and what else its record says.
+/// An event, apart from the bytes of the ring.
 #[derive(Debug)]
-pub struct TakenStack {
+pub enum OwnedEvent {
+    /// A thread is back on a CPU.
+    OffCpu(OffCpuEvent),
+    /// Something that a thread did with the GVL.
+    Gvl(GvlRecord),
+}
+
+/// What threads do with the GVL.
+#[derive(Debug)]
+pub enum GvlRecord {
+    /// A thread had to wait long for it; its stack may follow.
+    Wait(Box<GvlWaitEvent>),
+    /// A thread ended; what it did with it.
+    Thread(Box<GvlThread>),
+    /// A thread held it for long, or did without it.
+    Span(GvlState, Box<GvlSpanEvent>),
+}
+
+/// A stack whose Ruby frames are named, and what else its record says.
+#[derive(Debug)]
+pub struct NamedStack {
     pub(super) header: Header,
     pub(super) cause: Cause,
     pub(super) gc: GcActivity,
@@ -120,7 +134,7 @@ impl Reader {
     }
 
     /// Reads what is in the ring now and hands over all that has been read so far.
-    pub(super) fn take(&self, counts: &mut UserCounts) -> Vec<Taken> {
+    pub(super) fn take(&self, counts: &mut UserCounts) -> Vec<Record> {
         let mut stage = lock(&self.stage);
         stage.drain();
         counts.add(&std::mem::take(&mut stage.naming.counts));
@@ -209,7 +223,7 @@ struct Naming {
     frames: Own,
     /// Native frames whose stack record has not come yet. It follows at once, unless it was lost.
     pending: VecDeque<Pending>,
-    taken: Vec<Taken>,
+    taken: Vec<Record>,
     counts: UserCounts,
 }
 
@@ -247,7 +261,7 @@ impl Naming {
             Ok(Event::Stack(record)) => {
                 self.counts.decoded_stacks += 1;
                 let taken = self.stack(&record);
-                self.taken.push(Taken::Stack(Box::new(taken)));
+                self.taken.push(Record::Stack(Box::new(taken)));
             }
             Ok(Event::Native(end, event, addresses)) => {
                 self.counts.decoded_natives += 1;
@@ -255,19 +269,19 @@ impl Naming {
             }
             Ok(Event::OffCpu(event)) => {
                 self.counts.decoded_off_cpu += 1;
-                self.taken.push(Taken::Back(event));
+                self.taken.push(Record::Event(OwnedEvent::OffCpu(event)));
             }
             Ok(Event::GvlWait(event)) => {
                 self.counts.decoded_gvl_waits += 1;
-                self.taken.push(Taken::GvlWait(Box::new(event)));
+                self.gvl(GvlRecord::Wait(Box::new(event)));
             }
             Ok(Event::GvlThread(event)) => {
                 self.counts.decoded_gvl_threads += 1;
-                self.taken.push(Taken::GvlThread(Box::new(*event)));
+                self.gvl(GvlRecord::Thread(Box::new(*event)));
             }
             Ok(Event::GvlSpan(state, event)) => {
                 self.counts.decoded_gvl_spans += 1;
-                self.taken.push(Taken::GvlSpan(state, Box::new(event)));
+                self.gvl(GvlRecord::Span(state, Box::new(event)));
             }
             Ok(_) => self.counts.undecodable += 1,
             Err(error) => {
@@ -275,6 +289,10 @@ impl Naming {
                 log::warn!("a stack record could not be decoded: {error}");
             }
         }
+    }
+
+    fn gvl(&mut self, record: GvlRecord) {
+        self.taken.push(Record::Event(OwnedEvent::Gvl(record)));
     }
 
     /// Keeps the native frames of the stack record that follows.
@@ -319,11 +337,11 @@ impl Naming {
         let record = StackRecord { cause, gc, event: &event, kernel: &[], ruby: &walked.frames };
         self.counts.sleeper_stacks += 1;
         let taken = self.stack(&record);
-        self.taken.push(Taken::Stack(Box::new(taken)));
+        self.taken.push(Record::Stack(Box::new(taken)));
     }
 
     /// Names the Ruby frames of a record.
-    fn stack(&mut self, record: &StackRecord<'_>) -> TakenStack {
+    fn stack(&mut self, record: &StackRecord<'_>) -> NamedStack {
         let event = record.event;
         let header = &event.header;
         let at = self
@@ -357,7 +375,7 @@ impl Naming {
         };
         let (cause, gc, comm, weight_ns) = (record.cause, record.gc, event.comm, event.weight_ns);
         let blocks = event.flags & StackEvent::BLOCKS != 0;
-        TakenStack { header: *header, cause, gc, comm, weight_ns, blocks, stack }
+        NamedStack { header: *header, cause, gc, comm, weight_ns, blocks, stack }
     }
 
     fn named(&mut self, event: &StackEvent, ruby: &[RubyFrame]) -> Vec<Arc<Frame>> {

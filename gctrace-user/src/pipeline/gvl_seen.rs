@@ -1,0 +1,94 @@
+//! Hands over what there is to report of the GVL.
+
+use super::{
+    Pipeline,
+    gvl::{Gvl, Report},
+};
+use crate::{
+    bpf::GvlRead,
+    model::{Process, seen::Seen},
+    stacks::GvlRecord,
+};
+
+impl Pipeline {
+    /// What is under way of the GVL.
+    pub fn gvl(&mut self) -> &mut Gvl {
+        &mut self.gvl
+    }
+
+    pub(super) fn gvl_record(&mut self, record: GvlRecord) {
+        let report = match record {
+            GvlRecord::Wait(event) => self.gvl.wait(&event),
+            GvlRecord::Thread(thread) => Some(self.gvl.thread(thread)),
+            GvlRecord::Span(state, event) => self.gvl.span(state, &event),
+        };
+        self.gvl_report(report);
+    }
+
+    pub(super) fn gvl_report(&mut self, reports: impl IntoIterator<Item = Report>) {
+        for report in reports {
+            self.trace_known(report.pid, report.image, &report.comm, report.ts_ns);
+            let process = self.process(report.pid);
+            if let Some((shown, process)) = self.gvl.shown(report, process.as_ref()).zip(process) {
+                self.see(&process, shown.seen());
+            }
+        }
+    }
+
+    /// Reports what threads have done so far.
+    pub fn gvl_so_far(&mut self) {
+        for (pid, so_far) in self.gvl.so_far() {
+            if let Some(process) = self.process(pid) {
+                self.see(&process, Seen::GvlSoFar(&so_far));
+            }
+        }
+    }
+
+    /// A process is gone or has become another program, before which it had been `execs` others.
+    pub(super) fn gvl_process(&mut self, pid: u32, execs: u32, end_ns: u64) {
+        let reports = self.gvl.gone(pid);
+        self.gvl_report(reports);
+        if let Some(read) = self.gvl.take_out(Some((pid, execs))) {
+            self.gvl_finish(pid, &read, end_ns);
+        }
+    }
+
+    /// Tracing ends.
+    pub(super) fn gvl_detach(&mut self, now_ns: u64) {
+        let reports = self.gvl.close();
+        self.gvl_report(reports);
+        for gap in self.gvl.gaps(now_ns) {
+            self.exporters.iter_mut().for_each(|exporter| exporter.gvl_gap(gap));
+        }
+        let Some(read) = self.gvl.take_out(None) else { return };
+        for pid in self.gvl.processes(&read) {
+            let of = GvlRead {
+                threads: read.threads.iter().filter(|thread| thread.header.tgid == pid).copied().collect(),
+                edges: read.edges.iter().filter(|(key, _)| key.tgid == pid).copied().collect(),
+                tasks: read.tasks.clone(),
+            };
+            self.gvl_finish(pid, &of, now_ns);
+        }
+    }
+
+    fn gvl_finish(&mut self, pid: u32, read: &GvlRead, end_ns: u64) {
+        for thread in &read.threads {
+            let coverage =
+                self.traced.get(&pid).and_then(|traced| traced.process.image.gvl).unwrap_or_default();
+            let report = self.gvl.last_of(thread, read, coverage, end_ns);
+            self.gvl_report([report]);
+        }
+        let (so_far, summary) = self.gvl.finish(pid, read, end_ns);
+        let Some(process) = self.process(pid) else { return };
+        if let Some(so_far) = so_far {
+            self.see(&process, Seen::GvlSoFar(&so_far));
+        }
+        if let Some(summary) = summary {
+            self.see(&process, Seen::GvlProcess(&summary));
+        }
+    }
+
+    fn process(&self, pid: u32) -> Option<Process> {
+        self.traced.get(&pid).map(|traced| traced.process.clone())
+    }
+}

@@ -15,6 +15,7 @@ use crate::{
     bpf::{self, LoadError, LoadOptions, Loaded, Select},
     cache::Cache,
     cli::{Format, Reports, Settings, UsageError},
+    clock::{WallClock, monotonic_ns},
     command::{self, Program},
     console::{self, say},
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
@@ -22,12 +23,7 @@ use crate::{
         self, ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus,
         push, sink::Sink, stack_log::StackLog, summary::Summary, text::Text, tunemygc::TuneMyGc,
     },
-    host::{
-        clock::{WallClock, monotonic_ns},
-        names::Names,
-        proc::is_running,
-        proc_root,
-    },
+    host::{names::Names, proc::is_running, proc_root},
     images::Images,
     ledger::Ledger,
     model::MemorySource,
@@ -323,7 +319,7 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));
     }
-    exporters.extend(push::exporters(&settings.push, clock, say)?);
+    exporters.extend(push::exporters(&settings.push, clock, proc_root::own_pid(), say)?);
     // Last of all: the files are complete before anybody waits for a collector.
     if let Some(target) = &settings.tunemygc_target {
         exporters.push(Box::new(TuneMyGc::sending(target, settings.tunemygc_dialect, clock, say)?));

@@ -6,6 +6,10 @@
 
 /// What is known of CRuby and of ELF files, by its short names.
 pub(crate) use gctrace_cruby::{address, elf, ruby};
+/// What is made of what was seen, by its short names.
+pub use gctrace_report::{
+    aggregate, clock, console, export, ledger, model, private_dir, terminal, tls, words,
+};
 
 // What tests share with those of the crate of CRuby knowledge.
 #[cfg(test)]
@@ -16,30 +20,21 @@ mod damaged;
 #[allow(dead_code, reason = "each of the two crates uses a part of it")]
 mod debian;
 
-pub mod aggregate;
 pub mod app;
 pub mod bpf;
 pub mod cache;
 pub mod cli;
 pub mod command;
-pub mod console;
 pub mod debuginfo;
 pub mod decode;
 pub mod discover;
 pub mod doctor;
-pub mod export;
 pub mod heap;
 pub mod host;
 pub mod images;
-pub mod ledger;
-pub mod model;
 pub mod native;
 pub mod pipeline;
 pub mod preflight;
-mod private_dir;
 pub mod signals;
 pub mod stacks;
 pub mod sudo;
-pub mod terminal;
-mod tls;
-pub mod words;

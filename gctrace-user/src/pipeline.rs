@@ -12,10 +12,10 @@ use gctrace_common::event::{Kind, LifeEvent};
 use crate::{
     aggregate::gc_cycle::{CycleFold, Folded},
     bpf::{AwayMap, GvlReader, Rings},
+    clock::monotonic_ns,
     decode::{self, Event},
     export::{ExportError, Exporter, program},
     host::{
-        clock::monotonic_ns,
         names::Names,
         proc::{self, MemoryReader},
     },

@@ -19,9 +19,11 @@ pub use self::reader::{GvlRecord, NamedStack, OwnedEvent, Reader, Record, Sleepe
 use self::{own::Own, reader::Unmixed};
 use crate::{
     aggregate::mix::{Mixed, mix},
-    decode,
     ledger::UserCounts,
-    model::stack::{Stack, StackSample, ThreadState},
+    model::{
+        self,
+        stack::{Stack, StackSample, ThreadState},
+    },
     native::{KernelNamer, NativeNamer},
     ruby::threads::Walked,
 };
@@ -364,7 +366,7 @@ impl Stacks {
 
     fn comm(&mut self, pid: u32, comm: &[u8; 16]) -> Arc<str> {
         let comms = self.comms.entry(pid).or_default();
-        comms.entry(*comm).or_insert_with(|| decode::comm(comm).into()).clone()
+        comms.entry(*comm).or_insert_with(|| model::comm(comm).into()).clone()
     }
 }
 

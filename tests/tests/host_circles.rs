@@ -22,6 +22,7 @@ fn folders_import_in_one_direction() {
         "crates/cruby",
         "gctrace-user",
         "crates/tunemygc",
+        "crates/report",
         "crates/collector",
         "xtask",
     ] {

@@ -157,12 +157,6 @@ fn bounded(count: u32, most: usize) -> Result<usize, DecodeError> {
     if number > most { Err(DecodeError::Frames(count)) } else { Ok(number) }
 }
 
-/// A NUL-padded `comm` as text.
-pub fn comm(bytes: &[u8; 16]) -> String {
-    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
-    String::from_utf8_lossy(&bytes[..end]).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

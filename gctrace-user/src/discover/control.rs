@@ -36,9 +36,10 @@ use super::{
 use crate::{
     bpf::{GvlOptions, MappingWatch, Probes, Scope},
     cache::Cache,
+    clock::monotonic_ns,
     command::Program,
     elf::LoadSegment,
-    host::{clock::monotonic_ns, names::Names, proc::is_running, proc_root},
+    host::{names::Names, proc::is_running, proc_root},
     images::Images,
     native::Tables,
     ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},

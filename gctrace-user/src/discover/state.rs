@@ -3,7 +3,8 @@
 use std::{cell::Cell, fs::File, io, os::unix::fs::FileExt as _, time::Duration};
 
 use crate::{
-    host::{clock::monotonic_ns, proc_root},
+    clock::monotonic_ns,
+    host::proc_root,
     ruby::{Modular, plan::AttachPlan, prove},
 };
 

@@ -1,7 +1,6 @@
 //! What the kernel's records do not carry: wall time, memory, who the process is.
 
 pub mod called;
-pub mod clock;
 pub mod container;
 pub mod identity;
 pub mod mappings;

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 use gctrace_tunemygc::printable::printable;
 
 use super::proc_root;
-use crate::model::{Container, Origin};
+use crate::{
+    model::{Container, Origin},
+    words::percent_decoded,
+};
 
 /// Names and values longer than this are cut: they become labels.
 const MAX_TEXT: usize = 200;
@@ -62,25 +65,9 @@ fn environment(environ: &[u8]) -> BTreeMap<String, String> {
 fn listed(list: &str) -> Vec<(String, String)> {
     let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
     pairs
-        .map(|(key, value)| (clean(key.trim()), clean(&decoded(value.trim()))))
+        .map(|(key, value)| (clean(key.trim()), clean(&percent_decoded(value.trim()))))
         .filter(|(key, value)| !key.is_empty() && !value.is_empty())
         .collect()
-}
-
-/// A value without its percent-encoding.
-pub(crate) fn decoded(value: &str) -> String {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let byte = (*first == b'%')
-            .then(|| {
-                std::str::from_utf8(tail.get(..2)?).ok().and_then(|hex| u8::from_str_radix(hex, 16).ok())
-            })
-            .flatten();
-        bytes.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { &tail[2..] } else { tail };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The service that a systemd unit is, without `.service`.

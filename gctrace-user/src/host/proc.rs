@@ -11,11 +11,11 @@ use std::{
 use gctrace_common::memory::{MM_ANON, MM_FILE, MM_SHMEM, MM_SWAP, MemoryPages};
 use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
 
-use super::{
+use super::{origin, proc_root};
+use crate::{
     clock::{boottime_ns, monotonic_ns},
-    origin, proc_root,
+    model::{Container, Image, Memory, MemorySource, Process, Shares},
 };
-use crate::model::{Container, Image, Memory, MemorySource, Process, Shares};
 
 /// Value shown instead of a secret.
 const REDACTED: &str = "[redacted]";

@@ -14,8 +14,8 @@ use super::arena::{Arena, Run};
 use super::code::{Book, CodeImage, CodeMap, Mapped, Source};
 use super::{NativeNamer, layout};
 use crate::bpf::{ExecMapping, UnwindMaps};
+use crate::clock::monotonic_ns;
 use crate::elf::{ElfError, ImageHead, LoadSegment, UnwindTable};
-use crate::host::clock::monotonic_ns;
 use crate::host::proc_root;
 use crate::host::{
     identity::ImageKey,

@@ -17,8 +17,8 @@ use gctrace_common::{
 use super::{Pipeline, Traced};
 use crate::{
     bpf::AwayMap,
+    clock::monotonic_ns,
     host::{
-        clock::monotonic_ns,
         mem::ProcessMemory,
         tasks::{self, Task},
     },

@@ -4,10 +4,10 @@ use gctrace_common::event::{PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent}
 
 use super::Pipeline;
 use crate::{
-    decode::{self, Event},
+    decode::Event,
     host::proc,
     images::Reading,
-    model::{GcState, GcWork, Memory, seen::Seen},
+    model::{self, GcState, GcWork, Memory, seen::Seen},
     ruby::{
         layout::{BoundKey, ObjspaceLayout},
         prove,
@@ -53,7 +53,7 @@ impl Pipeline {
             self.counts.refused_records += 1;
             return;
         };
-        let comm = decode::comm(&event.comm);
+        let comm = model::comm(&event.comm);
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
             self.trace(pid, &comm, &known, None, header.ts_ns);
         }
@@ -95,7 +95,7 @@ impl Pipeline {
             return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
         }
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
-            self.trace(pid, &decode::comm(&event.comm), known, None, header.ts_ns);
+            self.trace(pid, &model::comm(&event.comm), known, None, header.ts_ns);
         }
         let Some(traced) = self.traced.get_mut(&pid) else { return };
         // Its first events may be older than the moment at which it is known what it runs.
@@ -138,7 +138,7 @@ impl Pipeline {
                 self.counts.cycles_started += 1;
                 let told = traced.beginning.reported(count, traced.lost > 0);
                 let before = traced.fold.counts().cut_short;
-                let folded = traced.fold.start(decode::comm(&event.comm), count, state);
+                let folded = traced.fold.start(model::comm(&event.comm), count, state);
                 if let Some(stack) = self.stacks.take_trigger(pid, header.ts_ns)
                     && let Some(trigger) = traced.fold.trigger(header.ts_ns)
                 {

@@ -20,8 +20,8 @@ use crate::{
         gvl_so_far::GvlLook,
     },
     bpf::{GvlRead, GvlReader},
+    clock::monotonic_ns,
     console::say,
-    host::clock::monotonic_ns,
     ledger::UserCounts,
     model::{
         Process,

@@ -1,0 +1,314 @@
+//! Threads and edges of the GVL → sums of a process. Pure; bounded whatever a program does.
+
+use std::{collections::HashMap, sync::Arc};
+
+use gctrace_common::gvl::{GvlEdge, GvlEdgeKey, GvlState, GvlThread, MAX_GVL_EDGES, bucket};
+
+use super::gvl_budget::OpenTimes;
+use crate::model;
+use crate::model::gvl::{
+    GvlBlocked, GvlCoverage, GvlDoing, GvlGc, GvlProcessSummary, GvlSplit, GvlSums, GvlTaskTimes,
+    GvlThreadSummary, GvlTimes, GvlWho, Histogram,
+};
+
+/// Ended threads of a process whose names are remembered for the edges: as many as there can be edges.
+const MAX_NAMES: usize = MAX_GVL_EDGES as usize;
+
+/// Pauses and waits that are remembered of a process.
+const MAX_MOMENTS: usize = 1 << 16;
+
+/// GC pauses of a process, and its waits that were told one by one: begin and end, nanoseconds.
+#[derive(Debug, Default)]
+pub struct GcAndWaits {
+    pauses: Vec<(u64, u64)>,
+    waits: Vec<(u64, u64)>,
+    overflown: bool,
+}
+
+impl GcAndWaits {
+    /// A pause.
+    pub fn pause(&mut self, begin_ns: u64, ns: u64) {
+        Self::push(&mut self.pauses, &mut self.overflown, begin_ns, ns);
+    }
+
+    /// A wait.
+    pub fn wait(&mut self, begin_ns: u64, ns: u64) {
+        Self::push(&mut self.waits, &mut self.overflown, begin_ns, ns);
+    }
+
+    fn push(list: &mut Vec<(u64, u64)>, overflown: &mut bool, begin_ns: u64, ns: u64) {
+        if list.len() < MAX_MOMENTS {
+            list.push((begin_ns, begin_ns + ns));
+        } else {
+            *overflown = true;
+        }
+    }
+
+    /// Sums from then on; `None`: there were too many to remember.
+    fn sum(&self, first_ns: u64, times: &OpenTimes) -> Option<GvlGc> {
+        if self.overflown {
+            return None;
+        }
+        let mut pauses = self.pauses.clone();
+        pauses.retain(|(begin, _)| *begin >= first_ns);
+        pauses.sort_unstable();
+        let pause_ns = pauses.iter().map(|&(from, to)| to - from - times.closed_within(from, to)).sum();
+        let overlap = |&(from, to): &(u64, u64)| {
+            // Pauses of a process do not overlap, so their ends are in order, too.
+            let first = pauses.partition_point(|pause| pause.1 <= from);
+            let inside = pauses[first..].iter().take_while(|pause| pause.0 < to);
+            inside.map(|pause| pause.1.min(to) - pause.0.max(from)).sum::<u64>()
+        };
+        Some(GvlGc { pause_ns, wait_ns: Some(self.waits.iter().map(overlap).sum()) })
+    }
+}
+
+/// What is known of a process so far.
+#[derive(Debug)]
+pub struct GvlFold {
+    coverage: GvlCoverage,
+    first_ns: Option<u64>,
+    threads: u64,
+    sums: GvlSums,
+    names: HashMap<u64, GvlWho>,
+}
+
+impl GvlFold {
+    /// Nothing yet.
+    pub fn new(coverage: GvlCoverage) -> Self {
+        Self { coverage, first_ns: None, threads: 0, sums: GvlSums::default(), names: HashMap::new() }
+    }
+
+    /// A thread that has ended, or is looked at for the last time.
+    /// `times`: when the probes were watching.
+    pub fn thread(
+        &mut self,
+        thread: &GvlThread,
+        end_ns: u64,
+        ended: bool,
+        times: &OpenTimes,
+    ) -> GvlThreadSummary {
+        let summary = summary(thread, self.coverage, end_ns, ended, times);
+        self.first_ns = Some(self.first_ns.map_or(summary.begin_ns, |first| first.min(summary.begin_ns)));
+        self.threads += 1;
+        self.sums.add(&summary.sums);
+        if self.names.len() < MAX_NAMES {
+            self.names.insert(thread.id, summary.who.clone());
+        }
+        summary
+    }
+
+    /// The process is gone, or tracing ends.
+    pub fn finish(
+        self,
+        edges: &[(GvlEdgeKey, GvlEdge)],
+        end_ns: u64,
+        gc: &GcAndWaits,
+        times: &OpenTimes,
+    ) -> GvlProcessSummary {
+        let who = |id: &u64| self.names.get(id).cloned();
+        let blocked = edges.iter().map(|(key, edge)| GvlBlocked {
+            waiter: who(&key.waiter),
+            holder: who(&key.holder),
+            times: GvlTimes { count: edge.holds, ns: edge.wait_ns, max_ns: edge.wait_max_ns },
+        });
+        let mut blocked: Vec<_> = blocked.collect();
+        blocked.sort_by(|a, b| b.times.ns.cmp(&a.times.ns).then_with(|| a.waiter.cmp(&b.waiter)));
+        GvlProcessSummary {
+            coverage: self.coverage,
+            threads: self.threads,
+            span_ns: self.first_ns.map_or(0, |first| end_ns.saturating_sub(first)),
+            end_ns,
+            sums: self.sums,
+            gc: self.first_ns.and_then(|first| gc.sum(first, times)),
+            blocked,
+        }
+    }
+}
+
+/// A thread by what the kernel side noted of it.
+pub fn who(tid: u32, comm: &[u8; 16]) -> GvlWho {
+    GvlWho { tid, comm: Arc::from(model::comm(comm)) }
+}
+
+/// What a state is for exporters; `None`: nothing that is known.
+pub fn doing(state: GvlState) -> Option<GvlDoing> {
+    match state {
+        GvlState::Unknown => None,
+        GvlState::Ready => Some(GvlDoing::Waiting),
+        GvlState::Running => Some(GvlDoing::Holding),
+        GvlState::Away => Some(GvlDoing::Away),
+    }
+}
+
+/// What the scheduler did with a thread. What it did before anything was seen of it belongs nowhere.
+fn split(thread: &GvlThread) -> GvlSplit {
+    let row = |state: GvlState| {
+        let [cpu_ns, runnable_ns, blocked_ns] = thread.split[state as usize];
+        GvlTaskTimes { cpu_ns, runnable_ns, blocked_ns }
+    };
+    GvlSplit { waiting: row(GvlState::Ready), holding: row(GvlState::Running), away: row(GvlState::Away) }
+}
+
+fn summary(
+    known: &GvlThread,
+    coverage: GvlCoverage,
+    end_ns: u64,
+    ended: bool,
+    times: &OpenTimes,
+) -> GvlThreadSummary {
+    let mut thread = *known;
+    if thread.state == GvlState::Ready as u32 && thread.left_ns != 0 {
+        // It has left its futex and not come back: it has got the GVL.
+        let ns = thread.left_ns.saturating_sub(thread.since_ns);
+        let _paired = thread.waited(thread.left_ns);
+        thread.buckets[bucket(ns)] += 1;
+    }
+    let state = GvlState::from_raw(thread.state);
+    // When the probes stopped, if it was not seen again since: what it did then is not known, nor whether it ended.
+    let stopped_ns = times.end_of(thread.epoch).filter(|&stopped| stopped < end_ns);
+    let maybe_ended = !coverage.ends && state == Some(GvlState::Away) && stopped_ns.is_none();
+    let end_ns = if maybe_ended { thread.since_ns } else { end_ns.max(thread.since_ns) };
+    let open_ns = stopped_ns.unwrap_or(end_ns).saturating_sub(thread.since_ns);
+    let so_far = |count, ns, max_ns, within| GvlTimes {
+        count,
+        ns: if state == Some(within) { ns + open_ns } else { ns },
+        max_ns,
+    };
+    let hold = so_far(thread.holds, thread.hold_ns, thread.hold_max_ns, GvlState::Running);
+    // The longest time away is not kept: it says nothing about the GVL.
+    let away = so_far(thread.aways, thread.away_ns, 0, GvlState::Away);
+    let mut waits = Histogram::default();
+    waits.add(thread.buckets.iter().map(|&count| count.into()));
+    GvlThreadSummary {
+        coverage,
+        who: who(thread.header.tid, &thread.comm),
+        id: thread.id,
+        last: state
+            .filter(|_| stopped_ns.is_none())
+            .and_then(doing)
+            .map(|doing| (doing, thread.since_ns))
+            .filter(|(doing, _)| coverage.holds || *doing == GvlDoing::Waiting),
+        thread: (thread.thread != 0).then_some(thread.thread),
+        begin_ns: thread.born_ns,
+        end_ns,
+        ended,
+        sums: GvlSums {
+            wall_ns: end_ns.saturating_sub(thread.born_ns),
+            watched_ns: end_ns.saturating_sub(thread.born_ns) - times.closed_within(thread.born_ns, end_ns),
+            wait: so_far(thread.waits, thread.wait_ns, thread.wait_max_ns, GvlState::Ready),
+            split: Some(split(&thread)).filter(|split| coverage.holds && *split != GvlSplit::default()),
+            hold: coverage.holds.then_some(hold),
+            away: coverage.holds.then_some(away),
+            waits,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thread(id: u64, comm: &[u8]) -> GvlThread {
+        let mut thread = GvlThread::blank();
+        thread.id = id;
+        thread.header.tid = id as u32;
+        thread.comm[..comm.len()].copy_from_slice(comm);
+        (thread.born_ns, thread.since_ns) = (1000, 1000);
+        thread
+    }
+
+    /// What a thread did adds up to its life, what it is doing when it is looked at included, and threads add up to the
+    /// process.
+    #[test]
+    fn sums() {
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        one.suspended(1900);
+        one.ready(2000);
+        let mut two = thread(2, b"two");
+        two.ready(1100);
+        two.resumed(1200);
+        let mut fold = GvlFold::new(GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() });
+        let first = fold.thread(&one, 2500, false, &OpenTimes::default());
+        assert_eq!(first.sums.wait, GvlTimes { count: 1, ns: 800, max_ns: 300 });
+        assert_eq!(first.sums.hold, Some(GvlTimes { count: 1, ns: 600, max_ns: 600 }));
+        assert_eq!(first.sums.away.unwrap().ns, 100);
+        assert_eq!(first.sums.wall_ns, 1500);
+        let second = fold.thread(&two, 2500, true, &OpenTimes::default());
+        assert_eq!((second.sums.hold.unwrap().ns, second.sums.hold.unwrap().count), (1300, 0));
+        let key = |waiter, holder| GvlEdgeKey { waiter, holder, tgid: 9, execs: 0 };
+        let edge = |wait_ns| GvlEdge { holds: 1, wait_ns, wait_max_ns: wait_ns };
+        // One pause before anything was seen; one that two waits share partly, one that nobody waits in.
+        let mut gc = GcAndWaits::default();
+        gc.pause(500, 100);
+        gc.pause(1200, 100);
+        gc.pause(2000, 50);
+        gc.wait(1100, 150);
+        gc.wait(1280, 20);
+        let all =
+            fold.finish(&[(key(2, 7), edge(5)), (key(1, 2), edge(300))], 2500, &gc, &OpenTimes::default());
+        assert_eq!(all.gc, Some(GvlGc { pause_ns: 150, wait_ns: Some(70) }));
+        assert_eq!((all.threads, all.span_ns, all.sums.wait.ns), (2, 1500, 900));
+        let names: Vec<_> = all
+            .blocked
+            .iter()
+            .map(|b| (b.waiter.as_ref().map(|w| &*w.comm), b.holder.as_ref().map(|h| &*h.comm)))
+            .collect();
+        assert_eq!(names, [(Some("one"), Some("two")), (Some("two"), None)]);
+    }
+
+    /// What a thread did after the probes were stopped is not told, and counts as time that was not watched.
+    #[test]
+    fn stopped() {
+        let mut times = OpenTimes::default();
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        times.close(1500);
+        let coverage = GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() };
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((told.sums.wall_ns, told.sums.watched_ns, told.last), (1000, 500, None));
+        assert_eq!((told.sums.wait.ns, told.sums.hold.unwrap().ns), (300, 200));
+        times.open(1800);
+        one.interrupted(1500, 1900, times.epoch());
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((told.sums.wall_ns, told.sums.watched_ns), (1000, 700));
+        assert_eq!(
+            (told.sums.wait.ns, told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns),
+            (300, 200, 0)
+        );
+        // It gives up what it was not seen to get.
+        one.suspended(1950);
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns), (200, 50));
+    }
+
+    /// Where ends are not seen, a thread that does without the GVL may be none any more.
+    #[test]
+    fn without_ends() {
+        let coverage = GvlCoverage { holds: true, ..GvlCoverage::default() };
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &OpenTimes::default());
+        assert_eq!((told.end_ns, told.sums.wall_ns, told.sums.hold.unwrap().ns), (2000, 1000, 700));
+        one.suspended(1400);
+        let told = GvlFold::new(coverage).thread(&one, 2000, false, &OpenTimes::default());
+        assert_eq!((told.end_ns, told.sums.wall_ns, told.sums.away.unwrap().ns), (1400, 400, 0));
+    }
+
+    /// Where yields are not seen, nothing is said about holds.
+    #[test]
+    fn waits_only() {
+        let mut one = thread(1, b"one");
+        one.ready(1000);
+        one.resumed(1300);
+        let mut fold = GvlFold::new(GvlCoverage { ends: true, ..GvlCoverage::default() });
+        let told = fold.thread(&one, 2000, true, &OpenTimes::default());
+        assert_eq!((told.sums.wait.ns, told.sums.hold, told.sums.away), (300, None, None));
+        let all = fold.finish(&[], 2000, &GcAndWaits::default(), &OpenTimes::default());
+        assert_eq!(all.sums.hold, None);
+    }
+}

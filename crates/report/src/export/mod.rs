@@ -1,0 +1,140 @@
+//! Exporters: one file per format. They see domain types only. Wire types are private to their file.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    ledger::{Ledger, UserCounts},
+    model::{Process, gvl::GvlGap, seen::Seen},
+};
+
+pub mod environment;
+mod figures;
+mod file;
+pub mod jsonl;
+mod jsonl_gc;
+mod jsonl_summary;
+mod otlp;
+mod place;
+pub mod profile;
+pub mod prometheus;
+pub mod push;
+mod pyroscope;
+pub mod sink;
+pub mod stack_log;
+pub mod summary;
+pub mod text;
+mod text_gvl;
+mod text_interval;
+pub mod tunemygc;
+pub mod upload;
+mod windows;
+
+pub use file::{belong_to, published};
+pub use place::program;
+
+/// Version that outputs name as their producer.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Why something could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// Writing to standard output failed.
+    #[error("writing to standard output: {0}")]
+    Stdout(#[source] io::Error),
+    /// An output cannot be written, found out before tracing began.
+    #[error("{path} cannot be written: {source}; {}", remedy(path, source))]
+    Unwritable {
+        /// The file or directory.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// An address cannot be listened on.
+    #[error(
+        "listening on {address}: {source}; is another gctrace running? (--prometheus names another address)"
+    )]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Headers for a server cannot be understood.
+    #[error("{variable}: {why}; it wants Name=value,Name=value")]
+    Headers {
+        /// The environment variable that has them.
+        variable: &'static str,
+        /// The reason.
+        why: String,
+    },
+    /// A thread cannot be started.
+    #[error("starting a thread that sends: {0}")]
+    Thread(#[source] io::Error),
+    /// Writing a file failed.
+    #[error("writing {path}: {source}; this file was not written")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What to do about an output that cannot be written.
+fn remedy(path: &Path, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "make its directory, or name another place",
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "name a directory",
+        _ if path.is_dir() => "name a file in it",
+        _ => "name another place",
+    }
+}
+
+impl ExportError {
+    /// Whether the reader of standard output has gone away, which is how pipelines end.
+    pub fn is_broken_pipe(&self) -> bool {
+        matches!(self, Self::Stdout(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+/// A destination of what was seen. What is seen comes by [`see`](Self::see); the rest is the life of an output, of which each does
+/// what concerns it.
+pub trait Exporter {
+    /// Something was seen of a process. An output that does not show it leaves it alone.
+    fn see(&mut self, _process: &Process, _seen: Seen<'_>) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// A process (or an image) is not traced.
+    fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// Everything that was asked for is being traced from this time on (`CLOCK_MONOTONIC` nanoseconds). Some of it may have been
+    /// before.
+    fn began(&mut self, _ts_ns: u64) {}
+    /// Nothing is traced any more since this time.
+    fn closed(&mut self, _ts_ns: u64) {}
+    /// Single waits for the GVL were not reported for some time. Comes when tracing ends.
+    fn gvl_gap(&mut self, _gap: GvlGap) {}
+    /// What has been counted so far, about once a second.
+    fn account(&mut self, _ledger: &Ledger) {}
+    /// Adds what it counts itself.
+    fn add_counts(&self, _counts: &mut UserCounts) {}
+    /// The run ended.
+    fn finish(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// Every output is finished and nothing is being sent any more: the last account, in which no upload waits.
+    fn settled(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
+        Ok(())
+    }
+    /// Hand out what is buffered.
+    fn flush(&mut self) -> Result<(), ExportError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,227 @@
+//! Metrics: one resource per service, one for gctrace itself. Sums and histograms are cumulative.
+
+use std::sync::Arc;
+
+use opentelemetry_proto::tonic::{
+    collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse},
+    common::v1::KeyValue,
+    metrics::v1::{
+        AggregationTemporality, Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint,
+        ResourceMetrics, ScopeMetrics, Sum, metric::Data, number_data_point,
+    },
+};
+use prost::Message as _;
+
+use super::{SCHEMA_URL, resource, scope, text};
+use crate::{
+    aggregate::services::{Gauges, Service, Services, Times},
+    clock::WallClock,
+    export::{
+        VERSION,
+        figures::{self, Figure, Kind, Value},
+        upload::{Payload, Protocol, Reason},
+    },
+    ledger::Ledger,
+    model::Origin,
+};
+
+const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
+
+struct Told {
+    services: Vec<(Service, Gauges)>,
+    ledger: Ledger,
+    clock: WallClock,
+    own_pid: u32,
+    began_ns: u64,
+    now_ns: u64,
+}
+
+/// Metrics of some of the services of a moment; those of gctrace itself count as one more, the last.
+pub(super) struct Metrics {
+    told: Arc<Told>,
+    from: usize,
+    to: usize,
+}
+
+impl Metrics {
+    /// Of all services.
+    pub(super) fn new(
+        services: &Services,
+        ledger: Ledger,
+        clock: WallClock,
+        own_pid: u32,
+        began_ns: u64,
+        now_ns: u64,
+    ) -> Self {
+        let services: Vec<_> =
+            services.iter().map(|(_, service, gauges)| (service.clone(), gauges)).collect();
+        let to = services.len() + 1;
+        Self { told: Arc::new(Told { services, ledger, clock, own_pid, began_ns, now_ns }), from: 0, to }
+    }
+}
+
+impl Payload for Metrics {
+    fn path(&self, protocol: Protocol) -> &'static str {
+        match protocol {
+            Protocol::Http => "/v1/metrics",
+            Protocol::Grpc => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+        }
+    }
+
+    fn content_type(&self) -> &'static str {
+        "application/x-protobuf"
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let told = &self.told;
+        let resource_metrics = (self.from..self.to)
+            .map(|at| match told.services.get(at) {
+                Some((service, gauges)) => told.service(service, gauges),
+                None => told.own(),
+            })
+            .collect();
+        ExportMetricsServiceRequest { resource_metrics }.encode_to_vec()
+    }
+
+    fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
+        let middle = self.from.midpoint(self.to);
+        let part = |from, to| Box::new(Self { told: Arc::clone(&self.told), from, to }) as Box<dyn Payload>;
+        (middle > self.from).then(|| [part(self.from, middle), part(middle, self.to)])
+    }
+
+    fn rejected(&self, answer: &[u8]) -> Option<Reason> {
+        let part = ExportMetricsServiceResponse::decode(answer).ok()?.partial_success?;
+        (part.rejected_data_points > 0).then(|| {
+            Reason::quoting("points", &format!("{}: {}", part.rejected_data_points, part.error_message))
+        })
+    }
+}
+
+impl Told {
+    fn times(&self, since_ns: u64) -> (u64, u64) {
+        let epoch = |ns| u64::try_from(self.clock.epoch_nanos(ns)).unwrap_or_default();
+        (epoch(since_ns), epoch(self.now_ns))
+    }
+
+    fn service(&self, service: &Service, gauges: &Gauges) -> ResourceMetrics {
+        let resource = resource(&service.origin, service.hostname.as_deref(), service.image.as_deref(), None);
+        let times = self.times(service.since_ns);
+        let figures = figures::of(service, gauges).into_iter().filter(|figure| !figure.points.is_empty());
+        ResourceMetrics {
+            resource: Some(resource),
+            scope_metrics: vec![ScopeMetrics {
+                scope: Some(scope()),
+                metrics: figures.map(|figure| metric(&figure, times)).collect(),
+                schema_url: SCHEMA_URL.to_owned(),
+            }],
+            schema_url: SCHEMA_URL.to_owned(),
+        }
+    }
+
+    /// What gctrace counts of itself.
+    fn own(&self) -> ResourceMetrics {
+        let origin = Origin {
+            service: "gctrace".to_owned(),
+            attributes: vec![("service.version".to_owned(), VERSION.to_owned())],
+            ..Origin::default()
+        };
+        let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let times = self.times(self.began_ns);
+        let counters = |name: &str, description: &str, counters: &[(&'static str, u64)]| {
+            let points = counters.iter().map(|(counter, value)| {
+                number(vec![text("counter", *counter)], number_data_point::Value::AsInt(*value as i64), times)
+            });
+            let data_points = points.collect();
+            Metric {
+                name: name.to_owned(),
+                description: description.to_owned(),
+                unit: "{event}".to_owned(),
+                data: Some(Data::Sum(Sum {
+                    data_points,
+                    aggregation_temporality: CUMULATIVE,
+                    is_monotonic: true,
+                })),
+                ..Metric::default()
+            }
+        };
+        let mut user = self.ledger.user_counters();
+        user.retain(|(name, _)| !name.ends_with("_waiting"));
+        ResourceMetrics {
+            resource: Some(resource(&origin, Some(&hostname), None, Some(self.own_pid))),
+            scope_metrics: vec![ScopeMetrics {
+                scope: Some(scope()),
+                metrics: vec![
+                    counters("gctrace.events.lost", "Records that were lost", &[("all", self.ledger.lost())]),
+                    counters(
+                        "gctrace.kernel.events",
+                        "What the kernel side counts",
+                        &self.ledger.kernel_counters(),
+                    ),
+                    counters("gctrace.user.events", "What user space counts", &user),
+                ],
+                schema_url: SCHEMA_URL.to_owned(),
+            }],
+            schema_url: SCHEMA_URL.to_owned(),
+        }
+    }
+}
+
+fn metric(figure: &Figure, times: (u64, u64)) -> Metric {
+    let labels = |labels: &[(&'static str, &'static str)]| -> Vec<KeyValue> {
+        labels.iter().map(|(key, value)| text(&format!("cruby.gc.{key}"), *value)).collect()
+    };
+    let numbers = || {
+        let values = figure.points.iter().map(|point| {
+            let value = match &point.value {
+                Value::Number(number) => number_data_point::Value::AsInt(*number as i64),
+                Value::Time(ns) => number_data_point::Value::AsDouble(seconds(*ns)),
+                Value::Times(times) => number_data_point::Value::AsDouble(seconds(times.ns)),
+            };
+            number(labels(&point.labels), value, times)
+        });
+        values.collect()
+    };
+    let data = match figure.kind {
+        Kind::Counter => {
+            Data::Sum(Sum { data_points: numbers(), aggregation_temporality: CUMULATIVE, is_monotonic: true })
+        }
+        Kind::Gauge => Data::Gauge(Gauge { data_points: numbers() }),
+        Kind::Histogram => {
+            let points = figure.points.iter().filter_map(|point| match &point.value {
+                Value::Times(lengths) => Some(histogram(labels(&point.labels), lengths, times)),
+                Value::Number(_) | Value::Time(_) => None,
+            });
+            Data::Histogram(Histogram { data_points: points.collect(), aggregation_temporality: CUMULATIVE })
+        }
+    };
+    Metric {
+        name: figure.otlp.to_owned(),
+        description: figure.help.to_owned(),
+        unit: figure.unit.to_owned(),
+        data: Some(data),
+        ..Metric::default()
+    }
+}
+
+fn number(attributes: Vec<KeyValue>, value: number_data_point::Value, times: (u64, u64)) -> NumberDataPoint {
+    let (start_time_unix_nano, time_unix_nano) = times;
+    let value = Some(value);
+    NumberDataPoint { attributes, start_time_unix_nano, time_unix_nano, value, ..NumberDataPoint::default() }
+}
+
+fn histogram(attributes: Vec<KeyValue>, lengths: &Times, times: (u64, u64)) -> HistogramDataPoint {
+    HistogramDataPoint {
+        attributes,
+        start_time_unix_nano: times.0,
+        time_unix_nano: times.1,
+        count: lengths.count(),
+        sum: Some(seconds(lengths.ns)),
+        bucket_counts: lengths.buckets.clone(),
+        explicit_bounds: lengths.bounds.iter().map(|ns| seconds(*ns)).collect(),
+        ..HistogramDataPoint::default()
+    }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}

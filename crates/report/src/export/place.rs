@@ -1,0 +1,123 @@
+//! Places in code and names of processes, in few characters.
+
+use std::sync::Arc;
+
+use super::text::clip;
+use crate::model::{
+    Process,
+    source::{Source, app_frame, last_two, ruby_frame},
+    stack::Frame,
+};
+
+/// Characters of a method's name that are shown.
+const NAME: usize = 60;
+/// Characters of a file's name that are shown.
+const FILE: usize = 60;
+
+/// The file as it tells files apart: `models/order.rb:12`, `gem sinatra-3.0.5 base.rb:1874`.
+fn file_and_line(frame: &Frame) -> Option<String> {
+    let file = frame.file.as_deref()?;
+    let name = file.rsplit('/').next().unwrap_or(file);
+    Some(match Source::of(file) {
+        Source::Gem(gem) => format!("gem {} {}:{}", clip(gem, FILE), clip(name, FILE), frame.line),
+        Source::App | Source::Library => format!("{}:{}", clip(last_two(file), FILE), frame.line),
+        Source::Internal => format!("{}:{}", clip(file, FILE), frame.line),
+    })
+}
+
+/// `Order#total models/order.rb:12`.
+pub(super) fn place(frame: &Frame) -> String {
+    let name = clip(&frame.name, NAME);
+    match file_and_line(frame) {
+        Some(at) => format!("{name} {at}"),
+        None => name,
+    }
+}
+
+/// The same in so many columns: the line is worth more than the name of the method.
+pub(super) fn place_within(frame: &Frame, width: usize) -> String {
+    let full = place(frame);
+    if full.chars().count() <= width {
+        return full;
+    }
+    let Some(at) = file_and_line(frame) else { return clip(&full, width) };
+    if at.chars().count() <= width {
+        return at;
+    }
+    let short = at.rsplit(['/', ' ']).next().unwrap_or(&at).to_owned();
+    clip(&short, width)
+}
+
+/// What started a cycle: the Ruby line, and where that is not the application's own code, the application's line that led
+/// there.
+pub(super) fn started_by(stack: &[Arc<Frame>]) -> Option<String> {
+    let leaf = ruby_frame(stack)?;
+    Some(match app_frame(stack) {
+        Some(app) if !Arc::ptr_eq(app, leaf) => format!("{} for {}", place(leaf), place(app)),
+        _ => place(leaf),
+    })
+}
+
+/// The same in so many columns: the application's line alone.
+pub(super) fn started_by_within(stack: &[Arc<Frame>], width: usize) -> Option<String> {
+    app_frame(stack).or_else(|| ruby_frame(stack)).map(|frame| place_within(frame, width))
+}
+
+/// The name of the program: its service, and what its title has in brackets (`puma[shop]`).
+pub fn program(process: &Process) -> String {
+    let service = &process.origin.service;
+    let tag = process.cmdline.as_deref().and_then(|words| match words {
+        [title] => {
+            let (_, tag) = title.trim_end().strip_suffix(']')?.rsplit_once('[')?;
+            title.starts_with(service.as_str()).then_some(tag)
+        }
+        _ => None,
+    });
+    let tag = tag.filter(|tag| !tag.is_empty());
+    match (service.as_str(), tag) {
+        ("", _) => clip(&process.comm, FILE),
+        (service, Some(tag)) => clip(&format!("{service}[{tag}]"), FILE),
+        (service, None) => clip(service, FILE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::stack::FrameKind;
+
+    fn frame(kind: FrameKind, name: &str, file: Option<&str>) -> Arc<Frame> {
+        let (name, file) = (Arc::from(name), file.map(Arc::from));
+        Arc::new(Frame { kind, name, file, line: 12, first_line: 10, address: 0 })
+    }
+
+    /// The trigger is the innermost Ruby frame: below it, the C function that allocated; its line is the one that runs.
+    #[test]
+    fn triggers() {
+        let stack = [
+            frame(FrameKind::Native, "newobj_slowpath", Some("/lib/libruby.so.3.3")),
+            frame(FrameKind::CFunction, "String#*", None),
+            frame(FrameKind::Ruby, "Base#call\n", Some("/gems/sinatra-3.0.5/lib/base.rb")),
+            frame(FrameKind::Ruby, "Set#add", Some("/usr/lib/ruby/3.1.0/set.rb")),
+            frame(FrameKind::Ruby, "Foo#bar", Some("/srv/app/lib/app.rb")),
+            frame(FrameKind::Ruby, "<main>", Some("/srv/app/main.rb")),
+        ];
+        assert_eq!(
+            started_by(&stack).unwrap(),
+            "Base#call\\u{a} gem sinatra-3.0.5 base.rb:12 for Foo#bar lib/app.rb:12"
+        );
+        assert_eq!(started_by(&stack[4..]).unwrap(), "Foo#bar lib/app.rb:12");
+        assert_eq!(started_by(&stack[3..4]).unwrap(), "Set#add 3.1.0/set.rb:12");
+        assert_eq!(started_by(&stack[..2]), None);
+    }
+
+    /// The narrower, the less; the line stays to the last.
+    #[test]
+    fn narrow() {
+        let stack = [frame(FrameKind::Ruby, "Foo#bar", Some("/srv/app/lib/app.rb"))];
+        let within = |width| started_by_within(&stack, width).unwrap();
+        assert_eq!(within(21), "Foo#bar lib/app.rb:12");
+        assert_eq!((within(20).as_str(), within(12).as_str()), ("lib/app.rb:12", "app.rb:12"));
+        assert_eq!(within(4), "app.");
+    }
+}

@@ -1,0 +1,261 @@
+//! Profiles: what was recorded of stacks and pauses, in the formats that others read. One recording serves all formats;
+//! each is written at the end of the run.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use super::{ExportError, Exporter, file, sink::Sink};
+use crate::{
+    aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
+    clock::{WallClock, monotonic_ns},
+    ledger::{Ledger, UserCounts},
+    model::{
+        Process,
+        gvl::GvlGap,
+        seen::{Observer as _, Seen},
+    },
+    words::file_size,
+};
+
+mod firefox;
+mod flamegraph;
+mod folded;
+mod hottest;
+pub(super) mod label;
+mod label_tree;
+mod perfetto;
+pub(super) mod pprof;
+mod rows;
+mod speedscope;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub(super) use tests::a_sample;
+
+pub use label_tree::Grouping;
+
+/// What a file is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `profile.proto`, gzipped.
+    Pprof,
+    /// Collapsed stacks.
+    Folded(Grouping),
+    /// An SVG.
+    FlameGraph(Grouping),
+    /// speedscope's JSON.
+    Speedscope,
+    /// The Firefox Profiler's processed format, gzipped if the file is called `.gz`.
+    Firefox,
+    /// A Perfetto trace.
+    Perfetto,
+}
+
+impl Format {
+    fn is_timeline(self) -> bool {
+        matches!(self, Self::Speedscope | Self::Firefox | Self::Perfetto)
+    }
+
+    /// What to do with the file.
+    fn opened_with(self, path: &std::path::Display<'_>) -> String {
+        match self {
+            Self::Pprof => format!("go tool pprof -top {path}"),
+            Self::Folded(_) => "lines `root;caller;leaf NANOSECONDS`, for flame graph tools".to_owned(),
+            Self::FlameGraph(_) => "open it in a browser".to_owned(),
+            Self::Speedscope => "open it at https://www.speedscope.app".to_owned(),
+            Self::Firefox => "open it at https://profiler.firefox.com".to_owned(),
+            Self::Perfetto => "open it at https://ui.perfetto.dev".to_owned(),
+        }
+    }
+
+    /// Whether it shows samples.
+    pub fn has_samples(self) -> bool {
+        self != Self::Perfetto
+    }
+
+    /// Whether it shows what each thread does with the GVL at each time.
+    pub fn has_gvl_states(self) -> bool {
+        matches!(self, Self::Firefox | Self::Perfetto)
+    }
+}
+
+/// What formats say beside the recording.
+struct Context<'a> {
+    ledger: &'a Ledger,
+    clock: WallClock,
+    began_ns: u64,
+    ended_ns: u64,
+    /// Whether the GVL is watched.
+    gvl: bool,
+    /// Whether threads off their CPU are looked at.
+    wall: bool,
+}
+
+impl Context<'_> {
+    /// What was counted, lost included, in one line.
+    fn account(&self) -> String {
+        format!("gctrace {}: {}", super::VERSION, self.ledger.summary())
+    }
+}
+
+/// The exporters that record and write these files, to be used together, in this order. With `hottest`, the hottest
+/// methods go there at the end. `gvl`, `wall`: whether the GVL is watched, and threads off their CPU.
+pub fn exporters(
+    files: &[(PathBuf, Format)],
+    hottest: Option<Sink>,
+    (gvl, wall): (bool, bool),
+    clock: WallClock,
+) -> Result<Vec<Box<dyn Exporter>>, ExportError> {
+    if files.is_empty() && hottest.is_none() {
+        return Ok(Vec::new());
+    }
+    for (path, _) in files {
+        file::check_path(path)?;
+    }
+    let timeline = files.iter().any(|(_, format)| format.is_timeline());
+    let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default())));
+    let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Recorder { recording: recording.clone() })];
+    if let Some(sink) = hottest {
+        let (recording, out) = (recording.clone(), io::BufWriter::new(sink));
+        exporters.push(Box::new(hottest::Hottest { recording, out }));
+    }
+    for (path, format) in files {
+        let (path, recording) = (path.clone(), recording.clone());
+        exporters.push(Box::new(Output { path, format: *format, recording, clock, gvl, wall }));
+    }
+    Ok(exporters)
+}
+
+/// Fills the recording.
+struct Recorder {
+    recording: Rc<RefCell<Recording>>,
+}
+
+impl Exporter for Recorder {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.recording.borrow_mut().see(process, seen);
+        Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        self.recording.borrow_mut().began_ns = Some(ts_ns);
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.recording.borrow_mut().closed_ns = Some(ts_ns);
+    }
+
+    fn gvl_gap(&mut self, gap: GvlGap) {
+        self.recording.borrow_mut().gvl_gaps.push(gap);
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        let recording = self.recording.borrow();
+        counts.profile_samples_early += recording.early_samples;
+        counts.profile_events_early += recording.early_events;
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        let recording = self.recording.borrow();
+        if recording.merged > 0 {
+            crate::console::say(&format!(
+                "gctrace: {} samples are in the profiles without their stack: there were too many different ones",
+                recording.merged
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Writes one file.
+struct Output {
+    path: PathBuf,
+    format: Format,
+    recording: Rc<RefCell<Recording>>,
+    clock: WallClock,
+    gvl: bool,
+    wall: bool,
+}
+
+impl Exporter for Output {
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        let recording = self.recording.borrow();
+        let Self { clock, gvl, wall, .. } = *self;
+        let (began_ns, ended_ns) = recording.span(monotonic_ns());
+        let context = Context { ledger, clock, began_ns, ended_ns, gvl, wall };
+        let mut left_out = 0;
+        file::write_atomically(&self.path, |out| {
+            left_out = write(self.format, &self.path, &recording, &context, out)?;
+            Ok(())
+        })
+        .map_err(|source| ExportError::File { path: self.path.clone(), source })?;
+        let path = self.path.display();
+        let size = std::fs::metadata(&self.path)
+            .map_or_else(|_| String::new(), |file| format!(" ({})", file_size(file.len())));
+        let idle = if self.format.has_samples() && recording.samples.is_empty() {
+            "; no samples: no traced thread was on a CPU (--wall shows what they wait for)"
+        } else {
+            ""
+        };
+        crate::console::say(&format!(
+            "gctrace: wrote {path}{size}: {}{idle}",
+            self.format.opened_with(&path)
+        ));
+        if left_out > 0 {
+            crate::console::say(&format!(
+                "gctrace: {path} holds the beginning of the run; {left_out} later samples and events are left out"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Writes a recording; returns how many samples and events it had to leave out.
+fn write(
+    format: Format,
+    path: &Path,
+    recording: &Recording,
+    context: &Context<'_>,
+    out: &mut dyn Write,
+) -> io::Result<u64> {
+    match format {
+        Format::Pprof => {
+            let &Context { clock, began_ns, ended_ns, .. } = context;
+            let head = pprof::Head {
+                comment: context.account(),
+                clock,
+                began_ns,
+                ended_ns,
+                gvl: true,
+                wall: context.wall,
+            };
+            pprof::write(recording, &head, &|_| true, out).map(|()| 0)
+        }
+        Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),
+        Format::FlameGraph(grouping) => flamegraph::write(recording, grouping, context, out).map(|()| 0),
+        Format::Perfetto => perfetto::write(recording, context, out),
+        Format::Speedscope => speedscope::write(recording, context, out),
+        Format::Firefox => {
+            let gz = path.extension().is_some_and(|extension| extension == "gz");
+            firefox::write(recording, context, gz, out)
+        }
+    }
+}
+
+/// Samples of each thread (whatever its names) in the order of their time.
+fn by_thread(recording: &Recording, samples: &[Moment]) -> BTreeMap<(ProcessIndex, u32), Vec<Moment>> {
+    let mut threads: BTreeMap<(ProcessIndex, u32), Vec<Moment>> = BTreeMap::new();
+    for sample in samples {
+        let (thread, _) = recording.thread_facts(sample.key.thread);
+        threads.entry((thread.process, thread.tid)).or_default().push(*sample);
+    }
+    for samples in threads.values_mut() {
+        samples.sort_by_key(|sample| sample.ts_ns);
+    }
+    threads
+}

@@ -1,0 +1,513 @@
+//! A Perfetto trace (<https://ui.perfetto.dev>): for each process a track of GC cycles and its memory; for each thread one of the
+//! GC pauses in which it stood, and one of what it did with the GVL, with an arrow from the hold of the one that held it longest
+//! to where the waiting thread got it. Threads and processes are described, so that SQL finds them in `thread` and `process`.
+//!
+//! Times are those of `CLOCK_MONOTONIC`, to the nanosecond; a snapshot of the clocks relates them to those of other traces
+//! (`CLOCK_BOOTTIME`). What was too short to be told one by one (`--gvl-threshold`) leaves a gap in a track.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io::{self, Write},
+};
+
+use prost::Message as _;
+
+use super::{Context, label};
+use crate::{
+    aggregate::{
+        call_tree::NodeId,
+        recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Thread, Timeline, reason_text},
+    },
+    clock::{boottime_ns, monotonic_ns},
+    model::gvl::{GvlDoing, GvlGap},
+    ruby::PauseKind,
+};
+
+mod proto;
+
+use proto::TrackEvent;
+
+/// All packets are of one sequence.
+const SEQUENCE: u32 = 1;
+/// `SEQ_INCREMENTAL_STATE_CLEARED`: the sequence begins.
+const SEQUENCE_BEGINS: u32 = 1;
+/// `BUILTIN_CLOCK_REALTIME`, `_MONOTONIC`, `_BOOTTIME`.
+const CLOCKS: [u32; 3] = [1, 3, 6];
+/// `UNIT_SIZE_BYTES`.
+const BYTES: i32 = 3;
+/// Packets written in one piece.
+const PIECE: usize = 1024;
+
+/// A slice of a track.
+struct Slice {
+    begin_ns: u64,
+    /// `None`: its end was not seen.
+    end_ns: Option<u64>,
+    name: String,
+    category: &'static str,
+    notes: Vec<(&'static str, Note)>,
+    /// Arrows that begin here.
+    flows: Vec<u64>,
+    /// The arrow that ends where the slice does.
+    arrives: Option<u64>,
+}
+
+/// Something about a slice.
+enum Note {
+    Text(String),
+    Number(u64),
+}
+
+/// Writes packets in pieces: messages of one type that follow each other are one message.
+struct Packets<'a> {
+    out: &'a mut dyn Write,
+    waiting: proto::Trace,
+    tracks: u64,
+}
+
+impl Packets<'_> {
+    fn push(&mut self, packet: proto::TracePacket) -> io::Result<()> {
+        self.waiting.packet.push(proto::TracePacket {
+            trusted_packet_sequence_id: SEQUENCE,
+            timestamp_clock_id: packet.timestamp.map(|_| CLOCKS[1]),
+            ..packet
+        });
+        if self.waiting.packet.len() < PIECE { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.write_all(&std::mem::take(&mut self.waiting).encode_to_vec())
+    }
+
+    /// Adds a track; returns its number.
+    fn track(&mut self, descriptor: proto::TrackDescriptor) -> io::Result<u64> {
+        self.tracks += 1;
+        let descriptor = proto::TrackDescriptor { uuid: Some(self.tracks), ..descriptor };
+        self.push(proto::TracePacket { track_descriptor: Some(descriptor), ..Default::default() })?;
+        Ok(self.tracks)
+    }
+
+    fn child(&mut self, parent: u64, name: &str) -> io::Result<u64> {
+        self.track(proto::TrackDescriptor {
+            name: Some(name.to_owned()),
+            parent_uuid: Some(parent),
+            ..Default::default()
+        })
+    }
+
+    fn event(&mut self, track: u64, ts_ns: u64, kind: i32, event: TrackEvent) -> io::Result<()> {
+        let event = TrackEvent { r#type: Some(kind), track_uuid: Some(track), ..event };
+        self.push(proto::TracePacket {
+            timestamp: Some(ts_ns),
+            track_event: Some(event),
+            ..Default::default()
+        })
+    }
+
+    /// The slices of a track, which do not overlap: one ends at the latest where the next begins.
+    fn slices(&mut self, track: u64, mut slices: Vec<Slice>) -> io::Result<()> {
+        slices.sort_by_key(|slice| slice.begin_ns);
+        let begins: Vec<u64> = slices.iter().map(|slice| slice.begin_ns).collect();
+        for (at, slice) in slices.into_iter().enumerate() {
+            let next = begins.get(at + 1).copied();
+            let end_ns = match (slice.end_ns, next) {
+                (Some(end), Some(next)) => Some(end.min(next)),
+                (end, next) => end.or(next),
+            };
+            let begin = TrackEvent {
+                name: Some(slice.name),
+                categories: vec![slice.category.to_owned()],
+                debug_annotations: slice.notes.into_iter().map(annotation).collect(),
+                flow_ids: slice.flows,
+                ..Default::default()
+            };
+            self.event(track, slice.begin_ns, TrackEvent::SLICE_BEGIN, begin)?;
+            let Some(end_ns) = end_ns else { continue };
+            self.event(track, end_ns, TrackEvent::SLICE_END, TrackEvent::default())?;
+            if let Some(flow) = slice.arrives {
+                let got = TrackEvent {
+                    name: Some("got the GVL".to_owned()),
+                    categories: vec![slice.category.to_owned()],
+                    terminating_flow_ids: vec![flow],
+                    ..Default::default()
+                };
+                self.event(track, end_ns, TrackEvent::INSTANT, got)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn annotation((name, note): (&'static str, Note)) -> proto::DebugAnnotation {
+    let mut annotation = proto::DebugAnnotation { name: Some(name.to_owned()), ..Default::default() };
+    match note {
+        Note::Text(text) => annotation.string_value = Some(text),
+        Note::Number(number) => annotation.uint_value = Some(number),
+    }
+    annotation
+}
+
+/// Writes it; returns how many events were left out.
+pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<u64> {
+    let nothing = Timeline::default();
+    let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
+    let mut packets = Packets { out, waiting: proto::Trace::default(), tracks: 0 };
+    head(&mut packets, context)?;
+
+    if !recording.gvl_gaps.is_empty() {
+        let track = packets
+            .track(proto::TrackDescriptor { name: Some("GVL tracing".to_owned()), ..Default::default() })?;
+        packets.slices(track, recording.gvl_gaps.iter().map(gap_slice).collect())?;
+    }
+    let mut cycles: BTreeMap<ProcessIndex, Vec<&CycleMoment>> = BTreeMap::new();
+    for cycle in &timeline.cycles {
+        cycles.entry(recording.thread_facts(cycle.thread).0.process).or_default().push(cycle);
+    }
+    let mut threads = threads(recording, timeline);
+    for (index, facts) in recording.processes.iter().enumerate() {
+        let of = threads.remove(&index).unwrap_or_default();
+        let cycles = cycles.remove(&index).unwrap_or_default();
+        let mut memory = timeline
+            .memory
+            .iter()
+            .filter(|memory| memory.process == index && memory.ts_ns >= context.began_ns)
+            .peekable();
+        if of.is_empty() && cycles.is_empty() && memory.peek().is_none() {
+            continue;
+        }
+        let process = packets.track(proto::TrackDescriptor {
+            process: Some(proto::ProcessDescriptor {
+                pid: i32::try_from(facts.pid).ok(),
+                cmdline: facts.cmdline.iter().map(|word| label::text(word)).collect(),
+                process_name: Some(label::text(&facts.comm)),
+            }),
+            ..Default::default()
+        })?;
+        if !cycles.is_empty() {
+            let track = packets.child(process, "GC cycles")?;
+            packets.slices(track, cycles.iter().map(|cycle| cycle_slice(recording, cycle)).collect())?;
+        }
+        if memory.peek().is_some() {
+            let track = packets.track(proto::TrackDescriptor {
+                name: Some("RSS".to_owned()),
+                parent_uuid: Some(process),
+                counter: Some(proto::CounterDescriptor { unit: Some(BYTES) }),
+                ..Default::default()
+            })?;
+            for point in memory {
+                let event =
+                    TrackEvent { counter_value: i64::try_from(point.rss).ok(), ..TrackEvent::default() };
+                packets.event(track, point.ts_ns, TrackEvent::COUNTER, event)?;
+            }
+        }
+        // The main thread first, the others by their names.
+        let mut of: Vec<(u32, ThreadTracks)> = of.into_iter().collect();
+        of.sort_by(|(a, one), (b, other)| {
+            (*a != facts.pid, &one.name, a).cmp(&(*b != facts.pid, &other.name, b))
+        });
+        for (tid, tracks) in of {
+            let thread = packets.track(proto::TrackDescriptor {
+                thread: Some(proto::ThreadDescriptor {
+                    pid: i32::try_from(facts.pid).ok(),
+                    tid: i32::try_from(tid).ok(),
+                    thread_name: Some(tracks.name.clone()),
+                }),
+                ..Default::default()
+            })?;
+            if !tracks.pauses.is_empty() {
+                let track = packets.child(thread, "GC pauses")?;
+                packets.slices(track, tracks.pauses)?;
+            }
+            for slices in tracks.gvl.into_values() {
+                let track = packets.child(thread, &format!("{} {tid}", tracks.name))?;
+                packets.slices(track, slices)?;
+            }
+        }
+    }
+    packets.flush()?;
+    packets.out.flush()?;
+    Ok(timeline.events_left_out)
+}
+
+/// How the clocks relate, and what the run was.
+fn head(packets: &mut Packets<'_>, context: &Context<'_>) -> io::Result<()> {
+    let (now, boottime) = (monotonic_ns(), boottime_ns());
+    let values = [u64::try_from(context.clock.epoch_nanos(now)).unwrap_or(0), now, boottime];
+    let clocks = CLOCKS.iter().zip(values);
+    let clocks = clocks.map(|(&id, ns)| proto::Clock { clock_id: Some(id), timestamp: Some(ns) }).collect();
+    packets.push(proto::TracePacket {
+        clock_snapshot: Some(proto::ClockSnapshot { clocks }),
+        sequence_flags: Some(SEQUENCE_BEGINS),
+        ..Default::default()
+    })?;
+    let track =
+        packets.track(proto::TrackDescriptor { name: Some("gctrace".to_owned()), ..Default::default() })?;
+    let mut notes = vec![("account", Note::Text(context.account()))];
+    if context.gvl {
+        let gaps = "where a thread's track has a gap, what it did with the GVL was below --gvl-threshold, or was not seen";
+        notes.push(("gaps", Note::Text(gaps.to_owned())));
+    }
+    let run = Slice {
+        begin_ns: context.began_ns,
+        end_ns: Some(context.ended_ns),
+        name: "run".to_owned(),
+        category: "gctrace",
+        notes,
+        flows: Vec::new(),
+        arrives: None,
+    };
+    packets.slices(track, vec![run])
+}
+
+/// A time in which single waits for the GVL were not recorded.
+fn gap_slice(gap: &GvlGap) -> Slice {
+    Slice {
+        begin_ns: gap.from_ns,
+        end_ns: Some(gap.to_ns),
+        name: gap.name().to_owned(),
+        category: "gctrace",
+        notes: Vec::new(),
+        flows: Vec::new(),
+        arrives: None,
+    }
+}
+
+/// What the cycle of a slice was.
+fn cycle_notes(recording: &Recording, cycle: &CycleMoment) -> Vec<(&'static str, Note)> {
+    let (thread, _) = recording.thread_facts(cycle.thread);
+    vec![
+        ("kind", Note::Text(cycle.kind.to_owned())),
+        ("count", Note::Number(cycle.count)),
+        ("why", Note::Text(reason_text(cycle.reason))),
+        ("tid", Note::Number(thread.tid.into())),
+    ]
+}
+
+fn cycle_slice(recording: &Recording, cycle: &CycleMoment) -> Slice {
+    let mut notes = cycle_notes(recording, cycle);
+    notes.extend(stack(recording, "stack", cycle.node));
+    Slice {
+        begin_ns: cycle.begin_ns,
+        end_ns: cycle.end_ns,
+        name: format!("{} GC", cycle.kind),
+        category: "gc",
+        notes,
+        flows: Vec::new(),
+        arrives: None,
+    }
+}
+
+/// The pauses of a cycle, each with the thread that stood.
+fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<(u32, Slice)> {
+    let slices = cycle.pauses.iter().map(|pause| {
+        let mut notes = cycle_notes(recording, cycle);
+        notes.extend(pause.kind.map(|kind| ("step", Note::Text(PauseKind::name(kind).to_owned()))));
+        notes.extend([("mark_ns", Note::Number(pause.mark_ns)), ("sweep_ns", Note::Number(pause.sweep_ns))]);
+        let slice = Slice {
+            begin_ns: pause.begin_ns,
+            end_ns: Some(pause.begin_ns + pause.ns),
+            name: format!("GC pause ({})", cycle.kind),
+            category: "gc",
+            notes,
+            flows: Vec::new(),
+            arrives: None,
+        };
+        (pause.tid, slice)
+    });
+    slices.collect()
+}
+
+/// Ruby's frames of a stack, leaf first, one per line.
+fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'static str, Note)> {
+    let lines: Vec<String> = recording
+        .tree
+        .path(node)
+        .map(|(_, frame)| {
+            let frame = recording.tree.frame(frame);
+            match &frame.file {
+                Some(file) => format!("{} {}:{}", label::text(&frame.name), label::text(file), frame.line),
+                None => label::text(&frame.name),
+            }
+        })
+        .collect();
+    (!lines.is_empty()).then(|| (name, Note::Text(lines.join("\n"))))
+}
+
+/// What is shown of a thread.
+#[derive(Default)]
+struct ThreadTracks {
+    /// What it was called last.
+    name: String,
+    /// The pauses in which it stood.
+    pauses: Vec<Slice>,
+    /// What it did with the GVL; of several Ruby threads that ran on it one after the other, by their numbers.
+    gvl: BTreeMap<u64, Vec<Slice>>,
+}
+
+/// The threads of each process by their ids.
+type Threads = BTreeMap<ProcessIndex, BTreeMap<u32, ThreadTracks>>;
+
+fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
+    let mut threads = Threads::new();
+    for cycle in &timeline.cycles {
+        let (starter, _) = recording.thread_facts(cycle.thread);
+        let of_process = threads.entry(starter.process).or_default();
+        for (tid, slice) in pauses(recording, cycle) {
+            let tracks = of_process.entry(tid).or_default();
+            if tracks.name.is_empty() {
+                let known = |thread: &&Thread| (thread.process, thread.tid) == (starter.process, tid);
+                let known = recording.threads.iter().rev().find(known);
+                tracks.name =
+                    known.map_or_else(|| format!("thread {tid}"), |thread| label::text(&thread.name));
+            }
+            tracks.pauses.push(slice);
+        }
+    }
+    gvl(recording, timeline, &mut threads);
+    threads
+}
+
+fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
+    let moments = timeline.gvl_once(recording);
+    let key = |moment: &GvlMoment| {
+        let (thread, _) = recording.thread_facts(moment.thread);
+        (thread.process, moment.id, moment.begin_ns)
+    };
+    let holds: HashMap<_, usize> = moments
+        .iter()
+        .enumerate()
+        .filter(|(_, moment)| moment.doing == GvlDoing::Holding)
+        .map(|(at, moment)| (key(moment), at))
+        .collect();
+    // Arrow by the wait that it leads to, and by the hold that it comes from.
+    let mut arrives: HashMap<usize, u64> = HashMap::new();
+    let mut leaves: HashMap<usize, Vec<u64>> = HashMap::new();
+    for (at, moment) in moments.iter().enumerate() {
+        let Some((_, id, begin_ns)) = moment.holder else { continue };
+        if let Some(&hold) = holds.get(&(key(moment).0, id, begin_ns)) {
+            let flow = arrives.len() as u64 + 1;
+            arrives.insert(at, flow);
+            leaves.entry(hold).or_default().push(flow);
+        }
+    }
+    // A thread is known by the id that it had last.
+    let tids: HashMap<(ProcessIndex, u64), u32> = moments
+        .iter()
+        .map(|moment| {
+            let (thread, _) = recording.thread_facts(moment.thread);
+            ((thread.process, moment.id), thread.tid)
+        })
+        .collect();
+    for (at, moment) in moments.iter().enumerate() {
+        let (thread, _) = recording.thread_facts(moment.thread);
+        let tid = tids.get(&(thread.process, moment.id)).copied().unwrap_or(thread.tid);
+        let tracks = threads.entry(thread.process).or_default().entry(tid).or_default();
+        tracks.name = label::text(&thread.name);
+        let slices = tracks.gvl.entry(moment.id).or_default();
+        let mut notes = vec![("tid", Note::Number(thread.tid.into()))];
+        if let Some((holder, ..)) = moment.holder {
+            let (holder, _) = recording.thread_facts(holder);
+            notes.push(("blocked_by", Note::Text(format!("{} {}", label::text(&holder.name), holder.tid))));
+            notes.extend(stack(recording, "blocked_in", moment.holder_at.ran));
+            notes.extend(stack(recording, "blocked_until", moment.holder_at.until));
+        }
+        notes.extend(stack(recording, "stack", moment.node));
+        if moment.open {
+            notes.push(("note", Note::Text("was not over when it was last looked at".to_owned())));
+        }
+        let name = match moment.doing {
+            GvlDoing::Waiting => "waiting for the GVL",
+            GvlDoing::Holding => "holding the GVL",
+            GvlDoing::Away => "without the GVL",
+        };
+        slices.push(Slice {
+            begin_ns: moment.begin_ns,
+            end_ns: Some(moment.begin_ns + moment.ns),
+            name: name.to_owned(),
+            category: "gvl",
+            notes,
+            flows: leaves.remove(&at).unwrap_or_default(),
+            arrives: arrives.get(&at).copied(),
+        });
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// What a trace says, for tests: each track's name, and its slices.
+    pub(in crate::export::profile) type Read = BTreeMap<u64, (String, Vec<(u64, u64, String)>)>;
+
+    /// Reads the slices of a trace back; every begin must have its end, and every arrow both.
+    pub(in crate::export::profile) fn read(bytes: &[u8]) -> (Read, usize) {
+        let trace = proto::Trace::decode(bytes).unwrap();
+        let mut tracks = Read::new();
+        let (mut left, mut arrived) = (Vec::new(), Vec::new());
+        let mut open: HashMap<u64, (u64, String)> = HashMap::new();
+        for packet in trace.packet {
+            if let Some(track) = packet.track_descriptor {
+                let process = track.process.and_then(|process| process.process_name);
+                let thread = track.thread.and_then(|thread| thread.thread_name);
+                let name = track.name.or(process).or(thread).unwrap();
+                assert!(tracks.insert(track.uuid.unwrap(), (name, Vec::new())).is_none());
+                assert!(track.parent_uuid.is_none_or(|parent| tracks.contains_key(&parent)));
+            }
+            let Some(event) = packet.track_event else { continue };
+            let (ts, on) = (packet.timestamp.unwrap(), event.track_uuid.unwrap());
+            left.extend(event.flow_ids);
+            arrived.extend(event.terminating_flow_ids);
+            match event.r#type.unwrap() {
+                TrackEvent::SLICE_BEGIN => {
+                    assert!(open.insert(on, (ts, event.name.unwrap())).is_none(), "slices overlap");
+                }
+                TrackEvent::SLICE_END => {
+                    let (begin, name) = open.remove(&on).unwrap();
+                    assert!(begin <= ts);
+                    tracks.get_mut(&on).unwrap().1.push((begin, ts, name));
+                }
+                _ => {}
+            }
+        }
+        left.sort_unstable();
+        arrived.sort_unstable();
+        assert_eq!(left, arrived);
+        assert!(open.is_empty(), "{open:?}");
+        (tracks, left.len())
+    }
+
+    /// Processes with their arguments, and threads (process, id, name) with the begins of their GC pauses.
+    #[expect(clippy::type_complexity, reason = "what a test compares with")]
+    pub(in crate::export::profile) fn described(
+        bytes: &[u8],
+    ) -> (Vec<(i32, Vec<String>)>, Vec<(i32, i32, String, Vec<u64>)>) {
+        let trace = proto::Trace::decode(bytes).unwrap();
+        let (mut processes, mut threads) = (Vec::new(), Vec::new());
+        // Number of a thread's track, and of the tracks below it, by the place of the thread.
+        let mut places: HashMap<u64, usize> = HashMap::new();
+        for packet in trace.packet {
+            if let Some(track) = packet.track_descriptor {
+                if let Some(process) = track.process {
+                    processes.push((process.pid.unwrap(), process.cmdline));
+                } else if let Some(thread) = track.thread {
+                    places.insert(track.uuid.unwrap(), threads.len());
+                    threads.push((
+                        thread.pid.unwrap(),
+                        thread.tid.unwrap(),
+                        thread.thread_name.unwrap(),
+                        Vec::new(),
+                    ));
+                } else if let Some(&place) = track.parent_uuid.and_then(|parent| places.get(&parent)) {
+                    places.insert(track.uuid.unwrap(), place);
+                }
+            }
+            let Some(event) = packet.track_event else { continue };
+            if event.r#type == Some(TrackEvent::SLICE_BEGIN)
+                && let Some(&place) = places.get(&event.track_uuid.unwrap())
+            {
+                threads[place].3.push(packet.timestamp.unwrap());
+            }
+        }
+        (processes, threads)
+    }
+}

@@ -1,0 +1,466 @@
+//! pprof (`profile.proto`): CPU time, wall time and GC pauses under the Ruby stacks that they belong to.
+//!
+//! A file always has all sample types, so that profiles of different runs can be compared; what was not measured is 0. `wall` is
+//! measured with `--wall` only: the CPU time of a thread is no wall time.
+//!
+//! Sample types `samples/count`, `cpu/nanoseconds`, `wall/nanoseconds` are of samples; `gc-pauses/count`, `gc/nanoseconds`
+//! of GC pauses, which are measured, not sampled: their totals are the number and the sum of all pauses seen. A pause lies
+//! under the stack that triggered its cycle and is split over its phases: its time goes to each, its count to the phase in
+//! which it begins its work.
+//!
+//! With `--gvl` there are `gvl-waits/count`, `gvl-wait/nanoseconds` and `gvl-hold/nanoseconds`, measured, too. Waits that came
+//! one by one lie under their stack and say who held the GVL (`blocked by`); the others of a thread are one sample without a
+//! stack, so that the total is the sum of all waits. No stack is taken where the GVL is got, so what a thread held it for is
+//! one sample of the thread; there is none for Rubies whose holds are not seen (3.2).
+//!
+//! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    io::{self, Write},
+    sync::Arc,
+};
+
+use flate2::{Compression, write::GzEncoder};
+use prost::Message as _;
+
+use super::label;
+use crate::{
+    aggregate::{
+        call_tree::{FrameId, NodeId},
+        recording::{
+            GvlFacts, HoldKey, PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey,
+            SampleSum, Thread, WaitKey, reason_text,
+        },
+    },
+    clock::WallClock,
+    model::{
+        Image,
+        gvl::GvlTimes,
+        stack::{Frame, FrameKind, GcActivity, gc_name},
+    },
+};
+
+pub(super) mod proto;
+
+/// Samples written in one piece.
+const PIECE: usize = 1024;
+/// Sample types and their units.
+const TYPES: [(&str, &str); 8] = [
+    ("samples", "count"),
+    ("cpu", "nanoseconds"),
+    ("wall", "nanoseconds"),
+    ("gc-pauses", "count"),
+    ("gc", "nanoseconds"),
+    ("gvl-waits", "count"),
+    ("gvl-wait", "nanoseconds"),
+    ("gvl-hold", "nanoseconds"),
+];
+/// How many of them there are without those of the GVL.
+const WITHOUT_GVL: usize = 5;
+/// What the kernel's frames are in.
+const KERNEL: &str = "[kernel.kallsyms]";
+
+/// What a profile says beside its samples.
+pub(in crate::export) struct Head {
+    /// What was counted, lost included.
+    pub(in crate::export) comment: String,
+    /// Of the run.
+    pub(in crate::export) clock: WallClock,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub(in crate::export) began_ns: u64,
+    /// The same.
+    pub(in crate::export) ended_ns: u64,
+    /// Whether there are sample types of the GVL: always in files; a server would make a series of each.
+    pub(in crate::export) gvl: bool,
+    /// Whether wall time was measured.
+    pub(in crate::export) wall: bool,
+}
+
+/// Writes what there is of the processes that are wanted.
+pub(in crate::export) fn write(
+    recording: &Recording,
+    head: &Head,
+    wanted: &dyn Fn(ProcessIndex) -> bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let mut out = GzEncoder::new(out, Compression::default());
+    let mut builder = Builder::new(recording, head, wanted);
+    out.write_all(&builder.head(head).encode_to_vec())?;
+    let of_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
+
+    let mut samples: Vec<(&SampleKey, &SampleSum)> =
+        recording.samples.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    samples.sort_unstable_by_key(|(key, _)| **key);
+    for piece in samples.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, sum)| builder.sample(key, sum)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let mut pauses: Vec<(&PauseKey, &PauseSum)> =
+        recording.pauses.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    pauses.sort_unstable_by_key(|(key, _)| *key);
+    for piece in pauses.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, sum)| builder.pause(key, sum)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let mut waits: Vec<(&WaitKey, &GvlTimes)> =
+        recording.gvl_waits.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    waits.sort_unstable_by_key(|(key, _)| **key);
+    for piece in waits.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, times)| builder.gvl_wait(key, times)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let mut holds: Vec<(&HoldKey, &GvlTimes)> =
+        recording.gvl_holds.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
+    holds.sort_unstable_by_key(|(key, _)| **key);
+    for piece in holds.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, times)| builder.gvl_hold(**key, times)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let mut threads: Vec<_> =
+        recording.gvl_threads.iter().filter(|(_, facts)| of_wanted(facts.thread)).collect();
+    threads.sort_unstable_by_key(|(key, _)| **key);
+    for piece in threads.chunks(PIECE) {
+        let sample = piece.iter().flat_map(|(_, facts)| builder.gvl_thread(facts)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    out.write_all(&builder.tables().encode_to_vec())?;
+    out.finish()?.flush()
+}
+
+/// What the profile is of: the service that its processes belong to.
+fn program(recording: &Recording, wanted: &dyn Fn(ProcessIndex) -> bool) -> String {
+    let of_wanted =
+        recording.processes.iter().enumerate().filter(|(index, facts)| wanted(*index) && facts.pid != 0);
+    let name = |facts: &ProcessFacts| match facts.origin.service.as_str() {
+        "" => label::text(&facts.comm),
+        service => label::text(service),
+    };
+    let mut names: Vec<String> = of_wanted.map(|(_, facts)| name(facts)).collect();
+    names.sort_unstable();
+    names.dedup();
+    match names.as_slice() {
+        [one] => one.clone(),
+        [] => "ruby".to_owned(),
+        several => format!("{} Ruby programs", several.len()),
+    }
+}
+
+/// Names such as `<main>` or `<class:Shop>` that code at more than one place has.
+fn ambiguous(recording: &Recording) -> HashSet<&str> {
+    let mut places: HashMap<&str, (Option<&str>, u32)> = HashMap::new();
+    let frames =
+        recording.tree.frames().filter(|frame| frame.kind == FrameKind::Ruby && frame.name.starts_with('<'));
+    frames
+        .filter_map(|frame| {
+            let place = (frame.file.as_deref(), frame.first_line);
+            (*places.entry(&frame.name).or_insert(place) != place).then_some(&*frame.name)
+        })
+        .collect()
+}
+
+/// A method is known by its name. A block is one of many in a method or a class, so that it has its line, too: viewers take
+/// functions of one name for the same.
+fn function_name(frame: &Frame, ambiguous: &HashSet<&str>) -> String {
+    let name = label::text(&frame.name);
+    let is_block = frame.name.starts_with("block in ") || frame.name.starts_with("block (");
+    match &frame.file {
+        Some(file) if frame.kind == FrameKind::Ruby && (is_block || ambiguous.contains(&*frame.name)) => {
+            let file = label::text(label::base_name(file));
+            // The top level of a file begins nowhere.
+            if frame.first_line > 0 {
+                format!("{name} {file}:{}", frame.first_line)
+            } else {
+                format!("{name} {file}")
+            }
+        }
+        _ => name,
+    }
+}
+
+/// Interned tables of a profile.
+struct Builder<'a> {
+    recording: &'a Recording,
+    /// Whether there are sample types for the GVL.
+    gvl: bool,
+    /// Whether wall time was measured.
+    wall: bool,
+    /// Names of class bodies and top levels that more than one place has.
+    ambiguous: HashSet<&'a str>,
+    strings: Vec<String>,
+    string_ids: HashMap<String, i64>,
+    mappings: Vec<proto::Mapping>,
+    mapping_ids: HashMap<String, u64>,
+    locations: Vec<proto::Location>,
+    /// By mapping and frame.
+    location_ids: HashMap<(u64, FrameId), u64>,
+    made_up_ids: HashMap<(u64, String), u64>,
+    functions: Vec<proto::Function>,
+    /// By name, file and first line.
+    function_ids: HashMap<(i64, i64, i64), u64>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(recording: &'a Recording, head: &Head, wanted: &dyn Fn(ProcessIndex) -> bool) -> Self {
+        let mut builder = Self {
+            recording,
+            gvl: head.gvl,
+            wall: head.wall,
+            ambiguous: ambiguous(recording),
+            strings: Vec::new(),
+            string_ids: HashMap::new(),
+            mappings: Vec::new(),
+            mapping_ids: HashMap::new(),
+            locations: Vec::new(),
+            location_ids: HashMap::new(),
+            made_up_ids: HashMap::new(),
+            functions: Vec::new(),
+            function_ids: HashMap::new(),
+        };
+        builder.text("");
+        // The first mapping is what viewers call the main binary, and what their pages are named after.
+        builder.mapping(&program(recording, wanted), "");
+        let images: BTreeMap<u32, &Arc<Image>> =
+            recording.images.iter().map(|image| (image.index, image)).collect();
+        for image in images.values() {
+            builder.mapping(&image.path.to_string_lossy(), image.build_id.as_deref().unwrap_or_default());
+        }
+        builder
+    }
+
+    fn head(&mut self, head: &Head) -> proto::Profile {
+        let types = &TYPES[..if self.gvl { TYPES.len() } else { WITHOUT_GVL }];
+        let sample_type = types.iter().map(|(r#type, unit)| self.value_type(r#type, unit)).collect();
+        let sampled = !self.recording.samples.is_empty();
+        let mut comment = vec![self.text(&head.comment)];
+        if self.recording.merged > 0 {
+            comment.push(self.text(&format!(
+                "{} samples without their stack: there were too many different ones",
+                self.recording.merged
+            )));
+        }
+        proto::Profile {
+            sample_type,
+            time_nanos: head.clock.epoch_nanos(head.began_ns),
+            duration_nanos: head.ended_ns.saturating_sub(head.began_ns) as i64,
+            period_type: self.recording.period_ns.map(|_| self.value_type("cpu", "nanoseconds")),
+            period: self.recording.period_ns.unwrap_or_default() as i64,
+            comment,
+            default_sample_type: self.text(if sampled { "cpu" } else { "gc" }),
+            ..proto::Profile::default()
+        }
+    }
+
+    fn tables(self) -> proto::Profile {
+        proto::Profile {
+            mapping: self.mappings,
+            location: self.locations,
+            function: self.functions,
+            string_table: self.strings,
+            ..proto::Profile::default()
+        }
+    }
+
+    fn sample(&mut self, key: &SampleKey, sum: &SampleSum) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let mut label = self.who(thread, process);
+        label.push(self.label("state", key.state.name()));
+        if key.gc != GcActivity::None {
+            label.push(self.label("gc phase", gc_name(key.gc)));
+        }
+        let wall_ns = if self.wall { sum.wall_ns } else { 0 };
+        let value = self.values([sum.samples, sum.cpu_ns, wall_ns, 0, 0, 0, 0, 0]);
+        proto::Sample { location_id: self.path(process, key.node), value, label }
+    }
+
+    fn pause(&mut self, key: &PauseKey, sum: &PauseSum) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let mut label = self.who(thread, process);
+        label.push(self.label("gc kind", key.kind));
+        label.push(self.label("gc reason", &reason_text(key.reason)));
+        label.push(self.label("gc phase", key.phase.name()));
+        let mapping = self.ruby_mapping(process);
+        let phase = format!("({})", key.phase.name());
+        let kind = format!("({} GC)", key.kind);
+        let mut location_id: Vec<u64> = [phase.as_str(), kind.as_str(), "(garbage collection)"]
+            .iter()
+            .map(|name| self.made_up(mapping, name))
+            .collect();
+        location_id.extend(self.path(process, key.node));
+        let value = self.values([0, 0, 0, sum.pauses, sum.ns, 0, 0, 0]);
+        proto::Sample { location_id, value, label }
+    }
+
+    fn gvl_wait(&mut self, key: &WaitKey, times: &GvlTimes) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let mut label = self.who(thread, process);
+        if let Some(holder) = key.holder {
+            let (holder, _) = self.recording.thread_facts(holder);
+            label.push(self.label("blocked by", &label::text(&holder.name)));
+            label.push(self.label("blocked by id", &holder.tid.to_string()));
+        }
+        for (name, node) in [("blocked in", key.holder_at.ran), ("blocked until", key.holder_at.until)] {
+            if let Some(leaf) = label::leaf(self.recording, node) {
+                label.push(self.label(name, &leaf));
+            }
+        }
+        let mapping = self.ruby_mapping(process);
+        let mut location_id = vec![self.made_up(mapping, "(waiting for the GVL)")];
+        location_id.extend(self.path(process, key.node));
+        let value = self.values([0, 0, 0, 0, 0, times.count, times.ns, 0]);
+        proto::Sample { location_id, value, label }
+    }
+
+    /// What a thread held the GVL for while another one waited, under the stack with which it gave it up.
+    fn gvl_hold(&mut self, key: HoldKey, times: &GvlTimes) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let label = self.who(thread, process);
+        let mapping = self.ruby_mapping(process);
+        let mut location_id = vec![self.made_up(mapping, "(giving up the GVL)")];
+        location_id.extend(self.path(process, key.node));
+        let value = self.values([0, 0, 0, 0, 0, 0, 0, times.ns]);
+        proto::Sample { location_id, value, label }
+    }
+
+    /// What is known of a thread, but not where it was.
+    fn gvl_thread(&mut self, facts: &GvlFacts) -> Vec<proto::Sample> {
+        let (thread, process) = self.recording.thread_facts(facts.thread);
+        let mapping = self.ruby_mapping(process);
+        let (count, ns) = facts.untold();
+        let rests = [
+            ("(GVL waits, only totals known)", [0, 0, 0, 0, 0, count, ns, 0]),
+            ("(GVL held, only totals known)", [0, 0, 0, 0, 0, 0, 0, facts.held_besides()]),
+        ];
+        let some = rests.into_iter().filter(|(_, values)| values.iter().any(|&value| value > 0));
+        some.map(|(name, values)| proto::Sample {
+            location_id: vec![self.made_up(mapping, name)],
+            value: self.values(values),
+            label: self.who(thread, process),
+        })
+        .collect()
+    }
+
+    /// As many values as there are sample types.
+    fn values(&self, values: [u64; TYPES.len()]) -> Vec<i64> {
+        let count = if self.gvl { TYPES.len() } else { WITHOUT_GVL };
+        values[..count].iter().map(|&value| value as i64).collect()
+    }
+
+    /// Labels that say whose sample it is.
+    fn who(&mut self, thread: &Thread, process: &ProcessFacts) -> Vec<proto::Label> {
+        let place = &process.container;
+        let known = [
+            ("container", &place.id),
+            ("container name", &place.name),
+            ("pod uid", &place.pod_uid),
+            ("pod", &place.pod),
+            ("namespace", &place.namespace),
+            ("unit", &place.unit),
+        ];
+        let mut labels: Vec<proto::Label> = known
+            .into_iter()
+            .filter_map(|(key, value)| Some(self.label(key, &label::text(value.as_ref()?))))
+            .collect();
+        labels.extend([
+            self.label("pid", &process.pid.to_string()),
+            self.label("comm", &label::text(&process.comm)),
+            self.label("thread id", &thread.tid.to_string()),
+            self.label("thread name", &label::text(&thread.name)),
+        ]);
+        labels
+    }
+
+    fn path(&mut self, process: &ProcessFacts, node: NodeId) -> Vec<u64> {
+        let ruby = self.ruby_mapping(process);
+        let recording = self.recording;
+        recording
+            .tree
+            .path(node)
+            .map(|(_, frame)| self.location(ruby, frame, recording.tree.frame(frame)))
+            .collect()
+    }
+
+    fn ruby_mapping(&mut self, process: &ProcessFacts) -> u64 {
+        let Some(image) = &process.image else { return 0 };
+        self.mapping(&image.path.to_string_lossy(), "")
+    }
+
+    fn mapping(&mut self, file: &str, build_id: &str) -> u64 {
+        if let Some(&id) = self.mapping_ids.get(file) {
+            return id;
+        }
+        let id = self.mappings.len() as u64 + 1;
+        let (filename, build_id) = (self.text(file), self.text(build_id));
+        self.mappings.push(proto::Mapping { id, filename, build_id, has_functions: true });
+        self.mapping_ids.insert(file.to_owned(), id);
+        id
+    }
+
+    fn location(&mut self, ruby: u64, id: FrameId, frame: &Frame) -> u64 {
+        let mapping_id = match (frame.kind, &frame.file) {
+            (FrameKind::Kernel, _) => self.mapping(KERNEL, ""),
+            (FrameKind::Native, Some(file)) => self.mapping(file, ""),
+            _ => ruby,
+        };
+        if let Some(&location) = self.location_ids.get(&(mapping_id, id)) {
+            return location;
+        }
+        let name = self.text(&function_name(frame, &self.ambiguous));
+        let file = match frame.kind {
+            FrameKind::Kernel => self.text(KERNEL),
+            _ => self.text(frame.file.as_deref().unwrap_or_default()),
+        };
+        let function_id = self.function(name, file, i64::from(frame.first_line));
+        let location = self.add_location(mapping_id, frame.address, function_id, i64::from(frame.line));
+        self.location_ids.insert((mapping_id, id), location);
+        location
+    }
+
+    /// The location of a frame that stands for a pause.
+    fn made_up(&mut self, mapping_id: u64, name: &str) -> u64 {
+        let key = (mapping_id, name.to_owned());
+        if let Some(&location) = self.made_up_ids.get(&key) {
+            return location;
+        }
+        let text = self.text(name);
+        let function_id = self.function(text, 0, 0);
+        let location = self.add_location(mapping_id, 0, function_id, 0);
+        self.made_up_ids.insert(key, location);
+        location
+    }
+
+    fn add_location(&mut self, mapping_id: u64, address: u64, function_id: u64, line: i64) -> u64 {
+        let id = self.locations.len() as u64 + 1;
+        let line = vec![proto::Line { function_id, line }];
+        self.locations.push(proto::Location { id, mapping_id, address, line });
+        id
+    }
+
+    fn function(&mut self, name: i64, filename: i64, start_line: i64) -> u64 {
+        let functions = &mut self.functions;
+        *self.function_ids.entry((name, filename, start_line)).or_insert_with(|| {
+            let id = functions.len() as u64 + 1;
+            // No system name: `go tool pprof` would take `<main>` or `A::B` for mangled C++ and cut them.
+            functions.push(proto::Function { id, name, filename, start_line });
+            id
+        })
+    }
+
+    fn value_type(&mut self, r#type: &str, unit: &str) -> proto::ValueType {
+        proto::ValueType { r#type: self.text(r#type), unit: self.text(unit) }
+    }
+
+    fn label(&mut self, key: &str, value: &str) -> proto::Label {
+        proto::Label { key: self.text(key), str: self.text(value) }
+    }
+
+    fn text(&mut self, text: &str) -> i64 {
+        if let Some(&id) = self.string_ids.get(text) {
+            return id;
+        }
+        let id = self.strings.len() as i64;
+        self.strings.push(text.to_owned());
+        self.string_ids.insert(text.to_owned(), id);
+        id
+    }
+}

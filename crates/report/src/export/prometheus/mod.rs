@@ -1,0 +1,77 @@
+//! `/metrics` for Prometheus: figures by service and what gctrace counts of itself. Scrapes read a copy: tracing never waits
+//! for one.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::{ExportError, Exporter};
+use crate::{
+    aggregate::services::Services,
+    clock::monotonic_ns,
+    ledger::Ledger,
+    model::{
+        Process,
+        seen::{Observer as _, Seen},
+    },
+};
+
+mod server;
+mod text;
+
+/// What scrapes are answered from.
+struct Shared {
+    figures: Mutex<(Services, Ledger)>,
+    /// When the data thread was last heard of, `CLOCK_MONOTONIC` nanoseconds.
+    alive_ns: AtomicU64,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, (Services, Ledger)> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Adds up, and serves what it has.
+pub struct Prometheus {
+    shared: Arc<Shared>,
+}
+
+impl Prometheus {
+    /// Listens on an address; `by_pid` tells processes apart. `say` tells where it listens.
+    pub fn start(address: SocketAddr, by_pid: bool, say: fn(&str)) -> Result<Self, ExportError> {
+        let shared = Arc::new(Shared {
+            figures: Mutex::new((Services::new(by_pid), Ledger::default())),
+            alive_ns: AtomicU64::new(monotonic_ns()),
+        });
+        let local = server::start(address, Arc::clone(&shared))
+            .map_err(|source| ExportError::Listen { address, source })?;
+        say(&format!("gctrace: metrics on http://{local}/metrics"));
+        Ok(Self { shared })
+    }
+}
+
+impl Exporter for Prometheus {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.shared.lock().0.see(process, seen);
+        Ok(())
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        self.shared.lock().1 = ledger.clone();
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.account(ledger);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ExportError> {
+        self.shared.alive_ns.store(monotonic_ns(), Ordering::Relaxed);
+        Ok(())
+    }
+}

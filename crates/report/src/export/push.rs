@@ -1,0 +1,82 @@
+//! Which exporters push to which servers.
+
+use std::{rc::Rc, time::Duration};
+
+use super::{
+    ExportError, Exporter, otlp, pyroscope,
+    upload::{self, Address, Uploader},
+    windows::{LastUploads, Make, Windows},
+};
+use crate::clock::WallClock;
+
+/// Where is pushed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Servers {
+    /// Address of an OTLP receiver, without `/v1/...`.
+    pub otlp: Option<Address>,
+    /// Whether it gets metrics.
+    pub metrics: bool,
+    /// Whether it gets profiles.
+    pub profiles: bool,
+    /// Address of a Pyroscope.
+    pub pyroscope: Option<Address>,
+    /// How often.
+    pub interval: Duration,
+    /// Whether threads off their CPU are looked at.
+    pub wall: bool,
+}
+
+impl Servers {
+    /// Whether stacks are wanted.
+    pub fn wants_stacks(&self) -> bool {
+        (self.otlp.is_some() && self.profiles) || self.pyroscope.is_some()
+    }
+
+    /// Whether there is any.
+    pub fn any(&self) -> bool {
+        self.otlp.is_some() || self.pyroscope.is_some()
+    }
+}
+
+/// The exporters that push there, to be used together, in this order. `own_pid` is gctrace's, as the host has it.
+pub fn exporters(
+    servers: &Servers,
+    clock: WallClock,
+    own_pid: u32,
+    say: fn(&str),
+) -> Result<Vec<Box<dyn Exporter>>, ExportError> {
+    let mut exporters: Vec<Box<dyn Exporter>> = Vec::new();
+    let mut uploaders = Vec::new();
+    let mut sinks: Vec<(Rc<Uploader>, Make)> = Vec::new();
+    let start = |name, address: &Address, variable| {
+        let headers = upload::headers(variable).map_err(|why| ExportError::Headers { variable, why })?;
+        Uploader::start(name, address, headers, say).map(Rc::new).map_err(ExportError::Thread)
+    };
+    if let Some(address) = &servers.otlp {
+        let uploader = start("OTLP", address, "OTEL_EXPORTER_OTLP_HEADERS")?;
+        if servers.metrics {
+            exporters.push(Box::new(otlp::OtlpMetrics::new(
+                Rc::clone(&uploader),
+                servers.interval,
+                clock,
+                own_pid,
+            )));
+        }
+        if servers.profiles {
+            sinks.push((Rc::clone(&uploader), otlp::profiles));
+        }
+        uploaders.push(uploader);
+    }
+    if let Some(address) = &servers.pyroscope {
+        let uploader = start("Pyroscope", address, "GCTRACE_PYROSCOPE_HEADERS")?;
+        sinks.push((Rc::clone(&uploader), pyroscope::make));
+        uploaders.push(uploader);
+    }
+    if !sinks.is_empty() {
+        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock, servers.wall)));
+    }
+    if !uploaders.is_empty() {
+        exporters.push(Box::new(LastUploads::new(uploaders)));
+    }
+    Ok(exporters)
+}

@@ -1,0 +1,296 @@
+//! The answer at the end of a run, for people: what the garbage collector did in each process.
+
+use std::{collections::HashMap, io::Write};
+
+use super::{
+    ExportError, Exporter,
+    place::{place, place_within, program},
+    text::{bytes, clip, duration, time_of_day},
+};
+use crate::{
+    aggregate::{gc_summary::GcSummary, services::CycleKey},
+    clock::WallClock,
+    ledger::Ledger,
+    model::{
+        EndReason, Process,
+        gvl::GvlSums,
+        seen::{ProcessEnd, Seen},
+    },
+    terminal::Screen,
+    words::{percent, plural},
+};
+
+/// Processes that are shown, those with most time in the GC.
+const SHOWN: usize = 5;
+/// Lines that started cycles, of each.
+const LINES: usize = 3;
+/// Columns where it is not a terminal.
+const WIDTH: usize = 100;
+
+/// What is known of a process while it runs.
+#[derive(Debug, Default)]
+struct Running {
+    gc: GcSummary,
+    gvl: Option<GvlSums>,
+}
+
+/// A process of which tracing has ended.
+pub(super) struct Done {
+    pub(super) process: Process,
+    pub(super) gc: GcSummary,
+    pub(super) gvl: Option<GvlSums>,
+    pub(super) end: ProcessEnd,
+}
+
+/// The processes that are traced.
+#[derive(Debug, Default)]
+pub(super) struct Summaries(HashMap<u32, Running>);
+
+impl Summaries {
+    /// Something was seen of a process; its end comes by [`Self::ended`].
+    pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        let of = self.0.entry(process.pid);
+        match seen {
+            Seen::Process { state, .. } => {
+                let mut running = Running::default();
+                if let Some(state) = state {
+                    running.gc.state(state);
+                }
+                of.insert_entry(running);
+            }
+            Seen::Cycle(cycle) => of.or_default().gc.cycle(cycle),
+            Seen::Work(work) => of.or_default().gc.work(work),
+            Seen::GvlProcess(summary) => of.or_default().gvl = Some(summary.sums.clone()),
+            _ => {}
+        }
+    }
+
+    /// Tracing of a process has ended.
+    pub(super) fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Done {
+        let Running { mut gc, gvl } = self.0.remove(&process.pid).unwrap_or_default();
+        if let Some(state) = &end.shutdown {
+            gc.state(state);
+        }
+        Done { process: process.clone(), gc, gvl, end: end.clone() }
+    }
+}
+
+impl Done {
+    /// All time in the GC that was seen.
+    fn stopped_ns(&self) -> u64 {
+        let work: u64 = self.gc.work.values().map(|(_, ns)| ns).sum();
+        self.gc.stopped_ns + self.end.outside_ns + work
+    }
+}
+
+/// Processes that are not shown.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rest {
+    processes: u64,
+    cycles: u64,
+    stopped_ns: u64,
+}
+
+/// Writes the summary.
+pub struct Summary<W: Write> {
+    out: W,
+    clock: WallClock,
+    screen: Screen,
+    min_pause_ns: u64,
+    hidden: u64,
+    running: Summaries,
+    done: Vec<Done>,
+    rest: Rest,
+}
+
+impl<W: Write> Summary<W> {
+    /// It goes to `out`, which is this screen. Of cycles without a stop of at least `min_pause_ns` there were no lines.
+    pub fn new(out: W, clock: WallClock, screen: Screen, min_pause_ns: u64) -> Self {
+        let (running, done, rest) = (Summaries::default(), Vec::new(), Rest::default());
+        Self { out, clock, screen, min_pause_ns, hidden: 0, running, done, rest }
+    }
+
+    /// The summary keeps the processes that were stopped most.
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) {
+        self.done.push(self.running.ended(process, end));
+        self.done.sort_by_key(|done| std::cmp::Reverse(done.stopped_ns()));
+        if self.done.len() > SHOWN
+            && let Some(last) = self.done.pop()
+        {
+            self.rest.processes += 1;
+            self.rest.cycles += last.gc.count(None);
+            self.rest.stopped_ns += last.stopped_ns();
+        }
+    }
+
+    fn write(&mut self) -> std::io::Result<()> {
+        let width = self.screen.width().unwrap_or(WIDTH).max(40);
+        for done in &self.done {
+            write_process(&mut self.out, self.clock, width, done)?;
+        }
+        let Rest { processes, cycles, stopped_ns } = self.rest;
+        if processes > 0 {
+            writeln!(
+                self.out,
+                "\n{} more with less: {}, {} in GC",
+                plural(processes, "process"),
+                plural(cycles, "cycle"),
+                duration(stopped_ns)
+            )?;
+        }
+        if self.hidden > 0 {
+            let least = duration(self.min_pause_ns);
+            writeln!(
+                self.out,
+                "\n{} without a stop of {least} had no line above",
+                plural(self.hidden, "cycle")
+            )?;
+        }
+        self.out.flush()
+    }
+}
+
+impl<W: Write> Exporter for Summary<W> {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        match seen {
+            Seen::Ended(end) => self.ended(process, end),
+            Seen::Cycle(cycle) if cycle.max_pause_ns() < self.min_pause_ns => self.hidden += 1,
+            _ => {}
+        }
+        self.running.see(process, seen);
+        Ok(())
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        self.write().map_err(ExportError::Stdout)
+    }
+}
+
+/// `12 minor newobj, 3 major newobj/nofree`, those with most first.
+fn causes(gc: &GcSummary, kind: &str) -> String {
+    let mut causes: Vec<(&CycleKey, u64)> =
+        gc.cycles.iter().filter(|(key, _)| key.kind == kind).map(|(key, count)| (key, *count)).collect();
+    causes.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let text = |(key, count): &(&CycleKey, u64)| {
+        let why = match (key.gc_by, key.major_by) {
+            (Some(by), Some(major)) => format!("{by}/{major}"),
+            (by, major) => by.or(major).unwrap_or("?").to_owned(),
+        };
+        format!("{why} {count}")
+    };
+    causes.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// A row of the summary: what it is, and as much of the text as there is room for.
+fn row(out: &mut impl Write, width: usize, label: &str, text: &str) -> std::io::Result<()> {
+    writeln!(out, "{}", clip(&format!("  {label:<9} {text}"), width).trim_end())
+}
+
+fn write_process(out: &mut impl Write, clock: WallClock, width: usize, done: &Done) -> std::io::Result<()> {
+    let Done { process, gc, gvl, end } = done;
+    let span_ns = end.ts_ns.saturating_sub(end.since_ns);
+    let ended = match end.reason {
+        EndReason::Exited => ", ended",
+        EndReason::Execed => ", replaced by exec",
+        EndReason::Detached => "",
+    };
+    let title = format!(
+        "{} (pid {}), Ruby {}: traced for {}{ended}",
+        program(process),
+        process.pid,
+        process.image.version,
+        duration(span_ns)
+    );
+    writeln!(out, "\n{}", clip(&title, width))?;
+    let cycles = gc.count(None);
+    if cycles == 0 && gc.work.is_empty() {
+        row(out, width, "GC", "no cycles")?;
+    }
+    for (phase, (count, ns)) in &gc.work {
+        let share = percent(*ns, span_ns);
+        row(
+            out,
+            width,
+            phase,
+            &format!("{} in {} ({share} of the time)", duration(*ns), plural(*count, "interval")),
+        )?;
+    }
+    if cycles > 0 {
+        write_cycles(out, clock, width, done, span_ns)?;
+    }
+    if let Some(rss) = gc.rss {
+        let text = format!("{} to {}, peak {}", bytes(rss.first), bytes(rss.last), bytes(rss.peak));
+        row(out, width, "RSS", &text)?;
+    }
+    if let Some(sums) = gvl {
+        let share = percent(sums.wait.ns, sums.watched_ns);
+        let text = format!(
+            "threads waited {} of their time, {} in all, longest {}",
+            share,
+            duration(sums.wait.ns),
+            duration(sums.wait.max_ns)
+        );
+        row(out, width, "GVL", &text)?;
+    }
+    if gc.lost > 0 {
+        let lost = plural(gc.lost, "GC event");
+        row(out, width, "lost", &format!("{lost}: the figures above lack them"))?;
+    }
+    Ok(())
+}
+
+fn write_cycles(
+    out: &mut impl Write,
+    clock: WallClock,
+    width: usize,
+    done: &Done,
+    span_ns: u64,
+) -> std::io::Result<()> {
+    let gc = &done.gc;
+    let total_ns = gc.stopped_ns + done.end.outside_ns;
+    let share = percent(total_ns, span_ns);
+    let rate = gc.count(None) as f64 * 1e9 / span_ns.max(1) as f64;
+    let (minor, major) = (gc.count(Some("minor")), gc.count(Some("major")));
+    let text = format!(
+        "{share} of the time: {} in {} ({rate:.1} a second)",
+        duration(total_ns),
+        plural(gc.count(None), "cycle")
+    );
+    row(out, width, "GC", &text)?;
+    for (kind, count) in [("minor", minor), ("major", major)] {
+        if count > 0 {
+            row(out, width, kind, &format!("{count}: {}", causes(gc, kind)))?;
+        }
+    }
+    for (label, times) in [("stops", &gc.stops), ("per cycle", &gc.totals)] {
+        let text = format!(
+            "longest {}, p99 {}, p50 {}  ({}, within 1 %)",
+            duration(times.max_ns()),
+            duration(times.quantile_ns(0.99)),
+            duration(times.quantile_ns(0.5)),
+            plural(times.count(), if label == "stops" { "stop" } else { "cycle" })
+        );
+        row(out, width, label, &text)?;
+    }
+    if let Some(worst) = &gc.worst {
+        let CycleKey { kind, gc_by, major_by } = worst.key;
+        let why = [gc_by, major_by].iter().flatten().copied().collect::<Vec<_>>().join("/");
+        let at = time_of_day(clock.epoch_seconds(worst.ts_ns));
+        let text = format!("#{} {kind} {why} at {at}Z: {}", worst.count, duration(worst.stopped_ns));
+        row(out, width, "worst", &text)?;
+        if let Some(frame) = &worst.by {
+            row(out, width, "", &format!("by {}", place_within(frame, width.saturating_sub(15))))?;
+        }
+    }
+    let lines = gc.lines();
+    let named = lines.iter().filter_map(|line| Some((line.frame.as_ref()?, line)));
+    for (n, (frame, line)) in named.take(LINES).enumerate() {
+        let share = percent(line.stopped_ns, gc.stopped_ns);
+        let label = if n == 0 { "lines" } else { "" };
+        let head = format!("{share:>7} of it by ");
+        let room = width.saturating_sub(12 + head.len());
+        let text = if place(frame).len() <= room { place(frame) } else { place_within(frame, room) };
+        row(out, width, label, &format!("{head}{text}"))?;
+    }
+    Ok(())
+}

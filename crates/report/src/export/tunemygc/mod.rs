@@ -1,0 +1,308 @@
+//! TuneMyGC sample sets: one set per process, as the protocol's agent would have sent them.
+//! The wire format is in [`gctrace_tunemygc::wire`].
+
+use std::{
+    collections::HashMap,
+    io,
+    num::NonZeroU32,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use gctrace_tunemygc::printable::printable_json;
+use serde_json::{Map, Value, json};
+
+mod client;
+mod spool;
+#[cfg(test)]
+mod tests;
+mod tokens;
+
+pub use client::{Target, default_spool};
+pub use gctrace_tunemygc::wire::{EventName, Header, ProtocolError, Sample, SampleSet};
+pub use tokens::Tokens;
+
+use client::Client;
+
+use super::{ExportError, Exporter, VERSION, file};
+use crate::{
+    clock::WallClock,
+    ledger::{Ledger, UserCounts},
+    model::{
+        EndReason, GcCycle, GcState, Process,
+        seen::{ProcessEnd, Seen},
+    },
+    private_dir::{self, DirError},
+    ruby::stat::GcInfo,
+};
+
+/// A set is written out and begun anew at this many samples (about 3 MB), which bounds memory.
+const MAX_SAMPLES: usize = 10_000;
+/// A set for a collector is sent and begun anew when it spans this time, so that it comes from long-lived processes, too.
+const MAX_SPAN_NS: u64 = 600_000_000_000;
+
+/// Collects sets and writes each to its file, or sends it, when its process ends.
+pub struct TuneMyGc {
+    to: To,
+    clock: WallClock,
+    dialect: Dialect,
+    open: HashMap<u32, Open>,
+    /// Processes whose service has no token.
+    without_token: u64,
+}
+
+/// How the header of a set is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// 11 elements, as the protocol's text has it.
+    #[default]
+    Spec,
+    /// 12 elements, as the protocol's agent sends them: with what watched the units of work.
+    Agent,
+}
+
+impl Dialect {
+    fn spy_ids(self) -> Option<String> {
+        // Of the agent's words, the one for a program that is watched by nobody but its operator.
+        (self == Self::Agent).then(|| "manual".to_owned())
+    }
+}
+
+/// Where sets go.
+enum To {
+    Dir {
+        path: PathBuf,
+        /// Files go where the path led at the start, whoever changes it.
+        open: OwnedFd,
+    },
+    Collector {
+        client: Box<Client>,
+        tokens: Tokens,
+        cycles: Option<NonZeroU32>,
+    },
+}
+
+/// The set of a process that is being traced.
+struct Open {
+    set: SampleSet,
+    /// Of the first sample.
+    first_ns: u64,
+    name: String,
+    part: u32,
+    /// Cycles in this part.
+    cycles: u32,
+    booted: bool,
+}
+
+impl TuneMyGc {
+    /// Sets go to files in `dir`, which is made if it is not there.
+    pub fn new(dir: &Path, dialect: Dialect, clock: WallClock) -> Result<Self, ExportError> {
+        let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
+        let is_new = !dir.exists();
+        // A link at the end is not to be made into a directory, nor followed if it is somebody else's.
+        if let Err(failed) = std::fs::create_dir_all(dir)
+            && failed.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(error(failed));
+        }
+        let open = private_dir::open_for_output(dir).map_err(|refused| match refused {
+            DirError::Io(failed) => error(failed),
+            refused => error(io::Error::other(refused.to_string())),
+        })?;
+        if is_new {
+            file::give_to_owner(open.as_fd());
+        }
+        file::check_writable(&opened(&open)).map_err(error)?;
+        let to = To::Dir { path: dir.to_owned(), open };
+        Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
+    }
+
+    /// Sets are sent to a collector; `say` tells what it answers.
+    pub fn sending(
+        target: &Target,
+        dialect: Dialect,
+        clock: WallClock,
+        say: fn(&str),
+    ) -> Result<Self, ExportError> {
+        let client =
+            Client::start(target, say).map_err(|(path, source)| ExportError::Unwritable { path, source })?;
+        let client = Box::new(client);
+        let to = To::Collector { client, tokens: target.tokens.clone(), cycles: target.cycles };
+        Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
+    }
+
+    fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
+        let clock = self.clock;
+        let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
+        open.set.samples.push(Sample {
+            ts: clock.epoch_seconds(state.ts_ns),
+            peak_rss: state.memory.map(|memory| memory.peak_rss),
+            current_rss: state.memory.map(|memory| memory.rss),
+            event,
+            stat: state.stat.clone(),
+            latest_gc_info: info_map(&state.info),
+            meta: None,
+            thread_id: (state.tid != process.pid).then(|| state.tid.into()),
+        });
+        if open.set.samples.len() == 1 {
+            open.first_ns = state.ts_ns;
+        }
+        let long = matches!(self.to, To::Collector { .. })
+            && state.ts_ns.saturating_sub(open.first_ns) >= MAX_SPAN_NS;
+        if long || open.set.samples.len() >= MAX_SAMPLES {
+            self.write(process.pid, false)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what there is of the set of a process; `last` ends it, else its next part begins.
+    fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
+        let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
+        let text = (!open.set.samples.is_empty()).then(|| printable_json(&open.set.to_json()).into_owned());
+        open.set.samples.clear();
+        open.cycles = 0;
+        open.part += u32::from(!last || open.part > 0);
+        let part = if open.part > 0 { format!("-part{}", open.part) } else { String::new() };
+        let stem = format!("{}{part}", open.name);
+        if last {
+            self.open.remove(&pid);
+        }
+        let Some(text) = text else { return Ok(()) };
+        match &self.to {
+            To::Dir { path, open } => file::write_new(&opened(open), &stem, ".json", text.as_bytes())
+                .map_err(|source| ExportError::File { path: path.join(format!("{stem}.json")), source }),
+            To::Collector { client, .. } => {
+                client.send(text);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The path of an open directory, whatever its name is by now.
+fn opened(dir: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
+}
+
+fn info_map(info: &GcInfo) -> Map<String, Value> {
+    let mut map = Map::new();
+    let mut put = |key: &str, value: Value| map.insert(key.to_owned(), value);
+    put("major_by", json!(info.major_by));
+    if let Some(need) = info.need_major_by {
+        put("need_major_by", json!(need));
+    }
+    put("gc_by", json!(info.gc_by));
+    put("have_finalizer", json!(info.have_finalizer));
+    put("immediate_sweep", json!(info.immediate_sweep));
+    put("state", json!(info.state));
+    if let Some((weak, retained)) = info.weak_references {
+        put("weak_references_count", json!(weak));
+        if let Some(retained) = retained {
+            put("retained_weak_references_count", json!(retained));
+        }
+    }
+    map
+}
+
+impl Exporter for TuneMyGc {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        match seen {
+            Seen::Process { state, .. } => self.process(process, state),
+            Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Ended(end) => self.ended(process, end),
+            _ => Ok(()),
+        }
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        counts.sets_without_token += self.without_token;
+        if let To::Collector { client, .. } = &self.to {
+            client.add_counts(counts);
+        }
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        let mut pids: Vec<u32> = self.open.keys().copied().collect();
+        pids.sort_unstable();
+        for pid in pids {
+            self.write(pid, true)?;
+        }
+        if let To::Collector { client, .. } = &self.to {
+            client.finish();
+        }
+        Ok(())
+    }
+}
+
+impl TuneMyGc {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+        let token = match &self.to {
+            To::Dir { .. } => None,
+            To::Collector { tokens, .. } => {
+                let Some(token) = tokens.of(&process.origin.service) else {
+                    self.without_token += 1;
+                    return Ok(());
+                };
+                Some(token.to_owned())
+            }
+        };
+        let header = Header {
+            token,
+            ruby_version: process.image.version.to_string(),
+            rails_version: "0.0".to_owned(),
+            gc_env: process.gc_env.iter().map(|(key, value)| (key.clone(), json!(value))).collect(),
+            agent_version: VERSION.to_owned(),
+            gc_opts: Vec::new(),
+            gc_constants: Map::new(),
+            stat_keys: process.image.stat_keys.iter().map(|key| (*key).to_owned()).collect(),
+            spy_ids: self.dialect.spy_ids(),
+            hostname: process.hostname.clone().unwrap_or_default(),
+            ppid: u64::from(process.ppid.unwrap_or_default()),
+            pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
+        };
+        let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
+        let name = format!("tunemygc-{}-{start}", process.pid);
+        let set = SampleSet { header, samples: Vec::new() };
+        self.open.insert(process.pid, Open { set, first_ns: 0, name, part: 0, cycles: 0, booted: false });
+        if let Some(state) = state {
+            self.push(process, EventName::Booted, state)?;
+            self.booted(process.pid);
+        }
+        Ok(())
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
+        if self.open.get(&process.pid).is_some_and(|open| !open.booted) {
+            // Nothing could be read before the VM's first GC: that is where our knowledge begins.
+            self.push(process, EventName::Booted, &cycle.start)?;
+            self.booted(process.pid);
+        }
+        self.push(process, EventName::GcCycleStarted, &cycle.start)?;
+        if let Some(end) = &cycle.end {
+            self.push(process, EventName::GcCycleEnded, end)?;
+        }
+        let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
+        open.cycles += 1;
+        match &self.to {
+            To::Collector { cycles: Some(cycles), .. } if open.cycles >= cycles.get() => {
+                self.write(process.pid, false)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
+        if end.reason == EndReason::Exited
+            && let Some(state) = &end.shutdown
+        {
+            self.push(process, EventName::Terminated, state)?;
+        }
+        self.write(process.pid, true)
+    }
+
+    fn booted(&mut self, pid: u32) {
+        if let Some(open) = self.open.get_mut(&pid) {
+            open.booted = true;
+        }
+    }
+}

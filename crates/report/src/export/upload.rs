@@ -1,0 +1,265 @@
+//! Pushing to a server while tracing goes on: payloads for the [`engine`], over HTTP or gRPC. What does not fit into the queue, or is
+//! not accepted in time, is dropped and counted.
+
+use std::{io, time::Duration};
+
+use bytes::Bytes;
+use ureq::http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::{ledger::UserCounts, words::percent_decoded};
+
+mod address;
+pub(super) mod engine;
+mod grpc;
+mod http;
+mod memory;
+mod notices;
+
+pub use address::{Address, Protocol, web as address};
+pub(super) use http::{agent, gzip, retry_after};
+pub(super) use notices::Reason;
+
+use engine::{Counts, Engine, FIRST_PAUSE, Failing, Outcome, Peer, Policy, Receipt};
+use memory::{Item, Memory};
+
+/// Payloads that wait.
+const QUEUE: usize = 1024;
+/// For one exchange, and for its connection alone.
+const TIMEOUT: Duration = Duration::from_secs(20);
+const CONNECT: Duration = Duration::from_secs(5);
+/// The longest pause, whatever the server asks for.
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// Attempts for one payload.
+const ATTEMPTS: u32 = 6;
+/// For what is left when tracing ends.
+const FINISH: Duration = Duration::from_secs(10);
+
+/// Something to send.
+pub(super) trait Payload: Send {
+    /// What follows the server's address: of HTTP a path, of gRPC a method.
+    fn path(&self, protocol: Protocol) -> &'static str;
+    /// Its `Content-Type` where it is sent over HTTP.
+    fn content_type(&self) -> &'static str;
+    /// Its bytes; empty if there is nothing to send after all.
+    fn encode(&self) -> Vec<u8>;
+    /// The same as two smaller ones, where it can be halved: for servers that find it too large.
+    fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
+        None
+    }
+    /// What the server rejected of what it accepted, by its answer.
+    fn rejected(&self, _answer: &[u8]) -> Option<Reason> {
+        None
+    }
+}
+
+/// A server that is pushed to, as tracing sees it.
+pub(super) struct Uploader(Engine<Box<dyn Payload>>);
+
+impl Uploader {
+    /// Starts the thread for a server. `name` is how it is called in messages.
+    pub(super) fn start(
+        name: &'static str,
+        address: &Address,
+        headers: HeaderMap,
+        say: fn(&str),
+    ) -> io::Result<Self> {
+        let policy = Policy {
+            name,
+            jobs: ["request", "requests"],
+            thread: "gctrace-push",
+            capacity: QUEUE,
+            failing: Failing::Drop(ATTEMPTS),
+            first_pause: FIRST_PAUSE,
+            last_pause: LAST_PAUSE,
+            finish: FINISH,
+        };
+        let (transport, prepare): (_, fn(Vec<u8>) -> Bytes) = match address.protocol {
+            Protocol::Http => {
+                (Transport::Http(http::Server::new(&address.url, headers)), |body| gzip(&body).into())
+            }
+            // Compressed by message.
+            Protocol::Grpc => (Transport::Grpc(grpc::Server::new(&address.url, headers)?), Bytes::from),
+        };
+        let server = Server { url: address.url.clone(), transport };
+        Engine::start(policy, Memory::new(prepare), server, say).map(Self)
+    }
+
+    /// Hands a payload over. Never waits.
+    pub(super) fn send(&self, payload: Box<dyn Payload>) {
+        self.0.send(payload, 1);
+    }
+
+    /// Counts a payload that there is no room for.
+    pub(super) fn give_up(&self) {
+        self.0.give_up();
+    }
+
+    /// Adds what became of its payloads.
+    pub(super) fn add_counts(&self, to: &mut UserCounts) {
+        let Counts { made, sent, partial, refused, dropped, waiting } = self.0.counts();
+        to.uploads += made;
+        to.uploads_sent += sent;
+        to.uploads_partial += partial;
+        to.uploads_refused += refused;
+        to.uploads_dropped += dropped;
+        to.uploads_waiting += waiting;
+    }
+
+    /// Sends what is left, for a while, and reports what became of all.
+    pub(super) fn finish(&self) {
+        self.0.finish(|| {});
+    }
+}
+
+/// A server.
+struct Server {
+    url: String,
+    transport: Transport,
+}
+
+/// How requests get there.
+enum Transport {
+    Http(http::Server),
+    Grpc(grpc::Server),
+}
+
+impl Peer<Memory> for Server {
+    fn send(&mut self, Item { payload, body }: Item<'_>) -> Outcome<Receipt> {
+        let outcome = match &self.transport {
+            Transport::Http(server) => {
+                server.post(payload.path(Protocol::Http), payload.content_type(), body)
+            }
+            Transport::Grpc(server) => server.call(payload.path(Protocol::Grpc), body),
+        };
+        outcome.map(|answer| payload.rejected(&answer).map_or(Receipt::Whole(None), Receipt::Partial))
+    }
+
+    fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+/// Further headers from an environment variable: `Name=value,Name=value`, values percent-encoded (OpenTelemetry's specification
+/// of exporters). An error is what is no header; values are not repeated, they may be secrets.
+pub(crate) fn headers(variable: &str) -> Result<HeaderMap, String> {
+    let list = std::env::var(variable).unwrap_or_default();
+    let mut headers = HeaderMap::new();
+    for pair in list.split(',').filter(|pair| !pair.trim().is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or("an entry without `=`")?;
+        let name = name.trim();
+        let key = HeaderName::try_from(name).map_err(|_| format!("`{name}` is no name of a header"))?;
+        let value = HeaderValue::try_from(percent_decoded(value.trim()));
+        let mut value = value.map_err(|_| format!("what `{name}` is set to cannot be sent"))?;
+        value.set_sensitive(true);
+        headers.append(key, value);
+    }
+    Ok(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    struct Text(&'static [u8]);
+
+    impl Payload for Text {
+        fn path(&self, _: Protocol) -> &'static str {
+            "/x"
+        }
+
+        fn content_type(&self) -> &'static str {
+            "text/plain"
+        }
+
+        fn encode(&self) -> Vec<u8> {
+            self.0.to_vec()
+        }
+    }
+
+    struct Rejected;
+
+    impl Payload for Rejected {
+        fn path(&self, _: Protocol) -> &'static str {
+            "/x"
+        }
+
+        fn content_type(&self) -> &'static str {
+            "text/plain"
+        }
+
+        fn encode(&self) -> Vec<u8> {
+            vec![b'x']
+        }
+
+        fn rejected(&self, _: &[u8]) -> Option<Reason> {
+            Some(Reason::quoting("1 points", "\x1b[2J\u{202e}nope"))
+        }
+    }
+
+    /// A server that rejects a part of each request is quoted once, and nothing that it says controls the terminal.
+    #[test]
+    fn rejected_in_part() {
+        static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut read = [0; 4096];
+                let mut request = Vec::new();
+                // The body is a gzip file of one byte: it fits into what comes first.
+                while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+                    let n = io::Read::read(&mut stream, &mut read).unwrap();
+                    request.extend_from_slice(&read[..n]);
+                }
+                io::Write::write_all(
+                    &mut stream,
+                    b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx",
+                )
+                .unwrap();
+            }
+        });
+        let address = Address { url: url.clone(), protocol: Protocol::Http };
+        let say = |line: &str| SAID.lock().unwrap().push(line.to_owned());
+        let uploader = Uploader::start("test", &address, HeaderMap::new(), say).unwrap();
+        for _ in 0..3 {
+            uploader.send(Box::new(Rejected));
+        }
+        uploader.finish();
+        let counts = uploader.0.counts();
+        assert_eq!((counts.sent, counts.partial), (3, 3), "{counts:?}");
+        let said = SAID.lock().unwrap();
+        let quoted: Vec<&String> = said.iter().filter(|line| line.contains("nope")).collect();
+        let text = format!(
+            "gctrace: test: {url} rejected part of a request: 1 points (\\u{{1b}}[2J\\u{{202e}}nope)"
+        );
+        assert_eq!(quoted, [&text, &format!("{text} [2 more times]")], "{said:?}");
+    }
+
+    /// With nobody there, handing over does not wait, the queue has its bound, and every payload is accounted for.
+    #[test]
+    fn bounded() {
+        for protocol in [Protocol::Http, Protocol::Grpc] {
+            bounded_over(protocol);
+        }
+    }
+
+    fn bounded_over(protocol: Protocol) {
+        let nobody = Address { url: "http://127.0.0.1:1".to_owned(), protocol };
+        let uploader = Uploader::start("test", &nobody, HeaderMap::new(), |_| {}).unwrap();
+        let began = std::time::Instant::now();
+        for _ in 0..2 * QUEUE {
+            uploader.send(Box::new(Text(b"x")));
+        }
+        uploader.send(Box::new(Text(b"")));
+        assert!(began.elapsed() < Duration::from_secs(1));
+        let before = uploader.0.counts();
+        assert!(before.dropped >= QUEUE as u64 / 2 && before.waiting <= QUEUE as u64 + 1, "{before:?}");
+        uploader.finish();
+        let counts = uploader.0.counts();
+        assert_eq!((counts.waiting, counts.sent), (0, 0));
+        assert_eq!(counts.made, counts.dropped + counts.refused, "{counts:?}");
+    }
+}

@@ -1,0 +1,128 @@
+//! Addresses of servers, as users write them.
+
+use ureq::http::Uri;
+
+/// What a server speaks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1.
+    #[default]
+    Http,
+    /// gRPC.
+    Grpc,
+}
+
+/// Where something is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// `http://` or `https://` address without a `/` at its end.
+    pub url: String,
+    /// What is spoken there.
+    pub protocol: Protocol,
+}
+
+/// Port of OTLP/gRPC where none is named.
+const OTLP_PORT: u16 = 4317;
+
+impl Address {
+    /// A server that is spoken to over HTTP.
+    pub fn http(url: &str) -> Option<Self> {
+        web(url).map(|url| Self { url, protocol: Protocol::Http })
+    }
+
+    /// A server that is spoken to over gRPC. `None` if it is no grpc://, grpcs://, http:// or https:// address of a host.
+    pub fn grpc(text: &str) -> Option<Self> {
+        let text = text.trim_end_matches('/');
+        let own = text.strip_prefix("grpcs://").map(|host| ("https", host));
+        let own = own.or_else(|| text.strip_prefix("grpc://").map(|host| ("http", host)));
+        let url = match own {
+            Some((scheme, host)) => {
+                let uri: Uri = format!("{scheme}://{host}").parse().ok()?;
+                let port = if uri.port().is_none() { format!(":{OTLP_PORT}") } else { String::new() };
+                format!("{scheme}://{host}{port}")
+            }
+            None => web(text)?,
+        };
+        // gRPC has methods, and no paths before them.
+        let uri: Uri = url.parse().ok()?;
+        (uri.host().is_some_and(|host| !host.is_empty()) && uri.path() == "/" && uri.query().is_none())
+            .then_some(Self { url, protocol: Protocol::Grpc })
+    }
+
+    /// An OTLP receiver. The address's scheme says what it speaks, or else the flag, or else OpenTelemetry's environment
+    /// variable, or else it is HTTP. An error is what is wrong.
+    pub fn otlp(text: &str, flag: Option<Protocol>, environment: Option<&str>) -> Result<Self, String> {
+        let is_grpc = text.starts_with("grpc://") || text.starts_with("grpcs://");
+        if is_grpc && flag == Some(Protocol::Http) {
+            return Err(format!("`{text}` speaks gRPC, --otlp-protocol says HTTP"));
+        }
+        let protocol = match (flag, environment) {
+            _ if is_grpc => Protocol::Grpc,
+            (Some(flag), _) => flag,
+            (None, None | Some("" | "http/protobuf")) => Protocol::Http,
+            (None, Some("grpc")) => Protocol::Grpc,
+            (None, Some(other)) => {
+                return Err(format!(
+                    "OTEL_EXPORTER_OTLP_PROTOCOL is `{other}`, gctrace speaks grpc and http/protobuf: give --otlp-protocol"
+                ));
+            }
+        };
+        match protocol {
+            Protocol::Http => Self::http(text)
+                .ok_or_else(|| format!("`{text}` is no http:// or https:// address (nor grpc://, grpcs://)")),
+            Protocol::Grpc => Self::grpc(text)
+                .ok_or_else(|| format!("`{text}` is no address for gRPC, such as grpc://localhost:4317")),
+        }
+    }
+}
+
+/// An http:// or https:// address without a `/` at its end; `None` if it is none.
+pub fn web(text: &str) -> Option<String> {
+    let url = text.trim_end_matches('/');
+    let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
+    (!host.is_empty() && !host.starts_with('/')).then(|| url.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses are taken with and without a slash at the end.
+    #[test]
+    fn addresses() {
+        assert_eq!(web("http://h:1/a/").as_deref(), Some("http://h:1/a"));
+        for text in ["", "h:1", "ftp://h", "https://", "http:///x"] {
+            assert_eq!(web(text), None, "{text}");
+        }
+    }
+
+    /// Scheme before flag before environment; what contradicts itself is refused.
+    #[test]
+    fn otlp() {
+        let of = |text, flag, environment| Address::otlp(text, flag, environment);
+        let (http, grpc) = (Some(Protocol::Http), Some(Protocol::Grpc));
+        for (text, flag, environment, url, protocol) in [
+            ("http://h:4318/", None, None, "http://h:4318", Protocol::Http),
+            ("http://h:4318/x", None, Some("http/protobuf"), "http://h:4318/x", Protocol::Http),
+            ("http://h:4317", None, Some("grpc"), "http://h:4317", Protocol::Grpc),
+            ("https://h:4317/", grpc, Some("http/protobuf"), "https://h:4317", Protocol::Grpc),
+            ("http://h:4318", http, Some("grpc"), "http://h:4318", Protocol::Http),
+            ("grpc://h", None, Some("http/protobuf"), "http://h:4317", Protocol::Grpc),
+            ("grpc://h:1/", grpc, None, "http://h:1", Protocol::Grpc),
+            ("grpcs://[::1]", None, None, "https://[::1]:4317", Protocol::Grpc),
+        ] {
+            assert_eq!(of(text, flag, environment), Ok(Address { url: url.to_owned(), protocol }), "{text}");
+        }
+        for (text, flag, environment) in [
+            ("grpc://h", http, None),
+            ("grpc://h/path", None, None),
+            ("http://h/v1", grpc, None),
+            ("grpc://", None, None),
+            ("grpc:///x", None, None),
+            ("h:4317", grpc, None),
+            ("http://h:4318", None, Some("http/json")),
+        ] {
+            assert!(of(text, flag, environment).is_err(), "{text}: {:?}", of(text, flag, environment));
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Profiles that are pushed: what was recorded in a window of time goes out at its end, and recording begins anew.
+
+use std::{
+    collections::BTreeMap,
+    rc::Rc,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+use super::{
+    ExportError, Exporter,
+    upload::{Payload, Uploader},
+};
+use crate::{
+    aggregate::recording::{Limits, ProcessIndex, Recording},
+    clock::{WallClock, monotonic_ns},
+    ledger::{Ledger, UserCounts},
+    model::{
+        Process,
+        seen::{Observer as _, Seen},
+    },
+};
+
+/// A window is short; what is beyond these limits goes into sums that say so.
+const LIMITS: Limits = Limits { nodes: 1 << 18, sums: 1 << 18, threads: 1 << 14, timeline: 0 };
+
+/// Windows that may wait to be sent; more would be memory without bound while a server is away.
+const WAITING: usize = 4;
+
+/// What was recorded in a window of time.
+pub(super) struct Window {
+    /// Everything.
+    pub(super) recording: Recording,
+    /// Of the run.
+    pub(super) clock: WallClock,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub(super) began_ns: u64,
+    /// The same.
+    pub(super) ended_ns: u64,
+    /// What gctrace had counted by then, in one line.
+    pub(super) account: String,
+    /// Whether threads off their CPU were looked at, whether or not there were any.
+    pub(super) wall: bool,
+}
+
+/// Makes payloads of some processes of a window.
+pub(super) type Make = fn(Arc<Window>, Vec<ProcessIndex>) -> Box<dyn Payload>;
+
+/// Records, and hands windows over.
+pub(super) struct Windows {
+    sinks: Vec<(Rc<Uploader>, Make)>,
+    interval: Duration,
+    clock: WallClock,
+    wall: bool,
+    recording: Recording,
+    began: Instant,
+    /// Of the first window, when tracing began; `None` until it has.
+    began_ns: Option<u64>,
+    closed_ns: Option<u64>,
+    /// What came before that, of the windows that are gone.
+    early: (u64, u64),
+    account: String,
+    waiting: Vec<Weak<Window>>,
+}
+
+impl Windows {
+    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at.
+    pub(super) fn new(
+        sinks: Vec<(Rc<Uploader>, Make)>,
+        interval: Duration,
+        clock: WallClock,
+        wall: bool,
+    ) -> Self {
+        Self {
+            sinks,
+            interval,
+            clock,
+            wall,
+            recording: Recording::new(false, LIMITS),
+            began: Instant::now(),
+            began_ns: None,
+            closed_ns: None,
+            early: (0, 0),
+            account: String::new(),
+            waiting: Vec::new(),
+        }
+    }
+
+    /// Ends the window. What it holds is encoded and sent elsewhere.
+    fn hand_over(&mut self) {
+        let Some(began_ns) = self.began_ns else { return };
+        let ended_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
+        let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
+        // A sample may come late: it is in the window that is open then.
+        self.recording.began_ns = recording.began_ns;
+        self.early.0 += recording.early_samples;
+        self.early.1 += recording.early_events;
+        self.began_ns = Some(ended_ns);
+        self.began = Instant::now();
+        let has_any =
+            !recording.samples.is_empty() || !recording.pauses.is_empty() || !recording.gvl_waits.is_empty();
+        if !has_any {
+            return;
+        }
+        let (clock, account, wall) = (self.clock, self.account.clone(), self.wall);
+        let window = Arc::new(Window { recording, clock, began_ns, ended_ns, account, wall });
+        self.waiting.retain(|window| window.strong_count() > 0);
+        let full = self.waiting.len() >= WAITING;
+        self.waiting.push(Arc::downgrade(&window));
+        let mut services: BTreeMap<_, Vec<ProcessIndex>> = BTreeMap::new();
+        for (index, facts) in window.recording.processes.iter().enumerate() {
+            services.entry((&facts.origin.service, &facts.origin.container)).or_default().push(index);
+        }
+        for (uploader, make) in &self.sinks {
+            for processes in services.values() {
+                if full {
+                    uploader.give_up();
+                    continue;
+                }
+                uploader.send(make(Arc::clone(&window), processes.clone()));
+            }
+        }
+    }
+}
+
+impl Exporter for Windows {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        // What a thread did as a whole belongs to no window.
+        if !matches!(seen, Seen::GvlThread(_)) {
+            self.recording.see(process, seen);
+        }
+        Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        if self.began_ns.is_none() {
+            (self.began_ns, self.recording.began_ns) = (Some(ts_ns), Some(ts_ns));
+            self.began = Instant::now();
+        }
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.closed_ns = Some(ts_ns);
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        counts.profile_samples_early += self.early.0 + self.recording.early_samples;
+        counts.profile_events_early += self.early.1 + self.recording.early_events;
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        self.account = format!("gctrace {}: {}", super::VERSION, ledger.summary());
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.account(ledger);
+        self.hand_over();
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ExportError> {
+        if self.began.elapsed() >= self.interval {
+            self.hand_over();
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the last uploads, after every exporter that makes some.
+pub(super) struct LastUploads {
+    uploaders: Vec<Rc<Uploader>>,
+}
+
+impl LastUploads {
+    /// Of these.
+    pub(super) fn new(uploaders: Vec<Rc<Uploader>>) -> Self {
+        Self { uploaders }
+    }
+}
+
+impl Exporter for LastUploads {
+    fn add_counts(&self, counts: &mut UserCounts) {
+        for uploader in &self.uploaders {
+            uploader.add_counts(counts);
+        }
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        for uploader in &self.uploaders {
+            uploader.finish();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::{super::upload::Protocol, *};
+
+    static SPANS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+    struct Nothing;
+
+    impl Payload for Nothing {
+        fn path(&self, _: Protocol) -> &'static str {
+            "/"
+        }
+
+        fn content_type(&self) -> &'static str {
+            "text/plain"
+        }
+
+        fn encode(&self) -> Vec<u8> {
+            Vec::new()
+        }
+    }
+
+    fn make(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
+        SPANS.lock().unwrap().push((window.began_ns, window.ended_ns));
+        drop(window);
+        Box::new(Nothing)
+    }
+
+    /// The first window begins when tracing does, not when gctrace was started; the last ends when tracing does.
+    #[test]
+    fn spans() {
+        let nobody =
+            super::super::upload::Address { url: "http://127.0.0.1:1".to_owned(), protocol: Protocol::Http };
+        let headers = super::super::upload::headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
+        let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
+        let clock = WallClock::measure();
+        let mut windows = Windows::new(vec![(uploader, make)], Duration::ZERO, clock, false);
+        let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
+        // The start may take longer than a window.
+        windows.flush().unwrap();
+        windows.began(7_000_000_000);
+        windows.see(&process, Seen::Stack(&sample)).unwrap();
+        windows.hand_over();
+        let now = monotonic_ns();
+        windows.see(&process, Seen::Stack(&sample)).unwrap();
+        windows.closed(now + 1_000);
+        windows.finish(&Ledger::default()).unwrap();
+        let spans = SPANS.lock().unwrap();
+        assert_eq!(spans.len(), 2);
+        assert_eq!((spans[0].0, spans[1].0, spans[1].1), (7_000_000_000, spans[0].1, now + 1_000));
+    }
+}

@@ -1,0 +1,350 @@
+//! The domain types that aggregation produces and exporters consume. Not serialisable on purpose: every wire format
+//! has its own types beside its exporter.
+
+pub mod gvl;
+pub mod gvl_so_far;
+pub mod seen;
+pub mod source;
+pub mod stack;
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use gctrace_common::event::Phase as WorkPhase;
+
+use crate::ruby::{PauseKind, RubyVersion, last_resort::Method, stat::GcInfo};
+
+/// What is known of a traced process. Facts that could not be read (it had already exited) are `None`.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Pid in the host's pid namespace.
+    pub pid: u32,
+    /// Pid in the process's own namespace.
+    pub ns_pid: Option<u32>,
+    /// Parent's pid, host namespace.
+    pub ppid: Option<u32>,
+    /// Name of the main thread.
+    pub comm: String,
+    /// Arguments.
+    pub cmdline: Option<Vec<String>>,
+    /// Start time, epoch seconds.
+    pub start_ts: Option<f64>,
+    /// Host name of the process's UTS namespace.
+    pub hostname: Option<String>,
+    /// Its container, pod and unit.
+    pub container: Container,
+    /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted.
+    pub gc_env: BTreeMap<String, String>,
+    /// Names of variables that begin with `RUBY_GC_` and are no names of variables: these are refused.
+    pub gc_env_refused: Vec<String>,
+    /// Whose it is.
+    pub origin: Arc<Origin>,
+    /// The Ruby it runs.
+    pub image: Arc<Image>,
+}
+
+/// What a process belongs to, for outputs that add up many processes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Origin {
+    /// Service: `OTEL_SERVICE_NAME`, `service.name` of `OTEL_RESOURCE_ATTRIBUTES`, `DD_SERVICE`, its systemd unit, or its script, the
+    /// first of these that is there.
+    pub service: String,
+    /// Id of its container, 64 hexadecimal digits.
+    pub container: Option<String>,
+    /// Id of its Kubernetes pod.
+    pub pod: Option<String>,
+    /// Its Kubernetes namespace.
+    pub namespace: Option<String>,
+    /// The other `OTEL_RESOURCE_ATTRIBUTES` of its initial environment.
+    pub attributes: Vec<(String, String)>,
+}
+
+/// A container runtime, as far as it can be told from the name of a cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// Docker.
+    Docker,
+    /// containerd, under Kubernetes or nerdctl.
+    Containerd,
+    /// CRI-O.
+    CriO,
+    /// Podman.
+    Podman,
+}
+
+impl Runtime {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Containerd => "containerd",
+            Self::CriO => "cri-o",
+            Self::Podman => "podman",
+        }
+    }
+}
+
+/// Where a process runs. What is not known is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Container {
+    /// Id of the innermost container.
+    pub id: Option<String>,
+    /// Its runtime.
+    pub runtime: Option<Runtime>,
+    /// Its name.
+    pub name: Option<String>,
+    /// Uid of the Kubernetes pod.
+    pub pod_uid: Option<String>,
+    /// Name of the pod.
+    pub pod: Option<String>,
+    /// Namespace of the pod.
+    pub namespace: Option<String>,
+    /// systemd unit (inside of the container, if there is one).
+    pub unit: Option<String>,
+    /// Path of the cgroup, as seen from gctrace's cgroup namespace.
+    pub cgroup: Option<String>,
+}
+
+/// A Ruby image as exporters see it.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Index in the kernel's image table.
+    pub index: u32,
+    /// Path as the first process that mapped it saw it.
+    pub path: PathBuf,
+    /// Version.
+    pub version: RubyVersion,
+    /// Build id, hexadecimal, if the file has one.
+    pub build_id: Option<String>,
+    /// Names of this Ruby's `GC.stat` keys, in its order.
+    pub stat_keys: Vec<&'static str>,
+    /// Names of the keys of each heap in its `GC.stat_heap`, in its order; empty before 3.2.
+    pub heap_keys: Vec<&'static str>,
+    /// How its GC work is seen.
+    pub method: Method,
+    /// Probes attached.
+    pub probes: usize,
+    /// How much of its GVL is watched; `None`: nothing.
+    pub gvl: Option<gvl::GvlCoverage>,
+    /// Whether the file has symbols that the sites were cross-checked with.
+    pub has_symbols: bool,
+}
+
+/// Memory of a process, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Resident set size: `anon + file + shmem`.
+    pub rss: u64,
+    /// Its highest value so far, never below `rss`.
+    pub peak_rss: u64,
+    /// Resident anonymous memory.
+    pub anon: u64,
+    /// Resident pages of files.
+    pub file: u64,
+    /// Resident shared memory.
+    pub shmem: u64,
+    /// Anonymous memory in swap, not part of `rss`.
+    pub swap: u64,
+    /// Where this was read, and when.
+    pub source: MemorySource,
+    /// How much of it is shared, if that was looked at.
+    pub shares: Option<Shares>,
+}
+
+/// Where memory was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MemorySource {
+    /// In the kernel, at the event.
+    Kernel,
+    /// The same, without what each CPU has not added to the kernel's counters yet.
+    KernelApproximate,
+    /// In `/proc`, when the event was handled.
+    #[default]
+    Proc,
+}
+
+impl MemorySource {
+    /// The word used on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::KernelApproximate => "kernel-approximate",
+            Self::Proc => "proc",
+        }
+    }
+}
+
+/// How memory is shared with other processes, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// Proportional set size: each page divided by the number of processes that have it.
+    pub pss: u64,
+    /// Pages that only this process has and has written to: what copy on write has cost, and its own garbage.
+    pub private_dirty: u64,
+}
+
+/// The VM's state at one GC event.
+#[derive(Clone, Debug)]
+pub struct GcState {
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// Thread.
+    pub tid: u32,
+    /// `GC.stat`, in the order of [`Image::stat_keys`].
+    pub stat: Vec<u64>,
+    /// `GC.stat_heap`: the values of each heap, in the order of [`Image::heap_keys`]; empty before 3.2.
+    pub heaps: Vec<Vec<u64>>,
+    /// `GC.latest_gc_info`.
+    pub info: GcInfo,
+    /// Memory, if it was read at the event or the process could still be read.
+    pub memory: Option<Memory>,
+}
+
+/// One GC pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// The thread that stood: any one may do a step of a cycle.
+    pub tid: u32,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Length, nanoseconds; equals `mark_ns + sweep_ns + other_ns`.
+    pub ns: u64,
+    /// What the VM entered the GC for, where that is certain.
+    pub kind: Option<PauseKind>,
+    /// Of it, marking.
+    pub mark_ns: u64,
+    /// Of it, sweeping and, in a cycle that compacts, compacting: CRuby has no event between the two.
+    pub sweep_ns: u64,
+    /// Of it, neither: setting up and tearing down.
+    pub other_ns: u64,
+}
+
+impl Pause {
+    /// The phase in which the pause begins its work.
+    pub fn first_phase(&self) -> Phase {
+        if self.mark_ns > 0 {
+            Phase::Mark
+        } else if self.sweep_ns > 0 {
+            Phase::Sweep
+        } else {
+            Phase::Other
+        }
+    }
+
+    /// The pause by phase.
+    pub fn phases(&self) -> [(Phase, u64); 3] {
+        [(Phase::Mark, self.mark_ns), (Phase::Sweep, self.sweep_ns), (Phase::Other, self.other_ns)]
+    }
+}
+
+/// A phase of a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Marking.
+    Mark,
+    /// Sweeping and compacting.
+    Sweep,
+    /// Neither.
+    Other,
+}
+
+impl Phase {
+    /// The word used in labels and frames.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mark => "marking",
+            Self::Sweep => "sweeping",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// An interval of GC work of an image whose event sites are not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GcWork {
+    /// What was timed.
+    pub phase: WorkPhase,
+    /// Thread.
+    pub tid: u32,
+    /// Its name.
+    pub comm: String,
+    /// `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Length, nanoseconds.
+    pub ns: u64,
+}
+
+/// One GC cycle: from `GC_START` to the end of its (lazy) sweep.
+#[derive(Clone, Debug)]
+pub struct GcCycle {
+    /// Name of the thread that started it.
+    pub comm: String,
+    /// `GC.count` of the cycle.
+    pub count: u64,
+    /// At `GC_START`.
+    pub start: GcState,
+    /// At `GC_END_SWEEP`; `None` if tracing or the process ended before.
+    pub end: Option<GcState>,
+    /// Its pauses, in order.
+    pub pauses: Vec<Pause>,
+    /// What the thread that started it was doing, leaf first; `None` where its stack was not seen.
+    pub trigger: Option<stack::Stack>,
+    /// GC records of this process that the kernel lost before this cycle was reported, since the last report.
+    pub lost: u64,
+}
+
+impl GcCycle {
+    /// Whether it marks everything.
+    pub fn is_major(&self) -> bool {
+        self.start.info.major_by.is_some()
+    }
+
+    /// `minor` or `major`.
+    pub fn kind(&self) -> &'static str {
+        if self.is_major() { "major" } else { "minor" }
+    }
+
+    /// Whether the heap was compacted in it, which Ruby counts from 2.7 on; `None` if that cannot be told. The `GC.compact`
+    /// of 2.7 works outside any cycle.
+    pub fn compacted(&self, process: &Process) -> Option<bool> {
+        let at = process.image.stat_keys.iter().position(|key| *key == "compact_count")?;
+        Some(self.end.as_ref()?.stat.get(at)? > self.start.stat.get(at)?)
+    }
+
+    /// Sum of its pauses, nanoseconds.
+    pub fn pause_ns(&self) -> u64 {
+        self.pauses.iter().map(|pause| pause.ns).sum()
+    }
+
+    /// Its longest pause, nanoseconds.
+    pub fn max_pause_ns(&self) -> u64 {
+        self.pauses.iter().map(|pause| pause.ns).max().unwrap_or_default()
+    }
+}
+
+/// How tracing of a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// It exited (or was killed).
+    Exited,
+    /// It replaced its program.
+    Execed,
+    /// gctrace stopped.
+    Detached,
+}
+
+impl EndReason {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exited => "exited",
+            Self::Execed => "execed",
+            Self::Detached => "detached",
+        }
+    }
+}
+
+/// A NUL-padded `comm` as text.
+pub fn comm(bytes: &[u8; 16]) -> String {
+    let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}

@@ -58,6 +58,22 @@ fn main() -> ExitCode {
                 }
             };
         }
+        #[cfg(feature = "collector")]
+        Some(Subcommand::Apps(args)) => {
+            return match cli::apps(&args) {
+                Ok(Some(text)) => written(text.as_bytes()),
+                Ok(None) => {
+                    console::say(
+                        "gctrace: the store has no such application; `gctrace apps list` lists them",
+                    );
+                    ExitCode::from(1)
+                }
+                Err(error) => {
+                    console::say(&format!("gctrace: {error}"));
+                    ExitCode::from(2)
+                }
+            };
+        }
         None => {}
     }
     if let Some(proc) = &args.proc {

@@ -110,6 +110,13 @@ impl Collector {
     }
 }
 
+/// What `gctrace apps` prints for a store.
+pub fn apps(store: &str, args: &[&str]) -> Result<String> {
+    let output = Command::new(gctrace_binary()?).args(["apps", "--store", store]).args(args).output()?;
+    ensure!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
 /// The protocol's example with this token and pid.
 pub fn example(token: &str, pid: u64) -> Result<Value> {
     let mut set: Value = serde_json::from_str(EXAMPLE)?;

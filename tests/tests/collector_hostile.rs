@@ -37,6 +37,7 @@ fn bodies() -> Result<()> {
     lying[at..].copy_from_slice(&1000_u32.to_le_bytes());
     let nested = format!("{head},[1.0,1,1,\"BOOTED\",{}", "[".repeat(1 << 20));
     let meta = good.replacen("null]", &format!("[{}1]]", "[],".repeat(15_000_000)), 1);
+    let meta_of = |size: usize| format!("\"{}\"]", "m".repeat(size - 2));
     let string = good.replace("localhost", &"x".repeat(49_000_000));
     let cases: Vec<(&str, Vec<u8>, bool, u16)> = vec![
         ("51 MB", vec![b' '; 51_000_000], false, 400),
@@ -61,8 +62,15 @@ fn bodies() -> Result<()> {
             400,
         ),
         ("nothing", Vec::new(), false, 400),
-        // Allowed, if large: anything may be in there.
-        ("metadata of 45 MB", meta.into_bytes(), false, 200),
+        ("metadata of 45 MB", meta.into_bytes(), false, 400),
+        // Anything may be in there, if it is not much.
+        ("metadata of 16 KiB", good.replacen("null]", &meta_of(16 << 10), 1).into_bytes(), false, 200),
+        (
+            "metadata of 16 KiB and a byte",
+            good.replacen("null]", &meta_of((16 << 10) + 1), 1).into_bytes(),
+            false,
+            400,
+        ),
     ];
     std::thread::scope(|scope| {
         let mut threads = Vec::new();

@@ -1,8 +1,16 @@
-//! A server that receives TuneMyGC sample sets ([`server`]) and keeps them ([`store`]). `docs/collector.md` describes it for
+//! A server that receives TuneMyGC sample sets ([`server`]) and keeps them ([`store`]), and what its operator does ([`admin`]). `docs/collector.md` describes it for
 //! its users.
 #![forbid(unsafe_code)]
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use gctrace_tunemygc::{printable, tune, wire};
 
+pub mod admin;
 pub mod server;
 pub mod store;
+
+/// Epoch seconds.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
+#[cfg(feature = "collector")]
+use super::collector::{AppsArgs, CollectorArgs};
 use super::{
     parse::{self, Pids},
     reports::ReportArgs,
@@ -304,6 +306,9 @@ pub enum Subcommand {
     /// Receive TuneMyGC sample sets over HTTP, keep them, and answer with recommendations
     #[cfg(feature = "collector")]
     Collector(CollectorArgs),
+    /// Add, list and delete the applications of a collector's store
+    #[cfg(feature = "collector")]
+    Apps(AppsArgs),
 }
 
 /// Flags of `gctrace heap`.
@@ -373,51 +378,6 @@ pub struct TuneArgs {
     /// Take all sets of one series of Ruby together, as those of one program
     #[arg(long)]
     pub together: bool,
-}
-
-/// Flags of `gctrace collector`.
-#[cfg(feature = "collector")]
-#[derive(Debug, ClapArgs)]
-#[command(after_help = "Examples:\n  \
-        gctrace collector --store sqlite:sets.db\n  \
-        gctrace collector --listen 0.0.0.0:9292 --store sqlite:/var/lib/gctrace/sets.db \\\n    \
-        --tls-cert chain.pem --tls-key key.pem\n  \
-        curl -d email=me@example.com -d app=shop http://127.0.0.1:9292/accounts        a token\n  \
-        curl http://127.0.0.1:9292/apps/TOKEN                                  what to set\n\n\
-        Exit status: 0 ended by SIGINT or SIGTERM, 2 error.")]
-pub struct CollectorArgs {
-    /// Address and port to listen on
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9292")]
-    pub listen: std::net::SocketAddr,
-
-    /// Where sets are kept: sqlite:PATH, a file that is made if it is not there; or `postgres://USER@HOST/DATABASE`, for several
-    /// collectors at a time (password: PGPASSWORD; TLS: add ?sslmode=require)
-    #[arg(long, value_name = "STORE", env = "GCTRACE_STORE", hide_env_values = true)]
-    pub store: String,
-
-    /// Certificate chain, PEM, the server's own first; with it the collector speaks TLS only
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
-
-    /// Key of the certificate, PEM
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-
-    /// What addresses in answers begin with, e.g. `https://gc.example.com` [default: the address that was asked]
-    #[arg(long, value_name = "URL")]
-    pub public_url: Option<String>,
-
-    /// Let nobody register an application (POST /accounts)
-    #[arg(long)]
-    pub no_registration: bool,
-
-    /// Connections at a time of one address (of IPv6: of a /64); 0: no limit [default: 256, on loopback none]
-    #[arg(long, value_name = "N")]
-    pub per_address: Option<u32>,
-
-    /// Tell agents of the TuneMyGC gem below this version to be updated
-    #[arg(long, value_name = "VERSION", default_value = "1.0.15")]
-    pub min_agent: String,
 }
 
 /// `gctrace tune --format`.

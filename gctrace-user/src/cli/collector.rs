@@ -1,30 +1,144 @@
-//! `gctrace collector`: flags into options of the server.
+//! `gctrace collector` and `gctrace apps`: flags into options of the server and work on its store.
 
-use gctrace_collector::server::{self, CollectorError, Options};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use super::args::CollectorArgs;
+use gctrace_collector::{
+    admin,
+    server::{self, CollectorError, Options},
+    store::{self, App, Quota, StoreError},
+};
+
+use super::parse;
 use crate::console::say;
+
+/// Flags of `gctrace collector`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+        gctrace collector --store sqlite:sets.db\n  \
+        gctrace collector --listen 0.0.0.0:9292 --store sqlite:/var/lib/gctrace/sets.db \\\n    \
+        --tls-cert chain.pem --tls-key key.pem\n  \
+        gctrace apps --store sqlite:sets.db add shop               a token for an application\n  \
+        curl http://127.0.0.1:9292/apps/TOKEN                      what to set\n\n\
+        Exit status: 0 ended by SIGINT or SIGTERM, 2 error.")]
+pub struct CollectorArgs {
+    /// Address and port to listen on
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9292")]
+    pub listen: SocketAddr,
+
+    /// Where sets are kept: sqlite:PATH, a file that is made if it is not there; or `postgres://USER@HOST/DATABASE`, for several
+    /// collectors at a time (password: PGPASSWORD; TLS: add ?sslmode=require)
+    #[arg(long, value_name = "STORE", env = "GCTRACE_STORE", hide_env_values = true)]
+    pub store: String,
+
+    /// Certificate chain, PEM, the server's own first; with it the collector speaks TLS only
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Key of the certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// What addresses in answers begin with, e.g. `https://gc.example.com` [default: the address that was asked]
+    #[arg(long, value_name = "URL")]
+    pub public_url: Option<String>,
+
+    /// Let everybody register applications (POST /accounts) [default: on loopback only]
+    #[arg(long, conflicts_with = "no_registration")]
+    pub registration: bool,
+
+    /// Let nobody register an application; `gctrace apps add` does it
+    #[arg(long)]
+    pub no_registration: bool,
+
+    /// Delete sets that are older: a time such as 30d, or `forever`
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = keep)]
+    pub keep: Keep,
+
+    /// Most MiB of sets of an application; beyond that its oldest ones are deleted (0: no limit)
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    pub app_mib: u64,
+
+    /// Most sets of an application; beyond that its oldest ones are deleted (0: no limit)
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    pub app_sets: u64,
+
+    /// Connections at a time of one address (of IPv6: of a /64); 0: no limit [default: 256, on loopback none]
+    #[arg(long, value_name = "N")]
+    pub per_address: Option<u32>,
+
+    /// Tell agents of the TuneMyGC gem below this version to be updated
+    #[arg(long, value_name = "VERSION", default_value = "1.0.15")]
+    pub min_agent: String,
+}
+
+/// For how long sets are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep(Option<Duration>);
+
+fn keep(text: &str) -> Result<Keep, String> {
+    if text == "forever" { Ok(Keep(None)) } else { parse::duration(text).map(|time| Keep(Some(time))) }
+}
+
+/// Flags of `gctrace apps`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+        gctrace apps --store sqlite:sets.db add shop               prints the new application's token\n  \
+        gctrace apps --store sqlite:sets.db list\n  \
+        gctrace apps --store sqlite:sets.db prune 3 --older-than 7d\n  \
+        gctrace apps --store sqlite:sets.db delete 3\n\n\
+        The collector may run meanwhile.\n\
+        Exit status: 0 done, 1 no such application, 2 error.")]
+pub struct AppsArgs {
+    /// The collector's store: sqlite:PATH or `postgres://USER@HOST/DATABASE`
+    #[arg(long, value_name = "STORE", env = "GCTRACE_STORE", hide_env_values = true)]
+    pub store: String,
+
+    /// What to do.
+    #[command(subcommand)]
+    pub action: AppsAction,
+}
+
+/// What `gctrace apps` does.
+#[derive(Debug, clap::Subcommand)]
+pub enum AppsAction {
+    /// List applications: number, name, sets, size, age of the latest set
+    List,
+    /// Add an application and print its token
+    Add {
+        /// Its name
+        name: String,
+        /// Whom to ask about it
+        #[arg(long, value_name = "ADDRESS", default_value = "")]
+        email: String,
+    },
+    /// Delete an application, its token and all of its sets
+    Delete {
+        /// Its number
+        app: i64,
+    },
+    /// Delete old sets of an application
+    Prune {
+        /// Its number
+        app: i64,
+        /// Sets that came longer ago
+        #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+        older_than: Duration,
+    },
+}
 
 impl From<CollectorArgs> for Options {
     fn from(args: CollectorArgs) -> Self {
-        let CollectorArgs {
-            listen,
-            store,
-            tls_cert,
-            tls_key,
-            public_url,
-            no_registration,
-            per_address,
-            min_agent,
-        } = args;
+        let limit = |number: u64| if number == 0 { u64::MAX } else { number };
         Self {
-            listen,
-            store,
-            tls: tls_cert.zip(tls_key),
-            public_url,
-            registration: !no_registration,
-            per_address,
-            min_agent,
+            listen: args.listen,
+            store: args.store,
+            tls: args.tls_cert.zip(args.tls_key),
+            public_url: args.public_url,
+            registration: (args.registration || args.no_registration).then_some(args.registration),
+            keep: args.keep.0,
+            quota: Quota { sets: limit(args.app_sets), bytes: limit(args.app_mib.saturating_mul(1 << 20)) },
+            per_address: args.per_address,
+            min_agent: args.min_agent,
         }
     }
 }
@@ -32,4 +146,16 @@ impl From<CollectorArgs> for Options {
 /// Runs a collector until SIGINT or SIGTERM.
 pub fn collector(args: CollectorArgs) -> Result<(), CollectorError> {
     server::run(args.into(), say)
+}
+
+/// Works on a store. What it prints; `None`: there is no such application.
+pub fn apps(args: &AppsArgs) -> Result<Option<String>, StoreError> {
+    let store = store::open(&args.store)?;
+    let store = store.as_ref();
+    match &args.action {
+        AppsAction::List => admin::list(store).map(Some),
+        AppsAction::Add { name, email } => admin::add(store, name, email).map(Some),
+        AppsAction::Delete { app } => admin::delete(store, App(*app)),
+        AppsAction::Prune { app, older_than } => admin::prune(store, App(*app), *older_than),
+    }
 }

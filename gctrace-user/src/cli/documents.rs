@@ -16,11 +16,12 @@ pub fn completions(shell: Shell) -> Vec<u8> {
 }
 
 /// Ways to call it.
-const SYNOPSIS: [(&str, &str); 6] = [
+const SYNOPSIS: [(&str, &str); 7] = [
     ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
     ("doctor", "[OPTIONS] [FILE...]"),
     ("tune", "[OPTIONS] DIR|FILE..."),
     ("collector", "[OPTIONS] --store STORE"),
+    ("apps", "--store STORE list|add|delete|prune"),
     ("completions", "SHELL"),
     ("man", ""),
 ];

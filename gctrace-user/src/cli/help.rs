@@ -104,7 +104,10 @@ All options and their meaning: gctrace --help";
 pub fn command() -> Command {
     let mut command = Args::command();
     let long = command.get_after_help().cloned().unwrap_or_default();
+    let about = command.get_about().cloned().unwrap_or_default();
     command = command
+        .about("Trace GC, GVL contention and CPU time of running Ruby processes, from outside")
+        .long_about(about)
         .after_help(SHORT_EXAMPLES)
         .after_long_help(long)
         .disable_help_subcommand(true)

@@ -12,11 +12,9 @@ mod reports;
 mod settings;
 mod tune;
 
-#[cfg(feature = "collector")]
-pub use args::CollectorArgs;
 pub use args::{Args, DoctorArgs, Subcommand, TuneArgs};
 #[cfg(feature = "collector")]
-pub use collector::collector;
+pub use collector::{AppsArgs, CollectorArgs, apps, collector};
 pub use commands::{By, DoctorSettings, HeapSettings};
 pub use documents::{completions, man};
 pub use help::{command, parse};

@@ -106,14 +106,15 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
         // Writing to memory does not fail.
         return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "compressing the set failed"));
     };
-    let new =
-        shared.store.insert(&NewSet { id: &id, group, received: now(), evidence: &evidence, body: &body })?;
-    if new {
+    let set = NewSet { id: &id, group, received: now(), evidence: &evidence, body: &body };
+    let inserted = shared.store.insert(&set, shared.options.quota)?;
+    if inserted.new {
         shared.metrics.sets.fetch_add(1, Ordering::Relaxed);
         shared.metrics.samples.fetch_add(evidence.samples, Ordering::Relaxed);
     } else {
         shared.metrics.duplicates.fetch_add(1, Ordering::Relaxed);
     }
+    shared.metrics.over_quota.fetch_add(inserted.deleted, Ordering::Relaxed);
     Ok(Answer::new(StatusCode::OK, format!("{}/configs/{}", work.base, id.as_str())))
 }
 

@@ -31,6 +31,10 @@ pub(super) struct Metrics {
     pub(super) duplicates: AtomicU64,
     /// Samples of sets kept.
     pub(super) samples: AtomicU64,
+    /// Sets deleted because their application had more than it may.
+    pub(super) over_quota: AtomicU64,
+    /// Sets deleted because of their age.
+    pub(super) expired: AtomicU64,
 }
 
 impl Metrics {
@@ -59,6 +63,12 @@ impl Metrics {
             ("sets_total", "Sets kept since the start.", &self.sets),
             ("duplicate_sets_total", "Sets that were kept already.", &self.duplicates),
             ("samples_total", "Samples of sets kept since the start.", &self.samples),
+            (
+                "over_quota_sets_total",
+                "Sets deleted because their application had too many.",
+                &self.over_quota,
+            ),
+            ("expired_sets_total", "Sets deleted because of their age.", &self.expired),
         ] {
             let value = counter.load(Ordering::Relaxed);
             put(format_args!("# HELP gctrace_collector_{name} {help}"));

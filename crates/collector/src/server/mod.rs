@@ -2,18 +2,16 @@
 //!
 //! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates
 //! * [`routes`]: which request gets which answer; [`body`]: reading bodies within limits
-//! * [`ingest`]: what happens to a set; [`metrics`]: what is counted
+//! * [`ingest`]: what happens to a set; [`retention`]: when it goes; [`metrics`]: what is counted
 
-use std::{
-    net::SocketAddr,
-    path::PathBuf,
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::Semaphore;
 
-use crate::store::{self, Store, StoreError};
+use crate::{
+    now,
+    store::{self, Quota, Store, StoreError},
+};
 
 mod addresses;
 mod body;
@@ -22,6 +20,7 @@ mod fuzz;
 mod ingest;
 mod listen;
 mod metrics;
+mod retention;
 mod routes;
 mod tls;
 
@@ -50,12 +49,23 @@ pub struct Options {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// What addresses in answers begin with, where that is not the address that was asked.
     pub public_url: Option<String>,
-    /// Whether `POST /accounts` makes applications.
-    pub registration: bool,
+    /// Whether `POST /accounts` makes applications. `None`: on loopback only.
+    pub registration: Option<bool>,
+    /// What is kept of an application at most.
+    pub quota: Quota,
+    /// For how long sets are kept; `None`: for ever.
+    pub keep: Option<Duration>,
     /// Connections at a time of one address (of IPv6: of a /64); 0: no limit. `None`: 256, but no limit on loopback.
     pub per_address: Option<u32>,
     /// Agents below this version are told to be updated.
     pub min_agent: String,
+}
+
+impl Options {
+    /// Whether `POST /accounts` makes applications.
+    fn registers(&self) -> bool {
+        self.registration.unwrap_or_else(|| self.listen.ip().is_loopback())
+    }
 }
 
 /// Why a collector cannot run.
@@ -109,10 +119,6 @@ pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
         workers: Arc::new(Semaphore::new(cpus)),
         large: Arc::new(Semaphore::new(1)),
     });
+    runtime.spawn(retention::run(Arc::clone(&shared)));
     runtime.block_on(listen::serve(shared, tls, say))
-}
-
-/// Epoch seconds.
-fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }

@@ -19,12 +19,14 @@ use super::{
 };
 use crate::{
     printable::{printable, printable_json, printable_lines},
-    store::{Group, SetId, StoreError, TokenHash, hex},
+    store::{Group, SetId, StoreError, TokenHash, new_token},
     tune::{self, Report},
 };
 
 /// Largest form.
 const MAX_FORM: usize = 16 << 10;
+/// Applications that register themselves.
+const MAX_APPS: u64 = 10_000;
 /// Longest email address and name of an application.
 const MAX_FIELD: usize = 254;
 
@@ -257,8 +259,10 @@ async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
         Ok(body) => body,
         Err(error) => return no_body(error, MAX_FORM),
     };
-    if !shared.options.registration {
-        return refused("this collector does not take registrations; ask its operator");
+    if !shared.options.registers() {
+        return refused(
+            "this collector takes no registrations; its operator adds applications (gctrace apps add)",
+        );
     }
     let (mut email, mut name) = (None, None);
     for (key, value) in form_urlencoded::parse(&body) {
@@ -279,12 +283,13 @@ async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
 }
 
 fn register(shared: &Shared, email: &str, name: &str) -> Result<Answer, StoreError> {
-    let mut bytes = [0; 16];
-    if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(bytes.len()) {
+    if shared.store.totals()?.apps >= MAX_APPS {
+        return Ok(Answer::new(StatusCode::UNPROCESSABLE_ENTITY, "this collector has too many applications"));
+    }
+    let Some(token) = new_token() else {
         log::error!("the system gave no random numbers");
         return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "no token could be made; try again"));
-    }
-    let token = hex(&bytes);
+    };
     shared.store.register(TokenHash::of(&token), email, name, now())?;
     Ok(Answer::new(StatusCode::OK, token))
 }

@@ -58,6 +58,13 @@ impl SetId {
     }
 }
 
+/// A new token: 128 random bits in hexadecimal. `None` if the system gave no random numbers.
+pub fn new_token() -> Option<String> {
+    let mut bytes = [0; 16];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    (filled == Ok(bytes.len())).then(|| hex(&bytes))
+}
+
 /// Bytes in hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
@@ -80,6 +87,69 @@ pub struct NewSet<'a> {
     pub evidence: &'a Evidence,
     /// The set itself without its token, gzip.
     pub body: &'a [u8],
+}
+
+/// How much of an application is kept at most. Beyond that its oldest sets are deleted: the latest are worth the most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// Sets.
+    pub sets: u64,
+    /// Bytes of their bodies and figures.
+    pub bytes: u64,
+}
+
+impl Quota {
+    /// No limit.
+    pub const NONE: Self = Self { sets: u64::MAX, bytes: u64::MAX };
+
+    /// How many of the oldest sets, of these sizes, must go so that `sets` sets of `bytes` bytes fit. The latest one stays.
+    fn excess(self, mut sets: u64, mut bytes: u64, oldest: impl IntoIterator<Item = u64>) -> u64 {
+        let mut deleted = 0;
+        for size in oldest {
+            if (sets <= self.sets && bytes <= self.bytes) || sets <= 1 {
+                break;
+            }
+            sets -= 1;
+            bytes = bytes.saturating_sub(size);
+            deleted += 1;
+        }
+        deleted
+    }
+
+    fn exceeded(self, sets: u64, bytes: u64) -> bool {
+        sets > self.sets || bytes > self.bytes
+    }
+}
+
+/// What became of a set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inserted {
+    /// False if it was kept already.
+    pub new: bool,
+    /// Older sets of the application that were deleted because of its [`Quota`].
+    pub deleted: u64,
+}
+
+/// Most sets that are deleted at a time, so that others need not wait for long.
+pub const BATCH: u32 = 500;
+
+/// An application and what is kept of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AppInfo {
+    /// Which.
+    pub app: App,
+    /// Its name, as it was registered: anything.
+    pub name: String,
+    /// Who registered it: anything.
+    pub email: String,
+    /// When, epoch seconds.
+    pub created: f64,
+    /// Sets that are kept.
+    pub sets: u64,
+    /// Bytes of their bodies and figures.
+    pub bytes: u64,
+    /// When the latest of them came, epoch seconds.
+    pub last: Option<f64>,
 }
 
 /// What is in a store.
@@ -125,6 +195,9 @@ pub enum StoreError {
     /// What the host trusts is not known.
     #[error("the store: reading the certificates that this host trusts: {0}")]
     Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A token cannot be made.
+    #[error("no token can be made: the system gave no random numbers")]
+    Random,
     /// What was kept cannot be read.
     #[error("what is kept of a set cannot be read: {0}")]
     Evidence(#[from] serde_json::Error),
@@ -136,8 +209,15 @@ pub trait Store: Send + Sync {
     fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError>;
     /// The application with this token.
     fn app(&self, token: TokenHash) -> Result<Option<App>, StoreError>;
-    /// Keeps a set, safe from crashes once this returns; false if it is kept already.
-    fn insert(&self, set: &NewSet<'_>) -> Result<bool, StoreError>;
+    /// All applications, the oldest first.
+    fn apps(&self) -> Result<Vec<AppInfo>, StoreError>;
+    /// Deletes an application with its token and all of its sets; false if it is not there.
+    fn delete_app(&self, app: App) -> Result<bool, StoreError>;
+    /// Keeps a set, safe from crashes once this returns.
+    fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError>;
+    /// Deletes the oldest sets that came before this time (epoch seconds), of one application or of all; at most [`BATCH`]
+    /// of them. Returns how many.
+    fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError>;
     /// Whose a set is.
     fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError>;
     /// The group of the set of an application that came last.

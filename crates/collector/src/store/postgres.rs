@@ -11,7 +11,9 @@ use rustls::ClientConfig;
 use rustls_platform_verifier::ConfigVerifierExt as _;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::{App, Group, NewSet, SetId, Store, StoreError, TokenHash, Totals};
+use super::{
+    App, AppInfo, BATCH, Group, Inserted, NewSet, Quota, SetId, Store, StoreError, TokenHash, Totals,
+};
 use crate::tune::{Evidence, Series};
 
 /// For a connection.
@@ -28,7 +30,8 @@ const SESSION: &str =
     "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 1] = ["
+const MIGRATIONS: [&str; 2] = [
+    "
     CREATE TABLE gctrace_app (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         token_hash BYTEA NOT NULL UNIQUE,
@@ -51,7 +54,16 @@ const MIGRATIONS: [&str; 1] = ["
     ALTER TABLE gctrace_sample_set ALTER COLUMN body SET STORAGE EXTERNAL;
     CREATE INDEX gctrace_sample_set_group ON gctrace_sample_set (app, ruby_major, ruby_minor, number);
     CREATE INDEX gctrace_sample_set_app ON gctrace_sample_set (app, number);
-"];
+",
+    "
+    ALTER TABLE gctrace_app ADD COLUMN sets BIGINT NOT NULL DEFAULT 0, ADD COLUMN bytes BIGINT NOT NULL DEFAULT 0;
+    UPDATE gctrace_app SET sets = counted.sets, bytes = counted.bytes FROM (
+        SELECT app, count(*) AS sets, sum(octet_length(body) + octet_length(evidence)) AS bytes
+        FROM gctrace_sample_set GROUP BY app
+    ) AS counted WHERE counted.app = gctrace_app.id;
+    CREATE INDEX gctrace_sample_set_received ON gctrace_sample_set (received);
+",
+];
 
 /// A store in a PostgreSQL database.
 pub struct Postgres {
@@ -200,6 +212,45 @@ fn text(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
+/// Deletes the oldest sets of an application until it is within its quota, which it is not. Returns how many.
+fn make_room(
+    transaction: &mut Transaction<'_>,
+    app: i64,
+    quota: Quota,
+    sets: u64,
+    bytes: u64,
+) -> Result<u64, postgres::Error> {
+    let oldest = "SELECT (octet_length(body) + octet_length(evidence))::BIGINT FROM gctrace_sample_set
+         WHERE app = $1 ORDER BY number LIMIT $2";
+    let rows = transaction.query(oldest, &[&app, &i64::from(BATCH)])?;
+    let sizes = rows.iter().map(|row| row.try_get::<_, i64>(0).map(i64::unsigned_abs));
+    let most = quota.excess(sets, bytes, sizes.collect::<Result<Vec<_>, _>>()?) as i64;
+    let oldest = "SELECT number FROM gctrace_sample_set WHERE app = $1 ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED";
+    delete(transaction, oldest, &[&app, &most])
+}
+
+/// Deletes the sets of which a query gives the numbers, and takes them off the counts of their applications.
+fn delete(
+    transaction: &mut Transaction<'_>,
+    numbers: &str,
+    params: &[&(dyn postgres::types::ToSql + Sync)],
+) -> Result<u64, postgres::Error> {
+    // In the order of their ids: two collectors that do this at a time wait for each other, but not in a circle.
+    let delete = format!(
+        "WITH gone AS (DELETE FROM gctrace_sample_set WHERE number IN ({numbers})
+             RETURNING app, octet_length(body) + octet_length(evidence) AS bytes)
+         SELECT app, count(*), sum(bytes)::BIGINT FROM gone GROUP BY app ORDER BY app"
+    );
+    let mut deleted = 0;
+    for row in transaction.query(&delete, params)? {
+        let (app, sets, bytes): (i64, i64, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let count = "UPDATE gctrace_app SET sets = sets - $2, bytes = bytes - $3 WHERE id = $1";
+        transaction.execute(count, &[&app, &sets, &bytes])?;
+        deleted += sets.unsigned_abs();
+    }
+    Ok(deleted)
+}
+
 impl Store for Postgres {
     fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError> {
         let (email, name) = (text(email), text(name));
@@ -215,18 +266,89 @@ impl Store for Postgres {
         })
     }
 
-    fn insert(&self, set: &NewSet<'_>) -> Result<bool, StoreError> {
+    fn apps(&self) -> Result<Vec<AppInfo>, StoreError> {
+        let query = "SELECT id, name, email, created, sets, bytes,
+                 (SELECT received FROM gctrace_sample_set AS s WHERE s.app = a.id ORDER BY number DESC LIMIT 1)
+             FROM gctrace_app AS a ORDER BY id";
+        let info = |row: &Row| -> Result<AppInfo, postgres::Error> {
+            Ok(AppInfo {
+                app: App(row.try_get(0)?),
+                name: row.try_get(1)?,
+                email: row.try_get(2)?,
+                created: row.try_get(3)?,
+                sets: row.try_get::<_, i64>(4)?.unsigned_abs(),
+                bytes: row.try_get::<_, i64>(5)?.unsigned_abs(),
+                last: row.try_get(6)?,
+            })
+        };
+        self.with(Retry::Yes, |client| client.query(query, &[])?.iter().map(info).collect())
+    }
+
+    fn delete_app(&self, app: App) -> Result<bool, StoreError> {
+        let rows = self.with(Retry::Yes, |client| {
+            let mut transaction = client.transaction()?;
+            // Nobody adds a set meanwhile.
+            transaction.execute("SELECT 1 FROM gctrace_app WHERE id = $1 FOR UPDATE", &[&app.0])?;
+            transaction.execute("DELETE FROM gctrace_sample_set WHERE app = $1", &[&app.0])?;
+            let rows = transaction.execute("DELETE FROM gctrace_app WHERE id = $1", &[&app.0])?;
+            transaction.commit()?;
+            Ok(rows)
+        })?;
+        Ok(rows == 1)
+    }
+
+    fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError> {
         let evidence = serde_json::to_string(set.evidence)?;
         let (app, major, minor) = of_group(set.group);
         let samples = set.evidence.samples as i64;
         let insert = "INSERT INTO gctrace_sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING";
+        let count =
+            "UPDATE gctrace_app SET sets = sets + 1, bytes = bytes + $2 WHERE id = $1 RETURNING sets, bytes";
+        let size = (set.body.len() + evidence.len()) as i64;
         let id = set.id.as_str();
-        let rows = self.with(Retry::Yes, |client| {
-            client
-                .execute(insert, &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body])
-        })?;
-        Ok(rows == 1)
+        self.with(Retry::Yes, |client| {
+            let mut transaction = client.transaction()?;
+            let rows = transaction.execute(
+                insert,
+                &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body],
+            )?;
+            if rows == 0 {
+                return Ok(Inserted::default());
+            }
+            // Last of all: it holds up the other sets of the application until all of this is on the disk.
+            let row = transaction.query_one(count, &[&app, &size])?;
+            let of = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
+            let (sets, bytes) = (of(0)?, of(1)?);
+            let deleted = if quota.exceeded(sets, bytes) {
+                make_room(&mut transaction, app, quota, sets, bytes)?
+            } else {
+                0
+            };
+            transaction.commit()?;
+            Ok(Inserted { new: true, deleted })
+        })
+    }
+
+    fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
+        let most = i64::from(BATCH);
+        self.with(Retry::Yes, |client| {
+            let mut transaction = client.transaction()?;
+            let deleted = match app {
+                None => {
+                    let oldest = "SELECT number FROM gctrace_sample_set WHERE received < $1
+                         ORDER BY received LIMIT $2 FOR UPDATE SKIP LOCKED";
+                    delete(&mut transaction, oldest, &[&before, &most])
+                }
+                Some(app) => {
+                    let oldest = "SELECT number FROM gctrace_sample_set WHERE app = $3 AND received < $1
+                         ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED";
+                    delete(&mut transaction, oldest, &[&before, &most, &app.0])
+                }
+            }?;
+            transaction.commit()?;
+            Ok(deleted)
+        })
     }
 
     fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError> {

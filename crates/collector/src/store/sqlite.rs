@@ -1,6 +1,7 @@
 //! SQLite: one file, one writer, no server.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::Path,
@@ -10,7 +11,9 @@ use std::{
 
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
-use super::{App, Group, NewSet, SetId, Store, StoreError, TokenHash, Totals};
+use super::{
+    App, AppInfo, BATCH, Group, Inserted, NewSet, Quota, SetId, Store, StoreError, TokenHash, Totals,
+};
 use crate::tune::{Evidence, Series};
 
 /// Tells a store of ours from other databases: "gctr".
@@ -19,7 +22,8 @@ const APPLICATION_ID: i32 = 0x6763_7472;
 const BUSY: Duration = Duration::from_secs(10);
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 1] = ["
+const MIGRATIONS: [&str; 2] = [
+    "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
         token_hash BLOB NOT NULL UNIQUE,
@@ -39,7 +43,17 @@ const MIGRATIONS: [&str; 1] = ["
         body BLOB NOT NULL
     ) STRICT;
     CREATE INDEX sample_set_group ON sample_set (app, ruby_major, ruby_minor, number, samples);
-"];
+",
+    "
+    ALTER TABLE app ADD COLUMN sets INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE app ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+    UPDATE app SET
+        sets = (SELECT count(*) FROM sample_set WHERE sample_set.app = app.id),
+        bytes = (SELECT coalesce(sum(length(body) + octet_length(evidence)), 0) FROM sample_set WHERE sample_set.app = app.id);
+    CREATE INDEX sample_set_app ON sample_set (app, number);
+    CREATE INDEX sample_set_received ON sample_set (received);
+",
+];
 
 /// A store in an SQLite file.
 #[derive(Debug)]
@@ -128,6 +142,48 @@ fn group(row: &rusqlite::Row<'_>) -> Result<Group, rusqlite::Error> {
     Ok(Group { app: App(row.get(0)?), series: Series(row.get(1)?, row.get(2)?) })
 }
 
+/// Deletes the oldest sets of an application until it is within its quota, which it is not. Returns how many.
+fn make_room(
+    transaction: &Transaction<'_>,
+    app: App,
+    quota: Quota,
+    sets: u64,
+    bytes: u64,
+) -> Result<u64, rusqlite::Error> {
+    let mut oldest = transaction.prepare_cached(
+        "SELECT length(body) + octet_length(evidence) FROM sample_set WHERE app = ?1 ORDER BY number LIMIT ?2",
+    )?;
+    let sizes =
+        oldest.query_map(params![app.0, BATCH], |row| row.get(0))?.collect::<Result<Vec<u64>, _>>()?;
+    let most = quota.excess(sets, bytes, sizes);
+    let oldest = "SELECT number FROM sample_set WHERE app = ?1 ORDER BY number LIMIT ?2";
+    delete(transaction, oldest, &[&app.0, &most])
+}
+
+/// Deletes the sets of which a query gives the numbers, and takes them off the counts of their applications.
+fn delete(
+    transaction: &Transaction<'_>,
+    numbers: &str,
+    params: &[&dyn rusqlite::ToSql],
+) -> Result<u64, rusqlite::Error> {
+    let mut delete = transaction.prepare_cached(&format!(
+        "DELETE FROM sample_set WHERE number IN ({numbers}) RETURNING app, length(body) + octet_length(evidence)"
+    ))?;
+    let mut rows = delete.query(params)?;
+    let mut gone: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
+    while let Some(row) = rows.next()? {
+        let (sets, bytes) = gone.entry(row.get(0)?).or_default();
+        *sets += 1;
+        *bytes += row.get::<_, u64>(1)?;
+    }
+    let mut count =
+        transaction.prepare_cached("UPDATE app SET sets = sets - ?2, bytes = bytes - ?3 WHERE id = ?1")?;
+    for (app, (sets, bytes)) in &gone {
+        count.execute(params![app, sets, bytes])?;
+    }
+    Ok(gone.values().map(|(sets, _)| sets).sum())
+}
+
 impl Store for Sqlite {
     fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError> {
         self.writer().execute(
@@ -143,25 +199,92 @@ impl Store for Sqlite {
         Ok(query.query_row([token.0], |row| Ok(App(row.get(0)?))).optional()?)
     }
 
-    fn insert(&self, set: &NewSet<'_>) -> Result<bool, StoreError> {
-        let evidence = serde_json::to_string(set.evidence)?;
-        let writer = self.writer();
-        let mut insert = writer.prepare_cached(
-            "INSERT INTO sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (id) DO NOTHING",
+    fn apps(&self) -> Result<Vec<AppInfo>, StoreError> {
+        let reader = self.reader();
+        let mut query = reader.prepare_cached(
+            "SELECT id, name, email, created, sets, bytes,
+                 (SELECT received FROM sample_set WHERE app = app.id ORDER BY number DESC LIMIT 1)
+             FROM app ORDER BY id",
         )?;
-        let Series(major, minor) = set.group.series;
-        let rows = insert.execute(params![
-            set.id.as_str(),
-            set.group.app.0,
-            major,
-            minor,
-            set.received,
-            set.evidence.samples,
-            evidence,
-            set.body
-        ])?;
+        let apps = query.query_map([], |row| {
+            Ok(AppInfo {
+                app: App(row.get(0)?),
+                name: row.get(1)?,
+                email: row.get(2)?,
+                created: row.get(3)?,
+                sets: row.get(4)?,
+                bytes: row.get(5)?,
+                last: row.get(6)?,
+            })
+        })?;
+        Ok(apps.collect::<Result<_, _>>()?)
+    }
+
+    fn delete_app(&self, app: App) -> Result<bool, StoreError> {
+        let mut writer = self.writer();
+        let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
+        transaction.execute("DELETE FROM sample_set WHERE app = ?1", [app.0])?;
+        let rows = transaction.execute("DELETE FROM app WHERE id = ?1", [app.0])?;
+        transaction.commit()?;
         Ok(rows == 1)
+    }
+
+    fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError> {
+        let evidence = serde_json::to_string(set.evidence)?;
+        let mut writer = self.writer();
+        let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
+        let inserted = {
+            let mut insert = transaction.prepare_cached(
+                "INSERT INTO sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (id) DO NOTHING",
+            )?;
+            let Series(major, minor) = set.group.series;
+            let app = set.group.app;
+            let rows = insert.execute(params![
+                set.id.as_str(),
+                app.0,
+                major,
+                minor,
+                set.received,
+                set.evidence.samples,
+                evidence,
+                set.body
+            ])?;
+            if rows == 0 {
+                return Ok(Inserted::default());
+            }
+            let mut count = transaction.prepare_cached(
+                "UPDATE app SET sets = sets + 1, bytes = bytes + ?2 WHERE id = ?1 RETURNING sets, bytes",
+            )?;
+            let size = (set.body.len() + evidence.len()) as u64;
+            let (sets, bytes) =
+                count.query_row(params![app.0, size], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let deleted = if quota.exceeded(sets, bytes) {
+                make_room(&transaction, app, quota, sets, bytes)?
+            } else {
+                0
+            };
+            Inserted { new: true, deleted }
+        };
+        transaction.commit()?;
+        Ok(inserted)
+    }
+
+    fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
+        let mut writer = self.writer();
+        let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
+        let deleted = {
+            let oldest = match app {
+                None => "SELECT number FROM sample_set WHERE received < ?1 ORDER BY received LIMIT ?3",
+                Some(_) => {
+                    "SELECT number FROM sample_set WHERE app = ?2 AND received < ?1 ORDER BY number LIMIT ?3"
+                }
+            };
+            let app = app.map(|app| app.0);
+            delete(&transaction, oldest, &[&before, &app, &BATCH])?
+        };
+        transaction.commit()?;
+        Ok(deleted)
     }
 
     fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError> {
@@ -233,8 +356,8 @@ mod tests {
                 let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
                 let (id, group) = (id(byte), Group { app, series });
                 let set = NewSet { id: &id, group, received: 2.0, evidence: &evidence, body: b"body" };
-                assert!(store.insert(&set).unwrap());
-                assert!(!store.insert(&set).unwrap());
+                assert!(store.insert(&set, Quota::NONE).unwrap().new);
+                assert!(!store.insert(&set, Quota::NONE).unwrap().new);
             }
         }
         let store = Sqlite::open(&path).unwrap();
@@ -248,6 +371,95 @@ mod tests {
         assert_eq!(store.totals().unwrap(), Totals { apps: 1, sets: 3, samples: 30 });
         let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    /// Beyond its quota an application loses its oldest sets and others lose nothing; ages and applications are deleted;
+    /// the counts are those of what is there, also in a store from before there were counts.
+    #[test]
+    fn deletes() {
+        let (_dir, path) = store();
+        let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
+        let put = |store: &Sqlite, app, byte: u8, quota| {
+            let (id, group) = (SetId::of(&[byte; 32]), Group { app, series: Series(3, 4) });
+            let received = f64::from(byte);
+            let body = vec![0; 1000];
+            store
+                .insert(&NewSet { id: &id, group, received, evidence: &evidence, body: &body }, quota)
+                .unwrap()
+        };
+        let known = |store: &Sqlite| -> Vec<u8> {
+            let there = |byte: &u8| store.group_of(&SetId::of(&[*byte; 32])).unwrap().is_some();
+            (0..100).filter(there).collect()
+        };
+        let counted = |store: &Sqlite| -> Vec<(u64, u64)> {
+            store.apps().unwrap().iter().map(|app| (app.sets, app.bytes)).collect()
+        };
+        let store = Sqlite::open(&path).unwrap();
+        for name in ["shop", "mail"] {
+            store.register(TokenHash::of(name), "a@b", name, 1.0).unwrap();
+        }
+        let [shop, mail] = ["shop", "mail"].map(|name| store.app(TokenHash::of(name)).unwrap().unwrap());
+        put(&store, mail, 50, Quota::NONE);
+        let few = Quota { sets: 3, bytes: u64::MAX };
+        let deleted: Vec<u64> = (1..6).map(|byte| put(&store, shop, byte, few).deleted).collect();
+        assert_eq!((deleted, known(&store)), (vec![0, 0, 0, 1, 1], vec![3, 4, 5, 50]));
+        // Of one that is sent again nothing follows.
+        assert_eq!(put(&store, shop, 5, Quota { sets: 1, bytes: 1 }), Inserted::default());
+        let each = counted(&store)[1].1;
+        assert!(each > 1000);
+        assert_eq!(put(&store, shop, 6, Quota { sets: 100, bytes: 2 * each }).deleted, 2);
+        assert_eq!(counted(&store), [(2, 2 * each), (1, each)]);
+        // The latest one stays, however small the quota is.
+        assert_eq!(put(&store, shop, 7, Quota { sets: 0, bytes: 0 }).deleted, 2);
+        assert_eq!(put(&store, shop, 8, Quota::NONE), Inserted { new: true, deleted: 0 });
+        assert_eq!(store.prune(8.0, Some(mail)).unwrap(), 0);
+        assert_eq!(store.prune(8.0, Some(shop)).unwrap(), 1);
+        assert_eq!(store.prune(50.0, None).unwrap(), 1);
+        assert_eq!((known(&store), counted(&store)), (vec![50], vec![(0, 0), (1, each)]));
+        for byte in 10..20 {
+            put(&store, shop, byte, Quota::NONE);
+        }
+        let latest = store.apps().unwrap()[0].clone();
+        assert_eq!(
+            (latest.app, latest.name.as_str(), latest.sets, latest.last),
+            (shop, "shop", 10, Some(19.0))
+        );
+        // As an earlier gctrace left it.
+        let before = "DROP INDEX sample_set_app; DROP INDEX sample_set_received;
+            ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes; PRAGMA user_version = 1";
+        store.writer().execute_batch(before).unwrap();
+        drop(store);
+        let store = Sqlite::open(&path).unwrap();
+        assert_eq!(counted(&store), [(10, 10 * each), (1, each)]);
+        assert!(store.delete_app(shop).unwrap() && !store.delete_app(shop).unwrap());
+        assert_eq!((known(&store), counted(&store)), (vec![50], vec![(1, each)]));
+        assert_eq!(store.app(TokenHash::of("shop")).unwrap(), None);
+    }
+
+    /// A store that is written to and deleted from for long keeps its size.
+    #[test]
+    fn stays_flat() {
+        let (_dir, path) = store();
+        let store = Sqlite::open(&path).unwrap();
+        store.register(TokenHash::of("shop"), "a@b", "shop", 1.0).unwrap();
+        let group = Group { app: store.app(TokenHash::of("shop")).unwrap().unwrap(), series: Series(3, 4) };
+        let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
+        let quota = Quota { sets: 10, bytes: u64::MAX };
+        let mut sizes = Vec::new();
+        for day in 0..10_u8 {
+            for n in 0..20_u8 {
+                let (id, body) = (SetId::of(&[[day, n]; 16].concat().try_into().unwrap()), vec![n; 20_000]);
+                store
+                    .insert(
+                        &NewSet { id: &id, group, received: 0.0, evidence: &evidence, body: &body },
+                        quota,
+                    )
+                    .unwrap();
+            }
+            store.writer().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+            sizes.push(fs::metadata(&path).unwrap().len());
+        }
+        assert!(sizes[9] <= sizes[0] + (64 << 10), "{sizes:?}");
     }
 
     /// Files of somebody else, and of the future, are refused and left as they are.

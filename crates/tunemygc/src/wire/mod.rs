@@ -24,6 +24,8 @@ pub const MAX_KEYS: usize = 128;
 pub const MAX_ENTRIES: usize = 512;
 /// Most bytes of a string in the header or of a name in a sample.
 pub const MAX_STRING: usize = 4096;
+/// Most bytes of a sample's `meta`, which may be any JSON.
+pub const MAX_META: usize = 16 << 10;
 
 /// Name of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

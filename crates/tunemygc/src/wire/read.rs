@@ -5,7 +5,7 @@ use std::{cell::RefCell, fmt, io::Read, marker::PhantomData};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value, value::RawValue};
 
-use super::{EventName, Header, MAX_ENTRIES, MAX_KEYS, MAX_STRING, ProtocolError, Sample};
+use super::{EventName, Header, MAX_ENTRIES, MAX_KEYS, MAX_META, MAX_STRING, ProtocolError, Sample};
 
 /// How far time may go backwards between samples, seconds: agents queue them from several threads.
 const BACKWARDS: f64 = 1.0;
@@ -225,6 +225,9 @@ impl<'de> Visitor<'de> for SampleSeed<'_> {
         let latest_gc_info = element(&mut seq, place, Hash { strings: false })?;
         place.field("meta");
         let meta = element(&mut seq, place, Optional(PhantomData::<Box<RawValue>>))?;
+        if meta.as_ref().is_some_and(|meta| meta.get().len() > MAX_META) {
+            return Err(A::Error::custom(format!("has more than {MAX_META} bytes")));
+        }
         place.field("thread id");
         let thread_id = seq.next_element_seed(Optional(PhantomData::<Number>))?.flatten();
         place.field("tuple");

@@ -24,7 +24,9 @@ use super::{
     requests::{gzip, request},
 };
 use crate::{
-    store::{self, App, Group, NewSet, SetId, Store, StoreError, TokenHash, Totals},
+    store::{
+        self, App, AppInfo, Group, Inserted, NewSet, Quota, SetId, Store, StoreError, TokenHash, Totals,
+    },
     tune::Evidence,
 };
 
@@ -76,7 +78,9 @@ impl World {
             store: store.clone(),
             tls: None,
             public_url: Some(URL.to_owned()),
-            registration: true,
+            registration: None,
+            quota: Quota::NONE,
+            keep: None,
             per_address: None,
             min_agent: "1.0.15".to_owned(),
         };
@@ -248,8 +252,17 @@ impl Store for Slow {
     fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError> {
         self.inner.register(token, email, name, now)
     }
-    fn insert(&self, set: &NewSet<'_>) -> Result<bool, StoreError> {
-        self.inner.insert(set)
+    fn apps(&self) -> Result<Vec<AppInfo>, StoreError> {
+        self.inner.apps()
+    }
+    fn delete_app(&self, app: App) -> Result<bool, StoreError> {
+        self.inner.delete_app(app)
+    }
+    fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError> {
+        self.inner.insert(set, quota)
+    }
+    fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
+        self.inner.prune(before, app)
     }
     fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError> {
         self.inner.group_of(id)

@@ -1,0 +1,94 @@
+//! What a collector takes of whom, and for how long it keeps it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::collector::{Collector, apps, example};
+use gctrace_tests::live::Live;
+use gctrace_tests::postgres::Postgres;
+
+const FORM: &str = "email=someone%40example.com&app=shop";
+
+/// Who can be reached from elsewhere takes no registrations unless told to; its operator adds applications, also while it runs.
+#[test]
+fn registration() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let store = format!("sqlite:{}", path.display());
+    for (listen, args, code) in [
+        ("127.0.0.1:0", &[][..], 200),
+        ("127.0.0.1:0", &["--no-registration"], 422),
+        ("0.0.0.0:0", &[], 422),
+        ("0.0.0.0:0", &["--registration"], 200),
+    ] {
+        let collector = Collector::on(listen, &path, args)?;
+        let answer = collector.form("/accounts", FORM)?;
+        ensure!(answer.code == code, "{listen} {args:?}: {answer:?}");
+    }
+    let collector = Collector::on("0.0.0.0:0", &path, &[])?;
+    let token = apps(&store, &["add", "mail", "--email", "me@example.com"])?;
+    let token = token.trim();
+    ensure!(collector.send(&example(token, 1)?.to_string())?.code == 200);
+    let list = apps(&store, &["list"])?;
+    let entry = list.lines().find(|line| line.contains("mail")).context("mail")?;
+    ensure!(
+        entry.split_whitespace().nth(1) == Some("1") && entry.ends_with("mail (me@example.com)"),
+        "{list}"
+    );
+    let number = entry.split_whitespace().next().context("a number")?;
+    ensure!(apps(&store, &["delete", number])?.contains("with 1 sets"));
+    ensure!(collector.send(&example(token, 1)?.to_string())?.code == 404);
+    ensure!(apps(&store, &["delete", number]).is_err(), "it is not there any more");
+    ensure!(collector.metric("gctrace_collector_stored_sets")? == 0);
+    Ok(())
+}
+
+/// An application has its latest sets, no more of them than it may, on either engine; what is too old goes by itself.
+#[test]
+fn quotas_and_ages() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let postgres = Postgres::start()?;
+    for store in [format!("sqlite:{}", path.display()), postgres.address()] {
+        let execute = |statement: &str| -> Result<()> {
+            if store.starts_with("sqlite:") {
+                rusqlite::Connection::open(&path)?.execute_batch(statement)?;
+            } else {
+                postgres.query(&statement.replace("sample_set", "gctrace_sample_set"))?;
+            }
+            Ok(())
+        };
+        let collector = Collector::with_store("127.0.0.1:0", &store, &["--app-sets", "3"])?;
+        let (shop, mail) = (collector.register()?, collector.register()?);
+        ensure!(collector.send(&example(&mail, 99)?.to_string())?.code == 200);
+        let mut addresses = Vec::new();
+        for pid in 1..6 {
+            let answer = collector.send(&example(&shop, pid)?.to_string())?;
+            let path = answer.text().split_once("/configs/").context("an address")?.1.to_owned();
+            addresses.push(format!("/configs/{path}"));
+        }
+        let codes = addresses.iter().map(|path| Ok(collector.get(path)?.code)).collect::<Result<Vec<_>>>()?;
+        ensure!(codes == [404, 404, 200, 200, 200], "{codes:?}");
+        ensure!(collector.metric("gctrace_collector_over_quota_sets_total")? == 2);
+        ensure!(collector.metric("gctrace_collector_stored_sets")? == 4);
+        collector.stop()?;
+
+        // Of the whole application; of another one nothing; what is new stays.
+        ensure!(apps(&store, &["prune", "1", "--older-than", "1h"])?.ends_with(" 0 sets deleted\n"));
+        execute(
+            "UPDATE sample_set SET received = received - 86400 WHERE number < (SELECT max(number) FROM sample_set)",
+        )?;
+        ensure!(apps(&store, &["prune", "1", "--older-than", "1h"])?.ends_with(" 2 sets deleted\n"));
+        let collector = Collector::with_store("127.0.0.1:0", &store, &["--keep", "12h"])?;
+        let begun = Instant::now();
+        while collector.metric("gctrace_collector_expired_sets_total")? != 1 {
+            ensure!(begun.elapsed() < Duration::from_secs(20), "the old set is kept");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        ensure!(collector.metric("gctrace_collector_stored_sets")? == 1);
+        let list = apps(&store, &["list"])?;
+        let counts: Vec<_> = list.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
+        ensure!(counts == ["1", "0"], "{list}");
+    }
+    Ok(())
+}

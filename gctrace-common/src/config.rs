@@ -1,5 +1,8 @@
 //! What the loader tells the BPF programs: read-only configuration and the per-image entries of the `IMAGES` map.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::{
     event::{SLOT_BYTES, SLOTS},
     gvl::GvlPath,
@@ -38,6 +41,7 @@ pub const PROBE_SLOTS: u32 = 2;
 
 /// Read-only configuration, frozen before the programs are verified, so that the verifier removes dead branches.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct Config {
     /// [`SELECT_ALL`], or bits of the other `SELECT_` constants.
@@ -98,6 +102,7 @@ pub const MAX_AWAY: u32 = 65_536;
 
 /// One piece of the objspace that a snapshot copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct Span {
     /// Byte offset inside `rb_objspace_t`, or inside what `via` points to.
@@ -122,6 +127,7 @@ impl Span {
 
 /// How to get from the thread at a probe to what the VM keeps per thread and per Ractor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct ThreadPath {
     /// Stated address of the word that holds the image's TLS module id (a `DTPMOD64` GOT slot), whose block is found
@@ -143,6 +149,7 @@ pub struct ThreadPath {
 
 /// How to walk the Ruby stack of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct StackPath {
     /// Where the pointer to the thread's execution context is: one of the constants.
@@ -198,6 +205,7 @@ impl StackPath {
 
 /// What the programs must know of one Ruby image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct ImageConfig {
     /// Stated virtual address of the global VM pointer (`ruby_current_vm_ptr`).
@@ -216,6 +224,8 @@ pub struct ImageConfig {
     pub spans: u32,
     /// 0 marks an entry that is closed: no hit of the image is an event. (Its stacks can be walked all the same.)
     pub open: u32,
+    /// Zero.
+    pub reserved: u32,
     /// The way to per-thread data; used only where a span asks for it.
     pub thread: ThreadPath,
     /// The way to the Ruby stack of a thread.
@@ -235,6 +245,7 @@ pub struct ImageConfig {
 
 /// Entry of the `PROCESSES` map, keyed by tgid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct ProcessEntry {
     /// GC records emitted or lost so far.
@@ -312,6 +323,7 @@ pub struct Returning {
 
 /// Entry of the `AWAY` map, keyed by tid: a thread of a followed process that has left its CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct AwayEntry {
     /// When, nanoseconds.
@@ -335,6 +347,7 @@ pub struct AwayEntry {
 /// Entry of the `RUBIES` map, keyed by tgid: a followed process that runs a known image. Kept apart from
 /// [`ProcessEntry`], so that a tick in a process that is not one of them costs one look-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct RubyEntry {
     /// Stack records emitted or lost so far.

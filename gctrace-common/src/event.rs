@@ -1,5 +1,8 @@
 //! The records that travel through the ring buffers, in host byte order.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::memory::MemoryPages;
 
 /// Bytes of one objspace span slot in a [`SnapshotEvent`].
@@ -150,6 +153,7 @@ impl Phase {
 
 /// Common head of all records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct Header {
     /// A [`Kind`].
@@ -173,6 +177,7 @@ pub struct Header {
 
 /// A copy of the objspace taken while the thread stands at the probe.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct SnapshotEvent {
     /// Common head; `point` tells where.
@@ -197,6 +202,7 @@ pub struct SnapshotEvent {
 
 /// One pause: everything between a thread's outermost `GC_ENTER` and its `GC_EXIT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct PauseEvent {
     /// Common head; `ts_ns` is the end of the pause.
@@ -221,6 +227,7 @@ pub struct PauseEvent {
 
 /// One interval between two probes of the last resort, on one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct PhaseEvent {
     /// Common head; `point` is the [`Phase`], `ts_ns` the end.
@@ -233,6 +240,7 @@ pub struct PhaseEvent {
 
 /// A process event of a followed process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct LifeEvent {
     /// Common head; `point` is 0, `seq` the number of GC records the process has emitted or lost so far.

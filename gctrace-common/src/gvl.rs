@@ -1,5 +1,8 @@
 //! The GVL: what the kernel side adds up per thread, and the records about it. They travel in the ring of stacks.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::event::Header;
 
 mod place;
@@ -51,6 +54,7 @@ impl GvlGate {
 
 /// Key of the `GVL_THREADS` and `GVL_LOCKS` maps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlKey {
     /// Of a thread: its `rb_thread_t *` where the events tell it ([`GvlPath::BY_THREAD`]), else its tid.
@@ -99,6 +103,7 @@ pub const HOLDS: usize = 16;
 
 /// One time that a thread held a GVL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlHold {
     /// When it got it, nanoseconds.
@@ -121,6 +126,7 @@ impl GvlHold {
 
 /// A GVL: value of the `GVL_LOCKS` map.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlLock {
     /// How often it was got so far; the last one is in `holds` at one less, modulo [`HOLDS`].
@@ -137,6 +143,7 @@ pub struct GvlLock {
 
 /// A thread that held a GVL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlHolder {
     /// [`GvlThread::id`]; 0: no thread.
@@ -178,6 +185,7 @@ impl GvlState {
 
 /// What is known of a thread: value of the `GVL_THREADS` map, and the record with which the thread ends.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlThread {
     /// Common head of the record; `ts_ns` is the end of the thread, `tid` that of its last native thread, 0 if it never ran.
@@ -392,6 +400,7 @@ const AWAY: u32 = GvlState::Away as u32;
 
 /// Key of the `GVL_EDGES` map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlEdgeKey {
     /// [`GvlThread::id`] of the thread that waited.
@@ -406,6 +415,7 @@ pub struct GvlEdgeKey {
 
 /// Value of the `GVL_EDGES` map: how one thread waited while another held the GVL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlEdge {
     /// How often the other got the GVL or had it.
@@ -418,6 +428,7 @@ pub struct GvlEdge {
 
 /// One long wait for the GVL. A stack record of the same `tid` and `ts_ns` follows if `stack` says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlWaitEvent {
     /// Common head; `ts_ns` is the time at which it got the GVL.
@@ -440,6 +451,7 @@ pub struct GvlWaitEvent {
 
 /// For a long time a thread held the GVL, or did without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlSpanEvent {
     /// Common head; `ts_ns` is the end.

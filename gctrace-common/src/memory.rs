@@ -1,6 +1,9 @@
 //! The memory counters of a process, as the kernel keeps them in `struct mm_struct`: where they are (from the kernel's BTF)
 //! and what was read at an event.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 /// Entries of `mm_struct.rss_stat`, in the order of the kernel's enumeration (`include/linux/mm_types_task.h`).
 pub const MEMORY_COUNTERS: usize = 4;
 /// Index of `MM_FILEPAGES`: mapped pages of files.
@@ -19,6 +22,7 @@ pub const MAX_COUNTER_BYTES: u32 = 64;
 
 /// Where the counters are. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct MemoryLayout {
     /// One of the constants: how a counter is kept.
@@ -58,6 +62,7 @@ impl MemoryLayout {
 
 /// What was read at an event, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct MemoryPages {
     /// The counters, by the constants of this module. They can be negative for a moment, where the kernel says 0.

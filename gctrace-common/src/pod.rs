@@ -1,34 +1,37 @@
 //! Plain-data marks for the loader's map API.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use crate::{
     config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
     memory::MemoryLayout,
 };
 
-// SAFETY: `repr(C)`, only integers, no padding (sizes are asserted beside the definitions), any bit pattern valid.
-unsafe impl aya::Pod for Config {}
-// SAFETY: as above.
-unsafe impl aya::Pod for MemoryLayout {}
-// SAFETY: as above.
-unsafe impl aya::Pod for ImageConfig {}
-// SAFETY: as above.
-unsafe impl aya::Pod for ProcessEntry {}
-// SAFETY: as above.
-unsafe impl aya::Pod for Span {}
-// SAFETY: as above.
-unsafe impl aya::Pod for RubyEntry {}
-// SAFETY: as above.
-unsafe impl aya::Pod for AwayEntry {}
-// SAFETY: as above.
-unsafe impl aya::Pod for GvlKey {}
-// SAFETY: as above.
-unsafe impl aya::Pod for GvlThread {}
-// SAFETY: as above.
-unsafe impl aya::Pod for GvlLock {}
-// SAFETY: as above.
-unsafe impl aya::Pod for GvlEdgeKey {}
-// SAFETY: as above.
-unsafe impl aya::Pod for GvlEdge {}
-// SAFETY: as above.
-unsafe impl aya::Pod for GvlTask {}
+/// Marks types as plain data, if the compiler agrees: any bit pattern is a value, no byte is padding, nothing is shared.
+macro_rules! pod {
+    ($($name:ty),* $(,)?) => {$(
+        const _: () = {
+            const fn proven<T: FromBytes + Immutable + IntoBytes + Copy>() {}
+            proven::<$name>();
+        };
+        // SAFETY: the lines above do not compile unless the type is plain data.
+        unsafe impl aya::Pod for $name {}
+    )*};
+}
+
+pod!(
+    Config,
+    MemoryLayout,
+    ImageConfig,
+    ProcessEntry,
+    Span,
+    RubyEntry,
+    AwayEntry,
+    GvlKey,
+    GvlThread,
+    GvlLock,
+    GvlEdgeKey,
+    GvlEdge,
+    GvlTask,
+);

@@ -5,6 +5,9 @@
 //! them. Native frames come in a record of their own that directly precedes the stack record of the same `tid` and
 //! `ts_ns`.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use crate::event::Header;
 
 /// Control frames that are walked at most; a deeper stack carries [`StackEvent::TRUNCATED`].
@@ -79,6 +82,7 @@ impl GcActivity {
 
 /// A control frame (`rb_control_frame_t`), leaf first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct RubyFrame {
     /// Address of the `rb_iseq_t` (0 for a C function), with the `FLAG`s in its low three bits.
@@ -111,6 +115,7 @@ impl RubyFrame {
 
 /// Head of a stack record; `ruby` times a [`RubyFrame`] follow.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct StackEvent {
     /// Common head; `point` is a [`Cause`], `seq` numbers the stack records of the process.
@@ -193,6 +198,7 @@ impl NativeEnd {
 /// Head of a record of native frames; `count` addresses (`u64`) follow, leaf first: the instruction pointer, then
 /// return addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct NativeEvent {
     /// Common head; `tid` and `ts_ns` equal those of the [`StackEvent`] that follows. `point` is a [`NativeEnd`].
@@ -205,6 +211,7 @@ pub struct NativeEvent {
 
 /// A thread that was away from its CPU for at least the configured time runs again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct OffCpuEvent {
     /// Common head; `ts_ns` is the time at which it runs again, `point` one of the constants.

@@ -1,7 +1,11 @@
 //! Where the GVL of an image is found, and what its probes are told.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 /// How the threads of an image are told apart and their GVL is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlPath {
     /// One of the constants.
@@ -14,6 +18,7 @@ pub struct GvlPath {
 
 /// How a wait for the GVL is told by the futex that the thread waits on. Offsets are in `rb_thread_t` where nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct FutexPath {
     /// Byte offset of the condition variable in `rb_thread_t` (`native_thread_data.cond.gvlq`, up to 3.1), or in

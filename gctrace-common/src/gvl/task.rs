@@ -1,5 +1,8 @@
 //! What the scheduler does with a native thread.
 
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 use super::GvlKey;
 
 /// For how long a native thread ran on a CPU, could have run, and could not, nanoseconds; by the constants of [`GvlTask`].
@@ -8,6 +11,7 @@ pub type Clocks = [u64; 3];
 /// A native thread as the scheduler sees it: value of the `GVL_TASKS` map, keyed by tid. The scheduler's tracepoints change
 /// `state`, `since_ns` and `clocks`; so does a thread that runs although they did not tell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlTask {
     /// Odd while it is being changed.

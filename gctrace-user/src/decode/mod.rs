@@ -1,8 +1,5 @@
 //! Bytes of a ring record → event. Total: any bytes give an event or a counted reason. Allocates nothing.
 
-#[expect(unsafe_code, reason = "reads plain records out of ring memory")]
-mod pod;
-
 use gctrace_common::{
     event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
@@ -11,6 +8,7 @@ use gctrace_common::{
         OffCpuEvent, RubyFrame, StackEvent,
     },
 };
+use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 /// A decoded record, borrowed from the ring.
 #[derive(Debug)]
@@ -94,51 +92,51 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
     let kind = Kind::from_raw(raw_kind).ok_or(DecodeError::Kind(raw_kind))?;
     match kind {
         Kind::Snapshot => {
-            let event: &SnapshotEvent = pod::view(bytes).ok_or(short)?;
+            let event: &SnapshotEvent = view(bytes).ok_or(short)?;
             let point = Point::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
             Ok(Event::Snapshot(point, event))
         }
-        Kind::Pause => Ok(Event::Pause(*pod::view::<PauseEvent>(bytes).ok_or(short)?)),
+        Kind::Pause => Ok(Event::Pause(*view::<PauseEvent>(bytes).ok_or(short)?)),
         Kind::Phase => {
-            let event: &PhaseEvent = pod::view(bytes).ok_or(short)?;
+            let event: &PhaseEvent = view(bytes).ok_or(short)?;
             let phase = Phase::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
             Ok(Event::Phase(phase, *event))
         }
         Kind::Stack => Ok(Event::Stack(stack(bytes).ok_or(short)??)),
         Kind::Native => {
-            let event: &NativeEvent = pod::view(bytes).ok_or(short)?;
+            let event: &NativeEvent = view(bytes).ok_or(short)?;
             let end =
                 NativeEnd::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
             let count = bounded(event.count, MAX_NATIVE_FRAMES)?;
-            let frames = pod::list(bytes, size_of::<NativeEvent>(), count).ok_or(short)?;
+            let frames = list(bytes, size_of::<NativeEvent>(), count).ok_or(short)?;
             Ok(Event::Native(end, *event, frames))
         }
         Kind::OffCpu => {
-            let event: &OffCpuEvent = pod::view(bytes).ok_or(short)?;
+            let event: &OffCpuEvent = view(bytes).ok_or(short)?;
             if event.header.point & !OffCpuEvent::STACK_FOLLOWS > OffCpuEvent::PREEMPTED {
                 return Err(DecodeError::Point(event.header.point));
             }
             Ok(Event::OffCpu(*event))
         }
-        Kind::GvlWait => Ok(Event::GvlWait(*pod::view::<GvlWaitEvent>(bytes).ok_or(short)?)),
+        Kind::GvlWait => Ok(Event::GvlWait(*view::<GvlWaitEvent>(bytes).ok_or(short)?)),
         Kind::GvlThread => {
-            let event: &GvlThread = pod::view(bytes).ok_or(short)?;
+            let event: &GvlThread = view(bytes).ok_or(short)?;
             GvlState::from_raw(event.state).ok_or(DecodeError::Point(event.state))?;
             Ok(Event::GvlThread(event))
         }
         Kind::GvlSpan => {
-            let event: &GvlSpanEvent = pod::view(bytes).ok_or(short)?;
+            let event: &GvlSpanEvent = view(bytes).ok_or(short)?;
             let state = GvlState::from_raw(event.state).ok_or(DecodeError::Point(event.state))?;
             Ok(Event::GvlSpan(state, *event))
         }
         Kind::Fork | Kind::Exec | Kind::Exit => {
-            Ok(Event::Life(kind, *pod::view::<LifeEvent>(bytes).ok_or(short)?))
+            Ok(Event::Life(kind, *view::<LifeEvent>(bytes).ok_or(short)?))
         }
     }
 }
 
 fn stack(bytes: &[u8]) -> Option<Result<StackRecord<'_>, DecodeError>> {
-    let event: &StackEvent = pod::view(bytes)?;
+    let event: &StackEvent = view(bytes)?;
     let record = || {
         let point = event.header.point;
         let cause = Cause::from_raw(point).ok_or(DecodeError::Point(point))?;
@@ -146,10 +144,20 @@ fn stack(bytes: &[u8]) -> Option<Result<StackRecord<'_>, DecodeError>> {
         let kernel = &event.kernel_frames[..bounded(event.kernel, MAX_KERNEL_FRAMES)?];
         let short = DecodeError::Short(bytes.len());
         let ruby =
-            pod::list(bytes, size_of::<StackEvent>(), bounded(event.ruby, MAX_RUBY_FRAMES)?).ok_or(short)?;
+            list(bytes, size_of::<StackEvent>(), bounded(event.ruby, MAX_RUBY_FRAMES)?).ok_or(short)?;
         Ok(StackRecord { cause, gc, event, kernel, ruby })
     };
     Some(record())
+}
+
+/// The record at the start of `bytes`; `None` if they are too few or misaligned (the kernel aligns to 8 bytes).
+fn view<T: FromBytes + Immutable + KnownLayout>(bytes: &[u8]) -> Option<&T> {
+    T::ref_from_prefix(bytes).ok().map(|(record, _)| record)
+}
+
+/// The `count` values that follow the first `skip` bytes; `None` if they are too few or misaligned.
+fn list<T: FromBytes + Immutable>(bytes: &[u8], skip: usize, count: usize) -> Option<&[T]> {
+    <[T]>::ref_from_prefix_with_elems(bytes.get(skip..)?, count).ok().map(|(values, _)| values)
 }
 
 fn bounded(count: u32, most: usize) -> Result<usize, DecodeError> {

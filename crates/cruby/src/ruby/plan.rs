@@ -138,6 +138,7 @@ pub fn plan_with(
         dont_gc_mask: vm.dont_gc_bit.map_or(0, |bit| 1 << bit),
         spans: layout.spans.len() as u32,
         open: 1,
+        reserved: 0,
         thread: thread.unwrap_or_default(),
         stack,
         // Set where it is watched.

@@ -167,7 +167,7 @@ pub fn plan(
 }
 
 /// Bytes from entry to entry of glibc's dynamic thread vector.
-const GLIBC_DTV_ENTRY: u32 = 16;
+pub(super) const GLIBC_DTV_ENTRY: u32 = 16;
 
 /// Decides how waits are told by futexes alone.
 ///
@@ -189,6 +189,15 @@ pub fn futex_plan(analysis: &RubyAnalysis, own: Option<&Table>, stack: &StackPat
     if stack.place == StackPath::NONE {
         return Err(NoGvl::Context);
     }
+    let futex = futex_path(version, table)?;
+    let path = GvlPath { by: GvlPath::BY_FUTEX, futex, ..GvlPath::default() };
+    let coverage =
+        GvlCoverage { holds: false, ends: true, only_blocked: true, woken: !version.at_least(3, 3) };
+    Ok(GvlPlan { path, probes: Vec::new(), coverage })
+}
+
+/// Where threads wait for the GVL.
+pub(super) fn futex_path(version: RubyVersion, table: Option<&Table>) -> Result<FutexPath, NoGvl> {
     let offset = |tag: &'static str, name: &'static str| {
         let own = table.and_then(|table| table.structure(tag)?.field(name));
         let field = own.or_else(|| tables::newest_structure(version, tag)?.field(name));
@@ -213,10 +222,7 @@ pub fn futex_plan(analysis: &RubyAnalysis, own: Option<&Table>, stack: &StackPat
             _ => (thread("vm")?, offset("rb_vm_struct", "gvl.owner")?),
         };
     }
-    let path = GvlPath { by: GvlPath::BY_FUTEX, futex, ..GvlPath::default() };
-    let coverage =
-        GvlCoverage { holds: false, ends: true, only_blocked: true, woken: !version.at_least(3, 3) };
-    Ok(GvlPlan { path, probes: Vec::new(), coverage })
+    Ok(futex)
 }
 
 fn passed(outcome: &Outcome) -> Result<(), NoGvl> {

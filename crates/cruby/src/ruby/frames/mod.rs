@@ -98,6 +98,11 @@ impl<M: Memory> Namer<M> {
         self.names.class_name(class)
     }
 
+    /// The text of a `String`; `None`: it is none, or it cannot be read.
+    pub fn text(&mut self, value: u64) -> Option<Arc<str>> {
+        self.names.text(value)
+    }
+
     /// What became of the frames so far.
     pub fn counts(&self) -> NameCounts {
         self.counts

@@ -139,6 +139,11 @@ impl<M: Memory> Names<M> {
         class::real_name(reader, class, layout, &mut id_name).ok().flatten()
     }
 
+    /// The text of a `String`.
+    pub(super) fn text(&mut self, value: u64) -> Option<Arc<str>> {
+        self.reader.string(value, &self.layout).ok()
+    }
+
     /// The frames that a backtrace shows (`rb_ec_partial_backtrace_object`, `vm_backtrace.c`).
     pub(super) fn stack(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Shown>) {
         let rules = self.layout.rules;

@@ -1,6 +1,6 @@
 //! The VM's lists of threads.
 
-use super::{Lists, Memory, Native, RubyThread, ThreadsLayout, word};
+use super::{Lists, Memory, Native, ThreadsLayout, word};
 
 /// Ractors and threads that are followed at most: lists that change while they are read may not end.
 const MOST: usize = 1 << 16;
@@ -9,8 +9,12 @@ const GLIBC_TID: u32 = 720;
 /// Byte offset of the pointer to itself in glibc's `tcbhead_t`, behind `tcb` and `dtv`.
 const GLIBC_SELF: u32 = 16;
 
-/// The threads of a VM that have a native thread.
-pub(super) fn threads(layout: &ThreadsLayout, memory: &impl Memory, bias: u64) -> Option<Vec<RubyThread>> {
+/// The threads of a VM, and the native threads of those that have one.
+pub(super) fn threads(
+    layout: &ThreadsLayout,
+    memory: &impl Memory,
+    bias: u64,
+) -> Option<Vec<(u64, Option<u32>)>> {
     let vm = word(memory, bias.wrapping_add(layout.vm_ptr.0), 0).filter(|&vm| vm != 0)?;
     let addresses = match layout.lists {
         Lists::Vm { head, node } => nodes(memory, vm, head, node)?,
@@ -21,11 +25,7 @@ pub(super) fn threads(layout: &ThreadsLayout, memory: &impl Memory, bias: u64) -
             ractors.into_iter().flat_map(of).collect()
         }
     };
-    let found = addresses.into_iter().filter_map(|address| {
-        let tid = tid(memory, layout.native, address)?;
-        Some(RubyThread { address, tid })
-    });
-    Some(found.collect())
+    Some(addresses.into_iter().map(|address| (address, tid(memory, layout.native, address))).collect())
 }
 
 /// The structures of a list (ccan/list): `head` is in `owner`, the nodes are `node` bytes inside the structures.

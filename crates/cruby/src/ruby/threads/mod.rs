@@ -6,6 +6,7 @@
 //! control frames lie inside the thread's VM stack.
 
 mod list;
+mod state;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -15,11 +16,14 @@ use gctrace_common::config::StackPath;
 use super::{
     RubyAnalysis, RubyVersion,
     frames::Memory,
+    gvl_plan::GLIBC_DTV_ENTRY,
     tables::{self, Table},
 };
 use crate::address::Svma;
 
-pub use walk::Walked;
+use state::StateLayout;
+pub use state::ThreadState;
+pub use walk::{Agreed, Walked};
 
 /// How the threads of an image's VM are found and their stacks walked.
 #[derive(Clone, Debug)]
@@ -28,6 +32,8 @@ pub struct ThreadsLayout {
     lists: Lists,
     native: Native,
     path: StackPath,
+    /// What a thread does; `None`: a member is not known.
+    state: Option<StateLayout>,
 }
 
 /// Where the VM keeps its threads; byte offsets.
@@ -66,10 +72,17 @@ impl ThreadsLayout {
             Some(table) => table,
             None => Table::of(analysis.version).ok()?,
         };
-        Self::with(analysis.version, table, analysis.vm.vm_ptr, path)
+        let glibc = analysis.derived.ec.dtv_entry == GLIBC_DTV_ENTRY;
+        Self::with(analysis.version, table, analysis.vm.vm_ptr, path, glibc)
     }
 
-    fn with(version: RubyVersion, table: &Table, vm_ptr: Svma, path: &StackPath) -> Option<Self> {
+    fn with(
+        version: RubyVersion,
+        table: &Table,
+        vm_ptr: Svma,
+        path: &StackPath,
+        glibc: bool,
+    ) -> Option<Self> {
         if path.place == StackPath::NONE {
             return None;
         }
@@ -93,13 +106,39 @@ impl ThreadsLayout {
         let nt = member("rb_thread_struct", "nt");
         let of = if nt.is_some() { "rb_native_thread" } else { "rb_thread_struct" };
         let native = Native { nt, thread_id: member(of, "thread_id")?, tid: member(of, "tid") };
-        Some(Self { vm_ptr, lists, native, path: *path })
+        let state = StateLayout::of(version, table, member, glibc);
+        Some(Self { vm_ptr, lists, native, path: *path, state })
     }
 
     /// The threads of the VM in the process behind `memory`, whose image has this load bias. Threads that come and go meanwhile may be
     /// missing. `None`: the VM is not set up, or cannot be read.
     pub fn threads(&self, memory: &impl Memory, bias: u64) -> Option<Vec<RubyThread>> {
-        list::threads(self, memory, bias)
+        let all = list::threads(self, memory, bias)?;
+        Some(all.into_iter().filter_map(|(address, tid)| Some(RubyThread { address, tid: tid? })).collect())
+    }
+
+    /// The `rb_thread_t *` of threads that are on no native thread at the moment: those of Ractors other than the main one share some
+    /// (M:N, from 3.3 on). `None`: as of [`ThreadsLayout::threads`].
+    pub fn detached(&self, memory: &impl Memory, bias: u64) -> Option<Vec<u64>> {
+        let all = list::threads(self, memory, bias)?;
+        Some(all.into_iter().filter_map(|(address, tid)| tid.is_none().then_some(address)).collect())
+    }
+
+    /// What a thread does, as the VM keeps it at this moment; `None`: it cannot be read, or the release is not known.
+    pub fn state(&self, memory: &impl Memory, bias: u64, thread: RubyThread) -> Option<ThreadState> {
+        let vm = word(memory, bias.wrapping_add(self.vm_ptr.0), 0).filter(|&vm| vm != 0)?;
+        self.state.as_ref()?.read(memory, vm, thread.address)
+    }
+
+    /// Whether a thread that sleeps on the futex at this address waits for the GVL; `None` where that cannot be told.
+    pub fn waits_for_gvl(&self, memory: &impl Memory, thread: RubyThread, futex: u64) -> Option<bool> {
+        self.state.as_ref()?.waits_for_gvl(memory, thread, futex)
+    }
+
+    /// The stack of a thread that runs. It is read until two reads in a row agree, but for where the innermost frame is; after that
+    /// many `tries` only what the last two have in common is returned, from the root on.
+    pub fn walk_running(&self, memory: &impl Memory, thread: RubyThread, tries: u32) -> (Walked, Agreed) {
+        walk::agreed(tries, || walk::walk(memory, &self.path, thread.address))
     }
 
     /// The stack of a thread that sleeps.

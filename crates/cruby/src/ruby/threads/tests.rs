@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use gctrace_common::stack::{RubyFrame, StackEvent};
+use gctrace_common::{
+    gvl::FutexPath,
+    stack::{RubyFrame, StackEvent},
+};
 
 /// Memory of words.
 #[derive(Default)]
@@ -40,6 +43,7 @@ fn layout() -> ThreadsLayout {
             frame_ep: 32,
             ..StackPath::default()
         },
+        state: None,
     }
 }
 
@@ -133,6 +137,110 @@ fn every_table() {
         let (major, minor, teeny) = table.to;
         let version = RubyVersion::new(major, minor, teeny);
         let path = StackPath { place: StackPath::TLS, ..StackPath::default() };
-        assert!(ThreadsLayout::with(version, table, Svma(0), &path).is_some(), "{version}");
+        let layout = ThreadsLayout::with(version, table, Svma(0), &path, true);
+        let state = layout.as_ref().and_then(|layout| layout.state.as_ref());
+        assert!(state.is_some_and(|state| state.waits.is_some()), "{version}");
+        // What stands behind it is `keeping_mutexes`, so it is not the last member before another one that is known.
+        let thread = table.structure("rb_thread_struct");
+        let thread = thread.or_else(|| tables::newest_structure(version, "rb_thread_struct")).unwrap();
+        let behind = thread.field("locking_mutex").unwrap().offset + 8;
+        assert!(thread.fields.iter().all(|field| field.offset != behind), "{version}");
     }
+}
+
+/// Two threads that hold a lock each and want the other's; the third is not queued for the GVL, the first is.
+#[test]
+fn states() {
+    let mut layout = layout();
+    layout.state = Some(StateLayout {
+        main: 40,
+        owner_in: 100,
+        owner: 200,
+        name: 108,
+        locking: 120,
+        embedded: 2,
+        waits: Some(FutexPath { cond: 300, native: 24, ready: 136, ..FutexPath::default() }),
+    });
+    let mut words = vm();
+    let (gvl, a, b) = (0x70_000, 0x80_000, 0x90_000);
+    words.0.extend([(VM + 40, 0x10_000), (gvl + 200, 0x10_000)]);
+    for (thread, wants, holds, next) in [(0x10_000, b, a, 0x10_500), (0x20_000, a, b, 0)] {
+        let value = thread + 0x800;
+        words.0.extend([(thread + 100, gvl), (thread + 108, 8), (thread + 120, value), (value, 0x0c)]);
+        words.0.extend([
+            (value + 24, 1),
+            (value + 32, wants),
+            (thread + 128, holds),
+            (holds + 8, 0),
+            (thread + 136, next),
+        ]);
+    }
+    // The list of those who wait is behind the next lock: in one of them behind one word, in the other behind two.
+    words.0.extend([(a + 8, 0), (a + 16, a + 16), (a + 24, a + 16)]);
+    words.0.extend([
+        (b + 8, 0x77_000),
+        (b + 16, a),
+        (b + 24, 0x99_000),
+        (b + 32, 0x99_000),
+        (0x99_008, b + 24),
+    ]);
+    let read = |thread: u64| layout.state(&words, 0x800, RubyThread { address: thread, tid: 1 });
+    let first = read(0x10_000).unwrap();
+    assert_eq!(
+        first,
+        ThreadState {
+            gvl: gvl + 200,
+            holder: Some(0x10_000),
+            wanted: Some(b),
+            locked: Some(vec![a]),
+            name: 8,
+            main: true
+        }
+    );
+    let second = read(0x20_000).unwrap();
+    assert_eq!((second.wanted, second.locked, second.main), (Some(a), Some(vec![b, a]), false));
+    assert_eq!(read(0x30_000), None);
+    let waits =
+        |thread: u64, futex| layout.waits_for_gvl(&words, RubyThread { address: thread, tid: 1 }, futex);
+    // Its condition variable and queued; another futex; its own, and not queued; no native thread.
+    assert_eq!(waits(0x10_000, 0x11_000 + 300 + 40), Some(true));
+    assert_eq!(waits(0x10_000, 0x11_000 + 300 + 48), Some(false));
+    assert_eq!(waits(0x20_000, 0x21_000 + 300), Some(false));
+    assert_eq!(waits(0x30_000, 300), None);
+    // A list that bites its tail, and one whose shape is not known.
+    words.0.insert(a + 8, a);
+    let locked = |words: &Words| {
+        layout.state(words, 0x800, RubyThread { address: 0x10_000, tid: 1 }).map(|state| state.locked)
+    };
+    assert_eq!(locked(&words), Some(None));
+    words.0.extend([(a + 8, 0), (a + 24, 0)]);
+    assert_eq!(locked(&words), Some(None));
+}
+
+/// Two reads that agree are the stack, wherever in the innermost frame the thread is; else what they share is.
+#[test]
+fn running() {
+    let frame = |iseq, pc| RubyFrame { iseq, pc, method: 0 };
+    let walked = |frames: &[RubyFrame]| Walked { frames: frames.to_vec(), flags: 0 };
+    let root = [frame(0x20, 7), frame(0x30, 8)];
+    let at = |pc| walked(&[&[frame(0x10, pc)], &root[..]].concat());
+    let mut pc = 0;
+    let moving = || {
+        pc += 8;
+        at(pc)
+    };
+    assert_eq!(walk::agreed(4, moving), (at(16), Agreed::Whole));
+    // A method that is called all the time: its caller's line is that of the call, or not.
+    let mut turn = 0;
+    let changing = || {
+        turn += 1;
+        if turn % 2 == 0 { at(8) } else { walked(&root) }
+    };
+    assert_eq!(walk::agreed(4, changing), (walked(&root), Agreed::Root));
+    let mut turn = 0;
+    let never = || {
+        turn += 8;
+        walked(&[frame(turn, 0)])
+    };
+    assert_eq!(walk::agreed(4, never), (walked(&[]), Agreed::Root));
 }

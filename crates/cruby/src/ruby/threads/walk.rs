@@ -34,6 +34,42 @@ pub struct Walked {
     pub flags: u32,
 }
 
+/// How far the stack of a thread that runs could be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agreed {
+    /// Two reads in a row gave the same frames.
+    Whole,
+    /// Inner frames changed all the time, and are missing.
+    Root,
+}
+
+/// Walks until two walks agree. Each is a copy of memory that the thread may change at that very moment, so one says nothing.
+pub(super) fn agreed(tries: u32, mut walk: impl FnMut() -> Walked) -> (Walked, Agreed) {
+    let mut last = walk();
+    for _ in 1..tries {
+        let next = walk();
+        if same(&last, &next) {
+            return (next, Agreed::Whole);
+        }
+        last = next;
+    }
+    let next = walk();
+    if same(&last, &next) {
+        return (next, Agreed::Whole);
+    }
+    let both = last.frames.iter().rev().zip(next.frames.iter().rev());
+    let common = both.take_while(|(one, two)| one == two).count();
+    let frames = next.frames[next.frames.len() - common..].to_vec();
+    (Walked { frames, flags: next.flags }, Agreed::Root)
+}
+
+/// Whether two walks found the same frames; the innermost one goes from line to line.
+fn same(one: &Walked, two: &Walked) -> bool {
+    let tail = |walked: &Walked| walked.frames.get(1..).map(<[RubyFrame]>::to_vec);
+    let leaf = |walked: &Walked| walked.frames.first().map(|leaf| (leaf.iseq, leaf.method));
+    one.flags == two.flags && leaf(one) == leaf(two) && tail(one) == tail(two)
+}
+
 /// The stack of a thread, given its `rb_thread_t *`.
 pub(super) fn walk(memory: &impl Memory, path: &StackPath, thread: u64) -> Walked {
     let Some((next, end)) = bounds(memory, path, thread) else {

@@ -1,0 +1,159 @@
+//! What a thread does as the VM itself keeps it: who holds its GVL, which `Mutex` it waits for, which it holds.
+//!
+//! Everything here is one read of the memory of a process that runs. A caller that wants more than "at some moment" reads twice and
+//! compares.
+
+use gctrace_common::gvl::FutexPath;
+
+use super::{Memory, RubyThread, word};
+use crate::ruby::{RubyVersion, gvl_plan, tables::Table};
+
+/// `sizeof(pthread_cond_t)` of glibc.
+const COND_BYTES: u64 = 48;
+/// Byte offsets at which `waitq` can be in `rb_mutex_t`, behind one or two words and `next_mutex`.
+const WAITQ: [u64; 2] = [16, 24];
+/// Mutexes of one thread that are followed at most: the list changes while it is read.
+const MOST_HELD: usize = 1024;
+/// `T_DATA` and the mask of types in `RBasic.flags`.
+const T_MASK: u64 = 0x1f;
+const T_DATA: u64 = 0x0c;
+/// Byte offset of `data` in `struct RTypedData`; an embedded structure begins there (rtypeddata.h, 2.6–4.0).
+const TYPED_DATA: u32 = 32;
+/// Byte offset of the word that says whether it is embedded: `typed_flag` (3.3, 3.4), `type` (4.0).
+const TYPED_FLAG: u32 = 24;
+
+/// What a thread does, as the VM keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadState {
+    /// Which GVL it needs: the address of the word that names the holder. Threads of one Ractor share it; up to 2.7 all do.
+    pub gvl: u64,
+    /// The `rb_thread_t *` that holds that GVL.
+    pub holder: Option<u64>,
+    /// The `rb_mutex_t *` that it waits to lock.
+    pub wanted: Option<u64>,
+    /// The `rb_mutex_t *` of each `Mutex` that it has locked; `None`: the list changed while it was read.
+    pub locked: Option<Vec<u64>>,
+    /// The `VALUE` of its name, a `String` or `nil`.
+    pub name: u64,
+    /// Whether it is the main thread of the process.
+    pub main: bool,
+}
+
+/// Where that is; byte offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StateLayout {
+    /// In `rb_vm_t`: the main thread.
+    pub(super) main: u32,
+    /// In `rb_thread_t`: the VM or the Ractor, which has the GVL.
+    pub(super) owner_in: u32,
+    /// There: the holder.
+    pub(super) owner: u32,
+    pub(super) name: u32,
+    pub(super) locking: u32,
+    /// The bit of the word at [`TYPED_FLAG`] that says that a structure is embedded; 0 before 3.3.
+    pub(super) embedded: u64,
+    /// How a thread that waits for the GVL is told; `None`: not known of this libc or release.
+    pub(super) waits: Option<FutexPath>,
+}
+
+impl StateLayout {
+    /// The layout of a release; `None` if a member is not known. `glibc`: whether its condition variables can be looked at.
+    pub(super) fn of(
+        version: RubyVersion,
+        table: &Table,
+        member: impl Fn(&'static str, &str) -> Option<u32>,
+        glibc: bool,
+    ) -> Option<Self> {
+        let ractors = version.at_least(3, 0);
+        let main = if ractors { "ractor.main_thread" } else { "main_thread" };
+        let (owner_in, tag, owner) = match (version.at_least(3, 2), ractors) {
+            (true, _) => ("ractor", "rb_ractor_struct", "threads.sched.running"),
+            (false, true) => ("ractor", "rb_ractor_struct", "threads.gvl.owner"),
+            (false, false) => ("vm", "rb_vm_struct", "gvl.owner"),
+        };
+        Some(Self {
+            main: member("rb_vm_struct", main)?,
+            owner_in: member("rb_thread_struct", owner_in)?,
+            owner: member(tag, owner)?,
+            name: member("rb_thread_struct", "name")?,
+            locking: member("rb_thread_struct", "locking_mutex")?,
+            embedded: match (version.at_least(4, 0), version.at_least(3, 3)) {
+                (true, _) => 1,
+                (false, true) => 2,
+                (false, false) => 0,
+            },
+            waits: gvl_plan::futex_path(version, Some(table)).ok().filter(|_| glibc),
+        })
+    }
+
+    /// The state of a thread of the VM at `vm`; `None` if it cannot be read.
+    pub(super) fn read(&self, memory: &impl Memory, vm: u64, thread: u64) -> Option<ThreadState> {
+        let gvl = word(memory, thread, self.owner_in).filter(|&at| at != 0)?;
+        let gvl = gvl.checked_add(u64::from(self.owner))?;
+        let wanted = word(memory, thread, self.locking)?;
+        Some(ThreadState {
+            gvl,
+            holder: Some(word(memory, gvl, 0)?).filter(|&holder| holder != 0),
+            wanted: self.mutex(memory, wanted),
+            locked: self.locked(memory, thread),
+            name: word(memory, thread, self.name)?,
+            main: word(memory, vm, self.main)? == thread,
+        })
+    }
+
+    /// The `rb_mutex_t *` of a `Mutex`.
+    fn mutex(&self, memory: &impl Memory, value: u64) -> Option<u64> {
+        if value < 0x1000 || !value.is_multiple_of(8) || word(memory, value, 0)? & T_MASK != T_DATA {
+            return None;
+        }
+        if self.embedded != 0 && word(memory, value, TYPED_FLAG)? & self.embedded != 0 {
+            return value.checked_add(u64::from(TYPED_DATA));
+        }
+        word(memory, value, TYPED_DATA).filter(|&mutex| mutex != 0)
+    }
+
+    /// `keeping_mutexes`, which stands behind `locking_mutex` (`vm_core.h`, 2.6–4.0).
+    fn locked(&self, memory: &impl Memory, thread: u64) -> Option<Vec<u64>> {
+        let mut found = Vec::new();
+        let mut next = word(memory, thread, self.locking.checked_add(8)?)?;
+        while next != 0 {
+            if found.len() >= MOST_HELD {
+                return None;
+            }
+            found.push(next);
+            next = next_held(memory, next)?;
+        }
+        Some(found)
+    }
+
+    /// Whether a thread that waits on the futex at this address waits for the GVL, as `gctrace-ebpf/src/futex.rs` tells it; `None`
+    /// where that cannot be told.
+    pub(super) fn waits_for_gvl(&self, memory: &impl Memory, thread: RubyThread, futex: u64) -> Option<bool> {
+        let path = self.waits.as_ref()?;
+        let owner = match path.native {
+            0 => thread.address,
+            native => word(memory, thread.address, native).filter(|&native| native != 0)?,
+        };
+        let cond = owner.checked_add(u64::from(path.cond))?;
+        if futex.wrapping_sub(cond) >= COND_BYTES {
+            return Some(false);
+        }
+        if path.ready == 0 {
+            return Some(word(memory, thread.address, path.unblock)? == 0);
+        }
+        let node = thread.address.checked_add(u64::from(path.ready))?;
+        let next = word(memory, node, 0)?;
+        Some(next != 0 && next != node)
+    }
+}
+
+/// `next_mutex` of an `rb_mutex_t`. Patch releases have moved it, but it always stands in front of `waitq`, and that shows by itself: a
+/// list (ccan/list) whose first node leads back to its head (`thread_sync.c`, 2.6–4.0).
+fn next_held(memory: &impl Memory, mutex: u64) -> Option<u64> {
+    let is_head = |at: u64| {
+        let first = word(memory, at, 0).filter(|&first| first != 0)?;
+        (word(memory, first, 8)? == at).then_some(())
+    };
+    let waitq = WAITQ.into_iter().find(|&waitq| is_head(mutex.wrapping_add(waitq)).is_some())?;
+    word(memory, mutex.wrapping_add(waitq - 8), 0)
+}

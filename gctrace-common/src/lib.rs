@@ -44,3 +44,34 @@ const fn fnv1a(mut hash: u64, bytes: &[u8]) -> u64 {
     }
     hash
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::{format, fs, path::Path, string::String, vec::Vec};
+
+    fn sources(dir: &Path, below: &str, found: &mut Vec<String>) {
+        for entry in fs::read_dir(dir).unwrap().flatten() {
+            let name = format!("{below}{}", entry.file_name().to_str().unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                sources(&entry.path(), &format!("{name}/"), found);
+            } else {
+                found.push(name);
+            }
+        }
+    }
+
+    /// The hash covers every file but this one, which has the list, and the one that only user space compiles.
+    #[test]
+    fn hash_covers_every_file() {
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let list = fs::read_to_string(src.join("lib.rs")).unwrap();
+        let mut found = Vec::new();
+        sources(&src, "", &mut found);
+        assert!(found.len() > 10, "{found:?}");
+        for name in found.iter().filter(|name| !["lib.rs", "pod.rs"].contains(&name.as_str())) {
+            assert!(list.contains(&format!("include_bytes!(\"{name}\")")), "{name} is not in ABI_HASH");
+        }
+    }
+}

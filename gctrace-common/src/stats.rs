@@ -1,32 +1,40 @@
-//! Names and numbers of the kernel's counters (the `COUNTERS` map: one `u64` each, updated atomically).
-//!
-//! The ledger holds if, for every run:
-//! `hits = own + filtered + no_image + admitted`,
-//! `admitted = starts + end_marks + end_sweeps + enters + exits + phase_begins + phase_ends`,
-//! `starts + end_sweeps + shutdowns = snapshot_submitted + snapshot_ring_full + snapshot_read_failed`,
-//! `starts + end_marks + end_sweeps = mark_noted + orphan_mark`,
-//! `enters = scope_opened + scope_nested + scope_map_full + enter_read_failed`,
-//! `exits = pause_submitted + pause_ring_full + exit_nested + orphan_exit`,
-//! `phase_ends = phase_submitted + phase_ring_full + phase_orphan`,
-//! `lives = life_submitted + life_ring_full`,
-//! `off_cpu_wanted = off_cpu_stacks + off_cpu_shed`,
-//! `switch_ins = off_cpu_short + off_cpu_orphan + off_cpu_submitted + off_cpu_ring_full`,
-//! `gvl_hits = gvl_shed + gvl_filtered + gvl_no_thread + gvl_thread_map_full + gvl_started + gvl_ready + gvl_resumed + gvl_suspended +
-//! gvl_exited`,
-//! `gvl_ready = gvl_aways + gvl_yields + gvl_orphan_ready`,
-//! `gvl_resumed = gvl_waits + gvl_orphan_resumed`,
-//! `gvl_suspended = gvl_holds + gvl_called_off + gvl_orphan_suspended`,
-//! `gvl_long_waits = gvl_wait_submitted + gvl_wait_ring_full + gvl_wait_shed`,
-//! `gvl_long_spans = gvl_span_submitted + gvl_span_ring_full + gvl_span_shed`,
-//! `ticks + trigger_stacks + off_cpu_stacks + gvl_stacks = stack_submitted + stack_ring_full + stack_busy + stack_not_walked`,
-//! `native_stacks = native_submitted + native_ring_full`.
+//! The kernel's counters (the `COUNTERS` map: one `u64` each, updated atomically) and the sums that must balance, as one table: the
+//! ledger, its checks and docs/ledger.md are made from it.
+
+/// What a counter is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    /// Events of the GC.
+    Gc,
+    /// Forks, execs and exits, and the processes that are known.
+    Life,
+    /// Stacks, samples and times off the CPU.
+    Stacks,
+    /// What threads do with the GVL.
+    Gvl,
+}
+
+impl Family {
+    /// All, in the order of the documentation.
+    pub const ALL: [Self; 4] = [Self::Gc, Self::Life, Self::Stacks, Self::Gvl];
+
+    /// What it is about, as a heading.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Gc => "GC events",
+            Self::Life => "Processes",
+            Self::Stacks => "Stacks and times off the CPU",
+            Self::Gvl => "GVL",
+        }
+    }
+}
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $family:ident $($lost:ident)?: $name:ident = $text:literal,)*) => {
         /// Index of a counter in the `COUNTERS` map.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[repr(u32)]
-        pub enum Counter { $($(#[$doc])* $name,)* }
+        pub enum Counter { $($(#[doc = $doc])* $name,)* }
 
         impl Counter {
             /// All counters, in the order of their index.
@@ -36,225 +44,357 @@ macro_rules! counters {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
+
+            /// What it is about.
+            pub const fn family(self) -> Family {
+                match self { $(Self::$name => Family::$family,)* }
+            }
+
+            /// Whether it counts records or measurements that had to be given up.
+            pub const fn is_loss(self) -> bool {
+                match self { $(Self::$name => false $(|| stringify!($lost).len() > 0)?,)* }
+            }
+
+            /// What it counts, for the documentation.
+            pub const fn doc(self) -> &'static str {
+                match self { $(Self::$name => concat!($($doc),*),)* }
+            }
         }
     };
 }
 
 counters! {
     /// Probe hits at GC points, of any process.
-    Hits = "hits",
+    Gc: Hits = "hits",
     /// Hits of gctrace itself.
-    Own = "own",
+    Gc: Own = "own",
     /// Hits of processes that the user did not select.
-    Filtered = "filtered",
+    Gc: Filtered = "filtered",
     /// Hits whose image is closed (its probes are being attached) or not known (no cookies, no entry).
-    NoImage = "no_image",
+    Gc: NoImage = "no_image",
     /// Hits that passed selection.
-    Admitted = "admitted",
+    Gc: Admitted = "admitted",
     /// Admitted hits at `GC_START`.
-    Starts = "starts",
+    Gc: Starts = "starts",
     /// Admitted hits at `GC_END_MARK`.
-    EndMarks = "end_marks",
+    Gc: EndMarks = "end_marks",
     /// Admitted hits at `GC_END_SWEEP`.
-    EndSweeps = "end_sweeps",
+    Gc: EndSweeps = "end_sweeps",
     /// Enters that may be the VM's shutdown (GC forbidden, no cycle running), of which a snapshot is taken too.
-    Shutdowns = "shutdowns",
+    Gc: Shutdowns = "shutdowns",
     /// Snapshot records handed to user space.
-    SnapshotSubmitted = "snapshot_submitted",
+    Gc: SnapshotSubmitted = "snapshot_submitted",
     /// Snapshots lost because the GC ring was full.
-    SnapshotRingFull = "snapshot_ring_full",
+    Gc lost: SnapshotRingFull = "snapshot_ring_full",
     /// Snapshots lost because the objspace could not be read.
-    SnapshotReadFailed = "snapshot_read_failed",
+    Gc lost: SnapshotReadFailed = "snapshot_read_failed",
     /// Snapshots without the memory counters of the process, although it is known where the kernel keeps them.
-    MemoryReadFailed = "memory_read_failed",
+    Gc: MemoryReadFailed = "memory_read_failed",
     /// Hits at `GC_START`, `GC_END_MARK` and `GC_END_SWEEP` whose time was noted in the thread's open pause.
-    MarkNoted = "mark_noted",
+    Gc: MarkNoted = "mark_noted",
     /// Such hits outside any pause that we saw begin (attached in the middle of it).
-    OrphanMark = "orphan_mark",
+    Gc: OrphanMark = "orphan_mark",
     /// Admitted hits at `GC_ENTER`.
-    Enters = "enters",
+    Gc: Enters = "enters",
     /// Enters that opened a pause.
-    ScopeOpened = "scope_opened",
+    Gc: ScopeOpened = "scope_opened",
     /// Enters inside an open pause of the same thread.
-    ScopeNested = "scope_nested",
+    Gc: ScopeNested = "scope_nested",
     /// Enters lost because the `SCOPES` map was full.
-    ScopeMapFull = "scope_map_full",
+    Gc lost: ScopeMapFull = "scope_map_full",
     /// Enters lost because the objspace could not be read.
-    EnterReadFailed = "enter_read_failed",
+    Gc lost: EnterReadFailed = "enter_read_failed",
     /// Pauses thrown away because their exit never came (the stack had unwound past them).
-    ScopeStale = "scope_stale",
+    Gc: ScopeStale = "scope_stale",
     /// Admitted hits at `GC_EXIT`.
-    Exits = "exits",
+    Gc: Exits = "exits",
     /// Exits of nested enters.
-    ExitNested = "exit_nested",
+    Gc: ExitNested = "exit_nested",
     /// Exits without a pause that we saw begin.
-    OrphanExit = "orphan_exit",
+    Gc: OrphanExit = "orphan_exit",
     /// Pause records handed to user space.
-    PauseSubmitted = "pause_submitted",
+    Gc: PauseSubmitted = "pause_submitted",
     /// Pauses lost because the GC ring was full.
-    PauseRingFull = "pause_ring_full",
+    Gc lost: PauseRingFull = "pause_ring_full",
     /// Snapshots at which the site's register and the VM pointer disagree about the objspace.
-    RegisterMismatch = "register_mismatch",
+    Gc: RegisterMismatch = "register_mismatch",
     /// Admitted hits where a phase begins (probes of the last resort).
-    PhaseBegins = "phase_begins",
+    Gc: PhaseBegins = "phase_begins",
     /// Admitted hits where a phase ends.
-    PhaseEnds = "phase_ends",
+    Gc: PhaseEnds = "phase_ends",
     /// Of those, handed to user space.
-    PhaseSubmitted = "phase_submitted",
+    Gc: PhaseSubmitted = "phase_submitted",
     /// Of those, lost because the GC ring was full.
-    PhaseRingFull = "phase_ring_full",
+    Gc lost: PhaseRingFull = "phase_ring_full",
     /// Of those, without a begin that we saw on the thread.
-    PhaseOrphan = "phase_orphan",
+    Gc: PhaseOrphan = "phase_orphan",
     /// Processes (met at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
     /// full; their hits are `no_image` or `filtered`.
-    ProcessMapFull = "process_map_full",
+    Life lost: ProcessMapFull = "process_map_full",
     /// Ticks of the sampling clock in threads that kept none waiting for the GVL, where only those are looked at that do.
-    TicksUnwanted = "ticks_unwanted",
+    Stacks: TicksUnwanted = "ticks_unwanted",
     /// Ticks of the sampling clock in followed processes whose image is known, without `ticks_unwanted`.
-    Ticks = "ticks",
+    Stacks: Ticks = "ticks",
     /// Stacks to be taken where a cycle starts.
-    TriggerStacks = "trigger_stacks",
+    Stacks: TriggerStacks = "trigger_stacks",
     /// Times that a thread of a followed process left its CPU.
-    SwitchOuts = "switch_outs",
+    Stacks: SwitchOuts = "switch_outs",
     /// Stacks of threads off their CPU that are wanted: of those that come back after a time that is reported or, before Linux 6.15, of
     /// all that leave it.
-    OffCpuWanted = "off_cpu_wanted",
+    Stacks: OffCpuWanted = "off_cpu_wanted",
     /// Of those, to be taken.
-    OffCpuStacks = "off_cpu_stacks",
+    Stacks: OffCpuStacks = "off_cpu_stacks",
     /// Of those, not, because of the sampling limit (`--off-cpu-stacks`).
-    OffCpuShed = "off_cpu_shed",
+    Stacks: OffCpuShed = "off_cpu_shed",
     /// Times that a thread that was seen to leave its CPU came back to one.
-    SwitchIns = "switch_ins",
+    Stacks: SwitchIns = "switch_ins",
     /// Of those, after too short a time to be reported.
-    OffCpuShort = "off_cpu_short",
+    Stacks: OffCpuShort = "off_cpu_short",
     /// Of those, of a process that had ended or replaced its program meanwhile.
-    OffCpuOrphan = "off_cpu_orphan",
+    Stacks: OffCpuOrphan = "off_cpu_orphan",
     /// Of those, handed to user space.
-    OffCpuSubmitted = "off_cpu_submitted",
+    Stacks: OffCpuSubmitted = "off_cpu_submitted",
     /// Of those, lost because the ring of stacks was full.
-    OffCpuRingFull = "off_cpu_ring_full",
+    Stacks lost: OffCpuRingFull = "off_cpu_ring_full",
     /// Times that a thread ticked on a CPU that it was not seen to come back to; how long it was off it is not known.
-    OffCpuUnseen = "off_cpu_unseen",
+    Stacks: OffCpuUnseen = "off_cpu_unseen",
     /// Threads whose time off the CPU is not seen because the `AWAY` map would not take them.
-    AwayMapFull = "away_map_full",
+    Stacks lost: AwayMapFull = "away_map_full",
     /// Stack records handed to user space.
-    StackSubmitted = "stack_submitted",
+    Stacks: StackSubmitted = "stack_submitted",
     /// Stacks lost because the ring of stacks was full.
-    StackRingFull = "stack_ring_full",
+    Stacks lost: StackRingFull = "stack_ring_full",
     /// Stacks lost because another one was being taken on the same CPU.
-    StackBusy = "stack_busy",
+    Stacks lost: StackBusy = "stack_busy",
     /// Stacks lost because the kernel refused to go on to the walk.
-    StackNotWalked = "stack_not_walked",
+    Stacks lost: StackNotWalked = "stack_not_walked",
     /// Stacks deeper than can be walked; they were handed over without their root end.
-    StackTruncated = "stack_truncated",
+    Stacks: StackTruncated = "stack_truncated",
     /// Stacks of which a control frame could not be read; they were handed over without their root end.
-    StackReadFailed = "stack_read_failed",
+    Stacks: StackReadFailed = "stack_read_failed",
     /// Stacks of threads without an execution context.
-    StackNoContext = "stack_no_context",
+    Stacks: StackNoContext = "stack_no_context",
     /// Stacks of threads whose execution context did not fit together.
-    StackBadContext = "stack_bad_context",
+    Stacks: StackBadContext = "stack_bad_context",
     /// Stacks of images whose Ruby stacks cannot be walked.
-    StackNoLayout = "stack_no_layout",
+    Stacks: StackNoLayout = "stack_no_layout",
     /// Frames whose method entry could not be read or was too far away.
-    MethodLost = "method_lost",
+    Stacks: MethodLost = "method_lost",
     /// Stacks whose native frames were walked.
-    NativeStacks = "native_stacks",
+    Stacks: NativeStacks = "native_stacks",
     /// Records of native frames handed to user space.
-    NativeSubmitted = "native_submitted",
+    Stacks: NativeSubmitted = "native_submitted",
     /// Records of native frames lost because the ring of stacks was full.
-    NativeRingFull = "native_ring_full",
+    Stacks lost: NativeRingFull = "native_ring_full",
     /// Probe hits at GVL points, of any process.
-    GvlHits = "gvl_hits",
+    Gvl: GvlHits = "gvl_hits",
     /// Time that the programs took at them, nanoseconds; not that of the traps, nor of taking stacks.
-    GvlNs = "gvl_ns",
+    Gvl: GvlNs = "gvl_ns",
     /// Of those, while the GVL probes do nothing because they had cost too much.
-    GvlShed = "gvl_shed",
+    Gvl: GvlShed = "gvl_shed",
     /// Of those, of processes that are not selected, or whose image is closed or not known.
-    GvlFiltered = "gvl_filtered",
+    Gvl: GvlFiltered = "gvl_filtered",
     /// Of those, without a thread that could be told.
-    GvlNoThread = "gvl_no_thread",
+    Gvl lost: GvlNoThread = "gvl_no_thread",
     /// Of those, of threads that the `GVL_THREADS` map had no room for.
-    GvlThreadMapFull = "gvl_thread_map_full",
+    Gvl lost: GvlThreadMapFull = "gvl_thread_map_full",
     /// Of those, where a thread begins.
-    GvlStarted = "gvl_started",
+    Gvl: GvlStarted = "gvl_started",
     /// Of those, where a thread wants the GVL.
-    GvlReady = "gvl_ready",
+    Gvl: GvlReady = "gvl_ready",
     /// Of those, where a thread has got it.
-    GvlResumed = "gvl_resumed",
+    Gvl: GvlResumed = "gvl_resumed",
     /// Of those, where a thread gives it up.
-    GvlSuspended = "gvl_suspended",
+    Gvl: GvlSuspended = "gvl_suspended",
     /// Of those, where a thread ends.
-    GvlExited = "gvl_exited",
+    Gvl: GvlExited = "gvl_exited",
     /// Threads that came to want the GVL from doing without it, or were seen for the first time.
-    GvlAways = "gvl_aways",
+    Gvl: GvlAways = "gvl_aways",
     /// Threads that wanted it while they held it: yields, which have no event of their own in 3.2. With futexes: threads that woke
     /// and went on waiting.
-    GvlYields = "gvl_yields",
+    Gvl: GvlYields = "gvl_yields",
     /// Threads that wanted it while they waited for it: what lies between was not seen.
-    GvlOrphanReady = "gvl_orphan_ready",
+    Gvl: GvlOrphanReady = "gvl_orphan_ready",
     /// Waits: threads that got the GVL after they were seen to want it.
-    GvlWaits = "gvl_waits",
+    Gvl: GvlWaits = "gvl_waits",
     /// Threads that got the GVL and were not seen to want it.
-    GvlOrphanResumed = "gvl_orphan_resumed",
+    Gvl: GvlOrphanResumed = "gvl_orphan_resumed",
     /// Threads that gave up the GVL after they were seen to get it.
-    GvlHolds = "gvl_holds",
+    Gvl: GvlHolds = "gvl_holds",
     /// Threads that gave up the GVL without having got it again: the suspension before was called off.
-    GvlCalledOff = "gvl_called_off",
+    Gvl: GvlCalledOff = "gvl_called_off",
     /// Threads that gave up the GVL and were not seen to get it.
-    GvlOrphanSuspended = "gvl_orphan_suspended",
+    Gvl: GvlOrphanSuspended = "gvl_orphan_suspended",
     /// Times that a thread slept on the condition variable on which it also waits for the GVL (3.3 and later, futexes): what it
     /// waits for the GVL when it is woken is not seen.
-    GvlSleeps = "gvl_sleeps",
+    Gvl: GvlSleeps = "gvl_sleeps",
     /// Waits whose holder is not added up because the `GVL_EDGES` map was full.
-    GvlEdgesFull = "gvl_edges_full",
+    Gvl lost: GvlEdgesFull = "gvl_edges_full",
     /// Times that a holder was not noted because the `GVL_LOCKS` map was full.
-    GvlLocksFull = "gvl_locks_full",
+    Gvl lost: GvlLocksFull = "gvl_locks_full",
     /// Waits whose holder is not told because for too much of them it is not known who held the GVL.
-    GvlHoldersLost = "gvl_holders_lost",
+    Gvl: GvlHoldersLost = "gvl_holders_lost",
     /// Times that a thread's GVL could not be told, so that its holder is not known.
-    GvlNoLock = "gvl_no_lock",
+    Gvl: GvlNoLock = "gvl_no_lock",
     /// Waits that took at least the threshold.
-    GvlLongWaits = "gvl_long_waits",
+    Gvl: GvlLongWaits = "gvl_long_waits",
     /// Of those, handed to user space.
-    GvlWaitSubmitted = "gvl_wait_submitted",
+    Gvl: GvlWaitSubmitted = "gvl_wait_submitted",
     /// Of those, lost because the ring of stacks was full.
-    GvlWaitRingFull = "gvl_wait_ring_full",
+    Gvl lost: GvlWaitRingFull = "gvl_wait_ring_full",
     /// Of those, not reported because the GVL probes had cost too much.
-    GvlWaitShed = "gvl_wait_shed",
+    Gvl: GvlWaitShed = "gvl_wait_shed",
     /// Of those, with the stack to be taken.
-    GvlStacks = "gvl_stacks",
+    Gvl: GvlStacks = "gvl_stacks",
     /// Threads that gave up the GVL, for which another had been waiting for at least the threshold, with the stack to be taken.
-    GvlHolderStacks = "gvl_holder_stacks",
+    Gvl: GvlHolderStacks = "gvl_holder_stacks",
     /// Ticks of the sampling clock in threads that kept others waiting for the GVL, where only those are looked at.
-    GvlBlockers = "gvl_blockers",
+    Gvl: GvlBlockers = "gvl_blockers",
     /// Holds and times without the GVL that are to be reported because they took long.
-    GvlLongSpans = "gvl_long_spans",
+    Gvl: GvlLongSpans = "gvl_long_spans",
     /// Of those, handed to user space.
-    GvlSpanSubmitted = "gvl_span_submitted",
+    Gvl: GvlSpanSubmitted = "gvl_span_submitted",
     /// Of those, lost because the ring of stacks was full.
-    GvlSpanRingFull = "gvl_span_ring_full",
+    Gvl lost: GvlSpanRingFull = "gvl_span_ring_full",
     /// Of those, not reported because the GVL probes had cost too much.
-    GvlSpanShed = "gvl_span_shed",
+    Gvl: GvlSpanShed = "gvl_span_shed",
     /// Times that a thread was met of which nothing is known since the GVL probes were stopped for a while.
-    GvlInterrupted = "gvl_interrupted",
+    Gvl: GvlInterrupted = "gvl_interrupted",
     /// Native threads of which it is not known whether they have a CPU because the `GVL_TASKS` map was full.
-    GvlTasksFull = "gvl_tasks_full",
+    Gvl lost: GvlTasksFull = "gvl_tasks_full",
     /// Times that a thread was on a CPU and was not seen to get there, or to become runnable before.
-    GvlSwitchUnseen = "gvl_switch_unseen",
+    Gvl: GvlSwitchUnseen = "gvl_switch_unseen",
     /// Threads entered in the `GVL_THREADS` map.
-    GvlThreads = "gvl_threads",
+    Gvl: GvlThreads = "gvl_threads",
     /// Of those, ended and handed to user space.
-    GvlThreadSubmitted = "gvl_thread_submitted",
+    Gvl: GvlThreadSubmitted = "gvl_thread_submitted",
     /// Of those, ended and lost because the ring of stacks was full.
-    GvlThreadRingFull = "gvl_thread_ring_full",
+    Gvl lost: GvlThreadRingFull = "gvl_thread_ring_full",
     /// The waits of those that were lost.
-    GvlWaitsLost = "gvl_waits_lost",
+    Gvl: GvlWaitsLost = "gvl_waits_lost",
     /// Processes whose stacks are not seen because the `RUBIES` map was full.
-    RubyMapFull = "ruby_map_full",
+    Stacks lost: RubyMapFull = "ruby_map_full",
     /// Fork, exec and exit events of followed processes.
-    Lives = "lives",
+    Life: Lives = "lives",
     /// Of those, handed to user space.
-    LifeSubmitted = "life_submitted",
+    Life: LifeSubmitted = "life_submitted",
     /// Of those, lost because the lifecycle ring was full.
-    LifeRingFull = "life_ring_full",
+    Life lost: LifeRingFull = "life_ring_full",
 }
+
+/// Two sums of kernel counters that are equal when a run has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity {
+    /// The same in words.
+    pub text: &'static str,
+    /// These, added up, are
+    pub left: &'static [Counter],
+    /// these, added up.
+    pub right: &'static [Counter],
+}
+
+use Counter as C;
+
+/// The sums that must balance between kernel counters.
+pub const IDENTITIES: &[Identity] = &[
+    Identity {
+        text: "hits = own + filtered + no_image + admitted",
+        left: &[C::Hits],
+        right: &[C::Own, C::Filtered, C::NoImage, C::Admitted],
+    },
+    Identity {
+        text: "admitted = starts + end_marks + end_sweeps + enters + exits + phase begins and ends",
+        left: &[C::Admitted],
+        right: &[C::Starts, C::EndMarks, C::EndSweeps, C::Enters, C::Exits, C::PhaseBegins, C::PhaseEnds],
+    },
+    Identity {
+        text: "phase ends = phases submitted + ring full + orphans",
+        left: &[C::PhaseEnds],
+        right: &[C::PhaseSubmitted, C::PhaseRingFull, C::PhaseOrphan],
+    },
+    Identity {
+        text: "starts + end_sweeps + shutdowns = snapshots submitted + ring full + read failed",
+        left: &[C::Starts, C::EndSweeps, C::Shutdowns],
+        right: &[C::SnapshotSubmitted, C::SnapshotRingFull, C::SnapshotReadFailed],
+    },
+    Identity {
+        text: "starts + end_marks + end_sweeps = mark_noted + orphan_mark",
+        left: &[C::Starts, C::EndMarks, C::EndSweeps],
+        right: &[C::MarkNoted, C::OrphanMark],
+    },
+    Identity {
+        text: "enters = scopes opened + nested + map full + read failed",
+        left: &[C::Enters],
+        right: &[C::ScopeOpened, C::ScopeNested, C::ScopeMapFull, C::EnterReadFailed],
+    },
+    Identity {
+        text: "exits = pauses submitted + ring full + nested + orphans",
+        left: &[C::Exits],
+        right: &[C::PauseSubmitted, C::PauseRingFull, C::ExitNested, C::OrphanExit],
+    },
+    Identity {
+        text: "lives = life_submitted + life_ring_full",
+        left: &[C::Lives],
+        right: &[C::LifeSubmitted, C::LifeRingFull],
+    },
+    Identity {
+        text: "GVL hits = shed + filtered + without thread + map full + events",
+        left: &[C::GvlHits],
+        right: &[
+            C::GvlShed,
+            C::GvlFiltered,
+            C::GvlNoThread,
+            C::GvlThreadMapFull,
+            C::GvlStarted,
+            C::GvlReady,
+            C::GvlResumed,
+            C::GvlSuspended,
+            C::GvlExited,
+        ],
+    },
+    Identity {
+        text: "GVL wanted = from away + yields + orphans",
+        left: &[C::GvlReady],
+        right: &[C::GvlAways, C::GvlYields, C::GvlOrphanReady],
+    },
+    Identity {
+        text: "GVL got = waits + orphans",
+        left: &[C::GvlResumed],
+        right: &[C::GvlWaits, C::GvlOrphanResumed],
+    },
+    Identity {
+        text: "GVL given up = holds + called off + orphans",
+        left: &[C::GvlSuspended],
+        right: &[C::GvlHolds, C::GvlCalledOff, C::GvlOrphanSuspended],
+    },
+    Identity {
+        text: "long waits = submitted + ring full + shed",
+        left: &[C::GvlLongWaits],
+        right: &[C::GvlWaitSubmitted, C::GvlWaitRingFull, C::GvlWaitShed],
+    },
+    Identity {
+        text: "long holds and times without the GVL = submitted + ring full + shed",
+        left: &[C::GvlLongSpans],
+        right: &[C::GvlSpanSubmitted, C::GvlSpanRingFull, C::GvlSpanShed],
+    },
+    Identity {
+        text: "off-CPU stacks wanted = to be taken + shed",
+        left: &[C::OffCpuWanted],
+        right: &[C::OffCpuStacks, C::OffCpuShed],
+    },
+    Identity {
+        text: "times back on a CPU = too short + orphans + submitted + ring full",
+        left: &[C::SwitchIns],
+        right: &[C::OffCpuShort, C::OffCpuOrphan, C::OffCpuSubmitted, C::OffCpuRingFull],
+    },
+    Identity {
+        text: "ticks + GC starts, times off the CPU, GVL waits and holds with stacks = stacks submitted + ring full + busy + not walked",
+        left: &[C::Ticks, C::TriggerStacks, C::OffCpuStacks, C::GvlStacks, C::GvlHolderStacks],
+        right: &[C::StackSubmitted, C::StackRingFull, C::StackBusy, C::StackNotWalked],
+    },
+    Identity {
+        text: "native stacks walked = submitted + ring full",
+        left: &[C::NativeStacks],
+        right: &[C::NativeSubmitted, C::NativeRingFull],
+    },
+];

@@ -1,17 +1,41 @@
 //! What every stage saw, passed on, filtered, lost or refused, and the identities that must hold between them.
 
-use gctrace_common::stats::Counter;
+use gctrace_common::stats::{Counter, Family, IDENTITIES};
 
 mod account;
+#[cfg(test)]
+mod doc;
+mod identities;
 mod off_cpu;
 
 pub use off_cpu::{share_without_stack, without_stack};
 
 macro_rules! user_counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of the user-space stages.
+    ($($(#[doc = $doc:literal])* $name:ident,)*) => {
+        /// Counters of the user-space stages. Each stage has its own; they are added up for the ledger.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct UserCounts { $($(#[$doc])* pub $name: u64,)* }
+        pub struct UserCounts { $($(#[doc = $doc])* pub $name: u64,)* }
+
+        /// One of the counters of the user-space stages.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[expect(non_camel_case_types, reason = "named as the fields")]
+        pub(crate) enum UserCounter { $($name,)* }
+
+        impl UserCounter {
+            /// All, in a fixed order.
+            pub(crate) const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The counter's name as it is printed and exported.
+            pub(crate) const fn name(self) -> &'static str {
+                match self { $(Self::$name => stringify!($name),)* }
+            }
+
+            /// What it counts, for the documentation.
+            #[cfg(test)]
+            pub(crate) const fn doc(self) -> &'static str {
+                match self { $(Self::$name => concat!($($doc),*),)* }
+            }
+        }
 
         impl UserCounts {
             /// Adds what another stage has counted.
@@ -19,13 +43,22 @@ macro_rules! user_counters {
                 $(self.$name += other.$name;)*
             }
 
-            /// Names and values, in a fixed order.
-            pub fn named(&self) -> Vec<(&'static str, u64)> {
-                let Self { $($name,)* } = *self;
-                vec![$((stringify!($name), $name),)*]
+            fn get(&self, counter: UserCounter) -> u64 {
+                match counter { $(UserCounter::$name => self.$name,)* }
             }
         }
     };
+}
+
+impl UserCounts {
+    /// Names and values, in a fixed order.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        UserCounter::ALL.iter().map(|&counter| (counter.name(), self.get(counter))).collect()
+    }
+
+    fn sum(&self, counters: &[UserCounter]) -> u64 {
+        counters.iter().map(|&counter| self.get(counter)).sum()
+    }
 }
 
 user_counters! {
@@ -254,252 +287,30 @@ impl Ledger {
 
     /// Identities that do not hold, each as a sentence. Empty means that nothing got lost unseen.
     pub fn imbalances(&self) -> Vec<String> {
-        use Counter as C;
         if self.kernel.is_none() {
             return vec!["the kernel's counters could not be read".to_owned()];
         }
-        let k = |counters: &[C]| counters.iter().map(|&c| self.kernel(c)).sum::<u64>();
-        let u = &self.user;
-        let identities = [
-            (
-                "hits = own + filtered + no_image + admitted",
-                k(&[C::Hits]),
-                k(&[C::Own, C::Filtered, C::NoImage, C::Admitted]),
-            ),
-            (
-                "admitted = starts + end_marks + end_sweeps + enters + exits + phase begins and ends",
-                k(&[C::Admitted]),
-                k(&[C::Starts, C::EndMarks, C::EndSweeps, C::Enters, C::Exits, C::PhaseBegins, C::PhaseEnds]),
-            ),
-            (
-                "phase ends = phases submitted + ring full + orphans",
-                k(&[C::PhaseEnds]),
-                k(&[C::PhaseSubmitted, C::PhaseRingFull, C::PhaseOrphan]),
-            ),
-            (
-                "starts + end_sweeps + shutdowns = snapshots submitted + ring full + read failed",
-                k(&[C::Starts, C::EndSweeps, C::Shutdowns]),
-                k(&[C::SnapshotSubmitted, C::SnapshotRingFull, C::SnapshotReadFailed]),
-            ),
-            (
-                "starts + end_marks + end_sweeps = mark_noted + orphan_mark",
-                k(&[C::Starts, C::EndMarks, C::EndSweeps]),
-                k(&[C::MarkNoted, C::OrphanMark]),
-            ),
-            (
-                "enters = scopes opened + nested + map full + read failed",
-                k(&[C::Enters]),
-                k(&[C::ScopeOpened, C::ScopeNested, C::ScopeMapFull, C::EnterReadFailed]),
-            ),
-            (
-                "exits = pauses submitted + ring full + nested + orphans",
-                k(&[C::Exits]),
-                k(&[C::PauseSubmitted, C::PauseRingFull, C::ExitNested, C::OrphanExit]),
-            ),
-            (
-                "lives = life_submitted + life_ring_full",
-                k(&[C::Lives]),
-                k(&[C::LifeSubmitted, C::LifeRingFull]),
-            ),
-            (
-                "records submitted = records decoded + undecodable",
-                k(&[
-                    C::SnapshotSubmitted,
-                    C::PauseSubmitted,
-                    C::PhaseSubmitted,
-                    C::LifeSubmitted,
-                    C::StackSubmitted,
-                    C::NativeSubmitted,
-                    C::OffCpuSubmitted,
-                    C::GvlWaitSubmitted,
-                    C::GvlThreadSubmitted,
-                    C::GvlSpanSubmitted,
-                ]),
-                u.decoded_snapshots
-                    + u.decoded_pauses
-                    + u.decoded_phases
-                    + u.decoded_lives
-                    + u.decoded_stacks
-                    + u.decoded_natives
-                    + u.decoded_off_cpu
-                    + u.decoded_gvl_waits
-                    + u.decoded_gvl_threads
-                    + u.decoded_gvl_spans
-                    + u.undecodable,
-            ),
-            (
-                "GVL hits = shed + filtered + without thread + map full + events",
-                k(&[C::GvlHits]),
-                k(&[
-                    C::GvlShed,
-                    C::GvlFiltered,
-                    C::GvlNoThread,
-                    C::GvlThreadMapFull,
-                    C::GvlStarted,
-                    C::GvlReady,
-                    C::GvlResumed,
-                    C::GvlSuspended,
-                    C::GvlExited,
-                ]),
-            ),
-            (
-                "GVL wanted = from away + yields + orphans",
-                k(&[C::GvlReady]),
-                k(&[C::GvlAways, C::GvlYields, C::GvlOrphanReady]),
-            ),
-            ("GVL got = waits + orphans", k(&[C::GvlResumed]), k(&[C::GvlWaits, C::GvlOrphanResumed])),
-            (
-                "GVL given up = holds + called off + orphans",
-                k(&[C::GvlSuspended]),
-                k(&[C::GvlHolds, C::GvlCalledOff, C::GvlOrphanSuspended]),
-            ),
-            (
-                "long waits = submitted + ring full + shed",
-                k(&[C::GvlLongWaits]),
-                k(&[C::GvlWaitSubmitted, C::GvlWaitRingFull, C::GvlWaitShed]),
-            ),
-            (
-                "long holds and times without the GVL = submitted + ring full + shed",
-                k(&[C::GvlLongSpans]),
-                k(&[C::GvlSpanSubmitted, C::GvlSpanRingFull, C::GvlSpanShed]),
-            ),
-            (
-                "threads = ended and submitted + ring full + read",
-                k(&[C::GvlThreads]),
-                k(&[C::GvlThreadSubmitted, C::GvlThreadRingFull]) + u.gvl_threads_read,
-            ),
-            (
-                "waits for the GVL = those of all threads + lost",
-                k(&[C::GvlWaits]),
-                k(&[C::GvlWaitsLost]) + u.gvl_thread_waits,
-            ),
-            (
-                "GVL records decoded + threads read = exported + refused",
-                u.decoded_gvl_waits + u.decoded_gvl_threads + u.decoded_gvl_spans + u.gvl_threads_read,
-                u.gvl_waits + u.gvl_threads + u.gvl_spans + u.gvl_refused,
-            ),
-            (
-                "off-CPU stacks wanted = to be taken + shed",
-                k(&[C::OffCpuWanted]),
-                k(&[C::OffCpuStacks, C::OffCpuShed]),
-            ),
-            (
-                "times back on a CPU = too short + orphans + submitted + ring full",
-                k(&[C::SwitchIns]),
-                k(&[C::OffCpuShort, C::OffCpuOrphan, C::OffCpuSubmitted, C::OffCpuRingFull]),
-            ),
-            (
-                "off-CPU records decoded + still away = with stack + without",
-                u.decoded_off_cpu + u.off_cpu_still,
-                u.off_cpu_stacks + u.off_cpu_without_stack,
-            ),
-            (
-                "ticks + GC starts, times off the CPU, GVL waits and holds with stacks = stacks submitted + ring full + busy + not walked",
-                k(&[C::Ticks, C::TriggerStacks, C::OffCpuStacks, C::GvlStacks, C::GvlHolderStacks]),
-                k(&[C::StackSubmitted, C::StackRingFull, C::StackBusy, C::StackNotWalked]),
-            ),
-            (
-                "native stacks walked = submitted + ring full",
-                k(&[C::NativeStacks]),
-                k(&[C::NativeSubmitted, C::NativeRingFull]),
-            ),
-            (
-                "native records decoded = mixed + alone + unequal + walks that ended early + orphaned",
-                u.decoded_natives,
-                u.natives_mixed
-                    + u.natives_alone
-                    + u.natives_unequal
-                    + u.natives_no_table
-                    + u.natives_no_row
-                    + u.natives_unsupported
-                    + u.natives_unreadable
-                    + u.natives_no_registers
-                    + u.natives_truncated
-                    + u.natives_orphaned,
-            ),
-            (
-                "native frames = named + by offset + unmapped",
-                u.native_frames,
-                u.native_frames_named + u.native_frames_by_offset + u.native_frames_unmapped,
-            ),
-            (
-                "stack records decoded + sleepers + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits, holds and blockers",
-                u.decoded_stacks + u.sleeper_stacks + u.off_cpu_samples,
-                u.stacks
-                    + u.refused_stacks
-                    + u.triggers
-                    + u.triggers_unclaimed
-                    + u.off_cpu_stacks
-                    + u.off_cpu_unused
-                    + u.gvl_stacks
-                    + u.gvl_stacks_unclaimed
-                    + u.gvl_holder_stacks
-                    + u.gvl_holder_stacks_unclaimed
-                    + u.gvl_blockers,
-            ),
-            (
-                "Ruby frames = named + stale + unreadable + without symbols",
-                u.frames,
-                u.frames_named + u.frames_stale + u.frames_unreadable + u.frames_without_symbols,
-            ),
-            (
-                "GC records decoded = starts + ends + ends without start + shutdowns + pauses + phases + refused",
-                u.decoded_snapshots + u.decoded_pauses + u.decoded_phases,
-                u.cycles_started
-                    + u.starts_outside
-                    + u.phases
-                    + u.cycle_ends
-                    + u.ends_without_start
-                    + u.shutdown_states
-                    + u.pauses_in_cycles
-                    + u.pauses_outside
-                    + u.refused_records,
-            ),
-            (
-                "requests = sent + refused + dropped + waiting",
-                u.uploads,
-                u.uploads_sent + u.uploads_refused + u.uploads_dropped + u.uploads_waiting,
-            ),
-            (
-                "sample sets = sent + refused + dropped + waiting",
-                u.sets,
-                u.sets_sent + u.sets_refused + u.sets_dropped + u.sets_waiting,
-            ),
-            ("cycles started = cycles reported", u.cycles_started, u.cycles),
-        ];
-        identities
-            .into_iter()
+        let kernel = |counters: &[Counter]| counters.iter().map(|&c| self.kernel(c)).sum::<u64>();
+        let of_kernel = IDENTITIES.iter().map(|sum| (sum.text, kernel(sum.left), kernel(sum.right)));
+        let of_both = identities::ALL.iter().map(|sum| {
+            let side = |side: &identities::Side| kernel(side.kernel) + self.user.sum(side.user);
+            (sum.text, side(&sum.left), side(&sum.right))
+        });
+        of_kernel
+            .chain(of_both)
             .filter(|(_, left, right)| left != right)
-            .map(|(name, left, right)| format!("{name}: {left} ≠ {right}"))
+            .map(|(text, left, right)| format!("{text}: {left} ≠ {right}"))
             .collect()
     }
 
     /// Records and measurements that the kernel side had to give up.
     pub fn lost(&self) -> u64 {
-        use Counter as C;
-        self.kernel(C::SnapshotRingFull)
-            + self.kernel(C::PauseRingFull)
-            + self.kernel(C::PhaseRingFull)
-            + self.kernel(C::SnapshotReadFailed)
-            + self.kernel(C::EnterReadFailed)
-            + self.kernel(C::ScopeMapFull)
-            + self.kernel(C::ProcessMapFull)
-            + self.kernel(C::LifeRingFull)
-            + self.kernel(C::StackRingFull)
-            + self.kernel(C::NativeRingFull)
-            + self.kernel(C::StackBusy)
-            + self.kernel(C::StackNotWalked)
-            + self.kernel(C::OffCpuRingFull)
-            + self.kernel(C::AwayMapFull)
-            + self.kernel(C::RubyMapFull)
-            + self.kernel(C::GvlThreadMapFull)
-            + self.kernel(C::GvlTasksFull)
-            + self.kernel(C::GvlNoThread)
-            + self.kernel(C::GvlWaitRingFull)
-            + self.kernel(C::GvlThreadRingFull)
-            + self.kernel(C::GvlSpanRingFull)
-            + self.kernel(C::GvlEdgesFull)
-            + self.kernel(C::GvlLocksFull)
+        Family::ALL.into_iter().map(|family| self.lost_of(family)).sum()
+    }
+
+    fn lost_of(&self, family: Family) -> u64 {
+        let lost = Counter::ALL.iter().filter(|counter| counter.is_loss() && counter.family() == family);
+        lost.map(|&counter| self.kernel(counter)).sum()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The account of a run in words.
 
-use gctrace_common::stats::Counter;
+use gctrace_common::stats::{Counter, Family};
 
 use super::{Ledger, without_stack};
 use crate::words::{percent, plural};
@@ -29,34 +29,11 @@ impl Ledger {
     /// What should be there and is not, by kind.
     fn missing(&self) -> Vec<String> {
         use Counter as C;
-        let k = |counters: &[C]| counters.iter().map(|&counter| self.kernel(counter)).sum::<u64>();
         let u = &self.user;
-        let gc = k(&[
-            C::SnapshotRingFull,
-            C::PauseRingFull,
-            C::PhaseRingFull,
-            C::SnapshotReadFailed,
-            C::EnterReadFailed,
-            C::ScopeMapFull,
-        ]);
-        let stacks = k(&[
-            C::StackRingFull,
-            C::NativeRingFull,
-            C::StackBusy,
-            C::StackNotWalked,
-            C::RubyMapFull,
-            C::OffCpuRingFull,
-            C::AwayMapFull,
-        ]);
-        let gvl = k(&[
-            C::GvlThreadMapFull,
-            C::GvlTasksFull,
-            C::GvlWaitRingFull,
-            C::GvlThreadRingFull,
-            C::GvlSpanRingFull,
-            C::GvlLocksFull,
-        ]);
-        let lives = k(&[C::LifeRingFull, C::ProcessMapFull]);
+        let (gc, lives) = (self.lost_of(Family::Gc), self.lost_of(Family::Life));
+        let stacks = self.lost_of(Family::Stacks);
+        // These two are named apart.
+        let gvl = self.lost_of(Family::Gvl) - self.kernel(C::GvlNoThread) - self.kernel(C::GvlEdgesFull);
         let sampled = without_stack(u);
         [
             (gc, format!("{} lost (a larger buffer: --gc-ring)", plural(gc, "GC event"))),

@@ -1,0 +1,172 @@
+//! The sums that must balance between what the kernel side and the stages of user space counted. Those of kernel counters alone are
+//! [`gctrace_common::stats::IDENTITIES`].
+
+use gctrace_common::stats::Counter as C;
+
+use super::UserCounter as U;
+
+/// Two sums that are equal when a run has ended.
+pub(super) struct Sum {
+    /// The same in words.
+    pub(super) text: &'static str,
+    pub(super) left: Side,
+    pub(super) right: Side,
+}
+
+/// What is added up on a side.
+pub(super) struct Side {
+    pub(super) kernel: &'static [C],
+    pub(super) user: &'static [U],
+}
+
+/// All.
+pub(super) const ALL: &[Sum] = &[
+    Sum {
+        text: "records submitted = records decoded + undecodable",
+        left: Side {
+            kernel: &[
+                C::SnapshotSubmitted,
+                C::PauseSubmitted,
+                C::PhaseSubmitted,
+                C::LifeSubmitted,
+                C::StackSubmitted,
+                C::NativeSubmitted,
+                C::OffCpuSubmitted,
+                C::GvlWaitSubmitted,
+                C::GvlThreadSubmitted,
+                C::GvlSpanSubmitted,
+            ],
+            user: &[],
+        },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::decoded_snapshots,
+                U::decoded_pauses,
+                U::decoded_phases,
+                U::decoded_lives,
+                U::decoded_stacks,
+                U::decoded_natives,
+                U::decoded_off_cpu,
+                U::decoded_gvl_waits,
+                U::decoded_gvl_threads,
+                U::decoded_gvl_spans,
+                U::undecodable,
+            ],
+        },
+    },
+    Sum {
+        text: "threads = ended and submitted + ring full + read",
+        left: Side { kernel: &[C::GvlThreads], user: &[] },
+        right: Side { kernel: &[C::GvlThreadSubmitted, C::GvlThreadRingFull], user: &[U::gvl_threads_read] },
+    },
+    Sum {
+        text: "waits for the GVL = those of all threads + lost",
+        left: Side { kernel: &[C::GvlWaits], user: &[] },
+        right: Side { kernel: &[C::GvlWaitsLost], user: &[U::gvl_thread_waits] },
+    },
+    Sum {
+        text: "GVL records decoded + threads read = exported + refused",
+        left: Side {
+            kernel: &[],
+            user: &[U::decoded_gvl_waits, U::decoded_gvl_threads, U::decoded_gvl_spans, U::gvl_threads_read],
+        },
+        right: Side { kernel: &[], user: &[U::gvl_waits, U::gvl_threads, U::gvl_spans, U::gvl_refused] },
+    },
+    Sum {
+        text: "off-CPU records decoded + still away = with stack + without",
+        left: Side { kernel: &[], user: &[U::decoded_off_cpu, U::off_cpu_still] },
+        right: Side { kernel: &[], user: &[U::off_cpu_stacks, U::off_cpu_without_stack] },
+    },
+    Sum {
+        text: "native records decoded = mixed + alone + unequal + walks that ended early + orphaned",
+        left: Side { kernel: &[], user: &[U::decoded_natives] },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::natives_mixed,
+                U::natives_alone,
+                U::natives_unequal,
+                U::natives_no_table,
+                U::natives_no_row,
+                U::natives_unsupported,
+                U::natives_unreadable,
+                U::natives_no_registers,
+                U::natives_truncated,
+                U::natives_orphaned,
+            ],
+        },
+    },
+    Sum {
+        text: "native frames = named + by offset + unmapped",
+        left: Side { kernel: &[], user: &[U::native_frames] },
+        right: Side {
+            kernel: &[],
+            user: &[U::native_frames_named, U::native_frames_by_offset, U::native_frames_unmapped],
+        },
+    },
+    Sum {
+        text: "stack records decoded + sleepers + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits, holds and blockers",
+        left: Side { kernel: &[], user: &[U::decoded_stacks, U::sleeper_stacks, U::off_cpu_samples] },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::stacks,
+                U::refused_stacks,
+                U::triggers,
+                U::triggers_unclaimed,
+                U::off_cpu_stacks,
+                U::off_cpu_unused,
+                U::gvl_stacks,
+                U::gvl_stacks_unclaimed,
+                U::gvl_holder_stacks,
+                U::gvl_holder_stacks_unclaimed,
+                U::gvl_blockers,
+            ],
+        },
+    },
+    Sum {
+        text: "Ruby frames = named + stale + unreadable + without symbols",
+        left: Side { kernel: &[], user: &[U::frames] },
+        right: Side {
+            kernel: &[],
+            user: &[U::frames_named, U::frames_stale, U::frames_unreadable, U::frames_without_symbols],
+        },
+    },
+    Sum {
+        text: "GC records decoded = starts + ends + ends without start + shutdowns + pauses + phases + refused",
+        left: Side { kernel: &[], user: &[U::decoded_snapshots, U::decoded_pauses, U::decoded_phases] },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::cycles_started,
+                U::starts_outside,
+                U::phases,
+                U::cycle_ends,
+                U::ends_without_start,
+                U::shutdown_states,
+                U::pauses_in_cycles,
+                U::pauses_outside,
+                U::refused_records,
+            ],
+        },
+    },
+    Sum {
+        text: "requests = sent + refused + dropped + waiting",
+        left: Side { kernel: &[], user: &[U::uploads] },
+        right: Side {
+            kernel: &[],
+            user: &[U::uploads_sent, U::uploads_refused, U::uploads_dropped, U::uploads_waiting],
+        },
+    },
+    Sum {
+        text: "sample sets = sent + refused + dropped + waiting",
+        left: Side { kernel: &[], user: &[U::sets] },
+        right: Side { kernel: &[], user: &[U::sets_sent, U::sets_refused, U::sets_dropped, U::sets_waiting] },
+    },
+    Sum {
+        text: "cycles started = cycles reported",
+        left: Side { kernel: &[], user: &[U::cycles_started] },
+        right: Side { kernel: &[], user: &[U::cycles] },
+    },
+];

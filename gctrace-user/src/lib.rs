@@ -29,6 +29,7 @@ pub mod debuginfo;
 pub mod decode;
 pub mod discover;
 pub mod doctor;
+pub mod dump;
 pub mod heap;
 pub mod host;
 pub mod images;

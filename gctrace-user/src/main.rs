@@ -8,7 +8,7 @@ use std::{
 use gctrace_user::{
     app::{self, Outcome},
     cli::{self, Settings, Subcommand},
-    console, doctor, heap,
+    console, doctor, dump, heap,
     host::proc_root,
 };
 
@@ -36,6 +36,12 @@ fn main() -> ExitCode {
                 proc_root::read_below(proc);
             }
             return ExitCode::from(heap::run(&args.into()));
+        }
+        Some(Subcommand::Dump(args)) => {
+            if let Some(proc) = &args.proc {
+                proc_root::read_below(proc);
+            }
+            return ExitCode::from(dump::run(&args.into()));
         }
         Some(Subcommand::Tune(args)) => return ExitCode::from(cli::tune(&args)),
         Some(Subcommand::Completions { shell }) => return written(&cli::completions(shell)),

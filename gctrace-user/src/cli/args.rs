@@ -294,6 +294,8 @@ pub enum Subcommand {
     Doctor(DoctorArgs),
     /// Count the objects of a running process by type or class
     Heap(HeapArgs),
+    /// Print what each thread of a process does right now, with its Ruby stack
+    Dump(DumpArgs),
     /// Recommend GC settings from TuneMyGC sample sets
     Tune(TuneArgs),
     /// Write a completion script for a shell to standard output
@@ -356,6 +358,50 @@ pub enum HeapByArg {
     Size,
     /// Pages by how full they are
     Page,
+}
+
+/// Flags of `gctrace dump`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+        sudo gctrace dump --pid 4242                 its threads and those of its descendants\n  \
+        sudo gctrace dump --pid 4242 --format jsonl  the same for scripts\n  \
+        sudo gctrace dump --all-ruby                 every Ruby process\n\n\
+        Exit status: 0 done, 1 no Ruby process, 2 it could not be read, 3 missing privilege.\n\
+        The process is not stopped; of each stack is said how it was read.")]
+pub struct DumpArgs {
+    /// This process and its descendants (repeatable)
+    #[arg(
+        long = "pid",
+        short = 'p',
+        value_name = "PID",
+        value_parser = parse::pids,
+        required_unless_present_any = ["all_ruby", "words"]
+    )]
+    pub pids: Vec<Pids>,
+
+    /// Every Ruby process
+    #[arg(long)]
+    pub all_ruby: bool,
+
+    /// Also the threads that are no Ruby threads
+    #[arg(long)]
+    pub native: bool,
+
+    /// What to write to standard output
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    pub format: FormatArg,
+
+    /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    pub proc: Option<PathBuf>,
+
+    /// The cache of analyses.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+
+    /// Pids: short for --pid
+    #[arg(value_name = "PID", value_parser = parse::pids, hide = true)]
+    pub words: Vec<Pids>,
 }
 
 /// Flags of `gctrace tune`.

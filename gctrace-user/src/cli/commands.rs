@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    args::{DoctorArgs, HeapArgs, HeapByArg},
+    args::{DoctorArgs, DumpArgs, HeapArgs, HeapByArg},
     settings::{Format, merged},
 };
 use crate::discover::Selection;
@@ -89,5 +89,28 @@ impl From<HeapArgs> for HeapSettings {
             HeapByArg::Page => By::Page,
         };
         Self { pid, by, top, format: format.into(), cache_dir: cache.dir() }
+    }
+}
+
+/// A look at threads.
+#[derive(Clone, Debug)]
+pub struct DumpSettings {
+    /// These processes and their descendants.
+    pub pids: Vec<u32>,
+    /// Every Ruby process.
+    pub all: bool,
+    /// Threads that are no Ruby threads, too.
+    pub native: bool,
+    /// Standard output.
+    pub format: Format,
+    /// Where analyses are kept; `None`: nowhere.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl From<DumpArgs> for DumpSettings {
+    fn from(args: DumpArgs) -> Self {
+        let DumpArgs { pids, all_ruby, native, format, proc: _, cache, words } = args;
+        let pids = merged(pids.into_iter().chain(words).collect());
+        Self { pids, all: all_ruby, native, format: format.into(), cache_dir: cache.dir() }
     }
 }

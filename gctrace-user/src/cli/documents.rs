@@ -16,9 +16,10 @@ pub fn completions(shell: Shell) -> Vec<u8> {
 }
 
 /// Ways to call it.
-const SYNOPSIS: [(&str, &str); 7] = [
+const SYNOPSIS: [(&str, &str); 8] = [
     ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
     ("doctor", "[OPTIONS] [FILE...]"),
+    ("dump", "[OPTIONS] --pid PID|--all-ruby"),
     ("tune", "[OPTIONS] DIR|FILE..."),
     ("collector", "[OPTIONS] --store STORE"),
     ("apps", "--store STORE list|add|delete|prune"),

@@ -31,7 +31,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("wall", "Also profile threads that sleep or block"),
             ("off_cpu_min", ""),
             ("off_cpu_stacks", ""),
-            ("gvl", "Who waits for the GVL, and who holds it"),
+            ("gvl", "Waits for the GVL"),
             ("gvl_threshold", ""),
             ("gvl_budget", ""),
             ("shares", ""),
@@ -83,8 +83,9 @@ const GROUPS: [(&str, &[Entry]); 5] = [
 ];
 
 /// What is said of the other commands in one line each.
-const COMMANDS: [(&str, &str); 5] = [
+const COMMANDS: [(&str, &str); 6] = [
     ("doctor", "Check what works here, per Ruby, and how to fix the rest"),
+    ("dump", "What each thread does right now, with its Ruby stack"),
     ("tune", "Recommend GC settings from TuneMyGC sample sets"),
     ("collector", "Receive sample sets over HTTP and answer with recommendations"),
     ("completions", "Write a completion script for a shell"),

@@ -15,7 +15,7 @@ mod tune;
 pub use args::{Args, DoctorArgs, Subcommand, TuneArgs};
 #[cfg(feature = "collector")]
 pub use collector::{AppsArgs, CollectorArgs, apps, collector};
-pub use commands::{By, DoctorSettings, HeapSettings};
+pub use commands::{By, DoctorSettings, DumpSettings, HeapSettings};
 pub use documents::{completions, man};
 pub use help::{command, parse};
 pub use hints::with_hint;

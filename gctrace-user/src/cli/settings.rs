@@ -172,8 +172,8 @@ pub enum UsageError {
 }
 
 /// What other tracers call what gctrace does without a subcommand.
-const SUBCOMMANDS_OF_OTHERS: [&str; 9] =
-    ["attach", "dump", "record", "report", "run", "snapshot", "stat", "top", "trace"];
+const SUBCOMMANDS_OF_OTHERS: [&str; 8] =
+    ["attach", "record", "report", "run", "snapshot", "stat", "top", "trace"];
 
 /// What to do about a word that is no subcommand and no pid.
 fn unknown_word(word: &str) -> String {

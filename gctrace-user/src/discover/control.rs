@@ -5,6 +5,8 @@ mod inspect;
 mod select;
 mod watch;
 
+pub(crate) use select::descendants;
+
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     num::NonZeroU32,

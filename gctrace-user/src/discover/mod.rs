@@ -19,6 +19,7 @@ mod survey;
 use crate::host::{identity, mappings};
 
 pub use cgroups::lists_cgroups;
+pub(crate) use control::descendants;
 pub use control::{Found, GVL_ATTACH, GVL_DETACH, Start, run};
 pub use debuginfo::{DebugInfo, Symbols};
 pub use fault::Fault;

@@ -2,6 +2,7 @@
 
 pub mod called;
 pub mod container;
+pub mod doing;
 pub mod identity;
 pub mod mappings;
 pub mod mem;

@@ -192,7 +192,7 @@ impl Control {
 }
 
 /// The descendants of a process at this moment.
-fn descendants(root: u32) -> Vec<u32> {
+pub(crate) fn descendants(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     match proc_root::pids() {
         Ok(pids) => {

@@ -1,0 +1,259 @@
+//! What was found of a process at one moment, and who waits for whom.
+
+use std::sync::Arc;
+
+use crate::{host::doing::Doing, model::stack::Frame};
+
+/// The threads of one process.
+#[derive(Debug, Default)]
+pub struct Dump {
+    /// Its pid.
+    pub pid: u32,
+    /// Its command line.
+    pub command: Option<String>,
+    /// Its Ruby's version.
+    pub ruby: String,
+    /// Whether it was in a GC pause before and after its threads were read; `None`: before or after, or not known.
+    pub collecting: Option<bool>,
+    /// Why there are no Ruby stacks.
+    pub no_stacks: Option<String>,
+    /// Main thread first, then Ruby threads by tid, then native threads.
+    pub threads: Vec<Thread>,
+    /// Threads that wait for each other in a circle, each for the next one; indices.
+    pub deadlocks: Vec<Vec<usize>>,
+}
+
+/// A thread.
+#[derive(Debug, Default)]
+pub struct Thread {
+    /// Host pid namespace; `None`: a Ruby thread that is on no native thread now (M:N).
+    pub tid: Option<u32>,
+    /// In its own pid namespace.
+    pub own_tid: Option<u32>,
+    /// Its name in the kernel.
+    pub comm: String,
+    /// What the kernel says.
+    pub doing: Doing,
+    /// What the file descriptor of its system call is open on.
+    pub open_on: Option<String>,
+    /// CPU time that it got while the process was read, nanoseconds.
+    pub cpu_ns: Option<u64>,
+    /// What the VM says; `None`: it is no Ruby thread.
+    pub ruby: Option<RubySide>,
+}
+
+/// A thread as the VM knows it.
+#[derive(Debug, Default)]
+pub struct RubySide {
+    /// `Thread#name`.
+    pub name: Option<Arc<str>>,
+    /// Whether it is the main thread.
+    pub main: bool,
+    /// Frames, leaf first.
+    pub frames: Vec<Arc<Frame>>,
+    /// What is known of how well they were read.
+    pub read: Read,
+    /// What its GVL is, and who held it.
+    pub gvl: Option<Gvl>,
+    /// The `Mutex` that it waits for.
+    pub wants: Option<Wanted>,
+    /// How many `Mutex` it holds; `None`: not known.
+    pub locks: Option<usize>,
+}
+
+/// How a stack was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Read {
+    /// The thread slept all the time.
+    Slept,
+    /// It runs; two reads in a row agreed.
+    Agreed,
+    /// It runs, and its inner frames changed too fast: they are missing.
+    RootOnly,
+    /// There is no stack.
+    #[default]
+    None,
+}
+
+impl Read {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Slept => "slept",
+            Self::Agreed => "agreed",
+            Self::RootOnly => "root_only",
+            Self::None => "none",
+        }
+    }
+}
+
+/// A thread and its GVL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gvl {
+    /// Whether it held it.
+    pub held: bool,
+    /// Whether it waited for it: proven by its condition variable.
+    pub waits: bool,
+    /// Index of the thread that held it.
+    pub holder: Option<usize>,
+}
+
+/// A lock that a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Index of the thread that holds it; `None`: none of those that were read.
+    pub holder: Option<usize>,
+}
+
+/// What a thread does, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It got CPU time while it was looked at.
+    Running,
+    /// It could run, and got none.
+    Runnable,
+    /// It waits for the GVL.
+    GvlWait,
+    /// It waits for a `Mutex`.
+    MutexWait,
+    /// It sleeps in the kernel.
+    Blocked,
+    /// The same, and signals do not wake it.
+    Uninterruptible,
+    /// A signal stopped it.
+    Stopped,
+    /// A debugger stopped it.
+    Traced,
+    /// It has ended.
+    Ended,
+    /// It is on no native thread (M:N).
+    Detached,
+    /// The kernel does not say.
+    Unknown,
+}
+
+impl State {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Runnable => "runnable",
+            Self::GvlWait => "gvl_wait",
+            Self::MutexWait => "mutex_wait",
+            Self::Blocked => "blocked",
+            Self::Uninterruptible => "uninterruptible",
+            Self::Stopped => "stopped",
+            Self::Traced => "traced",
+            Self::Ended => "ended",
+            Self::Detached => "detached",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl Thread {
+    /// What it does.
+    pub fn state(&self) -> State {
+        let ruby = self.ruby.as_ref();
+        match self.doing.state {
+            _ if self.tid.is_none() => State::Detached,
+            Some('R') if self.cpu_ns.is_some_and(|ns| ns > 0) => State::Running,
+            Some('R') => State::Runnable,
+            Some('S') if ruby.is_some_and(|ruby| ruby.gvl.is_some_and(|gvl| gvl.waits)) => State::GvlWait,
+            Some('S') if ruby.is_some_and(|ruby| ruby.wants.is_some()) => State::MutexWait,
+            Some('S' | 'I') => State::Blocked,
+            Some('D') => State::Uninterruptible,
+            Some('T') => State::Stopped,
+            Some('t') => State::Traced,
+            Some('Z' | 'X' | 'x') => State::Ended,
+            _ => State::Unknown,
+        }
+    }
+
+    /// `Thread#name`, or else its name in the kernel.
+    pub fn name(&self) -> &str {
+        let name = self.ruby.as_ref().and_then(|ruby| ruby.name.as_deref());
+        name.unwrap_or(&self.comm)
+    }
+}
+
+/// The circles among threads of which each waits for at most one other one. Each circle begins with its smallest index.
+pub(super) fn circles(waits_for: &[Option<usize>]) -> Vec<Vec<usize>> {
+    let mut found = Vec::new();
+    // 0: not looked at; else the walk that came by.
+    let mut seen = vec![0; waits_for.len()];
+    for start in 0..waits_for.len() {
+        let mut at = start;
+        while seen[at] == 0 {
+            seen[at] = start + 1;
+            match waits_for[at].filter(|&next| next < seen.len()) {
+                Some(next) => at = next,
+                None => break,
+            }
+        }
+        // It came back to a thread of this same walk: unless it stopped there, that is in the circle.
+        let Some(second) = waits_for[at].filter(|&next| next < seen.len() && seen[at] == start + 1) else {
+            continue;
+        };
+        if seen[second] != start + 1 || found.iter().any(|circle: &Vec<usize>| circle.contains(&at)) {
+            continue;
+        }
+        let mut circle = vec![at];
+        let mut next = second;
+        while next != at && circle.len() <= waits_for.len() {
+            circle.push(next);
+            match waits_for[next] {
+                Some(after) => next = after,
+                None => break,
+            }
+        }
+        if next == at {
+            let least = circle.iter().enumerate().min_by_key(|(_, thread)| **thread).map_or(0, |(at, _)| at);
+            circle.rotate_left(least);
+            found.push(circle);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two circles, a tail that leads into one, a thread that waits for itself, and threads that wait for nobody.
+    #[test]
+    fn who_waits_for_whom() {
+        assert_eq!(circles(&[]), Vec::<Vec<usize>>::new());
+        assert_eq!(circles(&[None, Some(0), Some(1)]), Vec::<Vec<usize>>::new());
+        assert_eq!(circles(&[Some(1), Some(0)]), [vec![0, 1]]);
+        assert_eq!(circles(&[Some(2), Some(0), Some(3), Some(2)]), [vec![2, 3]]);
+        assert_eq!(circles(&[Some(0), Some(4), None, Some(1), Some(3), Some(2)]), [vec![0], vec![1, 4, 3]]);
+        // An index that is none.
+        assert_eq!(circles(&[Some(7)]), Vec::<Vec<usize>>::new());
+    }
+
+    /// The kernel's letter decides; of a thread that sleeps, what is proven of its GVL comes before its lock.
+    #[test]
+    fn states() {
+        let thread = |letter, cpu_ns, waits, wants: bool| Thread {
+            tid: Some(7),
+            doing: Doing { state: Some(letter), ..Doing::default() },
+            cpu_ns,
+            ruby: Some(RubySide {
+                gvl: Some(Gvl { held: false, waits, holder: None }),
+                wants: wants.then_some(Wanted { holder: None }),
+                ..RubySide::default()
+            }),
+            ..Thread::default()
+        };
+        assert_eq!(thread('R', Some(9), false, true).state(), State::Running);
+        assert_eq!(thread('R', Some(0), false, false).state(), State::Runnable);
+        assert_eq!(thread('R', None, false, false).state(), State::Runnable);
+        assert_eq!(thread('S', Some(0), true, true).state(), State::GvlWait);
+        assert_eq!(thread('S', Some(0), false, true).state(), State::MutexWait);
+        assert_eq!(thread('S', Some(0), false, false).state(), State::Blocked);
+        assert_eq!(thread('D', Some(0), false, false).state(), State::Uninterruptible);
+        assert_eq!(Thread { tid: None, ..thread('S', None, false, false) }.state(), State::Detached);
+        assert_eq!(Thread { tid: Some(7), ..Thread::default() }.state(), State::Unknown);
+    }
+}

@@ -1,0 +1,257 @@
+//! Reading the threads of one process, which is not stopped.
+//!
+//! The stack of a thread that sleeps is exact: its counts of context switches show that it has not run meanwhile. That of a thread that
+//! runs is read until two reads in a row agree.
+
+use std::collections::HashMap;
+
+use gctrace_common::stack::StackEvent;
+
+use super::found::{Dump, Gvl, Read, RubySide, Thread, Wanted, circles};
+use crate::{
+    discover::{ProcessFound, objspace_of},
+    host::{
+        doing::{self, Doing},
+        mem::ProcessMemory,
+        tasks::{self, Task},
+    },
+    model::stack::{Frame, FrameKind},
+    ruby::{
+        frames::{Memory as _, Namer},
+        plan::AttachPlan,
+        prove,
+        threads::{Agreed, RubyThread, ThreadState, ThreadsLayout, Walked},
+    },
+};
+
+/// How often the list of threads is read when it changes meanwhile.
+const LIST_TRIES: u32 = 3;
+/// How often a thread is looked at that sleeps and wakes.
+const SLEEP_TRIES: u32 = 4;
+/// How often the stack of a thread that runs is read.
+const RUN_TRIES: u32 = 200;
+/// Each process is read once, so that nothing is remembered from one GC to the next.
+const EPOCH: u64 = 0;
+
+/// What reading a process takes.
+pub(super) struct Subject<'a> {
+    pub(super) process: &'a ProcessFound,
+    pub(super) plan: &'a AttachPlan,
+    pub(super) bias: u64,
+}
+
+/// A Ruby thread while its process is being read.
+struct Reading {
+    address: u64,
+    state: Option<ThreadState>,
+    waits: bool,
+    /// What it was seen as when it slept.
+    slept: Option<Task>,
+}
+
+/// Reads all threads.
+///
+/// # Errors
+///
+/// The process is gone, or its memory may not be read.
+pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
+    let pid = subject.process.pid;
+    let memory = ProcessMemory::open(pid)?;
+    let tids = tasks::tids(pid)?;
+    let cpu: HashMap<u32, u64> =
+        tids.iter().filter_map(|&tid| Some((tid, doing::cpu_ns(pid, tid)?))).collect();
+    let before = collecting(subject, &memory);
+    let mut reader = Reader::new(subject, memory);
+    let mut found: Vec<(Thread, Option<Reading>)> =
+        tids.iter().filter_map(|&tid| reader.thread(pid, tid)).collect();
+    found.extend(reader.detached());
+    found.sort_by_key(|(thread, _)| {
+        let ruby = thread.ruby.as_ref();
+        (ruby.is_none(), !ruby.is_some_and(|ruby| ruby.main), thread.tid)
+    });
+    let after = collecting(subject, &reader.memory);
+    // A thread that got CPU time while the others were read ran.
+    for (thread, _) in &mut found {
+        let Some(tid) = thread.tid else { continue };
+        let now = doing::cpu_ns(pid, tid);
+        thread.cpu_ns = cpu.get(&tid).zip(now).map(|(first, last)| last.saturating_sub(*first));
+    }
+    let deadlocks = relate(pid, &mut found);
+    Ok(Dump {
+        pid,
+        command: subject.process.command.clone(),
+        ruby: subject.plan.analysis.version.to_string(),
+        collecting: before.zip(after).filter(|(one, two)| one == two).map(|(one, _)| one),
+        no_stacks: reader.no_stacks,
+        threads: found.into_iter().map(|(thread, _)| thread).collect(),
+        deadlocks,
+    })
+}
+
+/// Whether the process is inside a GC pause.
+fn collecting(subject: &Subject<'_>, memory: &ProcessMemory) -> Option<bool> {
+    let read = |address: u64, buffer: &mut [u8]| memory.read(address, buffer);
+    let (_, data) = objspace_of(read, subject.bias, subject.plan)?;
+    let during_gc = 1 << subject.plan.analysis.vm.during_gc_bit;
+    Some(!prove::is_outside_gc(&subject.plan.layout, &data, during_gc))
+}
+
+/// Enters who holds what and who waits for whom; returns the circles of threads that have slept all the time.
+fn relate(pid: u32, found: &mut [(Thread, Option<Reading>)]) -> Vec<Vec<usize>> {
+    let state = |reading: &Option<Reading>| reading.as_ref().and_then(|reading| reading.state.clone());
+    let mut by_address = HashMap::new();
+    let mut by_mutex = HashMap::new();
+    for (at, (_, reading)) in found.iter().enumerate() {
+        let Some(reading) = reading else { continue };
+        by_address.insert(reading.address, at);
+        for &mutex in reading.state.iter().flat_map(|state| state.locked.iter().flatten()) {
+            by_mutex.insert(mutex, at);
+        }
+    }
+    for (thread, reading) in found.iter_mut() {
+        let (Some(ruby), Some(state)) = (&mut thread.ruby, state(reading)) else { continue };
+        let address = reading.as_ref().map(|reading| reading.address);
+        ruby.gvl = Some(Gvl {
+            held: state.holder.is_some() && state.holder == address,
+            waits: reading.as_ref().is_some_and(|reading| reading.waits),
+            holder: state.holder.and_then(|holder| by_address.get(&holder).copied()),
+        });
+        ruby.wants = state.wanted.map(|mutex| Wanted { holder: by_mutex.get(&mutex).copied() });
+        ruby.locks = state.locked.map(|locked| locked.len());
+    }
+    let sleeps = |at: usize| {
+        let slept = found.get(at).and_then(|(_, reading)| reading.as_ref()?.slept);
+        slept.is_some_and(|task| task.still_sleeps(pid))
+    };
+    let waits_for: Vec<Option<usize>> = found
+        .iter()
+        .enumerate()
+        .map(|(at, (thread, _))| thread.ruby.as_ref()?.wants?.holder.filter(|_| sleeps(at)))
+        .collect();
+    circles(&waits_for)
+}
+
+struct Reader<'a> {
+    memory: ProcessMemory,
+    bias: u64,
+    layout: Option<&'a ThreadsLayout>,
+    threads: Vec<RubyThread>,
+    namer: Option<Namer<ProcessMemory>>,
+    no_stacks: Option<String>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(subject: &Subject<'a>, memory: ProcessMemory) -> Self {
+        let plan = subject.plan;
+        let layout = plan.threads.as_deref();
+        let threads = layout.and_then(|l| (0..LIST_TRIES).find_map(|_| l.threads(&memory, subject.bias)));
+        let namer = plan.frames.as_ref().ok().and_then(|frames| {
+            let memory = ProcessMemory::open(subject.process.pid).ok()?;
+            Some(Namer::new(memory, frames.clone(), subject.bias))
+        });
+        let no_stacks = match (&plan.frames, &threads) {
+            (Err(why), _) => Some(why.to_string()),
+            (Ok(_), None) => {
+                Some("the list of its threads cannot be read: the VM is being set up, or ends".to_owned())
+            }
+            _ => None,
+        };
+        let threads = threads.unwrap_or_default();
+        Self { memory, bias: subject.bias, layout, threads, namer, no_stacks }
+    }
+
+    /// Reads a native thread; `None`: it is gone.
+    fn thread(&mut self, pid: u32, tid: u32) -> Option<(Thread, Option<Reading>)> {
+        let mut task = Task::look(pid, tid)?;
+        let mut doing = Doing::look(pid, tid);
+        let mut claims = self.threads.iter().filter(|thread| thread.tid == task.own_tid);
+        // Two threads that claim it are in transition.
+        let ruby = claims.next().copied().filter(|_| claims.next().is_none());
+        let read = self.layout.zip(ruby).map(|(layout, ruby)| {
+            for _ in 0..SLEEP_TRIES {
+                if let Some(read) = self.asleep(layout, ruby, pid, task, &doing) {
+                    return read;
+                }
+                let Some(next) = Task::look(pid, tid) else { break };
+                (task, doing) = (next, Doing::look(pid, tid));
+            }
+            self.awake(layout, ruby)
+        });
+        let open_on = doing.call.and_then(|call| doing::open_on(pid, call.descriptor()?));
+        let comm = tasks::comm(pid, tid);
+        let comm = comm.split(|&byte| byte == 0).next().unwrap_or_default();
+        let comm = String::from_utf8_lossy(comm).into_owned();
+        let (ruby, reading) = read.map_or((None, None), |(walked, how, reading)| {
+            (Some(self.side(&walked, how, &reading)), Some(reading))
+        });
+        let own_tid = Some(task.own_tid);
+        Some((Thread { tid: Some(tid), own_tid, comm, doing, open_on, cpu_ns: None, ruby }, reading))
+    }
+
+    /// Reads a thread that sleeps; `None`: it does not, or has run meanwhile.
+    fn asleep(
+        &self,
+        layout: &ThreadsLayout,
+        ruby: RubyThread,
+        pid: u32,
+        task: Task,
+        doing: &Doing,
+    ) -> Option<(Walked, Read, Reading)> {
+        if !task.asleep {
+            return None;
+        }
+        let walked = layout.walk(&self.memory, ruby);
+        let state = layout.state(&self.memory, self.bias, ruby);
+        let futex = doing.call.and_then(|call| call.futex());
+        let waits = futex.and_then(|at| layout.waits_for_gvl(&self.memory, ruby, at)) == Some(true);
+        let reading = Reading { address: ruby.address, state, waits, slept: Some(task) };
+        task.still_sleeps(pid).then_some((walked, Read::Slept, reading))
+    }
+
+    /// Reads a thread that runs.
+    fn awake(&self, layout: &ThreadsLayout, ruby: RubyThread) -> (Walked, Read, Reading) {
+        let (walked, agreed) = layout.walk_running(&self.memory, ruby, RUN_TRIES);
+        let how = if agreed == Agreed::Whole { Read::Agreed } else { Read::RootOnly };
+        let state = layout.state(&self.memory, self.bias, ruby);
+        (walked, how, Reading { address: ruby.address, state, waits: false, slept: None })
+    }
+
+    /// Ruby threads that are on no native thread.
+    fn detached(&mut self) -> Vec<(Thread, Option<Reading>)> {
+        let Some(layout) = self.layout else { return Vec::new() };
+        let addresses = (0..LIST_TRIES).find_map(|_| layout.detached(&self.memory, self.bias));
+        let mut found = Vec::new();
+        for address in addresses.unwrap_or_default() {
+            let (walked, how, reading) = self.awake(layout, RubyThread { address, tid: 0 });
+            let ruby = Some(self.side(&walked, how, &reading));
+            found.push((Thread { ruby, ..Thread::default() }, Some(reading)));
+        }
+        found
+    }
+
+    /// What the VM says of a thread.
+    fn side(&mut self, walked: &Walked, read: Read, reading: &Reading) -> RubySide {
+        let state = reading.state.as_ref();
+        let mut frames = Vec::new();
+        let mut name = None;
+        if let Some(namer) = &mut self.namer {
+            namer.name(&walked.frames, EPOCH, &mut frames);
+            name = state.and_then(|state| namer.text(state.name));
+        }
+        frames.extend(missing(walked.flags));
+        let read = if frames.is_empty() { Read::None } else { read };
+        RubySide { name, main: state.is_some_and(|state| state.main), frames, read, ..RubySide::default() }
+    }
+}
+
+/// A frame that stands for the missing root end.
+fn missing(flags: u32) -> Option<std::sync::Arc<Frame>> {
+    let name = match flags {
+        0 => return None,
+        _ if flags & StackEvent::TRUNCATED != 0 => "(truncated: the stack is deeper than gctrace reads)",
+        _ if flags & StackEvent::BAD_CONTEXT != 0 => "(the thread begins or ends)",
+        _ => "(unreadable)",
+    };
+    let kind = FrameKind::Missing;
+    Some(Frame { kind, name: name.into(), file: None, line: 0, first_line: 0, address: 0 }.into())
+}

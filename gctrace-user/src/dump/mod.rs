@@ -1,0 +1,204 @@
+//! `gctrace dump`: what each thread of a process does right now, with its Ruby stack. The process is not stopped, and nothing is
+//! attached to it: everything is read from `/proc` and its memory.
+
+mod found;
+mod gather;
+mod jsonl;
+mod text;
+
+use std::{
+    collections::BTreeSet,
+    io::{self, BufWriter, Write as _},
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+    time::Duration,
+};
+
+pub use found::{Dump, Gvl, Read, RubySide, State, Thread, Wanted};
+
+use crate::{
+    cache::Cache,
+    cli::{DumpSettings, Format},
+    console::say,
+    discover::{Abilities, DebugInfo, ProcessFound, Selection, Subjects, Survey, descendants, survey},
+    host::{doing::Doing, proc::is_running, proc_root, tasks},
+};
+
+/// How long the next thing may take to be read. The kernel makes readers wait while a thread of the process changes its memory map,
+/// and that thread may hang on a file system.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why there is no dump of a process.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DumpFailure {
+    /// It is no Ruby process, or none that can be read.
+    #[error("pid {pid}: {reason}")]
+    NotRuby {
+        /// Which.
+        pid: u32,
+        /// Why.
+        reason: String,
+        /// Whether privilege is missing.
+        denied: bool,
+    },
+    /// Nothing was selected.
+    #[error("no Ruby process runs on this host")]
+    Nobody,
+    /// The kernel does not answer.
+    #[error("{0}")]
+    Hangs(String),
+    /// Nobody takes the output.
+    #[error("writing to standard output: {0}")]
+    Output(String),
+}
+
+impl DumpFailure {
+    fn exit_status(&self) -> u8 {
+        match self {
+            Self::NotRuby { denied: true, .. } => 3,
+            Self::NotRuby { .. } | Self::Nobody => 1,
+            Self::Hangs(_) | Self::Output(_) => 2,
+        }
+    }
+}
+
+/// Reads and prints. Returns the exit status: that of the first process of which there is no dump.
+pub fn run(settings: &DumpSettings) -> u8 {
+    let mut status = 0;
+    let mut out = BufWriter::new(io::stdout());
+    let mut fail = |failure: DumpFailure| {
+        say(&format!("gctrace: {failure}"));
+        if status == 0 {
+            status = failure.exit_status();
+        }
+    };
+    for result in started(settings) {
+        let dump = match result {
+            Ok(dump) => dump,
+            Err(failure) => {
+                fail(failure);
+                continue;
+            }
+        };
+        let written = match settings.format {
+            Format::Jsonl => jsonl::write(&mut out, &dump),
+            Format::Text => text::write(&mut out, &dump, settings.native),
+        };
+        match written.and_then(|()| out.flush()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return 0,
+            Err(error) => {
+                fail(DumpFailure::Output(error.to_string()));
+                break;
+            }
+        }
+    }
+    status
+}
+
+/// The dumps, one after the other, as they are read by a thread that may hang.
+fn started(settings: &DumpSettings) -> impl Iterator<Item = Result<Dump, DumpFailure>> {
+    let (send, receive) = mpsc::channel();
+    let (settings, pids) = (settings.clone(), settings.pids.clone());
+    std::thread::spawn(move || read(&settings, &send));
+    let mut over = false;
+    std::iter::from_fn(move || {
+        if over {
+            return None;
+        }
+        match receive.recv_timeout(PATIENCE) {
+            Ok(result) => Some(result),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => {
+                over = true;
+                Some(Err(DumpFailure::Hangs(hangs(&pids))))
+            }
+        }
+    })
+}
+
+/// Why a process cannot be read, for people: the thread that hangs, if there is one.
+fn hangs(pids: &[u32]) -> String {
+    let waited = format!("the kernel has not let it be read for {} s", PATIENCE.as_secs());
+    for &pid in pids {
+        for tid in tasks::tids(pid).unwrap_or_default() {
+            let doing = Doing::look_briefly(pid, tid);
+            if doing.state == Some('D') {
+                let at = doing.wchan.as_deref().unwrap_or("an unknown place");
+                return format!(
+                    "pid {pid}: {waited}: its thread {tid} hangs in the kernel (state D, in {at})"
+                );
+            }
+        }
+    }
+    match pids {
+        [pid] => format!("pid {pid}: {waited}"),
+        _ => format!("a process: {waited}; name processes one by one with --pid"),
+    }
+}
+
+/// Reads all processes; stops when nobody takes them.
+fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
+    let named: BTreeSet<u32> = settings.pids.iter().copied().collect();
+    let mut pids = named.clone();
+    for &pid in &named {
+        pids.extend(descendants(pid));
+    }
+    if settings.all {
+        pids.extend(proc_root::pids().into_iter().flatten());
+    }
+    let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
+    let found = surveyed(pids.into_iter().collect(), &mut cache);
+    let mut any = false;
+    for process in &found.processes {
+        let result = of(&found, process);
+        any |= result.is_ok();
+        if send.send(result).is_err() {
+            return;
+        }
+    }
+    if settings.all && !any && found.processes.is_empty() {
+        let _gone = send.send(Err(DumpFailure::Nobody));
+    }
+    // Of a tree that has a Ruby in it, the others are not missed.
+    for miss in found.misses {
+        let crate::discover::Subject::Pid(pid) = miss.subject else { continue };
+        let tree: BTreeSet<u32> = descendants(pid).into_iter().collect();
+        if named.contains(&pid) && !found.processes.iter().any(|process| tree.contains(&process.pid)) {
+            let failure = DumpFailure::NotRuby { pid, reason: miss.reason, denied: miss.denied };
+            let _gone = send.send(Err(failure));
+        }
+    }
+}
+
+fn surveyed(pids: Vec<u32>, cache: &mut Cache) -> Survey {
+    let subjects = Subjects {
+        selection: Selection { pids, ..Selection::default() },
+        files: Vec::new(),
+        // What the kernel can do matters to events only; stacks are planned where threads are read.
+        abilities: Abilities { reads_threads: true, cookies: true },
+        debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
+    };
+    survey(&subjects, cache)
+}
+
+fn of(found: &Survey, process: &ProcessFound) -> Result<Dump, DumpFailure> {
+    let pid = process.pid;
+    let not_ruby = |reason: String, denied| DumpFailure::NotRuby { pid, reason, denied };
+    let image = &found.images[process.image];
+    let (Some(plan), Some(bias)) = (image.plan(), process.bias) else {
+        let refusals = image.choice.refusals.iter().map(ToString::to_string);
+        let refusals = refusals.collect::<Vec<_>>().join("; ");
+        return Err(not_ruby(format!("this Ruby cannot be read: {refusals}"), false));
+    };
+    if let Some(Err(failed)) = &process.state {
+        return Err(not_ruby(format!("this Ruby cannot be read: {failed}"), false));
+    }
+    let dump = gather::gather(&gather::Subject { process, plan, bias });
+    if !is_running(pid) {
+        return Err(not_ruby("it has ended".to_owned(), false));
+    }
+    dump.map_err(|error| {
+        let denied = error.kind() == io::ErrorKind::PermissionDenied;
+        not_ruby(format!("its memory cannot be read: {error}"), denied)
+    })
+}

@@ -1,0 +1,199 @@
+//! A dump for people, in the manner of `jstack`.
+
+use std::io::{self, Write};
+
+use gctrace_tunemygc::printable::printable;
+
+use super::found::{Dump, Read, RubySide, State, Thread};
+use crate::{
+    model::stack::{Frame, FrameKind},
+    words::plural,
+};
+
+/// Writes one process. `native`: with the threads that are no Ruby threads.
+pub(super) fn write(out: &mut impl Write, dump: &Dump, native: bool) -> io::Result<()> {
+    let command = dump.command.as_deref().unwrap_or("ruby");
+    let ruby: Vec<&Thread> = dump.threads.iter().filter(|thread| thread.ruby.is_some()).collect();
+    let others = dump.threads.len() - ruby.len();
+    writeln!(out, "pid {}  {}", dump.pid, printable(command))?;
+    write!(out, "Ruby {}, {}", dump.ruby, plural(ruby.len() as u64, "Ruby thread"))?;
+    if others > 0 {
+        write!(out, ", {others} other")?;
+    }
+    writeln!(out, "{}", if dump.collecting == Some(true) { "; it is collecting garbage" } else { "" })?;
+    if let Some(why) = &dump.no_stacks {
+        writeln!(out, "no Ruby stacks: {}", printable(why))?;
+    }
+    for circle in &dump.deadlocks {
+        write!(out, "DEADLOCK: ")?;
+        for at in circle {
+            write!(out, "{} waits for ", named(dump, Some(*at)))?;
+        }
+        writeln!(out, "{}", named(dump, circle.first().copied()))?;
+    }
+    for thread in &dump.threads {
+        match &thread.ruby {
+            Some(ruby) => ruby_thread(out, dump, thread, ruby)?,
+            None if native || dump.no_stacks.is_some() => {
+                writeln!(out, "\n{}: {}", title(thread), doing(dump, thread))?;
+            }
+            None => {}
+        }
+    }
+    writeln!(out)
+}
+
+fn ruby_thread(out: &mut impl Write, dump: &Dump, thread: &Thread, ruby: &RubySide) -> io::Result<()> {
+    let main = if ruby.main { " (main)" } else { "" };
+    writeln!(out, "\n{}{main}: {}", title(thread), doing(dump, thread))?;
+    if ruby.read == Read::RootOnly {
+        writeln!(out, "    (it runs, and its inner frames changed while they were read)")?;
+    }
+    for frame in &ruby.frames {
+        writeln!(out, "    {}", line(frame))?;
+    }
+    Ok(())
+}
+
+fn title(thread: &Thread) -> String {
+    let tid = thread.tid.map_or_else(|| "-".to_owned(), |tid| tid.to_string());
+    let own = thread.own_tid.filter(|own| thread.tid.is_some_and(|tid| tid != *own));
+    let own = own.map(|own| format!(" [{own} in its container]")).unwrap_or_default();
+    format!("thread {tid}{own} \"{}\"", printable(thread.name()))
+}
+
+fn line(frame: &Frame) -> String {
+    let name = printable(&frame.name);
+    match (&frame.file, frame.kind) {
+        (Some(file), FrameKind::Ruby) => format!("{name}  {}:{}", printable(file), frame.line),
+        (_, FrameKind::CFunction) => format!("{name}  [C]"),
+        _ => name.into_owned(),
+    }
+}
+
+/// A thread in half a sentence: `thread 77 "worker"`.
+fn named(dump: &Dump, at: Option<usize>) -> String {
+    match at.and_then(|at| dump.threads.get(at)) {
+        Some(thread) => title(thread),
+        None => "a thread that is not known".to_owned(),
+    }
+}
+
+/// What a thread does, in words.
+pub(super) fn doing(dump: &Dump, thread: &Thread) -> String {
+    let gvl = thread.ruby.as_ref().and_then(|ruby| ruby.gvl);
+    let mut text = match thread.state() {
+        State::Running => {
+            let ms = thread.cpu_ns.unwrap_or_default() as f64 / 1e6;
+            format!("running ({ms:.1} ms of CPU time meanwhile)")
+        }
+        State::Runnable => "runnable: on a CPU, or waiting for one".to_owned(),
+        State::GvlWait => match gvl.and_then(|gvl| gvl.holder) {
+            Some(holder) => format!("waiting for the GVL, held by {}", named(dump, Some(holder))),
+            None => "waiting for the GVL".to_owned(),
+        },
+        State::MutexWait => {
+            let holder = thread.ruby.as_ref().and_then(|ruby| ruby.wants?.holder);
+            format!("waiting for a Mutex, held by {}", named(dump, holder))
+        }
+        State::Blocked => format!("blocked{}", call(thread)),
+        State::Uninterruptible => format!("blocked, uninterruptible{}", call(thread)),
+        State::Stopped => "stopped by a signal".to_owned(),
+        State::Traced => "stopped by a debugger".to_owned(),
+        State::Ended => "ended".to_owned(),
+        State::Detached => "on no native thread now (M:N)".to_owned(),
+        State::Unknown => "its state cannot be read".to_owned(),
+    };
+    if gvl.is_some_and(|gvl| gvl.held) {
+        text.push_str(", holds the GVL");
+    }
+    if let Some(locks) = thread.ruby.as_ref().and_then(|ruby| ruby.locks).filter(|&locks| locks > 0) {
+        text.extend([", holds ", &plural(locks as u64, "Mutex")]);
+    }
+    text
+}
+
+/// The system call in which a thread sleeps: ` in read of pipe:[77] (pipe_read)`.
+fn call(thread: &Thread) -> String {
+    let mut text = String::new();
+    if let Some(call) = &thread.doing.call {
+        match call.name() {
+            Some(name) => text.extend([" in ", name]),
+            None => text.extend([" in system call ", &call.number.to_string()]),
+        }
+        if let Some(descriptor) = call.descriptor() {
+            let on = thread.open_on.as_deref().map_or_else(|| "?".into(), printable);
+            text.extend([" of ", &on, &format!(" (fd {descriptor})")]);
+        }
+    }
+    if let Some(wchan) = &thread.doing.wchan {
+        text.extend([" [", &printable(wchan), "]"]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::found::{Gvl, Wanted};
+    use super::*;
+    use crate::host::doing::Doing;
+
+    fn frame(name: &str, at: Option<(&str, u32)>) -> std::sync::Arc<Frame> {
+        let kind = if at.is_some() { FrameKind::Ruby } else { FrameKind::CFunction };
+        let file = at.map(|(file, _)| file.into());
+        let line = at.map_or(0, |(_, line)| line);
+        Frame { kind, name: name.into(), file, line, first_line: 0, address: 0 }.into()
+    }
+
+    /// Who holds what, who waits for whom; names from outside cannot write to the terminal.
+    #[test]
+    fn page() {
+        let thread = |tid, state, ruby: RubySide| Thread {
+            tid: Some(tid),
+            own_tid: Some(tid),
+            comm: "ruby".to_owned(),
+            doing: Doing { state: Some(state), ..Doing::default() },
+            cpu_ns: Some(2_300_000),
+            ruby: Some(ruby),
+            ..Thread::default()
+        };
+        let gvl = |held, waits| Some(Gvl { held, waits, holder: Some(1) });
+        let waiting =
+            RubySide { main: true, gvl: gvl(false, true), read: Read::Slept, ..RubySide::default() };
+        let running = RubySide {
+            name: Some("a\x1b[2Jb".into()),
+            gvl: gvl(true, false),
+            locks: Some(1),
+            read: Read::RootOnly,
+            frames: vec![frame("Integer#times", None), frame("Foo#bar", Some(("/a.rb", 7)))],
+            ..RubySide::default()
+        };
+        let locked = RubySide {
+            wants: Some(Wanted { holder: Some(1) }),
+            gvl: gvl(false, false),
+            ..RubySide::default()
+        };
+        let dump = Dump {
+            pid: 5,
+            ruby: "3.1.2".to_owned(),
+            threads: vec![thread(5, 'S', waiting), thread(6, 'R', running), thread(7, 'S', locked)],
+            deadlocks: vec![vec![0, 1]],
+            ..Dump::default()
+        };
+        let mut out = Vec::new();
+        write(&mut out, &dump, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let escaped = printable("a\x1b[2Jb");
+        let expected = format!(
+            "pid 5  ruby\nRuby 3.1.2, 3 Ruby threads\n\
+             DEADLOCK: thread 5 \"ruby\" waits for thread 6 \"{escaped}\" waits for thread 5 \"ruby\"\n\
+             \nthread 5 \"ruby\" (main): waiting for the GVL, held by thread 6 \"{escaped}\"\n\
+             \nthread 6 \"{escaped}\": running (2.3 ms of CPU time meanwhile), holds the GVL, holds 1 Mutex\n\
+             \x20   (it runs, and its inner frames changed while they were read)\n\
+             \x20   Integer#times  [C]\n    Foo#bar  /a.rb:7\n\
+             \nthread 7 \"ruby\": waiting for a Mutex, held by thread 6 \"{escaped}\"\n\n"
+        );
+        assert_eq!(text, expected);
+        assert!(!text.contains('\x1b'));
+    }
+}

@@ -1,0 +1,62 @@
+# A program whose threads do one thing each that `gctrace dump` shows: two hold a lock each and want the other's, one reads, two sleep,
+# one of them with a hostile name. Its report has what Ruby's own `Thread#backtrace` says of them. Arguments: methods that more threads
+# run all the time (computing, printing, collecting), and how many more sleep.
+require_relative "support"
+require "json"
+
+def deadlock(mine, other, ready)
+  mine.synchronize do
+    ready << 1
+    sleep 0.01 until ready.size >= 2
+    other.synchronize { nil }
+  end
+end
+
+def reading(input)
+  input.read
+end
+
+def computing
+  n = 0
+  n += 1 while true
+end
+
+def printing
+  big = 7**500_000
+  big.to_s while true
+end
+
+def collecting
+  GC.start while true
+end
+
+def napping
+  sleep
+end
+
+Report.run do |extra|
+  a, b, ready = Mutex.new, Mutex.new, Queue.new
+  reader, _writer = IO.pipe
+  named = {}
+  start = lambda do |name, &body|
+    thread = Thread.new(&body)
+    thread.name = name
+    named[name] = thread
+  end
+  start.call("locks a") { deadlock(a, b, ready) }
+  start.call("locks b") { deadlock(b, a, ready) }
+  start.call("reads") { reading(reader) }
+  start.call("naps") { napping }
+  start.call("evil\e[2J\nname") { napping }
+  (ARGV[1] || 0).to_i.times { |at| start.call("many #{at}") { napping } }
+  sleep 0.01 until named.values.all?(&:stop?) && ready.size == 2
+  # Until the last one is where it stays.
+  sleep 0.2
+  extra["backtraces"] = named.transform_values(&:backtrace)
+  busy = (ARGV[0] || "").split(",").map { |kind| Thread.new { send(kind) } }
+  puts "dumped"
+  $stdout.flush
+  $stdin.gets
+  (busy + named.values).each(&:kill)
+  extra["done"] = true
+end

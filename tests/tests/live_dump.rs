@@ -1,0 +1,255 @@
+//! `gctrace dump`: what the threads of a running process do, against what Ruby itself says of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Finished;
+use gctrace_tests::container::Engine;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Running, Script};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Looks at most, until something has been seen that is there most of the time.
+const LOOKS: u32 = 200;
+
+fn dump(live: &Live, pid: u32) -> Result<Finished> {
+    let cache = live.path("cache").to_string_lossy().into_owned();
+    Invocation::new(["dump", "--pid", &pid.to_string(), "--format", "jsonl", "--cache-dir", &cache])?.run()
+}
+
+/// The line of the process, and its threads by name; the main thread is `main`.
+fn threads(live: &Live, pid: u32) -> Result<(Value, BTreeMap<String, Value>)> {
+    let finished = dump(live, pid)?;
+    ensure!(finished.status.success(), "{:?}\n{}", finished.status, finished.errors());
+    let lines: Vec<Value> =
+        finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    let (first, rest) = lines.split_first().context("no line")?;
+    ensure!(first["type"] == "process" && rest.iter().all(|line| line["type"] == "thread"), "{lines:?}");
+    let name = |line: &Value| match line["main"].as_bool() {
+        Some(true) => "main".to_owned(),
+        _ => line["name"].as_str().unwrap_or_default().to_owned(),
+    };
+    Ok((first.clone(), rest.iter().map(|line| (name(line), line.clone())).collect()))
+}
+
+fn started(live: &Live, ruby: &Ruby, args: [&str; 2]) -> Result<Running> {
+    let script = Script::unwitnessed(live, ruby, "dumped.rb")?.arg(args[0]).arg(args[1]);
+    let mut script = script.start()?;
+    script.wait_for("dumped")?;
+    Ok(script)
+}
+
+/// `label` without the class before its method: releases up to 3.3 do not have it, and gctrace always has.
+fn bare(label: &str) -> String {
+    let (prefix, method) = label.rsplit_once(' ').map_or(("", label), |(prefix, method)| (prefix, method));
+    let method = method.rsplit(['#', '.']).next().unwrap_or(method);
+    format!("{prefix} {method}")
+}
+
+/// A line of `Thread#backtrace`: place and label.
+fn ruby_line(line: &str) -> Result<(String, String)> {
+    let (place, label) = line.split_once(":in ").with_context(|| line.to_owned())?;
+    Ok((place.to_owned(), bare(label.trim_matches(['`', '\'']))))
+}
+
+/// The same of a thread of the dump; Ruby shows C functions at the place of their callers.
+fn dumped_lines(thread: &Value) -> Result<Vec<(String, String)>> {
+    let stack = thread["stack"].as_array().context("stack")?;
+    let place = |frame: &Value| Some(format!("{}:{}", frame["file"].as_str()?, frame["line"].as_u64()?));
+    let lines = (0..stack.len()).map(|at| {
+        let at_or_below = stack[at..].iter().find_map(place).unwrap_or_default();
+        (at_or_below, bare(stack[at]["name"].as_str().unwrap_or_default()))
+    });
+    Ok(lines.collect())
+}
+
+/// Threads that sleep have the frames that `Thread#backtrace` shows, to the line; what each waits for is right, the two that block each
+/// other are named, and no thread has run because it was looked at.
+#[test]
+fn equals_thread_backtrace() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let mut script = started(&live, ruby, ["", "0"])?;
+        let pid = script.pid();
+        let switches = |tid: &Value| {
+            let path = format!("/proc/{pid}/task/{tid}/status");
+            let status = std::fs::read_to_string(path).unwrap_or_default();
+            status
+                .lines()
+                .filter(|line| line.contains("ctxt_switches"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let (_, first) = threads(&live, pid)?;
+        let before: Vec<_> = first.values().map(|thread| switches(&thread["tid"])).collect();
+        let (process, found) = threads(&live, pid)?;
+        let after: Vec<_> = first.values().map(|thread| switches(&thread["tid"])).collect();
+        script.say("go")?;
+        let report = script.finish()?.report;
+
+        if process["no_stacks"].is_string() {
+            ensure!(!ruby.has_tables(), "{process}");
+            return Ok(());
+        }
+        // The timer thread of some releases runs by itself; it is no Ruby thread.
+        ensure!(
+            before
+                .iter()
+                .zip(&after)
+                .zip(first.values())
+                .all(|((one, two), t)| one == two || t["ruby"] == false)
+        );
+        let expected = report.extra["backtraces"].as_object().context("backtraces")?;
+        for (name, lines) in expected {
+            let thread =
+                found.get(name).with_context(|| format!("no thread {name:?} in {:?}", found.keys()))?;
+            ensure!(thread["stack_read"] == "slept", "{thread}");
+            let lines = lines.as_array().context("lines")?.iter();
+            let lines =
+                lines.map(|line| ruby_line(line.as_str().unwrap_or_default())).collect::<Result<Vec<_>>>()?;
+            let dumped = dumped_lines(thread)?;
+            ensure!(dumped == lines, "{} {name:?}: {dumped:?}, Ruby says {lines:?}", ruby.label());
+        }
+        ensure!(
+            found["main"]["open_on"].as_str().is_some_and(|on| on.starts_with("pipe:[")),
+            "{}",
+            found["main"]
+        );
+        let tid = |name: &str| found[name]["tid"].as_u64().unwrap_or_default();
+        for (one, other) in [("locks a", "locks b"), ("locks b", "locks a")] {
+            let thread = &found[one];
+            ensure!(thread["state"] == "mutex_wait" && thread["mutex_holder"] == tid(other), "{thread}");
+            ensure!(thread["mutexes_held"] == 1, "{thread}");
+        }
+        for name in ["reads", "naps", "evil\u{1b}[2J\nname", "main"] {
+            ensure!(found[name]["state"] == "blocked" && found[name]["mutexes_held"] == 0, "{}", found[name]);
+            ensure!(found[name]["holds_gvl"] == false, "{}", found[name]);
+        }
+        let circle: BTreeSet<u64> = process["deadlocks"][0]
+            .as_array()
+            .context("deadlock")?
+            .iter()
+            .filter_map(Value::as_u64)
+            .collect();
+        ensure!(circle == BTreeSet::from([tid("locks a"), tid("locks b")]), "{process}");
+        ensure!(process["deadlocks"].as_array().is_some_and(|all| all.len() == 1), "{process}");
+        Ok(())
+    })
+}
+
+/// Threads that run: of two that compute one holds the GVL and the other waits for it; one is inside a C function, one collects.
+#[test]
+fn running_threads() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let mut script = started(&live, ruby, ["computing,computing,printing,collecting", "0"])?;
+        let pid = script.pid();
+        let (mut waited, mut computed, mut in_c, mut collected) = (false, false, false, false);
+        for _ in 0..LOOKS {
+            let finished = dump(&live, pid)?;
+            ensure!(finished.status.success(), "{}", finished.errors());
+            let lines: Vec<Value> =
+                finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+            let holders: Vec<&Value> = lines.iter().filter(|line| line["holds_gvl"] == true).collect();
+            collected |= lines[0]["collecting"] == true;
+            for line in &lines[1..] {
+                let leaf = line["stack"][0]["name"].as_str().unwrap_or_default();
+                let waits = line["state"] == "gvl_wait";
+                // The holder is one of the threads that run, and never the one that waits.
+                let holder = &line["gvl_holder"];
+                let busy = |tid: &Value| lines[1..].iter().any(|other| &other["tid"] == tid && other != line);
+                ensure!(!waits || holder.is_null() || busy(holder), "{line}");
+                waited |= waits && !holder.is_null();
+                let on = line["stack_read"] == "agreed" && holders.contains(&line);
+                computed |= on && leaf == "Object#computing";
+                in_c |= on && leaf == "Integer#to_s" && line["stack"][1]["name"] == "Object#printing";
+            }
+            if waited && computed && in_c && collected {
+                break;
+            }
+        }
+        script.say("go")?;
+        script.finish()?;
+        ensure!(
+            waited && computed && in_c && collected,
+            "{}: waited {waited}, computed {computed}, in C {in_c}, collected {collected}",
+            ruby.label()
+        );
+        Ok(())
+    })
+}
+
+/// Two hundred threads are all there, also of a process that is stopped; a second look sees the same.
+#[test]
+fn many_threads() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut script = started(&live, &ruby, ["", "200"])?;
+    let (first, found) = threads(&live, script.pid())?;
+    script.signal(Signal::STOP)?;
+    let mut stopped = threads(&live, script.pid())?;
+    for _ in 0..LOOKS {
+        if stopped.1.values().all(|thread| thread["state"] == "stopped") {
+            break;
+        }
+        stopped = threads(&live, script.pid())?;
+    }
+    script.signal(Signal::CONT)?;
+    script.say("go")?;
+    script.finish()?;
+    ensure!((0..200).all(|at| found.contains_key(&format!("many {at}"))), "{first}");
+    ensure!(stopped.1.values().all(|thread| thread["state"] == "stopped"), "{:?}", stopped.0);
+    ensure!(found.keys().eq(stopped.1.keys()), "other threads");
+    ensure!(found.iter().all(|(name, thread)| thread["stack"] == stopped.1[name]["stack"]), "other stacks");
+    Ok(())
+}
+
+/// What is no Ruby, is not there, or ends while it is looked at: one sentence and the exit status of it.
+#[test]
+fn nothing_to_see() -> Result<()> {
+    let live = Live::begin()?;
+    let own = std::process::id();
+    let other = dump(&live, own)?;
+    ensure!(
+        other.status.code() == Some(1) && other.errors().contains("not a Ruby process"),
+        "{}",
+        other.errors()
+    );
+    let mut child = std::process::Command::new("true").spawn()?;
+    let gone = child.id();
+    child.wait()?;
+    let gone = dump(&live, gone)?;
+    ensure!(gone.status.code() == Some(1) && gone.errors().contains("no such process"), "{}", gone.errors());
+    ensure!(gone.stdout.is_empty() && other.stdout.is_empty());
+    let ruby = Ruby::main()?;
+    for nth in 0..10 {
+        let mut child =
+            ruby.command()?.args(["-e", "Thread.new { loop { [1].map(&:to_s) } }; sleep 0.15"]).spawn()?;
+        std::thread::sleep(std::time::Duration::from_millis(nth * 20));
+        let finished = dump(&live, child.id())?;
+        child.wait()?;
+        ensure!(matches!(finished.status.code(), Some(0 | 1)), "{:?} {}", finished.status, finished.errors());
+        ensure!(finished.errors().lines().count() <= 1, "{}", finished.errors());
+    }
+    Ok(())
+}
+
+/// A process in a container has the pids of the host and, beside them, its own.
+#[test]
+fn in_a_container() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::rooted()?.pop().context("no Ruby of the lab")?;
+    let engine = Engine::of(&live, &ruby)?;
+    let script = Script::new(&live, &ruby, "explicit.rb")?.arg("1").waiting();
+    let mut container = engine.start(&engine.name("dumped"), script, "")?;
+    let (process, found) = threads(&live, container.pid)?;
+    container.say("go")?;
+    container.finish()?;
+    let main = found.get("main").with_context(|| process.to_string())?;
+    ensure!(main["own_tid"] == 1 && main["tid"] == process["pid"], "{main}");
+    ensure!(main["stack"].as_array().is_some_and(|stack| !stack.is_empty()), "{main}");
+    Ok(())
+}

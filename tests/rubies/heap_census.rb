@@ -1,5 +1,6 @@
 # Counts its own heap, and then allocates nothing until it gets a line: a heap that somebody else can count, too.
 require_relative "support"
+require "objspace"
 
 class Order
   def initialize(id)
@@ -20,11 +21,21 @@ NAMELESS = Array.new(70) { Class.new(Order) }.map { |c| c.new(0) }
 # Half of what is in these pages is garbage: pages that are partly free.
 KEPT = Array.new(40_000) { |i| "kept #{i}" }.select.with_index { |_, i| i.even? }
 
+# What strings and arrays have outside of their slots: nothing, something, shared, two bytes behind the end.
+class OwnString < String; end
+class OwnArray < Array; end
+STRINGS = (0..40).map { |i| OwnString.new("x" * (i * 50)) }
+STRINGS << OwnString.new("wide" * 50).encode("UTF-16LE") << STRINGS[20].dup << STRINGS[30][3..]
+ARRAYS = (0..40).map { |i| OwnArray.new(i * 3, i) }
+ARRAYS << ARRAYS[30].dup
+
 Report.run do |extra|
   # Whoever waits for the line allocates when it comes, not before.
   queue = Queue.new
   reader = Thread.new { queue << $stdin.gets }
   Thread.pass until reader.status == "sleep"
+  GC.start
+  # Wait until nothing is left to sweep: what is dead does not count as old.
   GC.start
   GC.disable
   counts = {}
@@ -34,16 +45,24 @@ Report.run do |extra|
     Thread.pass until main.status == "sleep"
     queue << nil
   end
+  old = strings = arrays = nil
   2.times do |round|
     if round == 1
       first.join
       $stdout.puts "counting"
       $stdout.flush
     end
+    old = GC.stat(:old_objects)
+    strings = ObjectSpace.memsize_of_all(OwnString)
+    arrays = ObjectSpace.memsize_of_all(OwnArray)
     ObjectSpace.count_objects(counts)
     queue.pop
   end
   extra["counts"] = counts
+  extra["old"] = old
+  extra["strings"] = strings
+  extra["arrays"] = arrays
+  extra["compacted"] = GC.stat[:compact_count]
   extra["orders"] = ObjectSpace.each_object(Order).count { |o| o.instance_of?(Order) }
   extra["large"] = ObjectSpace.each_object(LargeOrder).count
 end

@@ -105,6 +105,11 @@ impl Gctrace {
         self.process.signal(signal)
     }
 
+    /// Whether it is still running.
+    pub fn running(&mut self) -> Result<bool> {
+        self.process.running()
+    }
+
     /// Waits until it has printed a line of this type about this process.
     pub fn wait_line(&mut self, kind: &str, pid: u32) -> Result<()> {
         self.wait_line_with(kind, pid, |_| true)

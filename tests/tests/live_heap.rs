@@ -3,24 +3,34 @@
 use std::cell::Cell;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Finished;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde_json::Value;
 
-/// The first line of a census, and its rows.
-fn census(live: &Live, pid: u32, by: &str) -> Result<(Value, Vec<Value>)> {
+/// `gctrace heap` of a process with these flags.
+fn heap(live: &Live, pid: u32, flags: &[&str]) -> Result<Finished> {
     let cache = live.path("cache").to_string_lossy().into_owned();
     let pid = pid.to_string();
-    let args = ["heap", "--pid", &pid, "--by", by, "--format", "jsonl", "--cache-dir", &cache];
-    let finished = Invocation::new(args)?.run()?;
+    let args = ["heap", "--pid", &pid, "--cache-dir", &cache];
+    Invocation::new(args.iter().chain(flags))?.run()
+}
+
+/// The first line of a census, and its rows without those of what keeps pages.
+fn parsed(finished: &Finished) -> Result<(Value, Vec<Value>)> {
     ensure!(finished.status.success(), "{:?}\n{}", finished.status, finished.errors());
-    let lines: Vec<Value> =
+    let mut lines: Vec<Value> =
         finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    lines.retain(|line| line["type"] != "keeper");
     let (first, rows) = lines.split_first().context("no line")?;
     ensure!(first["type"] == "census" && rows.iter().all(|row| row["type"] == "heap"), "{lines:?}");
     Ok((first.clone(), rows.to_vec()))
+}
+
+fn census(live: &Live, pid: u32, by: &str) -> Result<(Value, Vec<Value>)> {
+    parsed(&heap(live, pid, &["--by", by, "--format", "jsonl"])?)
 }
 
 fn count(rows: &[Value], name: &str) -> Option<u64> {
@@ -82,7 +92,20 @@ fn equals_object_space() -> Result<()> {
             ensure!(count(&classes, "LargeOrder") == Some(300), "{classes:?}");
             ensure!(count(&classes, "(class without a name)").is_some_and(|n| n >= 70), "{classes:?}");
             ensure!(sum(&classes, "count") == live_objects, "{classes:?}");
+            // memsize_of counts the slot and what is owned outside of it.
+            for (class, key) in [("OwnString", "strings"), ("OwnArray", "arrays")] {
+                let row = classes.iter().find(|row| row["name"] == class).context("no row")?;
+                let counted = row["bytes"].as_u64().zip(row["owned_bytes"].as_u64()).context("bytes")?;
+                ensure!(counted.0 + counted.1 == done.report.extra_u64(key)?, "{row} {key}");
+            }
         }
+        // Old objects as the collector itself counts them.
+        ensure!(head["old"] == done.report.extra["old"], "{head} {:?}", done.report.extra["old"]);
+        ensure!(sum(&types, "old") == head["old"].as_u64().unwrap_or(0), "{types:?}");
+        let ages = head["ages"].as_array().context("ages")?;
+        ensure!(ages.iter().filter_map(Value::as_u64).sum::<u64>() == live_objects, "{head}");
+        let compacted = done.report.extra_u64("compacted")? > 0;
+        ensure!(head.get("pinned").is_some() == compacted, "{head}");
         ensure!(sum(&sizes, "count") == live_objects, "{sizes:?}");
         let slots = head["slots"].as_u64().context("slots")?;
         ensure!(sum(&sizes, "free") + live_objects == slots, "{sizes:?}");
@@ -130,5 +153,130 @@ fn others_are_refused() -> Result<()> {
         ensure!(finished.status.code() == Some(1), "{:?}", finished.status);
         ensure!(finished.stdout.is_empty() && finished.errors().contains(reason), "{}", finished.errors());
     }
+    Ok(())
+}
+
+/// Whatever a program does to its heap meanwhile, each census is a heap, or a refusal that says so; it is never called
+/// consistent if a collection ran.
+#[test]
+fn a_heap_that_changes() -> Result<()> {
+    let live = Live::begin()?;
+    let yjit = Ruby::main()?.with_option("--yjit");
+    let has_yjit = yjit.command()?.args(["-e", "exit(RubyVM::YJIT.enabled?)"]).output()?.status.success();
+    Ruby::first_and_last(|ruby| {
+        for mode in ["stress", "compact", "ractors"] {
+            let ruby = if has_yjit && ruby.label() == Ruby::main()?.label() { &yjit } else { ruby };
+            let mut script = Script::unwitnessed(&live, ruby, "heap_busy.rb")?.arg(mode).start()?;
+            script.wait_for("ready")?;
+            for by in ["type", "page"] {
+                let finished = heap(&live, script.pid(), &["--by", by, "--format", "jsonl"])?;
+                if finished.status.code() == Some(2) {
+                    ensure!(
+                        finished.errors().contains("its heap could not be counted"),
+                        "{}",
+                        finished.errors()
+                    );
+                    ensure!(finished.stdout.is_empty(), "{:?}", finished.stdout);
+                    continue;
+                }
+                let (head, rows) = parsed(&finished)?;
+                let of = |field: &str| head[field].as_u64().unwrap_or(0);
+                ensure!(of("live") + of("free") == of("slots") && of("slots") > 0, "{mode}: {head}");
+                ensure!(head["consistent"] != true || head["gc_count"] == head["gc_count_after"], "{head}");
+                if by == "type" {
+                    ensure!(sum(&rows, "count") == of("live") + of("free") + of("slots"), "{mode}: {head}");
+                }
+            }
+            ensure!(script.running()?, "{mode}: the program has ended");
+        }
+        Ok(())
+    })
+}
+
+/// Nobody stops or traces the program while its heap is read, and what it gets done goes on.
+#[test]
+fn nobody_is_stopped() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut script = Script::unwitnessed(&live, &ruby, "heap_busy.rb")?.arg("churn").start()?;
+    script.wait_for("ready")?;
+    let cache = live.path("cache").to_string_lossy().into_owned();
+    let pid = script.pid().to_string();
+    let mut looks = 0;
+    for by in ["type", "class", "page"] {
+        let mut gctrace =
+            Invocation::new(["heap", "--pid", &pid, "--by", by, "--cache-dir", &cache])?.start()?;
+        while gctrace.running()? {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+            let of = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+            let state = of("State:").context("no state")?;
+            ensure!(of("TracerPid:") == Some("0") && !state.starts_with(['t', 'T']), "{status}");
+            looks += 1;
+        }
+    }
+    ensure!(looks > 10, "looked {looks} times");
+    Ok(())
+}
+
+/// A large heap takes no more memory of ours than a small one: it is read page by page.
+#[test]
+fn memory_is_bounded() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let peak = |objects: &str| -> Result<(u64, u64)> {
+        let mut script = Script::unwitnessed(&live, &ruby, "heap_large.rb")?.arg(objects).start()?;
+        script.wait_for("running")?;
+        census(&live, script.pid(), "type")?;
+        let cache = live.path("cache").to_string_lossy().into_owned();
+        let pid = script.pid().to_string();
+        let args = ["heap", "--pid", &pid, "--by", "class", "--format", "jsonl", "--cache-dir", &cache];
+        let mut gctrace = Invocation::new(args)?.start()?;
+        let status = format!("/proc/{}/status", gctrace.pid());
+        let mut peak = 0;
+        while gctrace.running()? {
+            let text = std::fs::read_to_string(&status).unwrap_or_default();
+            let found = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kb = found.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
+            peak = peak.max(kb.unwrap_or(0));
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let (head, _) = parsed(&gctrace.wait()?)?;
+        Ok((peak, head["live_bytes"].as_u64().context("live_bytes")?))
+    };
+    let (small, _) = peak("1000")?;
+    let (large, bytes) = peak("2000000")?;
+    ensure!(bytes > 80_000_000, "{bytes}");
+    ensure!(
+        small > 1000 && large < small + 8_000,
+        "{large} kB for {bytes} bytes, {small} kB for a small heap"
+    );
+    Ok(())
+}
+
+/// The picture has a cell for each page, and its text is of the same heap as the rows.
+#[test]
+fn picture() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut script = Script::unwitnessed(&live, &ruby, "heap_census.rb")?.start()?;
+    script.wait_for("counting")?;
+    let file = live.path("heap.svg").to_string_lossy().into_owned();
+    let finished = heap(&live, script.pid(), &["--by", "page", "--format", "jsonl", "--svg", &file])?;
+    let (head, rows) = parsed(&finished)?;
+    let text = std::fs::read_to_string(&file)?;
+    let cells = text.matches("<g><title>").count() as u64;
+    ensure!(Some(cells) == head["pages"].as_u64(), "{cells} cells, {head}");
+    ensure!(text.ends_with("</svg>\n") && text.contains("slots of 40 bytes"), "{text}");
+    let nearly = rows.iter().find(|row| row["name"] == "1-25 %").context("no row")?["count"].as_u64();
+    ensure!(text.contains(&format!("{} page", nearly.unwrap_or(0))), "{nearly:?}");
+    script.say("go")?;
+    script.finish()?;
+    // What is no file is refused before anything is read.
+    let finished = heap(&live, std::process::id(), &["--svg", "/dev/null"])?;
+    ensure!(
+        finished.status.code() == Some(2) && finished.errors().contains("/dev/null"),
+        "{}",
+        finished.errors()
+    );
     Ok(())
 }

@@ -293,7 +293,7 @@ pub enum Subcommand {
     /// Check what gctrace can do on this host, per Ruby, and how to fix the rest
     Doctor(DoctorArgs),
     /// Count the objects of a running process by type or class
-    Heap(HeapArgs),
+    Heap(super::heap_args::HeapArgs),
     /// Print what each thread of a process does right now, with its Ruby stack
     Dump(DumpArgs),
     /// Recommend GC settings from TuneMyGC sample sets
@@ -311,53 +311,6 @@ pub enum Subcommand {
     /// Add, list and delete the applications of a collector's store
     #[cfg(feature = "collector")]
     Apps(AppsArgs),
-}
-
-/// Flags of `gctrace heap`.
-#[derive(Debug, ClapArgs)]
-#[command(after_help = "Examples:\n  \
-        sudo gctrace heap --pid 4242                  objects by type, as ObjectSpace.count_objects counts them\n  \
-        sudo gctrace heap --pid 4242 --by class       objects by class\n  \
-        sudo gctrace heap --pid 4242 --by page        how full the pages are: what fragmentation costs\n\n\
-        Exit status: 0 done, 1 no Ruby process, 2 the heap could not be counted, 3 missing privilege.\n\
-        The process is not stopped; the report says if it collected or allocated while its heap was read.")]
-pub struct HeapArgs {
-    /// The process
-    #[arg(long, short, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pid: u32,
-
-    /// What a row stands for
-    #[arg(long, value_enum, default_value_t = HeapByArg::Type)]
-    pub by: HeapByArg,
-
-    /// Rows of the text format; the rest is summed up
-    #[arg(long, value_name = "N", default_value_t = 40)]
-    pub top: usize,
-
-    /// What to write to standard output
-    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
-    pub format: FormatArg,
-
-    /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
-    #[arg(long, value_name = "DIR", hide_short_help = true)]
-    pub proc: Option<PathBuf>,
-
-    /// The cache of analyses.
-    #[command(flatten)]
-    pub cache: CacheArgs,
-}
-
-/// `--by` of `gctrace heap`.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum HeapByArg {
-    /// Types, with FREE and TOTAL
-    Type,
-    /// Classes
-    Class,
-    /// Sizes of slots
-    Size,
-    /// Pages by how full they are
-    Page,
 }
 
 /// Flags of `gctrace dump`.

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    args::{DoctorArgs, DumpArgs, HeapArgs, HeapByArg},
+    args::{DoctorArgs, DumpArgs},
+    heap_args::{HeapArgs, HeapByArg},
     settings::{Format, merged},
 };
 use crate::discover::Selection;
@@ -50,6 +51,8 @@ pub enum By {
     Size,
     /// How full pages are.
     Page,
+    /// Collections that objects survived.
+    Age,
 }
 
 impl By {
@@ -60,6 +63,7 @@ impl By {
             Self::Class => "class",
             Self::Size => "size",
             Self::Page => "page",
+            Self::Age => "age",
         }
     }
 }
@@ -75,20 +79,23 @@ pub struct HeapSettings {
     pub top: usize,
     /// Standard output.
     pub format: Format,
+    /// Where the picture goes.
+    pub svg: Option<PathBuf>,
     /// Where analyses are kept; `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl From<HeapArgs> for HeapSettings {
     fn from(args: HeapArgs) -> Self {
-        let HeapArgs { pid, by, top, format, proc: _, cache } = args;
+        let HeapArgs { pid, by, top, format, svg, proc: _, cache } = args;
         let by = match by {
             HeapByArg::Type => By::Type,
             HeapByArg::Class => By::Class,
             HeapByArg::Size => By::Size,
             HeapByArg::Page => By::Page,
+            HeapByArg::Age => By::Age,
         };
-        Self { pid, by, top, format: format.into(), cache_dir: cache.dir() }
+        Self { pid, by, top, format: format.into(), svg, cache_dir: cache.dir() }
     }
 }
 

@@ -5,6 +5,7 @@ mod args;
 mod collector;
 mod commands;
 mod documents;
+mod heap_args;
 mod help;
 mod hints;
 mod parse;

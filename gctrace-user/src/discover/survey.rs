@@ -80,6 +80,14 @@ impl ImageFound {
         }
     }
 
+    /// The same, when nothing else of the image is needed.
+    pub fn into_plan(self) -> Option<AttachPlan> {
+        match self.choice.way {
+            Some(Way::Sites(planned)) => Some(planned.plan),
+            _ => None,
+        }
+    }
+
     fn segments(&self) -> Option<&[LoadSegment]> {
         match &self.choice.way {
             Some(Way::Sites(planned)) => Some(&planned.segments),

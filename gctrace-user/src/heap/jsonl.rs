@@ -1,11 +1,12 @@
-//! A census as JSON lines: one `census`, then a `heap` line for each row. Documented in docs/heap.md.
+//! A census as JSON lines: one `census`, then a `heap` line for each row, with pages a `keeper` line for each class on nearly
+//! empty ones. Documented in docs/heap.md.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::report::Report;
-use crate::cli::By;
+use super::report::{KeeperRow, Report};
+use crate::{cli::By, ruby::heap::Tally};
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -25,6 +26,8 @@ enum Line<'a> {
         live_bytes: u64,
         free: u64,
         free_bytes: u64,
+        #[serde(flatten)]
+        objects: Objects,
     },
     Heap {
         pid: u32,
@@ -34,7 +37,49 @@ enum Line<'a> {
         bytes: u64,
         #[serde(skip_serializing_if = "Option::is_none")]
         free: Option<u64>,
+        #[serde(flatten)]
+        objects: Option<Objects>,
     },
+    Keeper {
+        pid: u32,
+        name: &'a str,
+        pages: u64,
+        alone: u64,
+        count: u64,
+        bytes: u64,
+        #[serde(flatten)]
+        objects: Objects,
+    },
+}
+
+/// What is known of objects; what is not known of this Ruby is left out.
+#[derive(Serialize)]
+struct Objects {
+    owned_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ages: Option<[u64; 4]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    old: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unprotected: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pinned: Option<u64>,
+}
+
+impl Objects {
+    fn of(tally: &Tally, report: &Report) -> Self {
+        let bits = |n| report.known.bits.then_some(n);
+        Self {
+            owned_bytes: tally.owned,
+            ages: report.known.bits.then_some(tally.ages),
+            old: bits(tally.old()),
+            unprotected: bits(tally.unprotected),
+            dead: bits(tally.dead),
+            pinned: report.known.pins.then_some(tally.pinned),
+        }
+    }
 }
 
 pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
@@ -49,24 +94,32 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             gc_count_after: report.gc_count[1],
             allocated_meanwhile: report.allocated,
             sweeping: report.sweeping,
-            consistent: report.consistent(),
+            consistent: report.consistent,
             pages: report.pages,
             slots: report.total,
             live: report.live.count,
             live_bytes: report.live.bytes,
             free: report.free.count,
             free_bytes: report.free.bytes,
+            objects: Objects::of(&report.live, report),
         },
     )?;
     let by = report.who.by.name();
-    let mut row =
-        |name: &str, count, bytes, free| line(out, &Line::Heap { pid, by, name, count, bytes, free });
+    let mut row = |name: &str, count, bytes, free, objects| {
+        line(out, &Line::Heap { pid, by, name, count, bytes, free, objects })
+    };
     for found in &report.rows {
-        row(&found.name, found.count, found.bytes, found.free)?;
+        let objects = found.objects.as_ref().map(|tally| Objects::of(tally, report));
+        row(&found.name, found.count, found.bytes, found.free, objects)?;
     }
     if report.who.by == By::Type {
-        row("FREE", report.free.count, report.free.bytes, None)?;
-        row("TOTAL", report.total, report.live.bytes + report.free.bytes, None)?;
+        row("FREE", report.free.count, report.free.bytes, None, None)?;
+        row("TOTAL", report.total, report.live.bytes + report.free.bytes, None, None)?;
+    }
+    for KeeperRow { name, keeper } in &report.keepers {
+        let (tally, objects) = (&keeper.tally, Objects::of(&keeper.tally, report));
+        let (pages, alone, count, bytes) = (keeper.pages, keeper.alone, tally.count, tally.bytes);
+        line(out, &Line::Keeper { pid, name, pages, alone, count, bytes, objects })?;
     }
     Ok(())
 }

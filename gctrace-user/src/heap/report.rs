@@ -1,14 +1,14 @@
-//! What is reported of a census: rows by type, class, slot size or occupancy of pages.
+//! What is reported of a census: rows by type, class, slot size, age or occupancy of pages.
 
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
-use super::Counted;
+use super::{count::Counted, target::Target};
 use crate::{
     cli::By,
-    ruby::heap::{Page, Tally},
+    ruby::heap::{ByClass, Keeper, ObjectType, Page, Tally},
 };
 
 /// Whose heap it is, and how it is to be reported.
@@ -20,7 +20,7 @@ pub(super) struct Who {
 }
 
 /// A row.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) name: String,
     /// Objects; of pages, pages.
@@ -29,6 +29,15 @@ pub(super) struct Row {
     pub(super) bytes: u64,
     /// Free slots among them, where a row stands for slots or pages.
     pub(super) free: Option<u64>,
+    /// What is known of the objects, where a row stands for objects.
+    pub(super) objects: Option<Tally>,
+}
+
+/// Objects that keep nearly empty pages from being given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KeeperRow {
+    pub(super) name: String,
+    pub(super) keeper: Keeper,
 }
 
 /// What is printed.
@@ -36,6 +45,10 @@ pub(super) struct Report {
     pub(super) who: Who,
     /// Rows, largest first.
     pub(super) rows: Vec<Row>,
+    /// With `--by page`, what keeps nearly empty pages, by the number of pages.
+    pub(super) keepers: Vec<KeeperRow>,
+    /// Pages that are nearly empty.
+    pub(super) nearly_empty: u64,
     pub(super) live: Tally,
     pub(super) free: Tally,
     pub(super) total: u64,
@@ -43,73 +56,120 @@ pub(super) struct Report {
     pub(super) gc_count: [u64; 2],
     pub(super) allocated: Option<u64>,
     pub(super) sweeping: bool,
+    pub(super) consistent: bool,
+    pub(super) known: Known,
+}
+
+/// What is known of the objects of this Ruby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// Age, write barriers and death.
+    pub(super) bits: bool,
+    /// Pins.
+    pub(super) pins: bool,
 }
 
 impl Report {
-    pub(super) fn of(
-        who: Who,
-        counted: &Counted,
-        mut class_name: impl FnMut(u64) -> Option<Arc<str>>,
-    ) -> Self {
+    /// Reports what was counted.
+    pub(super) fn of(target: &Target, by: By, counted: &Counted) -> Self {
+        let who = Who { pid: target.pid, command: target.command.clone(), ruby: target.ruby(), by };
+        let mut names = target.names();
+        Self::with(who, counted, |class| names.as_mut().and_then(|names| names.name(class)))
+    }
+
+    fn with(who: Who, counted: &Counted, class_name: impl FnMut(u64) -> Option<Arc<str>>) -> Self {
         let census = &counted.census;
+        let live = census.live();
+        let mut labels = Labels { class_name, known: HashMap::new() };
         let mut rows = match who.by {
             By::Type => by_type(counted),
-            By::Class => by_class(counted, &mut class_name),
+            By::Class => by_class(&census.by_class, &mut labels),
             By::Size => by_size(&census.pages),
             By::Page => by_occupancy(&census.pages),
+            By::Age if counted.knows_bits => by_age(&live),
+            By::Age => Vec::new(),
         };
         if matches!(who.by, By::Type | By::Class) {
             rows.sort_by(|one, two| two.count.cmp(&one.count).then_with(|| one.name.cmp(&two.name)));
         }
+        let keepers = if who.by == By::Page { keepers(&census.keepers, &mut labels) } else { Vec::new() };
         Self {
             rows,
-            live: census.live(),
+            keepers,
+            nearly_empty: census.pages.iter().filter(|page| page.nearly_empty()).count() as u64,
+            live,
             free: census.free,
             total: census.total(),
             pages: census.pages.len() as u64,
             gc_count: counted.gc_count,
             allocated: counted.allocated,
             sweeping: counted.sweeping,
+            consistent: counted.consistent(),
+            known: Known { bits: counted.knows_bits, pins: counted.knows_bits && counted.compacted },
             who,
         }
     }
+}
 
-    /// Whether the sums belong to one moment: no GC ran and nothing was allocated while the heap was read.
-    pub(super) fn consistent(&self) -> bool {
-        self.gc_count[0] == self.gc_count[1] && self.allocated == Some(0) && !self.sweeping
+/// Names of rows for classes, each read once.
+struct Labels<F> {
+    class_name: F,
+    known: HashMap<u64, Arc<str>>,
+}
+
+impl<F: FnMut(u64) -> Option<Arc<str>>> Labels<F> {
+    /// Objects of one class are one row, whatever their type. Objects that Ruby code never sees are reported by type.
+    fn of(&mut self, kind: ObjectType, class: u64) -> String {
+        if class == 0 {
+            return format!("(internal {})", kind.name());
+        }
+        let Self { class_name, known } = self;
+        let name = known
+            .entry(class)
+            .or_insert_with(|| class_name(class).unwrap_or_else(|| Arc::from("(class without a name)")));
+        name.as_ref().to_owned()
     }
+}
+
+fn row(name: String, tally: &Tally) -> Row {
+    Row { name, count: tally.count, bytes: tally.bytes, free: None, objects: Some(*tally) }
 }
 
 fn by_type(counted: &Counted) -> Vec<Row> {
-    let row = |(kind, tally): (&crate::ruby::heap::ObjectType, &Tally)| Row {
-        name: kind.name().to_owned(),
-        count: tally.count,
-        bytes: tally.bytes,
-        free: None,
-    };
-    counted.census.by_type.iter().map(row).collect()
+    counted.census.by_type.iter().map(|(kind, tally)| row(kind.name().to_owned(), tally)).collect()
 }
 
-/// Objects of one class are one row, whatever their type. Objects that Ruby code never sees are reported by type.
-fn by_class(counted: &Counted, class_name: &mut impl FnMut(u64) -> Option<Arc<str>>) -> Vec<Row> {
-    let mut names: HashMap<u64, Arc<str>> = HashMap::new();
+fn by_class<F: FnMut(u64) -> Option<Arc<str>>>(classes: &ByClass<Tally>, labels: &mut Labels<F>) -> Vec<Row> {
     let mut rows: BTreeMap<String, Tally> = BTreeMap::new();
-    for (&(kind, class), tally) in &counted.census.by_class {
-        let name = if class == 0 {
-            format!("(internal {})", kind.name())
-        } else {
-            let name = names
-                .entry(class)
-                .or_insert_with(|| class_name(class).unwrap_or_else(|| Arc::from("(class without a name)")));
-            name.as_ref().to_owned()
-        };
-        let row = rows.entry(name).or_default();
-        row.count += tally.count;
-        row.bytes += tally.bytes;
+    for (&(kind, class), tally) in classes {
+        rows.entry(labels.of(kind, class)).or_default().absorb(tally);
     }
-    let row =
-        |(name, tally): (String, Tally)| Row { name, count: tally.count, bytes: tally.bytes, free: None };
-    rows.into_iter().map(row).collect()
+    rows.into_iter().map(|(name, tally)| row(name, &tally)).collect()
+}
+
+/// Pages with objects of several classes of one name are counted for each of them.
+fn keepers<F: FnMut(u64) -> Option<Arc<str>>>(
+    keepers: &ByClass<Keeper>,
+    labels: &mut Labels<F>,
+) -> Vec<KeeperRow> {
+    let name = |(&(kind, class), keeper): (&(ObjectType, u64), &Keeper)| KeeperRow {
+        name: if class == 0 {
+            labels.of(kind, class)
+        } else {
+            format!("{} ({})", labels.of(kind, class), kind.name())
+        },
+        keeper: *keeper,
+    };
+    let mut rows: Vec<KeeperRow> = keepers.iter().map(name).collect();
+    let rank = |row: &KeeperRow| std::cmp::Reverse((row.keeper.pages, row.keeper.tally.count));
+    rows.sort_by(|one, two| rank(one).cmp(&rank(two)).then_with(|| one.name.cmp(&two.name)));
+    rows
+}
+
+fn by_age(live: &Tally) -> Vec<Row> {
+    const NAMES: [&str; 4] = ["0 (new)", "1", "2", "3 (old)"];
+    let row = |(name, count): (&&str, u64)| Row { name: (*name).to_owned(), count, ..Row::default() };
+    NAMES.iter().zip(live.ages).map(row).collect()
 }
 
 fn by_size(pages: &[Page]) -> Vec<Row> {
@@ -124,6 +184,7 @@ fn by_size(pages: &[Page]) -> Vec<Row> {
         count: live,
         bytes: live * u64::from(size),
         free: Some(free),
+        objects: None,
     };
     sizes.into_iter().map(row).collect()
 }
@@ -131,7 +192,7 @@ fn by_size(pages: &[Page]) -> Vec<Row> {
 /// A page is given back to the system only when it is empty: nearly empty ones are what fragmentation costs.
 fn by_occupancy(pages: &[Page]) -> Vec<Row> {
     const NAMES: [&str; 6] = ["empty", "1-25 %", "26-50 %", "51-75 %", "76-99 %", "full"];
-    let mut rows = NAMES.map(|name| Row { name: name.to_owned(), count: 0, bytes: 0, free: Some(0) });
+    let mut rows = NAMES.map(|name| Row { name: name.to_owned(), free: Some(0), ..Row::default() });
     for page in pages {
         let (live, slots) = (u32::from(page.live), u32::from(page.slots));
         let bucket = match live {
@@ -152,7 +213,7 @@ mod tests {
     use super::*;
 
     fn page(slots: u16, live: u16) -> Page {
-        Page { start: 0x1000, slot_size: 40, slots, live }
+        Page { start: 0x1000, slot_size: 40, slots, live, old: 0, pinned: 0 }
     }
 
     /// Each page is in the one row that its occupancy belongs to.
@@ -163,6 +224,8 @@ mod tests {
         assert_eq!(counts, [1, 2, 1, 0, 1, 1]);
         let free: u64 = by_occupancy(&pages).iter().filter_map(|row| row.free).sum();
         assert_eq!(free, 100 + 99 + 75 + 74 + 1);
+        let nearly: Vec<bool> = pages.iter().map(Page::nearly_empty).collect();
+        assert_eq!(nearly, [false, true, true, false, false, false]);
     }
 
     /// Slots in use and free ones stand apart.

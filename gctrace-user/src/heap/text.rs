@@ -8,8 +8,35 @@ use super::report::Report;
 use crate::cli::By;
 use crate::words::{file_size, percent, plural};
 
+/// Rows of what keeps pages.
+const KEEPERS: usize = 10;
+
 /// Writes the first `top` rows, and the sum of the others.
 pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
+    head(out, report)?;
+    writeln!(out)?;
+    match report.who.by {
+        By::Type | By::Class => objects(out, report, top)?,
+        By::Size | By::Page => slots(out, report, top)?,
+        By::Age if !report.known.bits => {
+            writeln!(out, "where Ruby {} keeps the age of objects is not known", report.who.ruby)?;
+        }
+        By::Age => {
+            writeln!(out, "{:>12}{:>14}  COLLECTIONS SURVIVED", "COUNT", "SHARE")?;
+            for row in &report.rows {
+                let share = percent(row.count, report.live.count);
+                writeln!(out, "{:>12}{share:>14}  {}", row.count, row.name)?;
+            }
+        }
+    }
+    if report.who.by == By::Page {
+        keepers(out, report)?;
+    }
+    Ok(())
+}
+
+/// Whose heap it is, its size, and whether the sums belong to one moment.
+pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let who = &report.who;
     let command = who.command.as_deref().unwrap_or("ruby");
     writeln!(out, "{} ({}), Ruby {}, GC #{}", printable(command), who.pid, who.ruby, report.gc_count[0])?;
@@ -23,6 +50,17 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
         report.total,
         plural(report.pages, "page"),
     )?;
+    if report.known.bits {
+        let live = &report.live;
+        let mut parts = vec![
+            format!("{} old", percent(live.old(), live.count)),
+            format!("{} without write barrier", percent(live.unprotected, live.count)),
+        ];
+        if report.known.pins {
+            parts.push(format!("{} pinned", percent(live.pinned, live.count)));
+        }
+        writeln!(out, "of the objects {}", parts.join(", "))?;
+    }
     if report.gc_count[0] != report.gc_count[1] {
         writeln!(
             out,
@@ -32,31 +70,82 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
         )?;
     }
     if report.sweeping {
-        writeln!(out, "a cycle is being swept: objects that are dead but not swept yet are counted")?;
+        let dead = if report.known.bits { format!(" ({} so far)", report.live.dead) } else { String::new() };
+        writeln!(out, "a cycle is being swept: objects that are dead and not swept yet are counted{dead}")?;
     }
     match report.allocated {
         Some(0) => {}
         Some(n) => writeln!(out, "the program allocated {} while the heap was read", plural(n, "object"))?,
         None => writeln!(out, "not known: how many objects were allocated while the heap was read")?,
     }
-    writeln!(out)?;
-    let (head, unit) = match who.by {
-        By::Type => ("TYPE", "COUNT"),
-        By::Class => ("CLASS", "COUNT"),
-        By::Size => ("SLOT SIZE", "LIVE"),
-        By::Page => ("SLOTS IN USE", "PAGES"),
+    Ok(())
+}
+
+fn objects(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
+    let head = if report.who.by == By::Type { "TYPE" } else { "CLASS" };
+    let old = |text: &str| if report.known.bits { format!("{text:>11}") } else { String::new() };
+    writeln!(out, "{:>11}{}{:>13}{:>13}  {head}", "COUNT", old("OLD"), "SLOT BYTES", "OWNED BYTES")?;
+    let mut line = |count: u64, aged: u64, bytes: u64, owned: u64, name: &str| {
+        writeln!(out, "{count:>11}{}{bytes:>13}{owned:>13}  {name}", old(&aged.to_string()))
     };
-    let with_free = matches!(who.by, By::Size | By::Page);
-    let free = |text: &str| if with_free { format!("{text:>12}") } else { String::new() };
-    writeln!(out, "{unit:>12}{}{:>14}  {head}", free("FREE"), "BYTES")?;
     for row in report.rows.iter().take(top) {
-        let free = free(&row.free.unwrap_or_default().to_string());
-        writeln!(out, "{:>12}{free}{:>14}  {}", row.count, row.bytes, printable(&row.name))?;
+        let tally = row.objects.unwrap_or_default();
+        line(row.count, tally.old(), row.bytes, tally.owned, &printable(&row.name))?;
     }
     let rest = report.rows.get(top..).unwrap_or_default();
     if !rest.is_empty() {
-        let (count, bytes) = rest.iter().fold((0, 0), |(c, b), row| (c + row.count, b + row.bytes));
-        writeln!(out, "{count:>12}{}{bytes:>14}  ({} more; --top N shows more)", free(""), rest.len())?;
+        let mut sum = crate::ruby::heap::Tally::default();
+        rest.iter().filter_map(|row| row.objects.as_ref()).for_each(|tally| sum.absorb(tally));
+        let name = format!("({} more; --top N shows more)", rest.len());
+        line(sum.count, sum.old(), sum.bytes, sum.owned, &name)?;
+    }
+    writeln!(out, "\nOWNED BYTES: what strings and arrays have outside of their slots")
+}
+
+fn slots(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
+    let (head, unit) =
+        if report.who.by == By::Size { ("SLOT SIZE", "LIVE") } else { ("SLOTS IN USE", "PAGES") };
+    writeln!(out, "{unit:>12}{:>12}{:>14}  {head}", "FREE", "BYTES")?;
+    for row in report.rows.iter().take(top) {
+        writeln!(
+            out,
+            "{:>12}{:>12}{:>14}  {}",
+            row.count,
+            row.free.unwrap_or_default(),
+            row.bytes,
+            row.name
+        )?;
     }
     Ok(())
+}
+
+/// What keeps nearly empty pages from being given back.
+fn keepers(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    if report.nearly_empty == 0 {
+        return writeln!(out, "\nNo page is nearly empty (25 % in use or less).");
+    }
+    let pages = plural(report.nearly_empty, "page");
+    writeln!(out, "\nOn the {pages} of which 25 % or less is in use, and which these objects keep:\n")?;
+    let bits = |text: &str| if report.known.bits { format!("{text:>9}") } else { String::new() };
+    let pins = |text: &str| if report.known.pins { format!("{text:>9}") } else { String::new() };
+    writeln!(
+        out,
+        "{:>9}{:>9}{:>9}{}{}  CLASS (TYPE)",
+        "PAGES",
+        "ALONE",
+        "OBJECTS",
+        bits("OLD"),
+        pins("PINNED")
+    )?;
+    for row in report.keepers.iter().take(KEEPERS) {
+        let (keeper, tally) = (&row.keeper, &row.keeper.tally);
+        let (old, pinned) = (bits(&tally.old().to_string()), pins(&tally.pinned.to_string()));
+        let name = printable(&row.name);
+        writeln!(out, "{:>9}{:>9}{:>9}{old}{pinned}  {name}", keeper.pages, keeper.alone, tally.count)?;
+    }
+    let rest = report.keepers.len().saturating_sub(KEEPERS);
+    if rest > 0 {
+        writeln!(out, "{:>9}  and {rest} more (--format jsonl has all)", "")?;
+    }
+    writeln!(out, "\nPAGES: with one of them or more; ALONE: with nothing else on them")
 }

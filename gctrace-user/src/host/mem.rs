@@ -32,6 +32,12 @@ impl Memory for ProcessMemory {
     }
 }
 
+impl Memory for &ProcessMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        ProcessMemory::read(self, address, buffer)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -53,7 +53,11 @@ fn note_published(published: &mut Vec<PathBuf>, path: &Path) {
 
 /// Writes `content` to `path`, replacing what was there. The bytes are on disk under no name at all (`O_TMPFILE`) until
 /// they are complete.
-pub(super) fn write_atomically(
+///
+/// # Errors
+///
+/// The directory cannot be written, or `content` fails; then nothing appears at `path`.
+pub fn write_atomically(
     path: &Path,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
@@ -66,7 +70,11 @@ pub(super) fn write_atomically(
 }
 
 /// Checks that a file can be made at `path`, without leaving one there.
-pub(super) fn check_path(path: &Path) -> Result<(), ExportError> {
+///
+/// # Errors
+///
+/// It names no regular file, or the directory cannot be written.
+pub fn check_path(path: &Path) -> Result<(), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
     // Elsewhere it means standard output, where a profile would be among the lines; nobody wants a file of that name.
     if path == Path::new("-") {

@@ -32,7 +32,7 @@ pub mod tunemygc;
 pub mod upload;
 mod windows;
 
-pub use file::{belong_to, published};
+pub use file::{belong_to, check_path, published, write_atomically};
 pub use place::program;
 
 /// Version that outputs name as their producer.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ruby::{RubyVersion, tables};
+use crate::ruby::{RubyVersion, frames::Memory, tables};
 
 /// Memory made of pieces.
 #[derive(Default)]
@@ -41,8 +41,8 @@ fn heap(layout: &HeapLayout, pages: &[(u16, Vec<u64>)]) -> Pieces {
         list.extend((pages.len() as u64).to_le_bytes());
     }
     for (index, (slot_size, flags)) in pages.iter().enumerate() {
-        let (head_at, start) = (HEADS + index as u64 * 256, SLOTS + index as u64 * PAGE);
-        let mut head = [0; 256];
+        let (head_at, start) = (HEADS + index as u64 * 4096, SLOTS + index as u64 * walk::PAGE);
+        let mut head = vec![0; layout.head as usize];
         head[layout.total_slots as usize..][..2].copy_from_slice(&(flags.len() as u16).to_le_bytes());
         head[layout.start as usize..][..8].copy_from_slice(&start.to_le_bytes());
         if let Some(at) = layout.slot_size {
@@ -94,6 +94,100 @@ fn slots_are_counted() {
         assert!(counted.by_class.keys().all(|(kind, class)| kind.is_internal() == (*class == 0)));
         assert_eq!(counted.pages[1].live, 2);
     }
+}
+
+/// Age, write barrier, pin and death of an object are the bits of its own slot, in every release that has them.
+#[test]
+fn bits_of_slots() {
+    let mut known = 0;
+    for (version, layout) in layouts() {
+        let Some(bits) = layout.bits else { continue };
+        known += 1;
+        let string = 0x5;
+        let mut memory = heap(&layout, &[(40, vec![string; 100]), (40, vec![string; 10])]);
+        let head = memory.0.get_mut(&HEADS).unwrap();
+        let mut set = |map: u32, bit: usize| head[map as usize + bit / 8] |= 1 << (bit % 8);
+        set(bits.unprotected, 70);
+        set(bits.pinned, 71);
+        (0..100).filter(|slot| *slot != 72).for_each(|slot| set(bits.marked, slot));
+        if let Some(age) = bits.age {
+            set(age, 73 * 2);
+            set(age, 73 * 2 + 1);
+            set(age, 99 * 2 + 1);
+        }
+        let sweep = layout.before_sweep.unwrap();
+        head[sweep.offset as usize] |= 1 << sweep.first;
+        if bits.age.is_none() {
+            let slots = memory.0.get_mut(&SLOTS).unwrap();
+            slots[73 * 40] |= 3 << 5;
+            slots[99 * 40] |= 2 << 5;
+        }
+        let mut seen = Vec::new();
+        let first = SLOTS;
+        each_object(&memory, OBJSPACE, &layout, |slot| {
+            let marks = slot.marks.unwrap();
+            if marks != Marks::default() {
+                seen.push(((slot.address - first) / 40, marks));
+            }
+        })
+        .unwrap();
+        let plain = Marks::default();
+        let expected = [
+            (70, Marks { unprotected: true, ..plain }),
+            (71, Marks { pinned: true, ..plain }),
+            (72, Marks { dead: true, ..plain }),
+            (73, Marks { age: 3, ..plain }),
+            (99, Marks { age: 2, ..plain }),
+        ];
+        assert_eq!(seen, expected, "{version}");
+        let counted = census(&memory, OBJSPACE, &layout).unwrap().live();
+        assert_eq!((counted.ages, counted.unprotected), ([108, 0, 1, 1], 1), "{version}");
+        assert_eq!((counted.pinned, counted.dead), (1, 1), "{version}");
+    }
+    assert!(known >= 7, "{known}");
+}
+
+/// Strings and arrays own what `memsize_of` says; shared and embedded ones own nothing, and no size overflows.
+#[test]
+fn owned_memory() {
+    for (version, layout) in layouts() {
+        let owned = |flags: u64, capacity: u64| {
+            let mut bytes = vec![0; 40];
+            bytes[..8].copy_from_slice(&flags.to_le_bytes());
+            let at = match ObjectType::of_flags(flags) {
+                ObjectType::ARRAY => layout.owned.array_capacity,
+                _ => layout.owned.string_capacity,
+            } as usize;
+            bytes[at..at + 8].copy_from_slice(&capacity.to_le_bytes());
+            Slot { address: SLOTS, bytes: &bytes, marks: None }.owned(&layout)
+        };
+        let (string, array, apart) = (0x5, 0x7, 1 << 13);
+        assert_eq!(owned(string | apart, 100), Some(101), "{version}");
+        assert_eq!(owned(string | apart | 4 << 22, 100), Some(102), "{version}: UTF-16");
+        assert_eq!(owned(string, 100), Some(0), "{version}");
+        assert_eq!(owned(string | apart | layout.owned.shared, 100), Some(0), "{version}");
+        assert_eq!(owned(array, 10), Some(80), "{version}");
+        assert_eq!(owned(array | apart, 10), Some(0), "{version}");
+        assert_eq!(owned(0x8, 10), None);
+        assert_eq!(owned(string | apart, u64::MAX), None);
+        assert_eq!(owned(array, u64::MAX / 8), None);
+    }
+}
+
+/// What is alone on a page, and what is on it with others, keeps it.
+#[test]
+fn keepers() {
+    let (_, layout) = layouts().pop().unwrap();
+    let few = |kinds: &[u64]| {
+        let mut slots = vec![0; 40];
+        slots[..kinds.len()].copy_from_slice(kinds);
+        (40, slots)
+    };
+    let pages = [few(&[5, 5]), few(&[5, 8]), few(&[]), few(&[5; 11])];
+    let counted = census(&heap(&layout, &pages), OBJSPACE, &layout).unwrap();
+    let of = |kind: u64| counted.keepers[&(ObjectType::of_flags(kind), CLASS)];
+    assert_eq!((of(5).tally.count, of(5).pages, of(5).alone), (3, 2, 1));
+    assert_eq!((of(8).tally.count, of(8).pages, of(8).alone), (1, 1, 0));
 }
 
 /// A release without a table is read as the newest of its series, and must prove itself; a series without one is refused.

@@ -1,0 +1,171 @@
+//! Objects counted by type, class and page.
+
+use std::collections::HashMap;
+
+use super::{HeapError, HeapLayout, ObjectType, Slot, walk::Walk};
+use crate::ruby::frames::Memory;
+
+/// Objects, and the bytes of their slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many.
+    pub count: u64,
+    /// Bytes of their slots.
+    pub bytes: u64,
+    /// Bytes that strings and arrays among them own outside of their slots, as `ObjectSpace.memsize_of` counts them. What
+    /// objects of other types own is not known.
+    pub owned: u64,
+    /// Of them, by age: collections survived, 3 are the old ones. All 0 where the pages of the release are not known.
+    pub ages: [u64; 4],
+    /// Of them, without write barrier.
+    pub unprotected: u64,
+    /// Of them, pinned by the last collection that compacted.
+    pub pinned: u64,
+    /// Of them, dead and yet to be swept.
+    pub dead: u64,
+}
+
+impl Tally {
+    /// Adds what another one counted.
+    pub fn absorb(&mut self, other: &Self) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+        self.owned = self.owned.saturating_add(other.owned);
+        for (age, more) in self.ages.iter_mut().zip(other.ages) {
+            *age += more;
+        }
+        self.unprotected += other.unprotected;
+        self.pinned += other.pinned;
+        self.dead += other.dead;
+    }
+
+    /// Of them, old: only a major collection frees them.
+    pub fn old(&self) -> u64 {
+        self.ages[3]
+    }
+
+    fn add(&mut self, slot: &Slot<'_>, layout: &HeapLayout) {
+        self.count += 1;
+        self.bytes += slot.bytes.len() as u64;
+        self.owned = self.owned.saturating_add(slot.owned(layout).unwrap_or(0));
+        let Some(marks) = slot.marks else { return };
+        self.ages[usize::from(marks.age & 3)] += 1;
+        self.unprotected += u64::from(marks.unprotected);
+        self.pinned += u64::from(marks.pinned);
+        self.dead += u64::from(marks.dead);
+    }
+}
+
+/// A page of the heap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// Address of its first slot.
+    pub start: u64,
+    /// Bytes of each slot.
+    pub slot_size: u16,
+    /// Slots.
+    pub slots: u16,
+    /// Slots in use.
+    pub live: u16,
+    /// Of them, with old objects.
+    pub old: u16,
+    /// Of them, with objects that the last compaction found pinned.
+    pub pinned: u16,
+}
+
+impl Page {
+    /// Whether a quarter of its slots at most is in use, and at least one: what is on it keeps it from being given back.
+    pub fn nearly_empty(&self) -> bool {
+        self.live > 0 && u32::from(self.live) * 4 <= u32::from(self.slots)
+    }
+}
+
+/// What is on pages that are nearly empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keeper {
+    /// Objects.
+    pub tally: Tally,
+    /// Pages with one of them or more.
+    pub pages: u64,
+    /// Pages with nothing else.
+    pub alone: u64,
+}
+
+/// By type and address of the class; 0 for hidden objects.
+pub type ByClass<T> = HashMap<(ObjectType, u64), T>;
+
+/// What was counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// By type.
+    pub by_type: HashMap<ObjectType, Tally>,
+    /// By class.
+    pub by_class: ByClass<Tally>,
+    /// What keeps pages that are nearly empty from being given back.
+    pub keepers: ByClass<Keeper>,
+    /// Free slots.
+    pub free: Tally,
+    /// Pages with slots.
+    pub pages: Vec<Page>,
+}
+
+impl Census {
+    /// All slots: `TOTAL` of `ObjectSpace.count_objects`.
+    pub fn total(&self) -> u64 {
+        self.pages.iter().map(|page| u64::from(page.slots)).sum()
+    }
+
+    /// Objects in them.
+    pub fn live(&self) -> Tally {
+        self.by_type.values().fold(Tally::default(), |mut sum, tally| {
+            sum.absorb(tally);
+            sum
+        })
+    }
+}
+
+/// Counts all slots of the heap behind `objspace`. Bounded: each page is at most 64 KiB, and each is read once. A process
+/// that runs goes on meanwhile, so the sums belong to one moment only if it neither allocated nor collected: compare
+/// `GC.count` and the number of allocated objects before and after.
+pub fn census<M: Memory>(memory: &M, objspace: u64, layout: &HeapLayout) -> Result<Census, HeapError> {
+    let mut census = Census::default();
+    let mut walk = Walk::new(memory, layout);
+    let mut on_page: ByClass<Tally> = HashMap::new();
+    for address in walk.pages(objspace)? {
+        let Some(head) = walk.read(address)? else { continue };
+        on_page.clear();
+        let mut free = 0;
+        for slot in walk.slots(head) {
+            let Some(slot) = slot else {
+                free += 1;
+                continue;
+            };
+            let kind = slot.kind();
+            let class = if kind.is_internal() { 0 } else { slot.class() };
+            on_page.entry((kind, class)).or_default().add(&slot, layout);
+        }
+        let sum = |of: fn(&Tally) -> u64| on_page.values().map(of).sum::<u64>() as u16;
+        let page = Page {
+            start: head.start,
+            slot_size: head.slot_size,
+            slots: head.slots,
+            live: head.slots - free,
+            old: sum(Tally::old),
+            pinned: sum(|tally| tally.pinned),
+        };
+        for (&(kind, class), tally) in &on_page {
+            census.by_type.entry(kind).or_default().absorb(tally);
+            census.by_class.entry((kind, class)).or_default().absorb(tally);
+            if page.nearly_empty() {
+                let keeper = census.keepers.entry((kind, class)).or_default();
+                keeper.tally.absorb(tally);
+                keeper.pages += 1;
+                keeper.alone += u64::from(on_page.len() == 1);
+            }
+        }
+        census.free.count += u64::from(free);
+        census.free.bytes += u64::from(free) * u64::from(head.slot_size);
+        census.pages.push(page);
+    }
+    Ok(census)
+}

@@ -1,0 +1,61 @@
+//! Flags of `gctrace heap`.
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, ValueEnum};
+
+use super::args::{CacheArgs, FormatArg};
+
+/// Flags of `gctrace heap`.
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "Examples:\n  \
+        sudo gctrace heap --pid 4242                  objects by type, as ObjectSpace.count_objects counts them\n  \
+        sudo gctrace heap --pid 4242 --by class       objects by class\n  \
+        sudo gctrace heap --pid 4242 --by page        how full the pages are, and what keeps them from being freed\n  \
+        sudo gctrace heap --pid 4242 --svg heap.svg   a picture of its pages\n\n\
+        Exit status: 0 done, 1 no Ruby process, 2 the heap could not be counted, 3 missing privilege.\n\
+        The process is not stopped; the report says if it collected or allocated while its heap was read.")]
+pub struct HeapArgs {
+    /// The process
+    #[arg(long, short, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: u32,
+
+    /// What a row stands for
+    #[arg(long, value_enum, default_value_t = HeapByArg::Type)]
+    pub by: HeapByArg,
+
+    /// Rows of the text format; the rest is summed up
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub top: usize,
+
+    /// What to write to standard output
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    pub format: FormatArg,
+
+    /// Also draw the pages of the heap to this file: how full they are, and how old what is on them is
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+
+    /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    pub proc: Option<PathBuf>,
+
+    /// The cache of analyses.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+}
+
+/// `--by` of `gctrace heap`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum HeapByArg {
+    /// Types, with FREE and TOTAL
+    Type,
+    /// Classes
+    Class,
+    /// Sizes of slots
+    Size,
+    /// Pages by how full they are, and what keeps nearly empty ones
+    Page,
+    /// Collections that objects survived
+    Age,
+}

@@ -1,0 +1,63 @@
+//! Why there is no report, and the exit status of that.
+
+use std::{io, path::PathBuf};
+
+use crate::ruby::heap::HeapError;
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HeapFailure {
+    /// It is no Ruby process, or none that can be read.
+    #[error("pid {pid}: {reason}")]
+    NotRuby {
+        /// Which.
+        pid: u32,
+        /// Why.
+        reason: String,
+        /// Whether privilege is missing.
+        denied: bool,
+    },
+    /// The heap could not be counted.
+    #[error("pid {pid}: its heap could not be counted: {source}")]
+    Heap {
+        /// Which.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: HeapError,
+    },
+    /// The names of classes cannot be read.
+    #[error(
+        "pid {pid}: the classes of this Ruby {ruby} cannot be named ({reason}); --by type, size and page work"
+    )]
+    NoNames {
+        /// Which.
+        pid: u32,
+        /// Its version.
+        ruby: String,
+        /// Why.
+        reason: String,
+    },
+    /// A file could not be written.
+    #[error("writing {}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Nobody takes the output.
+    #[error("writing to standard output: {0}")]
+    Output(#[source] io::Error),
+}
+
+impl HeapFailure {
+    pub(super) fn exit_status(&self) -> u8 {
+        match self {
+            Self::NotRuby { denied: true, .. } => 3,
+            Self::NotRuby { .. } => 1,
+            Self::Heap { .. } | Self::NoNames { .. } | Self::File { .. } | Self::Output(_) => 2,
+        }
+    }
+}

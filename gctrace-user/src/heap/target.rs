@@ -1,0 +1,101 @@
+//! The process whose heap is read.
+
+use std::io;
+
+use super::failure::HeapFailure;
+use crate::{
+    cache::Cache,
+    cli::HeapSettings,
+    discover::{Abilities, DebugInfo, Selection, Subjects, objspace_of, survey},
+    host::{mem::ProcessMemory, proc::is_running},
+    ruby::{
+        frames::Memory,
+        heap::{ClassNames, HeapError, HeapLayout},
+        plan::AttachPlan,
+    },
+};
+
+/// A Ruby process that can be read.
+pub(super) struct Target {
+    pub(super) pid: u32,
+    pub(super) command: Option<String>,
+    pub(super) memory: ProcessMemory,
+    pub(super) bias: u64,
+    pub(super) plan: AttachPlan,
+}
+
+impl Target {
+    /// Finds the process, and how its Ruby is read.
+    pub(super) fn find(pid: u32, settings: &HeapSettings) -> Result<Self, HeapFailure> {
+        let not_ruby = |reason: String, denied| HeapFailure::NotRuby { pid, reason, denied };
+        let subjects = Subjects {
+            selection: Selection { pids: vec![pid], ..Selection::default() },
+            files: Vec::new(),
+            // What the kernel can do matters to events only; frames, and with them names, are planned where threads are
+            // read.
+            abilities: Abilities { reads_threads: true, cookies: true },
+            debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
+        };
+        let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
+        let mut found = survey(&subjects, &mut cache);
+        let Some(process) = found.processes.into_iter().next() else {
+            let miss = found.misses.into_iter().next();
+            let (reason, denied) = miss.map_or(("no such process".into(), false), |m| (m.reason, m.denied));
+            return Err(not_ruby(reason, denied));
+        };
+        let image = found.images.swap_remove(process.image);
+        let refusals: Vec<String> = image.choice.refusals.iter().map(ToString::to_string).collect();
+        let (Some(plan), Some(bias)) = (image.into_plan(), process.bias) else {
+            return Err(not_ruby(format!("this Ruby cannot be read: {}", refusals.join("; ")), false));
+        };
+        if let Some(Err(failed)) = &process.state {
+            return Err(not_ruby(format!("this Ruby cannot be read: {failed}"), false));
+        }
+        let memory = ProcessMemory::open(pid).map_err(|error| {
+            let denied = error.kind() == io::ErrorKind::PermissionDenied;
+            not_ruby(format!("its memory cannot be read: {error}"), denied)
+        })?;
+        Ok(Self { pid, command: process.command, memory, bias, plan })
+    }
+
+    /// How its heap is read.
+    pub(super) fn layout(&self) -> Result<HeapLayout, HeapError> {
+        HeapLayout::of(self.plan.analysis.version)
+    }
+
+    /// The release.
+    pub(super) fn ruby(&self) -> String {
+        self.plan.analysis.version.to_string()
+    }
+
+    /// Address and state of the objspace, as it is now.
+    pub(super) fn state(&self) -> Result<(u64, Vec<u8>), HeapError> {
+        let read = |address, buffer: &mut [u8]| self.memory.read(address, buffer);
+        objspace_of(read, self.bias, &self.plan)
+            .ok_or(HeapError::Unreadable { what: "the objspace", address: self.bias })
+    }
+
+    /// What names its classes; `None` if nothing does.
+    pub(super) fn names(&self) -> Option<ClassNames<&ProcessMemory>> {
+        let frames = self.plan.frames.as_ref().ok()?.clone();
+        Some(ClassNames::new(&self.memory, frames, self.bias))
+    }
+
+    /// Refuses a Ruby whose classes nothing names.
+    pub(super) fn needs_names(&self) -> Result<(), HeapFailure> {
+        match &self.plan.frames {
+            Ok(_) => Ok(()),
+            Err(reason) => {
+                Err(HeapFailure::NoNames { pid: self.pid, ruby: self.ruby(), reason: reason.to_string() })
+            }
+        }
+    }
+
+    /// What a failure to read the heap means: it could not be read, or there is no process any more.
+    pub(super) fn failure(&self, source: HeapError) -> HeapFailure {
+        if is_running(self.pid) {
+            return HeapFailure::Heap { pid: self.pid, source };
+        }
+        HeapFailure::NotRuby { pid: self.pid, reason: "it has ended".to_owned(), denied: false }
+    }
+}

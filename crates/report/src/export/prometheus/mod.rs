@@ -50,6 +50,11 @@ impl Prometheus {
         });
         let local = server::start(address, Arc::clone(&shared))
             .map_err(|source| ExportError::Listen { address, source })?;
+        if !local.ip().is_loopback() {
+            say(
+                "gctrace: everybody who reaches this address can read names of services and figures: there is no sign-in and no TLS",
+            );
+        }
         say(&format!("gctrace: metrics on http://{local}/metrics"));
         Ok(Self { shared })
     }

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Guarded;
 use gctrace_tests::collector::{Collector, apps, example};
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::postgres::Postgres;
 
 const FORM: &str = "email=someone%40example.com&app=shop";
@@ -89,6 +90,39 @@ fn quotas_and_ages() -> Result<()> {
         let list = apps(&store, &["list"])?;
         let counts: Vec<_> = list.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
         ensure!(counts == ["1", "0"], "{list}");
+    }
+    Ok(())
+}
+
+/// What is in `packaging/` for a collector works: its command starts and serves.
+#[test]
+fn packaging() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let packaging = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let unit = std::fs::read_to_string(packaging.join("gctrace-collector.service"))?;
+    let start = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart=/usr/bin/gctrace "))
+        .context("ExecStart")?;
+    let manifest = std::fs::read_to_string(packaging.join("collector.yaml"))?;
+    let command = manifest
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("command: [gctrace, "))
+        .context("command")?;
+    let command = command.trim_end_matches(']').replace(['"', ','], "");
+    for (arguments, directory) in [(start, "/var/lib/gctrace-collector"), (&command, "/data")] {
+        let here = live.path("").to_string_lossy().into_owned();
+        let arguments =
+            arguments.replace(directory, here.trim_end_matches('/')).replace("0.0.0.0:9292", "127.0.0.1:0");
+        let mut words: Vec<&str> = arguments.split(' ').collect();
+        if !words.contains(&"--listen") {
+            words.extend(["--listen", "127.0.0.1:0"]);
+        }
+        let mut process =
+            Guarded::start("collector", std::process::Command::new(gctrace_binary()?).args(&words))?;
+        process.wait_stderr(gctrace_tests::PATIENCE, "its address", |line| {
+            line.contains("collector listens on")
+        })?;
     }
     Ok(())
 }

@@ -122,7 +122,7 @@ fn tokens_and_variables() -> Result<()> {
     let collector = Collector::start(&live.path("sets.db"), &[])?;
     let token = collector.register()?;
     let tokens = live.path("tokens.toml");
-    std::fs::write(&tokens, format!("[services]\nshop = \"{token}\"\n"))?;
+    std::fs::write(&tokens, format!("trust_environment = true\n[services]\nshop = \"{token}\"\n"))?;
     let mut args: Vec<std::ffi::OsString> = vec!["--tunemygc-url".into()];
     args.push(format!("http://{}", collector.address).into());
     args.extend([

@@ -28,6 +28,8 @@ pub struct Process {
     pub cmdline: Option<Vec<String>>,
     /// Start time, epoch seconds.
     pub start_ts: Option<f64>,
+    /// Real user id, as the host numbers users.
+    pub uid: Option<u32>,
     /// Host name of the process's UTS namespace.
     pub hostname: Option<String>,
     /// Its container, pod and unit.

@@ -110,7 +110,8 @@ pub struct Args {
     #[arg(long, value_name = "TOKEN", env = "RUBY_GC_TOKEN", hide_env_values = true)]
     pub tunemygc_token: Option<String>,
 
-    /// Tokens by service, from a TOML file: `default = "TOKEN"`, and under `[services]` lines `NAME = "TOKEN"`
+    /// Tokens by unit, control group or user, from a TOML file: `default = "TOKEN"`, and under `[units]`, `[cgroups]` and
+    /// `[users]` lines `"NAME" = "TOKEN"`
     #[arg(long, value_name = "FILE", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_tokens: Option<PathBuf>,
 

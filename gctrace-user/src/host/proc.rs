@@ -134,11 +134,9 @@ pub fn started_ns(pid: u32) -> Option<u64> {
 pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -> Process {
     let process = proc_root::process(pid).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
-    let ns_pid = process
-        .as_ref()
-        .and_then(|p| p.status().ok())
-        .and_then(|status| status.nspid.and_then(|pids| pids.last().copied()))
-        .map(|pid| pid as u32);
+    let status = process.as_ref().and_then(|p| p.status().ok());
+    let uid = status.as_ref().map(|status| status.ruid);
+    let ns_pid = status.and_then(|status| status.nspid?.last().copied()).map(|pid| pid as u32);
     let start_ts = stat.as_ref().and_then(|stat| start_seconds(stat.starttime));
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
     let cmdline = process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty());
@@ -151,6 +149,7 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
         comm,
         cmdline,
         start_ts,
+        uid,
         hostname: hostname(pid),
         container,
         gc_env,

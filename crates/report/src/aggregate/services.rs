@@ -389,14 +389,15 @@ impl Services {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{
         model::{Memory, Pause},
         ruby::{RubyVersion, last_resort::Method, stat::GcInfo},
     };
 
-    fn process(pid: u32, service: &str) -> Process {
+    /// A process of a service.
+    pub(crate) fn process(pid: u32, service: &str) -> Process {
         let image = Image {
             index: 0,
             path: "/ruby".into(),
@@ -416,6 +417,7 @@ mod tests {
             comm: "ruby".to_owned(),
             cmdline: None,
             start_ts: None,
+            uid: None,
             hostname: None,
             container: crate::model::Container::default(),
             gc_env: BTreeMap::new(),

@@ -78,6 +78,7 @@ fn process(pid: u32) -> Process {
         ppid: None,
         comm: NAMES[pid as usize % NAMES.len()].to_owned(),
         cmdline: None,
+        uid: None,
         start_ts: None,
         hostname: None,
         container: crate::model::Container::default(),

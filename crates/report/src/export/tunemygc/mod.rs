@@ -239,7 +239,7 @@ impl TuneMyGc {
         let token = match &self.to {
             To::Dir { .. } => None,
             To::Collector { tokens, .. } => {
-                let Some(token) = tokens.of(&process.origin.service) else {
+                let Some(token) = tokens.of(process) else {
                     self.without_token += 1;
                     return Ok(());
                 };

@@ -4,20 +4,37 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use serde::Deserialize;
 
-/// Tokens by service, and one for all others.
+use crate::model::Process;
+
+/// Tokens by what a process belongs to, and one for all others.
+///
+/// Units, control groups and users come from the kernel. Names of services come from what a process says of itself: anybody who may
+/// start a process may call it anything, and would then feed the application of others, from which they take their settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tokens {
-    /// For services that have none of their own.
+    /// For processes that have none of their own.
     pub default: Option<String>,
-    /// By service.
+    /// By system unit, e.g. `shop.service`; of instances also by template, `shop@.service`.
+    #[serde(default)]
+    pub units: BTreeMap<String, String>,
+    /// By path of a control group and what is below it, e.g. `/kubepods.slice`; the longest one counts.
+    #[serde(default)]
+    pub cgroups: BTreeMap<String, String>,
+    /// By number of the user.
+    #[serde(default)]
+    pub users: BTreeMap<String, String>,
+    /// By service, if `trust_environment`.
     #[serde(default)]
     pub services: BTreeMap<String, String>,
+    /// Whether names of services are believed.
+    #[serde(default)]
+    pub trust_environment: bool,
 }
 
 impl Tokens {
-    /// Reads a TOML file: `default = "TOKEN"` and `[services]` with lines `NAME = "TOKEN"`. An error says what is wrong with it, and
-    /// quotes no token.
+    /// Reads a TOML file: `default = "TOKEN"` and `[units]`, `[cgroups]`, `[users]` and `[services]` with lines `NAME = "TOKEN"`. An
+    /// error says what is wrong with it, and quotes no token.
     pub fn read(path: &Path) -> Result<Self, String> {
         Self::parse(&fs::read_to_string(path).map_err(|error| error.to_string())?)
     }
@@ -28,63 +45,139 @@ impl Tokens {
         let tokens = parsed.map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
-            format!("line {line}: is neither `default = \"TOKEN\"` nor, below `[services]`, `\"NAME\" = \"TOKEN\"`, or comes twice")
+            format!(
+                "line {line}: is neither `default = \"TOKEN\"` nor, below `[units]`, `[cgroups]`, `[users]` or `[services]`, `\"NAME\" = \"TOKEN\"`, or comes twice"
+            )
         })?;
-        if tokens.services.values().chain(&tokens.default).any(String::is_empty) {
+        if tokens.all().any(String::is_empty) {
             return Err("a token is empty".to_owned());
+        }
+        if !tokens.services.is_empty() && !tokens.trust_environment {
+            return Err("[services] goes by names that every process gives itself: use [units], [cgroups] or [users], or, where all \
+                        users of this host may feed these applications, say `trust_environment = true` at the top"
+                .to_owned());
+        }
+        if tokens.users.keys().any(|user| user.parse::<u32>().is_err()) {
+            return Err("[users] takes numbers of users (`id -u NAME`)".to_owned());
         }
         Ok(tokens)
     }
 
-    /// The token for a service.
-    pub fn of(&self, service: &str) -> Option<&str> {
-        self.services.get(service).or(self.default.as_ref()).map(String::as_str)
+    fn all(&self) -> impl Iterator<Item = &String> {
+        let lists = [&self.units, &self.cgroups, &self.users, &self.services];
+        lists.into_iter().flat_map(BTreeMap::values).chain(&self.default)
+    }
+
+    /// The token for a process.
+    pub fn of(&self, process: &Process) -> Option<&str> {
+        let cgroup = process.container.cgroup.as_deref();
+        cgroup
+            .and_then(|path| self.of_unit(path))
+            .or_else(|| self.of_cgroup(cgroup?))
+            .or_else(|| self.users.get(&process.uid?.to_string()))
+            .or_else(|| self.services.get(&process.origin.service).filter(|_| self.trust_environment))
+            .or(self.default.as_ref())
+            .map(String::as_str)
+    }
+
+    fn of_unit(&self, path: &str) -> Option<&String> {
+        let unit = system_unit(path)?;
+        self.units.get(unit).or_else(|| {
+            let (template, _) = unit.split_once('@')?;
+            self.units.get(&format!("{template}@.service"))
+        })
+    }
+
+    fn of_cgroup(&self, path: &str) -> Option<&String> {
+        let inside = |group: &str| {
+            let group = group.trim_end_matches('/');
+            path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let found = self.cgroups.iter().filter(|(group, _)| inside(group));
+        found.max_by_key(|(group, _)| group.len()).map(|(_, token)| token)
     }
 
     /// Whether there is none at all.
     pub fn is_empty(&self) -> bool {
-        self.default.is_none() && self.services.is_empty()
+        self.all().next().is_none()
     }
+}
+
+/// The unit that the system's manager made: the outermost one. What is below it was made by the unit itself, or by the manager
+/// of a user, who names units freely.
+fn system_unit(path: &str) -> Option<&str> {
+    let unit = path.split('/').find(|part| !part.is_empty() && part.strip_suffix(".slice").is_none())?;
+    unit.strip_suffix(".service").map(|_| unit)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A service's own token comes first; errors name the line and no token.
-    #[test]
-    fn files() {
+    fn read(text: &str) -> Result<Tokens, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens.toml");
-        let read = |text: &str| {
-            fs::write(&path, text).unwrap();
-            Tokens::read(&path)
-        };
-        let tokens = read("default = 'aa'\n[services]\nshop = 'bb'\n'sidekiq mail' = 'cc'\n").unwrap();
-        assert_eq!(
-            (tokens.of("shop"), tokens.of("sidekiq mail"), tokens.of("x")),
-            (Some("bb"), Some("cc"), Some("aa"))
-        );
-        let tokens = read("[services]\nshop = 'bb'\n").unwrap();
-        assert_eq!((tokens.of("shop"), tokens.of("x"), tokens.is_empty()), (Some("bb"), None, false));
+        fs::write(&path, text).unwrap();
+        Tokens::read(&path)
+    }
+
+    /// Errors name the line and no token; names that a process gives itself are to be trusted in so many words.
+    #[test]
+    fn files() {
+        let tokens = read("trust_environment = true\n[services]\nshop = 'bb'\n").unwrap();
+        assert!(!tokens.is_empty() && Tokens::default().is_empty());
         for text in [
             "secret = 'shop'",
-            "[services]\nshop = secret\n",
-            "[services]\nshop = 'secret\n",
+            "[units]\nshop = secret\n",
+            "[units]\nshop = 'secret\n",
             "\nsecret = 1",
             "default = ''",
+            "[users]\nsecret = 'aa'",
+            "[services]\nshop = 'secret'",
         ] {
             let error = read(text).unwrap_err();
             assert!(!error.contains("secret"), "{error}");
         }
-        assert!(read("[services]\nshop = secret\n").unwrap_err().starts_with("line 2: "));
+        assert!(read("[units]\nshop = secret\n").unwrap_err().starts_with("line 2: "));
+        assert!(read("[services]\nshop = 'aa'\n").unwrap_err().contains("trust_environment"));
+    }
+
+    /// What the kernel says of a process counts; what the process says of itself only where it is trusted.
+    #[test]
+    fn whose() {
+        let tokens = read(
+            "default = 'default'\n[units]\n'shop.service' = 'unit'\n'job@.service' = 'template'\n'job@1.service' = 'one'\n\
+             [cgroups]\n'/kubepods.slice' = 'pods'\n'/kubepods.slice/x/' = 'x'\n[users]\n1001 = 'user'\n",
+        )
+        .unwrap();
+        let trusting = read("trust_environment = true\n[services]\nshop = 'service'\n").unwrap();
+        let mut process = crate::aggregate::services::tests::process(7, "shop");
+        for (cgroup, uid, token) in [
+            ("/system.slice/shop.service", 1001, "unit"),
+            ("/system.slice/system-job.slice/job@1.service/worker", 0, "one"),
+            ("/system.slice/system-job.slice/job@2.service", 0, "template"),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/shop.service", 1000, "default"),
+            ("/system.slice/evil.service/shop.service", 1000, "default"),
+            ("/user.slice/user-1001.slice/session-1.scope", 1001, "user"),
+            ("/kubepods.slice/x", 0, "x"),
+            ("/kubepods.slice/xy", 0, "pods"),
+            ("/kubepods.slicer", 0, "default"),
+            ("/", 0, "default"),
+        ] {
+            process.container.cgroup = Some(cgroup.to_owned());
+            process.uid = Some(uid);
+            assert_eq!(tokens.of(&process), Some(token), "{cgroup}");
+            assert_eq!(trusting.of(&process), Some("service"));
+        }
+        (process.container.cgroup, process.uid) = (None, None);
+        assert_eq!(tokens.of(&process), Some("default"));
     }
 
     proptest::proptest! {
         /// No damage makes the reader panic, or an error quote a token. (`PROPTEST_CASES=1000000` for longer.)
         #[test]
         fn damaged(changes in proptest::collection::vec((0_usize..80, 0_usize..6, "[\\[\\]='\"#.\n\\\\a-z0-9é]{0,4}"), 0..6)) {
-            let mut text = "default = 'SECRETSECRET'\n[services]\nshop = \"SECRETSECRET\"\n'a b' = 'SECRETSECRET'\n".to_owned();
+            let mut text = "default = 'SECRETSECRET'\ntrust_environment = true\n[services]\nshop = \"SECRETSECRET\"\n'a b' = 'SECRETSECRET'\n".to_owned();
             for (at, length, with) in changes {
                 let at = text.floor_char_boundary(at.min(text.len()));
                 let end = text.floor_char_boundary((at + length).min(text.len())).max(at);

@@ -1,13 +1,15 @@
 //! From an ELF image to everything that probing its GC needs, or to the reason why not.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::fmt;
 
 use gctrace_common::config::ThreadPath;
 use gctrace_common::event::Point;
 use serde::{Deserialize, Serialize};
 
 use super::accept::{Check, Outcome, accept};
-use super::code::Code;
+use super::code::{Code, Explored};
 use super::derive::{Derivation, ThreadLayout};
 use super::modular::{self, Modular};
 use super::sites::{self, Findings, GvlSites, RefillSites, Site, ThreadSites, find};
@@ -121,17 +123,60 @@ const FIRST_MODULAR: RubyVersion = RubyVersion::new(3, 4, 0);
 const FIRST_UNKNOWN_ON_AARCH64: RubyVersion = RubyVersion::new(4, 0, 0);
 const TOO_NEW: RubyVersion = RubyVersion::new(5, 0, 0);
 
-/// Finds version, object space and event sites of a Ruby image. A pure function of the image.
+/// What is left to find of an image whose GC has been analysed ([`analyse_gc`]), and what is known of its code so far.
+pub struct Rest {
+    code: Explored,
+    searched: BTreeSet<usize>,
+}
+
+impl fmt::Debug for Rest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rest").finish_non_exhaustive()
+    }
+}
+
+impl Rest {
+    /// Finds where threads get and give up the GVL and where they take slots. `image` and `analysis` are those that this
+    /// was left by.
+    pub fn complete(self, image: &ElfImage, analysis: &mut RubyAnalysis) {
+        let Self { code, searched } = self;
+        let mut code = Code::with(image, code);
+        let version = analysis.version;
+        if analysis.machine == Machine::X86_64 {
+            analysis.thread = sites::thread::find(&mut code, version);
+            analysis.gvl = sites::gvl::find(&mut code, version);
+            analysis.refill = sites::refill::find(&mut code, version, &searched, &sweepers(&analysis.sites));
+        }
+    }
+}
+
+/// Finds version, object space, event sites and the places of threads of a Ruby image. A pure function of the image.
 pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
+    let (mut analysis, rest) = analyse_gc(image)?;
+    rest.complete(image, &mut analysis);
+    Ok(analysis)
+}
+
+/// The same without the places of threads and of page refills, which are left for later: the GC can be probed meanwhile.
+/// What is left is never a reason to refuse.
+pub fn analyse_gc(image: &ElfImage) -> Result<(RubyAnalysis, Rest), Refusal> {
     // A probe is an instruction of the machine that runs: in the code of another one it would be something else.
     if image.machine() != Machine::HOST {
         return Err(Refusal::Machine(image.machine()));
     }
-    analyse_any(image)
+    gc_of_any(image)
 }
 
-/// The same for either processor.
+/// [`analyse`] for either processor.
+#[cfg(test)]
 pub(super) fn analyse_any(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
+    let (mut analysis, rest) = gc_of_any(image)?;
+    rest.complete(image, &mut analysis);
+    Ok(analysis)
+}
+
+/// [`analyse_gc`] for either processor.
+fn gc_of_any(image: &ElfImage) -> Result<(RubyAnalysis, Rest), Refusal> {
     let Some(version) = RubyVersion::of_image(image) else {
         let library = modular::is_library(image);
         return Err(if library { Refusal::GcLibrary } else { Refusal::NotRuby });
@@ -148,23 +193,12 @@ pub(super) fn analyse_any(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
     let modular = if modular { Some(Modular::of(&mut code).map_err(Refusal::ModularGc)?) } else { None };
     let vm = VmPath::derive(&code)?;
     let (findings, checks) = accepted(&mut code, version, &vm)?;
-    let (thread, gvl, refill) = match machine {
-        Machine::X86_64 => {
-            let thread = sites::thread::find(&mut code, version);
-            let gvl = sites::gvl::find(&mut code, version);
-            let sweepers = findings.owners(Point::GcEndSweep);
-            (thread, gvl, sites::refill::find(&mut code, version, &findings.searched, &sweepers))
-        }
-        Machine::Aarch64 => {
-            let outcome = || Outcome::NotApplicable("they are looked for on x86-64 only".to_owned());
-            (
-                ThreadSites { sites: Vec::new(), outcome: outcome() },
-                GvlSites { sites: Vec::new(), fields: None, outcome: outcome() },
-                RefillSites { sites: Vec::new(), page: None, dropped: Vec::new(), outcome: outcome() },
-            )
-        }
+    let later = || match machine {
+        Machine::X86_64 => Outcome::NotApplicable("it has not been looked for".to_owned()),
+        Machine::Aarch64 => Outcome::NotApplicable("they are looked for on x86-64 only".to_owned()),
     };
-    Ok(RubyAnalysis {
+    let derived = Derivation::of(&code, &vm);
+    let analysis = RubyAnalysis {
         machine,
         version,
         description: description(image).unwrap_or_default().to_owned(),
@@ -174,12 +208,18 @@ pub(super) fn analyse_any(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
         checks,
         has_symbols: !image.symbols().is_empty(),
         static_probes: static_probes(image),
-        thread,
-        gvl,
-        refill,
-        derived: Derivation::of(&code, &vm),
+        thread: ThreadSites { sites: Vec::new(), outcome: later() },
+        gvl: GvlSites { sites: Vec::new(), fields: None, outcome: later() },
+        refill: RefillSites { sites: Vec::new(), page: None, dropped: Vec::new(), outcome: later() },
+        derived,
         modular,
-    })
+    };
+    Ok((analysis, Rest { code: code.explored(), searched: findings.searched }))
+}
+
+/// The functions that end a sweep.
+fn sweepers(sites: &[Site]) -> BTreeSet<Svma> {
+    sites.iter().filter(|site| site.point == Point::GcEndSweep).map(|site| site.owner).collect()
 }
 
 /// The same of a GC library that the Ruby which was analysed has loaded.
@@ -204,8 +244,7 @@ pub fn analyse_library(image: &ElfImage, ruby: &RubyAnalysis) -> Result<RubyAnal
     let version = ruby.version;
     let vm = VmPath::derive_library(&code, &ruby.vm, modular.landmark, anchor)?;
     let (findings, checks) = accepted(&mut code, version, &vm)?;
-    let sweepers = findings.owners(Point::GcEndSweep);
-    let refill = sites::refill::find(&mut code, version, &findings.searched, &sweepers);
+    let refill = sites::refill::find(&mut code, version, &findings.searched, &sweepers(&findings.sites));
     let elsewhere = || Outcome::NotApplicable("it is in the Ruby that loads this GC library".to_owned());
     Ok(RubyAnalysis {
         machine: image.machine(),

@@ -25,12 +25,18 @@ const NO_RETURN: [&str; 6] =
 /// The code of one image. A function is named by the index of its extent in [`ElfImage::functions`].
 pub(super) struct Code<'a> {
     pub(super) image: &'a ElfImage,
+    explored: Explored,
+}
+
+/// What has been found out about the code of an image.
+#[derive(Default)]
+pub(super) struct Explored {
     /// Cold part → function it was split from.
     parents: BTreeMap<usize, usize>,
     /// Extents whose role has been decided.
     examined: BTreeSet<usize>,
     /// Slots of tables that are filled at run time, and what they are taken to hold.
-    pub(super) dispatch: BTreeMap<Svma, Svma>,
+    dispatch: BTreeMap<Svma, Svma>,
     /// What may refer to something, found when it is asked for first.
     displacements: OnceCell<Displacements>,
 }
@@ -46,13 +52,22 @@ pub(super) struct Callee<'a> {
 
 impl<'a> Code<'a> {
     pub(super) fn new(image: &'a ElfImage) -> Self {
-        Self {
-            image,
-            parents: BTreeMap::new(),
-            examined: BTreeSet::new(),
-            dispatch: BTreeMap::new(),
-            displacements: OnceCell::new(),
-        }
+        Self::with(image, Explored::default())
+    }
+
+    /// Goes on with what was found out about the same image before.
+    pub(super) fn with(image: &'a ElfImage, explored: Explored) -> Self {
+        Self { image, explored }
+    }
+
+    /// What has been found out.
+    pub(super) fn explored(self) -> Explored {
+        self.explored
+    }
+
+    /// Says what slots of tables that are filled at run time are taken to hold.
+    pub(super) fn set_dispatch(&mut self, table: BTreeMap<Svma, Svma>) {
+        self.explored.dispatch = table;
     }
 
     /// The instructions that refer into one of the ranges, which lie in the image.
@@ -65,12 +80,12 @@ impl<'a> Code<'a> {
 
     /// What in x86-64 code may refer to something.
     pub(super) fn displacements(&self) -> &Displacements {
-        self.displacements.get_or_init(|| Displacements::of(self.image))
+        self.explored.displacements.get_or_init(|| Displacements::of(self.image))
     }
 
     /// The function that an extent belongs to: itself, or the one it was split from.
     pub(super) fn owner(&self, function: usize) -> usize {
-        *self.parents.get(&function).unwrap_or(&function)
+        *self.explored.parents.get(&function).unwrap_or(&function)
     }
 
     /// The function that owns the code at an address.
@@ -80,7 +95,8 @@ impl<'a> Code<'a> {
 
     /// The extents of a function, in the order of their addresses.
     pub(super) fn parts(&self, owner: usize) -> Vec<usize> {
-        let cold = self.parents.iter().filter(|&(_, &parent)| parent == owner).map(|(&part, _)| part);
+        let cold =
+            self.explored.parents.iter().filter(|&(_, &parent)| parent == owner).map(|(&part, _)| part);
         let mut parts: Vec<usize> = cold.chain([owner]).collect();
         parts.sort_unstable();
         parts
@@ -144,7 +160,7 @@ impl<'a> Code<'a> {
 
     /// The stated address that a pointer slot holds at run time, if it points into this image.
     pub(super) fn pointer(&self, slot: Svma) -> Option<Svma> {
-        self.image.pointer(slot).or_else(|| self.dispatch.get(&slot).copied())
+        self.image.pointer(slot).or_else(|| self.explored.dispatch.get(&slot).copied())
     }
 
     /// Decides which of the extents are cold parts, and of which function. Extent C is the cold part of F when it is
@@ -156,7 +172,7 @@ impl<'a> Code<'a> {
         };
         let fresh: Vec<usize> = candidates
             .into_iter()
-            .filter(|function| !self.examined.contains(function) && !exported(*function))
+            .filter(|function| !self.explored.examined.contains(function) && !exported(*function))
             .collect::<BTreeSet<_>>()
             .into_iter()
             .collect();
@@ -177,11 +193,11 @@ impl<'a> Code<'a> {
             for &function in &fresh {
                 let references = into.get(&function).map_or(&[][..], Vec::as_slice);
                 if let Some(parent) = self.cold_parent(function, references) {
-                    self.parents.insert(function, parent);
+                    self.explored.parents.insert(function, parent);
                 }
             }
         }
-        self.examined.extend(fresh);
+        self.explored.examined.extend(fresh);
     }
 
     fn cold_parent(&self, function: usize, references: &[Reference]) -> Option<usize> {
@@ -201,7 +217,7 @@ impl<'a> Code<'a> {
         let (Some(parent), None) = (owners.next(), owners.next()) else { return None };
         let entry = self.image.functions()[function].entry;
         // The parent must be a root, or owner() would have to follow chains.
-        (!self.parents.contains_key(&parent) && (conditional || !entry)).then_some(parent)
+        (!self.explored.parents.contains_key(&parent) && (conditional || !entry)).then_some(parent)
     }
 }
 

@@ -37,7 +37,7 @@ mod witness;
 mod x86;
 
 pub use accept::{Check, Outcome, may_be_probed};
-pub use analyse::{Refusal, RubyAnalysis, analyse, analyse_library};
+pub use analyse::{Refusal, Rest, RubyAnalysis, analyse, analyse_gc, analyse_library};
 pub use formula::{Formula, Piece};
 pub use modular::Modular;
 pub use sites::{

@@ -60,7 +60,7 @@ impl Modular {
         if table.last_key_value().is_none_or(|(last, _)| last.0.wrapping_add(8) != loaded.0) {
             return Err("the end of the table of GC functions");
         }
-        code.dispatch = table;
+        code.set_dispatch(table);
         Ok(Self { landmark, loaded, directory: directory(image) })
     }
 }

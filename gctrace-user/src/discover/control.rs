@@ -9,6 +9,7 @@ pub(crate) use select::descendants;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    fs::File,
     num::NonZeroU32,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
@@ -30,6 +31,7 @@ use super::{
     installed,
     mappings::{ExecutableMapping, load_bias},
     place::Place,
+    planned::Later,
     resolve,
     selection::Selection,
     state::{VmState, read_state},
@@ -44,7 +46,7 @@ use crate::{
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
     native::Tables,
-    ruby::{Modular, last_resort::Method, plan::AttachPlan, prove::FailedProof},
+    ruby::{Modular, RubyAnalysis, last_resort::Method, plan::AttachPlan, prove::FailedProof},
 };
 
 /// What the control thread tells the data thread.
@@ -200,7 +202,7 @@ pub const GVL_ATTACH: u8 = b'a';
 pub const GVL_DETACH: u8 = b'd';
 
 /// How long installed images are prepared before tracing begins; what is left is prepared while nothing else is to be done.
-/// Analysing one for the first time takes some tenths of a second.
+/// Analysing one for the first time takes some hundredths of a second.
 const PREPARATION: Duration = Duration::from_secs(1);
 
 /// Bounds the memory for not telling a refusal twice.
@@ -238,6 +240,8 @@ pub(super) struct Control {
     listed: Listed,
     /// Installed images that are not prepared yet.
     pub(super) installed: VecDeque<PathBuf>,
+    /// Images whose GC is probed, with what is left to be found of them and kept.
+    put_off: VecDeque<(File, Later, RubyAnalysis)>,
     /// Selected cgroups, if there are any.
     groups: Option<Groups>,
     /// Where mapping records have no pids.
@@ -287,6 +291,7 @@ pub fn run(start: Start) {
         native,
         listed: Listed::default(),
         installed: VecDeque::new(),
+        put_off: VecDeque::new(),
         groups: None,
         strangers: Strangers::expected(),
     };
@@ -311,6 +316,7 @@ pub fn run(start: Start) {
         log::warn!("{error}; the ledger may not balance");
     }
     control.tell(Found::Closed { at_ns });
+    while control.finish_one() {}
 }
 
 impl Control {

@@ -278,7 +278,9 @@ mod tests {
     ) -> Result<Planned, PlanError> {
         let file = File::open(path).unwrap();
         let place = Place { path: shown.to_owned(), roots: vec![root.to_owned()] };
-        plan_file(&file, shown, true, cache, Around { info, place: &place, later: None })
+        let mut planned = plan_file(&file, shown, true, cache, Around { info, place: &place, later: None })?;
+        planned.finish(&file, cache);
+        Ok(planned)
     }
 
     /// What is attached and how it is read; not how it was named and found.

@@ -13,9 +13,10 @@ use crate::{
     images::Reading,
     model::Image,
     ruby::{
-        RubyAnalysis, RubyVersion, analyse, analyse_library,
+        Rest, RubyAnalysis, RubyVersion, analyse_gc, analyse_library,
         last_resort::{LastResort, Method},
         plan::{AttachPlan, PlanError, plan_with},
+        tables::Table,
     },
 };
 
@@ -32,9 +33,52 @@ pub struct Planned {
     pub cached: bool,
     /// How long it took.
     pub took: Duration,
+    /// What is still to be done about it, once its GC is probed.
+    pub(super) later: Option<Later>,
 }
 
-/// Plans an image file. `shown` is the path that messages name; `reads_threads`: see [`plan_with`].
+impl Planned {
+    /// Finds what was left for later.
+    pub(super) fn complete(&mut self) {
+        if let Some(later) = &mut self.later
+            && let Some(rest) = later.rest.take()
+        {
+            rest.complete(&later.image, &mut self.plan.analysis);
+            self.plan.complete(&self.segments, later.table.as_ref());
+        }
+    }
+
+    /// Does everything that was left for later.
+    pub(super) fn finish(&mut self, file: &File, cache: &mut Cache) {
+        self.complete();
+        if let Some(later) = self.later.take() {
+            later.keep(self.plan.analysis.clone(), file, cache);
+        }
+    }
+}
+
+/// What is to be done about an image that nothing waits for: finding what its GC does not need, and keeping the analysis.
+#[derive(Debug)]
+pub(super) struct Later {
+    head: ImageHead,
+    image: ElfImage,
+    rest: Option<Rest>,
+    table: Option<Table>,
+    witnessed: bool,
+}
+
+impl Later {
+    /// Does it.
+    pub(super) fn keep(self, mut analysis: RubyAnalysis, file: &File, cache: &mut Cache) {
+        let Self { head, image, rest, witnessed, .. } = self;
+        if let Some(rest) = rest {
+            rest.complete(&image, &mut analysis);
+        }
+        cache.put(file, &head, &image, &Kept { analysis, witnessed });
+    }
+}
+
+/// Plans an image file, for its GC. `shown` is the path that messages name; `reads_threads`: see [`plan_with`].
 pub(super) fn plan_file(
     file: &File,
     shown: &Path,
@@ -45,24 +89,31 @@ pub(super) fn plan_file(
     let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
     let begun = Instant::now();
     let head = ImageHead::read(file).map_err(elf)?;
-    let kept = cache.get(file, &head);
-    let cached = kept.is_some();
-    let mut image = None;
-    let Kept { mut analysis, witnessed } = if let Some(kept) = kept {
-        kept
+    let (mut image, mut rest) = (None, None);
+    let (mut analysis, earlier) = if let Some(Kept { analysis, witnessed }) = cache.get(file, &head) {
+        (analysis, Some(witnessed))
     } else {
-        let image = image.insert(ElfImage::read(file).map_err(elf)?);
-        Kept { analysis: analyse(image)?, witnessed: false }
+        let (analysis, left) = analyse_gc(image.insert(ElfImage::read(file).map_err(elf)?))?;
+        rest = Some(left);
+        (analysis, None)
     };
-    let symbols = debug.witness(&mut image, file, &mut analysis, witnessed)?;
-    let kept = Kept { analysis, witnessed: symbols != Symbols::None };
-    if let Some(image) = image.as_ref().filter(|_| !cached || kept.witnessed != witnessed) {
-        cache.put(file, &head, image, &kept);
-    }
-    let Kept { analysis, .. } = kept;
+    let symbols = debug.witness(&mut image, file, &mut analysis, earlier == Some(true))?;
+    let witnessed = symbols != Symbols::None;
     let table = debug.table(analysis.build_id.as_ref(), file, analysis.version)?;
-    let plan = plan_with(&head.segments, analysis, reads_threads, table.as_ref())?;
-    Ok(Planned { plan, segments: head.segments, symbols, cached, took: begun.elapsed() })
+    let plan = plan_with(&head.segments, analysis.clone(), reads_threads, table.as_ref());
+    let segments = head.segments.clone();
+    let later = image.filter(|_| earlier != Some(witnessed));
+    let later = later.map(|image| Later { head, image, rest, table, witnessed });
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(error) => {
+            if let Some(later) = later {
+                later.keep(analysis, file, cache);
+            }
+            return Err(error);
+        }
+    };
+    Ok(Planned { plan, segments, symbols, cached: earlier.is_some(), took: begun.elapsed(), later })
 }
 
 /// Plans a GC library together with the Ruby that loads it. It is not kept in the cache: it is small, and what is known of it
@@ -82,7 +133,8 @@ fn plan_library(
     let symbols = debug.witness(&mut Some(image), file, &mut analysis, false)?;
     let table = debug.table(analysis.build_id.as_ref(), file, analysis.version)?;
     let plan = plan_with(&head.segments, analysis, reads_threads, table.as_ref())?;
-    Ok(Planned { plan, segments: head.segments, symbols, cached: false, took: begun.elapsed() })
+    let took = begun.elapsed();
+    Ok(Planned { plan, segments: head.segments, symbols, cached: false, took, later: None })
 }
 
 /// How a GC library is traced. It has event sites, or nothing.
@@ -142,8 +194,24 @@ pub struct Abilities {
     pub cookies: bool,
 }
 
-/// Chooses the first of the methods that serves the image.
+/// Chooses the first of the methods that serves the image, leaves nothing for later, and keeps the analysis.
 pub(super) fn choose(
+    file: &File,
+    shown: &Path,
+    methods: &[Method],
+    abilities: Abilities,
+    cache: &mut Cache,
+    debug: Around<'_>,
+) -> Choice {
+    let mut choice = choose_first(file, shown, methods, abilities, cache, debug);
+    if let Some(Way::Sites(planned)) = &mut choice.way {
+        planned.finish(file, cache);
+    }
+    choice
+}
+
+/// Chooses the first of the methods that serves the image, and looks at no more of it than its GC needs.
+pub(super) fn choose_first(
     file: &File,
     shown: &Path,
     methods: &[Method],

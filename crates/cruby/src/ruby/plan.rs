@@ -158,3 +158,12 @@ pub fn plan_with(
         .collect::<Result<Vec<_>, PlanError>>()?;
     Ok(AttachPlan { analysis, layout, knowledge, config, frames, threads, gvl, gvl_futex, sites })
 }
+
+impl AttachPlan {
+    /// Decides what depends on the parts of the analysis that were left for later ([`Rest`](super::Rest)). `segments` and
+    /// `own` are those that the plan was made with.
+    pub fn complete(&mut self, segments: &[LoadSegment], own: Option<&Table>) {
+        self.gvl = gvl_plan::plan(segments, &self.analysis, own, &self.config.stack);
+        self.gvl_futex = gvl_plan::futex_plan(&self.analysis, own, &self.config.stack);
+    }
+}

@@ -7,6 +7,7 @@ use std::{
     os::fd::AsRawFd as _,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Instant,
 };
 
 use gctrace_common::config::ImageConfig;
@@ -18,7 +19,7 @@ use super::{
         identity::ImageKey,
         installed,
         place::Place,
-        planned::{Abilities, Choice, Head, Planned, Way, choose, reading, site_image},
+        planned::{Abilities, Choice, Head, Later, Planned, Way, choose_first, reading, site_image},
     },
     Control, Found, Traced, Verdict, Waiting,
 };
@@ -29,8 +30,11 @@ use crate::{
     elf::{RubyPresence, probe_ruby},
     images::KnownImage,
     model::{Image, gvl::GvlCoverage},
-    ruby::{last_resort::LastResort, plan::AttachPlan},
+    ruby::{RubyAnalysis, last_resort::LastResort, plan::AttachPlan},
 };
+
+/// Images that wait to be finished: each holds its code, some megabytes.
+const MAX_PUT_OFF: usize = 4;
 
 impl Control {
     pub(super) fn judge(&mut self, key: ImageKey, path: &Path, shown: &Path, place: &Place) -> Verdict {
@@ -81,7 +85,7 @@ impl Control {
         }
         let later = Cell::new(false);
         let around = Around { info: &self.debug, place, later: Some(&later) };
-        let choice = choose(file, shown, self.methods, self.abilities(), &mut self.cache, around);
+        let choice = choose_first(file, shown, self.methods, self.abilities(), &mut self.cache, around);
         if later.get() {
             let file = file.try_clone().map_err(|error| format!("keeping it open: {error}"))?;
             let question = Question { key, file, shown: shown.to_owned(), place: place.clone() };
@@ -199,9 +203,23 @@ impl Control {
         &mut self,
         file: &File,
         shown: &Path,
-        planned: Planned,
+        mut planned: Planned,
     ) -> Result<Verdict, String> {
-        let Planned { mut plan, segments, .. } = planned;
+        if self.gvl.is_some() {
+            planned.complete();
+        }
+        // What the image is, whatever becomes of the plan.
+        let later = planned.later.take().map(|later| (later, planned.plan.analysis.clone()));
+        let verdict = self.attach_sites(file, shown, planned);
+        if let Some((later, analysis)) = later {
+            self.put_off(file, later, analysis);
+        }
+        verdict
+    }
+
+    fn attach_sites(&mut self, file: &File, shown: &Path, planned: Planned) -> Result<Verdict, String> {
+        let begun = Instant::now();
+        let Planned { mut plan, segments, took, .. } = planned;
         if let Some(fault) = self.fault {
             fault.inject(&mut plan);
         }
@@ -225,7 +243,35 @@ impl Control {
         self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
         self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.attached += 1;
+        log::debug!(
+            "{}: planned in {:.1} ms, attached in {:.1} ms",
+            shown.display(),
+            took.as_secs_f64() * 1e3,
+            begun.elapsed().as_secs_f64() * 1e3
+        );
         Ok(Verdict::Traced(Arc::new(Traced { index, plan: Some(plan), segments })))
+    }
+
+    /// Leaves the rest of an image for when nothing else is to be done.
+    fn put_off(&mut self, file: &File, later: Later, analysis: RubyAnalysis) {
+        while self.put_off.len() >= MAX_PUT_OFF {
+            self.finish_one();
+        }
+        match file.try_clone() {
+            Ok(file) => self.put_off.push_back((file, later, analysis)),
+            // The next run analyses it again.
+            Err(error) => log::debug!("{error}; the analysis of an image is not kept"),
+        }
+    }
+
+    /// Finishes the image that has waited longest. Returns whether there was one.
+    pub(super) fn finish_one(&mut self) -> bool {
+        let next = self.put_off.pop_front();
+        if let Some((file, later, analysis)) = next {
+            later.keep(analysis, &file, &mut self.cache);
+            return true;
+        }
+        false
     }
 
     /// Attaches the GVL probes of an image, if they are wanted. What prevents them is said, and prevents nothing else.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::bpf::{MappingWatch, Watched};
 
-/// How long nothing must happen before an installed image is prepared.
+/// How long nothing must happen before an image is finished, or an installed one is prepared.
 const PREPARING: Duration = Duration::from_millis(20);
 
 /// What watching ends with, besides the run.
@@ -70,7 +70,8 @@ impl Control {
                 let listing = self.groups.as_ref().and_then(Groups::interval);
                 let looking = self.strangers.as_ref().and_then(Strangers::wait);
                 let ending = (!self.watches_others()).then_some(END_INTERVAL);
-                let preparing = (!self.installed.is_empty()).then_some(PREPARING);
+                let more = !(self.put_off.is_empty() && self.installed.is_empty());
+                let preparing = more.then_some(PREPARING);
                 let timeout = [listing, looking, ending, preparing].into_iter().flatten().min();
                 let timeout = timeout.unwrap_or(Duration::from_secs(1));
                 let timeout =
@@ -89,7 +90,7 @@ impl Control {
             }
             self.take_gvl_orders();
             self.take_answers();
-            if idle {
+            if idle && !self.finish_one() {
                 self.prepare_one();
             }
             self.ask_names();

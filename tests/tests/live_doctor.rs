@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -13,6 +13,7 @@ use gctrace_tests::doctor::{Diagnosis, diagnose, read};
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::memory::changed_code;
+use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 
 /// A Ruby whose heap stands still, with what it said of it: `GC.count` and `heap_available_slots`.
@@ -274,6 +275,64 @@ fn misses() -> Result<()> {
     let diagnosis = diagnose(&cache(&live), ["--pid", &still.pid(), "--pid", &sleep])?;
     ensure!(diagnosis.processes.len() == 1 && diagnosis.processes[0]["works"] == true, "{diagnosis:?}");
     ensure!(diagnosis.summary["misses"][0]["pid"].as_u64() == sleep.parse().ok(), "{}", diagnosis.summary);
+    Ok(())
+}
+
+/// A program that is no Ruby and maps this file as code.
+fn mapper(file: &Path) -> Result<Guarded> {
+    let script = "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDONLY); \
+                  m = mmap.mmap(f, 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE); \
+                  print('mapped', flush=True); sys.stdin.read()";
+    let mut process = Guarded::start("python3", Command::new("python3").args(["-c", script]).arg(file))?;
+    process.wait_stdout(PATIENCE, "its mapping", |line| line == "mapped")?;
+    Ok(process)
+}
+
+/// Doctor and a run give the same verdict on the same process: a Ruby; somebody who maps a damaged one, or a file that only has the
+/// name of one; and a program without any.
+#[test]
+fn same_verdict_as_a_run() -> Result<()> {
+    let live = Live::begin()?;
+    let still = Still::start(|_| ())?;
+    let library = fs::read(image_path(&diagnose(&cache(&live), ["--pid", &still.pid()])?)?)?;
+    let file = |name: &str, bytes: &[u8]| {
+        let path = live.path(name);
+        fs::write(&path, bytes).map(|()| path)
+    };
+    let cut = mapper(&file("libruby-cut.so.3.1", &library[..library.len() / 2])?)?;
+    let no_elf = mapper(&file("libruby-text.so.3.1", &[b'x'; 8192])?)?;
+    let other = mapper(&file("libother.so", &library[..library.len() / 2])?)?;
+    let mut refused = 0;
+    for (pid, is_ruby) in
+        [(still.process.pid(), true), (cut.pid(), true), (no_elf.pid(), false), (other.pid(), false)]
+    {
+        let diagnosis = diagnose(&cache(&live), ["--pid", &pid.to_string()])?;
+        let args = ["--pid", &pid.to_string(), "--no-cache", "--duration", "1ms"];
+        let finished = Invocation::jsonl(args)?.run()?;
+        ensure!(diagnosis.images.is_empty() != is_ruby, "{diagnosis:?}");
+        if diagnosis.images.is_empty() {
+            let reason = diagnosis.summary["misses"][0]["reason"].as_str().context("no reason")?;
+            ensure!(reason.contains("not a Ruby process"), "{reason}");
+            ensure!(finished.errors().contains(reason), "doctor: {reason}\nrun: {}", finished.errors());
+            continue;
+        }
+        let image = diagnosis.image()?;
+        let report = Report::parse(&finished.stdout)?;
+        match image["refused"]["reason"].as_str() {
+            Some(reason) if image["method"].is_null() => {
+                let said: Vec<_> = report.refused.iter().map(|line| line.reason.as_str()).collect();
+                ensure!(said == [reason] && report.processes.is_empty(), "doctor: {reason}\nrun: {said:?}");
+                refused += 1;
+            }
+            _ => {
+                let [process] = &report.processes[..] else { bail!("{:?}", report.processes) };
+                ensure!(image["path"] == process.image.as_str(), "{image} but {process:?}");
+                ensure!(image["method"] == process.method.as_str(), "{image} but {process:?}");
+                ensure!(report.refused.is_empty(), "{:?}", report.refused);
+            }
+        }
+    }
+    ensure!(refused > 0, "nothing was refused");
     Ok(())
 }
 

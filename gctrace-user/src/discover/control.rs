@@ -21,15 +21,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub(super) use self::inspect::role;
 use self::{select::Listed, watch::Until};
 use super::{
     Fault,
     asking::Asking,
     cgroups::Groups,
     debuginfo::DebugInfo,
+    decision::Sure,
     identity::ImageKey,
     installed,
-    mappings::{ExecutableMapping, load_bias},
+    mappings::ExecutableMapping,
     place::Place,
     planned::Later,
     resolve,
@@ -152,15 +154,6 @@ pub struct Start {
     pub own_pid: u32,
     /// Unwind tables, if native stacks are walked.
     pub native: Option<Tables>,
-}
-
-/// Whether an image is the one whose events a process has.
-pub(super) enum Sure {
-    Yes,
-    /// Its first event tells.
-    NotYet,
-    /// It is not, and why.
-    No(&'static str),
 }
 
 /// What is known of an image file.
@@ -478,12 +471,7 @@ impl Control {
             || self.groups.as_ref().is_some_and(|groups| groups.contains(pid))
     }
 
-    fn found(&mut self, pid: u32, mapping: &ExecutableMapping, traced: &Traced) {
-        let Some(bias) = load_bias(mapping, &traced.segments) else { return };
-        self.found_at(pid, mapping, bias, traced, |_| Sure::Yes);
-    }
-
-    /// The same at a known place. `sure` has the last word on what reading the VM gave: whether this is the image whose
+    /// A process runs the GC of an image with this load bias. `sure` has the last word on what reading the VM gave: whether this is the image whose
     /// events the process has.
     pub(super) fn found_at(
         &mut self,

@@ -4,6 +4,7 @@ mod asking;
 mod cgroups;
 mod control;
 mod debuginfo;
+mod decision;
 mod fault;
 mod installed;
 mod modular;

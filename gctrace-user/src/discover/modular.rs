@@ -6,21 +6,16 @@
 use std::{cell::Cell, fs::File, path::Path, sync::Arc};
 
 use super::{
-    control::{Control, Sure, Traced, Verdict},
+    control::{Control, Traced, Verdict, role},
     debuginfo::Around,
+    decision::{self, Chosen, NO_SITES},
     identity::ImageKey,
     installed,
-    mappings::{self, ExecutableMapping, load_bias},
+    mappings::{self, load_bias},
     place::Place,
     planned::{Choice, Way, choose_library},
-    state::{VmState, has_loaded_library, is_linked_with},
+    state::{has_loaded_library, is_linked_with},
 };
-
-/// A Ruby or a GC library in a process.
-struct Mapped {
-    key: ImageKey,
-    mapping: ExecutableMapping,
-}
 
 impl Control {
     /// Finds out which GC the process runs, and has it traced with the image that holds it.
@@ -29,57 +24,43 @@ impl Control {
             Ok(mappings) => mappings,
             Err(error) => return log::debug!("pid {pid}: {error}"),
         };
-        let mut ruby = None;
-        let mut library = None;
-        let mut coarse = false;
-        for mapping in mappings {
-            match self.verdict(pid, &mapping) {
-                Some((key, Verdict::Traced(traced))) if traced.modular().is_some() && ruby.is_none() => {
-                    let place = load_bias(&mapping, &traced.segments);
-                    ruby = place.map(|bias| (Mapped { key, mapping }, bias, traced));
+        let verdicts = self.verdicts_of(pid, &mappings);
+        let (library, ruby, ruby_bias) = match decision::gcs(
+            mappings.iter().zip(verdicts.iter().map(|known| role(known.as_ref()))),
+        )
+        .chosen
+        {
+            None => return,
+            Some(Chosen::BuiltIn { ruby, bias }) => (None, ruby, bias),
+            Some(Chosen::Library { library, ruby, bias }) => (Some(library), ruby, bias),
+            Some(Chosen::Unknown { library }) => {
+                if let Some((key, _)) = &verdicts[library] {
+                    self.refuse(pid, *key, &mappings[library], NO_SITES);
                 }
-                Some((_, Verdict::Traced(traced))) => coarse |= traced.plan.is_none(),
-                Some((key, Verdict::GcLibrary)) => library = Some(Mapped { key, mapping }),
-                _ => {}
+                return;
             }
-        }
-        let Some((ruby, ruby_bias, traced)) = ruby else {
-            // Where its Ruby is refused, that has been told.
-            if let Some(library) = library.filter(|_| coarse) {
-                let reason = "modular GC: the process runs the GC of this library, and its Ruby is not traced by event \
-                              sites, so that nothing is known of it";
-                self.refuse(pid, library.key, &library.mapping, reason);
-            }
-            return;
         };
+        let Some((ruby_key, Verdict::Traced(traced))) = &verdicts[ruby] else { return };
         let Some(modular) = traced.modular() else { return };
         let Some(library) = library else {
-            // It may choose a library later, as long as its VM is not set up.
-            return self.found_at(pid, &ruby.mapping, ruby_bias, &traced, |state| match state {
-                Ok(VmState::NotSetUp | VmState::Unreadable(_)) => Sure::NotYet,
-                _ if has_loaded_library(pid, ruby_bias, modular) == Some(false) => Sure::Yes,
-                _ => Sure::NotYet,
+            return self.found_at(pid, &mappings[ruby], ruby_bias, traced, |state| {
+                decision::built_in(state, || has_loaded_library(pid, ruby_bias, modular))
             });
         };
-        let file = library.mapping.file(pid);
-        let shown = library.mapping.path.clone();
-        match self.library(&library.key, &file, &shown, (ruby.key, &traced), &Place::of_process(pid, &shown))
-        {
+        let Some((key, _)) = &verdicts[library] else { return };
+        let mapping = &mappings[library];
+        let (file, shown) = (mapping.file(pid), &mapping.path);
+        match self.library(key, &file, shown, (*ruby_key, traced), &Place::of_process(pid, shown)) {
             Verdict::Traced(found) => {
                 let Some(plan) = found.plan.as_ref() else { return };
-                let Some(bias) = load_bias(&library.mapping, &found.segments) else { return };
-                self.found_at(pid, &library.mapping, bias, &found, |state| {
-                    let linked = || is_linked_with(pid, (bias, plan), (ruby_bias, modular));
-                    match state {
-                        Ok(VmState::NotSetUp | VmState::Unreadable(_)) => Sure::Yes,
-                        _ if linked() == Some(false) => Sure::No(
-                            "its GC library does not refer to the VM of its Ruby; nothing is reported for it",
-                        ),
-                        _ => Sure::Yes,
-                    }
+                let Some(bias) = load_bias(mapping, &found.segments) else { return };
+                self.found_at(pid, mapping, bias, &found, |state| {
+                    decision::linked_library(state, || {
+                        is_linked_with(pid, (bias, plan), (ruby_bias, modular))
+                    })
                 });
             }
-            Verdict::Refused(reason) => self.refuse(pid, library.key, &library.mapping, &reason),
+            Verdict::Refused(reason) => self.refuse(pid, *key, mapping, &reason),
             Verdict::NotRuby | Verdict::GcLibrary | Verdict::Waiting => {}
         }
     }

@@ -174,6 +174,9 @@ pub enum WhyNot {
     /// It offers nothing to the method.
     #[error("{0}")]
     LastResort(&'static str),
+    /// It cannot be read at all.
+    #[error("{0}")]
+    Damaged(String),
 }
 
 /// The best way to see an image's GC work.

@@ -13,11 +13,12 @@ use procfs::ProcError;
 use super::{
     Selection, VmState,
     debuginfo::{Around, DebugInfo},
+    decision::{self, Chosen, Content, NO_SITES, Role, Sure},
     identity::ImageKey,
     installed,
     mappings::{self, ExecutableMapping, load_bias},
     place::Place,
-    planned::{Abilities, Choice, Way, choose, choose_library},
+    planned::{Abilities, Choice, Way, WhyNot, choose, choose_library},
     state::{has_loaded_library, is_linked_with, read_state},
 };
 use crate::{
@@ -139,8 +140,8 @@ pub struct ProcessFound {
     pub bias: Option<u64>,
     /// Its command line, or its name.
     pub command: Option<String>,
-    /// What reading its VM gave; `None`: not tried, since its image is not traced by its event sites.
-    pub state: Option<Result<VmState, FailedProof>>,
+    /// What reading its VM gave, or why it is not traced; `None`: not tried, since its image is not traced by its event sites.
+    pub state: Option<Result<VmState, String>>,
 }
 
 /// Something named that is no Ruby.
@@ -163,12 +164,33 @@ pub enum Subject {
     File(PathBuf),
 }
 
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// The image with this index.
+    Image(usize),
+    GcLibrary,
+    Other,
+}
+
+impl Known {
+    fn image(self) -> Option<usize> {
+        if let Self::Image(index) = self { Some(index) } else { None }
+    }
+}
+
+/// A file that a process maps.
+struct Mapped {
+    key: ImageKey,
+    path: PathBuf,
+    image: Known,
+}
+
 struct Surveyor<'a> {
     cache: &'a mut Cache,
     abilities: Abilities,
     debug: &'a DebugInfo,
-    /// Index of the image of a file that holds an interpreter; `None` for other files.
-    known: HashMap<ImageKey, Option<usize>>,
+    known: HashMap<ImageKey, Known>,
     /// Index of the image of a GC library in processes of the Ruby with that index.
     libraries: HashMap<(ImageKey, usize), usize>,
     survey: Survey,
@@ -221,8 +243,8 @@ impl Surveyor<'_> {
             match ImageKey::of(&image)
                 .and_then(|key| self.image(key, &image, &image, &Place::on_host(&image)))
             {
-                Ok(Some(index)) => self.survey.images[index].named = true,
-                Ok(None) => {}
+                Ok(Known::Image(index)) => self.survey.images[index].named = true,
+                Ok(Known::GcLibrary | Known::Other) => {}
                 Err(error) => self.survey.misses.push(Miss {
                     subject: Subject::File(image),
                     reason: format!("cannot be opened: {error}"),
@@ -234,25 +256,12 @@ impl Surveyor<'_> {
 
     fn named_process(&mut self, pid: u32) {
         let (reason, denied) = match mappings::of_process(pid) {
-            Err(ProcError::NotFound(_)) => ("no such process".to_owned(), false),
-            Err(ProcError::PermissionDenied(_)) => (
-                "its mappings cannot be read: it is another user's, or protected by the system".to_owned(),
-                true,
-            ),
-            Err(error) => (format!("its mappings cannot be read: {error}"), true),
+            Err(error) => decision::unreadable(&error),
             Ok(mappings) => match self.process(pid, &mappings) {
                 (true, _) => return,
                 (false, _) if !is_running(pid) => ("it exited while it was looked at".to_owned(), false),
                 (false, Some(error)) => (format!("its program cannot be opened: {error}"), true),
-                (false, None) if mappings.is_empty() => (
-                    "not a Ruby process: it has no program (a kernel thread, or it is exiting)".to_owned(),
-                    false,
-                ),
-                (false, None) => {
-                    let count = mappings.len();
-                    let what = "executable mappings holds a CRuby interpreter";
-                    (format!("not a Ruby process: none of its {count} {what}"), false)
-                }
+                (false, None) => (decision::no_ruby(mappings.len()), false),
             },
         };
         self.survey.misses.push(Miss { subject: Subject::Pid(pid), reason, denied });
@@ -297,52 +306,49 @@ impl Surveyor<'_> {
     /// Returns whether it is a Ruby, and the last thing of it that could not be opened.
     fn process(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> (bool, Option<io::Error>) {
         let mut denied = None;
-        let mut ruby = false;
-        let mut modular = None;
+        let mut files = Vec::new();
         for mapping in mappings {
-            let found = mapping.open_path(pid).and_then(|file| {
-                let key = ImageKey::of(&file)?;
-                self.image(key, &file, &mapping.path, &Place::of_process(pid, &mapping.path))
+            let found = mapping.open_path(pid).and_then(|path| {
+                let key = ImageKey::of(&path)?;
+                let image = self.image(key, &path, &mapping.path, &Place::of_process(pid, &mapping.path))?;
+                Ok(Mapped { key, path, image })
             });
-            let image = match found {
-                Ok(Some(image)) => image,
-                Ok(None) => continue,
-                Err(error) => {
-                    denied = Some(error);
-                    continue;
+            files.push(found.map_err(|error| denied = Some(error)).ok());
+        }
+        let gcs = decision::gcs(mappings.iter().zip(files.iter().map(|file| self.role(file.as_ref()))));
+        let image_of = |index: usize| files.get(index)?.as_ref()?.image.image();
+        for (index, bias) in gcs.own {
+            let Some(image) = image_of(index) else { continue };
+            let plan = self.survey.images[image].plan();
+            let state = plan.map(|plan| read_state(pid, bias, plan).map_err(|failed| failed.to_string()));
+            self.add_process(pid, image, Some(bias), state);
+        }
+        for image in gcs.refused.into_iter().filter_map(image_of) {
+            self.add_process(pid, image, None, None);
+        }
+        if let Some(chosen) = gcs.chosen
+            && let Err(error) = self.modular_process(pid, mappings, &files, chosen)
+        {
+            denied = Some(error);
+        }
+        // Of a process that is gone, what was read means nothing.
+        if is_running(pid) { (gcs.ruby, denied) } else { (false, None) }
+    }
+
+    /// What a file is to a process that maps it.
+    fn role(&self, file: Option<&Mapped>) -> Role<'_> {
+        match file.map(|file| file.image) {
+            None | Some(Known::Other) => Role::Other,
+            Some(Known::GcLibrary) => Role::GcLibrary,
+            Some(Known::Image(image)) => {
+                let found = &self.survey.images[image];
+                let modular = found.plan().is_some_and(|plan| plan.analysis.modular.is_some());
+                match found.segments() {
+                    Some(segments) => Role::Ruby { segments, sites: found.plan().is_some(), modular },
+                    None => Role::Refused,
                 }
-            };
-            let (segments, plan) = match &self.survey.images[image].choice.way {
-                Some(Way::Sites(planned)) => (Some(&planned.segments), Some(&planned.plan)),
-                Some(Way::LastResort(head, _)) => (Some(&head.segments), None),
-                None => (None, None),
-            };
-            let bias = segments.and_then(|segments| load_bias(mapping, segments));
-            if segments.is_some() && bias.is_none() {
-                // Another mapping of the file than the one of its code.
-                continue;
-            }
-            if let Some((_, bias)) = plan.zip(bias).filter(|(plan, _)| plan.analysis.modular.is_some()) {
-                ruby = true;
-                modular.get_or_insert((image, bias));
-                continue;
-            }
-            let state = plan.zip(bias).map(|(plan, bias)| read_state(pid, bias, plan));
-            if !is_running(pid) {
-                // What was read says nothing.
-                return (false, None);
-            }
-            ruby = true;
-            self.add_process(pid, image, bias, state);
-        }
-        if let Some((image, bias)) = modular {
-            match self.modular_process(pid, mappings, image, bias) {
-                Ok(()) if !is_running(pid) => return (false, None),
-                Ok(()) => {}
-                Err(error) => denied = Some(error),
             }
         }
-        (ruby, denied)
     }
 
     fn add_process(
@@ -350,7 +356,7 @@ impl Surveyor<'_> {
         pid: u32,
         image: usize,
         bias: Option<u64>,
-        state: Option<Result<VmState, FailedProof>>,
+        state: Option<Result<VmState, String>>,
     ) {
         let known = self.survey.processes.iter().any(|p| p.pid == pid && p.image == image);
         if !known && is_running(pid) {
@@ -364,23 +370,28 @@ impl Surveyor<'_> {
         &mut self,
         pid: u32,
         mappings: &[ExecutableMapping],
-        ruby: usize,
-        ruby_bias: u64,
+        files: &[Option<Mapped>],
+        chosen: Chosen,
     ) -> io::Result<()> {
-        let mut library = None;
-        for mapping in mappings {
-            let path = match mapping.open_path(pid) {
-                Err(error) if installed::names_gc_library(&mapping.path) => return Err(error),
-                Err(_) => continue,
-                Ok(path) => path,
-            };
-            let presence = File::open(&path).map(|file| probe_ruby(&file));
-            if matches!(presence, Ok(Ok(Some(RubyPresence::GcLibrary)))) {
-                let key = ImageKey::of(&path)?;
-                library =
-                    Some((self.library(key, &path, &Place::of_process(pid, &mapping.path), ruby)?, mapping));
+        let (library, ruby, ruby_bias) = match chosen {
+            Chosen::BuiltIn { ruby, bias } => (None, ruby, bias),
+            Chosen::Library { library, ruby, bias } => (Some(library), ruby, bias),
+            Chosen::Unknown { library } => {
+                let Some(file) = &files[library] else { return Ok(()) };
+                let place = Place::of_process(pid, &mappings[library].path);
+                let image = self.unknown_library(file, &place)?;
+                self.add_process(pid, image, None, None);
+                return Ok(());
             }
-        }
+        };
+        let Some(ruby) = files[ruby].as_ref().and_then(|file| file.image.image()) else { return Ok(()) };
+        let library = match library.and_then(|index| Some((&mappings[index], files[index].as_ref()?))) {
+            Some((mapping, file)) => {
+                let place = Place::of_process(pid, &mapping.path);
+                Some((self.library(file.key, &file.path, &place, ruby)?, mapping))
+            }
+            None => None,
+        };
         let plan_of = |image: usize| self.survey.images[image].plan();
         let Some((modular, plan)) = plan_of(ruby).and_then(|p| Some((p.analysis.modular.clone()?, p))) else {
             return Ok(());
@@ -388,23 +399,37 @@ impl Surveyor<'_> {
         let (image, bias, state) = match library {
             None => {
                 let state = read_state(pid, ruby_bias, plan);
-                let chosen = has_loaded_library(pid, ruby_bias, &modular);
-                // It has loaded one since its mappings were read.
-                let state = if chosen == Some(true) { Ok(VmState::NotSetUp) } else { state };
-                (ruby, Some(ruby_bias), Some(state))
+                let sure = decision::built_in(&state, || has_loaded_library(pid, ruby_bias, &modular));
+                (ruby, Some(ruby_bias), Some(settled(state, sure)))
             }
             Some((library, mapping)) => {
                 let found = &self.survey.images[library];
                 let place = found.segments().and_then(|segments| load_bias(mapping, segments));
                 let read = |(plan, bias): (&AttachPlan, u64)| {
-                    let linked = is_linked_with(pid, (bias, plan), (ruby_bias, &modular));
-                    if linked == Some(true) { read_state(pid, bias, plan) } else { Ok(VmState::NotSetUp) }
+                    let state = read_state(pid, bias, plan);
+                    let linked = || is_linked_with(pid, (bias, plan), (ruby_bias, &modular));
+                    let sure = decision::linked_library(&state, linked);
+                    settled(state, sure)
                 };
                 (library, place, found.plan().zip(place).map(read))
             }
         };
         self.add_process(pid, image, bias, state);
         Ok(())
+    }
+
+    /// Index of the image of a GC library whose Ruby is traced by fallback probes only.
+    fn unknown_library(&mut self, file: &Mapped, place: &Place) -> io::Result<usize> {
+        let known = self.survey.images.iter().position(|image| {
+            image.path == place.path && image.choice.refusals.iter().any(|why| why.to_string() == NO_SITES)
+        });
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let choice = Choice { way: None, refusals: vec![WhyNot::LastResort(NO_SITES)] };
+        let identity = Identity::of(&File::open(&file.path)?, &choice);
+        self.survey.images.push(ImageFound { path: place.path.clone(), identity, choice, named: false });
+        Ok(self.survey.images.len() - 1)
     }
 
     /// Index of the image of a GC library in processes of that Ruby.
@@ -445,36 +470,46 @@ impl Surveyor<'_> {
         }
     }
 
-    /// Index of the file's image, if it holds an interpreter.
-    fn image(
-        &mut self,
-        key: ImageKey,
-        path: &Path,
-        shown: &Path,
-        place: &Place,
-    ) -> io::Result<Option<usize>> {
+    /// What the file is; if it holds an interpreter, its image is added.
+    fn image(&mut self, key: ImageKey, path: &Path, shown: &Path, place: &Place) -> io::Result<Known> {
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
         let file = File::open(path)?;
-        let index = match probe_ruby(&file) {
-            Ok(Some(RubyPresence::Defines)) => {
+        let known = match Content::of(&file, shown) {
+            Content::Interpreter => {
                 let around = Around { info: self.debug, place, later: None };
                 let choice = choose(&file, shown, &METHODS, self.abilities, self.cache, around);
-                let identity = Identity::of(&file, &choice);
-                let path = shown.to_owned();
-                self.survey.images.push(ImageFound { path, identity, choice, named: false });
-                let index = self.survey.images.len() - 1;
-                self.add_libraries(index);
-                Some(index)
+                self.add_image(&file, shown, choice)
             }
-            Ok(_) => None,
-            Err(error) => {
-                log::debug!("{}: {error}", shown.display());
-                None
+            Content::Damaged(reason) => {
+                let refusals = vec![WhyNot::Damaged(reason)];
+                self.add_image(&file, shown, Choice { way: None, refusals })
             }
+            Content::GcLibrary => Known::GcLibrary,
+            Content::Other => Known::Other,
         };
-        self.known.insert(key, index);
-        Ok(index)
+        self.known.insert(key, known);
+        Ok(known)
+    }
+
+    fn add_image(&mut self, file: &File, shown: &Path, choice: Choice) -> Known {
+        let identity = Identity::of(file, &choice);
+        self.survey.images.push(ImageFound { path: shown.to_owned(), identity, choice, named: false });
+        let index = self.survey.images.len() - 1;
+        self.add_libraries(index);
+        Known::Image(index)
+    }
+}
+
+/// What a run would make of a VM whose image is sure, not yet, or not that of the process.
+fn settled(state: Result<VmState, FailedProof>, sure: Sure) -> Result<VmState, String> {
+    match sure {
+        Sure::Yes => state.map_err(|failed| failed.to_string()),
+        Sure::NotYet => Ok(state
+            .ok()
+            .filter(|state| matches!(state, VmState::Unreadable(_)))
+            .unwrap_or(VmState::NotSetUp)),
+        Sure::No(reason) => Err(reason.to_owned()),
     }
 }

@@ -15,7 +15,6 @@ use crate::{
         layout::LayoutError,
         plan::{AttachPlan, PlanError},
         proof::Unproven,
-        prove::FailedProof,
     },
 };
 
@@ -121,7 +120,7 @@ fn process(found: &ProcessFound, plan: Option<&AttachPlan>) -> ProcessReport {
     ProcessReport { pid: found.pid, image: found.image, command: found.command.clone(), proof }
 }
 
-fn proof(state: &Result<VmState, FailedProof>, plan: &AttachPlan) -> Proof {
+fn proof(state: &Result<VmState, String>, plan: &AttachPlan) -> Proof {
     match state {
         Ok(VmState::Proven(_, data)) => {
             let value = |name| plan.layout.keys.iter().find(|key| key.name == name)?.value(data);
@@ -135,13 +134,17 @@ fn proof(state: &Result<VmState, FailedProof>, plan: &AttachPlan) -> Proof {
         Ok(VmState::NotSetUp) => Proof::Later("its VM is not set up yet"),
         Ok(VmState::Busy) => Proof::Later("it was collecting whenever it was looked at"),
         Ok(VmState::Unreadable(error)) => Proof::Unreadable(error.to_string()),
-        Err(failed) => Proof::Failed(failed.to_string()),
+        Err(failed) => Proof::Failed(failed.clone()),
     }
 }
 
 /// What can be done about an image that is not traced.
 fn remedy(why: &WhyNot) -> String {
-    let WhyNot::Sites(error) = why else { return "use a kernel of 5.15 or later".to_owned() };
+    let error = match why {
+        WhyNot::Sites(error) => error,
+        WhyNot::Damaged(_) => return "the file is damaged or was cut off: reinstall it".to_owned(),
+        WhyNot::LastResort(_) => return "use a kernel of 5.15 or later".to_owned(),
+    };
     let text = match error {
         PlanError::Elf { .. } => "the file is damaged or was cut off: reinstall it",
         PlanError::Refused(refusal) => match refusal {

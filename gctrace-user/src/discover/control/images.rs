@@ -16,8 +16,8 @@ use super::{
     super::{
         asking::{Answer, Asking, Means, Question},
         debuginfo::Around,
+        decision::Content,
         identity::ImageKey,
-        installed,
         place::Place,
         planned::{Abilities, Choice, Head, Later, Planned, Way, choose_first, reading, site_image},
     },
@@ -27,7 +27,6 @@ use crate::{
     bpf::brief,
     cache::Cache,
     console::say,
-    elf::{RubyPresence, probe_ruby},
     images::KnownImage,
     model::{Image, gvl::GvlCoverage},
     ruby::{RubyAnalysis, last_resort::LastResort, plan::AttachPlan},
@@ -68,20 +67,11 @@ impl Control {
         shown: &Path,
         place: &Place,
     ) -> Result<Verdict, String> {
-        match probe_ruby(file) {
-            Ok(Some(RubyPresence::Defines)) => {}
-            Ok(Some(RubyPresence::GcLibrary)) => return Ok(Verdict::GcLibrary),
-            Ok(Some(RubyPresence::Needs { .. }) | None) => return Ok(Verdict::NotRuby),
-            Err(error) if installed::names_ruby(shown) => {
-                return Err(format!(
-                    "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
-                ));
-            }
-            Err(error) => {
-                // A broken file that nothing says is a Ruby is nobody's business.
-                log::debug!("{}: {error}", shown.display());
-                return Ok(Verdict::NotRuby);
-            }
+        match Content::of(file, shown) {
+            Content::Interpreter => {}
+            Content::GcLibrary => return Ok(Verdict::GcLibrary),
+            Content::Other => return Ok(Verdict::NotRuby),
+            Content::Damaged(reason) => return Err(reason),
         }
         let later = Cell::new(false);
         let around = Around { info: &self.debug, place, later: Some(&later) };

@@ -4,6 +4,7 @@ use std::{fs::File, os::unix::fs::FileExt as _, path::Path, sync::Arc};
 
 use super::{
     super::{
+        decision::{self, Role, Sure},
         identity::ImageKey,
         mappings::{self, ExecutableMapping},
         place::Place,
@@ -11,6 +12,20 @@ use super::{
     Control, Verdict,
 };
 use crate::{host::proc_root, ruby::plan::AttachPlan};
+
+/// What an image is to a process that maps it.
+pub(in crate::discover) fn role(known: Option<&(ImageKey, Verdict)>) -> Role<'_> {
+    match known {
+        None | Some((_, Verdict::NotRuby | Verdict::Waiting)) => Role::Other,
+        Some((_, Verdict::GcLibrary)) => Role::GcLibrary,
+        Some((_, Verdict::Refused(_))) => Role::Refused,
+        Some((_, Verdict::Traced(traced))) => Role::Ruby {
+            segments: &traced.segments,
+            sites: traced.plan.is_some(),
+            modular: traced.modular().is_some(),
+        },
+    }
+}
 
 impl Control {
     pub(super) fn inspect(&mut self, pid: u32) {
@@ -24,41 +39,49 @@ impl Control {
 
     /// Looks at every executable mapping; returns whether one is a Ruby (traced or refused).
     pub(super) fn inspect_mappings(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> bool {
-        let mut ruby = false;
-        let mut modular = false;
-        for mapping in mappings {
-            let Some((key, verdict)) = self.verdict(pid, mapping) else { continue };
-            if !matches!(verdict, Verdict::NotRuby) {
-                self.consider_name(pid);
-            }
+        let verdicts = self.verdicts_of(pid, mappings);
+        let gcs = decision::gcs(mappings.iter().zip(verdicts.iter().map(|known| role(known.as_ref()))));
+        let mut ruby = gcs.ruby;
+        let mut chosen = false;
+        for (key, verdict) in verdicts.iter().flatten() {
             match verdict {
-                Verdict::NotRuby => {}
+                Verdict::NotRuby => continue,
                 Verdict::Waiting => {
                     ruby = true;
-                    if let Some(waiting) = self.waiting.get_mut(&key) {
+                    if let Some(waiting) = self.waiting.get_mut(key) {
                         waiting.pids.insert(pid);
                     }
                 }
-                Verdict::GcLibrary => modular = true,
-                Verdict::Traced(traced) if traced.modular().is_some() => {
-                    ruby = true;
-                    modular = true;
-                }
-                Verdict::Traced(traced) => {
-                    ruby = true;
-                    self.found(pid, mapping, &traced);
-                }
-                Verdict::Refused(reason) => {
-                    ruby = true;
-                    self.refuse(pid, key, mapping, &reason);
-                }
+                Verdict::GcLibrary => chosen = true,
+                Verdict::Traced(traced) => chosen |= traced.modular().is_some(),
+                Verdict::Refused(_) => {}
+            }
+            self.consider_name(pid);
+        }
+        for (index, bias) in gcs.own {
+            if let Some((_, Verdict::Traced(traced))) = &verdicts[index] {
+                self.found_at(pid, &mappings[index], bias, traced, |_| Sure::Yes);
             }
         }
-        // Which GC such a process runs is told by all of its mappings.
-        if modular && self.wants(pid) {
+        for index in gcs.refused {
+            if let Some((key, Verdict::Refused(reason))) = &verdicts[index] {
+                self.refuse(pid, *key, &mappings[index], reason);
+            }
+        }
+        // Which GC such a process runs depends on all of its mappings.
+        if chosen && self.wants(pid) {
             self.inspect_modular(pid);
         }
         ruby
+    }
+
+    /// What is known of the files of these mappings.
+    pub(in crate::discover) fn verdicts_of(
+        &mut self,
+        pid: u32,
+        mappings: &[ExecutableMapping],
+    ) -> Vec<Option<(ImageKey, Verdict)>> {
+        mappings.iter().map(|mapping| self.verdict(pid, mapping)).collect()
     }
 
     /// What is known of the file of a mapping; `None` if the process is gone.

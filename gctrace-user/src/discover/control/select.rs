@@ -7,7 +7,7 @@ use std::{
 
 use super::{Control, Found};
 use crate::{
-    discover::mappings,
+    discover::{decision, mappings},
     host::{called, proc::is_running, proc_root},
 };
 
@@ -113,13 +113,9 @@ impl Control {
     /// Looks at a selected process: `Err` says why it is no Ruby.
     fn inspect_or_why(&mut self, pid: u32) -> Result<(), String> {
         match mappings::of_process(pid) {
-            Err(procfs::ProcError::NotFound(_)) => Err("no such process".to_owned()),
-            Err(error) => Err(format!("its mappings cannot be read: {error}")),
+            Err(error) => Err(decision::unreadable(&error).0),
             Ok(mappings) if self.inspect_mappings(pid, &mappings) => Ok(()),
-            Ok(mappings) => Err(format!(
-                "not a Ruby process: none of its {} executable mappings holds a CRuby interpreter",
-                mappings.len()
-            )),
+            Ok(mappings) => Err(decision::no_ruby(mappings.len())),
         }
     }
 

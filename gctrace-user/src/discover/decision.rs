@@ -1,0 +1,283 @@
+//! Which images hold the GC that a process runs, and whether that is certain: the one decision behind a run and `gctrace doctor`.
+//! Nothing here reads a process; both hand over what they read.
+
+use std::{fs::File, path::Path};
+
+use procfs::ProcError;
+
+use super::{installed, mappings::ExecutableMapping, mappings::load_bias, state::VmState};
+use crate::elf::{ElfError, LoadSegment, RubyPresence, probe_ruby};
+
+/// What a file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A CRuby interpreter.
+    Interpreter,
+    /// A GC library for a Ruby built `--with-modular-gc`.
+    GcLibrary,
+    /// No Ruby.
+    Other,
+    /// It should hold an interpreter by its name, and this is why it cannot be read.
+    Damaged(String),
+}
+
+impl Content {
+    /// Of an open file; `shown` is the path that messages name.
+    pub(super) fn of(file: &File, shown: &Path) -> Self {
+        Self::from_probe(probe_ruby(file), shown)
+    }
+
+    fn from_probe(probe: Result<Option<RubyPresence>, ElfError>, shown: &Path) -> Self {
+        match probe {
+            Ok(Some(RubyPresence::Defines)) => Self::Interpreter,
+            Ok(Some(RubyPresence::GcLibrary)) => Self::GcLibrary,
+            Ok(Some(RubyPresence::Needs { .. }) | None) => Self::Other,
+            Err(error) if installed::names_ruby(shown) => Self::Damaged(format!(
+                "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
+            )),
+            Err(error) => {
+                // A broken file that nothing says is a Ruby is nobody's business.
+                log::debug!("{}: {error}", shown.display());
+                Self::Other
+            }
+        }
+    }
+}
+
+/// What an image is to a process that maps it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Role<'a> {
+    /// No Ruby.
+    Other,
+    /// A Ruby that can be traced.
+    Ruby {
+        /// Where its code lies.
+        segments: &'a [LoadSegment],
+        /// Whether its event sites are known; else there are fallback probes only.
+        sites: bool,
+        /// Whether it was built `--with-modular-gc`.
+        modular: bool,
+    },
+    /// A Ruby that is not traced.
+    Refused,
+    /// A GC library.
+    GcLibrary,
+}
+
+/// Which GCs a process runs. Numbers are indexes of its mappings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Gcs {
+    /// Whether it maps a Ruby at all, traced or not.
+    pub(super) ruby: bool,
+    /// Images that hold their own GC, each with its load bias.
+    pub(super) own: Vec<(usize, u64)>,
+    /// Images that are not traced.
+    pub(super) refused: Vec<usize>,
+    /// Where the GC is chosen when the VM is set up: which one.
+    pub(super) chosen: Option<Chosen>,
+}
+
+/// The GC of a Ruby built `--with-modular-gc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chosen {
+    /// The one inside the Ruby, as far as the mappings show ([`built_in`]). It may choose a library later, as long as its VM is not
+    /// set up.
+    BuiltIn {
+        /// The Ruby.
+        ruby: usize,
+        /// Its load bias.
+        bias: u64,
+    },
+    /// That of a library ([`linked_library`]).
+    Library {
+        /// The library.
+        library: usize,
+        /// The Ruby.
+        ruby: usize,
+        /// The Ruby's load bias.
+        bias: u64,
+    },
+    /// That of a library, of which nothing can be known ([`NO_SITES`]).
+    Unknown {
+        /// The library.
+        library: usize,
+    },
+}
+
+/// Why [`Chosen::Unknown`] is not traced.
+pub(super) const NO_SITES: &str = "modular GC: the process runs the GC of this library, and its Ruby is not traced by event \
+                                   sites, so that nothing is known of it";
+
+/// Decides which GCs a process runs, by its mappings and the roles of their files.
+pub(super) fn gcs<'a>(mapped: impl IntoIterator<Item = (&'a ExecutableMapping, Role<'a>)>) -> Gcs {
+    let mut gcs = Gcs::default();
+    let (mut modular_ruby, mut gc_library, mut fallback) = (None, None, false);
+    for (index, (mapping, role)) in mapped.into_iter().enumerate() {
+        gcs.ruby |= matches!(role, Role::Ruby { .. } | Role::Refused);
+        match role {
+            Role::Other => {}
+            Role::Refused => gcs.refused.push(index),
+            Role::GcLibrary => gc_library = Some(index),
+            Role::Ruby { segments, sites, modular } => {
+                fallback |= !sites;
+                // None: another mapping of the file than the one of its code.
+                let found = load_bias(mapping, segments).map(|bias| (index, bias));
+                if modular {
+                    modular_ruby = modular_ruby.or(found);
+                } else {
+                    gcs.own.extend(found);
+                }
+            }
+        }
+    }
+    gcs.chosen = match (modular_ruby, gc_library) {
+        (Some((ruby, bias)), None) => Some(Chosen::BuiltIn { ruby, bias }),
+        (Some((ruby, bias)), Some(library)) => Some(Chosen::Library { library, ruby, bias }),
+        (None, Some(library)) if fallback => Some(Chosen::Unknown { library }),
+        (None, _) => None,
+    };
+    gcs
+}
+
+/// Whether an image is the one whose events a process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sure {
+    /// It is.
+    Yes,
+    /// Its first event shows it.
+    NotYet,
+    /// It is not, and why.
+    No(&'static str),
+}
+
+/// Whether a process runs the GC inside its Ruby. `state`: what reading its VM gave; `loaded`: whether it has loaded a library.
+pub(super) fn built_in<E>(state: &Result<VmState, E>, loaded: impl FnOnce() -> Option<bool>) -> Sure {
+    match state {
+        Ok(VmState::NotSetUp | VmState::Unreadable(_)) => Sure::NotYet,
+        _ if loaded() == Some(false) => Sure::Yes,
+        _ => Sure::NotYet,
+    }
+}
+
+/// Whether a process runs the GC library that it maps. `state`: what reading its VM gave; `linked`: whether the library refers to the
+/// VM of its Ruby.
+pub(super) fn linked_library<E>(state: &Result<VmState, E>, linked: impl FnOnce() -> Option<bool>) -> Sure {
+    match state {
+        Ok(VmState::NotSetUp | VmState::Unreadable(_)) => Sure::Yes,
+        _ if linked() == Some(false) => {
+            Sure::No("its GC library does not refer to the VM of its Ruby; nothing is reported for it")
+        }
+        _ => Sure::Yes,
+    }
+}
+
+/// Why a process whose mappings could not be read is not known; and whether it may be a Ruby.
+pub(super) fn unreadable(error: &ProcError) -> (String, bool) {
+    match error {
+        ProcError::NotFound(_) => ("no such process".to_owned(), false),
+        ProcError::PermissionDenied(_) => {
+            ("its mappings cannot be read: it is another user's, or protected by the system".to_owned(), true)
+        }
+        error => (format!("its mappings cannot be read: {error}"), true),
+    }
+}
+
+/// Why a process with this many executable mappings is not a Ruby.
+pub(super) fn no_ruby(mappings: usize) -> String {
+    match mappings {
+        0 => "not a Ruby process: it has no program (a kernel thread, or it is exiting)".to_owned(),
+        count => {
+            format!("not a Ruby process: none of its {count} executable mappings holds a CRuby interpreter")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::{FileOffset, Svma};
+
+    fn mapping(start: u64) -> ExecutableMapping {
+        ExecutableMapping { start, end: start + 0x1000, offset: 0x1000, inode: 1, path: "/x".into() }
+    }
+
+    fn segments() -> Vec<LoadSegment> {
+        vec![LoadSegment {
+            address: Svma(0x1000),
+            offset: FileOffset(0x1000),
+            file_size: 0x1000,
+            memory_size: 0x1000,
+            executable: true,
+            writable: false,
+        }]
+    }
+
+    fn decide(roles: &[Role<'_>]) -> Gcs {
+        let mappings: Vec<_> = (1..=roles.len() as u64).map(|n| mapping(n << 16)).collect();
+        gcs(mappings.iter().zip(roles.iter().copied()))
+    }
+
+    /// Every mix of a plain Ruby, a modular one, fallback probes, a refused one, and a library has one answer.
+    #[test]
+    fn every_mix() {
+        let code = segments();
+        let ruby = |sites, modular| Role::Ruby { segments: &code, sites, modular };
+        let (plain, fallback, modular) = (ruby(true, false), ruby(false, false), ruby(true, true));
+        let bias = |index: u64| ((index + 1) << 16) - 0x1000;
+        assert_eq!(decide(&[]), Gcs::default());
+        assert_eq!(decide(&[Role::Other, Role::GcLibrary]), Gcs::default(), "nobody chose that library");
+        let gcs = decide(&[Role::Other, plain]);
+        assert_eq!((gcs.ruby, gcs.own, gcs.chosen), (true, vec![(1, bias(1))], None));
+        let gcs = decide(&[Role::Refused, plain, plain]);
+        assert_eq!((gcs.refused, gcs.own), (vec![0], vec![(1, bias(1)), (2, bias(2))]));
+        let gcs = decide(&[modular, modular]);
+        assert_eq!((gcs.own, gcs.chosen), (Vec::new(), Some(Chosen::BuiltIn { ruby: 0, bias: bias(0) })));
+        for order in [[modular, Role::GcLibrary], [Role::GcLibrary, modular]] {
+            let chosen = decide(&order).chosen.unwrap();
+            let at = usize::from(matches!(order[1], Role::Ruby { .. }));
+            assert_eq!(
+                chosen,
+                Chosen::Library { library: 1 - at, ruby: at, bias: bias(at as u64) },
+                "in any order"
+            );
+        }
+        let gcs = decide(&[fallback, Role::GcLibrary]);
+        assert_eq!((gcs.own.len(), gcs.chosen), (1, Some(Chosen::Unknown { library: 1 })));
+        let empty = Role::Ruby { segments: &[], sites: true, modular: true };
+        let gcs = decide(&[empty, Role::GcLibrary]);
+        assert_eq!((gcs.ruby, gcs.chosen), (true, None), "its code is not mapped there");
+    }
+
+    /// A GC library counts as the process's unless it is linked with another VM; the GC inside a Ruby only if no library is loaded.
+    #[test]
+    fn certainty() {
+        let read = || Ok::<_, ()>(VmState::Busy);
+        let early =
+            || [Ok(VmState::NotSetUp), Ok::<_, ()>(VmState::Unreadable(std::io::ErrorKind::Other.into()))];
+        for state in early() {
+            assert_eq!(built_in(&state, || Some(false)), Sure::NotYet);
+            assert_eq!(linked_library(&state, || Some(false)), Sure::Yes);
+        }
+        assert_eq!(built_in(&read(), || Some(false)), Sure::Yes);
+        for loaded in [Some(true), None] {
+            assert_eq!(built_in(&read(), || loaded), Sure::NotYet);
+        }
+        assert!(matches!(linked_library(&read(), || Some(false)), Sure::No(_)));
+        for linked in [Some(true), None] {
+            assert_eq!(linked_library(&read(), || linked), Sure::Yes);
+        }
+    }
+
+    /// A file that cannot be read is a damaged Ruby by its name, and else nothing.
+    #[test]
+    fn content() {
+        let probe = || Err(ElfError::OutOfFile { what: "x" });
+        for (path, damaged) in
+            [("/usr/lib/libruby-3.1.so.3.1", true), ("/opt/bin/ruby", true), ("/usr/lib/libc.so.6", false)]
+        {
+            let content = Content::from_probe(probe(), Path::new(path));
+            assert_eq!(matches!(content, Content::Damaged(_)), damaged, "{path}: {content:?}");
+        }
+        assert_eq!(Content::from_probe(Ok(None), Path::new("/usr/bin/ruby")), Content::Other);
+    }
+}

@@ -235,7 +235,7 @@ impl Groups {
     }
 
     /// A process has mapped something: selects it if it is in a cgroup whose processes are listed.
-    pub(super) fn met(&mut self, pid: u32, probes: &mut Probes) -> Result<(), String> {
+    pub(super) fn has_mapped(&mut self, pid: u32, probes: &mut Probes) -> Result<(), String> {
         if !self.v1.is_empty() && !self.members.contains(&pid) && self.contains(pid) {
             probes.select(pid).map_err(|error| error.to_string())?;
             self.members.insert(pid);

@@ -37,7 +37,7 @@ use super::{
     resolve,
     selection::Selection,
     state::{VmState, read_state},
-    strangers::Strangers,
+    unattributed::UnattributedMappings,
 };
 use crate::{
     bpf::{GvlOptions, MappingWatch, Probes, Scope},
@@ -238,7 +238,7 @@ pub(super) struct Control {
     /// Selected cgroups, if there are any.
     groups: Option<Groups>,
     /// Where mapping records have no pids.
-    strangers: Option<Strangers>,
+    unattributed: Option<UnattributedMappings>,
 }
 
 /// Runs until told to stop. Returns (and so detaches) only then.
@@ -286,7 +286,7 @@ pub fn run(start: Start) {
         installed: VecDeque::new(),
         put_off: VecDeque::new(),
         groups: None,
-        strangers: Strangers::expected(),
+        unattributed: UnattributedMappings::expected(),
     };
     // Watching starts before the scan, so that nothing falls between the two.
     let mut watch = match MappingWatch::start(control.native.is_some()) {

@@ -14,8 +14,8 @@ mod planned;
 mod resolve;
 mod selection;
 mod state;
-mod strangers;
 mod survey;
+mod unattributed;
 
 use crate::host::{identity, mappings};
 

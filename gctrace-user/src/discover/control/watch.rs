@@ -8,7 +8,7 @@ use super::{
     super::{
         cgroups::Groups,
         mappings::ExecutableMapping,
-        strangers::{Met, Strangers},
+        unattributed::{AttributedMapping, UnattributedMappings},
     },
     Control, Found, GVL_ATTACH, GVL_DETACH, Verdict,
     select::END_INTERVAL,
@@ -68,7 +68,7 @@ impl Control {
                 polled.push(PollFd::new(&self.gvl_orders, PollFlags::IN));
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
                 let listing = self.groups.as_ref().and_then(Groups::interval);
-                let looking = self.strangers.as_ref().and_then(Strangers::wait);
+                let looking = self.unattributed.as_ref().and_then(UnattributedMappings::wait);
                 let ending = (!self.watches_others()).then_some(END_INTERVAL);
                 let more = !(self.put_off.is_empty() && self.installed.is_empty());
                 let preparing = more.then_some(PREPARING);
@@ -119,16 +119,16 @@ impl Control {
             if let Some(native) = &mut self.native {
                 native.mapped(new.iter());
             }
-            match &mut self.strangers {
-                Some(strangers) => {
+            match &mut self.unattributed {
+                Some(unattributed) => {
                     for record in new {
-                        strangers.add(record);
+                        unattributed.add(record);
                     }
-                    self.look_for_strangers();
+                    self.attribute_mappings();
                 }
                 None => {
                     for record in new {
-                        self.met(record.pid, record.into());
+                        self.mapped_code(record.pid, record.into());
                     }
                 }
             }
@@ -136,10 +136,10 @@ impl Control {
     }
 
     /// A process has mapped code.
-    fn met(&mut self, pid: u32, mapping: ExecutableMapping) {
+    fn mapped_code(&mut self, pid: u32, mapping: ExecutableMapping) {
         let selectable = self.watches_others() || self.probes.is_selected(pid);
         if let Some(groups) = &mut self.groups
-            && let Err(error) = groups.met(pid, &mut self.probes)
+            && let Err(error) = groups.has_mapped(pid, &mut self.probes)
         {
             log::warn!("pid {pid}: {error}");
         }
@@ -149,17 +149,17 @@ impl Control {
     }
 
     /// Finds out who has mapped what was recorded without a pid.
-    fn look_for_strangers(&mut self) {
-        let Some(strangers) = &mut self.strangers else { return };
-        if strangers.overflowed() {
+    fn attribute_mappings(&mut self) {
+        let Some(unattributed) = &mut self.unattributed else { return };
+        if unattributed.overflowed() {
             return self.look_again();
         }
-        for Met { pid, mapping, file } in strangers.find() {
+        for AttributedMapping { pid, mapping, file } in unattributed.find() {
             let holds_none = matches!(self.verdict(pid, &mapping), Some((_, Verdict::NotRuby)));
-            if let (true, Some(file), Some(strangers)) = (holds_none, file, &mut self.strangers) {
-                strangers.no_ruby(file);
+            if let (true, Some(file), Some(unattributed)) = (holds_none, file, &mut self.unattributed) {
+                unattributed.no_ruby(file);
             }
-            self.met(pid, mapping);
+            self.mapped_code(pid, mapping);
         }
     }
 }

@@ -39,7 +39,7 @@ const KNOWN: Duration = Duration::from_mins(1);
 const SHARE: u32 = 10;
 
 /// A mapping of a process that was looked for.
-pub(super) struct Met {
+pub(super) struct AttributedMapping {
     pub(super) pid: u32,
     pub(super) mapping: ExecutableMapping,
     /// The file, as the record named it.
@@ -47,7 +47,7 @@ pub(super) struct Met {
 }
 
 /// The records that wait.
-pub(super) struct Strangers {
+pub(super) struct UnattributedMappings {
     wanted: Vec<ExecMapping>,
     no_ruby: HashSet<FileId>,
     known_since: Instant,
@@ -55,7 +55,7 @@ pub(super) struct Strangers {
     due: Instant,
 }
 
-impl Strangers {
+impl UnattributedMappings {
     /// `None` where records have pids that mean something.
     pub(super) fn expected() -> Option<Self> {
         let now = Instant::now();
@@ -71,7 +71,7 @@ impl Strangers {
         }
     }
 
-    /// How long until [`Strangers::find`] looks; `None` if nothing waits.
+    /// How long until [`UnattributedMappings::find`] looks; `None` if nothing waits.
     pub(super) fn wait(&self) -> Option<Duration> {
         (!self.wanted.is_empty()).then(|| self.due.saturating_duration_since(Instant::now()))
     }
@@ -91,7 +91,7 @@ impl Strangers {
     }
 
     /// The processes that have what was recorded, if it is time. What nobody has is gone again.
-    pub(super) fn find(&mut self) -> Vec<Met> {
+    pub(super) fn find(&mut self) -> Vec<AttributedMapping> {
         let started = Instant::now();
         if self.wanted.is_empty() || started < self.due {
             return Vec::new();
@@ -101,7 +101,7 @@ impl Strangers {
             self.known_since = started;
         }
         let wanted = std::mem::take(&mut self.wanted);
-        let mut met = Vec::new();
+        let mut found = Vec::new();
         match proc_root::pids() {
             Err(error) => log::warn!("listing {}: {error}", proc_root::root().display()),
             Ok(pids) => {
@@ -109,14 +109,14 @@ impl Strangers {
                     // A process that is gone, or a thread of the kernel, has none.
                     for mapping in mappings::of_process(pid).unwrap_or_default() {
                         if let Some(record) = wanted.iter().find(|record| is_of(record, &mapping)) {
-                            met.push(Met { pid, mapping, file: record.file_id });
+                            found.push(AttributedMapping { pid, mapping, file: record.file_id });
                         }
                     }
                 }
             }
         }
         self.due = started + started.elapsed() * SHARE;
-        met
+        found
     }
 }
 
@@ -163,19 +163,19 @@ mod tests {
     #[test]
     fn finds_itself() {
         let now = Instant::now();
-        let mut strangers =
-            Strangers { wanted: Vec::new(), no_ruby: HashSet::new(), known_since: now, due: now };
+        let mut unattributed =
+            UnattributedMappings { wanted: Vec::new(), no_ruby: HashSet::new(), known_since: now, due: now };
         let own = mappings::of_process(std::process::id()).unwrap().remove(0);
         let known = FileId { device: (8, 1), inode: 7, generation: 0 };
         let file = own.path.to_string_lossy().into_owned();
-        strangers.no_ruby(known);
-        strangers.add(record(own.start, own.offset, "//anon"));
-        strangers.add(ExecMapping { file_id: Some(known), ..record(own.start, own.offset, &file) });
-        assert_eq!(strangers.wait(), None);
-        strangers.add(record(own.start, own.offset, &file));
-        assert!(strangers.wait().is_some());
-        let met = strangers.find();
-        assert!(met.iter().any(|met| met.pid == std::process::id() && met.mapping == own));
-        assert_eq!(strangers.wait(), None);
+        unattributed.no_ruby(known);
+        unattributed.add(record(own.start, own.offset, "//anon"));
+        unattributed.add(ExecMapping { file_id: Some(known), ..record(own.start, own.offset, &file) });
+        assert_eq!(unattributed.wait(), None);
+        unattributed.add(record(own.start, own.offset, &file));
+        assert!(unattributed.wait().is_some());
+        let found = unattributed.find();
+        assert!(found.iter().any(|found| found.pid == std::process::id() && found.mapping == own));
+        assert_eq!(unattributed.wait(), None);
     }
 }

@@ -25,9 +25,9 @@ pub(super) use self::inspect::role;
 use self::{select::Listed, watch::Until};
 use super::{
     Fault,
-    asking::Asking,
     cgroups::Groups,
     debuginfo::DebugInfo,
+    debuginfod::Lookup,
     decision::Sure,
     identity::ImageKey,
     installed,
@@ -215,7 +215,7 @@ pub(super) struct Control {
     cache: Cache,
     pub(super) debug: Arc<DebugInfo>,
     /// Started when there is something to ask.
-    asking: Option<Asking>,
+    lookup: Option<Lookup>,
     /// Who waits for it.
     waiting: HashMap<ImageKey, Waiting>,
     verdicts: HashMap<ImageKey, Verdict>,
@@ -273,7 +273,7 @@ pub fn run(start: Start) {
         fault,
         cache,
         debug: Arc::new(debug),
-        asking: None,
+        lookup: None,
         waiting: HashMap::new(),
         verdicts: HashMap::new(),
         libraries: HashMap::new(),

@@ -1,9 +1,9 @@
 //! Finding Ruby processes and images, now and later, and having them probed. The slow path, on a thread of its own.
 
-mod asking;
 mod cgroups;
 mod control;
 mod debuginfo;
+mod debuginfod;
 mod decision;
 mod fault;
 mod installed;

@@ -14,8 +14,8 @@ use gctrace_common::config::ImageConfig;
 
 use super::{
     super::{
-        asking::{Answer, Asking, Means, Question},
         debuginfo::Around,
+        debuginfod::{Context, Lookup, Request, Response},
         decision::Content,
         identity::ImageKey,
         place::Place,
@@ -78,8 +78,8 @@ impl Control {
         let choice = choose_first(file, shown, self.methods, self.abilities(), &mut self.cache, around);
         if later.get() {
             let file = file.try_clone().map_err(|error| format!("keeping it open: {error}"))?;
-            let question = Question { key, file, shown: shown.to_owned(), place: place.clone() };
-            return self.ask(question).map(|()| Verdict::Waiting);
+            let request = Request { key, file, shown: shown.to_owned(), place: place.clone() };
+            return self.ask(request).map(|()| Verdict::Waiting);
         }
         self.open(file, shown, choice)
     }
@@ -89,23 +89,23 @@ impl Control {
     }
 
     /// Has the servers asked about an image.
-    pub(super) fn ask(&mut self, question: Question) -> Result<(), String> {
-        let asking = if let Some(asking) = self.asking.take() {
-            asking
+    pub(super) fn ask(&mut self, request: Request) -> Result<(), String> {
+        let lookup = if let Some(lookup) = self.lookup.take() {
+            lookup
         } else {
-            let means = Means {
+            let context = Context {
                 info: Arc::clone(&self.debug),
                 cache: self.cache.path().map_or_else(Cache::none, Cache::at),
                 methods: self.methods,
                 abilities: self.abilities(),
             };
-            Asking::start(means).map_err(|error| {
+            Lookup::start(context).map_err(|error| {
                 format!("starting a thread that asks the servers in DEBUGINFOD_URLS: {error}")
             })?
         };
-        let asking = self.asking.insert(asking);
-        let (key, shown) = (question.key, question.shown.clone());
-        if !asking.ask(question) {
+        let lookup = self.lookup.insert(lookup);
+        let (key, shown) = (request.key, request.shown.clone());
+        if !lookup.request(request) {
             return Err("too many images wait for the servers in DEBUGINFOD_URLS; unset it".to_owned());
         }
         say(&format!(
@@ -118,19 +118,19 @@ impl Control {
     }
 
     /// Takes the answers that have come.
-    pub(super) fn take_answers(&mut self) {
-        while let Some(asking) = &self.asking {
-            match asking.answer() {
-                Ok(Some(Answer { question, choice })) => {
-                    let verdict = self.open(&question.file, &question.shown, choice);
-                    self.conclude(question.key, verdict);
-                    if let Some(Verdict::Traced(traced)) = self.verdicts.get(&question.key).cloned() {
-                        self.add_gc_libraries(question.key, &traced, &question.place);
+    pub(super) fn take_responses(&mut self) {
+        while let Some(lookup) = &self.lookup {
+            match lookup.response() {
+                Ok(Some(Response { request, choice })) => {
+                    let verdict = self.open(&request.file, &request.shown, choice);
+                    self.conclude(request.key, verdict);
+                    if let Some(Verdict::Traced(traced)) = self.verdicts.get(&request.key).cloned() {
+                        self.add_gc_libraries(request.key, &traced, &request.place);
                     }
                 }
                 Ok(None) => return,
                 Err(()) => {
-                    self.asking = None;
+                    self.lookup = None;
                     let keys: Vec<ImageKey> = self.waiting.keys().copied().collect();
                     for key in keys {
                         let reason = "the thread that asks the servers in DEBUGINFOD_URLS has ended; please \

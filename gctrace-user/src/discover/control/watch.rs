@@ -59,8 +59,8 @@ impl Control {
                 let fds = watch.fds();
                 let mut polled: Vec<PollFd<'_>> =
                     fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
-                if let Some(asking) = &self.asking {
-                    polled.push(PollFd::from_borrowed_fd(asking.fd(), PollFlags::IN));
+                if let Some(lookup) = &self.lookup {
+                    polled.push(PollFd::from_borrowed_fd(lookup.fd(), PollFlags::IN));
                 }
                 if let Some(groups) = &self.groups {
                     polled.push(PollFd::from_borrowed_fd(groups.fd(), PollFlags::IN));
@@ -89,7 +89,7 @@ impl Control {
                 }
             }
             self.take_gvl_orders();
-            self.take_answers();
+            self.take_responses();
             if idle && !self.finish_one() {
                 self.prepare_one();
             }

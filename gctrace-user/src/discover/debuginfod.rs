@@ -26,7 +26,7 @@ use super::{
 use crate::{cache::Cache, ruby::last_resort::Method};
 
 /// An image that waits for an answer.
-pub(super) struct Question {
+pub(super) struct Request {
     /// Its identity.
     pub(super) key: ImageKey,
     /// It, open: its process may exit meanwhile.
@@ -38,15 +38,15 @@ pub(super) struct Question {
 }
 
 /// What came of it.
-pub(super) struct Answer {
+pub(super) struct Response {
     /// The image.
-    pub(super) question: Question,
+    pub(super) request: Request,
     /// How it is traced, everything considered.
     pub(super) choice: Choice,
 }
 
 /// What the thread needs.
-pub(super) struct Means {
+pub(super) struct Context {
     pub(super) info: Arc<DebugInfo>,
     pub(super) cache: Cache,
     pub(super) methods: &'static [Method],
@@ -54,38 +54,38 @@ pub(super) struct Means {
 }
 
 /// The thread, which ends with this (after the answer that it waits for, which takes half a minute at most).
-pub(super) struct Asking {
-    questions: SyncSender<Question>,
-    answers: Receiver<Answer>,
+pub(super) struct Lookup {
+    requests: SyncSender<Request>,
+    responses: Receiver<Response>,
     /// Becomes readable when there is an answer.
     awake: UnixStream,
 }
 
-impl Asking {
+impl Lookup {
     /// Starts it.
-    pub(super) fn start(means: Means) -> io::Result<Self> {
+    pub(super) fn start(context: Context) -> io::Result<Self> {
         let (awake, mut wake) = UnixStream::pair()?;
         awake.set_nonblocking(true)?;
         // No more images than that can be traced.
-        let (questions, asked) = sync_channel::<Question>(MAX_IMAGES as usize);
-        let (answer, answers) = channel();
+        let (requests, received) = sync_channel::<Request>(MAX_IMAGES as usize);
+        let (response, responses) = channel();
         std::thread::Builder::new().name("gctrace-debuginfod".to_owned()).spawn(move || {
-            let Means { info, mut cache, methods, abilities } = means;
-            for question in asked {
-                let around = Around { info: &info, place: &question.place, later: None };
-                let choice = choose(&question.file, &question.shown, methods, abilities, &mut cache, around);
-                let told = answer.send(Answer { question, choice }).is_ok();
-                if !told || wake.write_all(&[0]).is_err() {
+            let Context { info, mut cache, methods, abilities } = context;
+            for request in received {
+                let around = Around { info: &info, place: &request.place, later: None };
+                let choice = choose(&request.file, &request.shown, methods, abilities, &mut cache, around);
+                let sent = response.send(Response { request, choice }).is_ok();
+                if !sent || wake.write_all(&[0]).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Self { questions, answers, awake })
+        Ok(Self { requests, responses, awake })
     }
 
-    /// Has a question asked, in its turn. `false`: there are too many, or the thread has ended.
-    pub(super) fn ask(&self, question: Question) -> bool {
-        self.questions.try_send(question).is_ok()
+    /// Queues a request. `false`: there are too many, or the thread has ended.
+    pub(super) fn request(&self, request: Request) -> bool {
+        self.requests.try_send(request).is_ok()
     }
 
     /// Readable when there is an answer, or never will be one.
@@ -94,10 +94,10 @@ impl Asking {
     }
 
     /// The next answer, if there is one; `Err` if the thread has ended.
-    pub(super) fn answer(&self) -> Result<Option<Answer>, ()> {
+    pub(super) fn response(&self) -> Result<Option<Response>, ()> {
         let mut bytes = [0; 64];
         while (&self.awake).read(&mut bytes).is_ok_and(|n| n == bytes.len()) {}
-        match self.answers.try_recv() {
+        match self.responses.try_recv() {
             Ok(answer) => Ok(Some(answer)),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(()),

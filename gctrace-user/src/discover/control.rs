@@ -33,10 +33,10 @@ use super::{
     installed,
     mappings::ExecutableMapping,
     place::Place,
-    planned::Later,
     resolve,
     selection::Selection,
     state::{VmState, read_state},
+    tracing_method::Later,
     unattributed::UnattributedMappings,
 };
 use crate::{

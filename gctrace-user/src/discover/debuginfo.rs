@@ -257,7 +257,7 @@ mod tests {
     use super::*;
     use crate::{
         cache::Cache,
-        discover::planned::{Planned, plan_file},
+        discover::tracing_method::{Planned, plan_file},
     };
 
     fn run(program: &str, args: &[&str]) {

@@ -21,7 +21,7 @@ use super::{
     debuginfo::{Around, DebugInfo},
     identity::ImageKey,
     place::Place,
-    planned::{Abilities, Choice, choose},
+    tracing_method::{Abilities, Choice, choose},
 };
 use crate::{cache::Cache, ruby::last_resort::Method};
 

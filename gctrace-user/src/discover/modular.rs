@@ -13,8 +13,8 @@ use super::{
     installed,
     mappings::{self, load_bias},
     place::Place,
-    planned::{Choice, Way, choose_library},
     state::{has_loaded_library, is_linked_with},
+    tracing_method::{Choice, TracingMethod, choose_library},
 };
 
 impl Control {
@@ -125,10 +125,10 @@ impl Control {
         let never = Cell::new(false);
         let around = Around { info: &self.debug, place, later: Some(&never) };
         let abilities = self.abilities();
-        let Choice { way, refusals } =
+        let Choice { method, refusals } =
             choose_library(&file, shown, &plan.analysis, self.methods, abilities, around);
-        match way {
-            Some(Way::Sites(planned)) => self.open_sites(&file, shown, *planned),
+        match method {
+            Some(TracingMethod::Sites(planned)) => self.open_sites(&file, shown, *planned),
             _ => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
         }
     }

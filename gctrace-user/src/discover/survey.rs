@@ -18,8 +18,8 @@ use super::{
     installed,
     mappings::{self, ExecutableMapping, load_bias},
     place::Place,
-    planned::{Abilities, Choice, Way, WhyNot, choose, choose_library},
     state::{has_loaded_library, is_linked_with, read_state},
+    tracing_method::{Abilities, Choice, Rejection, TracingMethod, choose, choose_library},
 };
 use crate::{
     cache::Cache,
@@ -75,24 +75,24 @@ pub struct ImageFound {
 impl ImageFound {
     /// How its event sites would be traced.
     pub fn plan(&self) -> Option<&AttachPlan> {
-        match &self.choice.way {
-            Some(Way::Sites(planned)) => Some(&planned.plan),
+        match &self.choice.method {
+            Some(TracingMethod::Sites(planned)) => Some(&planned.plan),
             _ => None,
         }
     }
 
     /// The same, when nothing else of the image is needed.
     pub fn into_plan(self) -> Option<AttachPlan> {
-        match self.choice.way {
-            Some(Way::Sites(planned)) => Some(planned.plan),
+        match self.choice.method {
+            Some(TracingMethod::Sites(planned)) => Some(planned.plan),
             _ => None,
         }
     }
 
     fn segments(&self) -> Option<&[LoadSegment]> {
-        match &self.choice.way {
-            Some(Way::Sites(planned)) => Some(&planned.segments),
-            Some(Way::LastResort(head, _)) => Some(&head.segments),
+        match &self.choice.method {
+            Some(TracingMethod::Sites(planned)) => Some(&planned.segments),
+            Some(TracingMethod::LastResort(head, _)) => Some(&head.segments),
             None => None,
         }
     }
@@ -111,7 +111,7 @@ pub struct Identity {
 
 impl Identity {
     fn of(file: &File, choice: &Choice) -> Self {
-        if let Some(Way::Sites(planned)) = &choice.way {
+        if let Some(TracingMethod::Sites(planned)) = &choice.method {
             let analysis = &planned.plan.analysis;
             return Self {
                 version: Some(analysis.version.to_string()),
@@ -426,7 +426,7 @@ impl Surveyor<'_> {
         if let Some(known) = known {
             return Ok(known);
         }
-        let choice = Choice { way: None, refusals: vec![WhyNot::LastResort(NO_SITES)] };
+        let choice = Choice { method: None, refusals: vec![Rejection::LastResort(NO_SITES)] };
         let identity = Identity::of(&File::open(&file.path)?, &choice);
         self.survey.images.push(ImageFound { path: place.path.clone(), identity, choice, named: false });
         Ok(self.survey.images.len() - 1)
@@ -445,7 +445,7 @@ impl Surveyor<'_> {
             Some(plan) => {
                 choose_library(&file, &place.path, &plan.analysis, &METHODS, self.abilities, around)
             }
-            None => Choice { way: None, refusals: Vec::new() },
+            None => Choice { method: None, refusals: Vec::new() },
         };
         let identity = Identity::of(&file, &choice);
         let Identity { version, description, .. } = self.survey.images[ruby].identity.clone();
@@ -483,8 +483,8 @@ impl Surveyor<'_> {
                 self.add_image(&file, shown, choice)
             }
             Content::Damaged(reason) => {
-                let refusals = vec![WhyNot::Damaged(reason)];
-                self.add_image(&file, shown, Choice { way: None, refusals })
+                let refusals = vec![Rejection::Damaged(reason)];
+                self.add_image(&file, shown, Choice { method: None, refusals })
             }
             Content::GcLibrary => Known::GcLibrary,
             Content::Other => Known::Other,

@@ -8,7 +8,9 @@ use super::{
     report::{Confidence, ImageReport, ProcessReport, Proof, Refused, SiteCount, Tracing},
 };
 use crate::{
-    discover::{Abilities, ImageFound, Planned, ProcessFound, Survey, Symbols, VmState, Way, WhyNot},
+    discover::{
+        Abilities, ImageFound, Planned, ProcessFound, Rejection, Survey, Symbols, TracingMethod, VmState,
+    },
     ruby::{
         Outcome, Refusal, RubyAnalysis, SiteForm,
         last_resort::Method,
@@ -23,8 +25,8 @@ pub(super) fn examine(survey: &Survey, abilities: Abilities) -> (Vec<ImageReport
     let users = |index| survey.processes.iter().filter(|process| process.image == index).count();
     let images = survey.images.iter().enumerate().map(|(index, found)| image(found, users(index), abilities));
     let processes = survey.processes.iter().map(|found| {
-        let plan = match &survey.images[found.image].choice.way {
-            Some(Way::Sites(planned)) => Some(&planned.plan),
+        let plan = match &survey.images[found.image].choice.method {
+            Some(TracingMethod::Sites(planned)) => Some(&planned.plan),
             _ => None,
         };
         process(found, plan)
@@ -35,12 +37,12 @@ pub(super) fn examine(survey: &Survey, abilities: Abilities) -> (Vec<ImageReport
 fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageReport {
     let refused =
         found.choice.refusals.first().map(|why| Refused { reason: why.to_string(), remedy: remedy(why) });
-    let method = found.choice.way.as_ref().map(|way| match way {
-        Way::Sites(_) => Method::Sites,
-        Way::LastResort(_, last) => last.method,
+    let method = found.choice.method.as_ref().map(|method| match method {
+        TracingMethod::Sites(_) => Method::Sites,
+        TracingMethod::LastResort(_, last) => last.method,
     });
-    let (confidence, tracing, features) = match (&found.choice.way, &refused) {
-        (Some(Way::Sites(planned)), _) => {
+    let (confidence, tracing, features) = match (&found.choice.method, &refused) {
+        (Some(TracingMethod::Sites(planned)), _) => {
             let judgement = confidence::of(&planned.plan);
             let confidence = (judgement.confidence, judgement.reason.clone());
             let features = features::of(&planned.plan, abilities);
@@ -62,8 +64,8 @@ fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageRep
         build_id: found.identity.build_id.as_ref().map(ToString::to_string),
         confidence,
         method,
-        last_resort: match &found.choice.way {
-            Some(Way::LastResort(_, last)) => Some((last.probes.len(), last.slow())),
+        last_resort: match &found.choice.method {
+            Some(TracingMethod::LastResort(_, last)) => Some((last.probes.len(), last.slow())),
             _ => None,
         },
         tracing,
@@ -139,11 +141,11 @@ fn proof(state: &Result<VmState, String>, plan: &AttachPlan) -> Proof {
 }
 
 /// What can be done about an image that is not traced.
-fn remedy(why: &WhyNot) -> String {
+fn remedy(why: &Rejection) -> String {
     let error = match why {
-        WhyNot::Sites(error) => error,
-        WhyNot::Damaged(_) => return "the file is damaged or was cut off: reinstall it".to_owned(),
-        WhyNot::LastResort(_) => return "use a kernel of 5.15 or later".to_owned(),
+        Rejection::Sites(error) => error,
+        Rejection::Damaged(_) => return "the file is damaged or was cut off: reinstall it".to_owned(),
+        Rejection::LastResort(_) => return "use a kernel of 5.15 or later".to_owned(),
     };
     let text = match error {
         PlanError::Elf { .. } => "the file is damaged or was cut off: reinstall it",

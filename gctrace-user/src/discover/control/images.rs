@@ -19,7 +19,9 @@ use super::{
         decision::Content,
         identity::ImageKey,
         place::Place,
-        planned::{Abilities, Choice, Head, Later, Planned, Way, choose_first, reading, site_image},
+        tracing_method::{
+            Abilities, Choice, ImageFacts, Later, Planned, TracingMethod, choose_first, reading, site_image,
+        },
     },
     Control, Found, Traced, Verdict, Waiting,
 };
@@ -165,10 +167,10 @@ impl Control {
 
     /// Attaches what was chosen.
     pub(super) fn open(&mut self, file: &File, shown: &Path, choice: Choice) -> Result<Verdict, String> {
-        let Choice { way, refusals } = choice;
-        match way {
-            Some(Way::Sites(planned)) => self.open_sites(file, shown, *planned),
-            Some(Way::LastResort(head, mut last)) => {
+        let Choice { method, refusals } = choice;
+        match method {
+            Some(TracingMethod::Sites(planned)) => self.open_sites(file, shown, *planned),
+            Some(TracingMethod::LastResort(head, mut last)) => {
                 if let Some(fault) = self.fault {
                     fault.inject_last(&mut last);
                 }
@@ -302,7 +304,7 @@ impl Control {
         &mut self,
         file: &File,
         shown: &Path,
-        head: Head,
+        head: ImageFacts,
         last: &LastResort,
     ) -> Result<Verdict, String> {
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;

@@ -147,27 +147,27 @@ pub(super) fn choose_library(
     debug: Around<'_>,
 ) -> Choice {
     if !methods.contains(&Method::Sites) {
-        let refusals = vec![WhyNot::LastResort("a GC library is probed by its event sites only")];
-        return Choice { way: None, refusals };
+        let refusals = vec![Rejection::LastResort("a GC library is probed by its event sites only")];
+        return Choice { method: None, refusals };
     }
     match plan_library(file, shown, ruby, abilities.reads_threads, debug) {
-        Ok(planned) => Choice { way: Some(Way::Sites(Box::new(planned))), refusals: Vec::new() },
-        Err(error) => Choice { way: None, refusals: vec![WhyNot::Sites(error)] },
+        Ok(planned) => Choice { method: Some(TracingMethod::Sites(Box::new(planned))), refusals: Vec::new() },
+        Err(error) => Choice { method: None, refusals: vec![Rejection::Sites(error)] },
     }
 }
 
 /// How an image's GC work is seen.
 #[derive(Debug)]
-pub enum Way {
+pub enum TracingMethod {
     /// By its event sites.
     Sites(Box<Planned>),
     /// By probes of the last resort.
-    LastResort(Head, LastResort),
+    LastResort(ImageFacts, LastResort),
 }
 
 /// Why a method does not serve an image.
 #[derive(Debug, thiserror::Error)]
-pub enum WhyNot {
+pub enum Rejection {
     /// There is no plan for its event sites.
     #[error("{0}")]
     Sites(#[from] PlanError),
@@ -179,13 +179,13 @@ pub enum WhyNot {
     Damaged(String),
 }
 
-/// The best way to see an image's GC work.
+/// The best method to see an image's GC work.
 #[derive(Debug)]
 pub struct Choice {
     /// `None`: it is not traced.
-    pub way: Option<Way>,
+    pub method: Option<TracingMethod>,
     /// Why the methods that were preferred to it do not serve, in order of preference.
-    pub refusals: Vec<WhyNot>,
+    pub refusals: Vec<Rejection>,
 }
 
 /// What the kernel can do for probes.
@@ -207,7 +207,7 @@ pub(super) fn choose(
     debug: Around<'_>,
 ) -> Choice {
     let mut choice = choose_first(file, shown, methods, abilities, cache, debug);
-    if let Some(Way::Sites(planned)) = &mut choice.way {
+    if let Some(TracingMethod::Sites(planned)) = &mut choice.method {
         planned.finish(file, cache);
     }
     choice
@@ -224,22 +224,22 @@ pub(super) fn choose_first(
 ) -> Choice {
     let mut refusals = Vec::new();
     for &method in methods {
-        let way = if method == Method::Sites {
+        let chosen = if method == Method::Sites {
             plan_file(file, shown, abilities.reads_threads, cache, debug)
-                .map(|planned| Way::Sites(Box::new(planned)))
-                .map_err(WhyNot::Sites)
+                .map(|planned| TracingMethod::Sites(Box::new(planned)))
+                .map_err(Rejection::Sites)
         } else if abilities.cookies {
             last_resort(file, method)
-                .map(|(head, last)| Way::LastResort(head, last))
-                .map_err(WhyNot::LastResort)
+                .map(|(head, last)| TracingMethod::LastResort(head, last))
+                .map_err(Rejection::LastResort)
         } else {
-            Err(WhyNot::LastResort("probing it by functions or USDT needs attach cookies (Linux 5.15)"))
+            Err(Rejection::LastResort("probing it by functions or USDT needs attach cookies (Linux 5.15)"))
         };
-        match way {
-            Ok(way) => return Choice { way: Some(way), refusals },
+        match chosen {
+            Ok(method) => return Choice { method: Some(method), refusals },
             Err(why) => {
                 // The user said what to read it by; that is not answered with something coarser.
-                let final_answer = matches!(why, WhyNot::Sites(PlanError::OtherBuild(_)));
+                let final_answer = matches!(why, Rejection::Sites(PlanError::OtherBuild(_)));
                 refusals.push(why);
                 if final_answer {
                     break;
@@ -247,12 +247,12 @@ pub(super) fn choose_first(
             }
         }
     }
-    Choice { way: None, refusals }
+    Choice { method: None, refusals }
 }
 
 /// What is told of an image that has only probes of the last resort.
 #[derive(Debug)]
-pub struct Head {
+pub struct ImageFacts {
     /// Version.
     pub version: RubyVersion,
     /// Build id, hexadecimal.
@@ -264,7 +264,7 @@ pub struct Head {
 }
 
 /// Probes of the last resort for an image, or why there are none.
-fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'static str> {
+fn last_resort(file: &File, method: Method) -> Result<(ImageFacts, LastResort), &'static str> {
     let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
     if [image.machine(), Machine::HOST] != [Machine::X86_64; 2] {
         return Err("probing it by functions or USDT is for x86-64 only");
@@ -276,7 +276,7 @@ fn last_resort(file: &File, method: Method) -> Result<(Head, LastResort), &'stat
         Method::Usdt => LastResort::usdt(&image).ok_or("it has no USDT probes")?,
         Method::Sites => return Err("event sites are no last resort"),
     };
-    let head = Head {
+    let head = ImageFacts {
         version,
         build_id: image.build_id().map(ToString::to_string),
         has_symbols: !image.symbols().is_empty(),

@@ -15,7 +15,7 @@ use crate::{
 pub struct KnownImage {
     /// What exporters are told of it.
     pub image: Arc<Image>,
-    /// How its events are read; `None` where there are only probes of the last resort.
+    /// How its events are read; `None` where there are only fallback probes.
     pub reading: Option<Reading>,
     /// How the frames of its stacks are named; `None` where they cannot be walked.
     pub frames: Option<Arc<FrameLayout>>,

@@ -66,11 +66,11 @@ fn enters_for_exits() -> Result<()> {
 }
 
 /// The last probe of an image cannot be attached: those before it are taken off again, nothing of them counts, and the
-/// image is refused by the name of the probe. With event sites, and with each kind of probes of the last resort.
+/// image is refused by the name of the probe. With event sites, and with each kind of fallback probes.
 #[test]
 fn attaching_fails() -> Result<()> {
     let live = Live::begin()?;
-    let mut last_resorts = 0;
+    let mut fallbacks = 0;
     Ruby::each(|ruby| {
         for method in ["sites", "functions", "usdt"] {
             let mut script = Script::new(&live, ruby, "explicit.rb")?.arg("5").waiting().start()?;
@@ -91,10 +91,10 @@ fn attaching_fails() -> Result<()> {
             let attached = reason.contains("attaching the ") && reason.contains(" probe at file offset ");
             // A Ruby may have no symbols, or no USDT probes.
             ensure!(attached || (method != "sites" && reason.contains("it has no ")), "{method}: {reason}");
-            last_resorts += usize::from(attached && method != "sites");
+            fallbacks += usize::from(attached && method != "sites");
         }
         Ok(())
     })?;
-    ensure!(last_resorts > 0, "no Ruby at hand has probes of the last resort");
+    ensure!(fallbacks > 0, "no Ruby at hand has fallback probes");
     Ok(())
 }

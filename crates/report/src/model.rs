@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use gctrace_common::event::Phase as WorkPhase;
 
-use crate::ruby::{PauseKind, RubyVersion, last_resort::Method, stat::GcInfo};
+use crate::ruby::{PauseKind, RubyVersion, fallback::Method, stat::GcInfo};
 
 /// What is known of a traced process. Facts that could not be read (it had already exited) are `None`.
 #[derive(Clone, Debug)]

@@ -50,7 +50,7 @@ pub enum AttachError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The kernel refused a probe of the last resort.
+    /// The kernel refused a fallback probe.
     #[error("attaching the {phase} probe at file offset {offset:#x} of {path}: {source}")]
     Phase {
         /// Phase name.

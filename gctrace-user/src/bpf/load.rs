@@ -261,7 +261,7 @@ fn memory_layout(deepest: bool) -> MemoryLayout {
     }
 }
 
-/// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of the last resort, and the one at
+/// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of fallback probes, and the one at
 /// a return of Rubies up to 3.1.
 const LATE: [&str; 4] = ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN];
 
@@ -387,7 +387,7 @@ fn needed(stacks: Option<StackOptions>, gvl: Option<GvlOptions>, everything: boo
     names
 }
 
-/// Loads the uprobes among the programs so that a link takes many, if the kernel can do that. Those of the last resort stay Aya's: a probe
+/// Loads the uprobes among the programs so that a link takes many, if the kernel can do that. Those of fallback probes stay Aya's: a probe
 /// with a semaphore is one by itself.
 fn load_multi(ebpf: &Ebpf, names: &[&'static str]) -> Option<Multi> {
     let uprobes: Vec<&'static str> = names

@@ -1,4 +1,4 @@
-//! Attaching the probes of the last resort.
+//! Attaching the fallback probes.
 
 use std::{
     ffi::CString,
@@ -23,9 +23,9 @@ use perf_event::{
 use perf_event_open_sys::bindings::perf_event_attr;
 
 use super::{AttachError, Probes, Scope, load::load_late, raw};
-use crate::ruby::last_resort::PhaseProbe;
+use crate::ruby::fallback::PhaseProbe;
 
-/// Programs of the phases, by [`Edge`](crate::ruby::last_resort::Edge).
+/// Programs of the phases, by [`Edge`](crate::ruby::fallback::Edge).
 pub(super) const PHASE_PROGRAMS: [&str; 3] = ["phase_begin", "phase_end", "phase_return"];
 
 /// A probe that only we keep alive: Aya cannot attach to probes that count their users in a semaphore.

@@ -18,7 +18,7 @@ use crate::{
         upload::{Address, Protocol},
     },
     model::MemorySource,
-    ruby::last_resort::{METHODS, Method, USDT_METHODS},
+    ruby::fallback::{METHODS, Method, USDT_METHODS},
 };
 
 /// Ticks per second and CPU where nothing else is said: no multiple of the frequencies at which programs do things.

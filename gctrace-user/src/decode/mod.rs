@@ -17,7 +17,7 @@ pub enum Event<'a> {
     Snapshot(Point, &'a SnapshotEvent),
     /// One pause.
     Pause(PauseEvent),
-    /// One interval between two probes of the last resort.
+    /// One interval between two fallback probes.
     Phase(Phase, PhaseEvent),
     /// What a thread was doing.
     Stack(StackRecord<'a>),

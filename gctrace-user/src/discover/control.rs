@@ -48,7 +48,7 @@ use crate::{
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
     native::Tables,
-    ruby::{Modular, RubyAnalysis, last_resort::Method, plan::AttachPlan, prove::FailedProof},
+    ruby::{Modular, RubyAnalysis, fallback::Method, plan::AttachPlan, prove::FailedProof},
 };
 
 /// What the control thread tells the data thread.
@@ -171,7 +171,7 @@ pub(super) enum Verdict {
 /// A probed image.
 pub(super) struct Traced {
     pub(super) index: u32,
-    /// `None` where there are only probes of the last resort.
+    /// `None` where there are only fallback probes.
     pub(super) plan: Option<AttachPlan>,
     pub(super) segments: Vec<LoadSegment>,
 }

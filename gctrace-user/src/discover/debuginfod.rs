@@ -23,7 +23,7 @@ use super::{
     place::Place,
     tracing_method::{Abilities, Choice, choose},
 };
-use crate::{cache::Cache, ruby::last_resort::Method};
+use crate::{cache::Cache, ruby::fallback::Method};
 
 /// An image that waits for an answer.
 pub(super) struct Request {

@@ -5,7 +5,7 @@ use gctrace_common::{config::Span, event::Point};
 
 use crate::{
     address::FileOffset,
-    ruby::{last_resort::LastResort, plan::AttachPlan},
+    ruby::{fallback::FallbackProbes, plan::AttachPlan},
 };
 
 /// A fault.
@@ -58,8 +58,8 @@ impl Fault {
         }
     }
 
-    /// The same for probes of the last resort, of which only the last one is a subject.
-    pub fn inject_last(self, last: &mut LastResort) {
+    /// The same for fallback probes, of which only the last one is a subject.
+    pub fn inject_last(self, last: &mut FallbackProbes) {
         if self == Self::Attach
             && let Some(last) = last.probes.last_mut()
         {

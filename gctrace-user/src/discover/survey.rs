@@ -28,7 +28,7 @@ use crate::{
         proc::{command_line, is_running},
         proc_root,
     },
-    ruby::{Modular, last_resort::METHODS, plan::AttachPlan, prove::FailedProof},
+    ruby::{Modular, fallback::METHODS, plan::AttachPlan, prove::FailedProof},
 };
 
 /// What to look at.
@@ -92,7 +92,7 @@ impl ImageFound {
     fn segments(&self) -> Option<&[LoadSegment]> {
         match &self.choice.method {
             Some(TracingMethod::Sites(planned)) => Some(&planned.segments),
-            Some(TracingMethod::LastResort(head, _)) => Some(&head.segments),
+            Some(TracingMethod::Fallback(head, _)) => Some(&head.segments),
             None => None,
         }
     }
@@ -426,7 +426,7 @@ impl Surveyor<'_> {
         if let Some(known) = known {
             return Ok(known);
         }
-        let choice = Choice { method: None, refusals: vec![Rejection::LastResort(NO_SITES)] };
+        let choice = Choice { method: None, refusals: vec![Rejection::Fallback(NO_SITES)] };
         let identity = Identity::of(&File::open(&file.path)?, &choice);
         self.survey.images.push(ImageFound { path: place.path.clone(), identity, choice, named: false });
         Ok(self.survey.images.len() - 1)

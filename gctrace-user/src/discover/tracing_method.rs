@@ -14,7 +14,7 @@ use crate::{
     model::Image,
     ruby::{
         Rest, RubyAnalysis, RubyVersion, analyse_gc, analyse_library,
-        last_resort::{LastResort, Method},
+        fallback::{FallbackProbes, Method},
         plan::{AttachPlan, PlanError, plan_with},
         tables::Table,
     },
@@ -147,7 +147,7 @@ pub(super) fn choose_library(
     debug: Around<'_>,
 ) -> Choice {
     if !methods.contains(&Method::Sites) {
-        let refusals = vec![Rejection::LastResort("a GC library is probed by its event sites only")];
+        let refusals = vec![Rejection::Fallback("a GC library is probed by its event sites only")];
         return Choice { method: None, refusals };
     }
     match plan_library(file, shown, ruby, abilities.reads_threads, debug) {
@@ -161,8 +161,8 @@ pub(super) fn choose_library(
 pub enum TracingMethod {
     /// By its event sites.
     Sites(Box<Planned>),
-    /// By probes of the last resort.
-    LastResort(ImageFacts, LastResort),
+    /// By fallback probes.
+    Fallback(ImageFacts, FallbackProbes),
 }
 
 /// Why a method does not serve an image.
@@ -173,7 +173,7 @@ pub enum Rejection {
     Sites(#[from] PlanError),
     /// It offers nothing to the method.
     #[error("{0}")]
-    LastResort(&'static str),
+    Fallback(&'static str),
     /// It cannot be read at all.
     #[error("{0}")]
     Damaged(String),
@@ -229,11 +229,11 @@ pub(super) fn choose_first(
                 .map(|planned| TracingMethod::Sites(Box::new(planned)))
                 .map_err(Rejection::Sites)
         } else if abilities.cookies {
-            last_resort(file, method)
-                .map(|(head, last)| TracingMethod::LastResort(head, last))
-                .map_err(Rejection::LastResort)
+            fallback(file, method)
+                .map(|(head, last)| TracingMethod::Fallback(head, last))
+                .map_err(Rejection::Fallback)
         } else {
-            Err(Rejection::LastResort("probing it by functions or USDT needs attach cookies (Linux 5.15)"))
+            Err(Rejection::Fallback("probing it by functions or USDT needs attach cookies (Linux 5.15)"))
         };
         match chosen {
             Ok(method) => return Choice { method: Some(method), refusals },
@@ -250,7 +250,7 @@ pub(super) fn choose_first(
     Choice { method: None, refusals }
 }
 
-/// What is told of an image that has only probes of the last resort.
+/// What is told of an image that has only fallback probes.
 #[derive(Debug)]
 pub struct ImageFacts {
     /// Version.
@@ -263,18 +263,18 @@ pub struct ImageFacts {
     pub segments: Vec<LoadSegment>,
 }
 
-/// Probes of the last resort for an image, or why there are none.
-fn last_resort(file: &File, method: Method) -> Result<(ImageFacts, LastResort), &'static str> {
+/// Fallback probes for an image, or why there are none.
+fn fallback(file: &File, method: Method) -> Result<(ImageFacts, FallbackProbes), &'static str> {
     let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
     if [image.machine(), Machine::HOST] != [Machine::X86_64; 2] {
         return Err("probing it by functions or USDT is for x86-64 only");
     }
     let version = RubyVersion::of_image(&image).ok_or("it does not tell its version")?;
     let found = match method {
-        Method::UsdtPauses => LastResort::usdt_pauses(&image).ok_or("it has no USDT probes of pauses")?,
-        Method::Functions => LastResort::functions(version, &image).ok_or("it has no symbol gc_start")?,
-        Method::Usdt => LastResort::usdt(&image).ok_or("it has no USDT probes")?,
-        Method::Sites => return Err("event sites are no last resort"),
+        Method::UsdtPauses => FallbackProbes::usdt_pauses(&image).ok_or("it has no USDT probes of pauses")?,
+        Method::Functions => FallbackProbes::functions(version, &image).ok_or("it has no symbol gc_start")?,
+        Method::Usdt => FallbackProbes::usdt(&image).ok_or("it has no USDT probes")?,
+        Method::Sites => return Err("event sites are no fallback"),
     };
     let head = ImageFacts {
         version,

@@ -4,7 +4,7 @@ use super::report::{Feature, Refused};
 use crate::{
     discover::Abilities,
     elf::Machine,
-    ruby::{gvl_plan::NoGvl, last_resort::Method, plan::AttachPlan},
+    ruby::{fallback::Method, gvl_plan::NoGvl, plan::AttachPlan},
 };
 
 /// Stable names of all features, in the order in which they are told.
@@ -20,7 +20,7 @@ pub(super) const NAMES: [&str; 9] = [
     "gvl_holds",
 ];
 
-/// The only feature of the methods of the last resort.
+/// The only feature of the fallback methods.
 const WORK: &str = "gc_work";
 
 /// What to do about a feature that other processors do not have.

@@ -12,7 +12,7 @@ use crate::{
     doctor::report::{
         Feature, HostReport, ImageReport, ProcessReport, Proof, Report, SiteCount, Summary, Tracing,
     },
-    ruby::last_resort::Method,
+    ruby::fallback::Method,
 };
 
 #[derive(Serialize)]
@@ -182,7 +182,7 @@ fn image(image: &ImageReport) -> Line<'_> {
         processes: image.processes,
         refused: refused.map(|refused| Refused { reason: &refused.reason, remedy: &refused.remedy }),
         sites: tracing.map(|tracing| tracing.sites.iter().map(sites).collect()),
-        slow_sites: tracing.map(|tracing| tracing.slow_sites).or(image.last_resort.map(|(_, slow)| slow)),
+        slow_sites: tracing.map(|tracing| tracing.slow_sites).or(image.fallback.map(|(_, slow)| slow)),
         symbols: tracing.map(|tracing| tracing.symbols),
         symbols_from: tracing.and_then(|tracing| tracing.symbols_from.as_deref()),
         checks: tracing.map(checks),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::{
     discover::{Miss, Subject},
     preflight,
-    ruby::last_resort::Method,
+    ruby::fallback::Method,
 };
 
 /// Everything.
@@ -126,8 +126,8 @@ pub struct ImageReport {
     pub method: Option<Method>,
     /// How it is traced by its event sites.
     pub tracing: Option<Tracing>,
-    /// With probes of the last resort: their number, and how many of them the kernel single-steps.
-    pub last_resort: Option<(usize, usize)>,
+    /// With fallback probes: their number, and how many of them the kernel single-steps.
+    pub fallback: Option<(usize, usize)>,
     /// Why it is not traced by its event sites.
     pub refused: Option<Refused>,
     /// What works.

@@ -13,7 +13,7 @@ use crate::{
     },
     ruby::{
         Outcome, Refusal, RubyAnalysis, SiteForm,
-        last_resort::Method,
+        fallback::Method,
         layout::LayoutError,
         plan::{AttachPlan, PlanError},
         proof::Unproven,
@@ -39,7 +39,7 @@ fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageRep
         found.choice.refusals.first().map(|why| Refused { reason: why.to_string(), remedy: remedy(why) });
     let method = found.choice.method.as_ref().map(|method| match method {
         TracingMethod::Sites(_) => Method::Sites,
-        TracingMethod::LastResort(_, last) => last.method,
+        TracingMethod::Fallback(_, last) => last.method,
     });
     let (confidence, tracing, features) = match (&found.choice.method, &refused) {
         (Some(TracingMethod::Sites(planned)), _) => {
@@ -64,8 +64,8 @@ fn image(found: &ImageFound, processes: usize, abilities: Abilities) -> ImageRep
         build_id: found.identity.build_id.as_ref().map(ToString::to_string),
         confidence,
         method,
-        last_resort: match &found.choice.method {
-            Some(TracingMethod::LastResort(_, last)) => Some((last.probes.len(), last.slow())),
+        fallback: match &found.choice.method {
+            Some(TracingMethod::Fallback(_, last)) => Some((last.probes.len(), last.slow())),
             _ => None,
         },
         tracing,
@@ -145,7 +145,7 @@ fn remedy(why: &Rejection) -> String {
     let error = match why {
         Rejection::Sites(error) => error,
         Rejection::Damaged(_) => return "the file is damaged or was cut off: reinstall it".to_owned(),
-        Rejection::LastResort(_) => return "use a kernel of 5.15 or later".to_owned(),
+        Rejection::Fallback(_) => return "use a kernel of 5.15 or later".to_owned(),
     };
     let text = match error {
         PlanError::Elf { .. } => "the file is damaged or was cut off: reinstall it",

@@ -12,7 +12,7 @@ use super::report::{
     subject,
 };
 
-use crate::ruby::last_resort::Method;
+use crate::ruby::fallback::Method;
 
 /// How to print.
 #[derive(Clone, Copy, Debug, Default)]
@@ -172,7 +172,7 @@ impl<W: Write> Page<'_, W> {
             self.line("ruby -v", description)?;
         }
         self.line("build id", image.build_id.as_deref().unwrap_or("none (its analysis is not kept)"))?;
-        if let Some((probes, slow)) = image.last_resort {
+        if let Some((probes, slow)) = image.fallback {
             self.line("probes", &format!("{probes}, {}", cost(slow)))?;
         }
         if let Some(tracing) = &image.tracing {
@@ -377,7 +377,7 @@ mod tests {
             build_id: None,
             confidence: (Confidence::None, "not traced".to_owned()),
             method: None,
-            last_resort: None,
+            fallback: None,
             tracing: None,
             refused: Some(Refused { reason: "the reason".to_owned(), remedy: "the remedy".to_owned() }),
             features: Vec::new(),

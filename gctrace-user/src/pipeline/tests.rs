@@ -47,7 +47,7 @@ fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
         build_id: None,
         stat_keys: layout.keys.iter().map(|key| key.name).collect(),
         heap_keys: vec![],
-        method: crate::ruby::last_resort::Method::Sites,
+        method: crate::ruby::fallback::Method::Sites,
         probes: 5,
         gvl: None,
         has_symbols: false,

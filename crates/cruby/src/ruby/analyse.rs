@@ -38,7 +38,7 @@ pub struct RubyAnalysis {
     /// Whether the file has a symbol table.
     pub has_symbols: bool,
     /// Static probes of the provider `ruby` that the build announces (USDT; 4.1 has `gc__enter` and `gc__exit`). They are
-    /// attached only where the event sites are refused ([`last_resort`](super::last_resort)).
+    /// attached only where the event sites are refused ([`fallback`](super::fallback)).
     pub static_probes: Vec<String>,
     /// Where threads wait for, get and give up the GVL (from 3.2 on). Never a reason to refuse.
     pub thread: ThreadSites,

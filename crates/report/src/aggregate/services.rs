@@ -393,7 +393,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::{
         model::{Memory, Pause},
-        ruby::{RubyVersion, last_resort::Method, stat::GcInfo},
+        ruby::{RubyVersion, fallback::Method, stat::GcInfo},
     };
 
     /// A process of a service.

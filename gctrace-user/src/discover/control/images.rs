@@ -31,7 +31,7 @@ use crate::{
     console::say,
     images::KnownImage,
     model::{Image, gvl::GvlCoverage},
-    ruby::{RubyAnalysis, last_resort::LastResort, plan::AttachPlan},
+    ruby::{RubyAnalysis, fallback::FallbackProbes, plan::AttachPlan},
 };
 
 /// Images that wait to be finished: each holds its code, some megabytes.
@@ -170,13 +170,13 @@ impl Control {
         let Choice { method, refusals } = choice;
         match method {
             Some(TracingMethod::Sites(planned)) => self.open_sites(file, shown, *planned),
-            Some(TracingMethod::LastResort(head, mut last)) => {
+            Some(TracingMethod::Fallback(head, mut last)) => {
                 if let Some(fault) = self.fault {
                     fault.inject_last(&mut last);
                 }
                 let refusals = refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
                 let verdict = self
-                    .open_last_resort(file, shown, head, &last)
+                    .open_fallback(file, shown, head, &last)
                     .map_err(|error| [vec![error], refusals.clone()].concat().join("; "))?;
                 let misses = last.method.misses().unwrap_or_default();
                 let path = shown.display();
@@ -299,13 +299,13 @@ impl Control {
         Some(gvl.coverage)
     }
 
-    /// The same with the probes of the last resort.
-    pub(super) fn open_last_resort(
+    /// The same with the fallback probes.
+    pub(super) fn open_fallback(
         &mut self,
         file: &File,
         shown: &Path,
         head: ImageFacts,
-        last: &LastResort,
+        last: &FallbackProbes,
     ) -> Result<Verdict, String> {
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {

@@ -19,7 +19,7 @@ use crate::{
         seen::{CyclesBefore, ProcessEnd},
         stack::{Frame, FrameKind, GcActivity, StackSample, ThreadState},
     },
-    ruby::{RubyVersion, last_resort::Method, stat::GcInfo},
+    ruby::{RubyVersion, fallback::Method, stat::GcInfo},
 };
 
 mod gvl;

@@ -74,7 +74,7 @@ pub enum Edge {
     Return,
 }
 
-/// A probe of the last resort.
+/// A fallback probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseProbe {
     /// What it is an end of.
@@ -93,7 +93,7 @@ pub struct PhaseProbe {
 
 /// The probes of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LastResort {
+pub struct FallbackProbes {
     /// How.
     pub method: Method,
     /// Never empty.
@@ -123,7 +123,7 @@ const USDT: [Ends; 2] =
 /// The same of 4.1 and later. `gc_enter` begins with the one and `gc_exit` with the other (gc/default/default.c).
 const USDT_PAUSES: [Ends; 1] = [(Phase::Pause, "gc__enter", "gc__exit")];
 
-impl LastResort {
+impl FallbackProbes {
     /// Number of its probes that the kernel single-steps.
     pub fn slow(&self) -> usize {
         self.probes.iter().filter(|probe| !probe.emulated).count()

@@ -48,7 +48,7 @@ use crate::{
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
     native::Tables,
-    ruby::{Modular, RubyAnalysis, fallback::Method, plan::AttachPlan, prove::FailedProof},
+    ruby::{Modular, RubyAnalysis, fallback::Method, live_check::FailedProof, plan::AttachPlan},
 };
 
 /// What the control thread tells the data thread.

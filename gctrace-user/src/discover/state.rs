@@ -5,7 +5,7 @@ use std::{cell::Cell, fs::File, io, os::unix::fs::FileExt as _, time::Duration};
 use crate::{
     clock::monotonic_ns,
     host::proc_root,
-    ruby::{Modular, plan::AttachPlan, prove},
+    ruby::{Modular, live_check, plan::AttachPlan},
 };
 
 /// How often a state is read again when the VM was busy.
@@ -75,11 +75,11 @@ pub(crate) fn objspace_of(
     };
     let vm = word(base.wrapping_add(plan.config.vm_ptr))?;
     let objspace = word(vm.wrapping_add(u64::from(plan.config.vm_objspace)))?;
-    Some((objspace, prove::read_spans(&plan.layout, objspace, &get)?))
+    Some((objspace, live_check::read_spans(&plan.layout, objspace, &get)?))
 }
 
 /// Reads the state of a VM from its memory, between two GC pauses, and proves the layout on it.
-pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmState, prove::FailedProof> {
+pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmState, live_check::FailedProof> {
     let memory = match File::open(proc_root::path(pid, "mem")) {
         Ok(memory) => memory,
         Err(error) => return Ok(VmState::Unreadable(error)),
@@ -97,17 +97,17 @@ pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmSta
         let (Some(first), Some(second)) = (read(), read()) else {
             return Ok(error.get().map_or(VmState::NotSetUp, |kind| VmState::Unreadable(kind.into())));
         };
-        if !prove::is_set_up(&plan.layout, &first) {
+        if !live_check::is_set_up(&plan.layout, &first) {
             return Ok(VmState::NotSetUp);
         }
         // Two equal reads outside a GC: what changes in between is only what an allocation changes.
-        if !prove::is_outside_gc(&plan.layout, &first, during_gc)
-            || !prove::no_gc_between(&plan.layout, &first, &second)
+        if !live_check::is_outside_gc(&plan.layout, &first, during_gc)
+            || !live_check::no_gc_between(&plan.layout, &first, &second)
         {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
-        match prove::outside_gc(&plan.layout, &second) {
+        match live_check::outside_gc(&plan.layout, &second) {
             Ok(()) if plan.layout.per_thread => return Ok(VmState::PerThread),
             Ok(()) => return Ok(VmState::Proven(ts_ns, second)),
             // Read while the program runs, so a failure must repeat to count.

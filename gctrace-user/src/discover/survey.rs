@@ -28,7 +28,7 @@ use crate::{
         proc::{command_line, is_running},
         proc_root,
     },
-    ruby::{Modular, fallback::METHODS, plan::AttachPlan, prove::FailedProof},
+    ruby::{Modular, fallback::METHODS, live_check::FailedProof, plan::AttachPlan},
 };
 
 /// What to look at.

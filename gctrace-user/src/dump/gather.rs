@@ -18,8 +18,8 @@ use crate::{
     model::stack::{Frame, FrameKind},
     ruby::{
         frames::{Memory as _, Namer},
+        live_check,
         plan::AttachPlan,
-        prove,
         threads::{Agreed, RubyThread, ThreadState, ThreadsLayout, Walked},
     },
 };
@@ -93,7 +93,7 @@ fn collecting(subject: &Subject<'_>, memory: &ProcessMemory) -> Option<bool> {
     let read = |address: u64, buffer: &mut [u8]| memory.read(address, buffer);
     let (_, data) = objspace_of(read, subject.bias, subject.plan)?;
     let during_gc = 1 << subject.plan.analysis.vm.during_gc_bit;
-    Some(!prove::is_outside_gc(&subject.plan.layout, &data, during_gc))
+    Some(!live_check::is_outside_gc(&subject.plan.layout, &data, during_gc))
 }
 
 /// Enters who holds what and who waits for whom; returns the circles of threads that have slept all the time.

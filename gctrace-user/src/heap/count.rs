@@ -3,7 +3,7 @@
 use super::target::Target;
 use crate::ruby::{
     heap::{Census, HeapError, census},
-    prove,
+    live_check,
     stat::Mode,
 };
 
@@ -51,7 +51,7 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
             }
         };
         let (_, after) = target.state()?;
-        let same = prove::no_gc_between(&plan.layout, &before, &after);
+        let same = live_check::no_gc_between(&plan.layout, &before, &after);
         match [&before, &after].map(|data| key("heap_available_slots", data)) {
             [Some(first), Some(second)] if same && first == second && first != census.total() => {
                 return Err(HeapError::Implausible(format!(
@@ -79,7 +79,7 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
             census,
             gc_count: [&before, &after].map(|data| plan.layout.count.read(data).unwrap_or_default()),
             allocated,
-            sweeping: prove::mode(&plan.layout, flags) == Mode::Sweeping,
+            sweeping: live_check::mode(&plan.layout, flags) == Mode::Sweeping,
             knows_bits: layout.knows_bits(),
             compacted: compactions.is_some_and(|count| count > 0),
         };

@@ -10,7 +10,7 @@ use crate::{
     model::{self, GcState, GcWork, Memory, seen::Seen},
     ruby::{
         layout::{BoundKey, ObjspaceLayout},
-        prove,
+        live_check,
         stat::{GcInfo, Mode},
     },
 };
@@ -88,7 +88,7 @@ impl Pipeline {
         };
         // The VM forbids GC until its heap is there, and enters one meanwhile for its first page (heap_prepare, gc.c 3.3).
         // That is no end, and an objspace full of zeros proves and disproves nothing.
-        let unborn = point == Point::GcEnter && !prove::is_set_up(&reading.layout, &event.data);
+        let unborn = point == Point::GcEnter && !live_check::is_set_up(&reading.layout, &event.data);
         if !unborn && let Err(failed) = prove_event(reading, point, event) {
             self.counts.refused_records += 1;
             let path = known.image.path.to_string_lossy();
@@ -106,7 +106,7 @@ impl Pipeline {
         if point == Point::GcStart {
             traced.starts_outside = if event.depth == 0 { traced.starts_outside + 1 } else { 0 };
             if traced.starts_outside > MAX_STARTS_OUTSIDE {
-                let failed = prove::starts_outside_pauses(traced.starts_outside);
+                let failed = live_check::starts_outside_pauses(traced.starts_outside);
                 self.counts.refused_records += 1;
                 let path = known.image.path.to_string_lossy();
                 return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
@@ -190,7 +190,7 @@ impl Pipeline {
             self.counts.refused_records += 1;
             return;
         };
-        let mode = prove::mode(&reading.layout, event.flags);
+        let mode = live_check::mode(&reading.layout, event.flags);
         let kind = reading.pause_kinds.get(&event.enter_site).copied();
         let gvl = traced.image.image.gvl.is_some();
         let (_, inside, folded) = traced.fold.pause(event, mode, kind);
@@ -209,14 +209,14 @@ impl Pipeline {
     }
 }
 
-fn prove_event(known: &Reading, point: Point, event: &SnapshotEvent) -> Result<(), prove::FailedProof> {
+fn prove_event(known: &Reading, point: Point, event: &SnapshotEvent) -> Result<(), live_check::FailedProof> {
     if event.register != 0 && event.register != event.objspace {
-        return Err(prove::FailedProof {
+        return Err(live_check::FailedProof {
             check: "the site's register holds the objspace",
             detail: format!("register {:#x}, VM pointer leads to {:#x}", event.register, event.objspace),
         });
     }
-    prove::at_event(&known.layout, point, &event.data, known.during_gc)
+    live_check::at_event(&known.layout, point, &event.data, known.during_gc)
 }
 
 pub(super) fn decode_state(
@@ -227,7 +227,7 @@ pub(super) fn decode_state(
     memory: Option<Memory>,
 ) -> GcState {
     let read = |place: crate::ruby::layout::Place| place.read(data).unwrap_or_default();
-    let mode: Mode = prove::mode(layout, read(layout.flags) as u32);
+    let mode: Mode = live_check::mode(layout, read(layout.flags) as u32);
     let info = GcInfo::decode(
         read(layout.latest_gc_info) as u32,
         layout.need_major_gc.map(|place| read(place) as u32),

@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     images::Reading,
     model::Image,
-    ruby::{RubyVersion, layout::ObjspaceLayout, prove},
+    ruby::{RubyVersion, layout::ObjspaceLayout, live_check},
 };
 
 /// Notes the names of what it is handed.
@@ -63,7 +63,7 @@ fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
 fn snapshot(layout: &ObjspaceLayout, seq: u64, shift: u64) -> SnapshotEvent {
     let words =
         [(440, 10), (384, 6 + shift), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];
-    let data = prove::read_spans(layout, 0x1000, |address, buffer| {
+    let data = live_check::read_spans(layout, 0x1000, |address, buffer| {
         for (at, byte) in buffer.iter_mut().enumerate() {
             let offset = address - 0x1000 + at as u64;
             let word = words.iter().find(|(start, _)| (*start..start + 8).contains(&offset));

@@ -14,10 +14,10 @@ pub mod gvl_plan;
 pub mod heap;
 pub mod interpreter;
 pub mod layout;
+pub mod live_check;
 mod modular;
 pub mod plan;
 pub mod proof;
-pub mod prove;
 mod reference;
 mod references;
 #[cfg(test)]

@@ -350,7 +350,7 @@ impl Evidence<'_> {
     }
 }
 
-/// Keys that every process is proven by (`prove`).
+/// Keys that every process is proven by (`live_check`).
 const PROVING: [&str; 3] = ["heap_available_slots", "heap_live_slots", "heap_final_slots"];
 
 const PER_THREAD: &str = "part of it is kept per thread, and the way there is not known";

@@ -3,7 +3,7 @@
 
 use super::report::{Confidence, KeySource};
 use crate::ruby::plan::AttachPlan;
-use crate::ruby::proof::Source;
+use crate::ruby::reconcile::Source;
 
 /// What is known of an image's layout, and by what.
 pub(super) struct Judgement {

@@ -16,7 +16,7 @@ use crate::{
         fallback::Method,
         layout::LayoutError,
         plan::{AttachPlan, PlanError},
-        proof::Unproven,
+        reconcile::Unproven,
     },
 };
 

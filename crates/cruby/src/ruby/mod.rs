@@ -17,7 +17,7 @@ pub mod layout;
 pub mod live_check;
 mod modular;
 pub mod plan;
-pub mod proof;
+pub mod reconcile;
 mod reference;
 mod references;
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::{
     frames::FrameLayout,
     gvl_plan::{self, GvlPlan, NoGvl},
     layout::ObjspaceLayout,
-    proof::{Knowledge, Unproven, settle},
+    reconcile::{Knowledge, Unproven, settle},
     stack_layout::{NoStacks, stacks},
     tables::Table,
     threads::ThreadsLayout,

@@ -5,6 +5,8 @@ mod accept;
 mod analyse;
 mod code;
 pub mod derive;
+#[cfg(test)]
+mod dwarf_oracle;
 mod emulation;
 mod eval;
 pub mod fallback;
@@ -25,15 +27,13 @@ mod shape_tests;
 mod sites;
 pub mod stack_layout;
 pub mod stat;
+mod symbol_check;
 pub mod tables;
 #[cfg(test)]
 mod tests;
 pub mod threads;
-#[cfg(test)]
-mod truth;
 mod version;
 mod vm_path;
-mod witness;
 mod x86;
 
 pub use accept::{Check, Outcome, may_be_probed};
@@ -44,6 +44,6 @@ pub use sites::{
     GvlEvent, GvlFields, GvlSite, GvlSites, PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm,
     ThreadEvent, ThreadPlace, ThreadSite, ThreadSites,
 };
+pub use symbol_check::{Disagreement, Witness, witness};
 pub use version::{InvalidVersion, RubyVersion};
 pub use vm_path::{VmPath, VmPathError};
-pub use witness::{Disagreement, Witness, witness};

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
+use super::dwarf_oracle::{Instance, Truth};
 use super::tests::table_of_libruby;
-use super::truth::{Instance, Truth};
 use super::{GvlEvent, GvlFields, GvlSite, Outcome, PageFields, RubyAnalysis, analyse};
 use crate::address::Svma;
 use crate::debian::{known_libruby, libruby_analysis, libruby_image};

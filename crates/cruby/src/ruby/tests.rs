@@ -11,9 +11,9 @@ use iced_x86::{Code as Opcode, Decoder, DecoderOptions, Register};
 use super::accept::{Outcome, accept};
 use super::analyse::analyse_any;
 use super::code::Code;
+use super::dwarf_oracle::{Instance, Line, Truth};
 use super::sites::find;
 use super::tables::Table;
-use super::truth::{Instance, Line, Truth};
 use super::vm_path::VmPath;
 use super::{
     PauseKind, Refusal, RubyAnalysis, RubyVersion, Site, SiteForm, ThreadEvent, analyse, analyse_library,

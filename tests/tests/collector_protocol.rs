@@ -154,7 +154,8 @@ fn codes() -> Result<()> {
         "twice the malloc limit is not too much: {clobbered}"
     );
 
-    for (path, code) in [("/apps/0123", 404), ("/configs/0123", 404), ("/configs/0123.json", 404), ("/", 404)]
+    for (path, code) in
+        [("/apps/0123", 404), ("/configs/0123", 404), ("/configs/0123.json", 404), ("/x", 404)]
     {
         ensure!(collector.get(path)?.code == code, "{path}");
     }

@@ -1,4 +1,5 @@
-//! A server that receives TuneMyGC sample sets ([`server`]) and keeps them ([`store`]), and what its operator does ([`admin`]). `docs/collector.md` describes it for
+//! A server that receives TuneMyGC sample sets ([`server`]) and keeps them ([`store`]), what its operator does ([`admin`]), and what
+//! pages show of sets ([`digest`]). `docs/collector.md` describes it for
 //! its users.
 #![forbid(unsafe_code)]
 
@@ -7,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use gctrace_tunemygc::{printable, tune, wire};
 
 pub mod admin;
+pub mod digest;
 pub mod server;
 pub mod store;
 

@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{MAX_BODY, SETS, Shared, body::Body, now, routes::Answer};
 use crate::{
+    digest::Digest,
     store::{App, Group, NewSet, SetId, StoreError, TokenHash},
     tune::{self, Evidence, Fold},
     wire::{self, Header, Sample, Sink},
@@ -89,7 +90,7 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     if let Some(refusal) = refusal {
         return refusal;
     }
-    let Some(Judged { app, fold, body }) = judged.filter(|_| read.is_ok()) else {
+    let Some(Judged { app, fold, digest, body }) = judged.filter(|_| read.is_ok()) else {
         return Ok(Answer::bad(match read {
             Err(error) => error.to_string(),
             Ok(_) => "payload: has no header".to_owned(),
@@ -106,7 +107,7 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
         // Writing to memory does not fail.
         return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "compressing the set failed"));
     };
-    let set = NewSet { id: &id, group, received: now(), evidence: &evidence, body: &body };
+    let set = NewSet { id: &id, group, received: now(), evidence: &evidence, digest: &digest, body: &body };
     let inserted = shared.store.insert(&set, shared.options.quota)?;
     if inserted.new {
         shared.metrics.sets.fetch_add(1, Ordering::Relaxed);
@@ -170,6 +171,7 @@ impl Stream<GzDecoder<&[u8]>> {
 struct Judged {
     app: App,
     fold: Fold,
+    digest: Digest,
     /// The set without its token.
     body: BufWriter<GzEncoder<Vec<u8>>>,
 }
@@ -206,7 +208,7 @@ impl Intake<'_> {
         let mut body = BufWriter::with_capacity(64 << 10, GzEncoder::new(Vec::new(), Compression::fast()));
         // Writing to memory does not fail.
         let _infallible = write!(body, "[{}", kept.to_json());
-        Ok(Ok(Judged { app, fold, body }))
+        Ok(Ok(Judged { app, fold, digest: Digest::new(header), body }))
     }
 }
 
@@ -226,6 +228,7 @@ impl Sink for Intake<'_> {
     fn sample(&mut self, sample: Sample) -> Result<(), String> {
         let Some(judged) = &mut self.judged else { return Ok(()) };
         judged.fold.add(&sample);
+        judged.digest.add(&sample);
         let written =
             judged.body.write_all(b",").and_then(|()| Ok(serde_json::to_writer(&mut judged.body, &sample)?));
         written.map_err(|error| error.to_string())

@@ -1,7 +1,7 @@
 //! The collector: TuneMyGC's protocol over HTTP/1.1, plain or TLS, in front of a [`Store`].
 //!
 //! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates
-//! * [`routes`]: which request gets which answer; [`body`]: reading bodies within limits
+//! * [`routes`]: which request gets which answer; [`pages`]: those for people; [`body`]: reading bodies within limits
 //! * [`ingest`]: what happens to a set; [`retention`]: when it goes; [`metrics`]: what is counted
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -20,6 +20,7 @@ mod fuzz;
 mod ingest;
 mod listen;
 mod metrics;
+mod pages;
 mod retention;
 mod routes;
 mod tls;

@@ -26,6 +26,11 @@ pub(super) async fn run(shared: Arc<Shared>) {
         while batch(&shared, before).await == u64::from(BATCH) {
             sleep(PAUSE).await;
         }
+        let store = Arc::clone(&shared);
+        let slots = tokio::task::spawn_blocking(move || store.store.prune_slots(before as i64)).await;
+        if let Ok(Err(error)) = slots {
+            log::warn!("deleting old figures: {error}");
+        }
     }
 }
 

@@ -16,10 +16,11 @@ use super::{
     MAX_BODY, SETS, Shared,
     body::{Body, BodyError, Reader},
     ingest, now,
+    pages::{self, Visitor},
 };
 use crate::{
     printable::{printable, printable_json, printable_lines},
-    store::{Group, SetId, StoreError, TokenHash, new_token},
+    store::{App, Group, SetId, StoreError, TokenHash, new_token},
     tune::{self, Report},
 };
 
@@ -35,15 +36,18 @@ pub(super) struct Answer {
     pub(super) code: StatusCode,
     pub(super) text: String,
     kind: &'static str,
+    headers: Vec<(header::HeaderName, String)>,
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
 const OPENMETRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 impl Answer {
     pub(super) fn new(code: StatusCode, text: impl Into<String>) -> Self {
-        Self { code, text: text.into(), kind: TEXT }
+        Self { code, text: text.into(), kind: TEXT, headers: Vec::new() }
     }
 
     pub(super) fn bad(text: impl Into<String>) -> Self {
@@ -52,6 +56,28 @@ impl Answer {
 
     pub(super) fn json(code: StatusCode, text: impl Into<String>) -> Self {
         Self { kind: JSON, ..Self::new(code, text) }
+    }
+
+    /// A page. Names from outside are text in it already.
+    pub(super) fn page(code: StatusCode, text: String) -> Self {
+        let headers = vec![
+            (header::CONTENT_SECURITY_POLICY, gctrace_pages::POLICY.to_owned()),
+            (header::CACHE_CONTROL, "no-store".to_owned()),
+            (header::REFERRER_POLICY, "no-referrer".to_owned()),
+        ];
+        Self { kind: HTML, headers, ..Self::new(code, text) }
+    }
+
+    /// The style sheet of pages.
+    fn style() -> Self {
+        let headers = vec![(header::CACHE_CONTROL, "max-age=3600".to_owned())];
+        Self { kind: CSS, headers, ..Self::new(StatusCode::OK, gctrace_pages::STYLE) }
+    }
+
+    /// To another page, with a new cookie.
+    pub(super) fn elsewhere(to: &str, cookie: String) -> Self {
+        let headers = vec![(header::LOCATION, to.to_owned()), (header::SET_COOKIE, cookie)];
+        Self { headers, ..Self::new(StatusCode::SEE_OTHER, "") }
     }
 
     /// No application has this token.
@@ -63,6 +89,7 @@ impl Answer {
     fn shown(&self) -> Cow<'_, str> {
         match self.kind {
             JSON => printable_json(&self.text),
+            HTML | CSS => Cow::Borrowed(&self.text),
             _ if self.code.is_success() => printable_lines(&self.text),
             _ => printable(&self.text),
         }
@@ -94,10 +121,18 @@ pub(super) async fn answer(
     } else if let Some(id) = path.strip_prefix("/configs/").filter(|_| get) {
         let id = id.to_owned();
         ("/configs", blocking(&shared, move |shared| config(shared, &id)).await)
+    } else if path == "/style.css" && get {
+        ("/style.css", Answer::style())
+    } else if get && pages::is_page(&path) {
+        let (visitor, query) = (Visitor::of(&shared, request.headers(), scheme), request.uri().query());
+        let query = query.unwrap_or_default().to_owned();
+        let page = path.clone();
+        ("pages", blocking(&shared, move |shared| pages::show(shared, &visitor, &page, &query)).await)
+    } else if path == "/sign-in" && post {
+        ("/sign-in", sign_in(&shared, request, scheme).await)
     } else if path == "/healthz" && get {
-        let check = |shared: &Shared| {
-            shared.store.latest_group(crate::store::App(0)).map(|_| Answer::new(StatusCode::OK, "ok\n"))
-        };
+        let check =
+            |shared: &Shared| shared.store.latest_group(App(0)).map(|_| Answer::new(StatusCode::OK, "ok\n"));
         ("/healthz", blocking(&shared, check).await)
     } else if path == "/metrics" && get {
         let text = |shared: &Shared| {
@@ -112,6 +147,12 @@ pub(super) async fn answer(
     let mut response = Response::new(Full::new(Bytes::from(answer.shown().into_owned())));
     *response.status_mut() = answer.code;
     let headers = response.headers_mut();
+    for (name, value) in answer.headers {
+        // What is no header's value is not sent.
+        if let Ok(value) = header::HeaderValue::from_str(&value) {
+            headers.insert(name, value);
+        }
+    }
     headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.kind));
     // A browser must not take the answer for a page.
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
@@ -121,14 +162,14 @@ pub(super) async fn answer(
 }
 
 fn elsewhere(path: &str) -> Answer {
-    let known = ["/ruby", "/accounts", "/healthz", "/metrics"].contains(&path)
-        || ["/apps/", "/configs/"].iter().any(|prefix| path.starts_with(prefix));
+    let known = ["/ruby", "/accounts", "/healthz", "/metrics", "/", "/sign-in", "/style.css"].contains(&path)
+        || ["/apps/", "/app/", "/configs/"].iter().any(|prefix| path.starts_with(prefix));
     if known {
         Answer::new(StatusCode::METHOD_NOT_ALLOWED, "this resource has other methods")
     } else {
         Answer::new(
             StatusCode::NOT_FOUND,
-            "there are POST /ruby, POST /accounts, GET /apps/TOKEN, GET /configs/ID, GET /healthz and GET /metrics",
+            "there are /, POST /ruby, POST /accounts, GET /apps/TOKEN, GET /configs/ID, GET /healthz and GET /metrics",
         )
     }
 }
@@ -252,6 +293,20 @@ async fn form(request: Request<Incoming>) -> Result<Vec<u8>, BodyError> {
     }
 }
 
+/// `POST /sign-in`: the token of a form becomes a cookie, or none.
+async fn sign_in(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static str) -> Answer {
+    let body = match form(request).await {
+        Ok(body) => body,
+        Err(error) => return no_body(error, MAX_FORM),
+    };
+    let token =
+        form_urlencoded::parse(&body).find(|(key, _)| key == "token").map(|(_, value)| value.into_owned());
+    blocking(shared, move |shared| {
+        pages::sign_in(shared, token.as_deref().unwrap_or_default().trim(), scheme)
+    })
+    .await
+}
+
 /// `POST /accounts`.
 async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
     let refused = |text: &str| Answer::new(StatusCode::UNPROCESSABLE_ENTITY, text);
@@ -320,6 +375,13 @@ fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
     } else {
         Answer::new(StatusCode::OK, report.to_string())
     })
+}
+
+/// What is recommended to an application: lines for a shell, and the reasons. `None`: nothing came yet.
+pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<(String, String)>, StoreError> {
+    let Some(group) = shared.store.latest_group(app)? else { return Ok(None) };
+    let report = report(shared, group)?;
+    Ok(Some((report.to_exports(), printable_lines(&report.to_string()).into_owned())))
 }
 
 fn report(shared: &Shared, group: Group) -> Result<Report, StoreError> {

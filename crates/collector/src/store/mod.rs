@@ -4,7 +4,10 @@ use std::{fmt::Write as _, path::PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::tune::{Evidence, Series};
+use crate::{
+    digest::{Digest, Figures},
+    tune::{Evidence, Series},
+};
 
 mod postgres;
 mod sqlite;
@@ -85,6 +88,8 @@ pub struct NewSet<'a> {
     pub received: f64,
     /// What it says.
     pub evidence: &'a Evidence,
+    /// What pages show of it.
+    pub digest: &'a Digest,
     /// The set itself without its token, gzip.
     pub body: &'a [u8],
 }
@@ -132,6 +137,26 @@ pub struct Inserted {
 
 /// Most sets that are deleted at a time, so that others need not wait for long.
 pub const BATCH: u32 = 500;
+
+/// Most slots of an application that are kept, and looked at: 46 processes that send for 30 days.
+pub const MAX_SLOTS: u32 = 200_000;
+
+/// Ten minutes of a process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    /// When they began, epoch seconds.
+    pub at: i64,
+    /// Of its Ruby.
+    pub series: Series,
+    /// See [`Digest::environment`].
+    pub environment: String,
+    /// See [`Digest::host`].
+    pub host: String,
+    /// See [`Digest::pid`].
+    pub pid: i64,
+    /// The figures.
+    pub figures: Figures,
+}
 
 /// An application and what is kept of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -215,6 +240,10 @@ pub trait Store: Send + Sync {
     fn delete_app(&self, app: App) -> Result<bool, StoreError>;
     /// Keeps a set, safe from crashes once this returns.
     fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError>;
+    /// The slots of an application since then (epoch seconds), the latest first; at most [`MAX_SLOTS`].
+    fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError>;
+    /// Deletes the slots of all applications before then (epoch seconds).
+    fn prune_slots(&self, before: i64) -> Result<(), StoreError>;
     /// Deletes the oldest sets that came before this time (epoch seconds), of one application or of all; at most [`BATCH`]
     /// of them. Returns how many.
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError>;
@@ -226,6 +255,22 @@ pub trait Store: Send + Sync {
     fn evidence(&self, group: Group, sets: u32) -> Result<Evidence, StoreError>;
     /// What there is.
     fn totals(&self) -> Result<Totals, StoreError>;
+}
+
+/// Numbers of a slot, as they stand in both engines' tables.
+const FIGURES: &str = "cycles, majors, gc_ms, gc_seconds, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, rss, slots";
+
+/// What a further set does to a slot that is there; `is`: its table.
+fn adding(is: &str, most: &str) -> String {
+    let mut text = String::new();
+    for name in FIGURES.split(", ") {
+        // Writing to a string cannot fail.
+        let _infallible = match name {
+            "rss" | "slots" => write!(text, "{name} = {most}({is}.{name}, excluded.{name}), "),
+            _ => write!(text, "{name} = {is}.{name} + excluded.{name}, "),
+        };
+    }
+    text + &format!("sets = {is}.sets + 1")
 }
 
 /// Opens the store with this name: `sqlite:PATH`, which is made if it is not there, or `postgres://…`.

@@ -12,9 +12,13 @@ use rustls_platform_verifier::ConfigVerifierExt as _;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
-    App, AppInfo, BATCH, Group, Inserted, NewSet, Quota, SetId, Store, StoreError, TokenHash, Totals,
+    App, AppInfo, BATCH, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Quota, SetId, Slot, Store, StoreError,
+    TokenHash, Totals, adding,
 };
-use crate::tune::{Evidence, Series};
+use crate::{
+    digest::{CLASSES, Figures},
+    tune::{Evidence, Series},
+};
 
 /// For a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -30,7 +34,7 @@ const SESSION: &str =
     "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     "
     CREATE TABLE gctrace_app (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -62,6 +66,28 @@ const MIGRATIONS: [&str; 2] = [
         FROM gctrace_sample_set GROUP BY app
     ) AS counted WHERE counted.app = gctrace_app.id;
     CREATE INDEX gctrace_sample_set_received ON gctrace_sample_set (received);
+",
+    "
+    ALTER TABLE gctrace_app ADD COLUMN slots BIGINT NOT NULL DEFAULT 0;
+    CREATE TABLE gctrace_slot (
+        app BIGINT NOT NULL REFERENCES gctrace_app (id),
+        at BIGINT NOT NULL,
+        ruby_major INTEGER NOT NULL,
+        ruby_minor INTEGER NOT NULL,
+        environment TEXT NOT NULL,
+        host TEXT NOT NULL,
+        pid BIGINT NOT NULL,
+        sets BIGINT NOT NULL,
+        cycles BIGINT NOT NULL,
+        majors BIGINT NOT NULL,
+        gc_ms BIGINT NOT NULL,
+        gc_seconds DOUBLE PRECISION NOT NULL,
+        c0 BIGINT NOT NULL, c1 BIGINT NOT NULL, c2 BIGINT NOT NULL, c3 BIGINT NOT NULL, c4 BIGINT NOT NULL,
+        c5 BIGINT NOT NULL, c6 BIGINT NOT NULL, c7 BIGINT NOT NULL, c8 BIGINT NOT NULL, c9 BIGINT NOT NULL,
+        rss BIGINT NOT NULL,
+        slots BIGINT NOT NULL,
+        PRIMARY KEY (app, at, ruby_major, ruby_minor, environment, host, pid)
+    );
 ",
 ];
 
@@ -212,6 +238,87 @@ fn text(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
+fn slot(row: &Row) -> Result<Slot, postgres::Error> {
+    let count = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
+    let number = |at| row.try_get::<_, i32>(at).map(i32::unsigned_abs);
+    let mut classes = [0; CLASSES];
+    for (at, class) in classes.iter_mut().enumerate() {
+        *class = count(10 + at)?;
+    }
+    Ok(Slot {
+        at: row.try_get(0)?,
+        series: Series(number(1)?, number(2)?),
+        environment: row.try_get(3)?,
+        host: row.try_get(4)?,
+        pid: row.try_get(5)?,
+        figures: Figures {
+            cycles: count(6)?,
+            majors: count(7)?,
+            gc_ms: count(8)?,
+            gc_seconds: row.try_get(9)?,
+            classes,
+            rss: count(20)?,
+            slots: count(21)?,
+        },
+    })
+}
+
+/// Adds the figures of a set to its ten minutes; an application that has too many of them loses its oldest ones.
+fn add_to_slot(transaction: &mut Transaction<'_>, set: &NewSet<'_>) -> Result<(), postgres::Error> {
+    let (digest, figures) = (set.digest, &set.digest.figures);
+    let add = format!(
+        "INSERT INTO gctrace_slot (app, at, ruby_major, ruby_minor, environment, host, pid, sets, {FIGURES})
+         VALUES ($1, $2, $3, $4, $5, $6, $7, 1, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
+         ON CONFLICT (app, at, ruby_major, ruby_minor, environment, host, pid) DO UPDATE SET {} RETURNING sets",
+        adding("gctrace_slot", "greatest")
+    );
+    let (app, major, minor) = of_group(set.group);
+    let at = digest.slot(set.received);
+    let [cycles, majors, ms, rss, slots] =
+        [figures.cycles, figures.majors, figures.gc_ms, figures.rss, figures.slots]
+            .map(|number| number as i64);
+    let c = figures.classes.map(|number| number as i64);
+    let row = transaction.query_one(
+        &add,
+        &[
+            &app,
+            &at,
+            &major,
+            &minor,
+            &digest.environment,
+            &digest.host,
+            &digest.pid,
+            &cycles,
+            &majors,
+            &ms,
+            &figures.gc_seconds,
+            &c[0],
+            &c[1],
+            &c[2],
+            &c[3],
+            &c[4],
+            &c[5],
+            &c[6],
+            &c[7],
+            &c[8],
+            &c[9],
+            &rss,
+            &slots,
+        ],
+    )?;
+    if row.try_get::<_, i64>(0)? > 1 {
+        return Ok(());
+    }
+    let count = "UPDATE gctrace_app SET slots = slots + 1 WHERE id = $1 RETURNING slots";
+    if transaction.query_one(count, &[&app])?.try_get::<_, i64>(0)? > i64::from(MAX_SLOTS) {
+        let delete = "DELETE FROM gctrace_slot WHERE app = $1
+             AND at <= (SELECT at FROM gctrace_slot WHERE app = $1 ORDER BY at LIMIT 1 OFFSET $2)";
+        let deleted = transaction.execute(delete, &[&app, &i64::from(BATCH)])? as i64;
+        transaction.execute("UPDATE gctrace_app SET slots = slots - $2 WHERE id = $1", &[&app, &deleted])?;
+    }
+    Ok(())
+}
+
 /// Deletes the oldest sets of an application until it is within its quota, which it is not. Returns how many.
 fn make_room(
     transaction: &mut Transaction<'_>,
@@ -290,6 +397,7 @@ impl Store for Postgres {
             // Nobody adds a set meanwhile.
             transaction.execute("SELECT 1 FROM gctrace_app WHERE id = $1 FOR UPDATE", &[&app.0])?;
             transaction.execute("DELETE FROM gctrace_sample_set WHERE app = $1", &[&app.0])?;
+            transaction.execute("DELETE FROM gctrace_slot WHERE app = $1", &[&app.0])?;
             let rows = transaction.execute("DELETE FROM gctrace_app WHERE id = $1", &[&app.0])?;
             transaction.commit()?;
             Ok(rows)
@@ -325,9 +433,32 @@ impl Store for Postgres {
             } else {
                 0
             };
+            add_to_slot(&mut transaction, set)?;
             transaction.commit()?;
             Ok(Inserted { new: true, deleted })
         })
+    }
+
+    fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError> {
+        let query = format!(
+            "SELECT at, ruby_major, ruby_minor, environment, host, pid, {FIGURES} FROM gctrace_slot
+             WHERE app = $1 AND at >= $2 ORDER BY at DESC LIMIT $3"
+        );
+        let rows =
+            self.with(Retry::Yes, |client| client.query(&query, &[&app.0, &since, &i64::from(MAX_SLOTS)]))?;
+        rows.iter().map(|row| Ok(slot(row)?)).collect()
+    }
+
+    fn prune_slots(&self, before: i64) -> Result<(), StoreError> {
+        self.with(Retry::Yes, |client| {
+            client.execute(
+                "WITH gone AS (DELETE FROM gctrace_slot WHERE at < $1 RETURNING app),
+                     counted AS (SELECT app, count(*) AS slots FROM gone GROUP BY app)
+                 UPDATE gctrace_app SET slots = gctrace_app.slots - counted.slots FROM counted WHERE counted.app = id",
+                &[&before],
+            )
+        })?;
+        Ok(())
     }
 
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {

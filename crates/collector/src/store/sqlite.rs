@@ -12,9 +12,16 @@ use std::{
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
 use super::{
-    App, AppInfo, BATCH, Group, Inserted, NewSet, Quota, SetId, Store, StoreError, TokenHash, Totals,
+    App, AppInfo, BATCH, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Quota, SetId, Slot, Store, StoreError,
+    TokenHash, Totals, adding,
 };
-use crate::tune::{Evidence, Series};
+use crate::{
+    digest::{CLASSES, Figures},
+    tune::{Evidence, Series},
+};
+
+#[cfg(test)]
+mod tests;
 
 /// Tells a store of ours from other databases: "gctr".
 const APPLICATION_ID: i32 = 0x6763_7472;
@@ -22,7 +29,7 @@ const APPLICATION_ID: i32 = 0x6763_7472;
 const BUSY: Duration = Duration::from_secs(10);
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
@@ -52,6 +59,28 @@ const MIGRATIONS: [&str; 2] = [
         bytes = (SELECT coalesce(sum(length(body) + octet_length(evidence)), 0) FROM sample_set WHERE sample_set.app = app.id);
     CREATE INDEX sample_set_app ON sample_set (app, number);
     CREATE INDEX sample_set_received ON sample_set (received);
+",
+    "
+    ALTER TABLE app ADD COLUMN slots INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE slot (
+        app INTEGER NOT NULL REFERENCES app (id),
+        at INTEGER NOT NULL,
+        ruby_major INTEGER NOT NULL,
+        ruby_minor INTEGER NOT NULL,
+        environment TEXT NOT NULL,
+        host TEXT NOT NULL,
+        pid INTEGER NOT NULL,
+        sets INTEGER NOT NULL,
+        cycles INTEGER NOT NULL,
+        majors INTEGER NOT NULL,
+        gc_ms INTEGER NOT NULL,
+        gc_seconds REAL NOT NULL,
+        c0 INTEGER NOT NULL, c1 INTEGER NOT NULL, c2 INTEGER NOT NULL, c3 INTEGER NOT NULL, c4 INTEGER NOT NULL,
+        c5 INTEGER NOT NULL, c6 INTEGER NOT NULL, c7 INTEGER NOT NULL, c8 INTEGER NOT NULL, c9 INTEGER NOT NULL,
+        rss INTEGER NOT NULL,
+        slots INTEGER NOT NULL,
+        PRIMARY KEY (app, at, ruby_major, ruby_minor, environment, host, pid)
+    ) STRICT, WITHOUT ROWID;
 ",
 ];
 
@@ -142,6 +171,62 @@ fn group(row: &rusqlite::Row<'_>) -> Result<Group, rusqlite::Error> {
     Ok(Group { app: App(row.get(0)?), series: Series(row.get(1)?, row.get(2)?) })
 }
 
+/// Adds the figures of a set to its ten minutes; an application that has too many of them loses its oldest ones.
+fn add_to_slot(transaction: &Transaction<'_>, set: &NewSet<'_>) -> Result<(), rusqlite::Error> {
+    let (digest, figures) = (set.digest, &set.digest.figures);
+    let mut add = transaction.prepare_cached(&format!(
+        "INSERT INTO slot (app, at, ruby_major, ruby_minor, environment, host, pid, sets, {FIGURES})
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23)
+         ON CONFLICT DO UPDATE SET {} RETURNING sets",
+        adding("slot", "max")
+    ))?;
+    let (Group { app, series: Series(major, minor) }, c) = (set.group, figures.classes);
+    let at = digest.slot(set.received);
+    let sets: u64 = add.query_row(
+        params![
+            app.0,
+            at,
+            major,
+            minor,
+            digest.environment,
+            digest.host,
+            digest.pid,
+            figures.cycles,
+            figures.majors,
+            figures.gc_ms,
+            figures.gc_seconds,
+            c[0],
+            c[1],
+            c[2],
+            c[3],
+            c[4],
+            c[5],
+            c[6],
+            c[7],
+            c[8],
+            c[9],
+            figures.rss,
+            figures.slots
+        ],
+        |row| row.get(0),
+    )?;
+    if sets > 1 {
+        return Ok(());
+    }
+    let mut count =
+        transaction.prepare_cached("UPDATE app SET slots = slots + 1 WHERE id = ?1 RETURNING slots")?;
+    let slots: u32 = count.query_row([app.0], |row| row.get(0))?;
+    if slots > MAX_SLOTS {
+        let mut delete = transaction.prepare_cached(
+            "DELETE FROM slot WHERE app = ?1 AND at <= (SELECT at FROM slot WHERE app = ?1 ORDER BY at LIMIT 1 OFFSET ?2)",
+        )?;
+        let deleted = delete.execute(params![app.0, BATCH])?;
+        let mut count = transaction.prepare_cached("UPDATE app SET slots = slots - ?2 WHERE id = ?1")?;
+        count.execute(params![app.0, deleted])?;
+    }
+    Ok(())
+}
+
 /// Deletes the oldest sets of an application until it is within its quota, which it is not. Returns how many.
 fn make_room(
     transaction: &Transaction<'_>,
@@ -224,6 +309,7 @@ impl Store for Sqlite {
         let mut writer = self.writer();
         let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
         transaction.execute("DELETE FROM sample_set WHERE app = ?1", [app.0])?;
+        transaction.execute("DELETE FROM slot WHERE app = ?1", [app.0])?;
         let rows = transaction.execute("DELETE FROM app WHERE id = ?1", [app.0])?;
         transaction.commit()?;
         Ok(rows == 1)
@@ -264,10 +350,51 @@ impl Store for Sqlite {
             } else {
                 0
             };
+            add_to_slot(&transaction, set)?;
             Inserted { new: true, deleted }
         };
         transaction.commit()?;
         Ok(inserted)
+    }
+
+    fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError> {
+        let reader = self.reader();
+        let mut query = reader.prepare_cached(&format!(
+            "SELECT at, ruby_major, ruby_minor, environment, host, pid, {FIGURES} FROM slot
+             WHERE app = ?1 AND at >= ?2 ORDER BY at DESC LIMIT ?3"
+        ))?;
+        let slots = query.query_map(params![app.0, since, MAX_SLOTS], |row| {
+            let mut classes = [0; CLASSES];
+            for (at, class) in classes.iter_mut().enumerate() {
+                *class = row.get(10 + at)?;
+            }
+            Ok(Slot {
+                at: row.get(0)?,
+                series: Series(row.get(1)?, row.get(2)?),
+                environment: row.get(3)?,
+                host: row.get(4)?,
+                pid: row.get(5)?,
+                figures: Figures {
+                    cycles: row.get(6)?,
+                    majors: row.get(7)?,
+                    gc_ms: row.get(8)?,
+                    gc_seconds: row.get(9)?,
+                    classes,
+                    rss: row.get(20)?,
+                    slots: row.get(21)?,
+                },
+            })
+        })?;
+        Ok(slots.collect::<Result<_, _>>()?)
+    }
+
+    fn prune_slots(&self, before: i64) -> Result<(), StoreError> {
+        let mut writer = self.writer();
+        let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
+        transaction.execute("DELETE FROM slot WHERE app IN (SELECT id FROM app) AND at < ?1", [before])?;
+        transaction
+            .execute("UPDATE app SET slots = (SELECT count(*) FROM slot WHERE slot.app = app.id)", [])?;
+        Ok(transaction.commit()?)
     }
 
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
@@ -326,170 +453,5 @@ impl Store for Sqlite {
         )?;
         Ok(query
             .query_row([], |row| Ok(Totals { apps: row.get(0)?, sets: row.get(1)?, samples: row.get(2)? }))?)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn store() -> (tempfile::TempDir, std::path::PathBuf) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("sets.db");
-        (dir, path)
-    }
-
-    /// What is put in comes out, after reopening as well; the same set is kept once; groups are kept apart.
-    #[test]
-    fn keeps() {
-        let (_dir, path) = store();
-        let token = TokenHash::of("secret' OR 1=1 --");
-        let id = |byte: u8| SetId::of(&[byte; 32]);
-        {
-            let store = Sqlite::open(&path).unwrap();
-            assert_eq!(store.app(token).unwrap(), None);
-            store.register(token, "a@b'); DROP TABLE app; --", "shop", 1.0).unwrap();
-            assert!(store.register(token, "again", "again", 1.0).is_err());
-            let app = store.app(token).unwrap().unwrap();
-            assert_eq!(store.latest_group(app).unwrap(), None);
-            for (byte, series) in [(1, Series(3, 3)), (2, Series(3, 4)), (3, Series(3, 4))] {
-                let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
-                let (id, group) = (id(byte), Group { app, series });
-                let set = NewSet { id: &id, group, received: 2.0, evidence: &evidence, body: b"body" };
-                assert!(store.insert(&set, Quota::NONE).unwrap().new);
-                assert!(!store.insert(&set, Quota::NONE).unwrap().new);
-            }
-        }
-        let store = Sqlite::open(&path).unwrap();
-        let app = store.app(token).unwrap().unwrap();
-        let group = Group { app, series: Series(3, 4) };
-        assert_eq!(store.latest_group(app).unwrap(), Some(group));
-        assert_eq!(store.group_of(&id(1)).unwrap().unwrap().series, Series(3, 3));
-        assert_eq!(store.group_of(&id(9)).unwrap(), None);
-        assert_eq!(store.evidence(group, 100).unwrap().sets, 2);
-        assert_eq!(store.evidence(group, 1).unwrap().sets, 1);
-        assert_eq!(store.totals().unwrap(), Totals { apps: 1, sets: 3, samples: 30 });
-        let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
-        assert_eq!(mode & 0o777, 0o600);
-    }
-
-    /// Beyond its quota an application loses its oldest sets and others lose nothing; ages and applications are deleted;
-    /// the counts are those of what is there, also in a store from before there were counts.
-    #[test]
-    fn deletes() {
-        let (_dir, path) = store();
-        let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
-        let put = |store: &Sqlite, app, byte: u8, quota| {
-            let (id, group) = (SetId::of(&[byte; 32]), Group { app, series: Series(3, 4) });
-            let received = f64::from(byte);
-            let body = vec![0; 1000];
-            store
-                .insert(&NewSet { id: &id, group, received, evidence: &evidence, body: &body }, quota)
-                .unwrap()
-        };
-        let known = |store: &Sqlite| -> Vec<u8> {
-            let there = |byte: &u8| store.group_of(&SetId::of(&[*byte; 32])).unwrap().is_some();
-            (0..100).filter(there).collect()
-        };
-        let counted = |store: &Sqlite| -> Vec<(u64, u64)> {
-            store.apps().unwrap().iter().map(|app| (app.sets, app.bytes)).collect()
-        };
-        let store = Sqlite::open(&path).unwrap();
-        for name in ["shop", "mail"] {
-            store.register(TokenHash::of(name), "a@b", name, 1.0).unwrap();
-        }
-        let [shop, mail] = ["shop", "mail"].map(|name| store.app(TokenHash::of(name)).unwrap().unwrap());
-        put(&store, mail, 50, Quota::NONE);
-        let few = Quota { sets: 3, bytes: u64::MAX };
-        let deleted: Vec<u64> = (1..6).map(|byte| put(&store, shop, byte, few).deleted).collect();
-        assert_eq!((deleted, known(&store)), (vec![0, 0, 0, 1, 1], vec![3, 4, 5, 50]));
-        // Of one that is sent again nothing follows.
-        assert_eq!(put(&store, shop, 5, Quota { sets: 1, bytes: 1 }), Inserted::default());
-        let each = counted(&store)[1].1;
-        assert!(each > 1000);
-        assert_eq!(put(&store, shop, 6, Quota { sets: 100, bytes: 2 * each }).deleted, 2);
-        assert_eq!(counted(&store), [(2, 2 * each), (1, each)]);
-        // The latest one stays, however small the quota is.
-        assert_eq!(put(&store, shop, 7, Quota { sets: 0, bytes: 0 }).deleted, 2);
-        assert_eq!(put(&store, shop, 8, Quota::NONE), Inserted { new: true, deleted: 0 });
-        assert_eq!(store.prune(8.0, Some(mail)).unwrap(), 0);
-        assert_eq!(store.prune(8.0, Some(shop)).unwrap(), 1);
-        assert_eq!(store.prune(50.0, None).unwrap(), 1);
-        assert_eq!((known(&store), counted(&store)), (vec![50], vec![(0, 0), (1, each)]));
-        for byte in 10..20 {
-            put(&store, shop, byte, Quota::NONE);
-        }
-        let latest = store.apps().unwrap()[0].clone();
-        assert_eq!(
-            (latest.app, latest.name.as_str(), latest.sets, latest.last),
-            (shop, "shop", 10, Some(19.0))
-        );
-        // As an earlier gctrace left it.
-        let before = "DROP INDEX sample_set_app; DROP INDEX sample_set_received;
-            ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes; PRAGMA user_version = 1";
-        store.writer().execute_batch(before).unwrap();
-        drop(store);
-        let store = Sqlite::open(&path).unwrap();
-        assert_eq!(counted(&store), [(10, 10 * each), (1, each)]);
-        assert!(store.delete_app(shop).unwrap() && !store.delete_app(shop).unwrap());
-        assert_eq!((known(&store), counted(&store)), (vec![50], vec![(1, each)]));
-        assert_eq!(store.app(TokenHash::of("shop")).unwrap(), None);
-    }
-
-    /// A store that is written to and deleted from for long keeps its size.
-    #[test]
-    fn stays_flat() {
-        let (_dir, path) = store();
-        let store = Sqlite::open(&path).unwrap();
-        store.register(TokenHash::of("shop"), "a@b", "shop", 1.0).unwrap();
-        let group = Group { app: store.app(TokenHash::of("shop")).unwrap().unwrap(), series: Series(3, 4) };
-        let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
-        let quota = Quota { sets: 10, bytes: u64::MAX };
-        let mut sizes = Vec::new();
-        for day in 0..10_u8 {
-            for n in 0..20_u8 {
-                let (id, body) = (SetId::of(&[[day, n]; 16].concat().try_into().unwrap()), vec![n; 20_000]);
-                store
-                    .insert(
-                        &NewSet { id: &id, group, received: 0.0, evidence: &evidence, body: &body },
-                        quota,
-                    )
-                    .unwrap();
-            }
-            store.writer().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
-            sizes.push(fs::metadata(&path).unwrap().len());
-        }
-        assert!(sizes[9] <= sizes[0] + (64 << 10), "{sizes:?}");
-    }
-
-    /// Files of somebody else, and of the future, are refused and left as they are.
-    #[test]
-    fn foreign_files() {
-        let (dir, path) = store();
-        fs::write(&path, "not a database, but long enough to be taken for one".repeat(100)).unwrap();
-        let error = Sqlite::open(&path).unwrap_err().to_string();
-        assert!(error.ends_with("is no SQLite database"), "{error}");
-        let other = dir.path().join("other.db");
-        Connection::open(&other).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
-        let error = Sqlite::open(&other).unwrap_err().to_string();
-        assert!(error.ends_with("is a database of another program"), "{error}");
-        let later = dir.path().join("later.db");
-        drop(Sqlite::open(&later).unwrap());
-        Connection::open(&later).unwrap().pragma_update(None, "user_version", 99).unwrap();
-        assert!(Sqlite::open(&later).unwrap_err().to_string().contains("later gctrace"));
-        assert!(Sqlite::open(&dir.path().join("no/sets.db")).is_err());
-        let fifo = dir.path().join("pipe.db");
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-        let error = Sqlite::open(&fifo).unwrap_err().to_string();
-        assert!(error.ends_with("is not a regular file"), "{error}");
-        let empty = dir.path().join("empty.db");
-        fs::write(&empty, "").unwrap();
-        fs::set_permissions(&empty, fs::Permissions::from_mode(0o644)).unwrap();
-        drop(Sqlite::open(&empty).unwrap());
-        assert_eq!(fs::metadata(&empty).unwrap().permissions().mode() & 0o777, 0o600);
-        for name in ["sets.db", "sqlite:", "mysql://x"] {
-            assert!(matches!(super::super::open(name), Err(StoreError::Name(_))), "{name}");
-        }
     }
 }

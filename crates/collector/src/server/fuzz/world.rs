@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     store::{
-        self, App, AppInfo, Group, Inserted, NewSet, Quota, SetId, Store, StoreError, TokenHash, Totals,
+        self, App, AppInfo, Group, Inserted, NewSet, Quota, SetId, Slot, Store, StoreError, TokenHash, Totals,
     },
     tune::Evidence,
 };
@@ -260,6 +260,12 @@ impl Store for Slow {
     }
     fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError> {
         self.inner.insert(set, quota)
+    }
+    fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError> {
+        self.inner.slots(app, since)
+    }
+    fn prune_slots(&self, before: i64) -> Result<(), StoreError> {
+        self.inner.prune_slots(before)
     }
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
         self.inner.prune(before, app)

@@ -1,0 +1,172 @@
+//! What pages show of a set: a few figures, added up over ten minutes of a process.
+
+use std::fmt::Write as _;
+
+use crate::{
+    tune::environment,
+    wire::{EventName, Header, Sample},
+};
+
+/// Seconds of a slot.
+pub const SLOT: i64 = 600;
+/// Upper bounds of the classes of time in GC per cycle, milliseconds; the last class has none.
+pub const BOUNDS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 200, 500];
+/// Classes of time in GC per cycle.
+pub const CLASSES: usize = BOUNDS.len() + 1;
+/// Most bytes that are kept of an environment and of a host's name.
+const MAX_TEXT: usize = 1000;
+/// A set's own times count if they are this near to when it came, seconds; agents may send times of another clock.
+const NEAR: f64 = 86_400.0;
+
+/// Figures that can be added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// GC cycles.
+    pub cycles: u64,
+    /// Those of them that are major.
+    pub majors: u64,
+    /// Time in GC as `GC.stat(:time)` counts it, milliseconds, in `gc_seconds`.
+    pub gc_ms: u64,
+    /// Seconds between neighbouring cycles; 0 where this Ruby does not count its time in GC (before 3.1).
+    pub gc_seconds: f64,
+    /// Cycles by time in GC, see [`BOUNDS`].
+    pub classes: [u64; CLASSES],
+    /// Most resident memory of a process, bytes.
+    pub rss: u64,
+    /// Most slots of a heap.
+    pub slots: u64,
+}
+
+impl Figures {
+    /// Adds others.
+    pub fn merge(&mut self, other: &Self) {
+        self.cycles += other.cycles;
+        self.majors += other.majors;
+        self.gc_ms += other.gc_ms;
+        self.gc_seconds += other.gc_seconds;
+        for (sum, more) in self.classes.iter_mut().zip(other.classes) {
+            *sum += more;
+        }
+        self.rss = self.rss.max(other.rss);
+        self.slots = self.slots.max(other.slots);
+    }
+
+    /// Share of the time in GC, of 1; `None` where that is not counted.
+    pub fn share(&self) -> Option<f64> {
+        (self.gc_seconds > 0.0).then(|| self.gc_ms as f64 / 1000.0 / self.gc_seconds)
+    }
+
+    /// The class in which 99 of 100 cycles are, or below.
+    pub fn p99(&self) -> Option<usize> {
+        let all: u64 = self.classes.iter().sum();
+        let mut left = (all * 99).div_ceil(100);
+        self.classes.iter().position(|count| {
+            left = left.saturating_sub(*count);
+            all > 0 && left == 0
+        })
+    }
+}
+
+/// The figures of a set, and whose they are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Digest {
+    /// Host name, as the set says.
+    pub host: String,
+    /// Pid, as the set says.
+    pub pid: i64,
+    /// `RUBY_GC_*` as `NAME=VALUE NAME=VALUE`.
+    pub environment: String,
+    /// Its figures.
+    pub figures: Figures,
+    last_ts: f64,
+    columns: [Option<usize>; 3],
+    /// Of the last start: time, count of cycles, milliseconds in GC.
+    last: Option<(f64, u64, u64)>,
+}
+
+impl Digest {
+    /// Begins with a header.
+    pub fn new(header: &Header) -> Self {
+        let column = |wanted: &str| header.stat_keys.iter().position(|key| key == wanted);
+        let mut text = String::new();
+        for (name, value) in &header.gc_env {
+            if name.starts_with("RUBY_GC_") && environment::is_name(name) && !environment::is_agents(name) {
+                let value = value.as_str().unwrap_or_default();
+                let blank = if text.is_empty() { "" } else { " " };
+                // Writing to a string cannot fail.
+                let _infallible = write!(text, "{blank}{name}={value}");
+            }
+        }
+        Self {
+            host: cut(&header.hostname),
+            pid: i64::try_from(header.pid).unwrap_or(i64::MAX),
+            environment: cut(&text),
+            columns: [column("count"), column("time"), column("heap_available_slots")],
+            ..Self::default()
+        }
+    }
+
+    /// Takes the next sample.
+    pub fn add(&mut self, sample: &Sample) {
+        let at = |column: Option<usize>| column.and_then(|column| sample.stat.get(column)).copied();
+        let [count, time, slots] = self.columns.map(at);
+        let figures = &mut self.figures;
+        self.last_ts = self.last_ts.max(sample.ts);
+        // What the store cannot hold is nonsense.
+        let held = |value: u64| value.min(i64::MAX as u64 >> 8);
+        figures.rss = figures.rss.max(held(sample.current_rss.unwrap_or(0)));
+        figures.slots = figures.slots.max(held(slots.unwrap_or(0)));
+        if sample.event != EventName::GcCycleStarted {
+            return;
+        }
+        figures.cycles += 1;
+        let major = sample.latest_gc_info.get("major_by").is_some_and(|reason| !reason.is_null());
+        figures.majors += u64::from(major);
+        let (Some(count), Some(time)) = (count, time) else { return };
+        if let Some((ts, before, ms)) = self.last.replace((sample.ts, count, time))
+            && count.checked_sub(before) == Some(1)
+            && let Some(ms) = time.checked_sub(ms)
+        {
+            figures.gc_ms = held(figures.gc_ms.saturating_add(ms));
+            figures.gc_seconds += (sample.ts - ts).max(0.0);
+            let class = BOUNDS.iter().position(|bound| ms < *bound).unwrap_or(BOUNDS.len());
+            figures.classes[class] += 1;
+        }
+    }
+
+    /// The slot of a set that came then, in epoch seconds.
+    pub fn slot(&self, received: f64) -> i64 {
+        let own = (self.last_ts - received).abs() < NEAR;
+        let at = if own { self.last_ts.min(received) } else { received };
+        (at as i64).div_euclid(SLOT) * SLOT
+    }
+}
+
+/// The beginning of a text, without NUL, which PostgreSQL's texts cannot hold.
+fn cut(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_TEXT)].replace('\0', "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shares and quantiles of nothing are nothing.
+    #[test]
+    fn figures() {
+        let mut figures = Figures::default();
+        assert_eq!((figures.share(), figures.p99()), (None, None));
+        figures.classes[2] = 98;
+        figures.classes[9] = 2;
+        figures.gc_ms = 500;
+        figures.gc_seconds = 10.0;
+        assert_eq!((figures.share(), figures.p99()), (Some(0.05), Some(9)));
+        figures.classes[9] = 0;
+        let mut sum = figures;
+        sum.merge(&figures);
+        assert_eq!((sum.share(), sum.p99(), sum.gc_ms), (Some(0.05), Some(2), 1000));
+        let digest = Digest { last_ts: 5.0, ..Digest::default() };
+        assert_eq!((digest.slot(1_000_000_000.0), digest.slot(700.0)), (999_999_600, 0));
+        assert_eq!(cut(&"é".repeat(600)).len(), 1000);
+    }
+}

@@ -1,0 +1,475 @@
+//! Pages for people: applications, and what each of them, its environments and its processes spend on garbage collection.
+
+use std::collections::BTreeMap;
+
+use gctrace_pages::{
+    Column, chart, encoded, lines, page, table,
+    words::{ago, bytes, count, percent},
+};
+use hyper::{StatusCode, header};
+use maud::{Markup, html};
+
+use super::{Shared, now, routes::Answer, routes::recommended};
+use crate::{
+    digest::{BOUNDS, CLASSES, Figures},
+    printable::printable,
+    store::{AppInfo, MAX_SLOTS, Slot, StoreError, TokenHash},
+};
+
+/// Columns of a chart.
+const COLUMNS: usize = 72;
+/// Rows of a table of processes.
+const MAX_PROCESSES: usize = 200;
+/// Environments that are shown.
+const MAX_ENVIRONMENTS: usize = 50;
+/// The name of the cookie that holds a token.
+const COOKIE: &str = "gctrace";
+/// Names of the classes of time in GC per cycle.
+const CLASS_NAMES: [&str; CLASSES] = [
+    "< 1 ms",
+    "1–2 ms",
+    "2–5 ms",
+    "5–10 ms",
+    "10–20 ms",
+    "20–50 ms",
+    "50–100 ms",
+    "0.1–0.2 s",
+    "0.2–0.5 s",
+    "≥ 0.5 s",
+];
+
+/// Who looks at a page.
+#[derive(Debug)]
+pub(super) enum Visitor {
+    /// Somebody on this host, where no sign-in is needed.
+    Local,
+    /// Somebody with a token.
+    Token(TokenHash),
+    /// Somebody else.
+    Unknown,
+}
+
+impl Visitor {
+    /// By the headers of a request. Without sign-in are only those who ask a collector that listens on loopback, by a
+    /// name of loopback (a page from elsewhere could have it asked by another one) and through no proxy.
+    pub(super) fn of(shared: &Shared, headers: &header::HeaderMap, scheme: &str) -> Self {
+        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+        let name = name.map_or(host, |(name, _)| name);
+        let local = ["localhost", "[::1]"].contains(&name)
+            || name.parse::<std::net::Ipv4Addr>().is_ok_and(|address| address.is_loopback());
+        let proxied = ["forwarded", "via", "x-forwarded-for", "x-real-ip"]
+            .iter()
+            .any(|name| headers.contains_key(*name));
+        if local
+            && !proxied
+            && shared.options.listen.ip().is_loopback()
+            && shared.options.public_url.is_none()
+        {
+            return Self::Local;
+        }
+        let name = cookie_name(scheme);
+        let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+        let mut pairs = cookies.flat_map(|line| line.split("; ")).filter_map(|pair| pair.split_once('='));
+        pairs
+            .find(|(key, _)| *key == name)
+            .map_or(Self::Unknown, |(_, token)| Self::Token(TokenHash::of(token)))
+    }
+
+    /// The applications that this visitor sees.
+    fn sees(&self, shared: &Shared) -> Result<Vec<AppInfo>, StoreError> {
+        let only = match self {
+            Self::Local => return shared.store.apps(),
+            Self::Token(token) => shared.store.app(*token)?,
+            Self::Unknown => None,
+        };
+        let Some(only) = only else { return Ok(Vec::new()) };
+        Ok(shared.store.apps()?.into_iter().filter(|info| info.app == only).collect())
+    }
+}
+
+/// Over TLS a name that browsers take from nobody else.
+fn cookie_name(scheme: &str) -> String {
+    if scheme == "https" { format!("__Host-{COOKIE}") } else { COOKIE.to_owned() }
+}
+
+/// Whether there is a page with this path.
+pub(super) fn is_page(path: &str) -> bool {
+    path == "/" || path.starts_with("/app/")
+}
+
+/// A page.
+pub(super) fn show(
+    shared: &Shared,
+    visitor: &Visitor,
+    path: &str,
+    query: &str,
+) -> Result<Answer, StoreError> {
+    let seen = visitor.sees(shared)?;
+    if seen.is_empty() && !matches!(visitor, Visitor::Local) {
+        return Ok(form(matches!(visitor, Visitor::Token(_))));
+    }
+    let Some(number) = path.strip_prefix("/app/") else { return Ok(list(&seen)) };
+    let Some(info) = seen.iter().find(|info| info.app.0.to_string() == number) else {
+        let content = html! { p { "There is no such application, or your token is another one's." } };
+        return Ok(Answer::page(StatusCode::NOT_FOUND, page("Not found", &above(), &content)));
+    };
+    let mut wanted = Wanted { days: 1, ..Wanted::default() };
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        match &*key {
+            "days" => wanted.days = value.parse().unwrap_or(1).clamp(1, 365),
+            "env" => wanted.environment = Some(value.into_owned()),
+            "host" => wanted.host = Some(value.into_owned()),
+            "pid" => wanted.pid = value.parse().ok(),
+            _ => {}
+        }
+    }
+    application(shared, info, &wanted)
+}
+
+fn above() -> Vec<gctrace_pages::Link<'static>> {
+    vec![("/".to_owned(), "Applications")]
+}
+
+/// Signs in with a token, or out without one.
+pub(super) fn sign_in(shared: &Shared, token: &str, scheme: &str) -> Result<Answer, StoreError> {
+    let name = cookie_name(scheme);
+    let secure = if scheme == "https" { "; Secure" } else { "" };
+    let attributes = format!("Path=/; HttpOnly; SameSite=Strict{secure}");
+    if token.is_empty() {
+        return Ok(Answer::elsewhere("/", format!("{name}=; Max-Age=0; {attributes}")));
+    }
+    let known = token.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        && shared.store.app(TokenHash::of(token))?.is_some();
+    if !known {
+        return Ok(form(true));
+    }
+    Ok(Answer::elsewhere("/", format!("{name}={token}; Max-Age=2592000; {attributes}")))
+}
+
+fn form(refused: bool) -> Answer {
+    let content = html! {
+        @if refused { p role="alert" { "No application has this token." } }
+        p { "Sign in with the token of an application. Its operator has it, or makes one: " code { "gctrace apps add NAME" } "." }
+        form method="post" action="/sign-in" {
+            label { "Token " br; input type="password" name="token" autocomplete="current-password" required; }
+            button { "Sign in" }
+        }
+    };
+    Answer::page(StatusCode::UNAUTHORIZED, page("Sign in", &[], &content))
+}
+
+fn list(apps: &[AppInfo]) -> Answer {
+    let now = now();
+    let rows: Vec<Vec<Markup>> = apps
+        .iter()
+        .map(|info| {
+            vec![
+                html! { a href=(format!("/app/{}", info.app.0)) { (named(&info.name)) } },
+                html! { (info.last.map_or_else(|| "never".to_owned(), |last| ago(now - last))) },
+                html! { (count(info.sets)) },
+                html! { (bytes(info.bytes)) },
+            ]
+        })
+        .collect();
+    let columns = [
+        Column::Text("Application"),
+        Column::Number("Latest set"),
+        Column::Number("Sets"),
+        Column::Number("Kept"),
+    ];
+    let content = html! {
+        @if apps.is_empty() {
+            p { "There are none yet. This makes one and prints its token:" }
+            (lines("gctrace apps --store STORE add NAME"))
+        } @else {
+            (table(&format!("{} applications", count(apps.len() as u64)), &columns, &rows))
+        }
+    };
+    Answer::page(StatusCode::OK, page("Applications", &[], &content))
+}
+
+/// A name from outside without what would rearrange the text around it.
+fn named(name: &str) -> String {
+    let name = printable(name);
+    if name.trim().is_empty() { "(no name)".to_owned() } else { name.into_owned() }
+}
+
+/// What of an application is to be shown.
+#[derive(Clone, Debug, Default)]
+struct Wanted {
+    days: u32,
+    environment: Option<String>,
+    host: Option<String>,
+    pid: Option<i64>,
+}
+
+impl Wanted {
+    fn takes(&self, slot: &Slot) -> bool {
+        self.environment.as_ref().is_none_or(|environment| *environment == slot.environment)
+            && self.host.as_ref().is_none_or(|host| *host == slot.host)
+            && self.pid.is_none_or(|pid| pid == slot.pid)
+    }
+
+    /// The query that shows this.
+    fn query(&self) -> String {
+        let mut query = format!("?days={}", self.days);
+        for (key, value) in [("env", &self.environment), ("host", &self.host)] {
+            if let Some(value) = value {
+                query.extend(["&", key, "=", &encoded(value)]);
+            }
+        }
+        if let Some(pid) = self.pid {
+            query.extend(["&pid=", &pid.to_string()]);
+        }
+        query
+    }
+}
+
+/// Figures of several slots.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    figures: Figures,
+    slots: u64,
+    first: i64,
+    last: i64,
+}
+
+impl Sum {
+    fn add(&mut self, slot: &Slot) {
+        self.first = if self.slots == 0 { slot.at } else { self.first.min(slot.at) };
+        self.last = self.last.max(slot.at);
+        self.slots += 1;
+        self.figures.merge(&slot.figures);
+    }
+}
+
+fn application(shared: &Shared, info: &AppInfo, wanted: &Wanted) -> Result<Answer, StoreError> {
+    let now = now();
+    let since = now as i64 - i64::from(wanted.days) * 86_400;
+    let all = shared.store.slots(info.app, since)?;
+    let full = all.len() == MAX_SLOTS as usize;
+    let since = if full { all.last().map_or(since, |slot| slot.at) } else { since };
+    let taken: Vec<&Slot> = all.iter().filter(|slot| wanted.takes(slot)).collect();
+    let advice = recommended(shared, info.app)?;
+    let is_part = wanted.environment.is_some() || wanted.host.is_some() || wanted.pid.is_some();
+    let content = html! {
+        nav aria-label="Time" {
+            @for days in [1, 7, 30] {
+                @let to = Wanted { days, ..wanted.clone() }.query();
+                a href=(to) aria-current=[(days == wanted.days).then_some("true")] {
+                    @if days == 1 { "1 day" } @else { (days) " days" }
+                }
+            }
+            @if is_part { a href=(Wanted { days: wanted.days, ..Wanted::default() }.query()) { "The whole application" } }
+        }
+        @if let Some(host) = &wanted.host {
+            p { "Host " strong { (named(host)) } @if let Some(pid) = wanted.pid { ", process " strong { (pid) } } }
+        }
+        @if let Some(environment) = &wanted.environment { p { "With " strong { (environment_name(environment)) } } }
+        @if full { p.soft { "There is more than can be shown: older figures are left out." } }
+        @if taken.is_empty() {
+            p { "No sample set came in this time. On the host of the program, with this application's token:" }
+            (lines("sudo RUBY_GC_TOKEN=… gctrace --all-ruby --quiet --tunemygc-url URL"))
+        } @else {
+            (charts(&taken, since, now))
+        }
+        h2 { "What to set" }
+        @match &advice {
+            None => p { "Nothing came yet." },
+            Some((exports, report)) => {
+                @if exports.is_empty() {
+                    p { "Nothing to set for speed now." }
+                } @else {
+                    p { "For speed, for a shell:" }
+                    (lines(exports))
+                }
+                details { summary { "Why, and what speaks against the rest" } (lines(report)) }
+            },
+        }
+        @if !taken.is_empty() {
+            h2 { "Environments" }
+            (environments(&all, wanted, now))
+            h2 { "Processes" }
+            (processes(&taken, wanted, now))
+        }
+    };
+    Ok(Answer::page(StatusCode::OK, page(&named(&info.name), &above(), &content)))
+}
+
+fn environment_name(environment: &str) -> String {
+    if environment.is_empty() {
+        "no RUBY_GC_* variables".to_owned()
+    } else {
+        printable(environment).into_owned()
+    }
+}
+
+fn charts(slots: &[&Slot], since: i64, now: f64) -> Markup {
+    let span = (now - since as f64).max(1.0);
+    let mut columns = vec![Sum::default(); COLUMNS];
+    for slot in slots {
+        let at = ((slot.at - since) as f64 / span * COLUMNS as f64).max(0.0) as usize;
+        columns[at.min(COLUMNS - 1)].add(slot);
+    }
+    let axis = chart::Axis { columns: COLUMNS, ends: [ago(span), "now".to_owned()] };
+    let of = |value: fn(&Figures) -> Option<f64>| -> Vec<Option<f64>> {
+        columns.iter().map(|sum| (sum.slots > 0).then_some(&sum.figures).and_then(value)).collect()
+    };
+    let positive = |value: u64| (value > 0).then_some(value as f64);
+    let share = of(|figures| figures.share().map(|share| share * 100.0));
+    let counts: Vec<Vec<u64>> = columns.iter().map(|sum| sum.figures.classes.to_vec()).collect();
+    let rss: Vec<_> = columns.iter().map(|sum| positive(sum.figures.rss)).collect();
+    let heap: Vec<_> = columns.iter().map(|sum| positive(sum.figures.slots)).collect();
+    html! {
+        div.charts {
+            (chart::line("Share of the time in GC", &axis, &share, |value| format!("{value:.1} %")))
+            (chart::heat("Time in GC per cycle", &axis, &CLASS_NAMES, &counts))
+            (chart::line("Largest heap of a process, slots", &axis, &heap, short))
+            (chart::line("Most resident memory of a process", &axis, &rss, |value| bytes(value as u64)))
+        }
+        p.soft { "Time in GC is Ruby's own GC.stat(:time), which Ruby counts from 3.1 on, between neighbouring cycles." }
+    }
+}
+
+/// A count for an axis.
+fn short(value: f64) -> String {
+    let units = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
+    match units.into_iter().find(|(size, _)| value >= *size) {
+        Some((size, unit)) => format!("{:.1}{unit}", value / size),
+        None => format!("{value:.0}"),
+    }
+}
+
+/// The class in which 99 of 100 cycles are, or below.
+fn p99(figures: &Figures) -> String {
+    match figures.p99() {
+        None => "–".to_owned(),
+        Some(class) => match BOUNDS.get(class) {
+            Some(bound) => format!("< {bound} ms"),
+            None => format!("≥ {} ms", BOUNDS[BOUNDS.len() - 1]),
+        },
+    }
+}
+
+/// The figures of a row.
+fn figures(sum: &Sum, now: f64) -> Vec<Markup> {
+    let figures = &sum.figures;
+    let or_none = |known: bool, text: String| if known { text } else { "–".to_owned() };
+    vec![
+        html! { (figures.share().map_or_else(|| "–".to_owned(), percent)) },
+        html! { (count(figures.cycles)) },
+        html! { (count(figures.majors)) },
+        html! { (p99(figures)) },
+        html! { (or_none(figures.slots > 0, count(figures.slots))) },
+        html! { (or_none(figures.rss > 0, bytes(figures.rss))) },
+        html! { (ago(now - sum.last as f64)) },
+    ]
+}
+
+const FIGURES: [Column; 7] = [
+    Column::Number("In GC"),
+    Column::Number("Cycles"),
+    Column::Number("Major"),
+    Column::Number("99 % of cycles"),
+    Column::Number("Largest heap"),
+    Column::Number("Most memory"),
+    Column::Number("Last seen"),
+];
+
+/// One row per environment and series of Ruby: what a change of settings brought stands side by side.
+fn environments(slots: &[Slot], wanted: &Wanted, now: f64) -> Markup {
+    let mut sums: BTreeMap<(&str, String), Sum> = BTreeMap::new();
+    for slot in slots {
+        sums.entry((&slot.environment, slot.series.to_string())).or_default().add(slot);
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    // The newest first.
+    sums.sort_by_key(|(_, sum)| (-sum.last, -sum.first));
+    let rows: Vec<Vec<Markup>> = sums
+        .iter()
+        .take(MAX_ENVIRONMENTS)
+        .map(|((environment, series), sum)| {
+            let to = Wanted {
+                days: wanted.days,
+                environment: Some((*environment).to_owned()),
+                ..Wanted::default()
+            };
+            let mut row =
+                vec![html! { a href=(to.query()) { (environment_name(environment)) } }, html! { (series) }];
+            row.extend(figures(sum, now));
+            row
+        })
+        .collect();
+    let columns: Vec<Column> =
+        [Column::Text("Environment"), Column::Text("Ruby")].into_iter().chain(FIGURES).collect();
+    html! {
+        (table("Of the whole application, the latest environment first", &columns, &rows))
+        @if let [(new, after), (old, before), ..] = sums.as_slice() { (change(new, after, old, before)) }
+    }
+}
+
+/// The latest environment against the one before it.
+fn change(new: &(&str, String), after: &Sum, old: &(&str, String), before: &Sum) -> Markup {
+    let name =
+        |(environment, series): &(&str, String)| format!("Ruby {series}, {}", environment_name(environment));
+    let per_cycle = |sum: &Sum| {
+        let all: u64 = sum.figures.classes.iter().sum();
+        (all > 0).then(|| sum.figures.gc_ms as f64 / all as f64)
+    };
+    let factor = |before: Option<f64>, after: Option<f64>| match (before, after) {
+        (Some(before), Some(after)) if before > 0.0 => format!("× {:.2}", after / before),
+        _ => "–".to_owned(),
+    };
+    let shown = |value: Option<f64>, text: fn(f64) -> String| value.map_or_else(|| "–".to_owned(), text);
+    let known = |value: u64| (value > 0).then_some(value as f64);
+    let of = |what: &str, before: Option<f64>, after: Option<f64>, text: fn(f64) -> String| {
+        vec![
+            html! { (what) },
+            html! { (shown(before, text)) },
+            html! { (shown(after, text)) },
+            html! { (factor(before, after)) },
+        ]
+    };
+    let (b, a) = (&before.figures, &after.figures);
+    let rows = [
+        of("Share of the time in GC", b.share(), a.share(), percent),
+        of("Time in GC per cycle", per_cycle(before), per_cycle(after), |ms| format!("{ms:.2} ms")),
+        of("Largest heap, slots", known(b.slots), known(a.slots), |slots| count(slots as u64)),
+        of("Most memory of a process", known(b.rss), known(a.rss), |rss| bytes(rss as u64)),
+    ];
+    let columns =
+        [Column::Text("Figure"), Column::Number("Before"), Column::Number("After"), Column::Number("Change")];
+    html! {
+        h2 { "The latest environment against the one before" }
+        p { "Before: " (name(old)) "." br; "After: " (name(new)) "." }
+        (table("Other load makes other figures, too", &columns, &rows))
+    }
+}
+
+fn processes(slots: &[&Slot], wanted: &Wanted, now: f64) -> Markup {
+    let mut sums: BTreeMap<(&str, i64, String), Sum> = BTreeMap::new();
+    for slot in slots {
+        sums.entry((&slot.host, slot.pid, slot.series.to_string())).or_default().add(slot);
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|(_, sum)| (-sum.last, -sum.first));
+    let rows: Vec<Vec<Markup>> = sums
+        .iter()
+        .take(MAX_PROCESSES)
+        .map(|((host, pid, series), sum)| {
+            let to = Wanted { host: Some((*host).to_owned()), pid: Some(*pid), ..wanted.clone() };
+            let mut row = vec![html! { a href=(to.query()) { (named(host)) " " (pid) } }, html! { (series) }];
+            row.extend(figures(sum, now));
+            row
+        })
+        .collect();
+    let columns: Vec<Column> =
+        [Column::Text("Process"), Column::Text("Ruby")].into_iter().chain(FIGURES).collect();
+    let caption = if sums.len() > MAX_PROCESSES {
+        format!("The latest {MAX_PROCESSES} of {} processes", count(sums.len() as u64))
+    } else {
+        format!("{} processes, the latest first", sums.len())
+    };
+    table(&caption, &columns, &rows)
+}

@@ -1,0 +1,122 @@
+//! Parts of pages about garbage collection: a frame, tables, and charts as SVG ([`chart`]).
+//!
+//! These know neither a server nor a store: who has figures makes a page of them. Everything is rendered here, so pages work without
+//! scripts and under the strictest policy ([`POLICY`]); all that comes from outside is text, escaped by maud at compile-checked places.
+#![forbid(unsafe_code)]
+
+use std::fmt::Write as _;
+
+use maud::{DOCTYPE, Markup, html};
+
+pub mod chart;
+pub mod words;
+
+/// The style sheet of all pages.
+pub const STYLE: &str = include_str!("style.css");
+/// Where pages expect [`STYLE`].
+pub const STYLE_PATH: &str = "/style.css";
+/// The `Content-Security-Policy` that pages work under: nothing but the style sheet, and forms to where they come from.
+pub const POLICY: &str =
+    "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// A link: where to, and what it says.
+pub type Link<'a> = (String, &'a str);
+
+/// A whole page. `above`: links to the pages above it, the topmost first.
+pub fn page(title: &str, above: &[Link<'_>], content: &Markup) -> String {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) " · gctrace" }
+                link rel="stylesheet" href=(STYLE_PATH);
+            }
+            body {
+                @if !above.is_empty() {
+                    nav aria-label="Pages above" {
+                        @for (to, says) in above { a href=(to) { (says) } }
+                    }
+                }
+                main { h1 { (title) } (content) }
+            }
+        }
+    }
+    .into_string()
+}
+
+/// A column of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// Names, to the left.
+    Text(&'static str),
+    /// Figures, to the right.
+    Number(&'static str),
+}
+
+/// A table that scrolls by itself where it is too wide. `rows`: as many cells as there are columns.
+pub fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+    html! {
+        div.wide tabindex="0" role="region" aria-label=(caption) {
+            table {
+                caption { (caption) }
+                thead { tr {
+                    @for column in columns {
+                        @match column {
+                            Column::Text(name) => th scope="col" { (name) },
+                            Column::Number(name) => th.n scope="col" { (name) },
+                        }
+                    }
+                } }
+                tbody {
+                    @for row in rows { tr {
+                        @for (column, cell) in columns.iter().zip(row) {
+                            @match column {
+                                Column::Text(_) => td.name { (cell) },
+                                Column::Number(_) => td.n { (cell) },
+                            }
+                        }
+                    } }
+                }
+            }
+        }
+    }
+}
+
+/// Lines to be copied.
+pub fn lines(text: &str) -> Markup {
+    html! { pre tabindex="0" { (text) } }
+}
+
+/// A value of a query, with everything but letters, digits and `-._~` percent-encoded (RFC 3986, 2.3).
+pub fn encoded(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut all, byte| {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            all.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            let _infallible = write!(all, "%{byte:02X}");
+        }
+        all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names from outside are text wherever they stand.
+    #[test]
+    fn hostile() {
+        let name = "</title><script>alert(1)</script>\"'onload=x &amp; \u{202e}";
+        let rows = [vec![html! { (name) }, html! { (7) }]];
+        let content = html! { (table(name, &[Column::Text("a"), Column::Number("b")], &rows)) (lines(name)) };
+        let text = page(name, &[(format!("/app?x={}", encoded(name)), name)], &content);
+        assert!(
+            !text.contains("<script") && !text.contains("\"'onload") && text.contains("&lt;script&gt;"),
+            "{text}"
+        );
+        assert_eq!(encoded("a b/ü&\""), "a%20b%2F%C3%BC%26%22");
+    }
+}

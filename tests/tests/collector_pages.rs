@@ -1,0 +1,182 @@
+//! The collector's pages: what they show, to whom, and that nothing in them is code.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set};
+use gctrace_tests::http::{self, Answer};
+use gctrace_tests::live::Live;
+use html5gum::{Token, Tokenizer};
+use serde_json::json;
+
+const HOSTILE: &str = "<script>alert(1)</script>\"' onload=x <img src=x>\u{1b}[2J";
+
+/// An element: its name and its attributes.
+type Element = (String, BTreeMap<String, String>);
+
+/// The elements of a page, and all of its text.
+fn parsed(answer: &Answer) -> Result<(Vec<Element>, String)> {
+    let page = String::from_utf8(answer.body.clone())?;
+    let (mut elements, mut text) = (Vec::new(), String::new());
+    let string = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    for token in Tokenizer::new(&page) {
+        match token? {
+            Token::StartTag(tag) => {
+                let attributes = tag.attributes.iter().map(|(name, value)| (string(name), string(value)));
+                elements.push((string(&tag.name), attributes.collect()));
+            }
+            Token::String(words) => text.push_str(&string(&words)),
+            Token::Error(error) => anyhow::bail!("{error:?} in {page}"),
+            _ => {}
+        }
+    }
+    Ok((elements, text))
+}
+
+/// No page runs anything, loads anything from elsewhere or sets a style by itself.
+fn harmless(path: &str, answer: &Answer) -> Result<Vec<Element>> {
+    let (elements, text) = parsed(answer)?;
+    ensure!(answer.headers.get("x-content-type-options").is_some_and(|value| value == "nosniff"));
+    let policy = answer.headers.get("content-security-policy").context("no policy")?;
+    ensure!(policy.starts_with("default-src 'none'; style-src 'self';"), "{policy}");
+    ensure!(!text.contains('\u{1b}'), "{path} controls terminals");
+    for (name, attributes) in &elements {
+        ensure!(
+            !["script", "img", "style", "iframe", "object"].contains(&name.as_str()),
+            "{path} has a {name}"
+        );
+        for (key, value) in attributes {
+            ensure!(!key.starts_with("on") && key != "style", "{path}: {name} {key}");
+            let is_address = ["href", "src", "action"].contains(&key.as_str());
+            ensure!(
+                !is_address || value.starts_with('/') || value.starts_with('?'),
+                "{path}: {name} {key}={value}"
+            );
+        }
+    }
+    Ok(elements)
+}
+
+fn busy(token: &str, ruby: &str, environment: &serde_json::Value, host: &str) -> String {
+    let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
+    let mixed = cycles(&[(cycle("newobj", None), 300), (cycle("newobj", Some("oldgen")), 40)]);
+    let mut set = set(token, ruby, environment, &mixed);
+    set[0][8] = json!(host);
+    set.to_string()
+}
+
+/// From the list of applications every page can be reached; names from outside are text on all of them; charts and advice are
+/// there, and two environments stand against each other.
+#[test]
+fn every_page() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let collector = Collector::start(&path, &[])?;
+    let (elements, text) = parsed(&collector.get("/")?)?;
+    ensure!(text.contains("There are none yet") && elements.iter().any(|(name, _)| name == "pre"), "{text}");
+    let store = format!("sqlite:{}", path.display());
+    let token = apps(&store, &["add", HOSTILE])?.trim().to_owned();
+    apps(&store, &["add", "empty"])?;
+    ensure!(collector.send(&busy(&token, "3.3.5", &json!({}), HOSTILE))?.code == 200);
+    let tuned = json!({"RUBY_GC_HEAP_INIT_SLOTS": "10000", "RUBY_GC_<b>": "1"});
+    let later = busy(&token, "3.4.1", &tuned, "web-1").replace("1700000", "1700001");
+    ensure!(collector.send(&later)?.code == 200);
+
+    let mut left: Vec<String> = vec!["/".to_owned()];
+    let mut seen = BTreeMap::new();
+    while let Some(path) = left.pop() {
+        if seen.contains_key(&path) || seen.len() > 100 {
+            continue;
+        }
+        let answer = collector.get(&path)?;
+        ensure!(answer.code == 200, "{path}: {}", answer.code);
+        if path != "/style.css" {
+            for (_, attributes) in harmless(&path, &answer)? {
+                let Some(to) = attributes.get("href") else { continue };
+                let base = path.split('?').next().unwrap_or_default();
+                left.push(if to.starts_with('?') { format!("{base}{to}") } else { to.clone() });
+            }
+        }
+        seen.insert(path, answer);
+    }
+    ensure!(seen.len() > 15, "only {:?}", seen.keys());
+    let (elements, text) = parsed(&seen["/app/1"])?;
+    ensure!(elements.iter().filter(|(name, _)| name == "svg").count() == 4, "four charts");
+    ensure!(
+        elements.iter().any(|(name, attributes)| name == "rect" && attributes["class"] == "heat"),
+        "no stop is there"
+    );
+    for words in [
+        "<script>alert(1)</script>",
+        "no RUBY_GC_* variables",
+        "RUBY_GC_HEAP_INIT_SLOTS=10000",
+        "The latest environment against the one before",
+        // 30 ms in each of the cycles, ten of which are in a second.
+        "30.0 %",
+        "< 50 ms",
+        "web-1 4242",
+    ] {
+        ensure!(text.contains(words), "no {words} in {text}");
+    }
+    ensure!(!text.contains("RUBY_GC_<b>"), "a name that is none is shown");
+    let (_, text) = parsed(&seen["/app/2"])?;
+    ensure!(text.contains("No sample set came") && text.contains("Nothing came yet"), "{text}");
+    for path in ["/app/3", "/app/x", "/app/", "/app/1/../2"] {
+        ensure!(collector.get(path)?.code == 404, "{path}");
+    }
+    ensure!(http::post(collector.address, "/", &[], b"")?.code == 405);
+    Ok(())
+}
+
+/// On loopback nobody signs in; through a proxy, by another name or from elsewhere everybody does, and sees their own only.
+#[test]
+fn sign_in() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let store = format!("sqlite:{}", path.display());
+    let get = |collector: &Collector, path: &str, headers: &[(&str, &str)]| {
+        http::exchange(collector.address, "GET", path, headers, b"")
+    };
+    let collector = Collector::start(&path, &[])?;
+    let tokens =
+        ["shop", "mail"].map(|name| apps(&store, &["add", name]).map(|token| token.trim().to_owned()));
+    let [shop, _mail] = tokens;
+    let shop = shop?;
+    ensure!(collector.get("/app/2")?.code == 200);
+    for header in ["X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"] {
+        ensure!(get(&collector, "/app/2", &[(header, "x")])?.code == 401, "{header}");
+    }
+    let mut stream = http::connect(collector.address)?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")?;
+    ensure!(http::read(&stream)?.code == 401, "a page from elsewhere may ask by its own name");
+    let public = Collector::start(&path, &["--public-url", "https://gc.example"])?;
+    ensure!(public.get("/")?.code == 401);
+
+    let open = Collector::on("0.0.0.0:0", &path, &[])?;
+    let answer = open.get("/app/1")?;
+    ensure!(answer.code == 401);
+    let elements = harmless("/app/1", &answer)?;
+    let fields: BTreeSet<_> = elements.iter().filter_map(|(_, attributes)| attributes.get("name")).collect();
+    ensure!(fields.contains(&"token".to_owned()), "{elements:?}");
+    for wrong in ["", "token=", "token=0123", "token=%0d%0aX%3a+y", "other=1"] {
+        let answer = open.form("/sign-in", wrong)?;
+        let cookie = answer.headers.get("set-cookie");
+        ensure!(cookie.is_none_or(|cookie| cookie.starts_with("gctrace=; Max-Age=0")), "{wrong}: {cookie:?}");
+    }
+    let answer = open.form("/sign-in", &format!("token={shop}"))?;
+    ensure!(answer.code == 303 && answer.headers["location"] == "/", "{answer:?}");
+    let cookie = &answer.headers["set-cookie"];
+    ensure!(cookie.contains("; HttpOnly; SameSite=Strict"), "{cookie}");
+    let cookie = cookie.split(';').next().context("a cookie")?;
+    let (_, text) = parsed(&get(&open, "/", &[("Cookie", &format!("other=1; {cookie}"))])?)?;
+    ensure!(text.contains("shop") && !text.contains("mail"), "{text}");
+    ensure!(get(&open, "/app/1", &[("Cookie", cookie)])?.code == 200);
+    ensure!(get(&open, "/app/2", &[("Cookie", cookie)])?.code == 404);
+    ensure!(get(&open, "/", &[("Cookie", "gctrace=0123")])?.code == 401);
+    // Deleted, and out.
+    apps(&store, &["delete", "1"])?;
+    ensure!(get(&open, "/app/1", &[("Cookie", cookie)])?.code == 401);
+    ensure!(open.send(&example(&shop, 1)?.to_string())?.code == 404);
+    Ok(())
+}

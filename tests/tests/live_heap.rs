@@ -1,13 +1,14 @@
 //! `gctrace heap`: the heap of a running process, against what `ObjectSpace` says inside of it.
 
 use std::cell::Cell;
+use std::collections::{BTreeSet, HashMap};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Finished;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::script::Script;
+use gctrace_tests::script::{Running, Script};
 use serde_json::Value;
 
 /// `gctrace heap` of a process with these flags.
@@ -279,4 +280,141 @@ fn picture() -> Result<()> {
         finished.errors()
     );
     Ok(())
+}
+
+/// What grew between two censuses is what the program made, in two files, against the process, and while it is watched.
+#[test]
+fn growth() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut script = Script::unwitnessed(&live, &ruby, "heap_grow.rb")?.start()?;
+    script.wait_for("ready")?;
+    let save = |script: &Running, name: &str| -> Result<String> {
+        let finished = heap(&live, script.pid(), &["--by", "class", "--format", "jsonl"])?;
+        let file = live.path(name);
+        std::fs::write(&file, finished.stdout.join("\n"))?;
+        Ok(file.to_string_lossy().into_owned())
+    };
+    let lines = |finished: &Finished| -> Result<Vec<Value>> {
+        ensure!(finished.status.success(), "{}", finished.errors());
+        Ok(finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?)
+    };
+    let orders = |lines: &[Value]| -> Option<(u64, u64)> {
+        let row = lines.iter().find(|line| line["name"] == "Order")?;
+        row["count_before"].as_u64().zip(row["count"].as_u64())
+    };
+    let none = save(&script, "none.jsonl")?;
+    script.say("1000")?;
+    script.wait_for("grown")?;
+    let some = save(&script, "some.jsonl")?;
+    let both = Invocation::new(["heap", "--diff", &none, &some, "--format", "jsonl"])?.run()?;
+    ensure!(orders(&lines(&both)?) == Some((0, 1000)), "{:?}", both.stdout);
+    let unchanged = Invocation::new(["heap", "--diff", &some, &some])?.run()?;
+    ensure!(unchanged.stdout.iter().any(|line| line == "nothing has changed"), "{:?}", unchanged.stdout);
+
+    script.say("500")?;
+    script.wait_for("grown")?;
+    let now = heap(&live, script.pid(), &["--diff", &some, "--format", "jsonl"])?;
+    ensure!(orders(&lines(&now)?) == Some((1000, 1500)), "{:?}", now.stdout);
+
+    let pid = script.pid().to_string();
+    let cache = live.path("cache").to_string_lossy().into_owned();
+    let watch = ["heap", "--pid", &pid, "--by", "class", "--every", "200ms", "--format", "jsonl"];
+    let mut gctrace = Invocation::new(watch.into_iter().chain(["--cache-dir", &cache]))?.start()?;
+    // It has counted once when another growth is seen, whichever look it comes in.
+    let mut told = 0;
+    while told == 0 {
+        script.say("10")?;
+        script.wait_for("grown")?;
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        told = gctrace.stdout_so_far().iter().filter(|line| line.contains(r#""name":"Order""#)).count();
+        ensure!(gctrace.running()?, "it has ended");
+    }
+    script.say("end")?;
+    script.finish()?;
+    let watched = gctrace.wait()?;
+    ensure!(watched.errors().contains("has ended"), "{}", watched.errors());
+    let growths = lines(&watched)?;
+    ensure!(
+        growths
+            .iter()
+            .all(|line| line["type"] == "growth" && line["count"].as_u64() > line["count_before"].as_u64())
+    );
+    Ok(())
+}
+
+/// Objects of a dump by their addresses.
+fn dumped(text: &str) -> Result<HashMap<String, Value>> {
+    let mut objects = HashMap::new();
+    for line in text.lines() {
+        let object: Value = serde_json::from_str(line)?;
+        // Ruby lists free slots and shapes, too.
+        let other = object["type"] == "NONE" || object["type"] == "SHAPE";
+        if let Some(address) = object["address"].as_str().filter(|_| !other) {
+            ensure!(objects.insert(address.to_owned(), object.clone()).is_none(), "{line}");
+        }
+    }
+    Ok(objects)
+}
+
+/// A dump has the objects of Ruby's own, with the same types, classes, sizes and references.
+#[test]
+fn dump_equals_object_space() -> Result<()> {
+    const READ: [&str; 11] = [
+        "ARRAY", "STRING", "HASH", "STRUCT", "FLOAT", "BIGNUM", "RATIONAL", "COMPLEX", "REGEXP", "MATCH",
+        "SYMBOL",
+    ];
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let name = format!("dump-{}.json", ruby.version());
+        let theirs = live.path(&name);
+        let mut script = Script::unwitnessed(&live, ruby, "heap_dump.rb")?.arg(&theirs).start()?;
+        script.wait_for("dumped")?;
+        let file = live.path("ours.json");
+        let finished = heap(&live, script.pid(), &["--dump", &file.to_string_lossy()])?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let text = std::fs::read_to_string(&file)?;
+        script.say("go")?;
+        script.finish()?;
+
+        let expected = dumped(&String::from_utf8_lossy(&std::fs::read(&theirs)?))?;
+        let ours = dumped(&text)?;
+        let end: Value = serde_json::from_str(text.lines().last().context("no line")?)?;
+        ensure!(end["root"] == "gctrace" && end["changed"] == 0, "{end}");
+        ensure!(end["objects"].as_u64() == Some(ours.len() as u64), "{end}");
+        let missing: Vec<&Value> = expected
+            .iter()
+            .filter(|(address, _)| !ours.contains_key(*address))
+            .map(|(_, object)| object)
+            .collect();
+        ensure!(missing.is_empty(), "{}: {} missing: {:?}", ruby.label(), missing.len(), missing.first());
+        // What dumping itself made after it had been there: a few.
+        ensure!(ours.len() - expected.len() < 50, "{} and {}", ours.len(), expected.len());
+        let set = |object: &Value| -> BTreeSet<String> {
+            let references = object["references"].as_array().into_iter().flatten();
+            references.filter_map(|value| value.as_str().map(ToOwned::to_owned)).collect()
+        };
+        let mut compared: HashMap<String, u64> = HashMap::new();
+        for (address, theirs) in &expected {
+            let own = &ours[address];
+            ensure!(own["type"] == theirs["type"], "{own} {theirs}");
+            // Ruby up to 3.1 takes what internal objects have in that place for a class.
+            ensure!(own["type"] == "IMEMO" || own["class"] == theirs["class"], "{own} {theirs}");
+            ensure!(theirs.get("slot_size").is_none_or(|size| own["slot_size"] == *size), "{own} {theirs}");
+            ensure!(own.get("memsize").is_none_or(|size| theirs["memsize"] == *size), "{own} {theirs}");
+            ensure!(own["flags"].get("old") == theirs["flags"].get("old"), "{own} {theirs}");
+            let kind = own["type"].as_str().unwrap_or_default();
+            // Of strings and arrays, those without other variables say their size.
+            let plain = !["STRING", "ARRAY"].contains(&kind) || own.get("memsize").is_some();
+            if own.get("references").is_some() || (READ.contains(&kind) && plain) {
+                ensure!(set(own) == set(theirs), "{}: {own} {theirs}", ruby.label());
+                *compared.entry(kind.to_owned()).or_default() += 1;
+            }
+        }
+        let of = |kind: &str| compared.get(kind).copied().unwrap_or(0);
+        ensure!(READ.iter().all(|kind| of(kind) > 0), "{compared:?}");
+        ensure!(of("HASH") > 120 && of("STRUCT") > 90, "{compared:?}");
+        ensure!(ruby.is_at_least(3, 2) || of("OBJECT") >= 300, "{compared:?}");
+        Ok(())
+    })
 }

@@ -1,6 +1,6 @@
 //! Flags of commands that are no runs, resolved to what they do.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use super::{
     args::{DoctorArgs, DumpArgs},
@@ -71,8 +71,8 @@ impl By {
 /// A census of a heap.
 #[derive(Debug)]
 pub struct HeapSettings {
-    /// The process.
-    pub pid: u32,
+    /// The process; `None`: two saved censuses are compared.
+    pub pid: Option<u32>,
     /// What a row stands for.
     pub by: By,
     /// Rows in text.
@@ -81,13 +81,19 @@ pub struct HeapSettings {
     pub format: Format,
     /// Where the picture goes.
     pub svg: Option<PathBuf>,
+    /// Where every object is written to.
+    pub dump: Option<PathBuf>,
+    /// Saved censuses to compare.
+    pub diff: Vec<PathBuf>,
+    /// How often the heap is counted, and what grew reported.
+    pub every: Option<Duration>,
     /// Where analyses are kept; `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl From<HeapArgs> for HeapSettings {
     fn from(args: HeapArgs) -> Self {
-        let HeapArgs { pid, by, top, format, svg, proc: _, cache } = args;
+        let HeapArgs { pid, by, top, format, svg, dump, diff, every, proc: _, cache } = args;
         let by = match by {
             HeapByArg::Type => By::Type,
             HeapByArg::Class => By::Class,
@@ -95,7 +101,7 @@ impl From<HeapArgs> for HeapSettings {
             HeapByArg::Page => By::Page,
             HeapByArg::Age => By::Age,
         };
-        Self { pid, by, top, format: format.into(), svg, cache_dir: cache.dir() }
+        Self { pid, by, top, format: format.into(), svg, dump, diff, every, cache_dir: cache.dir() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Flags of `gctrace heap`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, ValueEnum};
 
@@ -12,13 +12,16 @@ use super::args::{CacheArgs, FormatArg};
         sudo gctrace heap --pid 4242                  objects by type, as ObjectSpace.count_objects counts them\n  \
         sudo gctrace heap --pid 4242 --by class       objects by class\n  \
         sudo gctrace heap --pid 4242 --by page        how full the pages are, and what keeps them from being freed\n  \
-        sudo gctrace heap --pid 4242 --svg heap.svg   a picture of its pages\n\n\
+        sudo gctrace heap --pid 4242 --svg heap.svg   a picture of its pages\n  \
+        sudo gctrace heap --pid 4242 --by class --every 30s     what grows\n  \
+        gctrace heap --diff before.jsonl after.jsonl  what has changed between two censuses\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 the heap could not be counted, 3 missing privilege.\n\
         The process is not stopped; the report says if it collected or allocated while its heap was read.")]
 pub struct HeapArgs {
     /// The process
-    #[arg(long, short, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pid: u32,
+    #[arg(long, short, value_name = "PID", required_unless_present = "diff",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Option<u32>,
 
     /// What a row stands for
     #[arg(long, value_enum, default_value_t = HeapByArg::Type)]
@@ -35,6 +38,18 @@ pub struct HeapArgs {
     /// Also draw the pages of the heap to this file: how full they are, and how old what is on them is
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+
+    /// Write every object to this file, in the format that heapy, sheap and harb read
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["svg", "every", "diff"])]
+    pub dump: Option<PathBuf>,
+
+    /// Compare two censuses that --format jsonl wrote (by type or class), or one with the process as it is now
+    #[arg(long, value_name = "FILE", num_args = 1..=2, conflicts_with_all = ["svg", "every"])]
+    pub diff: Vec<PathBuf>,
+
+    /// Count again after this time, and so on: a line for each class (--by class) or type that grew
+    #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
+    pub every: Option<Duration>,
 
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
     #[arg(long, value_name = "DIR", hide_short_help = true)]

@@ -4,6 +4,7 @@ use super::target::Target;
 use crate::ruby::{
     heap::{Census, HeapError, census},
     live_check,
+    plan::AttachPlan,
     stat::Mode,
 };
 
@@ -28,8 +29,44 @@ pub(super) struct Counted {
 impl Counted {
     /// Whether the sums belong to one moment: no GC ran and nothing was allocated while the heap was read.
     pub(super) fn consistent(&self) -> bool {
+        let Self { gc_count, allocated, sweeping, .. } = *self;
+        Moment { gc_count, allocated, sweeping }.consistent()
+    }
+}
+
+/// What happened between two states of an objspace.
+pub(super) struct Moment {
+    /// `GC.count` before and after.
+    pub(super) gc_count: [u64; 2],
+    /// Objects that the program allocated meanwhile, if that is known.
+    pub(super) allocated: Option<u64>,
+    /// Whether a cycle was being swept after it.
+    pub(super) sweeping: bool,
+}
+
+impl Moment {
+    /// Whether what was read between them belongs to one moment.
+    pub(super) fn consistent(&self) -> bool {
         self.gc_count[0] == self.gc_count[1] && self.allocated == Some(0) && !self.sweeping
     }
+}
+
+/// Compares the states before and after something was read.
+pub(super) fn same_moment(plan: &AttachPlan, before: &[u8], after: &[u8]) -> Moment {
+    let allocated = [before, after].map(|data| key(plan, "total_allocated_objects", data));
+    let flags = plan.layout.flags.read(after).unwrap_or_default() as u32;
+    Moment {
+        gc_count: [before, after].map(|data| plan.layout.count.read(data).unwrap_or_default()),
+        allocated: allocated[0]
+            .zip(allocated[1])
+            .filter(|_| !plan.layout.per_thread)
+            .map(|(first, second)| second.saturating_sub(first)),
+        sweeping: live_check::mode(&plan.layout, flags) == Mode::Sweeping,
+    }
+}
+
+fn key(plan: &AttachPlan, name: &str, data: &[u8]) -> Option<u64> {
+    plan.layout.keys.iter().find(|key| key.name == name).and_then(|key| key.value(data))
 }
 
 /// Counts until no GC has run meanwhile, or often enough. Pages that hold another number of slots than `GC.stat` says
@@ -37,9 +74,6 @@ impl Counted {
 pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
     let plan = &target.plan;
     let layout = target.layout()?;
-    let key = |name: &str, data: &[u8]| {
-        plan.layout.keys.iter().find(|key| key.name == name).and_then(|key| key.value(data))
-    };
     let mut last = None;
     for _ in 0..TRIES {
         let (objspace, before) = target.state()?;
@@ -52,7 +86,7 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
         };
         let (_, after) = target.state()?;
         let same = live_check::no_gc_between(&plan.layout, &before, &after);
-        match [&before, &after].map(|data| key("heap_available_slots", data)) {
+        match [&before, &after].map(|data| key(plan, "heap_available_slots", data)) {
             [Some(first), Some(second)] if same && first == second && first != census.total() => {
                 return Err(HeapError::Implausible(format!(
                     "the pages hold {} slots, but GC.stat says {first}",
@@ -69,17 +103,13 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
                 continue;
             }
         }
-        let allocated = key("total_allocated_objects", &before)
-            .zip(key("total_allocated_objects", &after))
-            .filter(|_| !plan.layout.per_thread)
-            .map(|(first, second)| second.saturating_sub(first));
-        let flags = plan.layout.flags.read(&after).unwrap_or_default() as u32;
-        let compactions = key("compact_count", &after);
+        let moment = same_moment(plan, &before, &after);
+        let compactions = key(plan, "compact_count", &after);
         let counted = Counted {
             census,
-            gc_count: [&before, &after].map(|data| plan.layout.count.read(data).unwrap_or_default()),
-            allocated,
-            sweeping: live_check::mode(&plan.layout, flags) == Mode::Sweeping,
+            gc_count: moment.gc_count,
+            allocated: moment.allocated,
+            sweeping: moment.sweeping,
             knows_bits: layout.knows_bits(),
             compacted: compactions.is_some_and(|count| count > 0),
         };

@@ -38,6 +38,18 @@ pub(super) enum HeapFailure {
         /// Why.
         reason: String,
     },
+    /// Flags that do not go together.
+    #[error("{0}")]
+    Usage(String),
+    /// A saved census could not be read.
+    #[error("reading the census in {}: {source}", path.display())]
+    Saved {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// A file could not be written.
     #[error("writing {}: {source}", path.display())]
     File {
@@ -57,7 +69,12 @@ impl HeapFailure {
         match self {
             Self::NotRuby { denied: true, .. } => 3,
             Self::NotRuby { .. } => 1,
-            Self::Heap { .. } | Self::NoNames { .. } | Self::File { .. } | Self::Output(_) => 2,
+            Self::Usage(_)
+            | Self::Saved { .. }
+            | Self::Heap { .. }
+            | Self::NoNames { .. }
+            | Self::File { .. }
+            | Self::Output(_) => 2,
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::report::{KeeperRow, Report};
 use crate::{cli::By, ruby::heap::Tally};
@@ -124,7 +124,13 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     Ok(())
 }
 
-fn line(out: &mut impl Write, line: &Line<'_>) -> io::Result<()> {
+/// Writes a line, safe to show on a terminal.
+pub(super) fn line(out: &mut (impl Write + ?Sized), line: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_string(line)?;
     writeln!(out, "{}", gctrace_tunemygc::printable::printable_json(&text))
+}
+
+/// Reads a line that was saved.
+pub(super) fn parsed<T: DeserializeOwned>(line: &str) -> io::Result<T> {
+    Ok(serde_json::from_str(line)?)
 }

@@ -1,9 +1,12 @@
 //! `gctrace heap`: what lies in the heap of a running process, slot by slot, without stopping it.
 
 mod count;
+mod diff;
+mod dump;
 mod failure;
 mod jsonl;
 mod report;
+mod saved;
 mod svg;
 mod target;
 mod text;
@@ -35,12 +38,28 @@ pub fn run(settings: &HeapSettings) -> u8 {
 }
 
 fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
-    if let Some(path) = &settings.svg {
+    if !settings.diff.is_empty() {
+        return diff::compare(settings);
+    }
+    let Some(pid) = settings.pid else {
+        return Err(HeapFailure::Usage("which process? give --pid".to_owned()));
+    };
+    for path in settings.svg.iter().chain(&settings.dump) {
         export::check_path(path).map_err(|error| file_failure(path, io::Error::other(error)))?;
     }
-    let target = Target::find(settings.pid, settings)?;
+    let target = Target::find(pid, settings)?;
     if settings.by == By::Class {
         target.needs_names()?;
+    }
+    if let Some(every) = settings.every {
+        return diff::watch(&target, every, settings);
+    }
+    if let Some(path) = &settings.dump {
+        let dumped = dump::write(&target, path)?;
+        for line in dump::summary(path, &dumped) {
+            say(&line);
+        }
+        return Ok(());
     }
     let counted = count::count(&target).map_err(|source| target.failure(source))?;
     let report = Report::of(&target, settings.by, &counted);

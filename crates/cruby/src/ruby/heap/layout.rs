@@ -51,6 +51,9 @@ pub(super) struct SlotBits {
 pub(super) struct OwnedLayout {
     pub(super) string_capacity: u32,
     pub(super) array_capacity: u32,
+    pub(super) array_length: u32,
+    /// `RARRAY_SHARED_ROOT_FLAG` (internal/array.h): `FL_USER5`, from 3.2 on `FL_USER12`.
+    pub(super) array_root: u64,
     /// `RUBY_ELTS_SHARED`, which is `STR_SHARED` (`include/ruby/internal/fl_type.h`): `FL_USER2`, from 3.4 on `FL_USER0`.
     pub(super) shared: u64,
 }
@@ -84,6 +87,8 @@ impl HeapLayout {
             owned: OwnedLayout {
                 string_capacity: member(structure("RString"), "as.heap.aux.capa")?,
                 array_capacity: member(structure("RArray"), "as.heap.aux.capa")?,
+                array_length: member(structure("RArray"), "as.heap.len")?,
+                array_root: if version.at_least(3, 2) { 1 << 24 } else { 1 << 17 },
                 shared: if version.at_least(3, 4) { 1 << 12 } else { 1 << 14 },
             },
             exact: own.is_some(),

@@ -7,6 +7,7 @@ mod census;
 mod classes;
 mod kinds;
 mod layout;
+mod references;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -15,6 +16,7 @@ pub use census::{ByClass, Census, Keeper, Page, Tally, census};
 pub use classes::ClassNames;
 pub use kinds::ObjectType;
 pub use layout::HeapLayout;
+pub use references::{References, Referred};
 pub use walk::{Marks, Slot, each_object};
 
 /// Why the heap could not be counted.

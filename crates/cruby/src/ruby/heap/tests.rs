@@ -229,7 +229,72 @@ fn implausible_heaps() {
     }
 }
 
+/// References lead where the words of an object say, without its class, numbers and deleted entries.
+#[test]
+fn references() {
+    let mut known = 0;
+    for (version, layout) in layouts() {
+        let Some(mut references) = References::of(version, &layout) else { continue };
+        known += 1;
+        let (one, two, three) = (0x7000_0008_u64, 0x7000_0010_u64, 0x7000_0018_u64);
+        let mut memory = Pieces::default();
+        let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        memory.put(0x6000_0000, words(&[one, 7, CLASS, two, 0]));
+        memory.put(0x6100_0000, words(&[1, one, two, u64::MAX, three, three, 1, 3, 5]));
+        let mut of = |slot: &[u64]| {
+            let (bytes, mut found) = (words(slot), Vec::new());
+            let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
+            let fate = references.each(&memory, &slot, &mut |value| found.push(value));
+            (fate, found)
+        };
+        let exactly = |found: &[u64]| (Referred::Exactly, found.to_vec());
+        assert_eq!(of(&[0x7, CLASS, 5, 5, 0x6000_0000]), exactly(&[one, two]), "{version}");
+        assert_eq!(of(&[0x7 | 1 << 13 | 2 << 15, CLASS, one, 9, two]), exactly(&[one]), "{version}");
+        assert_eq!(of(&[0x7, CLASS, 5, 5, 0x1234_0000]).0, Referred::Changed, "{version}");
+        assert_eq!(of(&[0x7, CLASS, u64::MAX, 5, 0x6000_0000]).0, Referred::Changed, "{version}");
+        assert_eq!(of(&[0x7 | 1 << 10, CLASS, 5, 5, 0x6000_0000]).0, Referred::Unknown, "{version}");
+        assert_eq!(of(&[0xc, CLASS, one, two, three]), (Referred::Unknown, Vec::new()), "{version}");
+        let table = [0, 0, 0, 0, 0, 3, 0x6100_0000];
+        let hash = 0x8 | 1 << 15;
+        let found = if version.at_least(3, 3) {
+            of(&[&[hash, CLASS, three][..], &[0, 0, 0, 0, 0, 3, 0x6100_0000]].concat())
+        } else {
+            let mut memory_of_table = Pieces::default();
+            memory_of_table.put(0x6200_0000, words(&table));
+            memory_of_table.put(0x6100_0000, words(&[1, one, two, u64::MAX, three, three, 1, 3, 5]));
+            let (bytes, mut found) = (words(&[hash, CLASS, 0x6200_0000, three, 0]), Vec::new());
+            let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
+            let mut references = References::of(version, &layout).unwrap();
+            let fate = references.each(&memory_of_table, &slot, &mut |value| found.push(value));
+            (fate, found)
+        };
+        assert_eq!(found, exactly(&[three, one, two]), "{version}");
+    }
+    assert!(known >= 6, "{known}");
+}
+
 proptest! {
+    /// Whatever is in a slot, references are bounded and never a panic.
+    #[test]
+    fn garbage_references(
+        version in 0..8_usize,
+        kind in 0..32_u64,
+        words in prop::collection::vec(any::<u64>(), 5..20),
+        small in prop::collection::vec(0..64_u64, 5..20),
+    ) {
+        let (version, layout) = layouts().swap_remove(version);
+        let Some(mut references) = References::of(version, &layout) else { return Ok(()) };
+        for words in [words, small] {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            bytes[0] = bytes[0] & 0xe0 | kind as u8;
+            let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
+            let mut count = 0;
+            references.each(&Pieces::default(), &slot, &mut |_| count += 1);
+            prop_assert!(count <= 200);
+            let _owned = slot.owned(&layout);
+        }
+    }
+
     /// Garbage is counted or refused, in bounded time and memory, and never a panic.
     #[test]
     fn garbage(

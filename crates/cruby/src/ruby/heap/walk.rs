@@ -15,6 +15,8 @@ const AGE_SHIFT: u32 = 5;
 pub(super) const USER1: u64 = 1 << 13;
 /// `STR_NOFREE` (string.c): `FL_USER18`.
 const STR_NOFREE: u64 = 1 << 30;
+/// `FL_EXIVAR` (`include/ruby/internal/fl_type.h`): its instance variables are in the table of others.
+pub(super) const EXIVAR: u64 = 1 << 10;
 /// `ENCODING_SHIFT` (include/ruby/internal/encoding/encoding.h): seven bits of the flags.
 const ENCODING_SHIFT: u32 = 22;
 
@@ -80,6 +82,11 @@ impl Slot<'_> {
         word(self.bytes, at)
     }
 
+    /// Whether it has instance variables that are not in its slot (up to 3.4).
+    pub fn has_other_variables(&self) -> bool {
+        self.flags() & EXIVAR != 0
+    }
+
     /// Bytes that a string or an array owns outside of its slot, by the rules of `ObjectSpace.memsize_of`
     /// (`rb_str_memsize`, string.c; `rb_ary_memsize`, array.c). `None`: an object of another type, or not plausible.
     pub fn owned(&self, layout: &HeapLayout) -> Option<u64> {
@@ -101,7 +108,10 @@ impl Slot<'_> {
                 if flags & (USER1 | layout.owned.shared) != 0 {
                     return Some(0);
                 }
-                self.word(layout.owned.array_capacity as usize).checked_mul(8)?
+                // ARY_CAPA (array.c): the root of shared ones counts those instead, and is full.
+                let root = flags & layout.owned.array_root != 0;
+                let capacity = if root { layout.owned.array_length } else { layout.owned.array_capacity };
+                self.word(capacity as usize).checked_mul(8)?
             }
             _ => return None,
         };

@@ -1,0 +1,225 @@
+//! What objects refer to, where that can be read exactly.
+//!
+//! What is reported of an object is what `ObjectSpace.reachable_objects_from` gives (`gc_mark_children`, gc.c; `rb_gc_mark_children`
+//! from 3.4 on), without its class. Arrays, strings, hashes, structs, numbers, matches and regular expressions of 2.7
+//! to 3.4 are read, and up to 3.1 objects with instance variables. Not read, and said so: objects whose variables only
+//! their shape tells (3.2 and later), classes, code, what C extensions mark, and what has instance variables in the table
+//! of others (`FL_EXIVAR`). Symbols are reported as Ruby does, without their strings.
+
+use super::{HeapLayout, Slot, walk::USER1};
+use crate::ruby::{RubyVersion, frames::Memory};
+
+/// `FL_USHIFT`.
+const USER: u32 = 12;
+/// `RHASH_ST_TABLE_FLAG` (internal/hash.h): `FL_USER3`.
+const HASH_IN_TABLE: u64 = 1 << 15;
+/// `RHASH_AR_TABLE_BOUND_SHIFT`.
+const HASH_BOUND: u32 = USER + 8;
+/// `Qundef` up to 3.1 and later (`include/ruby/internal/special_consts.h`): the key of an entry that was deleted.
+const UNDEF: [u64; 2] = [0x34, 0x24];
+/// `struct st_table` (include/ruby/st.h, 2.7 to 3.4): `entries_start`, `entries_bound`, `entries`; bytes.
+const TABLE: (usize, usize, usize, usize) = (32, 40, 48, 56);
+/// `RESERVED_HASH_VAL` (st.c).
+const DELETED: u64 = u64::MAX;
+/// Bytes that are read at once, a multiple of all strides.
+const CHUNK: usize = 48 << 10;
+/// Elements beyond this many are not plausible.
+const MOST: u64 = 1 << 36;
+
+/// Whether the references of an object were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Referred {
+    /// All of them.
+    Exactly,
+    /// What objects of its kind refer to cannot be read in this release.
+    Unknown,
+    /// It has changed meanwhile: what it points to is not there.
+    Changed,
+}
+
+/// Reads references of objects of one release.
+#[derive(Debug)]
+pub struct References {
+    release: Release,
+    shared: u64,
+    array_embedded: u64,
+    buffer: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Release {
+    /// 2.7 to 3.1.
+    Variables,
+    /// 3.2.
+    Pointers,
+    /// 3.3 and 3.4: hashes hold their tables.
+    Embedded,
+}
+
+impl References {
+    /// For a release; `None` if none of its objects can be read.
+    pub fn of(version: RubyVersion, layout: &HeapLayout) -> Option<Self> {
+        if !version.at_least(2, 7) || version.at_least(3, 5) {
+            return None;
+        }
+        let release = match () {
+            () if version.at_least(3, 3) => Release::Embedded,
+            () if version.at_least(3, 2) => Release::Pointers,
+            () => Release::Variables,
+        };
+        Some(Self {
+            release,
+            shared: layout.owned.shared,
+            // RARRAY_EMBED_LEN_MASK (include/ruby/internal/core/rarray.h): two bits, from 3.2 on seven.
+            array_embedded: if release == Release::Variables { 3 } else { 0x7f },
+            buffer: vec![0; CHUNK],
+        })
+    }
+
+    /// Hands each object that `slot` refers to to `visit`; one that it refers to twice comes twice.
+    pub fn each<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Referred {
+        let flags = slot.flags();
+        if slot.has_other_variables() {
+            return Referred::Unknown;
+        }
+        let class = slot.class();
+        let mut found = |value: u64| {
+            if value.is_multiple_of(8) && value > 0x1000 && value != class {
+                visit(value);
+            }
+        };
+        let read = match slot.kind().name() {
+            "T_FLOAT" | "T_BIGNUM" | "T_SYMBOL" => Some(()),
+            "T_STRING" => {
+                if flags & USER1 != 0 && flags & self.shared != 0 {
+                    found(slot.word(32));
+                }
+                Some(())
+            }
+            "T_REGEXP" => {
+                found(slot.word(24));
+                Some(())
+            }
+            "T_MATCH" => {
+                found(slot.word(16));
+                found(slot.word(if self.release == Release::Embedded { 24 } else { 32 }));
+                Some(())
+            }
+            "T_RATIONAL" | "T_COMPLEX" => {
+                found(slot.word(16));
+                found(slot.word(24));
+                Some(())
+            }
+            "T_ARRAY" if flags & USER1 != 0 => {
+                embedded(slot, flags >> (USER + 3) & self.array_embedded, &mut found)
+            }
+            "T_ARRAY" if flags & self.shared != 0 => {
+                found(slot.word(24));
+                Some(())
+            }
+            "T_ARRAY" => self.values(memory, slot.word(32), slot.word(16), &mut found),
+            "T_STRUCT" => {
+                let mask = if self.release == Release::Embedded { 0x7f } else { 3 };
+                match flags >> (USER + 1) & mask {
+                    0 => self.values(memory, slot.word(24), slot.word(16), &mut found),
+                    len => embedded(slot, len, &mut found),
+                }
+            }
+            "T_HASH" => self.hash(memory, slot, &mut found),
+            "T_OBJECT" if self.release == Release::Variables => {
+                if flags & USER1 != 0 {
+                    embedded(slot, 3, &mut found)
+                } else {
+                    self.values(memory, slot.word(24), slot.word(16) & 0xffff_ffff, &mut found)
+                }
+            }
+            _ => return Referred::Unknown,
+        };
+        if read.is_some() { Referred::Exactly } else { Referred::Changed }
+    }
+
+    fn hash<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>, found: &mut dyn FnMut(u64)) -> Option<()> {
+        let flags = slot.flags();
+        let inside = self.release == Release::Embedded;
+        found(slot.word(if inside { 16 } else { 24 }));
+        let table = slot.word(16);
+        if flags & HASH_IN_TABLE != 0 {
+            let mut bytes = [0; TABLE.3];
+            if inside {
+                bytes.copy_from_slice(slot.bytes.get(24..24 + TABLE.3)?);
+            } else if !memory.read(table, &mut bytes) {
+                return None;
+            }
+            let word = |at| super::walk::word(&bytes, at);
+            let count = word(TABLE.1).checked_sub(word(TABLE.0))?;
+            let first = word(TABLE.2).checked_add(word(TABLE.0).checked_mul(24)?)?;
+            return self.entries::<_, 24>(memory, first, count, &mut |entry| {
+                if entry[0] != DELETED {
+                    found(entry[1]);
+                    found(entry[2]);
+                }
+            });
+        }
+        let bound = flags >> HASH_BOUND & 0xf;
+        let mut pair = |key: u64, value: u64| {
+            if !UNDEF.contains(&key) {
+                found(key);
+                found(value);
+            }
+        };
+        if inside {
+            for index in 0..bound as usize {
+                pair(slot.word(32 + index * 16), slot.word(40 + index * 16));
+            }
+            return Some(());
+        }
+        if bound == 0 {
+            return Some(());
+        }
+        self.entries::<_, 16>(memory, table, bound, &mut |entry| pair(entry[0], entry[1]))
+    }
+
+    fn values<M: Memory>(
+        &mut self,
+        memory: &M,
+        first: u64,
+        count: u64,
+        found: &mut dyn FnMut(u64),
+    ) -> Option<()> {
+        self.entries::<_, 8>(memory, first, count, &mut |entry| found(entry[0]))
+    }
+
+    /// Entries of `BYTES` bytes, in pieces.
+    fn entries<M: Memory, const BYTES: usize>(
+        &mut self,
+        memory: &M,
+        first: u64,
+        count: u64,
+        visit: &mut dyn FnMut([u64; 3]),
+    ) -> Option<()> {
+        if count > MOST {
+            return None;
+        }
+        let (mut at, mut left) = (first, count * BYTES as u64);
+        while left > 0 {
+            let len = left.min(CHUNK as u64) as usize;
+            let bytes = &mut self.buffer[..len];
+            if !memory.read(at, bytes) {
+                return None;
+            }
+            for entry in bytes.chunks_exact(BYTES) {
+                visit([0, 8, 16].map(|at| super::walk::word(entry, at)));
+            }
+            at = at.checked_add(len as u64)?;
+            left -= len as u64;
+        }
+        Some(())
+    }
+}
+
+/// Values behind the head of a slot.
+fn embedded(slot: &Slot<'_>, count: u64, found: &mut dyn FnMut(u64)) -> Option<()> {
+    let end = 16 + usize::try_from(count).ok()? * 8;
+    slot.bytes.get(16..end)?.chunks_exact(8).for_each(|value| found(super::walk::word(value, 0)));
+    Some(())
+}

@@ -1,0 +1,191 @@
+//! Two censuses side by side, and a heap that is watched.
+
+use std::{
+    io::{self, Write},
+    thread,
+    time::{Duration, Instant},
+};
+
+use gctrace_tunemygc::printable::printable;
+use serde::Serialize;
+
+use super::{
+    count,
+    failure::HeapFailure,
+    jsonl,
+    report::Report,
+    saved::{Change, Saved, changes},
+    target::Target,
+};
+use crate::{
+    cli::{By, Format, HeapSettings},
+    console::say,
+};
+
+#[derive(Serialize)]
+struct Line<'a> {
+    r#type: &'static str,
+    pid: u32,
+    by: &'a str,
+    name: &'a str,
+    count: u64,
+    count_before: u64,
+    bytes: u64,
+    bytes_before: u64,
+    gc_count: u64,
+    gc_count_before: u64,
+    consistent: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<f64>,
+}
+
+/// What is compared.
+struct Pair<'a> {
+    before: &'a Saved,
+    after: &'a Saved,
+    /// Time between both, if one process was watched.
+    apart: Option<Duration>,
+}
+
+impl Pair<'_> {
+    fn consistent(&self) -> bool {
+        self.before.consistent && self.after.consistent
+    }
+
+    fn jsonl(&self, out: &mut impl Write, changes: &[Change]) -> io::Result<()> {
+        for change in changes {
+            let line = Line {
+                r#type: if self.apart.is_some() { "growth" } else { "diff" },
+                pid: self.after.pid,
+                by: &self.after.by,
+                name: &change.name,
+                count: change.after.count,
+                count_before: change.before.count,
+                bytes: change.after.bytes,
+                bytes_before: change.before.bytes,
+                gc_count: self.after.gc_count,
+                gc_count_before: self.before.gc_count,
+                consistent: self.consistent(),
+                seconds: self.apart.map(|apart| (apart.as_secs_f64() * 1e3).round() / 1e3),
+            };
+            jsonl::line(out, &line)?;
+        }
+        Ok(())
+    }
+
+    fn text(&self, out: &mut impl Write, changes: &[Change], top: usize) -> io::Result<()> {
+        let (before, after) = (self.before, self.after);
+        if before.pid != after.pid {
+            writeln!(out, "of two processes: {} before, {} after", before.pid, after.pid)?;
+        }
+        let apart = self.apart.map_or(String::new(), |apart| format!(", {:.1} s", apart.as_secs_f64()));
+        writeln!(out, "GC #{} to #{}{apart}", before.gc_count, after.gc_count)?;
+        if !self.consistent() {
+            writeln!(
+                out,
+                "the program ran on while its heap was read: the counts may be off by what it did"
+            )?;
+        }
+        if changes.is_empty() {
+            return writeln!(out, "nothing has {}", if self.apart.is_some() { "grown" } else { "changed" });
+        }
+        let what = if after.by == "type" { "TYPE" } else { "CLASS" };
+        writeln!(out, "{:>12}{:>12}{:>15}  {what}", "COUNT", "CHANGE", "BYTES CHANGE")?;
+        for change in changes.iter().take(top) {
+            let name = printable(&change.name);
+            writeln!(
+                out,
+                "{:>12}{:>+12}{:>+15}  {name}",
+                change.after.count,
+                change.count(),
+                change.bytes()
+            )?;
+        }
+        if changes.len() > top {
+            writeln!(out, "{:>12}  ({} more; --top N shows more)", "", changes.len() - top)?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, changes: &[Change], settings: &HeapSettings) -> Result<Reader, HeapFailure> {
+        let mut out = io::stdout().lock();
+        let written = match settings.format {
+            Format::Jsonl => self.jsonl(&mut out, changes),
+            Format::Text => self.text(&mut out, changes, settings.top),
+        };
+        match written.and_then(|()| out.flush()) {
+            Ok(()) => Ok(Reader::There),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
+            Err(error) => Err(HeapFailure::Output(error)),
+        }
+    }
+}
+
+/// Whether somebody still takes the output.
+#[derive(PartialEq, Eq)]
+enum Reader {
+    There,
+    Gone,
+}
+
+/// Compares two files, or a file with a process.
+pub(super) fn compare(settings: &HeapSettings) -> Result<(), HeapFailure> {
+    let mut read = settings
+        .diff
+        .iter()
+        .map(|path| Saved::read(path).map_err(|source| HeapFailure::Saved { path: path.clone(), source }));
+    let missing = || HeapFailure::Usage("--diff takes two files, or one and --pid".to_owned());
+    let before = read.next().ok_or_else(missing)??;
+    let after = match (read.next(), settings.pid) {
+        (Some(after), None) => after?,
+        (None, Some(pid)) => {
+            let target = Target::find(pid, settings)?;
+            let by = if before.by == "class" { By::Class } else { By::Type };
+            Saved::of(&look(&target, by)?)
+        }
+        _ => return Err(missing()),
+    };
+    if before.by != after.by {
+        let why = format!("one file counts by {}, the other by {}", before.by, after.by);
+        return Err(HeapFailure::Usage(why));
+    }
+    let pair = Pair { before: &before, after: &after, apart: None };
+    pair.write(&changes(&before, &after), settings).map(|_| ())
+}
+
+/// Counts again and again, and reports what grew, until the process ends or nobody reads any more.
+pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -> Result<(), HeapFailure> {
+    let by = if settings.by == By::Class { By::Class } else { By::Type };
+    let mut at = Instant::now();
+    let mut before = Saved::of(&look(target, by)?);
+    let mut rounds = 0_u64;
+    loop {
+        thread::sleep(every.saturating_sub(at.elapsed()));
+        let now = Instant::now();
+        let after = match look(target, by) {
+            Ok(report) => Saved::of(&report),
+            // That is how a watch ends.
+            Err(HeapFailure::NotRuby { .. }) if rounds > 0 => {
+                say(&format!("pid {} has ended; it was counted {} times", target.pid, rounds + 1));
+                return Ok(());
+            }
+            Err(failure) => return Err(failure),
+        };
+        rounds += 1;
+        let mut grown = changes(&before, &after);
+        grown.retain(|change| change.count() > 0);
+        let pair = Pair { before: &before, after: &after, apart: Some(now - at) };
+        if pair.write(&grown, settings)? == Reader::Gone {
+            return Ok(());
+        }
+        (at, before) = (now, after);
+    }
+}
+
+fn look(target: &Target, by: By) -> Result<Report, HeapFailure> {
+    if by == By::Class {
+        target.needs_names()?;
+    }
+    let counted = count::count(target).map_err(|source| target.failure(source))?;
+    Ok(Report::of(target, by, &counted))
+}

@@ -1,0 +1,214 @@
+//! A heap as `ObjectSpace.dump_all` writes it: a JSON line for each object, in the order of pages. Documented in docs/heap.md.
+//!
+//! Source: `dump_object` (`ext/objspace/objspace_dump.c`). What cannot be read exactly is left out of a line. One page is in
+//! memory at a time, and lines are written as they come.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    path::Path,
+};
+
+use serde::Serialize;
+
+use super::{count::same_moment, failure::HeapFailure, jsonl, target::Target};
+use crate::{
+    export,
+    ruby::heap::{HeapError, ObjectType, References, Referred, each_object},
+    words::plural,
+};
+
+/// A dump is written again if a GC ran meanwhile, so often.
+const TRIES: u32 = 3;
+/// `FL_FREEZE` (`include/ruby/internal/fl_type.h`).
+const FROZEN: u64 = 1 << 11;
+/// References of one object that are written.
+const MOST_REFERENCES: usize = 1 << 22;
+
+/// What became of a dump.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Dumped {
+    objects: u64,
+    consistent: bool,
+    gc_count: u64,
+    gc_count_after: u64,
+    allocated_meanwhile: Option<u64>,
+    /// Objects by type whose references are not in the file, because they cannot be read exactly.
+    references_unknown: BTreeMap<&'static str, u64>,
+    /// Objects that changed while they were read.
+    changed: u64,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    address: Address,
+    r#type: &'static str,
+    slot_size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<Address>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    frozen: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    references: Option<&'a [Address]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memsize: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flags: Option<Flags>,
+}
+
+#[derive(Clone, Copy)]
+struct Address(u64);
+
+impl Serialize for Address {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:#x}", self.0))
+    }
+}
+
+#[derive(Serialize)]
+struct Flags {
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    wb_protected: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    old: bool,
+    age: u8,
+}
+
+/// The last line: as a root that refers to nothing, what reads such files passes over it.
+#[derive(Serialize)]
+struct End<'a> {
+    r#type: &'static str,
+    root: &'static str,
+    references: [u64; 0],
+    #[serde(flatten)]
+    dumped: &'a Dumped,
+}
+
+/// Writes the heap of the process to a file.
+pub(super) fn write(target: &Target, path: &Path) -> Result<Dumped, HeapFailure> {
+    let mut last = Dumped::default();
+    for _ in 0..TRIES {
+        let mut failed = None;
+        let written = export::write_atomically(path, |out| match dump(target, out) {
+            Ok(dumped) => {
+                last = dumped;
+                Ok(())
+            }
+            Err(Stopped::Output(error)) => Err(error),
+            Err(Stopped::Heap(source)) => {
+                failed = Some(source);
+                Err(io::Error::other("the heap could not be read"))
+            }
+        });
+        match (written, failed) {
+            (Ok(()), _) if last.gc_count == last.gc_count_after => break,
+            (Ok(()), _) => {}
+            (Err(_), Some(source)) => return Err(target.failure(source)),
+            (Err(source), None) => return Err(HeapFailure::File { path: path.to_owned(), source }),
+        }
+    }
+    Ok(last)
+}
+
+enum Stopped {
+    Output(io::Error),
+    Heap(HeapError),
+}
+
+impl From<HeapError> for Stopped {
+    fn from(source: HeapError) -> Self {
+        Self::Heap(source)
+    }
+}
+
+fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
+    let layout = target.layout()?;
+    let mut names = target.names();
+    let mut references = References::of(target.plan.analysis.version, &layout);
+    let mut dumped = Dumped::default();
+    let mut referred = Vec::new();
+    let mut failed = Ok(());
+    let (objspace, before) = target.state()?;
+    each_object(&target.memory, objspace, &layout, |slot| {
+        if failed.is_err() {
+            return;
+        }
+        dumped.objects += 1;
+        referred.clear();
+        let kind = slot.kind();
+        let known = references.as_mut().map_or(Referred::Unknown, |references| {
+            references.each(&target.memory, slot, &mut |value| {
+                if referred.len() < MOST_REFERENCES {
+                    referred.push(Address(value));
+                }
+            })
+        });
+        let known = if referred.len() < MOST_REFERENCES { known } else { Referred::Unknown };
+        match known {
+            Referred::Exactly => {}
+            Referred::Unknown => *dumped.references_unknown.entry(short(kind)).or_default() += 1,
+            Referred::Changed => dumped.changed += 1,
+        }
+        let name = if matches!(kind, ObjectType::CLASS | ObjectType::MODULE) {
+            names.as_mut().and_then(|names| names.name(slot.address))
+        } else {
+            None
+        };
+        let exactly = known == Referred::Exactly && !referred.is_empty();
+        let line = Line {
+            address: Address(slot.address),
+            r#type: short(kind),
+            slot_size: slot.bytes.len() as u64,
+            class: (has_class(kind) && slot.class() != 0).then(|| Address(slot.class())),
+            frozen: has_class(kind) && slot.flags() & FROZEN != 0,
+            name: name.as_deref(),
+            references: exactly.then_some(&referred),
+            memsize: slot
+                .owned(&layout)
+                .filter(|_| !slot.has_other_variables())
+                .map(|owned| owned + slot.bytes.len() as u64),
+            flags: slot.marks.map(|marks| Flags {
+                wb_protected: !marks.unprotected,
+                old: marks.is_old(),
+                age: marks.age,
+            }),
+        };
+        failed = jsonl::line(out, &line);
+    })?;
+    failed.map_err(Stopped::Output)?;
+    let (_, after) = target.state()?;
+    let moment = same_moment(&target.plan, &before, &after);
+    dumped.consistent = moment.consistent();
+    [dumped.gc_count, dumped.gc_count_after] = moment.gc_count;
+    dumped.allocated_meanwhile = moment.allocated;
+    let end = End { r#type: "ROOT", root: "gctrace", references: [], dumped: &dumped };
+    jsonl::line(out, &end).map_err(Stopped::Output)?;
+    Ok(dumped)
+}
+
+/// Whether there is a class in its slot: what internal objects have there is something else.
+fn has_class(kind: ObjectType) -> bool {
+    !matches!(kind.name(), "T_IMEMO" | "T_NODE" | "T_ZOMBIE" | "T_MOVED" | "T_NONE")
+}
+
+/// The type without `T_`.
+fn short(kind: ObjectType) -> &'static str {
+    kind.name().trim_start_matches("T_")
+}
+
+/// What is said of a dump to people, line by line.
+pub(super) fn summary(path: &Path, dumped: &Dumped) -> Vec<String> {
+    let mut lines = vec![format!("{} written to {}", plural(dumped.objects, "object"), path.display())];
+    if !dumped.consistent {
+        lines.push("not of one moment: the program ran on while its heap was read".to_owned());
+    }
+    let unknown: u64 = dumped.references_unknown.values().sum();
+    if unknown > 0 {
+        let kinds: Vec<&str> = dumped.references_unknown.keys().copied().collect();
+        let objects = plural(unknown, "object");
+        lines.push(format!("without the references of {objects} that cannot be read ({})", kinds.join(", ")));
+    }
+    lines
+}

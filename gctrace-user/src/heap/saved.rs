@@ -1,0 +1,217 @@
+//! A census that was saved: what `--format jsonl` wrote, read back.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, BufRead, BufReader, Read as _},
+    path::Path,
+};
+
+use serde::Deserialize;
+
+use super::{jsonl, report::Report};
+
+/// Bytes of a file that are read at most; a row has about 200.
+const LARGEST: u64 = 256 << 20;
+
+/// Rows of a census by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Saved {
+    pub(super) pid: u32,
+    /// What a row stands for.
+    pub(super) by: String,
+    pub(super) gc_count: u64,
+    pub(super) consistent: bool,
+    pub(super) rows: BTreeMap<String, Amount>,
+}
+
+/// Objects of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Amount {
+    pub(super) count: u64,
+    /// Bytes of slots, and those owned outside of them.
+    pub(super) bytes: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Line {
+    Census {
+        pid: u32,
+        gc_count: u64,
+        consistent: bool,
+    },
+    Heap {
+        by: String,
+        name: String,
+        count: u64,
+        bytes: u64,
+        #[serde(default)]
+        owned_bytes: u64,
+    },
+    #[serde(other)]
+    Other,
+}
+
+impl Saved {
+    /// What is being reported.
+    pub(super) fn of(report: &Report) -> Self {
+        let rows = report.rows.iter().map(|row| {
+            let owned = row.objects.map_or(0, |tally| tally.owned);
+            (row.name.clone(), Amount { count: row.count, bytes: row.bytes.saturating_add(owned) })
+        });
+        Self {
+            pid: report.who.pid,
+            by: report.who.by.name().to_owned(),
+            gc_count: report.gc_count[0],
+            consistent: report.consistent,
+            rows: rows.collect(),
+        }
+    }
+
+    /// Reads a file.
+    pub(super) fn read(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        // A pipe or a device may never end.
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        Self::parse(BufReader::new(file.take(LARGEST)))
+    }
+
+    /// Reads one census; what else is among its lines is passed over.
+    fn parse(lines: impl BufRead) -> io::Result<Self> {
+        let mut saved = Self::default();
+        let mut heads = 0;
+        for (number, line) in lines.lines().enumerate() {
+            let line = line?;
+            if line.trim().is_empty() {
+                continue;
+            }
+            let bad = |why: String| io::Error::other(format!("line {}: {why}", number + 1));
+            match jsonl::parsed(&line).map_err(|error| bad(error.to_string()))? {
+                Line::Census { pid, gc_count, consistent } => {
+                    heads += 1;
+                    (saved.pid, saved.gc_count, saved.consistent) = (pid, gc_count, consistent);
+                }
+                Line::Heap { by, name, count, bytes, owned_bytes } => {
+                    if saved.by.is_empty() {
+                        saved.by.clone_from(&by);
+                    }
+                    if by != saved.by {
+                        return Err(bad(format!("a row by {by} among rows by {}", saved.by)));
+                    }
+                    // Sums, not objects.
+                    if by == "type" && ["FREE", "TOTAL"].contains(&name.as_str()) {
+                        continue;
+                    }
+                    let amount = Amount { count, bytes: bytes.saturating_add(owned_bytes) };
+                    if saved.rows.insert(name, amount).is_some() {
+                        return Err(bad("a row of that name was there before".to_owned()));
+                    }
+                }
+                Line::Other => {}
+            }
+        }
+        match heads {
+            1 if ["type", "class"].contains(&saved.by.as_str()) => Ok(saved),
+            1 => Err(io::Error::other("only censuses by type or class can be compared")),
+            0 => Err(io::Error::other("no census is in it; gctrace heap --format jsonl writes one")),
+            _ => Err(io::Error::other("more than one census is in it")),
+        }
+    }
+}
+
+/// How a row has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) name: String,
+    pub(super) before: Amount,
+    pub(super) after: Amount,
+}
+
+impl Change {
+    /// Objects more or less.
+    pub(super) fn count(&self) -> i128 {
+        i128::from(self.after.count) - i128::from(self.before.count)
+    }
+
+    /// Bytes more or less.
+    pub(super) fn bytes(&self) -> i128 {
+        i128::from(self.after.bytes) - i128::from(self.before.bytes)
+    }
+}
+
+/// Rows that differ, those that grew most first.
+pub(super) fn changes(before: &Saved, after: &Saved) -> Vec<Change> {
+    let names = before.rows.keys().chain(after.rows.keys().filter(|name| !before.rows.contains_key(*name)));
+    let of = |saved: &Saved, name: &str| saved.rows.get(name).copied().unwrap_or_default();
+    let all =
+        names.map(|name| Change { name: name.clone(), before: of(before, name), after: of(after, name) });
+    let mut changes: Vec<Change> = all.filter(|change| change.before != change.after).collect();
+    changes.sort_by(|one, two| {
+        let rank = |change: &Change| (change.count(), change.bytes());
+        rank(two).cmp(&rank(one)).then_with(|| one.name.cmp(&two.name))
+    });
+    changes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HEAD: &str = r#"{"type":"census","pid":7,"gc_count":3,"consistent":true,"pages":1}"#;
+
+    fn row(name: &str, count: u64) -> String {
+        format!(
+            r#"{{"type":"heap","pid":7,"by":"class","name":"{name}","count":{count},"bytes":{}}}"#,
+            count * 40
+        )
+    }
+
+    fn parse(lines: &[String]) -> io::Result<Saved> {
+        Saved::parse(lines.join("\n").as_bytes())
+    }
+
+    /// What grew comes first, what shrank last; what is the same is left out, what is new or gone is not.
+    #[test]
+    fn what_changed() {
+        let before = parse(&[HEAD.into(), row("A", 5), row("B", 9), row("C", 1), row("D", 2)]).unwrap();
+        let after = parse(&[HEAD.into(), row("A", 5), row("B", 2), row("C", 4), row("E", 1)]).unwrap();
+        let found: Vec<(String, i128)> =
+            changes(&before, &after).iter().map(|change| (change.name.clone(), change.count())).collect();
+        let expected = [("C", 3), ("E", 1), ("D", -2), ("B", -7)];
+        assert_eq!(found, expected.map(|(name, count)| (name.to_owned(), count)));
+        assert_eq!(changes(&before, &before), []);
+    }
+
+    /// What is no saved census is refused in words.
+    #[test]
+    fn refused() {
+        let why = |lines: &[String]| parse(lines).unwrap_err().to_string();
+        assert!(why(&[]).contains("no census"));
+        assert!(why(&[HEAD.into(), HEAD.into(), row("A", 1)]).contains("more than one"));
+        assert!(why(&["garbage".into()]).starts_with("line 1:"));
+        assert!(why(&[HEAD.into(), row("A", 1), row("A", 2)]).starts_with("line 3:"));
+        assert!(why(&[HEAD.into(), row("A", 1).replace("class", "page")]).contains("by type or class"));
+        let other = row("B", 1).replace("class", "type");
+        assert!(why(&[HEAD.into(), row("A", 1), other]).contains("among rows"));
+        assert!(Saved::read(Path::new("/dev/zero")).is_err());
+    }
+
+    proptest! {
+        /// Whatever a file holds is a census or a refusal, and numbers do not overflow.
+        #[test]
+        fn garbage(text in ".{0,200}", count in any::<u64>(), bytes in any::<u64>()) {
+            let row = format!(
+                r#"{{"type":"heap","by":"type","name":"x","count":{count},"bytes":{bytes},"owned_bytes":{bytes}}}"#
+            );
+            let saved = parse(&[HEAD.into(), row]).unwrap();
+            let none = Saved { rows: BTreeMap::new(), ..saved.clone() };
+            prop_assert_eq!(changes(&none, &saved).len(), usize::from(count > 0 || bytes > 0));
+            let _refused = parse(&[HEAD.into(), text]);
+        }
+    }
+}

@@ -40,6 +40,8 @@ pub enum Kind {
     GvlThread = 11,
     /// [`GvlSpanEvent`](crate::gvl::GvlSpanEvent): a thread held the GVL for long, or did without it.
     GvlSpan = 12,
+    /// [`RequestEvent`](crate::request::RequestEvent): a server has served a request.
+    Request = 16,
 }
 
 impl Kind {
@@ -58,6 +60,7 @@ impl Kind {
             10 => Self::GvlWait,
             11 => Self::GvlThread,
             12 => Self::GvlSpan,
+            16 => Self::Request,
             _ => return None,
         })
     }
@@ -171,7 +174,7 @@ pub struct Header {
     /// Index into `IMAGES`.
     pub image: u32,
     /// How often the process had replaced its program ([`Kind::Stack`], [`Kind::Native`], [`Kind::OffCpu`],
-    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
+    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Request`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
     pub execs: u32,
 }
 
@@ -194,6 +197,8 @@ pub struct SnapshotEvent {
     pub slots: u32,
     /// Enters of the thread that are not yet exited, as far as they were seen; 0 outside any pause.
     pub depth: u32,
+    /// Since when the thread serves a request, nanoseconds as in the header; 0: it serves none, or that is not known.
+    pub request_ns: u64,
     /// The memory counters of the process at this moment.
     pub memory: MemoryPages,
     /// The spans, one to a slot of [`SLOT_BYTES`]; bytes beyond a span's length are undefined.
@@ -223,6 +228,8 @@ pub struct PauseEvent {
     pub flags: u32,
     /// Nested enters that were seen inside this pause.
     pub nested: u32,
+    /// As [`SnapshotEvent::request_ns`].
+    pub request_ns: u64,
 }
 
 /// One interval between two probes of the last resort, on one thread.
@@ -255,7 +262,7 @@ pub struct LifeEvent {
 
 const _: () = assert!(size_of::<Header>() == 40);
 const _: () =
-    assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + size_of::<MemoryPages>() + SNAPSHOT_BYTES);
-const _: () = assert!(size_of::<PauseEvent>() == 40 + 56);
+    assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + 8 + size_of::<MemoryPages>() + SNAPSHOT_BYTES);
+const _: () = assert!(size_of::<PauseEvent>() == 40 + 64);
 const _: () = assert!(size_of::<PhaseEvent>() == 64);
 const _: () = assert!(size_of::<LifeEvent>() == 64);

@@ -13,6 +13,7 @@ pub mod gvl;
 pub mod memory;
 #[cfg(feature = "user")]
 mod pod;
+pub mod request;
 pub mod scope;
 pub mod stack;
 pub mod stats;
@@ -28,6 +29,7 @@ pub const ABI_HASH: u64 = {
     hash = fnv1a(hash, include_bytes!("gvl/place.rs"));
     hash = fnv1a(hash, include_bytes!("gvl/task.rs"));
     hash = fnv1a(hash, include_bytes!("memory.rs"));
+    hash = fnv1a(hash, include_bytes!("request.rs"));
     hash = fnv1a(hash, include_bytes!("scope.rs"));
     hash = fnv1a(hash, include_bytes!("stack.rs"));
     hash = fnv1a(hash, include_bytes!("stats.rs"));

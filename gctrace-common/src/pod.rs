@@ -6,6 +6,7 @@ use crate::{
     config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
     memory::MemoryLayout,
+    request::Serving,
 };
 
 /// Marks types as plain data, if the compiler agrees: any bit pattern is a value, no byte is padding, nothing is shared.
@@ -34,4 +35,5 @@ pod!(
     GvlEdgeKey,
     GvlEdge,
     GvlTask,
+    Serving,
 );

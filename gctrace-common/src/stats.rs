@@ -12,11 +12,13 @@ pub enum Family {
     Stacks,
     /// What threads do with the GVL.
     Gvl,
+    /// HTTP requests.
+    Requests,
 }
 
 impl Family {
     /// All, in the order of the documentation.
-    pub const ALL: [Self; 4] = [Self::Gc, Self::Life, Self::Stacks, Self::Gvl];
+    pub const ALL: [Self; 5] = [Self::Gc, Self::Life, Self::Stacks, Self::Gvl, Self::Requests];
 
     /// What it is about, as a heading.
     pub const fn title(self) -> &'static str {
@@ -25,6 +27,7 @@ impl Family {
             Self::Life => "Processes",
             Self::Stacks => "Stacks and times off the CPU",
             Self::Gvl => "GVL",
+            Self::Requests => "Requests",
         }
     }
 }
@@ -274,6 +277,16 @@ counters! {
     Gvl: GvlWaitsLost = "gvl_waits_lost",
     /// Processes whose stacks are not seen because the `RUBIES` map was full.
     Stacks lost: RubyMapFull = "ruby_map_full",
+    /// Requests that a thread of a server took.
+    Requests: Requests = "requests",
+    /// Of those, handed to user space.
+    Requests: RequestSubmitted = "request_submitted",
+    /// Of those, lost because the ring of requests was full.
+    Requests lost: RequestRingFull = "request_ring_full",
+    /// Of those, on connections of which no request was ever parsed: what was taken for a request was none.
+    Requests: RequestNotHttp = "request_not_http",
+    /// Requests that were not noted because the map of threads that serve was full.
+    Requests lost: RequestMapFull = "request_map_full",
     /// Fork, exec and exit events of followed processes.
     Life: Lives = "lives",
     /// Of those, handed to user space.

@@ -11,7 +11,7 @@ use gctrace_common::{
 use crate::{
     filter::Admitted,
     maps::{GC_RING, LIFE_RING, add_one, closed, count},
-    memory, thread, usermem,
+    memory, request, thread, usermem,
 };
 
 /// Submit without waking the reader: it drains on its own timer.
@@ -67,6 +67,7 @@ pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<
         (*record).comm = aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default();
         (*record).slots = admitted.image.spans;
         (*record).depth = depth;
+        (*record).request_ns = request::current(admitted.tgid, admitted.tid);
         // Before the spans, whose place is free until then.
         memory::read(&raw mut (*record).memory, (&raw mut (*record).data).cast());
         fill(admitted, objspace, (&raw mut (*record).data).cast())
@@ -155,6 +156,7 @@ pub fn pause(admitted: &Admitted, scope: &Scope, ts_ns: u64) {
         enter_site: scope.enter_site,
         flags: scope.flags,
         nested: scope.nested,
+        request_ns: request::current(admitted.tgid, admitted.tid),
     });
     entry.submit(NO_WAKEUP);
     count(Counter::PauseSubmitted);

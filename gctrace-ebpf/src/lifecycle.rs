@@ -7,8 +7,8 @@ use crate::{
     emit,
     filter::tgid_tid,
     gvl,
-    maps::{PROCESSES, config, count},
-    rubies,
+    maps::{PROCESSES, config, count, watches_requests},
+    request, rubies,
 };
 
 /// `CLONE_THREAD` (include/uapi/linux/sched.h): the new task is a thread of the same process.
@@ -54,6 +54,9 @@ pub fn execed() -> u32 {
     let flags = entry.flags & (ProcessEntry::SELECTED | ProcessEntry::ALONE);
     let kept = ProcessEntry { flags, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
+    if watches_requests() {
+        request::execed(tgid, tid);
+    }
     let execs = rubies::execs(tgid);
     rubies::execed(tgid);
     emit::life(Kind::Exec, tgid, tid, entry, execs, 0);
@@ -66,6 +69,9 @@ pub fn exited() -> u32 {
     let (tgid, tid) = tgid_tid();
     if config().gvl != 0 {
         gvl::thread_ended(tgid, tid);
+    }
+    if watches_requests() {
+        request::thread_ended(tgid, tid);
     }
     if tgid != tid {
         return 0;

@@ -23,6 +23,7 @@ mod maps;
 mod memory;
 mod offcpu;
 mod phases;
+mod request;
 mod rubies;
 mod sample;
 mod scratch;
@@ -201,6 +202,13 @@ pub fn futex_entered(ctx: TracePointContext) -> u32 {
 #[tracepoint]
 pub fn futex_left(ctx: TracePointContext) -> u32 {
     futex::left(&ctx);
+    0
+}
+
+/// A call in a server, or in what it runs on ([`gctrace_common::request::RequestPoint`]).
+#[uprobe]
+pub fn request_hit(ctx: ProbeContext) -> u32 {
+    request::hit(&ctx);
     0
 }
 

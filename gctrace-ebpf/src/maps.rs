@@ -19,6 +19,7 @@ use gctrace_common::{
         MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
     memory::MemoryLayout,
+    request::{MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey, REQUEST_RING_BYTES, Serving},
     scope::Scope,
     stats::Counter,
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
@@ -71,6 +72,10 @@ static MEMORY: Global<MemoryLayout> = Global::new(MemoryLayout {
     array_parts: 0,
     cpus: 0,
 });
+
+/// 1 where requests are looked at.
+#[unsafe(no_mangle)]
+static REQUESTS: Global<u32> = Global::new(0);
 
 /// GC records. A ring of their own, so that no other family's storm can lose them.
 #[map]
@@ -197,6 +202,30 @@ pub static GVL_BLANK_LOCK: Array<GvlLock> = Array::with_max_entries(1, 0);
 #[map]
 static GVL_GATE: Array<u64> = Array::with_max_entries(1, 0);
 
+/// Request records. The loader makes it and the following small where requests are not looked at.
+#[map]
+pub static REQUEST_RING: RingBuf = RingBuf::with_byte_size(REQUEST_RING_BYTES, 0);
+
+/// Keyed by tgid: the processes whose requests are looked at. User space enters them when all their probes are there.
+#[map]
+pub static SERVERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SERVERS, 0);
+
+/// Keyed by tid. Not an LRU map: a request whose entry is gone has no end.
+#[map]
+pub static SERVING: HashMap<u32, Serving> = HashMap::with_max_entries(MAX_SERVING, 0);
+
+/// Keyed by `tgid << 32 | fd`: the parser of a connection.
+#[map]
+pub static CONNECTIONS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(MAX_CONNECTIONS, 0);
+
+/// What each parser has been given.
+#[map]
+pub static PARSERS: LruHashMap<ParserKey, Parsed> = LruHashMap::with_max_entries(MAX_CONNECTIONS, 0);
+
+/// A parser that has been given nothing, which is larger than fits on the BPF stack beside other things.
+#[map]
+pub static BLANK_PARSER: Array<Parsed> = Array::with_max_entries(1, 0);
+
 /// Tells where the per-CPU data of each CPU is ([`crate::memory`]); nothing is kept in it.
 #[map]
 pub static CPU_PROBE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
@@ -221,6 +250,12 @@ pub fn gvl_closed(epoch: u32) -> u64 {
 #[inline(always)]
 pub fn config() -> Config {
     CONFIG.load()
+}
+
+/// Whether requests are looked at, as a constant for the verifier.
+#[inline(always)]
+pub fn watches_requests() -> bool {
+    REQUESTS.load() != 0
 }
 
 /// Where the kernel keeps memory counters, as constants for the verifier.

@@ -165,11 +165,12 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         gc_ring_bytes: settings.gc_ring_bytes,
         stacks,
         gvl: settings.gvl,
+        requests: settings.requests,
     };
     console::starting(&format!("loading {} BPF programs", options.programs()));
     let loaded = bpf::load(&options);
     console::end_progress();
-    let Loaded { probes, rings, stacks, counters, away, unwind, gvl } = loaded?;
+    let Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests } = loaded?;
     if settings.gvl.is_some() && gvl.is_none() {
         say(
             "gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later, or --gvl=futex",
@@ -177,6 +178,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     }
     // Until here a signal ends the process as it ends any other: nothing has been recorded yet, and what was loaded into
     // the kernel goes with the process.
+    if settings.requests.is_some() && requests.is_none() {
+        say("gctrace: requests are not seen: the kernel has no attach cookies; use Linux 5.15 or later");
+    }
     let signals = Signals::install().map_err(system("installing signal handlers"))?;
     let (sender, findings) = sync_channel(FINDINGS);
     let (stop, stopped) = UnixStream::pair().map_err(system("making a socket pair"))?;
@@ -215,7 +219,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         pipeline: Pipeline::new(exporters, images, Some(reader), namer, gvl)
             .naming(Names::below(&proc_root::file_root(), settings.kube_root.clone()))
             .reading_shares(settings.shares)
-            .with_away(away),
+            .with_away(away)
+            .with_requests(requests),
         rings,
         counters,
         accounted: None,
@@ -245,6 +250,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     while run.pipeline.drain(&mut run.rings) {}
     let closed = run.closed.unwrap_or_else(monotonic_ns);
     run.pipeline.still_away(closed, min);
+    run.pipeline.requests_still_open();
     run.pipeline.tracepoints_skipped(run.counters.skipped());
     run.pipeline.detach(closed);
     run.pipeline.recording_closed(closed);

@@ -10,8 +10,11 @@ use std::{
 use gctrace_common::event::{Kind, LifeEvent};
 
 use crate::{
-    aggregate::gc_cycle::{CycleFold, Folded},
-    bpf::{AwayMap, GvlReader, Rings},
+    aggregate::{
+        gc_cycle::{CycleFold, Folded},
+        units::Units,
+    },
+    bpf::{AwayMap, GvlReader, RequestReader, Rings},
     clock::monotonic_ns,
     decode::{self, Event},
     export::{ExportError, Exporter, program},
@@ -35,6 +38,7 @@ mod before;
 mod gc;
 mod gvl;
 mod gvl_seen;
+mod requests;
 
 pub use self::gvl::{Gvl, GvlOrder};
 use self::{
@@ -97,6 +101,8 @@ pub struct Pipeline {
     stacks: Stacks,
     asleep: Option<Asleep>,
     gvl: Gvl,
+    requests: Option<RequestReader>,
+    units: Units,
     names: Names,
     shares: bool,
     counts: UserCounts,
@@ -127,6 +133,8 @@ impl Pipeline {
             stacks: Stacks::new(stacks, native),
             asleep: None,
             gvl: Gvl::new(gvl),
+            requests: None,
+            units: Units::default(),
             names: Names::below(Path::new("/"), None),
             shares: false,
             counts: UserCounts::default(),
@@ -244,6 +252,7 @@ impl Pipeline {
         // time.
         let mut stacks_until = monotonic_ns();
         self.take_stacks();
+        self.take_requests();
         let taken = rings.drain_gc(BATCH, |bytes| match decode::decode(bytes) {
             Ok(event) => {
                 // Before a GC record comes every stack that was taken before it.
@@ -261,6 +270,7 @@ impl Pipeline {
         });
         let more = taken == BATCH;
         if !more {
+            self.report_requests();
             self.lives_until(u64::MAX);
         }
         self.report_stacks(None);
@@ -480,6 +490,7 @@ impl Pipeline {
     }
 
     fn end(&mut self, pid: u32, reason: EndReason, ts_ns: u64) {
+        self.end_requests(pid);
         let Some(mut traced) = self.traced.remove(&pid) else { return };
         let (open, shutdown) = traced.fold.finish();
         if let Some(cycle) = open {

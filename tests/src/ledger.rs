@@ -52,6 +52,7 @@ const HANDED_OVER: &[(&str, &str)] = &[
     ("pause_submitted", "decoded_pauses"),
     ("phase_submitted", "decoded_phases"),
     ("life_submitted", "decoded_lives"),
+    ("request_submitted", "decoded_requests"),
     ("stack_submitted", "decoded_stacks"),
     ("native_submitted", "decoded_natives"),
     ("off_cpu_submitted", "decoded_off_cpu"),

@@ -141,6 +141,8 @@ pub struct GcLine {
     /// The stack that triggered it, leaf first, as `name file:line`; where it was seen.
     #[serde(default)]
     pub stack: Option<Vec<String>>,
+    /// The request that started it.
+    pub request: Option<u64>,
     /// Resident memory, bytes.
     pub rss: Option<u64>,
     /// Peak of it, bytes.
@@ -159,6 +161,33 @@ pub struct GcLine {
     pub lost: u64,
     /// Whether the end of sweeping was seen.
     pub complete: bool,
+}
+
+/// A `request` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RequestLine {
+    /// The process.
+    pub pid: u32,
+    /// The thread that served it.
+    pub tid: u32,
+    /// Its number in the run.
+    pub id: u64,
+    /// Its method.
+    pub method: Option<String>,
+    /// The template of its path.
+    pub path: Option<String>,
+    /// Status of the response.
+    pub status: Option<u16>,
+    /// When it was taken, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// How long the thread was busy with it, nanoseconds.
+    pub duration_ns: Option<u64>,
+    /// From the begin to the last bytes of the response, nanoseconds.
+    pub last_byte_ns: Option<u64>,
+    /// Cycles that it started.
+    pub gcs: u32,
+    /// GC pauses of its thread, nanoseconds.
+    pub gc_ns: u64,
 }
 
 /// A `work` line: GC work of an image whose event sites are not known.
@@ -367,6 +396,8 @@ pub struct Report {
     pub processes: Vec<ProcessLine>,
     /// `gc` lines, in the order of the output.
     pub gcs: Vec<GcLine>,
+    /// `request` lines, in the order of the output.
+    pub requests: Vec<RequestLine>,
     /// `work` lines, in the order of the output.
     pub works: Vec<WorkLine>,
     /// `gvl` lines about waits.
@@ -404,6 +435,7 @@ impl Report {
                 ensure!(value.get("container").is_some(), "no field container");
                 self.gcs.push(serde_json::from_value(value)?);
             }
+            Some("request") => self.requests.push(serde_json::from_value(value)?),
             Some("work") => self.works.push(serde_json::from_value(value)?),
             Some("gvl") => match value.get("what").and_then(Value::as_str) {
                 Some("wait") => self.gvl_waits.push(serde_json::from_value(value)?),

@@ -70,6 +70,18 @@ user_counters! {
     decoded_phases,
     /// Phases handed to the exporters.
     phases,
+    /// Request records decoded.
+    decoded_requests,
+    /// Requests handed to the exporters.
+    requests_reported,
+    /// Requests of processes that are not traced.
+    requests_refused,
+    /// Requests that there was no room for.
+    requests_no_room,
+    /// Requests that events name and whose end was not seen.
+    requests_unknown,
+    /// Requests that were being served when tracing ended.
+    requests_open,
     /// Lifecycle records decoded.
     decoded_lives,
     /// Stack records decoded.

@@ -3,6 +3,7 @@
 
 pub mod gvl;
 pub mod gvl_so_far;
+pub mod request;
 pub mod seen;
 pub mod source;
 pub mod stack;
@@ -290,6 +291,8 @@ pub struct GcCycle {
     pub pauses: Vec<Pause>,
     /// What the thread that started it was doing, leaf first; `None` where its stack was not seen.
     pub trigger: Option<stack::Stack>,
+    /// The request that its thread was serving, by number; `None` where it served none, or that is not known.
+    pub request: Option<u64>,
     /// GC records of this process that the kernel lost before this cycle was reported, since the last report.
     pub lost: u64,
 }

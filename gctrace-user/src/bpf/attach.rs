@@ -103,6 +103,8 @@ pub struct Probes {
     cgroup_levels: Array<MapData, u64>,
     asks_ancestors: bool,
     gate: Array<MapData, u32>,
+    /// Processes whose requests are seen, if any can be.
+    pub(super) servers: Option<HashMap<MapData, u32, u32>>,
     /// Kept, or the programs could not jump to them.
     _stages: Stages,
     has_cookie: bool,
@@ -130,7 +132,12 @@ impl Probes {
         all
     }
 
-    pub(super) fn new(programs: Programs, config: &Config, stages: Stages) -> Result<Self, LoadError> {
+    pub(super) fn new(
+        programs: Programs,
+        config: &Config,
+        requests: bool,
+        stages: Stages,
+    ) -> Result<Self, LoadError> {
         let Programs { mut ebpf, multi } = programs;
         let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
         let images = Array::try_from(map(&mut ebpf, "IMAGES")?)
@@ -145,6 +152,8 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "CGROUP_LEVELS", source })?;
         let gate = Array::try_from(map(&mut ebpf, "GATE")?)
             .map_err(|source| LoadError::Map { map: "GATE", source })?;
+        let servers = requests.then(|| map(&mut ebpf, "SERVERS").map(HashMap::try_from)).transpose()?;
+        let servers = servers.transpose().map_err(|source| LoadError::Map { map: "SERVERS", source })?;
         Ok(Self {
             ebpf,
             multi,
@@ -156,6 +165,7 @@ impl Probes {
             cgroup_levels,
             asks_ancestors: config.select & SELECT_CGROUP_IDS == 0,
             gate,
+            servers,
             _stages: stages,
             has_cookie: config.has_cookie != 0,
             reads_threads: config.task_thread_pointer != 0,

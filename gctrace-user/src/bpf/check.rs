@@ -7,6 +7,7 @@ use aya::{maps::MapType, programs::Program, sys::is_map_supported};
 use gctrace_common::{
     event::Point,
     memory::{MAX_SUMMED_CPUS, MemoryLayout},
+    request::REQUEST_RING_BYTES,
 };
 
 use super::{
@@ -117,6 +118,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         memory: true,
         gc_ring_bytes: None,
         stacks: Some(stacks),
+        requests: Some(REQUEST_RING_BYTES),
         gvl: tracefs.map(|_| GvlOptions {
             futex: false,
             threshold: Duration::from_millis(1),
@@ -127,7 +129,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     let wanted = Verified { options, newtask, everything: true };
     let (mut programs, config) = verified(&wanted)?;
     let stages = sample::link_stages(&mut programs, Some(stacks), options.gvl)?;
-    let mut probes = Probes::new(programs, &config, stages)?;
+    let mut probes = Probes::new(programs, &config, false, stages)?;
     probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
     Ok(probes)
 }

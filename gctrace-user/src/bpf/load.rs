@@ -20,6 +20,7 @@ use super::{
     kernel_types,
     multi::{Multi, MultiError},
     phases::PHASE_PROGRAMS,
+    requests::{self, RequestReader},
     rings::{AwayMap, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
     unwind::UnwindMaps,
@@ -168,13 +169,16 @@ pub struct LoadOptions<'a> {
     pub stacks: Option<StackOptions>,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
+    /// Bytes of the ring of requests, if they are seen.
+    pub requests: Option<u32>,
 }
 
 impl LoadOptions<'_> {
     /// How many programs a run loads at its start.
     pub fn programs(&self) -> usize {
         let watched = self.gvl.is_some_and(|gvl| self.cookies || gvl.futex);
-        needed(self.stacks, self.gvl.filter(|_| watched), false).len()
+        needed(self.stacks, self.gvl.filter(|_| watched), self.requests.is_some() && self.cookies, false)
+            .len()
     }
 
     /// Whether native stacks are walked.
@@ -199,6 +203,8 @@ pub struct Loaded {
     pub unwind: Option<UnwindMaps>,
     /// What threads did with the GVL, if it is watched.
     pub gvl: Option<GvlReader>,
+    /// Requests, if they are seen.
+    pub requests: Option<RequestReader>,
 }
 
 /// Loads the object and the programs that the options need, and attaches the lifecycle tracepoints.
@@ -226,8 +232,10 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let unwind = native.then(|| UnwindMaps::take(ebpf)).transpose()?;
     let gvl = options.gvl.filter(|_| config.gvl != 0);
     let gvl = gvl.map(|options| GvlReader::take(ebpf, options)).transpose()?;
-    let probes = Probes::new(programs, &config, stages)?;
-    Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl })
+    let requests = options.requests.is_some() && config.has_cookie != 0;
+    let reader = requests.then(|| RequestReader::take(ebpf)).transpose()?;
+    let probes = Probes::new(programs, &config, requests, stages)?;
+    Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests: reader })
 }
 
 /// Offsets in `task:task_newtask` that the verifier accepts, for loading where nothing is attached.
@@ -275,7 +283,8 @@ pub(super) struct Programs {
 /// Loads the object and has its programs verified. Nothing is attached.
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
     let Verified {
-        options: LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, multi, memory },
+        options:
+            LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, multi, memory, requests },
         newtask,
         everything,
     } = *wanted;
@@ -317,21 +326,27 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
     }
     // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
-    let programs =
-        match load_programs((config, memory), gc_ring_bytes, stacks, gvl, multi && cookies, everything) {
-            Ok(programs) => programs,
-            // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
-            Err(LoadError::Program { program, .. })
-                if cookies && (!gvl::PROGRAMS.contains(&program) || !gives_cookies()) =>
-            {
-                log::debug!("without attach cookies, since {program} does not load");
-                config.has_cookie = 0;
-                // Which site a hit is at is told by cookies only.
-                config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
-                load_programs((config, memory), gc_ring_bytes, stacks, gvl, false, everything)?
-            }
-            Err(error) => return Err(error),
-        };
+    let programs = match load_programs(
+        (config, memory),
+        gc_ring_bytes,
+        stacks,
+        (gvl, requests.filter(|_| cookies)),
+        multi && cookies,
+        everything,
+    ) {
+        Ok(programs) => programs,
+        // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
+        Err(LoadError::Program { program, .. })
+            if cookies && (!gvl::PROGRAMS.contains(&program) || !gives_cookies()) =>
+        {
+            log::debug!("without attach cookies, since {program} does not load");
+            config.has_cookie = 0;
+            // Which site a hit is at is told by cookies only.
+            config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
+            load_programs((config, memory), gc_ring_bytes, stacks, (gvl, None), false, everything)?
+        }
+        Err(error) => return Err(error),
+    };
     Ok((programs, config))
 }
 
@@ -350,7 +365,7 @@ fn load_programs(
     (config, memory): (Config, MemoryLayout),
     gc_ring_bytes: Option<u32>,
     stacks: Option<StackOptions>,
-    gvl: Option<GvlOptions>,
+    (gvl, requests): (Option<GvlOptions>, Option<u32>),
     multi: bool,
     everything: bool,
 ) -> Result<Programs, LoadError> {
@@ -362,13 +377,16 @@ fn load_programs(
     }
     sample::size_maps(&mut loader, stacks, gvl.is_some_and(|gvl| gvl.futex))?;
     gvl::size_maps(&mut loader, config.gvl != 0);
+    let watches_requests = u32::from(requests.is_some());
+    loader.override_global("REQUESTS", &watches_requests, true);
+    requests::size_maps(&mut loader, requests);
     if !stacks.is_some_and(|stacks| stacks.native) {
         for map in UnwindMaps::NAMES {
             loader.map_max_entries(map, 1);
         }
     }
     let mut ebpf = loader.load(OBJECT)?;
-    let mut names = needed(stacks, gvl.filter(|_| config.gvl != 0), everything);
+    let mut names = needed(stacks, gvl.filter(|_| config.gvl != 0), requests.is_some(), everything);
     log::debug!("loading {} BPF programs: {}", names.len(), names.join(" "));
     let multi = if multi { load_multi(&ebpf, &names) } else { None };
     names.retain(|name| multi.as_ref().is_none_or(|multi| multi.program(name).is_none()));
@@ -377,10 +395,16 @@ fn load_programs(
 }
 
 /// The programs that these options need.
-fn needed(stacks: Option<StackOptions>, gvl: Option<GvlOptions>, everything: bool) -> Vec<&'static str> {
+fn needed(
+    stacks: Option<StackOptions>,
+    gvl: Option<GvlOptions>,
+    requests: bool,
+    everything: bool,
+) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
     names.extend(sample::names(stacks));
     names.extend(gvl::programs(gvl));
+    names.extend(requests.then_some(requests::PROGRAM));
     names.extend(sample::stages_for(gvl).into_iter().filter(|name| !sample::names(stacks).contains(name)));
     names.extend(TRACEPOINTS.map(|(program, _, _)| program));
     names.retain(|name| everything || !LATE.contains(name));
@@ -534,25 +558,25 @@ mod tests {
             spans: false,
             budget_ppm: 0,
         };
-        let gc = needed(None, None, false);
+        let gc = needed(None, None, false, false);
         assert_eq!(gc.len(), 9, "{gc:?}");
         for name in &gc {
             let other = ["gvl_", "tick_", "cpu_", "switch_", "sched_switch", "futex_", "phase_"];
             assert!(!other.iter().any(|prefix| name.starts_with(prefix)), "{name}");
         }
-        let ticks = needed(Some(stacks), None, false);
+        let ticks = needed(Some(stacks), None, false, false);
         assert!(ticks.contains(&"tick_ruby") && !ticks.contains(&"tick_native"), "{ticks:?}");
         assert!(!ticks.contains(&"sched_switch") && !ticks.contains(&"switch_ruby"), "{ticks:?}");
-        let native = needed(Some(StackOptions { native: true, ..stacks }), None, false);
+        let native = needed(Some(StackOptions { native: true, ..stacks }), None, false, false);
         assert_eq!(native.len(), ticks.len() + 1);
         let futex = GvlOptions { futex: true, ..gvl };
         let wall = StackOptions { wall: true, ..stacks };
         for (stacks, gvl) in [(None, Some(gvl)), (None, Some(futex)), (Some(wall), Some(futex))] {
-            let names = needed(stacks, gvl, false);
+            let names = needed(stacks, gvl, false, false);
             let distinct: std::collections::BTreeSet<_> = names.iter().collect();
             assert_eq!(distinct.len(), names.len(), "{names:?}");
         }
-        assert!(needed(None, None, true).contains(&"phase_begin"));
+        assert!(needed(None, None, false, true).contains(&"phase_begin"));
     }
 
     /// The committed object speaks this binary's ABI.

@@ -10,6 +10,7 @@ mod multi;
 mod phases;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]
 mod raw;
+mod requests;
 mod rings;
 mod sample;
 mod unwind;
@@ -20,6 +21,7 @@ pub use check::{KernelCheck, Tried, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use load::{LoadError, LoadOptions, Loaded, Select, load};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
+pub use requests::{RequestLinks, RequestReader};
 pub use rings::{AwayMap, CounterReader, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::UnwindMaps;

@@ -72,12 +72,12 @@ impl Rings {
     }
 }
 
-fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<RingBuf<MapData>, LoadError> {
+pub(super) fn take(ebpf: &mut Ebpf, map: &'static str) -> Result<RingBuf<MapData>, LoadError> {
     let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;
     RingBuf::try_from(taken).map_err(|source| LoadError::Map { map, source })
 }
 
-fn drain(ring: &mut RingBuf<MapData>, limit: usize, mut sink: impl FnMut(&[u8])) -> usize {
+pub(super) fn drain(ring: &mut RingBuf<MapData>, limit: usize, mut sink: impl FnMut(&[u8])) -> usize {
     for taken in 0..limit {
         let Some(record) = ring.next() else { return taken };
         sink(&record);

@@ -237,6 +237,15 @@ pub struct Args {
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
     pub gvl_budget: Option<u64>,
 
+    /// Trace the HTTP requests of Puma on TCP: endpoint, status, duration, and the GC cycles and pauses of each. Reports the
+    /// path without ids, and never query, headers or bodies. Adds about 7 µs to each request
+    #[arg(long)]
+    pub requests: bool,
+
+    /// Size of the kernel ring for requests (for tests)
+    #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide = true)]
+    pub request_ring: Option<u32>,
+
     /// Write a trace for Perfetto (ui.perfetto.dev), e.g. run.pftrace: GC pauses and cycles, and with --gvl what each
     /// thread did with the GVL
     #[arg(long, value_name = "FILE")]

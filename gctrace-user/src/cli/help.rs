@@ -34,6 +34,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("gvl", "Waits for the GVL"),
             ("gvl_threshold", ""),
             ("gvl_budget", ""),
+            ("requests", "Which endpoints are slow, and which collections they pay for"),
             ("shares", ""),
             ("no_native", ""),
         ],

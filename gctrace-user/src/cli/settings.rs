@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
+use gctrace_common::request::REQUEST_RING_BYTES;
+
 use super::reports::{Idle, Reports};
 use super::{
     args::{Args, CacheArgs, DialectArg, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg},
@@ -90,6 +92,8 @@ pub struct Settings {
     pub stacks: Option<StackOptions>,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
+    /// Bytes of the ring of requests, if they are seen.
+    pub requests: Option<u32>,
     /// File for each stack.
     pub stack_log: Option<PathBuf>,
     /// How GC work is seen, in order of preference.
@@ -253,6 +257,8 @@ impl Settings {
             gvl,
             gvl_threshold,
             gvl_budget,
+            requests,
+            request_ring,
             perfetto,
             stack_log,
             gc_ring,
@@ -393,6 +399,7 @@ impl Settings {
             }),
             profiles,
             gvl,
+            requests: requests.then_some(request_ring.unwrap_or(REQUEST_RING_BYTES)),
             stack_log,
             gc_ring_bytes: gc_ring,
             methods: match probes {

@@ -3,6 +3,7 @@
 use gctrace_common::{
     event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
+    request::{RequestEnd, RequestEvent},
     stack::{
         Cause, GcActivity, MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_RUBY_FRAMES, NativeEnd, NativeEvent,
         OffCpuEvent, RubyFrame, StackEvent,
@@ -31,6 +32,8 @@ pub enum Event<'a> {
     GvlThread(&'a GvlThread),
     /// A thread held the GVL for long, or did without it.
     GvlSpan(GvlState, GvlSpanEvent),
+    /// A server has served a request.
+    Request(RequestEnd, &'a RequestEvent),
     /// A followed process forked (the child is `other`), replaced its program, or is gone.
     Life(Kind, LifeEvent),
 }
@@ -64,6 +67,7 @@ impl Event<'_> {
             Self::GvlThread(event) => event.header.ts_ns,
             Self::GvlSpan(_, event) => event.header.ts_ns,
             Self::Life(_, event) => event.header.ts_ns,
+            Self::Request(_, event) => event.header.ts_ns,
         }
     }
 }
@@ -129,6 +133,12 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
             let state = GvlState::from_raw(event.state).ok_or(DecodeError::Point(event.state))?;
             Ok(Event::GvlSpan(state, *event))
         }
+        Kind::Request => {
+            let event: &RequestEvent = view(bytes).ok_or(short)?;
+            let point = event.header.point;
+            let end = RequestEnd::from_raw(point).ok_or(DecodeError::Point(point))?;
+            Ok(Event::Request(end, event))
+        }
         Kind::Fork | Kind::Exec | Kind::Exit => {
             Ok(Event::Life(kind, *view::<LifeEvent>(bytes).ok_or(short)?))
         }
@@ -176,7 +186,7 @@ mod tests {
     proptest! {
         /// Any bytes of any length decode or give a reason; nothing panics.
         #[test]
-        fn total(bytes in proptest::collection::vec(any::<u8>(), 0..4096), kind in 0_u32..13) {
+        fn total(bytes in proptest::collection::vec(any::<u8>(), 0..4096), kind in 0_u32..20) {
             let mut buffer = Aligned([0; 4096]);
             buffer.0[..bytes.len()].copy_from_slice(&bytes);
             if bytes.len() >= 4 {

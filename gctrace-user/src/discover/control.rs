@@ -2,6 +2,7 @@
 
 mod images;
 mod inspect;
+mod requests;
 mod select;
 mod watch;
 
@@ -22,7 +23,7 @@ use std::{
 };
 
 pub(super) use self::inspect::role;
-use self::{select::Listed, watch::Until};
+use self::{requests::Servers, select::Listed, watch::Until};
 use super::{
     Fault,
     cgroups::Groups,
@@ -239,6 +240,7 @@ pub(super) struct Control {
     groups: Option<Groups>,
     /// Where mapping records have no pids.
     unattributed: Option<UnattributedMappings>,
+    servers: Servers,
 }
 
 /// Runs until told to stop. Returns (and so detaches) only then.
@@ -287,9 +289,10 @@ pub fn run(start: Start) {
         put_off: VecDeque::new(),
         groups: None,
         unattributed: UnattributedMappings::expected(),
+        servers: Servers::default(),
     };
     // Watching starts before the scan, so that nothing falls between the two.
-    let mut watch = match MappingWatch::start(control.native.is_some()) {
+    let mut watch = match MappingWatch::start(control.native.is_some() || control.probes.sees_requests()) {
         Ok(watch) => watch,
         Err(error) => return control.tell(Found::Fatal(error.to_string())),
     };

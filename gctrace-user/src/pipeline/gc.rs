@@ -40,6 +40,7 @@ impl Pipeline {
             | Event::GvlSpan(..)
             | Event::Stack(_)
             | Event::Native(..)
+            | Event::Request(..)
             | Event::OffCpu(_) => {
                 self.counts.undecodable += 1;
             }
@@ -133,12 +134,18 @@ impl Pipeline {
         let count = reading.layout.count.read(&event.data).unwrap_or_default();
         // The VM counts a cycle before it tells of its start.
         traced.beginning.count = Some(count);
+        let request = match point {
+            Point::GcStart => self.request_of_cycle(pid, header.tid, event.request_ns),
+            _ => None,
+        };
+        let Some(traced) = self.traced.get_mut(&pid) else { return };
         match point {
             Point::GcStart => {
                 self.counts.cycles_started += 1;
                 let told = traced.beginning.reported(count, traced.lost > 0);
                 let before = traced.fold.counts().cut_short;
                 let folded = traced.fold.start(model::comm(&event.comm), count, state);
+                traced.fold.of_request(request);
                 if let Some(stack) = self.stacks.take_trigger(pid, header.ts_ns)
                     && let Some(trigger) = traced.fold.trigger(header.ts_ns)
                 {
@@ -174,7 +181,7 @@ impl Pipeline {
     fn pause(&mut self, event: &PauseEvent) {
         let pid = event.header.tgid;
         // A process is traced from its first snapshot on; a pause before it belongs to a cycle that had begun earlier.
-        let Some(traced) = self.traced.get_mut(&pid) else {
+        if !self.traced.contains_key(&pid) {
             if self.refused.contains_key(&pid) {
                 self.counts.refused_records += 1;
             } else {
@@ -182,7 +189,10 @@ impl Pipeline {
                 self.counts.pauses_outside += 1;
             }
             return;
-        };
+        }
+        let ns = event.header.ts_ns.saturating_sub(event.begin_ns);
+        self.request_pause(pid, event.header.tid, event.request_ns, ns);
+        let Some(traced) = self.traced.get_mut(&pid) else { return };
         let gap = traced.fold.sequence(event.header.seq);
         traced.lost += gap;
         self.counts.lost_records += gap;

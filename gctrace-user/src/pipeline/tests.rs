@@ -92,6 +92,7 @@ fn snapshot(layout: &ObjspaceLayout, seq: u64, shift: u64) -> SnapshotEvent {
         comm: [0; 16],
         slots: layout.spans.len() as u32,
         depth: 1,
+        request_ns: 0,
         memory: MemoryPages::default(),
         data: bytes,
     }

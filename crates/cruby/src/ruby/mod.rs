@@ -22,6 +22,7 @@ pub mod plan;
 pub mod reconcile;
 mod reference;
 mod references;
+pub mod requests;
 #[cfg(test)]
 mod shape_tests;
 mod sites;

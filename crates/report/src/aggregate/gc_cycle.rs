@@ -87,6 +87,7 @@ impl CycleFold {
             end: None,
             pauses: Vec::new(),
             trigger: None,
+            request: None,
             lost: 0,
         });
         folded
@@ -95,6 +96,13 @@ impl CycleFold {
     /// Where the stack goes that started the open cycle, if its snapshot was taken at that time.
     pub fn trigger(&mut self, ts_ns: u64) -> Option<&mut Option<Stack>> {
         self.open.as_mut().filter(|cycle| cycle.start.ts_ns == ts_ns).map(|cycle| &mut cycle.trigger)
+    }
+
+    /// The open cycle was started in this request.
+    pub fn of_request(&mut self, request: Option<u64>) {
+        if let Some(cycle) = self.open.as_mut() {
+            cycle.request = request;
+        }
     }
 
     /// `GC_END_SWEEP`. The cycle is reported with the pause that swept last, which ends after it.
@@ -200,6 +208,7 @@ mod tests {
             enter_site: 0,
             flags: 0,
             nested: 0,
+            request_ns: 0,
         }
     }
 

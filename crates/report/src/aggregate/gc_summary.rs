@@ -217,7 +217,7 @@ mod tests {
         let library = frame("/usr/lib/ruby/3.1.0/set.rb");
         let trigger = file.map(|file| Arc::from([library, frame(file)].as_slice()));
         let pauses = pauses.iter().map(pause).collect();
-        GcCycle { comm: "ruby".into(), count, start, end: None, pauses, trigger, lost: 0 }
+        GcCycle { comm: "ruby".into(), count, start, end: None, pauses, trigger, request: None, lost: 0 }
     }
 
     /// Sums are exact, quantiles within one percent, and lines are those of the application.

@@ -1,6 +1,7 @@
 //! Folding of events into what users read. Pure: no I/O, no clock; time comes with the events.
 
 pub mod call_tree;
+pub mod endpoint;
 pub mod gc_cycle;
 pub mod gc_summary;
 pub mod gvl;
@@ -9,4 +10,6 @@ pub mod gvl_held;
 pub mod gvl_so_far;
 pub mod mix;
 pub mod recording;
+pub mod request_summary;
 pub mod services;
+pub mod units;

@@ -240,7 +240,11 @@ impl Observer for Services {
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
             Seen::Ended(end) => self.ended(process, end.shutdown.as_ref()),
-            Seen::Stack(_) | Seen::GvlSpan(_) | Seen::GvlThread(_) | Seen::GvlProcess(_) => {}
+            Seen::Request(_)
+            | Seen::Stack(_)
+            | Seen::GvlSpan(_)
+            | Seen::GvlThread(_)
+            | Seen::GvlProcess(_) => {}
         }
     }
 }
@@ -444,7 +448,16 @@ pub(crate) mod tests {
     fn cycle(count: u64, live: u64, allocated: u64, ns: u64) -> GcCycle {
         let pause = Pause { tid: 1, begin_ns: 1, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
         let start = state(live, allocated);
-        GcCycle { comm: "ruby".into(), count, start, end: None, pauses: vec![pause], trigger: None, lost: 0 }
+        GcCycle {
+            comm: "ruby".into(),
+            count,
+            start,
+            end: None,
+            pauses: vec![pause],
+            trigger: None,
+            request: None,
+            lost: 0,
+        }
     }
 
     /// Counters outlive processes and never shrink; gauges are of running processes only; each pause is in its bucket.

@@ -1,4 +1,4 @@
-//! JSON lines: `process`, `gc`, `gvl`, `work`, `exit`, `summary`, `refused` and `ledger`.
+//! JSON lines: `process`, `gc`, `gvl`, `request`, `work`, `exit`, `summary`, `refused` and `ledger`.
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use super::{
     ExportError, Exporter,
     jsonl_gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap},
+    jsonl_request::RequestLine,
     jsonl_summary::SummaryLine,
     summary::Summaries,
     text::Lines,
@@ -21,6 +22,7 @@ use crate::{
             GvlBlocked, GvlBlocker, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary,
             GvlWait, GvlWho,
         },
+        request::Request,
         seen::{CyclesBefore, ProcessEnd, Seen},
         stack::Frame,
     },
@@ -70,6 +72,7 @@ enum Line<'a> {
     },
     Gc(Box<Gc<'a>>),
     Gvl(Gvl<'a>),
+    Request(RequestLine<'a>),
     Work {
         ts: f64,
         pid: u32,
@@ -343,6 +346,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             Seen::Process { state, .. } => self.process(process, state),
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => self.work(process, work),
+            Seen::Request(request) => self.request(process, request),
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlThread(thread) => self.gvl_thread(process, thread),
             Seen::GvlProcess(summary) => self.gvl_process(process, summary),
@@ -463,6 +467,7 @@ impl<W: Write> Jsonl<W> {
             memory_end: memory_end.map(Parts::of),
             pss_end: shares.map(|shares| shares.pss),
             private_dirty_end: shares.map(|shares| shares.private_dirty),
+            request: cycle.request,
             stack: cycle.trigger.as_deref().map(frame_texts),
             lost: cycle.lost,
         })))
@@ -481,6 +486,14 @@ impl<W: Write> Jsonl<W> {
             begin_ns: work.begin_ns,
             ns: work.ns,
         })
+    }
+
+    fn request(&mut self, process: &Process, request: &Request) -> Result<(), ExportError> {
+        if self.lines.none {
+            return Ok(());
+        }
+        let ts = self.clock.epoch_seconds(request.begin_ns);
+        self.write(&Line::Request(RequestLine::of(ts, process, request)))
     }
 
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {

@@ -43,6 +43,7 @@ pub(super) struct Gc<'a> {
     pub(super) pss_end: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) private_dirty_end: Option<u64>,
+    pub(super) request: Option<u64>,
     pub(super) stack: Option<Vec<String>>,
     pub(super) lost: u64,
 }

@@ -111,7 +111,7 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 impl SummaryLine {
     /// The line of a process.
     pub(super) fn of(done: &Done, clock: WallClock) -> Self {
-        let Done { process, gc, gvl, end } = done;
+        let Done { process, gc, gvl, end, .. } = done;
         let traced_ns = end.ts_ns.saturating_sub(end.since_ns);
         let causes = gc.cycles.iter().map(|(key, cycles)| Cause {
             kind: key.kind,

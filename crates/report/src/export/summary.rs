@@ -5,10 +5,11 @@ use std::{collections::HashMap, io::Write};
 use super::{
     ExportError, Exporter,
     place::{place, place_within, program},
+    summary_requests,
     text::{bytes, clip, duration, time_of_day},
 };
 use crate::{
-    aggregate::{gc_summary::GcSummary, services::CycleKey},
+    aggregate::{gc_summary::GcSummary, request_summary::RequestSummary, services::CycleKey},
     clock::WallClock,
     ledger::Ledger,
     model::{
@@ -32,6 +33,7 @@ const WIDTH: usize = 100;
 struct Running {
     gc: GcSummary,
     gvl: Option<GvlSums>,
+    requests: RequestSummary,
 }
 
 /// A process of which tracing has ended.
@@ -39,6 +41,7 @@ pub(super) struct Done {
     pub(super) process: Process,
     pub(super) gc: GcSummary,
     pub(super) gvl: Option<GvlSums>,
+    pub(super) requests: RequestSummary,
     pub(super) end: ProcessEnd,
 }
 
@@ -60,6 +63,7 @@ impl Summaries {
             }
             Seen::Cycle(cycle) => of.or_default().gc.cycle(cycle),
             Seen::Work(work) => of.or_default().gc.work(work),
+            Seen::Request(request) => of.or_default().requests.add(request),
             Seen::GvlProcess(summary) => of.or_default().gvl = Some(summary.sums.clone()),
             _ => {}
         }
@@ -67,11 +71,11 @@ impl Summaries {
 
     /// Tracing of a process has ended.
     pub(super) fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Done {
-        let Running { mut gc, gvl } = self.0.remove(&process.pid).unwrap_or_default();
+        let Running { mut gc, gvl, requests } = self.0.remove(&process.pid).unwrap_or_default();
         if let Some(state) = &end.shutdown {
             gc.state(state);
         }
-        Done { process: process.clone(), gc, gvl, end: end.clone() }
+        Done { process: process.clone(), gc, gvl, requests, end: end.clone() }
     }
 }
 
@@ -182,12 +186,12 @@ fn causes(gc: &GcSummary, kind: &str) -> String {
 }
 
 /// A row of the summary: what it is, and as much of the text as there is room for.
-fn row(out: &mut impl Write, width: usize, label: &str, text: &str) -> std::io::Result<()> {
+pub(super) fn row(out: &mut impl Write, width: usize, label: &str, text: &str) -> std::io::Result<()> {
     writeln!(out, "{}", clip(&format!("  {label:<9} {text}"), width).trim_end())
 }
 
 fn write_process(out: &mut impl Write, clock: WallClock, width: usize, done: &Done) -> std::io::Result<()> {
-    let Done { process, gc, gvl, end } = done;
+    let Done { process, gc, gvl, requests, end } = done;
     let span_ns = end.ts_ns.saturating_sub(end.since_ns);
     let ended = match end.reason {
         EndReason::Exited => ", ended",
@@ -232,6 +236,7 @@ fn write_process(out: &mut impl Write, clock: WallClock, width: usize, done: &Do
         );
         row(out, width, "GVL", &text)?;
     }
+    summary_requests::write(out, width, requests)?;
     if gc.lost > 0 {
         let lost = plural(gc.lost, "GC event");
         row(out, width, "lost", &format!("{lost}: the figures above lack them"))?;

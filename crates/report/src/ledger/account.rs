@@ -34,6 +34,7 @@ impl Ledger {
         let stacks = self.lost_of(Family::Stacks);
         // These two are named apart.
         let gvl = self.lost_of(Family::Gvl) - self.kernel(C::GvlNoThread) - self.kernel(C::GvlEdgesFull);
+        let requests = self.lost_of(Family::Requests) + u.requests_no_room;
         let sampled = without_stack(u);
         [
             (gc, format!("{} lost (a larger buffer: --gc-ring)", plural(gc, "GC event"))),
@@ -43,6 +44,7 @@ impl Ledger {
             (stacks, format!("{} lost", plural(stacks, "stack"))),
             (u64::from(sampled.is_some()), sampled.unwrap_or_default()),
             (gvl, format!("{} lost", plural(gvl, "GVL event"))),
+            (requests, format!("{} lost", plural(requests, "request"))),
             (
                 self.kernel(C::GvlNoThread),
                 format!("{} of unknown threads", plural(self.kernel(C::GvlNoThread), "GVL event")),

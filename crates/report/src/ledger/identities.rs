@@ -35,6 +35,7 @@ pub(super) const ALL: &[Sum] = &[
                 C::GvlWaitSubmitted,
                 C::GvlThreadSubmitted,
                 C::GvlSpanSubmitted,
+                C::RequestSubmitted,
             ],
             user: &[],
         },
@@ -51,6 +52,7 @@ pub(super) const ALL: &[Sum] = &[
                 U::decoded_gvl_waits,
                 U::decoded_gvl_threads,
                 U::decoded_gvl_spans,
+                U::decoded_requests,
                 U::undecodable,
             ],
         },
@@ -163,6 +165,19 @@ pub(super) const ALL: &[Sum] = &[
         text: "sample sets = sent + refused + dropped + waiting",
         left: Side { kernel: &[], user: &[U::sets] },
         right: Side { kernel: &[], user: &[U::sets_sent, U::sets_refused, U::sets_dropped, U::sets_waiting] },
+    },
+    Sum {
+        text: "requests taken = submitted + ring full + no HTTP + still open",
+        left: Side { kernel: &[C::Requests], user: &[] },
+        right: Side {
+            kernel: &[C::RequestSubmitted, C::RequestRingFull, C::RequestNotHttp],
+            user: &[U::requests_open],
+        },
+    },
+    Sum {
+        text: "request records decoded = reported + refused + no room",
+        left: Side { kernel: &[], user: &[U::decoded_requests] },
+        right: Side { kernel: &[], user: &[U::requests_reported, U::requests_refused, U::requests_no_room] },
     },
     Sum {
         text: "cycles started = cycles reported",

@@ -4,6 +4,7 @@ use super::{
     EndReason, GcCycle, GcState, GcWork, Process,
     gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
     gvl_so_far::GvlSoFar,
+    request::Request,
     stack::StackSample,
 };
 
@@ -21,6 +22,8 @@ pub enum Seen<'a> {
     Cycle(&'a GcCycle),
     /// An interval of GC work, of an image whose event sites are not known.
     Work(&'a GcWork),
+    /// A request has been served.
+    Request(&'a Request),
     /// A stack of one of its threads.
     Stack(&'a StackSample),
     /// A thread had to wait long for the GVL.

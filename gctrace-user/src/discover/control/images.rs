@@ -331,6 +331,6 @@ impl Control {
 }
 
 /// A path to the file through our own descriptor: the process whose mapping it is may exit at any moment.
-fn reopened(file: &File) -> PathBuf {
+pub(super) fn reopened(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

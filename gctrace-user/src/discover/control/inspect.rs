@@ -72,6 +72,8 @@ impl Control {
         if chosen && self.wants(pid) {
             self.inspect_modular(pid);
         }
+        // After its Ruby: before that is probed, requests would be those of a process that is not traced.
+        self.look_for_server(pid, mappings);
         ruby
     }
 

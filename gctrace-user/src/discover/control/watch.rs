@@ -102,9 +102,15 @@ impl Control {
                 return false;
             }
             let mut new = Vec::new();
+            let mut forks = Vec::new();
             watch.drain(|watched| match (watched, &mut self.native) {
                 (Watched::Mapping(mapping), _) => new.push(mapping),
-                (Watched::Fork { parent, child }, Some(native)) => native.forked(parent, child),
+                (Watched::Fork { parent, child }, native) => {
+                    forks.push((parent, child));
+                    if let Some(native) = native {
+                        native.forked(parent, child);
+                    }
+                }
                 (Watched::Exit { pid }, Some(native)) => native.forget(pid),
                 (_, None) => {}
             });
@@ -119,6 +125,7 @@ impl Control {
             if let Some(native) = &mut self.native {
                 native.mapped(new.iter());
             }
+            self.forked_servers(&forks);
             match &mut self.unattributed {
                 Some(unattributed) => {
                     for record in new {

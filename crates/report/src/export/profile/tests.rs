@@ -176,6 +176,7 @@ impl Input {
             end: self.tid.is_multiple_of(2).then(|| state(self.ts_ns + 5_000_000, self.tid, 1 << 21)),
             pauses: pauses.collect(),
             trigger: self.pid.is_multiple_of(2).then(|| self.stack()),
+            request: None,
             lost: 0,
         };
         recorder.see(&process, Seen::Cycle(&cycle)).unwrap();
@@ -688,6 +689,7 @@ fn perfetto_has_threads() {
         end: Some(state(300, 9, 1)),
         pauses: vec![pause(9, 100), pause(2, 200), pause(8, 250)],
         trigger: None,
+        request: None,
         lost: 0,
     };
     recorder.see(&process, Seen::Cycle(&cycle)).unwrap();

@@ -1,0 +1,155 @@
+//! Where requests are seen: calls that a web server makes anyway, in files that hardly any other process has, or in its libc.
+//!
+//! Puma's parser (`ext/puma_http11`, Puma 4 to 8) is called through its exported functions. `socket.so` is Ruby's. All sites
+//! but those in libc are `call` instructions, which the kernel emulates.
+
+use gctrace_common::request::RequestPoint;
+use iced_x86::FlowControl;
+
+use super::{
+    code::Code,
+    emulation::{entry, is_emulated},
+};
+use crate::{
+    address::{FileOffset, Svma},
+    elf::{ElfImage, Machine},
+};
+
+/// Most sites of one file; more are no server's.
+const MAX_SITES: usize = 64;
+
+/// A file in which requests are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RequestFile {
+    /// `puma_http11.so`: what makes a process a server.
+    Puma,
+    /// `socket.so`.
+    Socket,
+    /// The C library.
+    Libc,
+}
+
+impl RequestFile {
+    /// Which one a file is by its name, if any.
+    pub fn of_name(name: &str) -> Option<Self> {
+        match name {
+            "puma_http11.so" => Some(Self::Puma),
+            "socket.so" => Some(Self::Socket),
+            "libc.so.6" => Some(Self::Libc),
+            // glibc before 2.34.
+            _ => {
+                let version = name.strip_prefix("libc-2.")?.strip_suffix(".so")?;
+                version.bytes().all(|byte| byte.is_ascii_digit()).then_some(Self::Libc)
+            }
+        }
+    }
+
+    /// What is called there, and whether requests cannot be seen without it.
+    fn calls(self) -> &'static [(&'static str, RequestPoint, bool)] {
+        use RequestPoint as P;
+        match self {
+            Self::Puma => &[("puma_parser_execute", P::Parse, true), ("puma_parser_init", P::Reset, true)],
+            Self::Socket => &[
+                ("getsockopt", P::Take, true),
+                ("accept4", P::Accept, true),
+                ("rb_update_max_fd", P::Open, true),
+            ],
+            Self::Libc => &[
+                ("write", P::Write, true),
+                ("send", P::Write, true),
+                ("sendto", P::Write, true),
+                ("writev", P::WriteVector, true),
+                ("sendmsg", P::SendMessage, true),
+                ("close", P::Close, true),
+            ],
+        }
+    }
+}
+
+/// Where a probe goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestSite {
+    /// What happens there.
+    pub point: RequestPoint,
+    /// Stated address.
+    pub address: Svma,
+    /// The same in the file.
+    pub file_offset: FileOffset,
+}
+
+/// Why requests are not seen in a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestRefusal {
+    /// The instructions are those of another processor.
+    #[error("requests are seen on x86-64 only")]
+    Machine,
+    /// A function is not called, or not there.
+    #[error("no call of {0} that the kernel can emulate")]
+    NoCall(&'static str),
+    /// It is called too often.
+    #[error("more than {MAX_SITES} calls")]
+    TooMany,
+}
+
+/// Finds the sites of a file.
+///
+/// # Errors
+///
+/// A call is not there, or not as the kernel can emulate it.
+pub fn request_sites(image: &ElfImage, file: RequestFile) -> Result<Vec<RequestSite>, RequestRefusal> {
+    if image.machine() != Machine::X86_64 {
+        return Err(RequestRefusal::Machine);
+    }
+    let sites = match file {
+        RequestFile::Puma | RequestFile::Socket => call_sites(image, file.calls()),
+        RequestFile::Libc => entries(image, file.calls()),
+    };
+    if sites.len() > MAX_SITES {
+        return Err(RequestRefusal::TooMany);
+    }
+    for &(name, point, needed) in file.calls() {
+        if needed && !sites.iter().any(|site| site.point == point) {
+            return Err(RequestRefusal::NoCall(name));
+        }
+    }
+    Ok(sites)
+}
+
+fn site(image: &ElfImage, point: RequestPoint, address: Svma) -> Option<RequestSite> {
+    Some(RequestSite { point, address, file_offset: image.svma_to_file_offset(address)? })
+}
+
+/// Calls of imported or exported functions.
+fn call_sites(image: &ElfImage, calls: &[(&'static str, RequestPoint, bool)]) -> Vec<RequestSite> {
+    let code = Code::new(image);
+    let mut sites = Vec::new();
+    for function in 0..image.functions().len() {
+        for instruction in code.decode(function) {
+            // A jump to a function is a call whose caller is done.
+            let calls_or_jumps =
+                matches!(instruction.flow_control(), FlowControl::Call | FlowControl::UnconditionalBranch);
+            if !calls_or_jumps || !is_emulated(&instruction) {
+                continue;
+            }
+            let Some(name) = code.callee(&instruction).name else { continue };
+            let Some(&(_, point, _)) = calls.iter().find(|(called, ..)| *called == name) else { continue };
+            sites.extend(site(image, point, Svma(instruction.ip())));
+        }
+    }
+    sites
+}
+
+/// Beginnings of exported functions: the first instruction there that the kernel emulates, with the arguments as they came.
+fn entries(image: &ElfImage, functions: &[(&'static str, RequestPoint, bool)]) -> Vec<RequestSite> {
+    let code = Code::new(image);
+    let mut sites: Vec<RequestSite> = Vec::new();
+    for &(name, point, _) in functions {
+        let Some(symbol) = image.dynamic_symbols().find(name) else { continue };
+        let Some(function) = image.function_index(symbol.address) else { continue };
+        let (address, emulated) = entry(&code.body(function), symbol.address);
+        if emulated && !sites.iter().any(|site| site.address == address) {
+            sites.extend(site(image, point, address));
+        }
+    }
+    sites
+}

@@ -1,0 +1,173 @@
+//! HTTP requests of a server: where they begin and end on the thread that serves them.
+
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::event::Header;
+
+/// Bytes of a request that are looked at: its first line, as far as it fits.
+pub const LINE_BYTES: usize = 256;
+/// Bytes of a response that are looked at: `HTTP/1.1 200`.
+pub const STATUS_BYTES: usize = 12;
+/// Entries of the map of threads that serve requests.
+pub const MAX_SERVING: u32 = 16_384;
+/// Entries of the map of connections and of that of their parsers. Those not used for longest go first.
+pub const MAX_CONNECTIONS: u32 = 16_384;
+/// Entries of the map of servers.
+pub const MAX_SERVERS: u32 = 8192;
+/// Size of the ring of requests, bytes.
+pub const REQUEST_RING_BYTES: u32 = 1 << 20;
+
+/// What a probe of a server is at; the attach cookie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RequestPoint {
+    /// A call of `puma_parser_execute(parser, buffer, length, offset)`.
+    Parse = 0,
+    /// A call of `puma_parser_init(parser)`: for a new connection, or behind a request.
+    Reset = 1,
+    /// A call of `getsockopt(fd, level, name)`: with `TCP_INFO`, Puma's look whether the client is still there, the first thing
+    /// that the thread does which serves a request (`Puma::Server#closed_socket?`).
+    Take = 2,
+    /// A call of `accept4`.
+    Accept = 3,
+    /// A call of `rb_update_max_fd(fd)`: with every new descriptor.
+    Open = 4,
+    /// A call of `write(fd, buffer, length)` or of a function with the same arguments.
+    Write = 5,
+    /// A call of `writev(fd, vectors, count)`.
+    WriteVector = 6,
+    /// A call of `sendmsg(fd, message)`.
+    SendMessage = 7,
+    /// A call of `close(fd)`.
+    Close = 8,
+}
+
+impl RequestPoint {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 9] = [
+        Self::Parse,
+        Self::Reset,
+        Self::Take,
+        Self::Accept,
+        Self::Open,
+        Self::Write,
+        Self::WriteVector,
+        Self::SendMessage,
+        Self::Close,
+    ];
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum RequestEnd {
+    /// Its connection is ready for the next one.
+    Kept = 0,
+    /// Its connection was closed.
+    Closed = 1,
+    /// The thread serves another one; when this one ended was not seen (its connection was handed to somebody else).
+    Left = 2,
+    /// The thread ended.
+    Gone = 3,
+}
+
+impl RequestEnd {
+    /// Reads an end; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::Kept,
+            1 => Self::Closed,
+            2 => Self::Left,
+            3 => Self::Gone,
+            _ => return None,
+        })
+    }
+}
+
+/// A thread that serves requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct Serving {
+    /// Since when it serves one, nanoseconds; 0: it serves none. With the thread, what names the request.
+    pub begin_ns: u64,
+    /// The parser of its connection; 0: not known.
+    pub parser: u64,
+    /// First bytes of the response, nanoseconds; 0: none yet.
+    pub first_write_ns: u64,
+    /// Last bytes of it so far.
+    pub last_write_ns: u64,
+    /// The descriptor of its connection.
+    pub fd: u32,
+    /// 1: a connection is being accepted.
+    pub accepting: u32,
+    /// The descriptor of a connection that was accepted, plus 1; 0: none.
+    pub accepted: u32,
+    /// Thread group id.
+    pub tgid: u32,
+    /// Begin of the first status line that is not of an interim response.
+    pub status: [u8; STATUS_BYTES],
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What the parser of a connection has been given last.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct Parsed {
+    /// When it got the first bytes of a request, nanoseconds; 0: none since the last one.
+    pub first_ns: u64,
+    /// When it got the last.
+    pub last_ns: u64,
+    /// Bytes of `line`.
+    pub len: u32,
+    /// The thread that gave it the last.
+    pub tid: u32,
+    /// The first bytes of the request. What lies beyond `len` is undefined.
+    pub line: [u8; LINE_BYTES],
+}
+
+/// Key of [`Parsed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct ParserKey {
+    /// Its address.
+    pub parser: u64,
+    /// Thread group id.
+    pub tgid: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A request that has been served.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct RequestEvent {
+    /// Common head; `point` is a [`RequestEnd`], `ts_ns` when it ended.
+    pub header: Header,
+    /// When its thread took it, nanoseconds as in the header.
+    pub begin_ns: u64,
+    /// When its first bytes were parsed; 0: not seen.
+    pub first_ns: u64,
+    /// When the last of its head were parsed.
+    pub parsed_ns: u64,
+    /// First bytes of the response; 0: none.
+    pub first_write_ns: u64,
+    /// Last bytes of it.
+    pub last_write_ns: u64,
+    /// Begin of its status line, or zeros.
+    pub status: [u8; STATUS_BYTES],
+    /// Bytes of `line`; 0: the request was not seen when it was parsed.
+    pub len: u32,
+    /// The first bytes of the request; undefined beyond `len`.
+    pub line: [u8; LINE_BYTES],
+}
+
+const _: () = assert!(size_of::<Serving>() == 32 + 16 + 12 + 4);
+const _: () = assert!(size_of::<Parsed>() == 24 + LINE_BYTES);
+const _: () = assert!(size_of::<ParserKey>() == 16);
+const _: () = assert!(size_of::<RequestEvent>() == 40 + 40 + 16 + LINE_BYTES);

@@ -1,0 +1,354 @@
+//! HTTP requests: which one each thread of a server serves, from the calls that the server makes anyway.
+//!
+//! `parse` and `reset` are calls of Puma's parser, known by its address; `take`, `write` and `close` are calls about a
+//! descriptor. A connection's descriptor and parser belong together since both were made by the thread that accepted it, or
+//! since a thread that had taken a request of the descriptor reset the parser behind it.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_get_attach_cookie, bpf_ktime_get_ns},
+    programs::ProbeContext,
+};
+use gctrace_common::{
+    event::{Header, Kind},
+    request::{LINE_BYTES, ParserKey, RequestEnd, RequestEvent, RequestPoint, STATUS_BYTES, Serving},
+    stats::Counter,
+};
+
+use crate::{
+    filter::tgid_tid,
+    maps::{
+        BLANK_PARSER, CONNECTIONS, PARSERS, REQUEST_RING, SERVERS, SERVING, closed, count, watches_requests,
+    },
+    rubies, usermem,
+};
+
+/// `IPPROTO_TCP` (include/uapi/linux/in.h).
+const IPPROTO_TCP: u32 = 6;
+/// `TCP_INFO` (include/uapi/linux/tcp.h).
+const TCP_INFO: u32 = 11;
+/// `BPF_NOEXIST`.
+const NO_EXIST: u64 = 1;
+/// Submit without waking the reader: it drains on its own timer.
+const NO_WAKEUP: u64 = 1;
+
+/// Hardware numbers of the registers of the first arguments (System V ABI for x86-64; elsewhere nothing is attached).
+const FIRST: u8 = 7;
+const SECOND: u8 = 6;
+const THIRD: u8 = 2;
+
+/// A thread at a call.
+struct At<'a> {
+    ctx: &'a ProbeContext,
+    tgid: u32,
+    tid: u32,
+    now: u64,
+}
+
+/// One hit of a probe.
+#[inline(always)]
+pub fn hit(ctx: &ProbeContext) {
+    let (tgid, tid) = tgid_tid();
+    if SERVERS.get_ptr(&tgid).is_none() || closed() {
+        return;
+    }
+    // SAFETY: a plain helper call with the program's own context.
+    let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+    // SAFETY: a plain helper call.
+    let at = At { ctx, tgid, tid, now: unsafe { bpf_ktime_get_ns() } };
+    match cookie {
+        p if p == RequestPoint::Parse as u64 => parse(&at),
+        p if p == RequestPoint::Reset as u64 => reset(&at),
+        p if p == RequestPoint::Take as u64 => take(&at),
+        p if p == RequestPoint::Accept as u64 => accept(&at),
+        p if p == RequestPoint::Open as u64 => open(&at),
+        p if p == RequestPoint::Close as u64 => close(&at),
+        p => write(&at, p),
+    }
+}
+
+/// Since when the current thread serves a request that is known; 0 if it serves none.
+#[inline(always)]
+pub fn current(tgid: u32, tid: u32) -> u64 {
+    if !watches_requests() {
+        return 0;
+    }
+    match serving(tgid, tid) {
+        Some(serving) if serving.parser != 0 => serving.begin_ns,
+        _ => 0,
+    }
+}
+
+/// A thread ended.
+#[inline(always)]
+pub fn thread_ended(tgid: u32, tid: u32) {
+    if let Some(serving) = serving(tgid, tid) {
+        if serving.begin_ns != 0 {
+            // SAFETY: a plain helper call.
+            end(tgid, tid, serving, RequestEnd::Gone, unsafe { bpf_ktime_get_ns() });
+        }
+        let _gone = SERVING.remove(&tid);
+    }
+    if tgid == tid {
+        let _gone = SERVERS.remove(&tgid);
+    }
+}
+
+/// A process replaced its program: what is known of its connections is not looked at any more.
+#[inline(always)]
+pub fn execed(tgid: u32, tid: u32) {
+    thread_ended(tgid, tid);
+    let _gone = SERVERS.remove(&tgid);
+}
+
+/// What is known of the current thread.
+#[inline(always)]
+fn serving(tgid: u32, tid: u32) -> Option<&'static mut Serving> {
+    let entry = SERVING.get_ptr_mut(&tid)?;
+    // SAFETY: a map value pointer, valid while the program runs; only this thread uses this key.
+    let serving = unsafe { &mut *entry };
+    if serving.tgid == tgid { Some(serving) } else { None }
+}
+
+/// The same, made if there is none.
+#[inline(always)]
+fn entry(at: &At<'_>) -> Option<&'static mut Serving> {
+    if let Some(serving) = serving(at.tgid, at.tid) {
+        return Some(serving);
+    }
+    let new = Serving { tgid: at.tgid, ..Serving::default() };
+    if SERVING.insert(&at.tid, &new, 0).is_err() {
+        count(Counter::RequestMapFull);
+    }
+    serving(at.tgid, at.tid)
+}
+
+#[inline(always)]
+fn connection(tgid: u32, fd: u32) -> u64 {
+    u64::from(tgid) << 32 | u64::from(fd)
+}
+
+#[inline(always)]
+fn first(at: &At<'_>) -> u64 {
+    usermem::register(at.ctx, FIRST)
+}
+
+#[inline(always)]
+fn second(at: &At<'_>) -> u64 {
+    usermem::register(at.ctx, SECOND)
+}
+
+#[inline(always)]
+fn third(at: &At<'_>) -> u64 {
+    usermem::register(at.ctx, THIRD)
+}
+
+/// A parser is given all that has come of a request so far.
+#[inline(always)]
+fn parse(at: &At<'_>) {
+    let parser = first(at);
+    if let Some(serving) = serving(at.tgid, at.tid)
+        && serving.begin_ns != 0
+        && serving.parser != parser
+        && serving.parser != 0
+    {
+        // It serves no request any more. (Of one whose parser is not known it may be that one's.)
+        end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
+    }
+    let key = ParserKey { parser, tgid: at.tgid, reserved: 0 };
+    if PARSERS.get_ptr(&key).is_none() {
+        let Some(blank) = BLANK_PARSER.get(0) else { return };
+        let _may_be_full = PARSERS.insert(&key, blank, NO_EXIST);
+    }
+    let Some(entry) = PARSERS.get_ptr_mut(&key) else { return };
+    // SAFETY: a map value pointer, valid while the program runs; Puma gives a connection to one thread at a time.
+    let parsed = unsafe { &mut *entry };
+    if parsed.first_ns == 0 {
+        parsed.first_ns = at.now;
+    }
+    parsed.last_ns = at.now;
+    parsed.tid = at.tid;
+    if parsed.len < LINE_BYTES as u32 {
+        let there = third(at);
+        let len = if there > LINE_BYTES as u64 { LINE_BYTES as u32 } else { there as u32 };
+        // SAFETY: the copy is bounded by the size of the array.
+        let copied =
+            unsafe { usermem::copy::<{ LINE_BYTES as u32 }>(second(at), len, (&raw mut parsed.line).cast()) };
+        parsed.len = if copied.is_ok() { len } else { 0 };
+    }
+}
+
+/// A parser is made ready for the next request, or for the first one.
+#[inline(always)]
+fn reset(at: &At<'_>) {
+    let parser = first(at);
+    if let Some(serving) = serving(at.tgid, at.tid) {
+        if serving.accepted != 0 {
+            let fd = serving.accepted - 1;
+            serving.accepted = 0;
+            let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, fd), &parser, 0);
+        } else if serving.begin_ns != 0 {
+            if serving.parser == 0 {
+                serving.parser = parser;
+                let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, serving.fd), &parser, 0);
+            }
+            if serving.parser == parser {
+                end(at.tgid, at.tid, serving, RequestEnd::Kept, at.now);
+            }
+        }
+    }
+    let key = ParserKey { parser, tgid: at.tgid, reserved: 0 };
+    if let Some(entry) = PARSERS.get_ptr_mut(&key) {
+        // SAFETY: as above.
+        unsafe {
+            (*entry).first_ns = 0;
+            (*entry).len = 0;
+        }
+    }
+}
+
+/// A thread takes a request, if that is what it asks for.
+#[inline(always)]
+fn take(at: &At<'_>) {
+    if second(at) as u32 != IPPROTO_TCP || third(at) as u32 != TCP_INFO {
+        return;
+    }
+    let fd = first(at) as u32;
+    let Some(serving) = entry(at) else { return };
+    if serving.begin_ns != 0 {
+        if serving.fd == fd {
+            // Puma 6 and later look again before they answer.
+            return;
+        }
+        end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
+    }
+    // SAFETY: the value is copied out at once.
+    let parser = unsafe { CONNECTIONS.get(&connection(at.tgid, fd)).copied() }.unwrap_or(0);
+    serving.fd = fd;
+    serving.parser = parser;
+    serving.first_write_ns = 0;
+    serving.last_write_ns = 0;
+    serving.status = [0; STATUS_BYTES];
+    serving.begin_ns = at.now;
+    count(Counter::Requests);
+}
+
+#[inline(always)]
+fn accept(at: &At<'_>) {
+    if let Some(serving) = entry(at) {
+        serving.accepting = 1;
+        serving.accepted = 0;
+    }
+}
+
+/// A thread has a new descriptor; the first behind a call of `accept4` is that of the connection.
+#[inline(always)]
+fn open(at: &At<'_>) {
+    if let Some(serving) = serving(at.tgid, at.tid)
+        && serving.accepting != 0
+    {
+        serving.accepting = 0;
+        serving.accepted = (first(at) as u32).wrapping_add(1);
+        // What had this number before is closed, seen or not.
+        let _gone = CONNECTIONS.remove(&connection(at.tgid, first(at) as u32));
+    }
+}
+
+#[inline(always)]
+fn write(at: &At<'_>, point: u64) {
+    let Some(serving) = serving(at.tgid, at.tid) else { return };
+    if serving.begin_ns == 0 || serving.fd != first(at) as u32 {
+        return;
+    }
+    if serving.first_write_ns == 0 {
+        serving.first_write_ns = at.now;
+    }
+    serving.last_write_ns = at.now;
+    // Behind `HTTP/1.1 `: interim responses (1xx) come before the one that counts.
+    if serving.status[9] != 0 && serving.status[9] != b'1' {
+        return;
+    }
+    let mut buffer = second(at);
+    if point == RequestPoint::SendMessage as u64 {
+        /// Offset of `msg_iov` in `struct msghdr`.
+        const VECTORS: u64 = 16;
+        buffer = usermem::read(buffer.wrapping_add(VECTORS)).unwrap_or(0);
+    }
+    if point != RequestPoint::Write as u64 {
+        buffer = usermem::read(buffer).unwrap_or(0);
+    }
+    let Some(begin) = usermem::read::<[u8; STATUS_BYTES]>(buffer) else { return };
+    if begin[0] == b'H' && begin[1] == b'T' && begin[4] == b'/' && begin[8] == b' ' {
+        serving.status = begin;
+    }
+}
+
+#[inline(always)]
+fn close(at: &At<'_>) {
+    let fd = first(at) as u32;
+    if let Some(serving) = serving(at.tgid, at.tid)
+        && serving.begin_ns != 0
+        && serving.fd == fd
+    {
+        end(at.tgid, at.tid, serving, RequestEnd::Closed, at.now);
+    }
+    let _gone = CONNECTIONS.remove(&connection(at.tgid, fd));
+}
+
+/// Emits the request that a thread serves.
+#[inline(always)]
+fn end(tgid: u32, tid: u32, serving: &mut Serving, how: RequestEnd, now: u64) {
+    emit(tgid, tid, serving, how, now);
+    serving.begin_ns = 0;
+}
+
+#[inline(always)]
+fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
+    if serving.parser == 0 {
+        return count(Counter::RequestNotHttp);
+    }
+    // SAFETY: map values, read at once.
+    let (image, execs) =
+        rubies::known(tgid).map_or((u32::MAX, 0), |ruby| unsafe { ((*ruby).image, (*ruby).execs) });
+    let Some(mut slot) = REQUEST_RING.reserve::<RequestEvent>(0) else {
+        return count(Counter::RequestRingFull);
+    };
+    let record: *mut RequestEvent = slot.as_mut_ptr();
+    let key = ParserKey { parser: serving.parser, tgid, reserved: 0 };
+    // SAFETY: the ring reserved a whole record, 8-byte aligned; what has been parsed is a map value, valid while the
+    // program runs.
+    unsafe {
+        (*record).header = Header {
+            kind: Kind::Request as u32,
+            point: how as u32,
+            tgid,
+            tid,
+            ts_ns: now,
+            seq: 0,
+            image,
+            execs,
+        };
+        (*record).begin_ns = serving.begin_ns;
+        (*record).first_write_ns = serving.first_write_ns;
+        (*record).last_write_ns = serving.last_write_ns;
+        (*record).status = serving.status;
+        (*record).first_ns = 0;
+        (*record).parsed_ns = 0;
+        (*record).len = 0;
+        if let Some(parsed) = PARSERS.get_ptr(&key)
+            && (*parsed).first_ns != 0
+        {
+            (*record).first_ns = (*parsed).first_ns;
+            (*record).parsed_ns = (*parsed).last_ns;
+            (*record).len = (*parsed).len;
+            let from: *const u64 = (&raw const (*parsed).line).cast();
+            let to: *mut u64 = (&raw mut (*record).line).cast();
+            for word in 0..LINE_BYTES / 8 {
+                // Volatile, or LLVM makes a call to memcpy of it, which BPF lacks.
+                to.add(word).write_volatile(from.add(word).read_volatile());
+            }
+        }
+    }
+    slot.submit(NO_WAKEUP);
+    count(Counter::RequestSubmitted);
+}

@@ -1,0 +1,2 @@
+threads 4, 4
+quiet

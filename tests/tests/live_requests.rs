@@ -1,0 +1,330 @@
+//! Requests of a Puma that logs its own truth: each is found, on the thread that served it, and no collection is said to be of
+//! another request than the one that started it.
+
+use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::{Gctrace, Invocation};
+use gctrace_tests::live::{Live, rubies_dir};
+use gctrace_tests::report::{Report, RequestLine};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{PATIENCE, ledger};
+use rustix::process::Signal;
+
+/// What must never leave a request.
+const SECRET: &str = "SECRET";
+
+/// What the application says of a request.
+#[derive(Clone, Debug)]
+struct Truth {
+    tid: u32,
+    begin_ns: u64,
+    end_ns: u64,
+    method: String,
+    status: u16,
+}
+
+struct Server {
+    process: Guarded,
+    truth: PathBuf,
+    port: u16,
+}
+
+impl Server {
+    fn start(live: &Live) -> Result<Self> {
+        let truth = live.path("truth");
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let web = rubies_dir().join("web");
+        let mut command = Command::new("puma");
+        command.arg("-C").arg(web.join("requests.rb")).arg("-b").arg(format!("tcp://127.0.0.1:{port}"));
+        command.arg(web.join("requests.ru")).current_dir(&web);
+        command.env("GCTRACE_TEST_TRUTH", &truth).env("RACK_ENV", "production");
+        let server = Self { process: Guarded::start("puma", &mut command)?, truth, port };
+        let since = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            ensure!(since.elapsed() < PATIENCE, "puma does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    fn connect(&self) -> Result<TcpStream> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    fn truths(&self) -> Result<HashMap<String, Truth>> {
+        let text = std::fs::read_to_string(&self.truth)?;
+        let mut truths = HashMap::new();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [name, tid, begin_ns, end_ns, method, status] = words[..] else {
+                anyhow::bail!("line {line}")
+            };
+            let truth = Truth {
+                tid: tid.parse()?,
+                begin_ns: begin_ns.parse()?,
+                end_ns: end_ns.parse()?,
+                method: method.to_owned(),
+                status: status.parse()?,
+            };
+            ensure!(truths.insert(name.to_owned(), truth).is_none(), "{name} was served twice");
+        }
+        Ok(truths)
+    }
+}
+
+/// A name without digits for each request, which no template replaces.
+fn name(number: usize) -> String {
+    let letter = |at: usize| char::from(b'g' + (at % 20) as u8);
+    [number / 400, number / 20, number].into_iter().map(letter).collect()
+}
+
+fn get(kind: &str, name: &str) -> String {
+    format!(
+        "GET /{kind}/{name}?token={SECRET}QUERY HTTP/1.1\r\nHost: x\r\nCookie: c={SECRET}COOKIE\r\n\
+         Authorization: {SECRET}HEADER\r\n\r\n"
+    )
+}
+
+/// Reads so many responses of this application.
+fn responses(stream: &mut TcpStream, count: usize) -> Result<()> {
+    let mut text = Vec::new();
+    let mut buffer = [0; 4096];
+    let end = "SECRETBODY".repeat(3);
+    while String::from_utf8_lossy(&text).matches(&end).count() < count {
+        let read = stream.read(&mut buffer)?;
+        ensure!(read > 0, "closed after {}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&buffer[..read]);
+    }
+    Ok(())
+}
+
+/// What one client does. Returns the names of the requests that were answered.
+fn client(server: &Server, number: usize) -> Result<Vec<String>> {
+    let kinds = ["gc", "lazy", "plain", "missing", "slow", "lazy"];
+    let mut names = Vec::new();
+    let mut next = || {
+        let at = number * 40 + names.len();
+        names.push(name(at));
+        (kinds[at % kinds.len()], name(at))
+    };
+    // Keep-alive, some through the reactor.
+    let mut stream = server.connect()?;
+    for at in 0..10 {
+        let (kind, name) = next();
+        stream.write_all(get(kind, &name).as_bytes())?;
+        responses(&mut stream, 1)?;
+        if at % 3 == 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    // Pipelined.
+    let three: Vec<String> = (0..3).map(|_| next()).map(|(kind, name)| get(kind, &name)).collect();
+    stream.write_all(three.concat().as_bytes())?;
+    responses(&mut stream, 3)?;
+    // A slow client: the head comes in pieces.
+    for _ in 0..2 {
+        let (kind, name) = next();
+        for piece in get(kind, &name).as_bytes().chunks(17) {
+            stream.write_all(piece)?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        responses(&mut stream, 1)?;
+    }
+    // With a body, which comes later.
+    for _ in 0..2 {
+        let (kind, name) = next();
+        let body = format!("{SECRET}BODY{name}");
+        let head =
+            format!("POST /{kind}/{name} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes())?;
+        std::thread::sleep(Duration::from_millis(3));
+        stream.write_all(body.as_bytes())?;
+        responses(&mut stream, 1)?;
+    }
+    // One request per connection.
+    for _ in 0..5 {
+        let (kind, name) = next();
+        let mut stream = server.connect()?;
+        let text = get(kind, &name).replace("Host: x\r\n", "Host: x\r\nConnection: close\r\n");
+        stream.write_all(text.as_bytes())?;
+        responses(&mut stream, 1)?;
+    }
+    Ok(names)
+}
+
+/// Clients that do not behave: none of this is a request that was answered.
+fn hostile(server: &Server) -> Result<()> {
+    for garbage in [&b"\0\xff\x1b[2J HTTP/1.1\r\n\r\n"[..], b"GET", b"GET /\x1b]0;x HTTP/1.1\r\n\r\n"] {
+        server.connect()?.write_all(garbage)?;
+    }
+    let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(20_000));
+    let _refused_midway = server.connect()?.write_all(long.as_bytes());
+    for _ in 0..30 {
+        drop(server.connect()?);
+    }
+    // Gone before the answer.
+    server.connect()?.write_all(get("slow", "abandoned").as_bytes())?;
+    Ok(())
+}
+
+fn by_name(report: &Report) -> HashMap<&str, &RequestLine> {
+    let named =
+        report.requests.iter().filter_map(|line| Some((line.path.as_deref()?.rsplit('/').next()?, line)));
+    named.collect()
+}
+
+/// No line says anything but the truth.
+fn all_true(report: &Report, truths: &HashMap<String, Truth>) -> Result<()> {
+    let mut seen = std::collections::HashSet::new();
+    for line in &report.requests {
+        let name = line.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+        let Some(truth) = truths.get(name) else {
+            // The application was not called.
+            ensure!(line.status.is_none(), "{line:?}");
+            continue;
+        };
+        ensure!(seen.insert(name), "{name} is there twice");
+        ensure!(line.tid == truth.tid, "{line:?} {truth:?}");
+        let end_ns = line.begin_ns + line.duration_ns.context("no duration")?;
+        ensure!(line.begin_ns <= truth.begin_ns && truth.end_ns <= end_ns, "{line:?} {truth:?}");
+        ensure!(line.method.as_deref() == Some(&truth.method), "{line:?} {truth:?}");
+        ensure!(name == "abandoned" || line.status == Some(truth.status), "{line:?} {truth:?}");
+    }
+    let by_id: HashMap<u64, &RequestLine> = report.requests.iter().map(|line| (line.id, line)).collect();
+    ensure!(by_id.len() == report.requests.len(), "an id is there twice");
+    for gc in &report.gcs {
+        let begin_ns = gc.pauses.first().context("a cycle without pauses")?.begin_ns;
+        let line = gc.request.and_then(|id| by_id.get(&id));
+        if let Some(line) = line {
+            let end_ns = line.begin_ns + line.duration_ns.unwrap_or(u64::MAX - line.begin_ns);
+            ensure!(line.tid == gc.tid, "{gc:?} {line:?}");
+            ensure!((line.begin_ns..=end_ns).contains(&begin_ns), "{gc:?} {line:?}");
+        }
+        for (name, truth) in truths {
+            if truth.tid == gc.tid && (truth.begin_ns..truth.end_ns).contains(&begin_ns) {
+                let path = line.map(|line| line.path.as_deref().unwrap_or_default());
+                ensure!(
+                    path.is_none_or(|path| path.ends_with(name.as_str())),
+                    "{gc:?} is of {name}: {line:?}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn watch(server: &Server, more: &[&str]) -> Result<Gctrace> {
+    let pid = server.process.pid().to_string();
+    let args = ["--pid", &pid, "--requests"];
+    Invocation::jsonl(args.iter().chain(more))?.start_ready()
+}
+
+/// Keep-alive, pipelined, slow and closing clients, at the same time and twice: every request is there once and true, and so is
+/// every collection in it. Nothing of query, headers and bodies comes out.
+#[test]
+fn every_request_is_there_and_true() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Server::start(&live)?;
+    let gctrace = watch(&server, &[])?;
+    let mut answered = Vec::new();
+    for round in 0..2 {
+        let names: Result<Vec<Vec<String>>> = std::thread::scope(|scope| {
+            let server = &server;
+            let clients: Vec<_> =
+                (0..4).map(|at| scope.spawn(move || client(server, round * 4 + at))).collect();
+            clients.into_iter().map(|client| client.join().expect("a client panicked")).collect()
+        });
+        answered.extend(names?.concat());
+        hostile(&server)?;
+    }
+    // The one that was abandoned is served after all, or not.
+    std::thread::sleep(Duration::from_millis(300));
+    let (report, finished) = gctrace.stop_by(Signal::INT)?;
+    ledger::check_lossless(&report)?;
+    ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
+    let mut truths = server.truths()?;
+    truths.retain(|name, _| name != "abandoned");
+    ensure!(answered.len() == 8 * 22 && truths.len() >= answered.len(), "{} answered", answered.len());
+    all_true(&report, &truths)?;
+    let lines = by_name(&report);
+    for name in &answered {
+        ensure!(lines.contains_key(name.as_str()), "{name} is not there");
+    }
+    // Each collection inside of a request is said to be of one (which one was compared above), and they add up.
+    let mut inside = 0;
+    for gc in &report.gcs {
+        let begin_ns = gc.pauses[0].begin_ns;
+        let is_in = |truth: &Truth| truth.tid == gc.tid && (truth.begin_ns..truth.end_ns).contains(&begin_ns);
+        if truths.values().any(is_in) {
+            inside += 1;
+            ensure!(gc.request.is_some(), "{gc:?} is of no request");
+        }
+    }
+    ensure!(inside >= 30, "only {inside} collections in requests");
+    let started: u64 = report.requests.iter().map(|line| u64::from(line.gcs)).sum();
+    let named = report.gcs.iter().filter(|gc| gc.request.is_some()).count() as u64;
+    ensure!(started == named, "{started} collections by requests, {named} with one");
+    server.process.signal(Signal::TERM)?;
+    server.process.finish(PATIENCE)?;
+    Ok(())
+}
+
+/// Records that are lost in the middle make requests unknown, and none wrong.
+#[test]
+fn lost_records_make_nothing_wrong() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Server::start(&live)?;
+    let gctrace = watch(&server, &["--request-ring", "16KiB"])?;
+    let mut stream = server.connect()?;
+    // Nobody reads the ring meanwhile.
+    gctrace.signal(Signal::STOP)?;
+    for at in 0..20 {
+        let names: Vec<String> = (0..20).map(|of| get("plain", &name(at * 20 + of))).collect();
+        stream.write_all(names.concat().as_bytes())?;
+        responses(&mut stream, 20)?;
+    }
+    gctrace.signal(Signal::CONT)?;
+    for at in 400..410 {
+        stream.write_all(get("gc", &name(at)).as_bytes())?;
+        responses(&mut stream, 1)?;
+    }
+    let report = gctrace.stop()?;
+    let counted = |name: &str| report.ledger.as_ref().and_then(|ledger| ledger.kernel[name].as_u64());
+    let lost = counted("request_ring_full").context("no counter")?;
+    ensure!(lost > 0, "nothing was lost");
+    ensure!(counted("requests") == Some(report.requests.len() as u64 + lost), "they do not add up");
+    all_true(&report, &server.truths()?)
+}
+
+/// Without the flag, and in a program that serves nothing, there are no requests.
+#[test]
+fn no_server_and_no_flag() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Server::start(&live)?;
+    let gctrace = Invocation::jsonl(["--pid", &server.process.pid().to_string()])?.start_ready()?;
+    let mut stream = server.connect()?;
+    stream.write_all(get("gc", "ggg").as_bytes())?;
+    responses(&mut stream, 1)?;
+    let report = gctrace.stop()?;
+    ensure!(report.requests.is_empty() && report.gcs.iter().all(|gc| gc.request.is_none()), "requests");
+    ensure!(!report.gcs.is_empty(), "no collection was seen");
+
+    let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+    let done = Script::new(&live, &Ruby::at("/usr/bin/ruby".as_ref())?, "explicit.rb")?.run()?;
+    let report = gctrace.stop()?;
+    ensure!(report.gcs_of(done.pid).count() > 0, "no collection of the program was seen");
+    ensure!(report.gcs_of(done.pid).all(|gc| gc.request.is_none()), "a request in a program without");
+    ensure!(report.requests.iter().all(|line| line.pid == server.process.pid()), "{:?}", report.requests);
+    Ok(())
+}

@@ -26,7 +26,7 @@ pub enum Kind {
     Exec = 4,
     /// [`LifeEvent`]: a followed process is gone.
     Exit = 5,
-    /// [`PhaseEvent`]: one interval between two probes of the last resort.
+    /// [`PhaseEvent`]: one interval between two fallback probes.
     Phase = 6,
     /// [`StackEvent`](crate::stack::StackEvent): what a thread was doing.
     Stack = 7,
@@ -232,7 +232,7 @@ pub struct PauseEvent {
     pub request_ns: u64,
 }
 
-/// One interval between two probes of the last resort, on one thread.
+/// One interval between two fallback probes, on one thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]

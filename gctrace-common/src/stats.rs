@@ -70,7 +70,7 @@ counters! {
     /// Probe hits at GC points, of any process.
     Gc: Hits = "hits",
     /// Hits of gctrace itself.
-    Gc: Own = "own",
+    Gc: SelfHits = "self_hits",
     /// Hits of processes that the user did not select.
     Gc: Filtered = "filtered",
     /// Hits whose image is closed (its probes are being attached) or not known (no cookies, no entry).
@@ -121,7 +121,7 @@ counters! {
     Gc lost: PauseRingFull = "pause_ring_full",
     /// Snapshots at which the site's register and the VM pointer disagree about the objspace.
     Gc: RegisterMismatch = "register_mismatch",
-    /// Admitted hits where a phase begins (probes of the last resort).
+    /// Admitted hits where a phase begins (fallback probes).
     Gc: PhaseBegins = "phase_begins",
     /// Admitted hits where a phase ends.
     Gc: PhaseEnds = "phase_ends",
@@ -311,9 +311,9 @@ use Counter as C;
 /// The sums that must balance between kernel counters.
 pub const IDENTITIES: &[Identity] = &[
     Identity {
-        text: "hits = own + filtered + no_image + admitted",
+        text: "hits = self_hits + filtered + no_image + admitted",
         left: &[C::Hits],
-        right: &[C::Own, C::Filtered, C::NoImage, C::Admitted],
+        right: &[C::SelfHits, C::Filtered, C::NoImage, C::Admitted],
     },
     Identity {
         text: "admitted = starts + end_marks + end_sweeps + enters + exits + phase begins and ends",

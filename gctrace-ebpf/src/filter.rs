@@ -61,7 +61,7 @@ pub fn tgid_tid() -> (u32, u32) {
 pub fn selected(tgid: u32) -> Result<(*mut ProcessEntry, u32), Counter> {
     let config = config();
     if tgid == config.own_tgid {
-        return Err(Counter::Own);
+        return Err(Counter::SelfHits);
     }
     // Whose cgroup is selected needs no entry yet.
     let free = config.select == SELECT_ALL || in_selected_cgroup(&config);
@@ -124,12 +124,12 @@ fn is_selected_cgroup(id: u64) -> bool {
 
 /// Notes that a process, whose flags are given, runs an image.
 #[inline(always)]
-pub fn meet(tgid: u32, process: *mut ProcessEntry, flags: u32, image: u32, bias: u64) {
+pub fn note_image(tgid: u32, process: *mut ProcessEntry, flags: u32, image: u32, bias: u64) {
     if flags & ProcessEntry::RUBY == 0 {
         // SAFETY: a map value pointer, valid while the program runs; only this bit is ever set here, so a lost race with
         // another thread changes nothing.
         unsafe { (*process).flags = flags | ProcessEntry::RUBY };
-        rubies::met(tgid, image, bias);
+        rubies::add(tgid, image, bias);
     }
 }
 
@@ -167,7 +167,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
         return None;
     };
     count(Counter::Admitted);
-    meet(tgid, process, flags, image_index, bias);
+    note_image(tgid, process, flags, image_index, bias);
     Some(Admitted { tgid, tid, image_index, image, bias, site, register, field, process })
 }
 

@@ -15,7 +15,7 @@ use crate::{
     family::Switch,
     filter::{still_selected, tgid_tid},
     gvl,
-    hit::{Hit, took},
+    hit::{Hit, charge},
     maps::{self, GVL_THREADS, closed, config, count, gvl_closed, gvl_gate},
     rubies, thread, usermem, walk,
 };
@@ -57,7 +57,7 @@ pub fn entered(ctx: &TracePointContext) {
     let Some(entry) = gvl::entry(&hit, now) else { return count(Counter::GvlThreadMapFull) };
     // SAFETY: a map value pointer, valid while the program runs; only the thread itself writes there.
     begins(ctx, &hit, unsafe { &mut *entry }, now);
-    took(now, Some(hit.ruby), TRAP_NS);
+    charge(now, Some(hit.ruby), TRAP_NS);
 }
 
 #[inline(always)]
@@ -96,10 +96,10 @@ pub fn left(ctx: &TracePointContext) {
     hit.thread = thread.thread;
     if waits_on(&hit.image.gvl.futex, thread.thread) {
         thread.left_ns = now;
-        return took(now, Some(hit.ruby), TRAP_NS);
+        return charge(now, Some(hit.ruby), TRAP_NS);
     }
     ends(ctx, &hit, thread, now, true);
-    took(now, Some(hit.ruby), TRAP_NS);
+    charge(now, Some(hit.ruby), TRAP_NS);
 }
 
 /// A wait is over. Does not return if a stack is taken.

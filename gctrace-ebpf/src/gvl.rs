@@ -16,8 +16,8 @@ use gctrace_common::{
 
 use crate::{
     family::Probe,
-    filter::{meet, selected, tgid_tid},
-    hit::{Hit, took},
+    filter::{note_image, selected, tgid_tid},
+    hit::{Hit, charge},
     maps::{self, GVL_BLANK, GVL_THREADS, closed, config, count, gvl_closed, gvl_gate},
     rubies, tasks, usermem,
 };
@@ -45,7 +45,7 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
     if gate.level == GvlGate::CLOSED {
         count(Counter::GvlShed);
         // Until its probes are detached it costs the process as much as before.
-        return took(now, rubies::known(tgid_tid().0), TRAP_NS);
+        return charge(now, rubies::known(tgid_tid().0), TRAP_NS);
     }
     let ruby = match find(ctx, point, gate) {
         Ok(hit) => {
@@ -57,7 +57,7 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
             None
         }
     };
-    took(now, ruby, TRAP_NS);
+    charge(now, ruby, TRAP_NS);
 }
 
 #[inline(always)]
@@ -69,7 +69,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
             // SAFETY: a map value pointer, valid while the program runs.
             let thread = unsafe { &mut *entry };
             if thread.epoch == gate.epoch {
-                tasks::met(hit, thread, true, now);
+                tasks::sync_task(hit, thread, true, now);
             }
         }
         return end(&hit.key, now);
@@ -93,7 +93,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
             hit.image.gvl.by == GvlPath::BY_TID || thread.header.tid == hit.tid
         }
     };
-    tasks::met(hit, thread, own, now);
+    tasks::sync_task(hit, thread, own, now);
     match point {
         GvlPoint::Started | GvlPoint::Exited => count(Counter::GvlStarted),
         GvlPoint::Ready => ready(hit, thread, now),
@@ -111,10 +111,10 @@ fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Count
     let cookie = GvlCookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
     let index = u32::from(cookie.image);
     let image = maps::image(index).ok_or(Counter::GvlFiltered)?;
-    // At a return the instruction is the caller's, but the process has been met at the entry.
+    // At a return the instruction is the caller's, but the process was noted at the entry.
     let bias = usermem::instruction_pointer(ctx).wrapping_sub(cookie.address);
     if cookie.address != 0 {
-        meet(tgid, process, flags, index, bias);
+        note_image(tgid, process, flags, index, bias);
     }
     let ruby = rubies::known(tgid).ok_or(Counter::GvlFiltered)?;
     // SAFETY: a map value pointer, valid while the program runs.

@@ -30,7 +30,7 @@ pub struct Hit {
 
 /// Adds up what the programs cost, from the beginning of a hit until now; for the process that is watched, `more_ns` come to that.
 #[inline(always)]
-pub fn took(since_ns: u64, ruby: Option<*mut RubyEntry>, more_ns: u64) {
+pub fn charge(since_ns: u64, ruby: Option<*mut RubyEntry>, more_ns: u64) {
     // SAFETY: a plain helper call.
     let ns = unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns);
     count_many(Counter::GvlNs, ns);

@@ -21,7 +21,7 @@ use crate::{
     filter::{still_selected, tgid_tid},
     maps::{AWAY, RETURNING, SHARES, STACK_RING, any_image, closed, config, count},
     rubies,
-    stack::{Occasion, take},
+    stack::{Occasion, capture},
     walk,
 };
 
@@ -48,7 +48,7 @@ pub fn switched(ctx: &TracePointContext) {
     // SAFETY: a plain helper call.
     let now = unsafe { bpf_ktime_get_ns() };
     // Taking a stack does not return, so it comes last.
-    came(next, now);
+    on_cpu_again(next, now);
     let (tgid, tid) = tgid_tid();
     let Some(ruby) = rubies::known(tgid) else { return };
     if closed() || state & GONE != 0 || !still_selected(tgid) {
@@ -74,7 +74,7 @@ pub fn switched(ctx: &TracePointContext) {
     if config.at_return != 0 || !is_taken(now) {
         return;
     }
-    take::<Switch, _>(
+    capture::<Switch, _>(
         ctx,
         &Occasion {
             cause: Cause::OffCpu,
@@ -133,7 +133,7 @@ pub fn returned(ctx: &RawTracePointContext) {
     let (tgid, tid) = tgid_tid();
     let ruby = rubies::known(tgid).filter(|_| (tid, tgid) == (returning.tid, returning.tgid));
     let Some(ruby) = ruby else { return count(Counter::StackNotWalked) };
-    take::<Return, _>(
+    capture::<Return, _>(
         ctx,
         &Occasion {
             cause: Cause::OffCpu,
@@ -172,7 +172,7 @@ fn take_at_return(tid: u32, away: &AwayEntry, now: u64) -> bool {
 
 /// A thread runs again.
 #[inline(always)]
-fn came(tid: u32, now: u64) {
+fn on_cpu_again(tid: u32, now: u64) {
     // SAFETY: the value is copied out at once.
     let Some(away) = (unsafe { AWAY.get(&tid).copied() }) else { return };
     // At the end of the run user space reads who is still away.

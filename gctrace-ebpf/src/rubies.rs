@@ -7,7 +7,7 @@ use crate::maps::{RUBIES, UNWOUND, add_one, count};
 
 /// A process hit a probe of an image.
 #[inline(always)]
-pub fn met(tgid: u32, image: u32, bias: u64) {
+pub fn add(tgid: u32, image: u32, bias: u64) {
     let entry = RUBIES.get_ptr_mut(&tgid);
     // SAFETY: a map value pointer, valid while the program runs. Nothing counts in an entry that is not known.
     let execs = match entry {

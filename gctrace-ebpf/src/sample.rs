@@ -10,10 +10,10 @@ use crate::{
     family::{Probe, Tick},
     filter::{Admitted, still_selected, tgid_tid},
     gvl,
-    hit::took,
+    hit::charge,
     maps::{STACK_RING, closed, config, count},
     offcpu, rubies,
-    stack::{Occasion, take},
+    stack::{Occasion, capture},
     usermem,
     walk::FORCE_WAKEUP,
 };
@@ -37,11 +37,14 @@ pub fn tick(ctx: &PerfEventContext) {
     let ts_ns = unsafe { bpf_ktime_get_ns() };
     if weight_ns == 0 {
         count(Counter::GvlBlockers);
-        took(ts_ns, Some(ruby), STACK_NS);
+        charge(ts_ns, Some(ruby), STACK_NS);
     }
     let in_kernel = usermem::tick_in_kernel(ctx);
     let (cause, thread) = (Cause::CpuClock, 0);
-    take::<Tick, _>(ctx, &Occasion { cause, ts_ns, tgid, tid, ruby, weight_ns, in_kernel, blocks, thread });
+    capture::<Tick, _>(
+        ctx,
+        &Occasion { cause, ts_ns, tgid, tid, ruby, weight_ns, in_kernel, blocks, thread },
+    );
 }
 
 /// A cycle starts: what the thread was doing is why. Does not return if the stack can be walked.
@@ -53,7 +56,7 @@ pub fn trigger(ctx: &ProbeContext, admitted: &Admitted, ts_ns: u64) {
     let Some(ruby) = rubies::known(admitted.tgid) else { return };
     count(Counter::TriggerStacks);
     let (tgid, tid) = (admitted.tgid, admitted.tid);
-    take::<Probe, _>(
+    capture::<Probe, _>(
         ctx,
         &Occasion {
             cause: Cause::GcStart,

@@ -35,7 +35,7 @@ pub struct Occasion {
 
 /// Prepares the scratch and goes on to the stages. Returns only if that cannot be done.
 #[inline(always)]
-pub fn take<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
+pub fn capture<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
     // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
     let (seq, epoch, bias, index, execs) = unsafe {
         let entry = occasion.ruby;

@@ -17,7 +17,7 @@ use gctrace_common::{
 
 use crate::{
     filter::tgid_tid,
-    hit::{Hit, took},
+    hit::{Hit, charge},
     maps::{GVL_TASKS, GVL_THREADS, any_image, closed, config, count, gvl_gate},
     rubies,
 };
@@ -92,7 +92,7 @@ fn enter(tid: u32, state: u32, switched: u64) {
             }
             task.enter(state, now);
         });
-        took(now, rubies::known((*task).key.tgid), 0);
+        charge(now, rubies::known((*task).key.tgid), 0);
     }
 }
 
@@ -113,9 +113,9 @@ unsafe fn change(task: *mut GvlTask, by: impl FnOnce(&mut GvlTask)) {
     }
 }
 
-/// A thread is met, in the state that it has been in so far. `own`: it is the one that runs.
+/// A thread is registered, in the state that it has been in so far. `own`: it is the one that runs.
 #[inline(always)]
-pub fn met(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
+pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     if config().task_pid == 0 {
         return;
     }
@@ -143,7 +143,7 @@ pub fn met(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
             return;
         }
     }
-    // It had no native thread of its own since it was met last, or has got another one.
+    // It had no native thread of its own since it was last seen, or has got another one.
     thread.told(None, now);
     if !own {
         return;

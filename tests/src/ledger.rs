@@ -7,7 +7,7 @@ use crate::report::Report;
 
 /// Sums of kernel counters: left = right, as documented with the counters.
 const KERNEL: &[(&[&str], &[&str])] = &[
-    (&["hits"], &["own", "filtered", "no_image", "admitted"]),
+    (&["hits"], &["self_hits", "filtered", "no_image", "admitted"]),
     (&["admitted"], &["starts", "end_marks", "end_sweeps", "enters", "exits", "phase_begins", "phase_ends"]),
     (&["phase_ends"], &["phase_submitted", "phase_ring_full", "phase_orphan"]),
     (

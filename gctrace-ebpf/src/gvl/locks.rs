@@ -173,7 +173,7 @@ fn forget_open(lock: &mut GvlLock, epoch: u32) {
     if hold.end_ns == 0 {
         hold.end_ns = gvl_closed(lock.epoch as u32);
     }
-    // Threads that waited then are met anew.
+    // Threads that waited then are registered anew.
     lock.waiting = 0;
     lock.epoch = u64::from(epoch);
 }

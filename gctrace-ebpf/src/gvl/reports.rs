@@ -16,9 +16,9 @@ use gctrace_common::{
 use super::locks;
 use crate::{
     family::{Family, Probe},
-    hit::{Hit, took},
+    hit::{Hit, charge},
     maps::{GVL_THREADS, STACK_RING, config, count, count_many},
-    stack::{Occasion, take},
+    stack::{Occasion, capture},
 };
 
 /// `BPF_RB_NO_WAKEUP`.
@@ -122,10 +122,13 @@ pub fn holder(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, now: u64) {
 #[inline(always)]
 fn walk_from<F: Family, C: EbpfContext>(ctx: &C, cause: Cause, hit: &Hit, thread: &GvlThread, now: u64) {
     // The walk does not come back here.
-    took(now, Some(hit.ruby), TRAP_NS + STACK_NS);
+    charge(now, Some(hit.ruby), TRAP_NS + STACK_NS);
     let (tgid, tid, ruby) = (hit.tgid, hit.tid, hit.ruby);
     let (weight_ns, in_kernel, blocks, thread) = (0, false, false, thread.thread);
-    take::<F, _>(ctx, &Occasion { cause, ts_ns: now, tgid, tid, ruby, weight_ns, in_kernel, blocks, thread });
+    capture::<F, _>(
+        ctx,
+        &Occasion { cause, ts_ns: now, tgid, tid, ruby, weight_ns, in_kernel, blocks, thread },
+    );
 }
 
 /// Hands over what is known of a thread that ends, and forgets it.

@@ -418,3 +418,29 @@ fn dump_equals_object_space() -> Result<()> {
         Ok(())
     })
 }
+
+/// The parts of the memory add up to what the kernel says is resident, and a large heap is in the pages of objects.
+#[test]
+fn memory_adds_up() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let mut script = Script::unwitnessed(&live, ruby, "heap_large.rb")?.arg("400000").start()?;
+        script.wait_for("running")?;
+        let finished = heap(&live, script.pid(), &["--by", "memory", "--format", "jsonl"])?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let lines: Vec<Value> =
+            finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+        let (head, parts) = lines.split_first().context("no line")?;
+        let rss = head["rss"].as_u64().context("rss")?;
+        ensure!(sum(parts, "bytes") == rss, "{lines:?}");
+        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", script.pid()))?;
+        let witness = rollup.lines().find_map(|line| line.strip_prefix("Rss:")?.trim().strip_suffix(" kB"));
+        let witness: u64 = witness.context("no Rss")?.trim().parse()?;
+        // A waiting program changes little: a few pages that its other threads touch.
+        ensure!(rss.abs_diff(witness * 1024) < 1 << 20, "{rss} {witness} kB");
+        let objects = head["objects"].as_u64().context("objects")?;
+        let slots = head["slots_live"].as_u64().context("slots")?;
+        ensure!(slots > 400_000 * 40 && objects >= slots && objects < rss, "{head}");
+        Ok(())
+    })
+}

@@ -53,6 +53,8 @@ pub enum By {
     Page,
     /// Collections that objects survived.
     Age,
+    /// Where the resident memory is.
+    Memory,
 }
 
 impl By {
@@ -64,6 +66,7 @@ impl By {
             Self::Size => "size",
             Self::Page => "page",
             Self::Age => "age",
+            Self::Memory => "memory",
         }
     }
 }
@@ -100,6 +103,7 @@ impl From<HeapArgs> for HeapSettings {
             HeapByArg::Size => By::Size,
             HeapByArg::Page => By::Page,
             HeapByArg::Age => By::Age,
+            HeapByArg::Memory => By::Memory,
         };
         Self { pid, by, top, format: format.into(), svg, dump, diff, every, cache_dir: cache.dir() }
     }

@@ -73,4 +73,6 @@ pub enum HeapByArg {
     Page,
     /// Collections that objects survived
     Age,
+    /// Where the resident memory is: pages of objects, allocations, libraries, stacks
+    Memory,
 }

@@ -5,6 +5,7 @@ mod diff;
 mod dump;
 mod failure;
 mod jsonl;
+mod memory;
 mod report;
 mod saved;
 mod svg;
@@ -12,7 +13,7 @@ mod target;
 mod text;
 
 use std::{
-    io::{self, BufWriter, Write as _},
+    io::{self, BufWriter},
     path::Path,
 };
 
@@ -24,6 +25,7 @@ use crate::{
     cli::{By, Format, HeapSettings},
     console::say,
     export,
+    ruby::heap::HeapError,
 };
 
 /// Counts and prints. Returns the exit status.
@@ -63,11 +65,36 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     }
     let counted = count::count(&target).map_err(|source| target.failure(source))?;
     let report = Report::of(&target, settings.by, &counted);
+    if settings.by == By::Memory {
+        return account(&target, &counted, &report, settings);
+    }
     if let Some(path) = &settings.svg {
         export::write_atomically(path, |out| svg::write(out, &report, &counted.census.pages))
             .map_err(|error| file_failure(path, error))?;
     }
     write(&report, settings)
+}
+
+/// Where the memory of the process is; the kernel's view and the census must fit together.
+fn account(
+    target: &Target,
+    counted: &count::Counted,
+    report: &Report,
+    settings: &HeapSettings,
+) -> Result<(), HeapFailure> {
+    let unreadable = |source: io::Error| {
+        let reason = format!("its mappings cannot be read: {source}");
+        let denied = source.kind() == io::ErrorKind::PermissionDenied;
+        HeapFailure::NotRuby { pid: target.pid, reason, denied }
+    };
+    let page = target.layout().map_err(|source| target.failure(source))?.page_bytes();
+    let moved = || HeapError::Implausible("its mappings changed while they were read; try again".to_owned());
+    let account = memory::Account::of(target, counted, page)
+        .map_err(unreadable)?
+        .ok_or_else(|| target.failure(moved()))?;
+    let mut out = BufWriter::new(io::stdout());
+    let written = memory::write(&mut out, report, &account, settings.format);
+    flushed(written, &mut out)
 }
 
 fn file_failure(path: &Path, source: io::Error) -> HeapFailure {
@@ -80,6 +107,10 @@ fn write(report: &Report, settings: &HeapSettings) -> Result<(), HeapFailure> {
         Format::Jsonl => jsonl::write(&mut out, report),
         Format::Text => text::write(&mut out, report, settings.top),
     };
+    flushed(written, &mut out)
+}
+
+fn flushed(written: io::Result<()>, out: &mut impl io::Write) -> Result<(), HeapFailure> {
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(HeapFailure::Output(error)),
         _ => Ok(()),

@@ -87,7 +87,7 @@ impl Report {
             By::Size => by_size(&census.pages),
             By::Page => by_occupancy(&census.pages),
             By::Age if counted.knows_bits => by_age(&live),
-            By::Age => Vec::new(),
+            By::Age | By::Memory => Vec::new(),
         };
         if matches!(who.by, By::Type | By::Class) {
             rows.sort_by(|one, two| two.count.cmp(&one.count).then_with(|| one.name.cmp(&two.name)));

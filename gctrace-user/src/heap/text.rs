@@ -16,6 +16,8 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
     head(out, report)?;
     writeln!(out)?;
     match report.who.by {
+        // It has a form of its own.
+        By::Memory => {}
         By::Type | By::Class => objects(out, report, top)?,
         By::Size | By::Page => slots(out, report, top)?,
         By::Age if !report.known.bits => {

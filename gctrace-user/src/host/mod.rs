@@ -10,4 +10,5 @@ pub mod names;
 pub mod origin;
 pub mod proc;
 pub mod proc_root;
+pub mod residency;
 pub mod tasks;

@@ -103,6 +103,11 @@ impl HeapLayout {
         fits.then_some(layout).ok_or(HeapError::Layout)
     }
 
+    /// Bytes of a page; pages are aligned to their size.
+    pub fn page_bytes(&self) -> u64 {
+        self.page
+    }
+
     /// Whether pages have bits for age, write barriers and pins of their objects.
     pub fn knows_bits(&self) -> bool {
         self.bits.is_some()

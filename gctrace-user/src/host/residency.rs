@@ -1,0 +1,134 @@
+//! What of a process is in memory: by mapping (`/proc/PID/smaps`), and page by page (`/proc/PID/pagemap`).
+
+use std::{fs::File, io, os::unix::fs::FileExt as _};
+
+use procfs::process::MMapPath;
+
+use super::proc_root;
+
+/// What a mapping belongs to, as the kernel names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Region {
+    /// The break, which small allocations of the main arena come from.
+    Break,
+    /// Memory without a file: large allocations, other arenas, stacks of threads and fibers, code of just-in-time compilers.
+    Anonymous,
+    /// Files: programs, libraries, data.
+    File,
+    /// The stack of the main thread.
+    Stack,
+    /// The kernel's own pages.
+    Kernel,
+}
+
+/// A mapping and how much of it is resident; bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// What it belongs to.
+    pub region: Region,
+    /// First address, and the one past the last.
+    pub range: (u64, u64),
+    /// `Rss`.
+    pub rss: u64,
+    /// `Swap`.
+    pub swap: u64,
+}
+
+/// All mappings of a process. The kernel walks its page tables for that.
+///
+/// # Errors
+///
+/// The process is gone, or may not be looked at.
+pub fn mappings(pid: u32) -> Result<Vec<Resident>, procfs::ProcError> {
+    let maps = proc_root::process(pid)?.smaps()?;
+    let resident = |map: &procfs::process::MemoryMap| {
+        let of = |key: &str| map.extension.map.get(key).copied().unwrap_or(0);
+        Resident {
+            region: match map.pathname {
+                MMapPath::Heap => Region::Break,
+                MMapPath::Stack | MMapPath::TStack(_) => Region::Stack,
+                MMapPath::Path(_) | MMapPath::Vsys(_) => Region::File,
+                MMapPath::Vdso | MMapPath::Vvar | MMapPath::Vsyscall => Region::Kernel,
+                _ => Region::Anonymous,
+            },
+            range: map.address,
+            rss: of("Rss"),
+            swap: of("Swap"),
+        }
+    };
+    Ok(maps.iter().map(resident).collect())
+}
+
+/// Pages of a range that are in memory; bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// In memory.
+    pub resident: u64,
+    /// Of them, mapped by this process alone: written since it was forked, or never shared.
+    pub exclusive: u64,
+}
+
+/// Looks pages up.
+#[derive(Debug)]
+pub struct PageMap {
+    file: File,
+    page: u64,
+}
+
+/// Bits of an entry (Documentation/admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+const EXCLUSIVE: u64 = 1 << 56;
+
+impl PageMap {
+    /// Opens that of a process.
+    ///
+    /// # Errors
+    ///
+    /// The process is gone, or may not be looked at.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        let file = File::open(proc_root::path(pid, "pagemap"))?;
+        Ok(Self { file, page: rustix::param::page_size() as u64 })
+    }
+
+    /// What is in memory of `len` bytes at `start`; whole pages, at most 1 MiB.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub fn look(&self, start: u64, len: u64) -> io::Result<Pages> {
+        let count = len.min(1 << 20).div_ceil(self.page);
+        let mut entries = vec![0; count as usize * 8];
+        self.file.read_exact_at(&mut entries, start / self.page * 8)?;
+        let mut pages = Pages::default();
+        for entry in entries.chunks_exact(8) {
+            let bits = entry.try_into().map_or(0, u64::from_le_bytes);
+            if bits & PRESENT != 0 {
+                pages.resident += self.page;
+                pages.exclusive += if bits & EXCLUSIVE != 0 { self.page } else { 0 };
+            }
+        }
+        Ok(pages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This test's own pages: written ones are resident, and its mappings add up to about its resident size.
+    #[test]
+    fn own_pages() {
+        let pid = std::process::id();
+        let bytes = vec![1_u8; 1 << 20];
+        let start = (bytes.as_ptr().addr() as u64).next_multiple_of(4096);
+        let pages = PageMap::open(pid).unwrap().look(start, 512 << 10).unwrap();
+        assert_eq!(pages.resident, 512 << 10);
+        let all = mappings(pid).unwrap();
+        let at = all.iter().find(|map| (map.range.0..map.range.1).contains(&start)).unwrap();
+        assert!(at.rss >= 1 << 19 && matches!(at.region, Region::Anonymous | Region::Break), "{at:?}");
+        assert!(all.iter().any(|map| map.region == Region::Stack && map.rss > 0));
+        assert!(all.iter().any(|map| map.region == Region::File && map.rss > 0));
+        drop(bytes);
+        assert!(mappings(u32::MAX >> 2).is_err() && PageMap::open(u32::MAX >> 2).is_err());
+    }
+}

@@ -54,7 +54,7 @@ const BATCH: usize = 4096;
 const SHARES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A process that is traced.
-struct Traced {
+struct TracedProcess {
     process: Process,
     image: Arc<KnownImage>,
     fold: CycleFold,
@@ -84,7 +84,7 @@ const PARENTS: usize = 1 << 16;
 pub struct Pipeline {
     exporters: Vec<Box<dyn Exporter>>,
     images: Images,
-    traced: HashMap<u32, Traced>,
+    traced: HashMap<u32, TracedProcess>,
     /// Processes that failed a proof, with the image it was about.
     refused: HashMap<u32, u32>,
     /// Sequence numbers of processes of which only pauses of unseen cycles came so far.
@@ -457,7 +457,7 @@ impl Pipeline {
         let memory = MemoryReader::open(pid).ok();
         let count = state.as_ref().zip(known.reading.as_ref());
         let count = count.and_then(|((_, data), reading)| reading.layout.count.read(data));
-        let traced = Traced {
+        let traced = TracedProcess {
             process: process.clone(),
             image: known.clone(),
             fold: CycleFold::after(self.waiting.remove(&pid).unwrap_or_default()),
@@ -503,7 +503,7 @@ impl Pipeline {
         if untold {
             self.count_before(before);
         }
-        let Traced { cycles, lost, since_ns, outside_ns, .. } = traced;
+        let TracedProcess { cycles, lost, since_ns, outside_ns, .. } = traced;
         let end = ProcessEnd { reason, ts_ns, since_ns, outside_ns, shutdown, cycles, before, lost };
         self.see(&traced.process, Seen::Ended(&end));
     }
@@ -550,7 +550,7 @@ impl Pipeline {
     }
 }
 
-impl Traced {
+impl TracedProcess {
     fn read_memory(&self) -> Option<Memory> {
         self.memory.as_ref().and_then(MemoryReader::read)
     }

@@ -163,21 +163,21 @@ pub(super) enum Verdict {
     NotRuby,
     /// Servers are being asked about it.
     Waiting,
-    Traced(Arc<Traced>),
+    Traced(Arc<ProbedImage>),
     Refused(Arc<str>),
     /// It is a GC library: traced or not together with the Ruby that loads it.
     GcLibrary,
 }
 
 /// A probed image.
-pub(super) struct Traced {
+pub(super) struct ProbedImage {
     pub(super) index: u32,
     /// `None` where there are only fallback probes.
     pub(super) plan: Option<AttachPlan>,
     pub(super) segments: Vec<LoadSegment>,
 }
 
-impl Traced {
+impl ProbedImage {
     /// The choice of GCs, if it is a Ruby built `--with-modular-gc`.
     pub(super) fn modular(&self) -> Option<&Modular> {
         self.plan.as_ref()?.analysis.modular.as_ref()
@@ -481,7 +481,7 @@ impl Control {
         pid: u32,
         mapping: &ExecutableMapping,
         bias: u64,
-        traced: &Traced,
+        traced: &ProbedImage,
         sure: impl FnOnce(&Result<VmState, FailedProof>) -> Sure,
     ) {
         if !self.wants(pid) {

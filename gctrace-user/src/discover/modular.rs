@@ -6,7 +6,7 @@
 use std::{cell::Cell, fs::File, path::Path, sync::Arc};
 
 use super::{
-    control::{Control, Traced, Verdict, role},
+    control::{Control, ProbedImage, Verdict, role},
     debuginfo::Around,
     decision::{self, Chosen, NO_SITES},
     identity::ImageKey,
@@ -66,7 +66,7 @@ impl Control {
     }
 
     /// Has the GC libraries probed that processes of a Ruby may choose, where they are installed.
-    pub(super) fn add_gc_libraries(&mut self, key: ImageKey, ruby: &Arc<Traced>, place: &Place) {
+    pub(super) fn add_gc_libraries(&mut self, key: ImageKey, ruby: &Arc<ProbedImage>, place: &Place) {
         let Some(directory) = ruby.modular().and_then(|modular| modular.directory.as_deref()) else { return };
         for root in &place.roots {
             for path in installed::gc_libraries(root, directory) {
@@ -86,7 +86,7 @@ impl Control {
         key: &ImageKey,
         path: &Path,
         shown: &Path,
-        (ruby_key, ruby): (ImageKey, &Arc<Traced>),
+        (ruby_key, ruby): (ImageKey, &Arc<ProbedImage>),
         place: &Place,
     ) -> Verdict {
         if let Some(verdict) = self.libraries.get(&(*key, ruby_key)) {
@@ -115,7 +115,7 @@ impl Control {
         &mut self,
         path: &Path,
         shown: &Path,
-        ruby: &Arc<Traced>,
+        ruby: &Arc<ProbedImage>,
         place: &Place,
     ) -> Result<Verdict, String> {
         let Some(plan) = ruby.plan.as_ref() else { return Ok(Verdict::NotRuby) };

@@ -14,7 +14,7 @@ use gctrace_common::{
     stack::{OffCpuEvent, StackEvent},
 };
 
-use super::{Pipeline, Traced};
+use super::{Pipeline, TracedProcess};
 use crate::{
     bpf::AwayMap,
     clock::monotonic_ns,
@@ -160,7 +160,7 @@ impl Pipeline {
         self.take_stacks();
         self.stacks.stacks_are_lost(None);
         for (tid, entry) in asleep.map.read() {
-            let its = |traced: &Traced| traced.process.image.index == entry.image;
+            let its = |traced: &TracedProcess| traced.process.image.index == entry.image;
             if u128::from(now_ns.saturating_sub(entry.begin_ns)) >= min.as_nanos().max(1)
                 && self.traced.get(&entry.tgid).is_some_and(its)
                 && !asleep.doubtful.contains(&(tid, entry.begin_ns))

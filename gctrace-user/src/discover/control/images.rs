@@ -23,7 +23,7 @@ use super::{
             Abilities, Choice, ImageFacts, Later, Planned, TracingMethod, choose_first, reading, site_image,
         },
     },
-    Control, Found, Traced, Verdict, Waiting,
+    Control, Found, ProbedImage, Verdict, Waiting,
 };
 use crate::{
     bpf::brief,
@@ -241,7 +241,7 @@ impl Control {
             took.as_secs_f64() * 1e3,
             begun.elapsed().as_secs_f64() * 1e3
         );
-        Ok(Verdict::Traced(Arc::new(Traced { index, plan: Some(plan), segments })))
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), segments })))
     }
 
     /// Leaves the rest of an image for when nothing else is to be done.
@@ -326,7 +326,7 @@ impl Control {
         let config = ImageConfig { open: 1, ..ImageConfig::default() };
         self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
         self.attached += 1;
-        Ok(Verdict::Traced(Arc::new(Traced { index, plan: None, segments: head.segments })))
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, segments: head.segments })))
     }
 }
 

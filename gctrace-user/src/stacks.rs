@@ -1,8 +1,8 @@
 //! Stack records → samples and trigger stacks. [`reader`] names Ruby frames at once; native and kernel frames, whose names do
 //! not go away, are named here, and all are put in order.
 
-mod own;
 mod reader;
+mod synthetic;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,7 +16,7 @@ use gctrace_common::{
 };
 
 pub use self::reader::{GvlRecord, NamedStack, OwnedEvent, Reader, Record, Sleeper};
-use self::{own::Own, reader::Unmixed};
+use self::{reader::Unmixed, synthetic::SyntheticFrames};
 use crate::{
     aggregate::mix::{Mixed, mix},
     ledger::UserCounts,
@@ -80,7 +80,7 @@ pub struct Stacks {
     away: HashMap<u32, Away>,
     /// Threads that are back on a CPU, whose stack follows, by tid.
     returned: HashMap<u32, OffCpuEvent>,
-    frames: Own,
+    frames: SyntheticFrames,
     kernel: KernelNamer,
     native: Option<NativeNamer>,
     /// Names of threads, by pid.
@@ -110,7 +110,7 @@ impl Stacks {
             triggers: VecDeque::new(),
             away: HashMap::new(),
             returned: HashMap::new(),
-            frames: Own::new(),
+            frames: SyntheticFrames::new(),
             kernel,
             native,
             comms: HashMap::new(),
@@ -397,7 +397,7 @@ fn ended_early(end: NativeEnd, counts: &mut UserCounts) -> &mut u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{own::own_frame, *};
+    use super::{synthetic::synthetic_frame, *};
     use crate::model::stack::FrameKind;
 
     fn event(begin_ns: u64, wakeup_ns: u64, end_ns: u64, point: u32) -> OffCpuEvent {
@@ -424,7 +424,7 @@ mod tests {
     }
 
     fn away(stage: &mut Stacks, begin_ns: u64) {
-        let stack: Stack = [own_frame(FrameKind::Ruby, "taken")].into();
+        let stack: Stack = [synthetic_frame(FrameKind::Ruby, "taken")].into();
         stage.away.insert(2, Away { pid: 1, begin_ns, gc: GcActivity::None, stack });
     }
 

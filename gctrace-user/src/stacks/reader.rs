@@ -21,7 +21,7 @@ use gctrace_common::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::own::Own;
+use super::synthetic::SyntheticFrames;
 use crate::{
     bpf::StackRing,
     decode::{self, Event, StackRecord},
@@ -220,7 +220,7 @@ struct Naming {
     images: Images,
     native: bool,
     namers: HashMap<u32, Named>,
-    frames: Own,
+    frames: SyntheticFrames,
     /// Native frames whose stack record has not come yet. It follows at once, unless it was lost.
     pending: VecDeque<Pending>,
     taken: Vec<Record>,
@@ -249,7 +249,7 @@ impl Naming {
             images,
             native,
             namers: HashMap::new(),
-            frames: Own::new(),
+            frames: SyntheticFrames::new(),
             pending: VecDeque::new(),
             taken: Vec::new(),
             counts: UserCounts::default(),

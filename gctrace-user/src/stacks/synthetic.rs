@@ -7,7 +7,7 @@ use gctrace_common::stack::{GcActivity, StackEvent};
 use crate::model::stack::{Frame, FrameKind, Stack, gc_name};
 
 /// Frames that gctrace puts in.
-pub(super) struct Own {
+pub(super) struct SyntheticFrames {
     collection: Arc<Frame>,
     marking: Arc<Frame>,
     sweeping: Arc<Frame>,
@@ -17,18 +17,18 @@ pub(super) struct Own {
     missing: [(u32, Arc<Frame>); 5],
 }
 
-impl Own {
+impl SyntheticFrames {
     pub(super) fn new() -> Self {
-        let vm = |name: &str| own_frame(FrameKind::Vm, name);
+        let vm = |name: &str| synthetic_frame(FrameKind::Vm, name);
         let activity = |activity| vm(&format!("({})", gc_name(activity)));
-        let missing = |flag, name| (flag, own_frame(FrameKind::Missing, name));
+        let missing = |flag, name| (flag, synthetic_frame(FrameKind::Missing, name));
         Self {
             collection: vm("(garbage collection)"),
             marking: activity(GcActivity::Marking),
             sweeping: activity(GcActivity::Sweeping),
             compacting: activity(GcActivity::Compacting),
-            no_frames: own_frame(FrameKind::Missing, "(no Ruby frames)"),
-            not_taken: [own_frame(FrameKind::Missing, "(no stack: sampling limit)")].into(),
+            no_frames: synthetic_frame(FrameKind::Missing, "(no Ruby frames)"),
+            not_taken: [synthetic_frame(FrameKind::Missing, "(no stack: sampling limit)")].into(),
             missing: [
                 missing(StackEvent::TRUNCATED, "(truncated)"),
                 missing(StackEvent::READ_FAILED, "(unreadable)"),
@@ -57,6 +57,6 @@ impl Own {
     }
 }
 
-pub(super) fn own_frame(kind: FrameKind, name: &str) -> Arc<Frame> {
+pub(super) fn synthetic_frame(kind: FrameKind, name: &str) -> Arc<Frame> {
     Arc::new(Frame { kind, name: name.into(), file: None, line: 0, first_line: 0, address: 0 })
 }

@@ -89,7 +89,7 @@ fn exchange() -> Result<()> {
     for line in lines {
         ensure!(page.contains(&line), "{line} is not in\n{page}");
     }
-    for word in ["why:", "measured:", "expected:", "confidence:", "nothing:"] {
+    for word in ["why:", "measured:", "expected:", "confidence:", "no change:"] {
         ensure!(page.contains(word), "{word} is not in\n{page}");
     }
 
@@ -150,9 +150,13 @@ fn codes() -> Result<()> {
     ensure!(answer.code == 412, "{answer:?}");
     let clobbered: Value = serde_json::from_slice(&answer.body)?;
     ensure!(
-        clobbered == json!({"RUBY_GC_OLDMALLOC_LIMIT": "20m"}),
-        "twice the malloc limit is not too much: {clobbered}"
+        clobbered
+            == json!({"RUBY_GC_MALLOC_LIMIT": "64m", "RUBY_GC_OLDMALLOC_LIMIT": "20m", "RUBY_GC_TUNE": "200"}),
+        "all that there is, but no token: {clobbered}"
     );
+    let state = collector.get(&format!("/apps/{token}?ruby=3.1"))?.text();
+    ensure!(state.contains("export RUBY_GC_OLDMALLOC_LIMIT=20971520\n"), "left as it was set: {state}");
+    ensure!(state.contains("export RUBY_GC_MALLOC_LIMIT=134217728\n"), "twice is not too much: {state}");
 
     for (path, code) in
         [("/apps/0123", 404), ("/configs/0123", 404), ("/configs/0123.json", 404), ("/x", 404)]
@@ -164,11 +168,72 @@ fn codes() -> Result<()> {
         ensure!(collector.form("/accounts", form)?.code == 422, "{form}");
     }
     let stored = collector.metric("gctrace_collector_stored_sets")?;
-    ensure!(stored == 2, "{stored} sets, of which two were good");
+    ensure!(stored == 3, "{stored} sets, of which three were good");
     collector.stop()?;
     let closed = Collector::start(&live.path("sets.db"), &["--no-registration", "--min-agent", "2.0"])?;
     ensure!(closed.form("/accounts", "email=a%40b&app=x")?.code == 422);
     expect(closed.send(&good.to_string())?, 426, "2.0")
+}
+
+/// Whoever follows advice comes to rest: no value goes up again without a cycle that asks for it, nothing is refused, and `/apps` keeps
+/// what is in force.
+#[test]
+fn followed_advice() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let mut collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
+    let hungry = cycles(&[(cycle("malloc", None), 300), (cycle("newobj", Some("oldgen")), 40)]);
+    let healthy = cycles(&[(cycle("newobj", None), 300), (cycle("newobj", Some("force")), 40)]);
+    let state = |collector: &Collector, query: &str| -> Result<Value> {
+        let answer = collector.get(&format!("/apps/{token}?format=json{query}"))?;
+        ensure!(answer.code == 200, "{answer:?}");
+        Ok(serde_json::from_slice(&answer.body)?)
+    };
+    for round in 0..4_u64 {
+        let mut set = set(&token, "3.1.2", &json!({}), &hungry);
+        set[0][10] = json!(round + 1);
+        ensure!(collector.send(&set.to_string())?.code == 200);
+    }
+    let advised = state(&collector, "")?["set"].clone();
+    ensure!(advised["RUBY_GC_MALLOC_LIMIT"].as_f64() >= Some(33_554_432.0), "{advised}");
+    // As a shell has it.
+    let lines = collector.get(&format!("/apps/{token}"))?.text();
+    let env: serde_json::Map<String, Value> = lines
+        .lines()
+        .filter_map(|line| line.strip_prefix("export ")?.split_once('='))
+        .map(|(name, value)| (name.to_owned(), json!(value)))
+        .collect();
+    ensure!(env.len() == advised.as_object().context("an object")?.len(), "{lines}");
+    for round in 0..20_u64 {
+        let mut set = set(&token, "3.1.2", &Value::Object(env.clone()), &healthy);
+        set[0][10] = json!(round + 100);
+        let answer = collector.send(&set.to_string())?;
+        ensure!(answer.code == 200, "own advice is no obstacle: {answer:?}");
+        let now = state(&collector, "")?;
+        ensure!(
+            now["set"]["RUBY_GC_MALLOC_LIMIT"] == advised["RUBY_GC_MALLOC_LIMIT"],
+            "round {round}: {now}"
+        );
+        if round == 12 {
+            collector.stop()?;
+            collector = Collector::start(&store, &[])?;
+        }
+    }
+    let now = state(&collector, "")?;
+    let changed = now["last_change"]["changed"].as_array().context("what was changed")?;
+    ensure!(changed.iter().any(|change| change["variable"] == "RUBY_GC_MALLOC_LIMIT"), "{now}");
+    ensure!(now["last_change"]["figures"].as_array().is_some_and(|figures| !figures.is_empty()), "{now}");
+    let text = collector.get(&format!("/apps/{token}"))?.text();
+    for (name, _) in &env {
+        ensure!(text.contains(&format!("export {name}=")), "{name} is in force, but not in\n{text}");
+    }
+    ensure!(state(&collector, "&strategy=memory")?["strategy"] == "memory");
+    ensure!(collector.get(&format!("/apps/{token}?ruby=3.4"))?.code == 204, "no sets of it");
+    ensure!(collector.get(&format!("/apps/{token}?strategy=fast"))?.code == 400);
+    ensure!(collector.metric("gctrace_collector_stored_sets")? == 24);
+    Ok(())
 }
 
 /// A store that fails is a 500, which agents send again, and works again when it works again.

@@ -80,10 +80,14 @@ fn survives(reader: impl std::io::Read) {
     let Ok((_, series, evidence)) = fold_from(reader) else { return };
     let report = tune::recommend(series, &evidence);
     assert_eq!(report.plans.len(), 2);
-    let _ = (report.to_string(), report.to_json(), report.to_config(), report.to_exports());
-    for plan in &report.plans {
-        let _ = plan.clobbers(&evidence.environment);
+    let _ = (report.to_string(), report.to_json(), report.to_config());
+    for strategy in tune::Strategy::ALL {
+        let _ = (report.to_exports(strategy, &|_, _| false), report.to_state(strategy, &|_, _| true));
     }
+    // The same program under other settings before.
+    let before = tune::Episode { in_force: tune::InForce::default(), evidence: evidence.clone(), seen: 0.0 };
+    let now = tune::Episode { in_force: report.in_force, evidence, seen: 1.0 };
+    let _ = tune::recommend_after(series, &now, &[before]).to_string();
 }
 
 proptest! {

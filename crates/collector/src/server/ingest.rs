@@ -7,13 +7,14 @@ use std::{
 
 use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
 use hyper::StatusCode;
+use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-use super::{MAX_BODY, SETS, Shared, body::Body, now, routes::Answer};
+use super::{MAX_BODY, Shared, advice::Advice, body::Body, now, routes::Answer};
 use crate::{
     digest::Digest,
     store::{App, Group, NewSet, SetId, StoreError, TokenHash},
-    tune::{self, Evidence, Fold},
+    tune::{Fold, InForce, environment::is_name},
     wire::{self, Header, Sample, Sink},
 };
 
@@ -90,7 +91,7 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     if let Some(refusal) = refusal {
         return refusal;
     }
-    let Some(Judged { app, fold, digest, body }) = judged.filter(|_| read.is_ok()) else {
+    let Some(Judged { app, fold, digest, body, variables }) = judged.filter(|_| read.is_ok()) else {
         return Ok(Answer::bad(match read {
             Err(error) => error.to_string(),
             Ok(_) => "payload: has no header".to_owned(),
@@ -100,14 +101,22 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     let id = SetId::of(&hash.into());
     let group = Group { app, series: fold.series() };
     let evidence = fold.finish();
-    if let Some(answer) = clobbered(shared, group, &evidence)? {
-        return Ok(answer);
-    }
     let Ok(body) = complete(body) else {
         // Writing to memory does not fail.
         return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "compressing the set failed"));
     };
-    let set = NewSet { id: &id, group, received: now(), evidence: &evidence, digest: &digest, body: &body };
+    let in_force = InForce::of(&evidence.environment, group.series);
+    let key = in_force.key();
+    let received = now();
+    let set = NewSet {
+        id: &id,
+        group,
+        in_force: &key,
+        received,
+        evidence: &evidence,
+        digest: &digest,
+        body: &body,
+    };
     let inserted = shared.store.insert(&set, shared.options.quota)?;
     if inserted.new {
         shared.metrics.sets.fetch_add(1, Ordering::Relaxed);
@@ -116,6 +125,9 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
         shared.metrics.duplicates.fetch_add(1, Ordering::Relaxed);
     }
     shared.metrics.over_quota.fetch_add(inserted.deleted, Ordering::Relaxed);
+    if !in_force.is_default() && clobbers(shared, group, &id)? {
+        return Ok(Answer::json(StatusCode::PRECONDITION_FAILED, serde_json::to_string(&variables)?));
+    }
     Ok(Answer::new(StatusCode::OK, format!("{}/configs/{}", work.base, id.as_str())))
 }
 
@@ -125,19 +137,23 @@ fn complete(mut body: BufWriter<GzEncoder<Vec<u8>>>) -> io::Result<Vec<u8>> {
     body.into_inner()?.finish()
 }
 
-/// 412, if the program is tuned by its environment already and the advice would change that by too much.
-fn clobbered(shared: &Shared, group: Group, evidence: &Evidence) -> Result<Option<Answer>, StoreError> {
-    if evidence.environment.is_empty() {
-        return Ok(None);
-    }
-    let mut all = shared.store.evidence(group, SETS)?;
-    all.merge(evidence);
-    let clobbered = tune::recommend(group.series, &all).speed().clobbers(&evidence.environment);
-    if clobbered.is_empty() {
-        return Ok(None);
-    }
-    let text = serde_json::to_string(&clobbered)?;
-    Ok(Some(Answer::json(StatusCode::PRECONDITION_FAILED, text)))
+/// Whether the advice would change by too much what somebody has set in the environment of a set.
+fn clobbers(shared: &Shared, group: Group, id: &SetId) -> Result<bool, StoreError> {
+    let environment = shared.store.group_of(id)?.map(|(_, environment)| environment);
+    let Some(advice) = Advice::of(shared, group, environment)? else { return Ok(false) };
+    let own = |name: &str, value: f64| advice.is_own(name, value);
+    Ok(!advice.report.speed().clobbers(&advice.report.in_force, &own).is_empty())
+}
+
+/// The `RUBY_GC_*` variables of a header, without its token.
+fn variables(header: &Header) -> Map<String, Value> {
+    let shown = |name: &str| name.starts_with("RUBY_GC_") && name != "RUBY_GC_TOKEN" && is_name(name);
+    header
+        .gc_env
+        .iter()
+        .filter(|(name, _)| shown(name))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 /// A decompressed stream, hashed as it is read.
@@ -174,6 +190,8 @@ struct Judged {
     digest: Digest,
     /// The set without its token.
     body: BufWriter<GzEncoder<Vec<u8>>>,
+    /// `RUBY_GC_*` of its environment.
+    variables: Map<String, Value>,
 }
 
 /// Judges a set as it is read, and writes it anew.
@@ -208,7 +226,8 @@ impl Intake<'_> {
         let mut body = BufWriter::with_capacity(64 << 10, GzEncoder::new(Vec::new(), Compression::fast()));
         // Writing to memory does not fail.
         let _infallible = write!(body, "[{}", kept.to_json());
-        Ok(Ok(Judged { app, fold, digest: Digest::new(header), body }))
+        let (digest, variables) = (Digest::new(header), variables(header));
+        Ok(Ok(Judged { app, fold, digest, body, variables }))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
 };
 
 mod addresses;
+mod advice;
 mod body;
 #[cfg(test)]
 mod fuzz;
@@ -36,8 +37,6 @@ const LARGE: usize = 4_000_000;
 const SMALL_UNITS: usize = 768;
 /// See [`SMALL_UNITS`].
 const LARGE_UNITS: usize = 1280;
-/// Latest sets of a group from which is recommended.
-const SETS: u32 = 500;
 
 /// How a collector runs.
 #[derive(Clone, Debug)]
@@ -91,6 +90,7 @@ struct Shared {
     store: Box<dyn Store>,
     options: Options,
     metrics: metrics::Metrics,
+    sums: advice::Sums,
     /// Memory for bodies.
     memory: body::Memory,
     /// Sets being worked on.
@@ -116,6 +116,7 @@ pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
         store,
         options,
         metrics: metrics::Metrics::default(),
+        sums: advice::Sums::default(),
         memory: body::Memory::new(SMALL_UNITS, LARGE_UNITS),
         workers: Arc::new(Semaphore::new(cpus)),
         large: Arc::new(Semaphore::new(1)),

@@ -13,7 +13,8 @@ use hyper::{
 };
 
 use super::{
-    MAX_BODY, SETS, Shared,
+    MAX_BODY, Shared,
+    advice::Advice,
     body::{Body, BodyError, Reader},
     ingest, now,
     pages::{self, Visitor},
@@ -21,7 +22,7 @@ use super::{
 use crate::{
     printable::{printable, printable_json, printable_lines},
     store::{App, Group, SetId, StoreError, TokenHash, new_token},
-    tune::{self, Report},
+    tune::{Series, Strategy},
 };
 
 /// Largest form.
@@ -117,7 +118,8 @@ pub(super) async fn answer(
         ("/accounts", account(&shared, request).await)
     } else if let Some(token) = path.strip_prefix("/apps/").filter(|_| get) {
         let token = TokenHash::of(token);
-        ("/apps", blocking(&shared, move |shared| app(shared, token)).await)
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        ("/apps", blocking(&shared, move |shared| app(shared, token, &query)).await)
     } else if let Some(id) = path.strip_prefix("/configs/").filter(|_| get) {
         let id = id.to_owned();
         ("/configs", blocking(&shared, move |shared| config(shared, &id)).await)
@@ -349,15 +351,59 @@ fn register(shared: &Shared, email: &str, name: &str) -> Result<Answer, StoreErr
     Ok(Answer::new(StatusCode::OK, token))
 }
 
-/// `GET /apps/TOKEN`: what to set, for a shell.
-fn app(shared: &Shared, token: TokenHash) -> Result<Answer, StoreError> {
+/// What `GET /apps/TOKEN` is asked for.
+#[derive(Debug, Default, PartialEq)]
+struct Wanted {
+    strategy: Option<Strategy>,
+    ruby: Option<Series>,
+    json: bool,
+}
+
+impl Wanted {
+    fn parse(query: &str) -> Result<Self, String> {
+        let mut wanted = Self::default();
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            match (&*key, &*value) {
+                ("strategy", "speed") => wanted.strategy = Some(Strategy::Speed),
+                ("strategy", "memory") => wanted.strategy = Some(Strategy::Memory),
+                ("strategy", _) => return Err("strategy: is speed or memory".to_owned()),
+                ("ruby", version) => {
+                    let series = Series::parse(version);
+                    wanted.ruby = Some(series.ok_or("ruby: is a version such as 3.4, from 2.2 to 4.1")?);
+                }
+                ("format", "json") => wanted.json = true,
+                ("format", "text") => wanted.json = false,
+                ("format", _) => return Err("format: is text or json".to_owned()),
+                // What others add to addresses.
+                _ => {}
+            }
+        }
+        Ok(wanted)
+    }
+}
+
+/// `GET /apps/TOKEN`: everything that should be set, for a shell or as JSON.
+fn app(shared: &Shared, token: TokenHash, query: &str) -> Result<Answer, StoreError> {
+    let wanted = match Wanted::parse(query) {
+        Ok(wanted) => wanted,
+        Err(problem) => return Ok(Answer::bad(problem)),
+    };
     let Some(app) = shared.store.app(token)? else {
-        return Ok(Answer::unknown_token());
+        return Ok(Answer::new(StatusCode::NOT_FOUND, "Invalid application token"));
     };
-    let exports = match shared.store.latest_group(app)? {
-        Some(group) => report(shared, group)?.to_exports(),
-        None => String::new(),
+    let group = match wanted.ruby {
+        Some(series) => Some(Group { app, series }),
+        None => shared.store.latest_group(app)?,
     };
+    let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
+    let Some(advice) = advice else { return Ok(Answer::new(StatusCode::NO_CONTENT, "")) };
+    let strategy = wanted.strategy.unwrap_or(Strategy::Speed);
+    advice.give(shared, [advice.report.plan(strategy)])?;
+    let own = |name: &str, value: f64| advice.is_own(name, value);
+    if wanted.json {
+        return Ok(Answer::json(StatusCode::OK, advice.report.to_state(strategy, &own).to_string()));
+    }
+    let exports = advice.report.to_exports(strategy, &own);
     let code = if exports.is_empty() { StatusCode::NO_CONTENT } else { StatusCode::OK };
     Ok(Answer::new(code, exports))
 }
@@ -366,24 +412,43 @@ fn app(shared: &Shared, token: TokenHash) -> Result<Answer, StoreError> {
 fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
     let (id, json) = id.strip_suffix(".json").map_or((id, false), |id| (id, true));
     let group = SetId::parse(id).map(|id| shared.store.group_of(&id)).transpose()?.flatten();
-    let Some(group) = group else {
+    let advice =
+        group.map(|(group, environment)| Advice::of(shared, group, Some(environment))).transpose()?;
+    let Some(advice) = advice.flatten() else {
         return Ok(Answer::new(StatusCode::NOT_FOUND, "no such configuration"));
     };
-    let report = report(shared, group)?;
+    advice.give(shared, &advice.report.plans)?;
     Ok(if json {
-        Answer::json(StatusCode::OK, report.to_config().to_string())
+        Answer::json(StatusCode::OK, advice.report.to_config().to_string())
     } else {
-        Answer::new(StatusCode::OK, report.to_string())
+        Answer::new(StatusCode::OK, advice.report.to_string())
     })
 }
 
 /// What is recommended to an application: lines for a shell, and the reasons. `None`: nothing came yet.
 pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<(String, String)>, StoreError> {
-    let Some(group) = shared.store.latest_group(app)? else { return Ok(None) };
-    let report = report(shared, group)?;
-    Ok(Some((report.to_exports(), printable_lines(&report.to_string()).into_owned())))
+    let group = shared.store.latest_group(app)?;
+    let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
+    let Some(advice) = advice else { return Ok(None) };
+    advice.give(shared, &advice.report.plans)?;
+    let own = |name: &str, value: f64| advice.is_own(name, value);
+    let exports = advice.report.to_exports(Strategy::Speed, &own);
+    Ok(Some((exports, printable_lines(&advice.report.to_string()).into_owned())))
 }
 
-fn report(shared: &Shared, group: Group) -> Result<Report, StoreError> {
-    Ok(tune::recommend(group.series, &shared.store.evidence(group, SETS)?))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is asked for is understood or refused; what others add to addresses is left alone.
+    #[test]
+    fn queries() {
+        let wanted = Wanted::parse("strategy=memory&ruby=3.4&format=json&utm=x").unwrap();
+        let expected = Wanted { strategy: Some(Strategy::Memory), ruby: Some(Series(3, 4)), json: true };
+        assert_eq!(wanted, expected);
+        assert_eq!(Wanted::parse("").unwrap(), Wanted::default());
+        for bad in ["strategy=fast", "ruby=9.9", "ruby=", "format=xml", "strategy"] {
+            assert!(Wanted::parse(bad).is_err(), "{bad}");
+        }
+    }
 }

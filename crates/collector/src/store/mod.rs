@@ -4,9 +4,11 @@ use std::{fmt::Write as _, path::PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
+use serde::Deserialize;
+
 use crate::{
     digest::{Digest, Figures},
-    tune::{Evidence, Series},
+    tune::{Evidence, InForce, Series},
 };
 
 mod postgres;
@@ -30,7 +32,7 @@ impl TokenHash {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct App(pub i64);
 
-/// Sets that are taken together: of one application, on one series of Ruby.
+/// Sets of one application, on one series of Ruby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The application.
@@ -38,6 +40,22 @@ pub struct Group {
     /// The series.
     pub series: Series,
 }
+
+/// Sets that are taken together: of one group, under the same settings of `RUBY_GC_*` that Ruby follows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Environment {
+    /// Its number in the store, which no other one ever has.
+    pub id: i64,
+    /// The settings, as [`InForce::key`].
+    pub key: String,
+    /// Number of the set that came last.
+    pub latest: i64,
+    /// When that was, epoch seconds.
+    pub seen: f64,
+}
+
+/// The number of a set in the order in which they came, and what it says.
+pub type Numbered = (i64, Evidence);
 
 /// Name of a set: SHA-256 of its body, in hexadecimal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +102,8 @@ pub struct NewSet<'a> {
     pub id: &'a SetId,
     /// Whose it is.
     pub group: Group,
+    /// Its settings, as [`InForce::key`].
+    pub in_force: &'a str,
     /// When it came, epoch seconds.
     pub received: f64,
     /// What it says.
@@ -247,12 +267,18 @@ pub trait Store: Send + Sync {
     /// Deletes the oldest sets that came before this time (epoch seconds), of one application or of all; at most [`BATCH`]
     /// of them. Returns how many.
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError>;
-    /// Whose a set is.
-    fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError>;
+    /// Whose a set is, and the number of its environment.
+    fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError>;
     /// The group of the set of an application that came last.
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError>;
-    /// What the sets of a group say, added up: of the latest so many.
-    fn evidence(&self, group: Group, sets: u32) -> Result<Evidence, StoreError>;
+    /// The environments of a group that have sets, at most so many; that of the latest set is first.
+    fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError>;
+    /// What the sets of an environment that came after a number say: the latest so many, in the order in which they came.
+    fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError>;
+    /// Keeps settings (`NAME=VALUE`) that were advised to a group, and forgets all but the latest so many.
+    fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError>;
+    /// The settings that were advised to a group.
+    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError>;
     /// What there is.
     fn totals(&self) -> Result<Totals, StoreError>;
 }
@@ -271,6 +297,17 @@ fn adding(is: &str, most: &str) -> String {
         };
     }
     text + &format!("sets = {is}.sets + 1")
+}
+
+/// The settings of a set that an earlier release has kept.
+fn in_force_of(evidence: &str, series: Series) -> Result<String, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Kept {
+        #[serde(default)]
+        environment: std::collections::BTreeMap<String, String>,
+    }
+    let kept: Kept = serde_json::from_str(evidence)?;
+    Ok(InForce::of(&kept.environment, series).key())
 }
 
 /// Opens the store with this name: `sqlite:PATH`, which is made if it is not there, or `postgres://…`.

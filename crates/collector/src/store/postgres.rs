@@ -12,13 +12,15 @@ use rustls_platform_verifier::ConfigVerifierExt as _;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
-    App, AppInfo, BATCH, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Quota, SetId, Slot, Store, StoreError,
-    TokenHash, Totals, adding,
+    App, AppInfo, BATCH, Environment, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Numbered, Quota, SetId,
+    Slot, Store, StoreError, TokenHash, Totals, adding,
 };
 use crate::{
     digest::{CLASSES, Figures},
-    tune::{Evidence, Series},
+    tune::Series,
 };
+
+mod environments;
 
 /// For a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -34,7 +36,7 @@ const SESSION: &str =
     "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     "
     CREATE TABLE gctrace_app (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -89,7 +91,30 @@ const MIGRATIONS: [&str; 3] = [
         PRIMARY KEY (app, at, ruby_major, ruby_minor, environment, host, pid)
     );
 ",
+    "
+    CREATE TABLE gctrace_environment (
+        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        app BIGINT NOT NULL REFERENCES gctrace_app (id) ON DELETE CASCADE,
+        ruby_major INTEGER NOT NULL,
+        ruby_minor INTEGER NOT NULL,
+        in_force TEXT NOT NULL,
+        UNIQUE (app, ruby_major, ruby_minor, in_force)
+    );
+    ALTER TABLE gctrace_sample_set ADD COLUMN environment BIGINT;
+    CREATE INDEX gctrace_sample_set_environment ON gctrace_sample_set (environment, number);
+    CREATE TABLE gctrace_advised (
+        app BIGINT NOT NULL REFERENCES gctrace_app (id) ON DELETE CASCADE,
+        ruby_major INTEGER NOT NULL,
+        ruby_minor INTEGER NOT NULL,
+        setting TEXT NOT NULL,
+        given DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (app, ruby_major, ruby_minor, setting)
+    );
+",
 ];
+
+/// The version from which on sets have their environment.
+const WITH_ENVIRONMENTS: i32 = 4;
 
 /// A store in a PostgreSQL database.
 pub struct Postgres {
@@ -214,6 +239,9 @@ fn migrate(transaction: &mut Transaction<'_>) -> Result<i32, postgres::Error> {
     };
     for step in steps {
         transaction.batch_execute(step)?;
+    }
+    if (1..WITH_ENVIRONMENTS).contains(&version) {
+        environments::name_all(transaction)?;
     }
     let now = MIGRATIONS.len() as i32;
     match found {
@@ -409,17 +437,18 @@ impl Store for Postgres {
         let evidence = serde_json::to_string(set.evidence)?;
         let (app, major, minor) = of_group(set.group);
         let samples = set.evidence.samples as i64;
-        let insert = "INSERT INTO gctrace_sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING";
+        let insert = "INSERT INTO gctrace_sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body, environment)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (id) DO NOTHING";
         let count =
             "UPDATE gctrace_app SET sets = sets + 1, bytes = bytes + $2 WHERE id = $1 RETURNING sets, bytes";
         let size = (set.body.len() + evidence.len()) as i64;
         let id = set.id.as_str();
         self.with(Retry::Yes, |client| {
             let mut transaction = client.transaction()?;
+            let environment = environments::id_of(&mut transaction, set.group, set.in_force)?;
             let rows = transaction.execute(
                 insert,
-                &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body],
+                &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body, &environment],
             )?;
             if rows == 0 {
                 return Ok(Inserted::default());
@@ -482,10 +511,12 @@ impl Store for Postgres {
         })
     }
 
-    fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError> {
-        let query = "SELECT app, ruby_major, ruby_minor FROM gctrace_sample_set WHERE id = $1";
+    fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
+        let query = "SELECT app, ruby_major, ruby_minor, environment FROM gctrace_sample_set
+             WHERE id = $1 AND environment IS NOT NULL";
         self.with(Retry::Yes, |client| {
-            client.query_opt(query, &[&id.as_str()])?.as_ref().map(group).transpose()
+            let row = client.query_opt(query, &[&id.as_str()])?;
+            row.map(|row| Ok((group(&row)?, row.try_get(3)?))).transpose()
         })
     }
 
@@ -495,17 +526,20 @@ impl Store for Postgres {
         self.with(Retry::Yes, |client| client.query_opt(query, &[&app.0])?.as_ref().map(group).transpose())
     }
 
-    fn evidence(&self, group: Group, sets: u32) -> Result<Evidence, StoreError> {
-        let (app, major, minor) = of_group(group);
-        let query = "SELECT evidence FROM gctrace_sample_set
-             WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3 ORDER BY number DESC LIMIT $4";
-        let rows =
-            self.with(Retry::Yes, |client| client.query(query, &[&app, &major, &minor, &i64::from(sets)]))?;
-        let mut sum = Evidence::default();
-        for row in rows.iter().rev() {
-            sum.merge(&serde_json::from_str(row.try_get(0)?)?);
-        }
-        Ok(sum)
+    fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
+        environments::list(self, group, most)
+    }
+
+    fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {
+        environments::evidence(self, environment, after, most)
+    }
+
+    fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
+        environments::advise(self, group, settings, now, most)
+    }
+
+    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
+        environments::advised(self, group)
     }
 
     fn totals(&self) -> Result<Totals, StoreError> {

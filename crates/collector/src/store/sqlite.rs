@@ -12,14 +12,15 @@ use std::{
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
 use super::{
-    App, AppInfo, BATCH, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Quota, SetId, Slot, Store, StoreError,
-    TokenHash, Totals, adding,
+    App, AppInfo, BATCH, Environment, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Numbered, Quota, SetId,
+    Slot, Store, StoreError, TokenHash, Totals, adding,
 };
 use crate::{
     digest::{CLASSES, Figures},
-    tune::{Evidence, Series},
+    tune::Series,
 };
 
+mod environments;
 #[cfg(test)]
 mod tests;
 
@@ -29,7 +30,7 @@ const APPLICATION_ID: i32 = 0x6763_7472;
 const BUSY: Duration = Duration::from_secs(10);
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
@@ -82,7 +83,30 @@ const MIGRATIONS: [&str; 3] = [
         PRIMARY KEY (app, at, ruby_major, ruby_minor, environment, host, pid)
     ) STRICT, WITHOUT ROWID;
 ",
+    "
+    CREATE TABLE environment (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        app INTEGER NOT NULL REFERENCES app (id) ON DELETE CASCADE,
+        ruby_major INTEGER NOT NULL,
+        ruby_minor INTEGER NOT NULL,
+        in_force TEXT NOT NULL,
+        UNIQUE (app, ruby_major, ruby_minor, in_force)
+    ) STRICT;
+    ALTER TABLE sample_set ADD COLUMN environment INTEGER;
+    CREATE INDEX sample_set_environment ON sample_set (environment, number);
+    CREATE TABLE advised (
+        app INTEGER NOT NULL REFERENCES app (id) ON DELETE CASCADE,
+        ruby_major INTEGER NOT NULL,
+        ruby_minor INTEGER NOT NULL,
+        setting TEXT NOT NULL,
+        given REAL NOT NULL,
+        PRIMARY KEY (app, ruby_major, ruby_minor, setting)
+    ) STRICT, WITHOUT ROWID;
+",
 ];
+
+/// The version from which on sets have their environment.
+const WITH_ENVIRONMENTS: usize = 4;
 
 /// A store in an SQLite file.
 #[derive(Debug)]
@@ -161,6 +185,9 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     };
     for step in steps {
         transaction.execute_batch(step)?;
+    }
+    if version < WITH_ENVIRONMENTS {
+        environments::name_all(&transaction)?;
     }
     transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
     transaction.pragma_update(None, "user_version", MIGRATIONS.len())?;
@@ -321,8 +348,8 @@ impl Store for Sqlite {
         let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
         let inserted = {
             let mut insert = transaction.prepare_cached(
-                "INSERT INTO sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (id) DO NOTHING",
+                "INSERT INTO sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body, environment)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (id) DO NOTHING",
             )?;
             let Series(major, minor) = set.group.series;
             let app = set.group.app;
@@ -334,7 +361,8 @@ impl Store for Sqlite {
                 set.received,
                 set.evidence.samples,
                 evidence,
-                set.body
+                set.body,
+                environments::id_of(&transaction, set.group, set.in_force)?
             ])?;
             if rows == 0 {
                 return Ok(Inserted::default());
@@ -414,11 +442,12 @@ impl Store for Sqlite {
         Ok(deleted)
     }
 
-    fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError> {
+    fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
         let reader = self.reader();
-        let mut query =
-            reader.prepare_cached("SELECT app, ruby_major, ruby_minor FROM sample_set WHERE id = ?1")?;
-        Ok(query.query_row([id.as_str()], group).optional()?)
+        let mut query = reader.prepare_cached(
+            "SELECT app, ruby_major, ruby_minor, environment FROM sample_set WHERE id = ?1",
+        )?;
+        Ok(query.query_row([id.as_str()], |row| Ok((group(row)?, row.get(3)?))).optional()?)
     }
 
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError> {
@@ -429,21 +458,20 @@ impl Store for Sqlite {
         Ok(query.query_row([app.0], group).optional()?)
     }
 
-    fn evidence(&self, group: Group, sets: u32) -> Result<Evidence, StoreError> {
-        let reader = self.reader();
-        let mut query = reader.prepare_cached(
-            "SELECT evidence FROM (
-                 SELECT number, evidence FROM sample_set
-                 WHERE app = ?1 AND ruby_major = ?2 AND ruby_minor = ?3 ORDER BY number DESC LIMIT ?4
-             ) ORDER BY number",
-        )?;
-        let Series(major, minor) = group.series;
-        let mut rows = query.query(params![group.app.0, major, minor, sets])?;
-        let mut sum = Evidence::default();
-        while let Some(row) = rows.next()? {
-            sum.merge(&serde_json::from_str(row.get_ref(0)?.as_str().map_err(rusqlite::Error::from)?)?);
-        }
-        Ok(sum)
+    fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
+        environments::list(&self.reader(), group, most)
+    }
+
+    fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {
+        environments::evidence(&self.reader(), environment, after, most)
+    }
+
+    fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
+        environments::advise(&mut self.writer(), group, settings, now, most)
+    }
+
+    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
+        environments::advised(&self.reader(), group)
     }
 
     fn totals(&self) -> Result<Totals, StoreError> {

@@ -3,20 +3,32 @@
 //! [`evidence`] boils sets down, [`rules`] turn that into advice or a reason why there is none, [`ruby`] knows which
 //! release reads which variable, [`report`] words it. The rules and their sources are in `docs/collector.md`.
 
-use std::{collections::BTreeMap, fmt};
+use std::fmt;
 
 use serde::{Serialize, Serializer};
 
 pub mod distribution;
 pub mod environment;
 pub mod evidence;
+mod fold;
+pub mod heaps;
+pub mod history;
+pub mod in_force;
 pub mod report;
 pub mod ruby;
 pub mod rules;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod simulation_tests;
+#[cfg(test)]
 mod tests;
+pub mod trend;
 
-pub use evidence::{Evidence, Fold, Unsupported};
+pub use evidence::{Evidence, Unsupported};
+pub use fold::Fold;
+pub use history::{Comparison, Episode};
+pub use in_force::InForce;
 pub use report::Report;
 pub use ruby::Series;
 
@@ -53,7 +65,8 @@ pub enum Setting {
 }
 
 impl Setting {
-    pub(crate) fn number(self) -> f64 {
+    /// As a number.
+    pub fn number(self) -> f64 {
         match self {
             Self::Size(size) => size as f64,
             Self::Hundredths(hundredths) => hundredths as f64 / 100.0,
@@ -116,8 +129,24 @@ pub struct Effect {
     pub text: String,
     /// The figure that changes.
     pub metric: &'static str,
-    /// By which factor; `None`: the sets do not tell.
+    /// By which factor; `None`: the sets do not say.
     pub factor: Option<f64>,
+    /// What else changes, as ranges.
+    #[serde(flatten)]
+    pub price: Price,
+}
+
+/// What an advice costs or saves besides, from the least to the most; `None`: not known.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Price {
+    /// Peak of resident memory, bytes.
+    pub peak_rss: Option<[f64; 2]>,
+    /// The same before, bytes.
+    pub peak_rss_now: Option<f64>,
+    /// By what the number of major cycles is multiplied.
+    pub majors: Option<[f64; 2]>,
+    /// By what the time in the GC is multiplied.
+    pub gc_time: Option<[f64; 2]>,
 }
 
 /// Settings that belong together.
@@ -168,6 +197,28 @@ pub struct Plan {
     pub advice: Vec<Advice>,
     /// What not, and why.
     pub refusals: Vec<Refusal>,
+    /// The last change was for the worse: what to go back to.
+    pub withdrawal: Option<Withdrawal>,
+}
+
+/// A change that is to be taken back.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Withdrawal {
+    /// The settings before it.
+    pub to: InForce,
+    /// What it brought.
+    pub why: String,
+}
+
+/// Everything that should be set: what is in force and stays, and what is advised.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct State {
+    /// Variables and values.
+    pub set: InForce,
+    /// Variables that are set now and should not be.
+    pub unset: Vec<&'static str>,
+    /// Variables that are left as somebody has set them, though the advice is another: it would change them by more than a factor of 2.
+    pub left: Vec<&'static str>,
 }
 
 impl Plan {
@@ -176,20 +227,44 @@ impl Plan {
         self.advice.iter().flat_map(|advice| &advice.set)
     }
 
-    /// The variables that the environment already sets and that the plan would change by more than a factor of 2.
-    pub fn clobbers(&self, environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-        self.settings()
-            .filter_map(|change| {
-                let text = environment.get(change.variable)?;
-                let set = ruby::variable(change.variable)?.parse(text)?;
-                let (low, high) = (set.min(change.value.number()), set.max(change.value.number()));
-                (high > low * 2.0).then(|| (change.variable.to_owned(), text.clone()))
-            })
-            .collect()
+    /// The variables that somebody has set and that the plan would change by more than a factor of 2. Ruby's defaults and values for
+    /// which `own` is true (those that were advised) were set by nobody.
+    pub fn clobbers(&self, in_force: &InForce, own: &dyn Fn(&str, f64) -> bool) -> Vec<&'static str> {
+        let clobbered = |change: &&Change| {
+            let Some(variable) = ruby::variable(change.variable) else { return false };
+            let (set, value) = (in_force.value(variable), change.value.number());
+            let (low, high) = (set.min(value), set.max(value));
+            !in_force::same(set, variable.default) && high > low * 2.0 && !own(variable.name, set)
+        };
+        self.settings().filter(clobbered).map(|change| change.variable).collect()
+    }
+
+    /// Everything that should be set.
+    pub fn state(&self, in_force: &InForce, own: &dyn Fn(&str, f64) -> bool) -> State {
+        let left = self.clobbers(in_force, own);
+        let mut set = in_force.clone();
+        for change in self.settings().filter(|change| !left.contains(&change.variable)) {
+            if let Some(variable) = ruby::variable(change.variable) {
+                set.set(variable, change.value.number());
+            }
+        }
+        if let Some(withdrawal) = &self.withdrawal {
+            set = withdrawal.to.clone();
+        }
+        let gone = in_force.iter().filter(|(name, _)| set.iter().all(|(other, _)| other != *name));
+        let unset = gone.map(|(name, _)| name).collect();
+        State { set, unset, left }
     }
 }
 
 /// Recommends from what is known of a program on this Ruby.
 pub fn recommend(series: Series, evidence: &Evidence) -> Report {
-    rules::recommend(series, evidence)
+    let in_force = InForce::of(&evidence.environment, series);
+    rules::recommend(series, &Episode { in_force, evidence: evidence.clone(), seen: 0.0 }, &[])
+}
+
+/// Recommends from the environments under which a program ran on this Ruby: the one in force, and the others, that which was seen
+/// last at the end.
+pub fn recommend_after(series: Series, now: &Episode, others: &[Episode]) -> Report {
+    rules::recommend(series, now, others)
 }

@@ -1,16 +1,21 @@
 //! What is recommended, in words, as JSON, as `export` lines, and as the protocol's answer.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::printable::printable_part;
 
-use super::{Advice, Evidence, Plan, environment::Unheeded, ruby::Series};
+use super::{
+    Advice, Comparison, Evidence, InForce, Plan, Price, State, Strategy, environment::Unheeded,
+    in_force::shown, ruby::Series, trend::Leak,
+};
 
 /// Characters of a variable's value that are shown.
 const MAX_VALUE: usize = 80;
+/// Leaks that are shown.
+const MAX_LEAKS: usize = 5;
 
 /// What is recommended, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,6 +23,12 @@ pub struct Report {
     /// Which Rubies it is for.
     #[serde(rename = "ruby")]
     pub series: Series,
+    /// The settings that Ruby follows.
+    pub in_force: InForce,
+    /// What they brought, against those before them.
+    pub change: Option<Comparison>,
+    /// Processes whose live heap grows steadily, the fastest first.
+    pub leaks: Vec<Leak>,
     /// Why nothing can be recommended yet; empty if the data suffice.
     pub insufficient: Vec<String>,
     /// One for each strategy.
@@ -32,6 +43,14 @@ impl Report {
     /// The plan for speed.
     pub fn speed(&self) -> &Plan {
         &self.plans[0]
+    }
+
+    /// The plan for a strategy.
+    pub fn plan(&self, strategy: Strategy) -> &Plan {
+        match strategy {
+            Strategy::Speed => &self.plans[0],
+            Strategy::Memory => &self.plans[1],
+        }
     }
 
     /// Everything as JSON.
@@ -90,20 +109,57 @@ impl Report {
             let none = plan
                 .refusals
                 .iter()
-                .map(move |refusal| format!("{name}: {}: nothing: {}", refusal.rule, refusal.reason));
-            advice.chain(none).collect::<Vec<_>>()
+                .map(move |refusal| format!("{name}: {}: no change: {}", refusal.rule, refusal.reason));
+            let back = plan.withdrawal.iter().map(move |back| format!("{name}: withdrawn: {}", back.why));
+            back.chain(advice).chain(none).collect::<Vec<_>>()
         };
-        self.plans.iter().flat_map(of).collect()
+        let findings = self.findings();
+        findings.into_iter().chain(self.plans.iter().flat_map(of)).collect()
     }
 
-    /// The body of `/apps/TOKEN`: lines for a shell; empty if there is nothing to set.
-    pub fn to_exports(&self) -> String {
-        self.speed().settings().fold(String::new(), |mut text, change| {
-            // Writing to a string cannot fail.
-            let _infallible = writeln!(text, "export {}={}", change.variable, change.value);
-            text
+    /// What was found besides: what the last change brought, and leaks. Names of hosts are escaped.
+    fn findings(&self) -> Vec<String> {
+        let change = self.change.iter().map(|change| change.to_string().trim_end().to_owned());
+        change.chain(self.leaks.iter().take(MAX_LEAKS).map(leak_text)).collect()
+    }
+
+    /// Everything that should be set by this strategy, as lines for a shell; empty if that is nothing. Values for which `own` is true
+    /// were advised before.
+    pub fn to_exports(&self, strategy: Strategy, own: &dyn Fn(&str, f64) -> bool) -> String {
+        let State { set, unset, .. } = self.plan(strategy).state(&self.in_force, own);
+        let set = set.iter().map(|(name, value)| format!("export {name}={}\n", shown(name, value)));
+        set.chain(unset.iter().map(|name| format!("unset {name}\n"))).collect()
+    }
+
+    /// The same as JSON, with what the last change brought and what was found.
+    pub fn to_state(&self, strategy: Strategy, own: &dyn Fn(&str, f64) -> bool) -> Value {
+        let plan = self.plan(strategy);
+        let State { set, unset, left } = plan.state(&self.in_force, own);
+        json!({
+            "ruby": self.series,
+            "strategy": strategy,
+            "set": set,
+            "unset": unset,
+            "left_as_set": left,
+            "in_force": self.in_force,
+            "changes": plan.settings().collect::<Vec<_>>(),
+            "withdrawal": plan.withdrawal,
+            "last_change": self.change,
+            "leaks": self.leaks,
+            "insufficient": self.insufficient,
         })
     }
+}
+
+fn leak_text(leak: &Leak) -> String {
+    format!(
+        "leak: the live heap of {} grows steadily: {} to {} slots in {} ({:+.0} slots an hour); objects are being leaked, or a cache has no limit",
+        printable_part(&leak.process, MAX_VALUE),
+        leak.from,
+        leak.to,
+        super::history::span(leak.seconds),
+        leak.per_hour()
+    )
 }
 
 impl fmt::Display for Report {
@@ -124,6 +180,12 @@ impl fmt::Display for Report {
                 writeln!(f, "  {kind} by {}", list.join(", "))?;
             }
         }
+        if !self.in_force.is_default() {
+            writeln!(f, "  in force: {}", self.in_force)?;
+        }
+        for finding in self.findings() {
+            writeln!(f, "\n  {finding}")?;
+        }
         for unheeded in &self.unheeded {
             let value = printable_part(&unheeded.value, MAX_VALUE);
             writeln!(f, "\n  {}={value} has no effect: {}", unheeded.variable, unheeded.reason)?;
@@ -138,14 +200,16 @@ impl fmt::Display for Report {
         }
         for plan in &self.plans {
             writeln!(f, "\n  For {}:", plan.strategy.name().to_lowercase())?;
-            if plan.advice.is_empty() {
-                writeln!(f, "    nothing to set")?;
+            if let Some(back) = &plan.withdrawal {
+                writeln!(f, "    go back to {}\n      why: {}", back.to, back.why)?;
+            } else if plan.advice.is_empty() {
+                writeln!(f, "    no changes")?;
             }
             for advice in &plan.advice {
                 write_advice(f, advice)?;
             }
             for refusal in &plan.refusals {
-                writeln!(f, "    {}: nothing: {}", refusal.rule, refusal.reason)?;
+                writeln!(f, "    {}: no change: {}", refusal.rule, refusal.reason)?;
             }
         }
         Ok(())
@@ -162,7 +226,22 @@ fn write_advice(f: &mut fmt::Formatter<'_>, advice: &Advice) -> fmt::Result {
         writeln!(f, "      measured: {} = {} (n = {})", measure.metric, round(measure.value), measure.n)?;
     }
     writeln!(f, "      expected: {}", advice.effect.text)?;
+    write_price(f, &advice.effect.price)?;
     writeln!(f, "      confidence: {}", advice.confidence)
+}
+
+fn write_price(f: &mut fmt::Formatter<'_>, price: &Price) -> fmt::Result {
+    const MIB: f64 = 1_048_576.0;
+    if let Some([low, high]) = price.peak_rss {
+        let now = price.peak_rss_now.map_or_else(String::new, |now| format!(" (now {:.0})", now / MIB));
+        writeln!(f, "      peak RSS: {:.0} to {:.0} MiB{now}", low / MIB, high / MIB)?;
+    }
+    for (what, range) in [("GC time", price.gc_time), ("majors", price.majors)] {
+        if let Some([low, high]) = range {
+            writeln!(f, "      {what}: × {low:.2} to {high:.2}")?;
+        }
+    }
+    Ok(())
 }
 
 fn round(value: f64) -> f64 {

@@ -8,7 +8,7 @@ pub(crate) fn everything() -> Evidence {
     for (reason, n) in [("newobj", 2000), ("malloc", 400)] {
         evidence.minors.insert(reason.to_owned(), n);
     }
-    for (reason, n) in [("oldgen", 600), ("nofree", 500), ("oldmalloc", 30), ("shady", 150), ("force", 20)] {
+    for (reason, n) in [("oldgen", 600), ("nofree", 500), ("oldmalloc", 90), ("shady", 150), ("force", 20)] {
         evidence.majors.insert(reason.to_owned(), n);
     }
     evidence.majors.insert("oldgen".to_owned(), 800);
@@ -99,17 +99,28 @@ fn formulas() {
     assert_eq!(
         value_of(&report, 0, "RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO"),
         None,
-        "150 of 1500 are not more than 10 %"
+        "150 of 1560 are not more than 10 %"
     );
     // What the environment sets is where the advice starts from.
     let mut tuned = everything();
     tuned.environment.insert("RUBY_GC_MALLOC_LIMIT".to_owned(), "64m".to_owned());
     let report = recommend(Series(3, 4), &tuned);
     assert_eq!(value_of(&report, 0, "RUBY_GC_MALLOC_LIMIT"), Some(Setting::Size(128 << 20)));
-    assert!(report.speed().clobbers(&tuned.environment).is_empty(), "twice is not too much");
+    let clobbers = |report: &Report, own: bool| report.speed().clobbers(&report.in_force, &|_, _| own);
+    assert!(clobbers(&report, false).is_empty(), "twice is not too much");
     tuned.environment.insert("RUBY_GC_OLDMALLOC_LIMIT".to_owned(), "64m".to_owned());
-    let clobbered = recommend(Series(3, 4), &tuned).speed().clobbers(&tuned.environment);
-    assert_eq!(clobbered.keys().collect::<Vec<_>>(), ["RUBY_GC_OLDMALLOC_LIMIT"]);
+    let report = recommend(Series(3, 4), &tuned);
+    assert_eq!(clobbers(&report, false), ["RUBY_GC_OLDMALLOC_LIMIT"]);
+    assert!(clobbers(&report, true).is_empty(), "what was advised may be changed");
+    let state = report.speed().state(&report.in_force, &|_, _| false);
+    assert_eq!(state.left, ["RUBY_GC_OLDMALLOC_LIMIT"]);
+    let value = |name: &str| state.set.value(ruby::variable(name).unwrap());
+    assert_eq!(
+        (value("RUBY_GC_OLDMALLOC_LIMIT"), value("RUBY_GC_MALLOC_LIMIT")),
+        (67_108_864.0, 134_217_728.0)
+    );
+    tuned.environment.insert("RUBY_GC_OLDMALLOC_LIMIT".to_owned(), "16m".to_owned());
+    assert!(clobbers(&recommend(Series(3, 4), &tuned), false).is_empty(), "Ruby's default");
 }
 
 /// Units of work come before shares of time.
@@ -147,7 +158,7 @@ fn insufficient() {
     let config = report.to_config();
     assert_eq!(config["Speed"], serde_json::json!({}));
     assert!(config["explanation"][0].as_str().unwrap().starts_with("insufficient data: 29 GC cycles"));
-    assert_eq!(report.to_exports(), "");
+    assert_eq!(report.to_exports(Strategy::Speed, &|_, _| false), "");
 }
 
 /// The protocol's example set folds to what can be counted in it by hand.

@@ -20,14 +20,12 @@ use tokio::{
 };
 
 use super::{
-    super::{Options, Shared, body::Memory, listen, metrics::Metrics},
+    super::{Options, Shared, advice::Sums, body::Memory, listen, metrics::Metrics},
     requests::{gzip, request},
 };
-use crate::{
-    store::{
-        self, App, AppInfo, Group, Inserted, NewSet, Quota, SetId, Slot, Store, StoreError, TokenHash, Totals,
-    },
-    tune::Evidence,
+use crate::store::{
+    self, App, AppInfo, Environment, Group, Inserted, NewSet, Numbered, Quota, SetId, Slot, Store,
+    StoreError, TokenHash, Totals,
 };
 
 const EXAMPLE: &str = include_str!("../../../../../tests/fixtures/tunemygc_seed.json");
@@ -90,6 +88,7 @@ impl World {
             store: wrap(store),
             options,
             metrics: Metrics::default(),
+            sums: Sums::default(),
             memory: Memory::new(units, units),
             workers: Arc::new(Semaphore::new(WORKERS)),
             large: Arc::new(Semaphore::new(1)),
@@ -270,14 +269,23 @@ impl Store for Slow {
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
         self.inner.prune(before, app)
     }
-    fn group_of(&self, id: &SetId) -> Result<Option<Group>, StoreError> {
+    fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
         self.inner.group_of(id)
     }
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError> {
         self.inner.latest_group(app)
     }
-    fn evidence(&self, group: Group, sets: u32) -> Result<Evidence, StoreError> {
-        self.inner.evidence(group, sets)
+    fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
+        self.inner.environments(group, most)
+    }
+    fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {
+        self.inner.evidence(environment, after, most)
+    }
+    fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
+        self.inner.advise(group, settings, now, most)
+    }
+    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
+        self.inner.advised(group)
     }
     fn totals(&self) -> Result<Totals, StoreError> {
         self.inner.totals()

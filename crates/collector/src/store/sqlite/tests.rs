@@ -1,7 +1,7 @@
 //! A store in a file: what is put in comes out, what must go goes, and other files are left alone.
 
 use super::*;
-use crate::digest::Digest;
+use crate::{digest::Digest, tune::Evidence};
 
 fn store() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -28,6 +28,7 @@ fn keeps() {
             let set = NewSet {
                 id: &id,
                 group,
+                in_force: if byte == 3 { "RUBY_GC_MALLOC_LIMIT=1" } else { "" },
                 received: 2.0,
                 evidence: &evidence,
                 digest: &Digest::default(),
@@ -41,10 +42,23 @@ fn keeps() {
     let app = store.app(token).unwrap().unwrap();
     let group = Group { app, series: Series(3, 4) };
     assert_eq!(store.latest_group(app).unwrap(), Some(group));
-    assert_eq!(store.group_of(&id(1)).unwrap().unwrap().series, Series(3, 3));
+    assert_eq!(store.group_of(&id(1)).unwrap().unwrap().0.series, Series(3, 3));
     assert_eq!(store.group_of(&id(9)).unwrap(), None);
-    assert_eq!(store.evidence(group, 100).unwrap().sets, 2);
-    assert_eq!(store.evidence(group, 1).unwrap().sets, 1);
+    let environments = store.environments(group, 9).unwrap();
+    let keys: Vec<&str> = environments.iter().map(|environment| environment.key.as_str()).collect();
+    assert_eq!(keys, ["RUBY_GC_MALLOC_LIMIT=1", ""], "that of the latest set is first");
+    assert_eq!(store.environments(group, 1).unwrap(), environments[..1]);
+    assert_eq!(store.group_of(&id(3)).unwrap(), Some((group, environments[0].id)));
+    let numbers = |after, most| -> Vec<i64> {
+        let sets = store.evidence(environments[1].id, after, most).unwrap();
+        sets.into_iter().map(|(number, _)| number).collect()
+    };
+    assert_eq!((numbers(0, 9), numbers(2, 9), numbers(0, 0)), (vec![2], vec![], vec![]));
+    for (at, settings) in [["A=1", "B=2"], ["B=2", "C=3"]].into_iter().enumerate() {
+        store.advise(group, &settings.map(ToOwned::to_owned), at as f64, 2).unwrap();
+    }
+    assert_eq!(store.advised(group).unwrap(), ["B=2", "C=3"]);
+    assert!(store.advised(Group { app, series: Series(3, 3) }).unwrap().is_empty());
     assert_eq!(store.totals().unwrap(), Totals { apps: 1, sets: 3, samples: 30 });
     let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
     assert_eq!(mode & 0o777, 0o600);
@@ -65,6 +79,7 @@ fn deletes() {
                 &NewSet {
                     id: &id,
                     group,
+                    in_force: "",
                     received,
                     evidence: &evidence,
                     digest: &Digest::default(),
@@ -109,7 +124,8 @@ fn deletes() {
     let latest = store.apps().unwrap()[0].clone();
     assert_eq!((latest.app, latest.name.as_str(), latest.sets, latest.last), (shop, "shop", 10, Some(19.0)));
     // As an earlier gctrace left it.
-    let before = "DROP INDEX sample_set_app; DROP INDEX sample_set_received;
+    let before = "DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
+        ALTER TABLE sample_set DROP COLUMN environment; DROP INDEX sample_set_app; DROP INDEX sample_set_received;
         DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes; PRAGMA user_version = 1";
     store.writer().execute_batch(before).unwrap();
     drop(store);
@@ -143,6 +159,7 @@ fn slots() {
         let set = NewSet {
             id: &id,
             group,
+            in_force: "",
             received: base as f64 + after,
             evidence: &evidence,
             digest: &digest,
@@ -178,6 +195,7 @@ fn stays_flat() {
                     &NewSet {
                         id: &id,
                         group,
+                        in_force: "",
                         received: 0.0,
                         evidence: &evidence,
                         digest: &Digest::default(),
@@ -222,4 +240,31 @@ fn foreign_files() {
     for name in ["sets.db", "sqlite:", "mysql://x"] {
         assert!(matches!(crate::store::open(name), Err(StoreError::Name(_))), "{name}");
     }
+}
+
+/// Sets of the first release are given their environments.
+#[test]
+fn first_release() {
+    let (_dir, path) = store();
+    let old = Connection::open(&path).unwrap();
+    old.execute_batch(MIGRATIONS[0]).unwrap();
+    old.pragma_update(None, "application_id", APPLICATION_ID).unwrap();
+    old.pragma_update(None, "user_version", 1).unwrap();
+    old.execute("INSERT INTO app VALUES (1, x'00', 'a@b', 'shop', 0)", []).unwrap();
+    for (number, limit) in [(1, "16m"), (2, "32m"), (3, "33554432")] {
+        let mut evidence = serde_json::to_value(Evidence::default()).unwrap();
+        evidence["environment"]["RUBY_GC_MALLOC_LIMIT"] = limit.into();
+        for later in ["objects", "each", "trends", "heaps"] {
+            evidence.as_object_mut().unwrap().remove(later);
+        }
+        let set = params![number, evidence.to_string()];
+        old.execute("INSERT INTO sample_set VALUES (?1, ?1, 1, 3, 1, 1, 1, ?2, x'00')", set).unwrap();
+    }
+    drop(old);
+    let store = Sqlite::open(&path).unwrap();
+    let group = Group { app: App(1), series: Series(3, 1) };
+    let environments = store.environments(group, 9).unwrap();
+    let keys: Vec<&str> = environments.iter().map(|environment| environment.key.as_str()).collect();
+    assert_eq!(keys, ["RUBY_GC_MALLOC_LIMIT=33554432", ""]);
+    assert_eq!(store.evidence(environments[0].id, 0, 9).unwrap().len(), 2);
 }

@@ -1,13 +1,20 @@
 //! The rules: each looks at one trait of a program and advises, or says why not.
 
 use super::{
-    Advice, Change, Confidence, Evidence, Plan, Refusal, Report, Setting, Strategy,
+    Advice, Change, Comparison, Confidence, Episode, Evidence, InForce, Plan, Refusal, Report, Setting,
+    Strategy, Withdrawal,
     distribution::Distribution,
     environment,
+    heaps::Heap,
+    history::{Outcome, Tried, before, gain, judge, span},
+    in_force,
     ruby::{Series, variable},
+    trend::Leak,
 };
 
 mod heap;
+mod price;
+mod room;
 mod triggers;
 
 /// Fewest cycles, and seconds, and the share of cycles that the sets must have, for anything to be advised.
@@ -25,13 +32,29 @@ const GC_SHARE: f64 = 0.05;
 /// What it should come down to.
 const GC_GOAL: f64 = 0.025;
 
+/// The variable of each heap, from 3.3 to 4.0 (`RUBY_GC_HEAP_%d_INIT_SLOTS` in `gc_set_initial_pages`, gc.c of `v3_3_0` and
+/// gc/default/default.c of `v3_4_1`).
+const HEAPS: [&str; 5] = [
+    "RUBY_GC_HEAP_0_INIT_SLOTS",
+    "RUBY_GC_HEAP_1_INIT_SLOTS",
+    "RUBY_GC_HEAP_2_INIT_SLOTS",
+    "RUBY_GC_HEAP_3_INIT_SLOTS",
+    "RUBY_GC_HEAP_4_INIT_SLOTS",
+];
+
+/// Other environments of a program after which nothing more is advised: rounds of advice must end. (The collector forgets those that were
+/// not seen for long.)
+pub const MOST_TRIED: usize = 4;
+/// Cycles a second that are too few to matter, where their time is not counted.
+const RARE: f64 = 0.5;
+
 /// What a rule says.
 type Verdict = Result<Advice, String>;
 type Rule = fn(&Case<'_>) -> Verdict;
 
 /// By name. Of those that may set the same variable the first one that advises wins.
 const RULES: [(&str, Rule); 10] = [
-    ("free-slots", heap::free_slots),
+    ("free-slots", room::free_slots),
     ("initial-heap", heap::initial_heap),
     ("no-free-majors", heap::no_free_majors),
     ("return-memory", heap::return_memory),
@@ -47,27 +70,88 @@ const RULES: [(&str, Rule); 10] = [
 struct Case<'a> {
     series: Series,
     evidence: &'a Evidence,
+    in_force: &'a InForce,
     strategy: Strategy,
+    /// Processes whose live heap grows steadily, if they are many.
+    leaks: &'a [Leak],
 }
 
-pub(super) fn recommend(series: Series, evidence: &Evidence) -> Report {
+pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Report {
+    let evidence = &now.evidence;
     let insufficient = insufficient(evidence);
+    let (judged, leaks) = evidence.trends.leaks();
+    let many = leaks.len() * 2 >= judged;
+    let tried = Tried { now, others };
     let plans = Strategy::ALL.map(|strategy| {
-        let mut plan = Plan { strategy, advice: Vec::new(), refusals: Vec::new() };
-        if insufficient.is_empty() {
-            let case = Case { series, evidence, strategy };
-            for (rule, decide) in RULES {
-                let verdict = decide(&case).and_then(|advice| compatible(advice, &plan));
-                match verdict {
-                    Ok(advice) => plan.advice.push(Advice { rule, ..advice }),
-                    Err(reason) => plan.refusals.push(Refusal { rule, reason }),
+        let mut plan = Plan { strategy, advice: Vec::new(), refusals: Vec::new(), withdrawal: None };
+        if !insufficient.is_empty() {
+            return plan;
+        }
+        plan.withdrawal = withdrawal(now, others, strategy);
+        let case = Case {
+            series,
+            evidence,
+            in_force: &now.in_force,
+            strategy,
+            leaks: if many { &leaks } else { &[] },
+        };
+        for (rule, decide) in RULES {
+            let verdict = match plan.withdrawal {
+                Some(_) => Err("the last change is taken back first".to_owned()),
+                None if others.len() >= MOST_TRIED => Err(format!(
+                    "{} other settings were tried already; what is left to win is small",
+                    others.len()
+                )),
+                None => decide(&case)
+                    .and_then(|advice| compatible(advice, &plan))
+                    .and_then(|advice| untried(advice, &tried, strategy)),
+            };
+            match verdict {
+                Ok(mut advice) => {
+                    // What has its value already need not be set.
+                    advice.set.retain(|change| !in_force::same(change.value.number(), change.current));
+                    plan.advice.push(Advice { rule, ..advice });
                 }
+                Err(reason) => plan.refusals.push(Refusal { rule, reason }),
             }
         }
         plan
     });
-    let unheeded = environment::unheeded(&evidence.environment, series);
-    Report { series, evidence: evidence.clone(), insufficient, plans, unheeded }
+    Report {
+        series,
+        in_force: now.in_force.clone(),
+        change: before(now, others).map(|before| Comparison::of(before, now)),
+        leaks,
+        evidence: evidence.clone(),
+        insufficient,
+        plans,
+        unheeded: environment::unheeded(&evidence.environment, series),
+    }
+}
+
+/// The last change, if it was for the worse.
+fn withdrawal(now: &Episode, others: &[Episode], strategy: Strategy) -> Option<Withdrawal> {
+    let before = before(now, others)?;
+    let worse = judge(before, now, strategy) == Outcome::Worse;
+    worse.then(|| Withdrawal {
+        to: before.in_force.clone(),
+        why: format!("the change to {} made it worse: {}", now.in_force, gain(before, now, strategy)),
+    })
+}
+
+/// An advice, unless that way was tried.
+fn untried(advice: Advice, tried: &Tried<'_>, strategy: Strategy) -> Verdict {
+    let objection =
+        |change: &Change| tried.objection(variable(change.variable)?, change.value.number(), strategy);
+    match advice.set.iter().find_map(objection) {
+        Some(objection) => Err(objection),
+        None => Ok(advice),
+    }
+}
+
+/// Whether enough is known for any advice.
+pub(super) fn is_sufficient(evidence: &Evidence) -> bool {
+    insufficient(evidence).is_empty()
 }
 
 /// What is missing for any advice.
@@ -99,7 +183,7 @@ fn compatible(advice: Advice, plan: &Plan) -> Verdict {
     }
 }
 
-impl Case<'_> {
+impl<'a> Case<'a> {
     fn speed(&self) -> Result<(), String> {
         match self.strategy {
             Strategy::Speed => Ok(()),
@@ -117,8 +201,8 @@ impl Case<'_> {
     /// The value that a variable has: that of the environment, if Ruby takes it, else its default.
     fn current(&self, name: &str) -> (f64, bool) {
         let Some(variable) = variable(name) else { return (0.0, true) };
-        let set = self.evidence.environment.get(name).and_then(|text| variable.parse(text));
-        set.map_or((variable.default, true), |value| (value, false))
+        let value = self.in_force.value(variable);
+        (value, in_force::same(value, variable.default))
     }
 
     fn value(&self, name: &str) -> f64 {
@@ -144,15 +228,56 @@ impl Case<'_> {
 
     /// Size of the heap and live slots after major cycles, both once the heap has its size.
     fn heap(&self) -> Result<(u64, u64), String> {
+        if let Some(leak) = self.leaks.first() {
+            return Err(format!(
+                "the live heap grows steadily ({} → {} slots in {}): more slots would only delay that",
+                leak.from,
+                leak.to,
+                span(leak.seconds)
+            ));
+        }
         if self.evidence.settled == 0 {
-            return Err(
-                "the heap was still growing: trace for longer; if it never stops, objects are being leaked"
-                    .to_owned(),
-            );
+            return Err("the heap was still growing: trace for longer".to_owned());
         }
         let size = quantile(&self.evidence.available, 0.9, "sizes of the heap")?;
         let live = quantile(&self.evidence.live, 0.5, "ends of major cycles")?;
         Ok((size, live.min(size)))
+    }
+
+    /// The heaps of a Ruby that has a variable for each of them, if the sets carry their sizes and what they allocate.
+    fn heaps(&self) -> Option<&'a [Heap]> {
+        let single = (Series(3, 3)..=Series(4, 0)).contains(&self.series);
+        let heaps: &'a [Heap] = &self.evidence.heaps;
+        let known = heaps.len() == HEAPS.len()
+            && heaps.iter().all(|heap| heap.slots.n() > 0 && heap.slot > 0)
+            && heaps.iter().any(|heap| heap.interval() > 0);
+        (single && known).then_some(heaps)
+    }
+
+    /// Why [`Case::heaps`] has none.
+    fn no_heaps(&self) -> String {
+        let series = self.series;
+        if series > Series(4, 0) {
+            return format!("Ruby {series} has sizes in bytes for its heaps, which no rule gives yet");
+        }
+        format!("Ruby {series} wants a size for each of its heaps, which these sample sets do not carry")
+    }
+
+    /// Whether there is anything to win by fewer cycles: by their time, or where that is not counted, by their number.
+    fn is_busy(&self) -> Result<(), String> {
+        if let Some(time) = self.share_of_time() {
+            let little = time <= GC_SHARE;
+            return if little {
+                Err(format!("the GC takes only {} of the time", percent(time)))
+            } else {
+                Ok(())
+            };
+        }
+        let rate = self.evidence.cycles as f64 / self.evidence.seconds.max(1.0);
+        if rate < RARE {
+            return Err(format!("there are only {:.1} cycles a minute", rate * 60.0));
+        }
+        Ok(())
     }
 
     fn share_of_time(&self) -> Option<f64> {

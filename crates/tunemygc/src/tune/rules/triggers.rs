@@ -1,7 +1,7 @@
 //! What starts cycles besides a full heap.
 
-use super::{Case, GC_SHARE, Verdict, enough, hundredths, percent, quantile, share};
-use crate::tune::{Advice, Effect, Measure, Setting, Strategy};
+use super::{Case, GC_SHARE, Verdict, enough, hundredths, percent, price, quantile, share};
+use crate::tune::{Advice, Effect, Measure, Price, Setting, Strategy};
 
 /// How many old objects may come before they are all looked at.
 pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
@@ -44,7 +44,7 @@ pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
     }
     let value = hundredths(factor);
     let factor = value.number();
-    if (factor - current).abs() < 0.1 || (case.strategy == Strategy::Memory) != (factor < current) {
+    if (factor - current).abs() < 0.5 || (case.strategy == Strategy::Memory) != (factor < current) {
         return Err(format!("{NAME} is {current:.2} already"));
     }
     let majors = (current - 1.0) / (factor - 1.0);
@@ -66,6 +66,7 @@ pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
             ),
             metric: "major cycles by oldgen",
             factor: Some(majors),
+            price: Price { majors: Some([majors.min(1.0), majors.max(1.0)]), ..price::nothing(evidence) },
         },
         confidence: case.confidence(n),
     })
@@ -73,19 +74,26 @@ pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
 
 /// Minor cycles because of memory outside the heap.
 pub(super) fn malloc(case: &Case<'_>) -> Verdict {
-    const LARGEST: f64 = 268_435_456.0;
+    /// Where the time in the GC is not counted, nobody sees what more of it brings.
+    const LARGEST_UNSEEN: f64 = 67_108_864.0;
+    const LARGEST: f64 = 134_217_728.0;
     let (n, all) = (case.evidence.minors_by("malloc"), case.evidence.all_minors());
     enough(n, "minor cycles because of malloc")?;
     if share(n, all) <= 0.10 {
         return Err(format!("only {} of the minor cycles are because of malloc", percent(share(n, all))));
     }
     case.speed()?;
+    case.is_busy()?;
     let (limit, max) = (case.value("RUBY_GC_MALLOC_LIMIT"), case.value("RUBY_GC_MALLOC_LIMIT_MAX"));
-    if limit >= LARGEST {
+    let largest = if case.share_of_time().is_some() { LARGEST } else { LARGEST_UNSEEN };
+    if limit >= largest {
         return Err(format!("RUBY_GC_MALLOC_LIMIT is {limit} already"));
     }
-    let new = (limit * 2.0).min(LARGEST);
-    let new_max = (max * 2.0).max(new * 2.0).min(LARGEST * 2.0).max(max);
+    // What takes much of the time is worth a large step.
+    let much = share(n, all) > 0.5 && case.share_of_time().is_some_and(|time| time > 0.20);
+    let times = if much { 4.0 } else { 2.0 };
+    let new = (limit * times).min(largest);
+    let new_max = (max * times).max(new * 2.0).min(largest * 2.0).max(max);
     Ok(Advice {
         rule: "",
         set: vec![
@@ -96,11 +104,13 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
         evidence: vec![Measure { metric: "share of minor cycles by malloc", value: share(n, all), n: all }],
         effect: Effect {
             text: format!(
-                "about half as many cycles because of malloc, and half a cycle more for want of a slot for each of the others; up to {:.0} MiB more garbage outside the heap",
+                "about {:.2} times as many cycles because of malloc; for each of the others half a cycle more because no free slot is left; each may leave {:.0} MiB more garbage outside the heap, and several wait to be swept",
+                max / new_max,
                 (new_max - max) / 1_048_576.0
             ),
             metric: "minor cycles by malloc",
-            factor: Some(0.5),
+            factor: Some(max / new_max),
+            price: price::garbage(case.evidence, new_max - max, max / new_max),
         },
         confidence: case.confidence(n),
     })
@@ -112,12 +122,13 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
     const NEVER: u64 = 1_000_000_000_000;
     let (n, all) = (case.evidence.majors_by("oldmalloc"), case.evidence.all_majors());
     enough(n, "major cycles because of malloc of old objects")?;
-    if share(n, all) <= 0.01 {
+    if share(n, all) <= 0.05 {
         return Err(format!(
             "only {} of the major cycles are because of malloc of old objects",
             percent(share(n, all))
         ));
     }
+    case.is_busy()?;
     let max = case.value("RUBY_GC_OLDMALLOC_LIMIT_MAX");
     let (set, text, factor) = match case.strategy {
         Strategy::Speed if max >= NEVER as f64 => return Err("there is no limit already".to_owned()),
@@ -126,7 +137,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
                 case.change("RUBY_GC_OLDMALLOC_LIMIT", Setting::Size(NEVER))?,
                 case.change("RUBY_GC_OLDMALLOC_LIMIT_MAX", Setting::Size(NEVER))?,
             ],
-            "no such cycles, and half a cycle for want of a slot instead of each; dead old objects keep their memory until another major cycle comes",
+            "no such cycles, and instead of each half a cycle because no free slot is left; dead old objects keep their memory until another major cycle comes",
             0.0,
         ),
         Strategy::Memory => {
@@ -142,7 +153,13 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
             value: share(n, all),
             n: all,
         }],
-        effect: Effect { text: text.to_owned(), metric: "major cycles by oldmalloc", factor: Some(factor) },
+        effect: Effect {
+            text: text.to_owned(),
+            metric: "major cycles by oldmalloc",
+            factor: Some(factor),
+            // How much the dead old objects hold is not in the sets.
+            price: Price::default(),
+        },
         confidence: case.confidence(n),
     })
 }
@@ -160,7 +177,7 @@ pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
     }
     case.speed()?;
     let ratio = (case.value(NAME) * 2.0).max(0.02);
-    if ratio > 0.32 {
+    if ratio > 0.08 {
         return Err(format!("{NAME} is {:.2} already", case.value(NAME)));
     }
     Ok(Advice {
@@ -175,6 +192,7 @@ pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
             text: "about half as many such cycles; minor ones look at more of these objects".to_owned(),
             metric: "major cycles by shady",
             factor: Some(0.5),
+            price: price::nothing(case.evidence),
         },
         confidence: case.confidence(n),
     })
@@ -188,7 +206,7 @@ pub(super) fn explicit(case: &Case<'_>) -> Verdict {
         "nobody calls GC.start".to_owned()
     } else {
         format!(
-            "{n} cycles were asked for (GC.start and the like): no variable changes that; `by` in gctrace's lines tells who asks"
+            "{n} cycles were asked for (GC.start and the like): no variable changes that; `by` in gctrace's lines says who asks"
         )
     })
 }

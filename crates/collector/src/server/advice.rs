@@ -1,0 +1,143 @@
+//! What is recommended to an application: from the environment in force, and from those before it.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use super::{Shared, now};
+use crate::{
+    store::{Environment, Group, Store, StoreError},
+    tune::{self, Episode, Evidence, InForce, Plan, Report, in_force::shown},
+};
+
+/// Latest sets of an environment from which is recommended; up to twice as many before the oldest are left out.
+const SETS: u32 = 500;
+/// Environments of a group that are looked at.
+const ENVIRONMENTS: u32 = 16;
+/// Others than the one in force are forgotten when nothing came from them for so long before, seconds.
+const FORGOTTEN: f64 = 30.0 * 86_400.0;
+/// Sums that are kept in memory.
+const MOST_SUMS: usize = 256;
+/// Settings that were advised to a group and are remembered.
+const MOST_ADVISED: u32 = 256;
+
+/// The sums of environments, so that a further set costs no more than itself.
+#[derive(Debug, Default)]
+pub(super) struct Sums(Mutex<HashMap<i64, Sum>>);
+
+/// What the sets of an environment say.
+#[derive(Clone, Debug, Default)]
+struct Sum {
+    /// The number of the last set in it.
+    latest: i64,
+    /// When the latest set came that was known of.
+    seen: f64,
+    /// Sets in it.
+    sets: usize,
+    evidence: Evidence,
+}
+
+impl Sums {
+    fn get(&self, store: &dyn Store, environment: &Environment) -> Result<Evidence, StoreError> {
+        let kept = self.sums().remove(&environment.id);
+        let mut sum = match kept {
+            // Another request may have gone further meanwhile.
+            Some(sum) if sum.latest >= environment.latest && sum.seen >= environment.seen => sum,
+            Some(mut sum) if sum.latest < environment.latest => {
+                sum.add(store, environment, sum.latest)?;
+                sum
+            }
+            // Or what was in it is not there any more, and numbers began anew.
+            _ => Sum::default(),
+        };
+        if sum.sets == 0 || sum.sets > 2 * SETS as usize {
+            sum = Sum::default();
+            sum.add(store, environment, 0)?;
+        }
+        let evidence = sum.evidence.clone();
+        let mut sums = self.sums();
+        if sums.len() >= MOST_SUMS {
+            // Any one: what is still needed is added up again.
+            let some = sums.keys().next().copied();
+            some.map(|some| sums.remove(&some));
+        }
+        sums.insert(environment.id, sum);
+        Ok(evidence)
+    }
+
+    fn sums(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Sum>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sum {
+    /// Adds the sets after a number, until the latest one that is known of.
+    fn add(&mut self, store: &dyn Store, environment: &Environment, after: i64) -> Result<(), StoreError> {
+        let sets = store.evidence(environment.id, after, SETS)?;
+        for (_, evidence) in sets.iter().filter(|(number, _)| *number <= environment.latest) {
+            self.evidence.merge(evidence);
+            self.sets += 1;
+        }
+        (self.latest, self.seen) = (environment.latest, environment.seen);
+        Ok(())
+    }
+}
+
+/// What is recommended, and what was advised before.
+pub(super) struct Advice {
+    group: Group,
+    pub(super) report: Report,
+    /// `NAME=VALUE`.
+    advised: Vec<String>,
+}
+
+impl Advice {
+    /// For this environment of a group, or for that of the latest set; `None` if there are no sets.
+    pub(super) fn of(
+        shared: &Shared,
+        group: Group,
+        environment: Option<i64>,
+    ) -> Result<Option<Self>, StoreError> {
+        let store = &*shared.store;
+        let mut all = store.environments(group, ENVIRONMENTS)?;
+        let at = environment.map_or(Some(0), |id| all.iter().position(|known| known.id == id));
+        let Some(at) = at.filter(|at| *at < all.len()) else { return Ok(None) };
+        let now = all.remove(at);
+        all.retain(|other| other.seen >= now.seen - FORGOTTEN);
+        all.reverse();
+        let episode = |environment: &Environment| {
+            let evidence = shared.sums.get(store, environment)?;
+            let in_force = InForce::parse(&environment.key, group.series);
+            Ok(Episode { in_force, evidence, seen: environment.seen })
+        };
+        let others = all.iter().map(episode).collect::<Result<Vec<_>, StoreError>>()?;
+        let report = tune::recommend_after(group.series, &episode(&now)?, &others);
+        Ok(Some(Self { group, report, advised: store.advised(group)? }))
+    }
+
+    /// Whether this value was advised: then nobody else has chosen it.
+    pub(super) fn is_own(&self, name: &str, value: f64) -> bool {
+        self.advised.contains(&setting(name, value))
+    }
+
+    /// Remembers what is given to somebody now.
+    pub(super) fn give<'a>(
+        &self,
+        shared: &Shared,
+        plans: impl IntoIterator<Item = &'a Plan>,
+    ) -> Result<(), StoreError> {
+        let settings = plans.into_iter().flat_map(Plan::settings);
+        let mut new: Vec<String> = settings
+            .map(|change| setting(change.variable, change.value.number()))
+            .filter(|setting| !self.advised.contains(setting))
+            .collect();
+        new.sort();
+        new.dedup();
+        if new.is_empty() { Ok(()) } else { shared.store.advise(self.group, &new, now(), MOST_ADVISED) }
+    }
+}
+
+fn setting(name: &str, value: f64) -> String {
+    format!("{name}={}", shown(name, value))
+}

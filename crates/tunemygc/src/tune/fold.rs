@@ -1,0 +1,322 @@
+//! Boils a sample set down to its [`Evidence`], sample by sample.
+
+use std::collections::HashMap;
+
+use super::{
+    distribution::Distribution,
+    environment,
+    evidence::{Evidence, GcTime, REASONS, Unsupported},
+    heaps::{self, Heap},
+    ruby::Series,
+    trend::Trends,
+};
+use crate::wire::{EventName, Header, Sample};
+
+/// Threads of one process that may be in a unit of work at the same time; more are not followed.
+const MAX_OPEN_UNITS: usize = 4096;
+/// Most variables kept of an environment.
+const MAX_VARIABLES: usize = 64;
+/// Most ends of cycles that are kept for the trend of a set.
+const MAX_ENDS: usize = 20_000;
+/// Fewest cycles of a set that says something by itself.
+const FEWEST_CYCLES: u64 = 5;
+
+/// Where the values that matter stand in a sample.
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    count: usize,
+    available: usize,
+    live: usize,
+    allocated: usize,
+    old: usize,
+    time: Option<usize>,
+}
+
+impl Columns {
+    fn of(header: &Header) -> Result<Self, Unsupported> {
+        let find = |wanted: &str| header.stat_keys.iter().position(|key| key == wanted);
+        let need =
+            |key: &'static str| find(key).ok_or_else(|| Unsupported::Keys(header.ruby_version.clone(), key));
+        Ok(Self {
+            count: need("count")?,
+            available: need("heap_available_slots")?,
+            live: need("heap_live_slots")?,
+            allocated: need("total_allocated_objects")?,
+            old: need("old_objects")?,
+            time: find("time"),
+        })
+    }
+}
+
+/// The start of a cycle.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    ts: f64,
+    count: u64,
+    allocated: u64,
+    available: u64,
+    old: u64,
+    time_ms: u64,
+    /// Whether it is major; and if, whether by `oldgen`.
+    major: Option<bool>,
+}
+
+/// Boils down one set, sample by sample.
+#[derive(Debug)]
+pub struct Fold {
+    series: Series,
+    columns: Columns,
+    evidence: Evidence,
+    first_ts: Option<f64>,
+    last_ts: f64,
+    last: Option<Start>,
+    /// The cycle whose end is awaited.
+    open: Option<Start>,
+    /// Count and slots of the heap at each start.
+    sizes: Vec<(u64, u64)>,
+    units: HashMap<String, Unit>,
+    /// Units that have begun. One that ends with this unchanged, and that began while no other was open, was alone.
+    units_begun: u64,
+    /// Time and live slots at the ends of major cycles.
+    ends: Vec<(f64, u64)>,
+    /// `PID on HOST`.
+    process: String,
+    /// Count of cycles and the state of the heaps, at first and at last.
+    heaps: Option<[(u64, Vec<heaps::State>); 2]>,
+    peak_rss: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Unit {
+    allocated: u64,
+    /// What [`Fold::units_begun`] was, if no other unit was open.
+    alone: Option<u64>,
+}
+
+impl Fold {
+    /// Begins with a header.
+    pub fn new(header: &Header) -> Result<Self, Unsupported> {
+        let series = Series::parse(&header.ruby_version)
+            .ok_or_else(|| Unsupported::Version(header.ruby_version.clone()))?;
+        let columns = Columns::of(header)?;
+        let variables = || header.gc_env.iter().filter(|(name, _)| name.starts_with("RUBY_GC_"));
+        let environment_refused = variables().filter(|(name, _)| !environment::is_name(name)).count() as u64;
+        let environment = variables()
+            .filter(|(name, _)| environment::is_name(name) && !environment::is_agents(name))
+            .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+            .take(MAX_VARIABLES)
+            .collect();
+        let time = columns.time.map(|_| GcTime::default());
+        Ok(Self {
+            series,
+            columns,
+            evidence: Evidence { sets: 1, environment, environment_refused, time, ..Evidence::default() },
+            first_ts: None,
+            last_ts: 0.0,
+            last: None,
+            open: None,
+            sizes: Vec::new(),
+            units: HashMap::new(),
+            units_begun: 0,
+            ends: Vec::new(),
+            process: format!("{} on {}", header.pid, header.hostname.chars().take(64).collect::<String>()),
+            heaps: None,
+            peak_rss: None,
+        })
+    }
+
+    /// The series of the set's Ruby.
+    pub fn series(&self) -> Series {
+        self.series
+    }
+
+    /// Takes the next sample, whose values are as many as the header's keys.
+    pub fn add(&mut self, sample: &Sample) {
+        self.evidence.samples += 1;
+        self.first_ts.get_or_insert(sample.ts);
+        self.last_ts = self.last_ts.max(sample.ts);
+        if let Some(rss) = sample.current_rss {
+            self.evidence.rss.add(rss);
+        }
+        self.peak_rss = self.peak_rss.max(sample.peak_rss).max(sample.current_rss);
+        if let Some(heaps) = sample.meta.as_deref().and_then(heaps::read) {
+            let count = sample.stat.get(self.columns.count).copied().unwrap_or_default();
+            let known = self.heaps.get_or_insert_with(|| [(count, heaps.clone()), (0, Vec::new())]);
+            known[1] = (count, heaps);
+        }
+        match sample.event {
+            EventName::GcCycleStarted => self.started(sample),
+            EventName::GcCycleEnded => self.ended(sample),
+            EventName::ProcessingStarted => self.unit_started(sample),
+            EventName::ProcessingEnded => self.unit_ended(sample),
+            EventName::Booted | EventName::Terminated | EventName::Other(_) => {}
+        }
+    }
+
+    fn started(&mut self, sample: &Sample) {
+        let at = |column: usize| sample.stat.get(column).copied().unwrap_or_default();
+        let info = |key: &str| sample.latest_gc_info.get(key).and_then(|value| value.as_str());
+        let major_by = info("major_by");
+        let start = Start {
+            ts: sample.ts,
+            count: at(self.columns.count),
+            allocated: at(self.columns.allocated),
+            available: at(self.columns.available),
+            old: at(self.columns.old),
+            time_ms: self.columns.time.map_or(0, at),
+            major: major_by.map(|reason| reason == "oldgen"),
+        };
+        let evidence = &mut self.evidence;
+        evidence.cycles += 1;
+        let (reasons, reason) = match major_by {
+            Some(reason) => (&mut evidence.majors, reason),
+            None => (&mut evidence.minors, info("gc_by").unwrap_or("other")),
+        };
+        let reason = REASONS.into_iter().find(|known| *known == reason).unwrap_or("other");
+        *reasons.entry(reason.to_owned()).or_default() += 1;
+        if let Some(last) = self.last {
+            let step = start.count.saturating_sub(last.count);
+            evidence.missing = evidence.missing.saturating_add(step.saturating_sub(1));
+            // What happened between two starts belongs to one cycle only if these are neighbours.
+            if step == 1 {
+                if info("gc_by") == Some("newobj")
+                    && let Some(objects) = start.allocated.checked_sub(last.allocated)
+                {
+                    evidence.intervals.add(objects);
+                }
+                evidence.objects =
+                    evidence.objects.saturating_add(start.allocated.saturating_sub(last.allocated));
+                if let Some(growth) = start.available.checked_sub(last.available).filter(|n| *n > 0) {
+                    evidence.growth.add(growth);
+                }
+                if let Some(time) = &mut evidence.time
+                    && let Some(ms) = start.time_ms.checked_sub(last.time_ms)
+                {
+                    let sum = if last.major.is_some() { &mut time.major_ms } else { &mut time.minor_ms };
+                    *sum = sum.saturating_add(ms);
+                    time.seconds += (start.ts - last.ts).max(0.0);
+                }
+            }
+        }
+        self.sizes.push((start.count, start.available));
+        self.last = Some(start);
+        self.open = Some(start);
+    }
+
+    fn ended(&mut self, sample: &Sample) {
+        let at = |column: usize| sample.stat.get(column).copied().unwrap_or_default();
+        let Some(start) = self.open.take().filter(|start| start.count == at(self.columns.count)) else {
+            return;
+        };
+        let (live, available) = (at(self.columns.live), at(self.columns.available));
+        // Counters of freed and allocated objects are read one after the other: a wrapped difference is none.
+        if live > available || available == 0 {
+            return;
+        }
+        // Minor cycles do not free old objects: what lives after them says nothing.
+        let Some(oldgen) = start.major else { return };
+        if self.ends.len() < MAX_ENDS {
+            self.ends.push((sample.ts, live));
+        }
+        self.evidence.live.add(live);
+        self.evidence.free_share.add(permille(available - live, available));
+        if oldgen && start.old > 0 {
+            self.evidence.old_kept.add(permille(at(self.columns.old), start.old));
+        }
+    }
+
+    fn unit_started(&mut self, sample: &Sample) {
+        if self.units.len() >= MAX_OPEN_UNITS {
+            return;
+        }
+        let allocated = sample.stat.get(self.columns.allocated).copied().unwrap_or_default();
+        self.units_begun += 1;
+        let alone = self.units.is_empty().then_some(self.units_begun);
+        self.units.insert(thread(sample), Unit { allocated, alone });
+        self.evidence.concurrency.add(self.units.len() as u64);
+    }
+
+    fn unit_ended(&mut self, sample: &Sample) {
+        let Some(unit) = self.units.remove(&thread(sample)) else { return };
+        self.evidence.units += 1;
+        let allocated = sample.stat.get(self.columns.allocated).copied().unwrap_or_default();
+        if unit.alone == Some(self.units_begun)
+            && let Some(objects) = allocated.checked_sub(unit.allocated)
+        {
+            self.evidence.unit_objects.add(objects);
+        }
+    }
+
+    /// What the set says.
+    pub fn finish(mut self) -> Evidence {
+        self.settle();
+        self.compare_heaps();
+        let evidence = &mut self.evidence;
+        evidence.seconds = self.first_ts.map_or(0.0, |first| self.last_ts - first);
+        evidence.trends = Trends::of(self.process, &self.ends);
+        let each = &mut evidence.each;
+        if let Some(rss) = evidence.rss.median() {
+            each.rss.add(rss);
+        }
+        if let Some(peak) = self.peak_rss {
+            each.peak.add(peak);
+        }
+        if evidence.cycles >= FEWEST_CYCLES && evidence.objects > 0 {
+            let rate = |count: u64| (count as f64 * 1e9 / evidence.objects as f64) as u64;
+            each.minors.add(rate(evidence.minors.values().sum()));
+            each.majors.add(rate(evidence.majors.values().sum()));
+            if let Some(time) = evidence.time.filter(|time| time.seconds > 0.0) {
+                let ms = time.minor_ms.saturating_add(time.major_ms);
+                each.share.add((time.share() * 10_000.0) as u64);
+                each.cost.add(rate(ms));
+            }
+        }
+        self.evidence
+    }
+
+    /// What the heaps allocated, and how large they have become.
+    fn compare_heaps(&mut self) {
+        let Some([(began, first), (ended, last)]) = &self.heaps else { return };
+        let cycles = ended.saturating_sub(*began);
+        if cycles == 0 {
+            return;
+        }
+        let heaps = last.iter().zip(first).map(|(last, first)| {
+            let mut slots = Distribution::default();
+            slots.add(last.heap_eden_slots);
+            let allocated = last.total_allocated_objects.saturating_sub(first.total_allocated_objects);
+            Heap { slot: last.slot_size, slots, allocated, cycles }
+        });
+        self.evidence.heaps = heaps.collect();
+    }
+
+    /// Whether and when the heap stopped growing: it counts as settled if it was larger by no more than 1 % at any time in the
+    /// second half of the cycles than in the first. Heaps breathe: pages are given back, and taken again before the next major cycle.
+    fn settle(&mut self) {
+        const FEWEST: usize = 16;
+        let sizes = &self.sizes;
+        let (before, after) = sizes.split_at(sizes.len() / 2);
+        let largest = |sizes: &[(u64, u64)]| sizes.iter().map(|(_, slots)| *slots).max();
+        let (Some(first), Some(second)) = (largest(before), largest(after)) else { return };
+        if sizes.len() < FEWEST || second as f64 > first as f64 * 1.01 {
+            return;
+        }
+        self.evidence.settled = 1;
+        for (_, slots) in after {
+            self.evidence.available.add(*slots);
+        }
+        let reached = sizes.iter().position(|(_, slots)| *slots as f64 >= second as f64 * 0.99);
+        // A process that had its size when the set begins may have had it for long.
+        if let Some(reached) = reached.filter(|reached| *reached > 0) {
+            self.evidence.warmup.add(sizes[reached].0);
+        }
+    }
+}
+
+fn permille(part: u64, whole: u64) -> u64 {
+    (u128::from(part) * 1000 / u128::from(whole.max(1))).min(u128::from(u64::MAX)) as u64
+}
+
+fn thread(sample: &Sample) -> String {
+    sample.thread_id.as_ref().map_or_else(String::new, ToString::to_string)
+}

@@ -1,0 +1,177 @@
+//! The settings that a Ruby really follows: what makes two environments the same for advice.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+
+use super::ruby::{Kind, Series, Variable, variable};
+
+/// The `RUBY_GC_*` settings that a Ruby follows: known to its series, taken by it, and other than its defaults.
+///
+/// Values are bytes, slots, factors or ratios, as the variable has it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct InForce(BTreeMap<&'static str, f64>);
+
+impl InForce {
+    /// Of an environment.
+    pub fn of(environment: &BTreeMap<String, String>, series: Series) -> Self {
+        let mut in_force = Self::default();
+        for (name, text) in environment {
+            let Some(variable) = variable(name).filter(|variable| variable.is_read_by(series)) else {
+                continue;
+            };
+            let Some(value) = variable.parse(text) else { continue };
+            in_force.set(variable, value);
+        }
+        in_force
+    }
+
+    /// With a further setting in place of what the variable had.
+    pub fn set(&mut self, variable: &'static Variable, value: f64) {
+        if same(value, variable.default) {
+            self.0.remove(variable.name);
+        } else {
+            self.0.insert(variable.name, value);
+        }
+    }
+
+    /// The value of a variable that is in force; its default where nothing is set.
+    pub fn value(&self, variable: &Variable) -> f64 {
+        self.0.get(variable.name).copied().unwrap_or(variable.default)
+    }
+
+    /// What is set, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        self.0.iter().map(|(name, value)| (*name, *value))
+    }
+
+    /// Whether Ruby's defaults are in force.
+    pub fn is_default(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The variables in which two differ.
+    pub fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'static Variable> + 'a {
+        super::ruby::VARIABLES.iter().filter(|variable| !same(self.value(variable), other.value(variable)))
+    }
+
+    /// As text, the same for the same settings: `NAME=VALUE` by name, with blanks between; empty for Ruby's defaults.
+    pub fn key(&self) -> String {
+        let settings: Vec<String> =
+            self.iter().map(|(name, value)| format!("{name}={}", shown(name, value))).collect();
+        settings.join(" ")
+    }
+
+    /// What [`InForce::key`] wrote; what it cannot have written is left out.
+    pub fn parse(key: &str, series: Series) -> Self {
+        let pairs = key.split(' ').filter_map(|pair| pair.split_once('='));
+        Self::of(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(), series)
+    }
+}
+
+/// Whether two values are one setting.
+pub(super) fn same(a: f64, b: f64) -> bool {
+    (a - b).abs() < 1e-9
+}
+
+/// A value as Ruby reads it.
+pub fn shown(name: &str, value: f64) -> String {
+    let size = variable(name).is_some_and(|variable| variable.kind == Kind::Size);
+    if size {
+        format!("{value:.0}")
+    } else if same((value * 100.0).round() / 100.0, value) {
+        format!("{value:.2}")
+    } else {
+        value.to_string()
+    }
+}
+
+/// The name of a variable without what all have in common.
+pub fn short(name: &str) -> &str {
+    name.strip_prefix("RUBY_GC_").unwrap_or(name)
+}
+
+/// A value for people: sizes in bytes with their unit.
+pub fn brief(name: &str, value: f64) -> String {
+    const MIB: f64 = 1_048_576.0;
+    let bytes = name.contains("MALLOC_LIMIT") && !name.ends_with("FACTOR");
+    if bytes && value >= MIB && same(value % MIB, 0.0) {
+        format!("{:.0}M", value / MIB)
+    } else {
+        shown(name, value)
+    }
+}
+
+impl fmt::Display for InForce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_default() {
+            return f.write_str("Ruby's defaults");
+        }
+        let settings: Vec<String> =
+            self.iter().map(|(name, value)| format!("{}={}", short(name), brief(name, value))).collect();
+        f.write_str(&settings.join(" "))
+    }
+}
+
+impl Serialize for InForce {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in self.iter() {
+            map.serialize_entry(name, &value)?;
+        }
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(pairs: &[(&str, &str)], series: Series) -> InForce {
+        InForce::of(
+            &pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            series,
+        )
+    }
+
+    /// Only what the Ruby follows counts, however it is written; its defaults and the agent's variables do not.
+    #[test]
+    fn same_settings() {
+        let series = Series(3, 1);
+        let plain = of(&[("RUBY_GC_MALLOC_LIMIT", "67108864")], series);
+        assert_eq!(plain.key(), "RUBY_GC_MALLOC_LIMIT=67108864");
+        let other = [
+            ("RUBY_GC_MALLOC_LIMIT", "64m"),
+            ("RUBY_GC_HEAP_INIT_SLOTS", "10000"),
+            ("RUBY_GC_HEAP_GROWTH_FACTOR", "1.8"),
+            ("RUBY_GC_HEAP_0_INIT_SLOTS", "500000"),
+            ("RUBY_GC_OLDMALLOC_LIMIT", "1_000"),
+            ("RUBY_GC_TUNE", "200"),
+            ("RUBY_GC_NO_SUCH", "1"),
+        ];
+        assert_eq!(of(&other, series), plain);
+        assert_eq!(plain.to_string(), "MALLOC_LIMIT=64M");
+        assert_eq!(of(&[], series).to_string(), "Ruby's defaults");
+    }
+
+    proptest! {
+        /// A key names its settings, whatever they are.
+        #[test]
+        fn keys(values in prop::collection::vec((0..super::super::ruby::VARIABLES.len(), "[0-9]{1,12}(\\.[0-9]{1,6})?[km]?"), 0..8)) {
+            for series in [Series(2, 7), Series(3, 2), Series(4, 0)] {
+                let environment = values.iter()
+                    .map(|(at, text)| (super::super::ruby::VARIABLES[*at].name.to_owned(), text.clone())).collect();
+                let in_force = InForce::of(&environment, series);
+                prop_assert_eq!(InForce::parse(&in_force.key(), series), in_force);
+            }
+        }
+
+        /// No text is too strange.
+        #[test]
+        fn strange_keys(key in ".*") {
+            let in_force = InForce::parse(&key, Series(3, 4));
+            prop_assert_eq!(InForce::parse(&in_force.key(), Series(3, 4)), in_force);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Room in the heap for more objects between two cycles.
+
+use super::{
+    Case, GC_GOAL, GC_SHARE, MIN_UNITS, Verdict, enough,
+    heap::{initial_sizes, is_other},
+    hundredths, percent, price, quantile, share,
+};
+use crate::tune::{Advice, Change, Effect, Evidence, Measure, Series, Setting, heaps::Heap};
+
+/// Room for more objects between two cycles.
+pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
+    case.speed()?;
+    let evidence = case.evidence;
+    let by_slots = share(evidence.minors_by("newobj"), evidence.all_minors());
+    enough(evidence.minors_by("newobj"), "minor cycles began because no free slot was left")?;
+    if by_slots < 0.5 {
+        return Err(format!(
+            "only {} of the minor cycles begin because no free slot is left",
+            percent(by_slots)
+        ));
+    }
+    let interval = quantile(&evidence.intervals, 0.5, "pairs of neighbouring cycles")?.max(1);
+    let (size, live) = case.heap()?;
+    let (wanted, why, mut measures) = wanted_room(case, interval)?;
+    // Never more than twice the heap, and not again twice of what was given before: four times of what lives.
+    let most = (2 * size).min(live.saturating_mul(4).max(size)).saturating_sub(live);
+    let until = until_malloc(evidence, interval);
+    let how = How::of(case);
+    let room = if how == How::Ratios { wanted.min(most) } else { wanted.min(most).min(until) };
+    if room < interval + interval / 4 {
+        let malloc = format!(
+            "malloc begins a cycle about every {until} objects; raise the limits of malloc first, then trace again"
+        );
+        let size = "the heap would have to become more than twice as large".to_owned();
+        return Err(if until < most { malloc } else { size });
+    }
+    measures.push(Measure {
+        metric: "objects allocated between two cycles (median)",
+        value: interval as f64,
+        n: evidence.intervals.n(),
+    });
+    measures.push(Measure {
+        metric: "heap_live_slots after major cycles (median)",
+        value: live as f64,
+        n: evidence.live.n(),
+    });
+    if how != How::Ratios {
+        measures.push(Measure {
+            metric: "heap_available_slots (P90, settled)",
+            value: size as f64,
+            n: evidence.available.n(),
+        });
+    }
+    let (set, slots) = match how {
+        How::Initial => {
+            // A full heap holds what one interval allocates, and what lives or has not been found dead.
+            let slots = case.series.whole_pages(size.saturating_sub(interval) + room);
+            (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], slots)
+        }
+        How::Allowance => {
+            let slots = case.series.whole_pages(room);
+            if !is_other(slots as f64, case.value("RUBY_GC_HEAP_INIT_SLOTS")) {
+                return Err(format!("{slots} slots of each heap are free after a cycle already"));
+            }
+            let set = vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?];
+            (set, (live + room).max(size))
+        }
+        How::EachHeap(heaps) => {
+            let times = room as f64 / interval as f64;
+            let set = initial_sizes(case, heaps, &|heap| with_room(heap, times))?;
+            let more: u64 = heaps.iter().map(|heap| ((times - 1.0) * heap.interval() as f64) as u64).sum();
+            (set, size.saturating_add(more))
+        }
+        How::Ratios => {
+            // Room that is never used up does harm there: malloc begins a cycle first, which finds fewer free slots than demanded and asks
+            // for a major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots.
+            if room > until {
+                return Err(format!(
+                    "malloc begins a cycle about every {until} objects, before room for {room} is used, and Ruby would begin major \
+                     cycles for the slots that it misses; raise the limits of malloc first, then trace again"
+                ));
+            }
+            // From 3.2 on HEAP_FREE_SLOTS makes no heap grow: `gc_marks_finish` only asks for a major cycle because of it.
+            // What grows a heap is its own ratio of free slots (`gc_sweep_finish_heap`).
+            (ratios(case, room as f64 / (live + room) as f64)?, (live + room).max(size))
+        }
+    };
+    let factor = interval as f64 / room as f64;
+    Ok(Advice {
+        rule: "",
+        set,
+        why,
+        evidence: measures,
+        effect: Effect {
+            text: format!(
+                "about {:.0} % fewer minor cycles that begin because no free slot is left; the heap grows from {size} to about {slots} slots; \
+                 sweeping remains the same work",
+                (1.0 - factor) * 100.0
+            ),
+            metric: "minor cycles by newobj",
+            factor: Some(factor),
+            price: price::slots(case, slots.saturating_sub(size), factor),
+        },
+        confidence: case.confidence(evidence.intervals.n()),
+    })
+}
+
+/// How a Ruby is given room.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum How<'a> {
+    /// Up to 3.1 the one heap begins with `HEAP_INIT_SLOTS` and never gives these pages back (`gc_marks_finish`: `max_free_slots`).
+    /// `HEAP_FREE_SLOTS` would not do instead: the heap grows to that by major cycles, and each cycle that finds fewer makes another one major.
+    Initial,
+    /// On 3.2 each heap may grow until `HEAP_INIT_SLOTS` of its slots are free after a cycle (`gc_sweep_finish_size_pool`): an allowance of
+    /// pages, which only those heaps take that need it.
+    Allowance,
+    /// From 3.3 on each heap has its own `HEAP_i_INIT_SLOTS`, which it grows to without a cycle and never gives back.
+    EachHeap(&'a [Heap]),
+    /// The same for sets that do not carry the sizes of heaps: a share of free slots.
+    Ratios,
+}
+
+impl<'a> How<'a> {
+    fn of(case: &Case<'a>) -> Self {
+        match case.heaps() {
+            _ if case.series <= Series(3, 1) => Self::Initial,
+            _ if case.series == Series(3, 2) => Self::Allowance,
+            Some(heaps) => Self::EachHeap(heaps),
+            None => Self::Ratios,
+        }
+    }
+
+    /// By how much room is multiplied at most. What only those heaps take that are short of slots may be more.
+    fn most_times(self) -> f64 {
+        match self {
+            Self::Initial | Self::Ratios => 4.0,
+            Self::Allowance | Self::EachHeap(_) => 16.0,
+        }
+    }
+}
+
+/// The size of a heap that has room for so many times as much as it allocates in an interval.
+fn with_room(heap: &Heap, times: f64) -> u64 {
+    let size = heap.slots.quantile(0.9).unwrap_or(0);
+    size.saturating_add(((times - 1.0) * heap.interval() as f64) as u64)
+}
+
+/// How many objects are allocated between two cycles that malloc began: as many intervals as cycles that slots began, and the
+/// beginning of another one.
+fn until_malloc(evidence: &Evidence, interval: u64) -> u64 {
+    let by_malloc = evidence.minors_by("malloc") + evidence.majors_by("oldmalloc");
+    if by_malloc == 0 {
+        return u64::MAX;
+    }
+    (interval as f64 * (evidence.minors_by("newobj") as f64 / by_malloc as f64 + 0.5)) as u64
+}
+
+/// How many objects should fit between two cycles.
+fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measure>), String> {
+    let evidence = case.evidence;
+    if evidence.unit_objects.n() >= MIN_UNITS {
+        let unit = quantile(&evidence.unit_objects, 0.9, "units of work")?;
+        let together = evidence.concurrency.quantile(0.9).unwrap_or(1).max(1);
+        let room = unit.saturating_mul(together);
+        if room <= interval {
+            return Err(format!(
+                "a unit of work ({unit} objects, {together} at a time) fits between two cycles"
+            ));
+        }
+        let measures = vec![
+            Measure {
+                metric: "objects allocated in a unit of work (P90)",
+                value: unit as f64,
+                n: evidence.unit_objects.n(),
+            },
+            Measure { metric: "units at a time (P90)", value: together as f64, n: evidence.concurrency.n() },
+        ];
+        let why =
+            format!("a unit of work allocates {unit} objects, but after {interval} the next cycle begins");
+        return Ok((room, why, measures));
+    }
+    let time = case.share_of_time().ok_or_else(|| {
+        format!(
+            "Ruby {} does not count its time in the GC (3.1 and later do), and there are {} units of work to go by, at \
+             least {MIN_UNITS} are needed",
+            case.series,
+            evidence.unit_objects.n()
+        )
+    })?;
+    if time <= GC_SHARE {
+        return Err(format!(
+            "the GC takes {} of the time; below {} there is little to win",
+            percent(time),
+            percent(GC_SHARE)
+        ));
+    }
+    let times = (time / GC_GOAL).clamp(2.0, How::of(case).most_times());
+    let why = format!(
+        "the GC takes {} of the time, and most cycles begin because no free slot is left",
+        percent(time)
+    );
+    let measure = Measure { metric: "share of time in the GC", value: time, n: evidence.cycles };
+    Ok(((interval as f64 * times) as u64, why, vec![measure]))
+}
+
+/// At least this share of each heap is free after a cycle. The others of the three must not be below.
+fn ratios(case: &Case<'_>, least: f64) -> Result<Vec<Change>, String> {
+    let [min, goal, max] = [
+        "RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO",
+        "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO",
+        "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO",
+    ];
+    let least = least.min(0.75);
+    if least <= case.value(min) {
+        return Err(format!("{min} is {:.2} already", case.value(min)));
+    }
+    // Ruby takes GOAL only between the other two, and nothing above 1.
+    let aim = case.value(goal).max(least + 0.05).min(0.90);
+    let most = case.value(max).max(aim + 0.10).min(1.0);
+    Ok(vec![
+        case.change(min, hundredths(least))?,
+        case.change(goal, hundredths(aim))?,
+        case.change(max, hundredths(most))?,
+    ])
+}

@@ -1,0 +1,163 @@
+//! Advice that is followed, by programs that do not exist.
+
+use proptest::prelude::*;
+
+use super::{
+    Series, Strategy,
+    simulation::{Process, Program, follow},
+};
+
+const SERIES: [Series; 8] = [
+    Series(2, 2),
+    Series(2, 7),
+    Series(3, 0),
+    Series(3, 1),
+    Series(3, 2),
+    Series(3, 3),
+    Series(3, 4),
+    Series(4, 0),
+];
+
+/// Thirteen shapes of programs, with the rule that each is for, on Ruby 3.1 and later; `None`: none.
+fn shapes() -> [(&'static str, Program, Option<&'static str>); 13] {
+    let base = Program::default();
+    [
+        ("small heap", Program { live: 40_000.0, rate: 8e6, ..base.clone() }, Some("free-slots")),
+        (
+            "units of work",
+            Program { live: 60_000.0, rate: 4e6, unit: 60_000.0, ..base.clone() },
+            Some("free-slots"),
+        ),
+        ("malloc", Program { bytes: 3000.0, rate: 5e5, ..base.clone() }, Some("malloc")),
+        (
+            "old objects, few dead",
+            Program { promoted: 0.02, old_dead: 0.02, live: 400_000.0, ..base.clone() },
+            None,
+        ),
+        (
+            "old objects, many dead",
+            Program { promoted: 0.1, old_dead: 0.95, live: 400_000.0, ..base.clone() },
+            None,
+        ),
+        ("no free slots", Program { live: 700_000.0, rate: 3e6, promoted: 0.0, ..base.clone() }, None),
+        ("oldmalloc", Program { bytes: 400.0, promoted: 0.2, old_dead: 0.9, ..base.clone() }, None),
+        ("no write barriers", Program { shady: 5, ..base.clone() }, None),
+        ("fat heap", Program { live: 900_000.0, rate: 2e5, ..base.clone() }, None),
+        ("both heaps", Program { small: 0.2, live: 300_000.0, rate: 6e6, ..base.clone() }, None),
+        ("healthy", Program { rate: 1e5, live: 100_000.0, ..base.clone() }, None),
+        ("leaking", Program { leaked: 0.01, rate: 3e6, ..base.clone() }, None),
+        ("asks for it", Program { explicit: 2, rate: 1e5, ..base }, None),
+    ]
+}
+
+/// Who follows advice comes to an end within four steps of fourteen, never returns to what was left, and is not worse off; each shape gets
+/// its rule.
+#[test]
+fn followed_advice_ends() {
+    for series in SERIES {
+        for (name, program, rule) in shapes() {
+            let first = super::recommend(
+                series,
+                &Process::new(&program, series, &super::InForce::default(), 1).evidence(3),
+            );
+            let rules: Vec<&str> = first.speed().advice.iter().map(|advice| advice.rule).collect();
+            if let Some(rule) = rule.filter(|_| series >= Series(3, 1)) {
+                assert!(rules.contains(&rule), "{name} on {series}: {rules:?}\n{first}");
+            }
+            for strategy in Strategy::ALL {
+                let story = follow(&program, series, strategy, 14);
+                let steps: Vec<String> = story.rounds.iter().map(ToString::to_string).collect();
+                assert!(story.steps() <= 4, "{name} on {series} for {strategy:?}: {steps:#?}");
+                assert!(story.returns() <= usize::from(story.withdrawn), "{name} on {series}: {steps:#?}");
+                let [before, after] = story.cost;
+                if strategy == Strategy::Speed && series >= Series(3, 1) {
+                    assert!(after <= before * 1.10, "{name} on {series}: {before} {after} {steps:#?}");
+                }
+            }
+        }
+    }
+}
+
+/// Healthy programs are left alone, and so are those that only ask for cycles.
+#[test]
+fn nothing_to_gain() {
+    for series in SERIES {
+        for (name, program, _) in
+            shapes().into_iter().filter(|(name, ..)| ["healthy", "asks for it"].contains(name))
+        {
+            let story = follow(&program, series, Strategy::Speed, 2);
+            assert!(
+                story.rounds[1]
+                    .iter()
+                    .all(|(name, _)| name.contains("INIT_SLOTS") || name.contains("GROWTH_MAX")),
+                "{name} on {series}: {}",
+                story.report
+            );
+        }
+    }
+}
+
+/// A leak is named, and not fed with slots.
+#[test]
+fn leaks_are_named() {
+    for series in SERIES {
+        let program = Program { leaked: 0.01, rate: 3e6, ..Program::default() };
+        let mut process = Process::new(&program, series, &super::InForce::default(), 7);
+        let report = super::recommend(series, &process.evidence(6));
+        assert_eq!(report.leaks.len(), 1, "{report}");
+        assert!(
+            report.to_string().contains("leak: the live heap of 4242 on host grows steadily"),
+            "{report}"
+        );
+        for change in report.speed().settings() {
+            assert!(!change.variable.contains("SLOTS"), "{} on {series}", change.variable);
+        }
+        let steady = super::recommend(
+            series,
+            &Process::new(&Program::default(), series, &super::InForce::default(), 7).evidence(6),
+        );
+        assert!(steady.leaks.is_empty(), "{steady}");
+    }
+}
+
+/// What makes it worse is taken back, with the reason, and is not advised again.
+#[test]
+fn withdrawn() {
+    for series in SERIES.into_iter().filter(|series| *series >= Series(3, 1)) {
+        let harmed_by = Some(("RUBY_GC_MALLOC_LIMIT", 4.0));
+        let program = Program { bytes: 3000.0, rate: 5e5, harmed_by, ..Program::default() };
+        let story = follow(&program, series, Strategy::Speed, 8);
+        assert!(story.withdrawn, "{series}: {:?}", story.rounds);
+        assert!(story.steps() <= 4, "{series}: {:?}", story.rounds);
+        let text = story.report.to_string();
+        assert!(
+            story.rounds.last().unwrap().iter().all(|(name, _)| name != "RUBY_GC_MALLOC_LIMIT"),
+            "{text}"
+        );
+        assert!(text.contains("it was worse: GC time per million objects"), "{text}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Any program: at most four steps, and no return to what was left, unless that is taken back once.
+    #[test]
+    fn any_program(
+        (rate, live, bytes) in (5.0_f64..7.0, 4.3_f64..6.0, 0.0_f64..4.5),
+        (promoted, old_dead, unit) in (0.0_f64..0.2, 0.0_f64..1.0, prop_oneof![Just(0.0), 1000.0_f64..200_000.0]),
+        (small, shady, noise) in (0.05_f64..0.95, prop_oneof![Just(0_u64), 3_u64..20], 0.0_f64..0.15),
+        at in 0..SERIES.len(),
+    ) {
+        let program = Program {
+            rate: 10_f64.powf(rate), live: 10_f64.powf(live), bytes: 10_f64.powf(bytes), promoted, old_dead, unit, small, shady, noise,
+            ..Program::default()
+        };
+        for strategy in Strategy::ALL {
+            let story = follow(&program, SERIES[at], strategy, 10);
+            let steps: Vec<String> = story.rounds.iter().map(ToString::to_string).collect();
+            prop_assert!(story.steps() <= 4 + story.returns(), "{} {strategy:?} {program:?}: {steps:#?}\n{}", SERIES[at], story.report);
+            prop_assert!(story.returns() <= usize::from(story.withdrawn), "{steps:#?}");
+        }
+    }
+}

@@ -166,7 +166,7 @@ fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
         }
         400 => refused("invalid payload"),
         404 => Outcome::Refused(Reason::new("invalid application token")),
-        412 => refused("the program is tuned by environment variables already"),
+        412 => refused("nothing is recommended: the program is tuned by environment variables already"),
         426 => refused("a later version of the agent is required"),
         501 => refused("this version of Ruby or Rails is not supported"),
         429 | 500 | 502..=504 => Outcome::Again(Reason::quoting(&format!("answered {code}"), body), after),

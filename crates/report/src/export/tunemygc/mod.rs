@@ -10,7 +10,7 @@ use std::{
 };
 
 use gctrace_tunemygc::printable::printable_json;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::RawValue};
 
 mod client;
 mod spool;
@@ -24,7 +24,7 @@ pub use tokens::Tokens;
 
 use client::Client;
 
-use super::{ExportError, Exporter, VERSION, file};
+use super::{ExportError, Exporter, VERSION, file, jsonl_gc::StatHeap};
 use crate::{
     clock::WallClock,
     ledger::{Ledger, UserCounts},
@@ -88,6 +88,9 @@ struct Open {
     /// Of the first sample.
     first_ns: u64,
     name: String,
+    /// `GC.stat_heap`, at the last sample: its keys and the values of each heap.
+    heap_keys: Vec<&'static str>,
+    heaps: Vec<Vec<u64>>,
     part: u32,
     /// Cycles in this part.
     cycles: u32,
@@ -134,6 +137,9 @@ impl TuneMyGc {
     fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
         let clock = self.clock;
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
+        let first = open.set.samples.is_empty();
+        // Into the same memory each time.
+        open.heaps.clone_from(&state.heaps);
         open.set.samples.push(Sample {
             ts: clock.epoch_seconds(state.ts_ns),
             peak_rss: state.memory.map(|memory| memory.peak_rss),
@@ -141,10 +147,10 @@ impl TuneMyGc {
             event,
             stat: state.stat.clone(),
             latest_gc_info: info_map(&state.info),
-            meta: None,
+            meta: first.then(|| heaps_meta(&process.image.heap_keys, &state.heaps)).flatten(),
             thread_id: (state.tid != process.pid).then(|| state.tid.into()),
         });
-        if open.set.samples.len() == 1 {
+        if first {
             open.first_ns = state.ts_ns;
         }
         let long = matches!(self.to, To::Collector { .. })
@@ -158,6 +164,9 @@ impl TuneMyGc {
     /// Writes what there is of the set of a process; `last` ends it, else its next part begins.
     fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
         let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
+        if let Some(last) = open.set.samples.last_mut() {
+            last.meta = heaps_meta(&open.heap_keys, &open.heaps);
+        }
         let text = (!open.set.samples.is_empty()).then(|| printable_json(&open.set.to_json()).into_owned());
         open.set.samples.clear();
         open.cycles = 0;
@@ -182,6 +191,15 @@ impl TuneMyGc {
 /// The path of an open directory, whatever its name is by now.
 fn opened(dir: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
+}
+
+/// `GC.stat_heap` as the `meta` of the first and the last sample of a set, which are BOOTED and TERMINATED in a set of a whole
+/// process: `{"stat_heap": {"0": {KEY: value, …}, …}}`; nothing before 3.2, which has one heap.
+fn heaps_meta(keys: &[&'static str], heaps: &[Vec<u64>]) -> Option<Box<RawValue>> {
+    if keys.is_empty() || heaps.is_empty() {
+        return None;
+    }
+    serde_json::value::to_raw_value(&json!({ "stat_heap": StatHeap { keys, heaps } })).ok()
 }
 
 fn info_map(info: &GcInfo) -> Map<String, Value> {
@@ -263,7 +281,10 @@ impl TuneMyGc {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         let name = format!("tunemygc-{}-{start}", process.pid);
         let set = SampleSet { header, samples: Vec::new() };
-        self.open.insert(process.pid, Open { set, first_ns: 0, name, part: 0, cycles: 0, booted: false });
+        let heap_keys = process.image.heap_keys.clone();
+        let open =
+            Open { set, first_ns: 0, name, heap_keys, heaps: Vec::new(), part: 0, cycles: 0, booted: false };
+        self.open.insert(process.pid, open);
         if let Some(state) = state {
             self.push(process, EventName::Booted, state)?;
             self.booted(process.pid);

@@ -17,6 +17,7 @@ use ureq::{
     http::{HeaderMap, header},
 };
 
+use super::journal::Journal;
 use super::spool::Spool;
 use super::tokens::Tokens;
 use crate::{
@@ -25,6 +26,7 @@ use crate::{
         engine::{Backlog as _, Counts, Engine, FIRST_PAUSE, Failing, Outcome, Peer, Policy, Receipt},
     },
     ledger::UserCounts,
+    private_dir::{DirError, PrivateDir},
 };
 
 /// Bytes of sets that wait to be put on disk.
@@ -72,6 +74,17 @@ impl Target {
             .collect();
         let sum = crc32fast::hash(self.url.as_bytes());
         format!("{}-{sum:08x}", name.get(..80).unwrap_or(&name))
+    }
+}
+
+impl Target {
+    /// Where sets that still grow are written, in the part of the spool for this address.
+    pub(super) fn journal(&self) -> io::Result<Journal> {
+        let dir = PrivateDir::create(&self.spool).and_then(|base| base.child(&self.spool_name()));
+        dir.map(Journal::new).map_err(|error| match error {
+            DirError::Io(error) => error,
+            unsafe_to_use => io::Error::other(unsafe_to_use.to_string()),
+        })
     }
 }
 

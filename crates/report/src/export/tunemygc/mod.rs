@@ -13,6 +13,7 @@ use gctrace_tunemygc::printable::printable_json;
 use serde_json::{Map, Value, json, value::RawValue};
 
 mod client;
+mod journal;
 mod spool;
 #[cfg(test)]
 mod tests;
@@ -23,10 +24,11 @@ pub use gctrace_tunemygc::wire::{EventName, Header, ProtocolError, Sample, Sampl
 pub use tokens::Tokens;
 
 use client::Client;
+use journal::{Draft, Journal};
 
 use super::{ExportError, Exporter, VERSION, file, jsonl_gc::StatHeap};
 use crate::{
-    clock::WallClock,
+    clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
     model::{
         EndReason, GcCycle, GcState, Process,
@@ -40,6 +42,9 @@ use crate::{
 const MAX_SAMPLES: usize = 10_000;
 /// A set for a collector is sent and begun anew when it spans this time, so that it comes from long-lived processes, too.
 const MAX_SPAN_NS: u64 = 600_000_000_000;
+
+/// What is new in sets that wait to be complete is put on disk this often.
+const DRAFT_NS: u64 = 30_000_000_000;
 
 /// Collects sets and writes each to its file, or sends it, when its process ends.
 pub struct TuneMyGc {
@@ -79,6 +84,10 @@ enum To {
         client: Box<Client>,
         tokens: Tokens,
         cycles: Option<NonZeroU32>,
+        /// Until it fails: then there is no room, and the sets themselves are in danger.
+        journal: Option<Journal>,
+        /// When it was written to, `CLOCK_MONOTONIC`.
+        drafted_ns: u64,
     },
 }
 
@@ -95,6 +104,7 @@ struct Open {
     /// Cycles in this part.
     cycles: u32,
     booted: bool,
+    draft: Option<Draft>,
 }
 
 impl TuneMyGc {
@@ -130,7 +140,16 @@ impl TuneMyGc {
         let client =
             Client::start(target, say).map_err(|(path, source)| ExportError::Unwritable { path, source })?;
         let client = Box::new(client);
-        let to = To::Collector { client, tokens: target.tokens.clone(), cycles: target.cycles };
+        let journal = target
+            .journal()
+            .map_err(|source| ExportError::Unwritable { path: target.spool.clone(), source })?;
+        let to = To::Collector {
+            client,
+            tokens: target.tokens.clone(),
+            cycles: target.cycles,
+            journal: Some(journal),
+            drafted_ns: monotonic_ns(),
+        };
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
@@ -171,6 +190,7 @@ impl TuneMyGc {
         open.set.samples.clear();
         open.cycles = 0;
         open.part += u32::from(!last || open.part > 0);
+        let draft = open.draft.take();
         let part = if open.part > 0 { format!("-part{}", open.part) } else { String::new() };
         let stem = format!("{}{part}", open.name);
         if last {
@@ -180,9 +200,30 @@ impl TuneMyGc {
         match &self.to {
             To::Dir { path, open } => file::write_new(&opened(open), &stem, ".json", text.as_bytes())
                 .map_err(|source| ExportError::File { path: path.join(format!("{stem}.json")), source }),
-            To::Collector { client, .. } => {
+            To::Collector { client, journal, .. } => {
                 client.send(text);
+                if let (Some(journal), Some(draft)) = (journal, draft) {
+                    journal.discard(draft);
+                }
                 Ok(())
+            }
+        }
+    }
+
+    /// Puts what is new in the sets on disk, if it is time.
+    fn draft(&mut self) {
+        let To::Collector { journal: journal @ Some(_), drafted_ns, .. } = &mut self.to else { return };
+        let now = monotonic_ns();
+        if now.saturating_sub(*drafted_ns) < DRAFT_NS {
+            return;
+        }
+        *drafted_ns = now;
+        let Some(writes) = journal else { return };
+        for open in self.open.values_mut() {
+            if let Err(error) = writes.append(&open.set, &mut open.draft) {
+                log::warn!("sample sets that are not complete are in memory only from now on: {error}");
+                *journal = None;
+                return;
             }
         }
     }
@@ -239,6 +280,11 @@ impl Exporter for TuneMyGc {
         }
     }
 
+    fn flush(&mut self) -> Result<(), ExportError> {
+        self.draft();
+        Ok(())
+    }
+
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
         let mut pids: Vec<u32> = self.open.keys().copied().collect();
         pids.sort_unstable();
@@ -282,8 +328,17 @@ impl TuneMyGc {
         let name = format!("tunemygc-{}-{start}", process.pid);
         let set = SampleSet { header, samples: Vec::new() };
         let heap_keys = process.image.heap_keys.clone();
-        let open =
-            Open { set, first_ns: 0, name, heap_keys, heaps: Vec::new(), part: 0, cycles: 0, booted: false };
+        let open = Open {
+            set,
+            first_ns: 0,
+            name,
+            heap_keys,
+            heaps: Vec::new(),
+            part: 0,
+            cycles: 0,
+            booted: false,
+            draft: None,
+        };
         self.open.insert(process.pid, open);
         if let Some(state) = state {
             self.push(process, EventName::Booted, state)?;

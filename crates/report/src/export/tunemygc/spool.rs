@@ -9,13 +9,14 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use super::journal;
 use crate::{
     export::upload::engine::{Backlog, Gone, Room},
     private_dir::{DirError, PrivateDir},
 };
 
 /// A file beyond this was not made by us.
-const MAX_SET: usize = 256 << 20;
+pub(super) const MAX_SET: usize = 256 << 20;
 
 /// A set that waits.
 #[derive(Debug)]
@@ -73,6 +74,9 @@ impl Spool {
             spool.bytes = left.iter().map(|entry| entry.size).sum();
             spool.waiting = left.into();
             spool.shed(0);
+            for set in journal::left(&spool.dir)? {
+                spool.add(&set)?;
+            }
         }
         Ok(spool)
     }

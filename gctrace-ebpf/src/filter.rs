@@ -17,6 +17,7 @@ use gctrace_common::{
 };
 
 use crate::{
+    line::debug_line,
     maps::{self, CGROUP_LEVELS, CGROUPS, PROCESSES, config, count},
     rubies, usermem,
 };
@@ -163,6 +164,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
         (image, bias, ip.wrapping_sub(bias), 0, NO_REGISTER)
     };
     let Some(image) = maps::image(image_index) else {
+        debug_line!(ctx, "tgid {} hits a probe of the image {}, which is not open", tgid, image_index);
         count(Counter::NoImage);
         return None;
     };

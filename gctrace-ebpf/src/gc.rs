@@ -10,6 +10,7 @@ use gctrace_common::{
 use crate::{
     emit,
     filter::{Admitted, admit},
+    line::debug_line,
     maps::{SCOPES, closed, count},
     rubies, sample, usermem,
 };
@@ -23,6 +24,16 @@ pub fn hit(ctx: &ProbeContext, point: Point) -> u32 {
         return 0;
     }
     if let Some(admitted) = admit(ctx) {
+        debug_line!(
+            ctx,
+            "point {} tgid {} tid {} image {} site {:x} register {:x}",
+            point as u32,
+            admitted.tgid,
+            admitted.tid,
+            admitted.image_index,
+            admitted.site,
+            admitted.register
+        );
         match point {
             Point::GcStart => {
                 start(&admitted, now);

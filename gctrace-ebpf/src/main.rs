@@ -19,6 +19,7 @@ mod gc;
 mod gvl;
 mod hit;
 mod lifecycle;
+mod line;
 mod maps;
 mod memory;
 mod offcpu;

@@ -18,7 +18,7 @@ use crate::{
     elf,
     setup::{self, Purpose},
     toolchain::Toolchain,
-    util::{progress, root, run_quiet, sha256},
+    util::{progress, root, run_quiet, sha256, target_dir},
 };
 
 /// Arguments of `ebpf`.
@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// Change nothing; fail when the committed objects are not what the sources give.
     #[arg(long)]
     check: bool,
+    /// Build objects whose programs send lines through aya-log, into target/bpf-log; the committed ones stay.
+    #[arg(long, conflicts_with = "check")]
+    log: bool,
 }
 
 /// Values of `cfg(bpf_target_arch)`; the object of each differs in the layout of the registers.
@@ -38,11 +41,27 @@ const REMEDY: &str = "run `cargo xtask ebpf` and commit gctrace-ebpf/prebuilt";
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    if args.check { check() } else { rebuild() }
+    match args {
+        Args { check: true, .. } => check(),
+        Args { log: true, .. } => with_lines(),
+        _ => rebuild(),
+    }
+}
+
+/// Objects for debugging, which nobody commits.
+fn with_lines() -> Result<()> {
+    let folder = target_dir()?.join("bpf-log");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    for (name, bytes) in Build::run(&["--features", "bpf-log"])?.objects {
+        let path = folder.join(name);
+        write(&path, &bytes)?;
+        progress(format!("ebpf: {}, {} bytes", path.display(), bytes.len()));
+    }
+    Ok(())
 }
 
 fn rebuild() -> Result<()> {
-    let build = Build::run()?;
+    let build = Build::run(&[])?;
     let folder = prebuilt();
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     for (name, bytes) in &build.objects {
@@ -78,7 +97,7 @@ fn check() -> Result<()> {
         committed.insert(name, bytes);
     }
 
-    let build = Build::run()?;
+    let build = Build::run(&[])?;
     let differing: Vec<&String> = build
         .objects
         .iter()
@@ -116,7 +135,7 @@ struct Build {
 }
 
 impl Build {
-    fn run() -> Result<Self> {
+    fn run(features: &[&str]) -> Result<Self> {
         setup::ensure(&[Purpose::Ebpf])?;
         let tools = Toolchain::find()?;
         let place = Path::new(PLACE);
@@ -132,7 +151,7 @@ impl Build {
         for arch in ARCHITECTURES {
             progress(format!("ebpf: building for {arch}"));
             let mut command = tools.cargo(place)?;
-            command.args(["build", "--release", "--locked", "--offline", "--target", TARGET]);
+            command.args(["build", "--release", "--locked", "--offline", "--target", TARGET]).args(features);
             command.env("CARGO_ENCODED_RUSTFLAGS", flags(arch)?).env("CARGO_TARGET_DIR", &target_dir);
             run_quiet(command.current_dir(&crate_dir)).context("cannot build the BPF programs")?;
             let path = target_dir.join(TARGET).join("release/gctrace");

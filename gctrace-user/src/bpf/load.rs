@@ -39,6 +39,14 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
     "/../gctrace-ebpf/prebuilt/gctrace.bpfel.aarch64.o"
 ));
 
+/// The object to load.
+fn object() -> &'static [u8] {
+    #[cfg(feature = "bpf-log")]
+    return super::lines::object(OBJECT);
+    #[cfg(not(feature = "bpf-log"))]
+    OBJECT
+}
+
 /// Programs that sit on GC points, in the order of their `Point`.
 pub(super) const GC_PROGRAMS: [&str; 5] = ["gc_start", "gc_end_mark", "gc_end_sweep", "gc_enter", "gc_exit"];
 /// Programs on tracepoints: program, category, name.
@@ -220,6 +228,8 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
             .attach(category, name)
             .map_err(|source| LoadError::Tracepoint { tracepoint: format!("{category}:{name}"), source })?;
     }
+    #[cfg(feature = "bpf-log")]
+    super::lines::start(&mut programs.ebpf);
     let native = options.native();
     let stages = sample::link_stages(&mut programs, options.stacks, options.gvl)?;
     let ebpf = &mut programs.ebpf;
@@ -288,7 +298,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         newtask,
         everything,
     } = *wanted;
-    check_abi(OBJECT)?;
+    check_abi(object())?;
     let memory = if memory { memory_layout(everything) } else { MemoryLayout::default() };
     let task_thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
         log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
@@ -385,10 +395,15 @@ fn load_programs(
             loader.map_max_entries(map, 1);
         }
     }
-    let mut ebpf = loader.load(OBJECT)?;
+    #[cfg(feature = "bpf-log")]
+    let level = log::max_level() as u8;
+    #[cfg(feature = "bpf-log")]
+    super::lines::configure(&mut loader, &level);
+    let object = object();
+    let mut ebpf = loader.load(object)?;
     let mut names = needed(stacks, gvl.filter(|_| config.gvl != 0), requests.is_some(), everything);
     log::debug!("loading {} BPF programs: {}", names.len(), names.join(" "));
-    let multi = if multi { load_multi(&ebpf, &names) } else { None };
+    let multi = if multi { load_multi(&ebpf, object, &names) } else { None };
     names.retain(|name| multi.as_ref().is_none_or(|multi| multi.program(name).is_none()));
     load_all(&mut ebpf, &names)?;
     Ok(Programs { ebpf, multi })
@@ -413,14 +428,14 @@ fn needed(
 
 /// Loads the uprobes among the programs so that a link takes many, if the kernel can do that. Those of fallback probes stay Aya's: a probe
 /// with a semaphore is one by itself.
-fn load_multi(ebpf: &Ebpf, names: &[&'static str]) -> Option<Multi> {
+fn load_multi(ebpf: &Ebpf, object: &[u8], names: &[&'static str]) -> Option<Multi> {
     let uprobes: Vec<&'static str> = names
         .iter()
         .filter(|name| !PHASE_PROGRAMS.contains(name))
         .filter(|name| matches!(ebpf.program(name), Some(Program::UProbe(_))))
         .copied()
         .collect();
-    match Multi::load(ebpf, OBJECT, &uprobes) {
+    match Multi::load(ebpf, object, &uprobes) {
         Ok(multi) => Some(multi),
         Err(error @ MultiError::Unsupported) => {
             log::debug!("{error}; each probe is attached by itself");

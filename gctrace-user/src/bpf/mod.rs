@@ -4,6 +4,8 @@ mod attach;
 mod check;
 mod gvl;
 mod kernel_types;
+#[cfg(feature = "bpf-log")]
+mod lines;
 mod load;
 mod mmaps;
 mod multi;

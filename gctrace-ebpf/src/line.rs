@@ -1,0 +1,16 @@
+//! Lines for whoever debugs a program: `debug_line!(ctx, "{} …", …)`, at the level debug. They exist in objects that
+//! `cargo xtask ebpf --log` has built, and are nothing in others: not even their arguments are evaluated.
+
+/// Sends a line through aya-log.
+#[cfg(feature = "bpf-log")]
+macro_rules! debug_line {
+    ($ctx:expr, $($text:tt)*) => { aya_log_ebpf::debug!($ctx, $($text)*) };
+}
+
+/// Nothing.
+#[cfg(not(feature = "bpf-log"))]
+macro_rules! debug_line {
+    ($ctx:expr, $($text:tt)*) => {};
+}
+
+pub(crate) use debug_line;

@@ -1,0 +1,48 @@
+//! Another BPF object than the committed one, and the lines that its programs send: for who debugs them. Built with the
+//! feature `bpf-log` only (CONTRIBUTING.md).
+
+use std::{fs, time::Duration};
+
+use aya::{Ebpf, EbpfLoader};
+use aya_log::EbpfLogger;
+
+/// Names the object.
+const OBJECT: &str = "GCTRACE_BPF_OBJECT";
+/// How often lines are taken out of the ring.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// The object that the environment names; `committed` without one, or with one that cannot be read.
+pub(super) fn object(committed: &'static [u8]) -> &'static [u8] {
+    let Some(path) = std::env::var_os(OBJECT) else { return committed };
+    match fs::read(&path) {
+        // Once per load, in a build that nobody ships.
+        Ok(bytes) => Vec::leak(bytes),
+        Err(error) => {
+            log::warn!("{OBJECT} {}: {error}; the committed object is loaded", path.display());
+            committed
+        }
+    }
+}
+
+/// Has the programs send the lines of the levels that `RUST_LOG` asks for.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the loader keeps the reference until it loads")]
+pub(super) fn configure<'a>(loader: &mut EbpfLoader<'a>, level: &'a u8) {
+    loader.override_global(aya_log::LEVEL, level, false);
+}
+
+/// Logs the lines of the programs until gctrace ends.
+pub(super) fn start(ebpf: &mut Ebpf) {
+    let mut lines = match EbpfLogger::init(ebpf) {
+        Ok(lines) => lines,
+        Err(error) => return log::info!("the BPF object sends no lines: {error}"),
+    };
+    let logged = move || {
+        loop {
+            lines.flush();
+            std::thread::sleep(INTERVAL);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("gctrace-bpf-log".to_owned()).spawn(logged) {
+        log::warn!("starting a thread for the lines of BPF programs: {error}");
+    }
+}

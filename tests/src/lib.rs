@@ -11,7 +11,7 @@
 //! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
 //! * [`container`]: real containers of the lab's Rubies, and cgroups
 //! * [`doctor`]: what `gctrace doctor` says
-//! * [`tunemygc`], [`pprof`]: independent readers of the output files
+//! * [`tunemygc`], [`pprof`], [`stack_log`]: independent readers of the output files
 //! * [`collector`]: a running collector and sets for it; [`http`]: its clients' side, byte by byte
 //! * [`receiver`]: a server that is pushed to; [`python`]: packages that decode what it got; [`postgres`]: a database
 //! * [`memory`]: whether a process's code is what its file says
@@ -38,6 +38,7 @@ pub mod receiver;
 pub mod report;
 pub mod ruby;
 pub mod script;
+pub mod stack_log;
 pub mod tunemygc;
 pub mod witness;
 

@@ -9,26 +9,11 @@ use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
+use gctrace_tests::stack_log::{self, Sample};
 use rustix::process::Signal;
-use serde::Deserialize;
 
 /// How long the program is watched while it hangs.
 const WATCHED: Duration = Duration::from_millis(1500);
-
-#[derive(Debug, Deserialize)]
-struct Sample {
-    pid: u32,
-    tid: u32,
-    state: String,
-    wall_ns: u64,
-    stack: Vec<Frame>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Frame {
-    kind: String,
-    name: String,
-}
 
 /// How often each thread of a process has left a CPU, by the kernel's own count.
 fn switches(pid: u32) -> Result<BTreeMap<u32, Vec<String>>> {
@@ -83,9 +68,7 @@ fn each_thread_is_there() -> Result<()> {
         script.say("")?;
         script.finish()?;
 
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let all = text.lines().map(serde_json::from_str).collect::<Result<Vec<Sample>, _>>()?;
-        let of_script: Vec<Sample> = all.into_iter().filter(|sample| sample.pid == pid).collect();
+        let of_script = stack_log::of_process(&path, pid)?;
         let asleep: BTreeSet<u32> = before
             .iter()
             .filter(|(tid, counts)| after.get(tid) == Some(counts))

@@ -9,30 +9,14 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
-use serde::Deserialize;
+use gctrace_tests::stack_log::{self, Sample};
 use serde_json::Value;
 
 /// The frame of a time whose stack was not taken.
 const LIMITED: &str = "(no stack: sampling limit)";
 
-#[derive(Debug, Deserialize)]
-struct Sample {
-    pid: u32,
-    tid: u32,
-    state: String,
-    wall_ns: u64,
-    stack: Vec<Frame>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Frame {
-    name: String,
-}
-
-impl Sample {
-    fn has_stack(&self) -> bool {
-        self.stack.iter().all(|frame| frame.name != LIMITED)
-    }
+fn has_stack(sample: &Sample) -> bool {
+    sample.frames_of(LIMITED) == 0
 }
 
 fn watch(live: &Live, ruby: &Ruby, args: &[&str], limit: &str) -> Result<(Vec<Sample>, Report)> {
@@ -49,10 +33,9 @@ fn watch(live: &Live, ruby: &Ruby, args: &[&str], limit: &str) -> Result<(Vec<Sa
     let script = args.iter().fold(Script::unwitnessed(live, ruby, "waits.rb")?, Script::arg);
     let done = script.run()?;
     let report = gctrace.stop()?;
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let all = text.lines().map(serde_json::from_str).collect::<Result<Vec<Sample>, _>>()?;
-    let off = all.into_iter().filter(|sample| sample.pid == done.pid && sample.state != "running");
-    Ok((off.collect(), report))
+    let mut off = stack_log::of_process(&path, done.pid)?;
+    off.retain(|sample| sample.state != "running");
+    Ok((off, report))
 }
 
 fn kernel(report: &Report, name: &str) -> Result<u64> {
@@ -80,7 +63,7 @@ fn short_times_cost_no_stack() -> Result<()> {
             ensure!(short > 1_000, "only {short} short times");
             ensure!(wanted == told, "{wanted} stacks wanted for {told} times that were reported");
             ensure!(kernel(&report, "off_cpu_shed")? == 0, "stacks were shed");
-            ensure!(samples.iter().all(Sample::has_stack), "times without a stack: {samples:?}");
+            ensure!(samples.iter().all(has_stack), "times without a stack: {samples:?}");
             ensure!(ledger::user(&report, "off_cpu_ns_without_stack")? == 0, "time without a stack");
         } else {
             ensure!(wanted == kernel(&report, "switch_outs")?, "{wanted} stacks wanted");
@@ -99,13 +82,13 @@ fn the_choice_is_fair() -> Result<()> {
     Ruby::first_and_last(|ruby| {
         let (samples, report) = watch(&live, ruby, &["30", "40", "0"], "50")?;
         let without: u64 =
-            samples.iter().filter(|sample| !sample.has_stack()).map(|sample| sample.wall_ns).sum();
+            samples.iter().filter(|sample| !has_stack(sample)).map(|sample| sample.wall_ns).sum();
         let counted = ledger::user(&report, "off_cpu_ns_without_stack")?;
         ensure!(without > 0 && without <= counted, "{without} ns without a stack, {counted} counted");
         // By thread, in the order of their places: how many of the long times have a stack.
         let mut threads: BTreeMap<u32, u32> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| sample.wall_ns > 40_000_000) {
-            *threads.entry(sample.tid).or_default() += u32::from(sample.has_stack());
+            *threads.entry(sample.tid).or_default() += u32::from(has_stack(sample));
         }
         // The main thread, which waits for all the others, comes first.
         let stacks: Vec<f64> = threads.values().skip(1).map(|stacks| f64::from(*stacks)).collect();

@@ -8,36 +8,12 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
-use serde::Deserialize;
+use gctrace_tests::stack_log::{self, Sample};
 use serde_json::Value;
 
-/// A line of the stack log.
-#[derive(Debug, Deserialize)]
-struct Sample {
-    pid: u32,
-    tid: u32,
-    state: String,
-    cpu_ns: u64,
-    wall_ns: u64,
-    stack: Vec<Frame>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Frame {
-    kind: String,
-    name: String,
-}
-
-impl Sample {
-    /// Frames of a method by the end of its name.
-    fn frames_of(&self, method: &str) -> usize {
-        self.stack.iter().filter(|frame| frame.name.ends_with(method)).count()
-    }
-
-    /// The frame that stands for the missing root end.
-    fn missing(&self) -> Option<&str> {
-        self.stack.last().filter(|frame| frame.kind == "missing").map(|frame| frame.name.as_str())
-    }
+/// The frame that stands for the missing root end.
+fn missing(sample: &Sample) -> Option<&str> {
+    sample.stack.last().filter(|frame| frame.kind == "missing").map(|frame| frame.name.as_str())
 }
 
 /// What a script was seen to do, and what it says itself.
@@ -54,9 +30,7 @@ fn watch(live: &Live, ruby: &Ruby, script: &str, args: &[&str], flags: &[&str]) 
     let gctrace = Invocation::jsonl(words)?.start_ready()?;
     let done = args.iter().fold(Script::unwitnessed(live, ruby, script)?, Script::arg).run()?;
     let report = gctrace.stop()?;
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let all = text.lines().map(serde_json::from_str).collect::<Result<Vec<Sample>, _>>()?;
-    let samples = all.into_iter().filter(|sample| sample.pid == done.pid).collect::<Vec<_>>();
+    let samples = stack_log::of_process(&path, done.pid)?;
     ensure!(!samples.is_empty(), "no samples of process {}", done.pid);
     Ok(Seen { samples, report, done })
 }
@@ -77,7 +51,7 @@ fn recursion_is_whole() -> Result<()> {
         for sample in inside {
             let calls = sample.frames_of("#descend");
             ensure!(calls == 800, "{calls} calls of 800");
-            ensure!(sample.missing().is_none(), "{:?}", sample.missing());
+            ensure!(missing(sample).is_none(), "{:?}", missing(sample));
             ensure!(sample.cpu_ns > 0 && sample.state == "running", "{} {}", sample.cpu_ns, sample.state);
         }
         ensure!(kernel_counter(&seen.report, "stack_truncated")? == 0, "stacks were cut");
@@ -94,7 +68,7 @@ fn too_deep_is_said() -> Result<()> {
         let inside = seen.samples.iter().filter(|sample| sample.frames_of("#spin") > 0).collect::<Vec<_>>();
         ensure!(inside.len() >= 10, "{} samples in spin", inside.len());
         for sample in &inside {
-            ensure!(sample.missing() == Some("(truncated)"), "{:?}", sample.stack.last());
+            ensure!(missing(sample) == Some("(truncated)"), "{:?}", sample.stack.last());
             // Some of the 2048 are spin and the function that reads the clock.
             let calls = sample.frames_of("#descend");
             ensure!((2040..2048).contains(&calls), "{calls} calls");
@@ -160,9 +134,8 @@ fn blocked_at_the_end() -> Result<()> {
         let longest = begun.elapsed();
         script.say("")?;
         let done = script.finish()?;
-        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let all = text.lines().map(serde_json::from_str).collect::<Result<Vec<Sample>, _>>()?;
-        let blocked = all.iter().filter(|s| s.pid == done.pid && s.state == "blocked");
+        let samples = stack_log::of_process(&path, done.pid)?;
+        let blocked = samples.iter().filter(|s| s.state == "blocked");
         // Up to 2.7 a thread without the GVL has no Ruby stack.
         let there = blocked.filter(|s| s.frames_of("#forever") > 0 || !ruby.is_at_least(3, 0));
         let most = there.map(|sample| u128::from(sample.wall_ns)).max().context("nobody blocks")?;

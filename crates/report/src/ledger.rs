@@ -4,7 +4,7 @@ use gctrace_common::stats::{Counter, Family, IDENTITIES};
 
 mod account;
 #[cfg(test)]
-mod doc;
+mod doc_tests;
 mod identities;
 mod off_cpu;
 

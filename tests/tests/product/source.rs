@@ -4,7 +4,7 @@
 pub(crate) fn is_test(path: &str) -> bool {
     path.split('/').any(|part| {
         let name = part.strip_suffix(".rs").unwrap_or(part);
-        ["tests", "fuzz", "truth"].contains(&name) || name.ends_with("_tests")
+        ["tests", "fuzz", "dwarf_oracle"].contains(&name) || name.ends_with("_tests")
     })
 }
 

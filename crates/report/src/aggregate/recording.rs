@@ -259,7 +259,7 @@ impl Observer for Recording {
             Seen::GvlSpan(span) => self.gvl_span(process, span),
             Seen::GvlThread(thread) => self.gvl_thread(process, thread),
             Seen::Ended(_) => self.ended(process),
-            Seen::Request(_) | Seen::GvlSoFar(_) | Seen::GvlProcess(_) => {}
+            _ => {}
         }
     }
 }

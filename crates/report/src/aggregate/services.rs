@@ -240,11 +240,7 @@ impl Observer for Services {
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
             Seen::Ended(end) => self.ended(process, end.shutdown.as_ref()),
-            Seen::Request(_)
-            | Seen::Stack(_)
-            | Seen::GvlSpan(_)
-            | Seen::GvlThread(_)
-            | Seen::GvlProcess(_) => {}
+            _ => {}
         }
     }
 }

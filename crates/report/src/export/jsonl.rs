@@ -351,7 +351,7 @@ impl<W: Write> Exporter for Jsonl<W> {
             Seen::GvlThread(thread) => self.gvl_thread(process, thread),
             Seen::GvlProcess(summary) => self.gvl_process(process, summary),
             Seen::Ended(end) => self.ended(process, end),
-            Seen::Stack(_) | Seen::GvlSpan(_) | Seen::GvlSoFar(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 

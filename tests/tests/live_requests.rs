@@ -38,12 +38,13 @@ struct Server {
 }
 
 impl Server {
-    fn start(live: &Live) -> Result<Self> {
+    fn start(live: &Live, workers: &str) -> Result<Self> {
         let truth = live.path("truth");
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let web = rubies_dir().join("web");
         let mut command = Command::new("puma");
         command.arg("-C").arg(web.join("requests.rb")).arg("-b").arg(format!("tcp://127.0.0.1:{port}"));
+        command.args(["-w", workers]);
         command.arg(web.join("requests.ru")).current_dir(&web);
         command.env("GCTRACE_TEST_TRUTH", &truth).env("RACK_ENV", "production");
         let server = Self { process: Guarded::start("puma", &mut command)?, truth, port };
@@ -235,7 +236,7 @@ fn watch(server: &Server, more: &[&str]) -> Result<Gctrace> {
 #[test]
 fn every_request_is_there_and_true() -> Result<()> {
     let live = Live::begin()?;
-    let server = Server::start(&live)?;
+    let server = Server::start(&live, "0")?;
     let gctrace = watch(&server, &[])?;
     let mut answered = Vec::new();
     for round in 0..2 {
@@ -284,7 +285,7 @@ fn every_request_is_there_and_true() -> Result<()> {
 #[test]
 fn lost_records_make_nothing_wrong() -> Result<()> {
     let live = Live::begin()?;
-    let server = Server::start(&live)?;
+    let server = Server::start(&live, "0")?;
     let gctrace = watch(&server, &["--request-ring", "16KiB"])?;
     let mut stream = server.connect()?;
     // Nobody reads the ring meanwhile.
@@ -307,11 +308,68 @@ fn lost_records_make_nothing_wrong() -> Result<()> {
     all_true(&report, &server.truths()?)
 }
 
+/// So many requests, each on a connection of its own, by four clients. Returns their names.
+fn singles(server: &Server, numbers: std::ops::Range<usize>) -> Result<Vec<String>> {
+    let names: Vec<String> = numbers.map(name).collect();
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = names
+            .chunks(names.len().div_ceil(4))
+            .map(|names| {
+                scope.spawn(move || {
+                    names.iter().try_for_each(|name| -> Result<()> {
+                        let mut stream = server.connect()?;
+                        let text = get("gc", name).replace("Host: x", "Host: x\r\nConnection: close");
+                        stream.write_all(text.as_bytes())?;
+                        responses(&mut stream, 1)
+                    })
+                })
+            })
+            .collect();
+        clients.into_iter().try_for_each(|client| client.join().expect("a client panicked"))
+    })?;
+    Ok(names)
+}
+
+/// The workers of a cluster are servers, too, each with its own connections of the same numbers.
+#[test]
+fn workers_of_a_cluster() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Server::start(&live, "2")?;
+    // Both workers have answered, so both are there.
+    let tids = |server: &Server| -> Result<std::collections::HashSet<u32>> {
+        let truths = server.truths().unwrap_or_default();
+        truths.values().map(|truth| process_of(truth.tid)).collect()
+    };
+    let (since, mut number) = (Instant::now(), 4000);
+    while tids(&server)?.len() < 2 {
+        ensure!(since.elapsed() < PATIENCE, "one worker does not answer");
+        singles(&server, number..number + 4)?;
+        number += 4;
+    }
+    let gctrace = watch(&server, &[])?;
+    let names = singles(&server, 0..80)?;
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    all_true(&report, &server.truths()?)?;
+    let lines = by_name(&report);
+    ensure!(names.iter().all(|name| lines.contains_key(name.as_str())), "{} of {}", lines.len(), names.len());
+    let workers: std::collections::HashSet<u32> = report.requests.iter().map(|line| line.pid).collect();
+    ensure!(workers.len() == 2, "{workers:?}");
+    Ok(())
+}
+
+/// The process of a thread.
+fn process_of(tid: u32) -> Result<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:")).context("no Tgid")?;
+    Ok(line.trim().parse()?)
+}
+
 /// Without the flag, and in a program that serves nothing, there are no requests.
 #[test]
 fn no_server_and_no_flag() -> Result<()> {
     let live = Live::begin()?;
-    let server = Server::start(&live)?;
+    let server = Server::start(&live, "0")?;
     let gctrace = Invocation::jsonl(["--pid", &server.process.pid().to_string()])?.start_ready()?;
     let mut stream = server.connect()?;
     stream.write_all(get("gc", "ggg").as_bytes())?;

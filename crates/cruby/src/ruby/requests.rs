@@ -1,6 +1,6 @@
 //! Where requests are seen: calls that a web server makes anyway, in files that hardly any other process has, or in its libc.
 //!
-//! Puma's parser (`ext/puma_http11`, Puma 4 to 8) is called through its exported functions. `socket.so` is Ruby's. All sites
+//! Puma's parser (`ext/puma_http11`) is called through its exported functions. `socket.so` is Ruby's. All sites
 //! but those in libc are `call` instructions, which the kernel emulates.
 
 use gctrace_common::request::RequestPoint;
@@ -152,4 +152,45 @@ fn entries(image: &ElfImage, functions: &[(&'static str, RequestPoint, bool)]) -
         }
     }
     sites
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By its name a file is one of ours or nobody's; what merely looks like it is not.
+    #[test]
+    fn names() {
+        for (name, expected) in [
+            ("puma_http11.so", Some(RequestFile::Puma)),
+            ("socket.so", Some(RequestFile::Socket)),
+            ("libc.so.6", Some(RequestFile::Libc)),
+            ("libc-2.31.so", Some(RequestFile::Libc)),
+            ("libc-2.31.so.1", None),
+            ("libc-2.x.so", None),
+            ("libcap.so.2", None),
+            ("", None),
+        ] {
+            assert_eq!(RequestFile::of_name(name), expected, "{name}");
+        }
+    }
+
+    /// The C library of this machine has all of its sites, at instructions that the kernel emulates; it is no server's parser.
+    #[test]
+    fn this_libc() {
+        if Machine::HOST != Machine::X86_64 {
+            return;
+        }
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+        let mut libc = path.filter(|path| {
+            let name = path.rsplit('/').next().unwrap_or_default();
+            RequestFile::of_name(name) == Some(RequestFile::Libc)
+        });
+        let image = ElfImage::read(&std::fs::File::open(libc.next().unwrap()).unwrap()).unwrap();
+        let sites = request_sites(&image, RequestFile::Libc).unwrap();
+        assert!(sites.len() >= 6, "{sites:?}");
+        assert!(sites.iter().all(|site| super::super::emulation::is_emulated_at(&image, site.address)));
+        assert!(matches!(request_sites(&image, RequestFile::Puma), Err(RequestRefusal::NoCall(_))));
+    }
 }

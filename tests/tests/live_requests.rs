@@ -231,6 +231,20 @@ fn watch(server: &Server, more: &[&str]) -> Result<Gctrace> {
     Invocation::jsonl(args.iter().chain(more))?.start_ready()
 }
 
+/// Waits until so many requests are reported: a thread is done with a request after its client has the response.
+fn wait_for_requests(gctrace: &Gctrace, count: usize) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let lines = gctrace.stdout_so_far();
+        let there = lines.iter().filter(|line| line.starts_with(r#"{"type":"request""#)).count();
+        if there >= count {
+            return Ok(());
+        }
+        ensure!(since.elapsed() < PATIENCE, "{there} of {count} requests");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Keep-alive, pipelined, slow and closing clients, at the same time and twice: every request is there once and true, and so is
 /// every collection in it. Nothing of query, headers and bodies comes out.
 #[test]
@@ -249,6 +263,7 @@ fn every_request_is_there_and_true() -> Result<()> {
         answered.extend(names?.concat());
         hostile(&server)?;
     }
+    wait_for_requests(&gctrace, answered.len())?;
     // The one that was abandoned is served after all, or not.
     std::thread::sleep(Duration::from_millis(300));
     let (report, finished) = gctrace.stop_by(Signal::INT)?;
@@ -348,6 +363,7 @@ fn workers_of_a_cluster() -> Result<()> {
     }
     let gctrace = watch(&server, &[])?;
     let names = singles(&server, 0..80)?;
+    wait_for_requests(&gctrace, names.len())?;
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
     all_true(&report, &server.truths()?)?;

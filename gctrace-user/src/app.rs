@@ -34,6 +34,7 @@ use crate::{
     stacks::Reader,
     sudo::User,
     terminal::Screen,
+    top::Top,
     words::plural,
 };
 
@@ -298,6 +299,10 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
     let sink = Sink::open(settings.output.as_deref())?;
     let lines = || BufWriter::with_capacity(64 << 10, sink.clone());
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Environment::new(say))];
+    if let Some(show) = settings.top {
+        exporters.push(Box::new(Top::new(show, settings.cache_dir.clone())));
+        return Ok(exporters);
+    }
     let Reports { format, lines: which, brief, .. } = settings.reports;
     let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
     match format {

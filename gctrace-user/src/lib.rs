@@ -39,3 +39,4 @@ pub mod preflight;
 pub mod signals;
 pub mod stacks;
 pub mod sudo;
+pub mod top;

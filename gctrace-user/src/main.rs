@@ -43,6 +43,12 @@ fn main() -> ExitCode {
             }
             return ExitCode::from(dump::run(&args.into()));
         }
+        Some(Subcommand::Top(args)) => return top(args),
+        None if cli::alone() => {
+            if let Some(args) = cli::top_alone() {
+                return top(args);
+            }
+        }
         Some(Subcommand::Tune(args)) => return ExitCode::from(cli::tune(&args)),
         Some(Subcommand::Completions { shell }) => return written(&cli::completions(shell)),
         Some(Subcommand::Man) => {
@@ -86,6 +92,17 @@ fn main() -> ExitCode {
         proc_root::read_below(proc);
     }
     let result = Settings::resolve(args, proc_root::own_pid())
+        .map_err(app::Failure::from)
+        .and_then(|settings| app::run(&settings));
+    ended(result.map(Outcome::exit_status))
+}
+
+/// A run that is shown while it goes on.
+fn top(args: cli::TopArgs) -> ExitCode {
+    if let Some(proc) = &args.proc {
+        proc_root::read_below(proc);
+    }
+    let result = cli::top(args, proc_root::own_pid())
         .map_err(app::Failure::from)
         .and_then(|settings| app::run(&settings));
     ended(result.map(Outcome::exit_status))

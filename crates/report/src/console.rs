@@ -4,6 +4,7 @@
 //! in it may come from outside: control characters are escaped.
 
 use std::{
+    collections::VecDeque,
     io::{self, IsTerminal as _, Write},
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -13,11 +14,38 @@ use gctrace_tunemygc::printable::{Printable, printable};
 /// The line of progress that is on the screen, if any.
 static PROGRESS: Mutex<Option<String>> = Mutex::new(None);
 
+/// Messages while something else has the terminal; `None`: nothing has.
+static DIVERTED: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
+/// Messages that wait at most; the oldest are dropped.
+const MOST_DIVERTED: usize = 200;
+
 /// Erases the line that the cursor is on.
 const ERASE: &str = "\r\x1b[K";
 
 fn shown() -> MutexGuard<'static, Option<String>> {
     PROGRESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn waiting() -> MutexGuard<'static, Option<VecDeque<String>>> {
+    DIVERTED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on something else draws on the terminal: messages wait.
+pub fn divert() {
+    waiting().get_or_insert_default();
+}
+
+/// The last message that waits.
+pub fn diverted() -> Option<String> {
+    waiting().as_ref()?.back().cloned()
+}
+
+/// The terminal is free again: writes what has waited.
+pub fn revert() {
+    let lines = waiting().take();
+    for line in lines.into_iter().flatten() {
+        write(&format!("{line}\n"));
+    }
 }
 
 /// Writes one diagnostic line.
@@ -27,6 +55,9 @@ pub fn say(line: &str) {
 
 /// Shows this line below all others, in place of the last one.
 pub fn progress(line: &str) {
+    if waiting().is_some() {
+        return;
+    }
     // A line that wraps could not be erased.
     let width =
         rustix::termios::tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col.max(2)));
@@ -75,6 +106,13 @@ pub fn init_logging() {
 }
 
 fn print(shown: Option<&str>, line: &str) {
+    if let Some(lines) = waiting().as_mut() {
+        if lines.len() >= MOST_DIVERTED {
+            lines.pop_front();
+        }
+        lines.push_back(line.to_owned());
+        return;
+    }
     write(&with_progress(shown, line));
 }
 

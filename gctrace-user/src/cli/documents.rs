@@ -16,9 +16,10 @@ pub fn completions(shell: Shell) -> Vec<u8> {
 }
 
 /// Ways to call it.
-const SYNOPSIS: [(&str, &str); 8] = [
+const SYNOPSIS: [(&str, &str); 9] = [
     ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
     ("doctor", "[OPTIONS] [FILE...]"),
+    ("top", "[OPTIONS]"),
     ("dump", "[OPTIONS] --pid PID|--all-ruby"),
     ("tune", "[OPTIONS] DIR|FILE..."),
     ("collector", "[OPTIONS] --store STORE"),

@@ -52,8 +52,8 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("flamegraph", "A flame graph (SVG)"),
             ("pprof", "A pprof profile (go tool pprof)"),
             ("firefox", "A timeline for profiler.firefox.com"),
-            ("perfetto", "A timeline for ui.perfetto.dev"),
-            ("speedscope", "A profile for speedscope.app"),
+            ("perfetto", ""),
+            ("speedscope", ""),
             ("folded", ""),
             ("stack_root", ""),
             ("tunemygc", "GC sample sets, for `gctrace tune`"),
@@ -67,7 +67,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("otlp", "Send metrics and profiles by OTLP"),
             ("otlp_protocol", ""),
             ("otlp_signals", ""),
-            ("pyroscope", "Send profiles to Pyroscope"),
+            ("pyroscope", ""),
             ("push_interval", ""),
             ("tunemygc_url", "Send sample sets to a collector"),
             ("tunemygc_token", ""),
@@ -84,8 +84,9 @@ const GROUPS: [(&str, &[Entry]); 5] = [
 ];
 
 /// What is said of the other commands in one line each.
-const COMMANDS: [(&str, &str); 6] = [
+const COMMANDS: [(&str, &str); 7] = [
     ("doctor", "Check what works here, per Ruby, and how to fix the rest"),
+    ("top", "What every Ruby process does right now; gctrace alone does it"),
     ("dump", "What each thread does right now, with its Ruby stack"),
     ("tune", "Recommend GC settings from TuneMyGC sample sets"),
     ("collector", "Receive sample sets over HTTP and answer with recommendations"),
@@ -97,7 +98,7 @@ const COMMANDS: [(&str, &str); 6] = [
 const SHORT_EXAMPLES: &str = "Examples:
   sudo gctrace --all-ruby --duration 30s
   sudo gctrace --pid 4242 --duration 1m -q --flamegraph cpu.svg
-  sudo gctrace --gvl -q -- ruby script.rb
+  sudo gctrace top
   sudo gctrace doctor
 
 All options and their meaning: gctrace --help";

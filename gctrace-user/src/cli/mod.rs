@@ -11,6 +11,8 @@ mod hints;
 mod parse;
 mod reports;
 mod settings;
+mod top;
+mod top_args;
 mod tune;
 
 pub use args::{Args, DoctorArgs, Subcommand, TuneArgs};
@@ -21,5 +23,7 @@ pub use documents::{completions, man};
 pub use help::{command, parse};
 pub use hints::with_hint;
 pub use reports::{ReportArgs, Reports};
-pub use settings::{Format, Settings, UsageError};
+pub use settings::{Format, Settings, Show, UsageError};
+pub use top::{alone, top, top_alone};
+pub use top_args::TopArgs;
 pub use tune::tune;

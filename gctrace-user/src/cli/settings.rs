@@ -45,6 +45,17 @@ pub enum Format {
     Jsonl,
 }
 
+/// How `gctrace top` shows what it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Show {
+    /// On a terminal, until the user ends it.
+    Screen,
+    /// One table at the end.
+    Text,
+    /// One JSON object per row at the end.
+    Jsonl,
+}
+
 /// Where metrics are served, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metrics {
@@ -60,6 +71,8 @@ pub struct Metrics {
 pub struct Settings {
     /// Which processes.
     pub selection: Selection,
+    /// The run is a `gctrace top`: how it is shown.
+    pub top: Option<Show>,
     /// Root of the kubelet's files, by which pods are named.
     pub kube_root: Option<PathBuf>,
     /// Whether it is read how memory is shared.
@@ -170,14 +183,19 @@ pub enum UsageError {
     /// A word that is no flag, no subcommand and no pid.
     #[error("{}", unknown_word(.0))]
     Word(String),
+    /// There is nothing to draw on.
+    #[error("gctrace top needs a terminal; `gctrace top --once` prints one table")]
+    NoTerminal,
+    /// The selection of `gctrace top` is none.
+    #[error("{0}")]
+    Top(String),
     /// gctrace cannot trace itself.
     #[error("--pid {0} is gctrace itself, which is never traced")]
     OwnPid(u32),
 }
 
 /// What other tracers call what gctrace does without a subcommand.
-const SUBCOMMANDS_OF_OTHERS: [&str; 8] =
-    ["attach", "record", "report", "run", "snapshot", "stat", "top", "trace"];
+const SUBCOMMANDS_OF_OTHERS: [&str; 7] = ["attach", "record", "report", "run", "snapshot", "stat", "trace"];
 
 /// What to do about a word that is no subcommand and no pid.
 fn unknown_word(word: &str) -> String {
@@ -366,6 +384,7 @@ impl Settings {
         let reports = Reports::resolve(&reports, format.into());
         Ok(Self {
             selection,
+            top: None,
             kube_root,
             shares,
             duration,
@@ -419,7 +438,7 @@ impl Settings {
 
     /// Whether any output tells what is counted while the run goes on.
     pub fn wants_accounts(&self) -> bool {
-        self.prometheus.is_some() || self.push.any()
+        self.prometheus.is_some() || self.push.any() || self.top.is_some()
     }
 
     /// Whether lines go to standard output.
@@ -527,7 +546,7 @@ mod tests {
         assert_eq!(run.selection.names, ["puma"]);
         let unknown = |word: &str| resolve(&["gctrace", word]).unwrap_err().to_string();
         assert!(unknown("puma").contains("--name puma") && unknown("puma").contains("-- puma"));
-        assert!(!unknown("top").contains("--name"));
+        assert!(!unknown("trace").contains("--name"));
         assert_eq!(resolve(&["gctrace"]).unwrap_err(), UsageError::NothingSelected);
         for flag in ["--name", "--unit", "--container"] {
             assert_eq!(resolve(&["gctrace", flag, ""]).unwrap_err(), UsageError::EmptyGroup, "{flag}");

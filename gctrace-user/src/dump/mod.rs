@@ -14,13 +14,18 @@ use std::{
 };
 
 pub use found::{Dump, Gvl, Read, RubySide, State, Thread, Wanted};
+pub use text::doing;
 
 use crate::{
     cache::Cache,
     cli::{DumpSettings, Format},
     console::say,
     discover::{Abilities, DebugInfo, ProcessFound, Selection, Subjects, Survey, descendants, survey},
-    host::{doing::Doing, proc::is_running, proc_root, tasks},
+    host::{
+        doing::Doing,
+        proc::{is_running, start_ns},
+        proc_root, tasks,
+    },
 };
 
 /// How long the next thing may take to be read. The kernel makes readers wait while a thread of the process changes its memory map,
@@ -167,6 +172,39 @@ fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
             let failure = DumpFailure::NotRuby { pid, reason: miss.reason, denied: miss.denied };
             let _gone = send.send(Err(failure));
         }
+    }
+}
+
+/// Looks at one process again and again.
+pub struct Looker {
+    cache: Cache,
+    /// What was found of the process that was looked at last, and when that was started.
+    known: Option<(u32, Option<u64>, Survey)>,
+}
+
+impl Looker {
+    /// Keeps analyses in that directory.
+    pub fn new(cache_dir: Option<&std::path::Path>) -> Self {
+        Self { cache: cache_dir.map_or_else(Cache::none, Cache::at), known: None }
+    }
+
+    /// What its threads do now.
+    ///
+    /// # Errors
+    ///
+    /// It is no Ruby process, or cannot be read.
+    pub fn look(&mut self, pid: u32) -> Result<Dump, DumpFailure> {
+        let started = start_ns(pid);
+        if self.known.as_ref().is_none_or(|known| (known.0, known.1) != (pid, started)) {
+            self.known = Some((pid, started, surveyed(vec![pid], &mut self.cache)));
+        }
+        let gone = || DumpFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false };
+        let found = &self.known.as_ref().ok_or_else(gone)?.2;
+        let result = found.processes.first().map_or_else(|| Err(gone()), |process| of(found, process));
+        if result.is_err() {
+            self.known = None;
+        }
+        result
     }
 }
 

@@ -80,7 +80,7 @@ fn named(dump: &Dump, at: Option<usize>) -> String {
 }
 
 /// What a thread does, in words.
-pub(super) fn doing(dump: &Dump, thread: &Thread) -> String {
+pub fn doing(dump: &Dump, thread: &Thread) -> String {
     let gvl = thread.ruby.as_ref().and_then(|ruby| ruby.gvl);
     let mut text = match thread.state() {
         State::Running => {

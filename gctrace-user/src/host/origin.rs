@@ -79,7 +79,7 @@ fn unit(name: &str) -> Option<String> {
 }
 
 /// The script that a command line names, or what the program calls itself.
-pub(super) fn program(comm: &str, cmdline: &[String]) -> String {
+pub(crate) fn program(comm: &str, cmdline: &[String]) -> String {
     let name = |path: &str| Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
     if let [title] = cmdline
         && let Some((first, _)) = title.trim().split_once(' ')

@@ -100,6 +100,12 @@ pub fn is_running(pid: u32) -> bool {
     stat.is_ok_and(|stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x'))
 }
 
+/// CPU time of all threads of a process so far, nanoseconds: whole clock ticks (10 ms).
+pub fn cpu_ns(pid: u32) -> Option<u64> {
+    let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;
+    Some((stat.utime + stat.stime) * (1_000_000_000 / procfs::ticks_per_second()))
+}
+
 /// When a process started, nanoseconds since boot: the beginning of a tick of 10 ms.
 pub fn start_ns(pid: u32) -> Option<u64> {
     let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;

@@ -1,0 +1,434 @@
+//! What `gctrace top` knows: everything that is seen, folded into what is shown. It reads no clock and no file, and its size is bounded.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::Arc,
+};
+
+use super::rows::{Group, Row};
+use crate::{
+    host::origin,
+    model::{
+        GcCycle, Process,
+        seen::{Observer, Seen},
+        stack::{FrameKind, Stack, StackSample},
+    },
+};
+
+/// Seconds of the past that rows are about: pauses and sparklines.
+pub(super) const WINDOW: usize = 60;
+/// Seconds of the past that shares are of.
+const SHARES: usize = 10;
+/// Processes that are kept at most.
+const MOST_PROCESSES: usize = 4096;
+/// Pauses of one process that are kept at most.
+const MOST_PAUSES: usize = 4096;
+/// Methods of one process that are kept at most, in each of two generations.
+const MOST_METHODS: usize = 1024;
+/// Cycles of one process that are kept.
+const LAST_CYCLES: usize = 50;
+const SECOND: u64 = 1_000_000_000;
+/// Where the bars of the histogram of pauses end, nanoseconds; the last has no end.
+pub(super) const BARS: [u64; 7] =
+    [100_000, 1_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000, u64::MAX];
+
+/// What is read of a process from time to time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sample {
+    /// CPU time so far, nanoseconds.
+    pub cpu_ns: Option<u64>,
+    /// Resident set size, bytes.
+    pub rss: Option<u64>,
+}
+
+/// One second of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Second {
+    /// Second since boot.
+    at: u64,
+    pause_ns: u64,
+    gvl_wait_ns: u64,
+}
+
+/// A cycle in the list of the last ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LastCycle {
+    /// `GC.count`.
+    pub count: u64,
+    /// `minor` or `major`.
+    pub kind: &'static str,
+    /// What started it.
+    pub reason: Option<&'static str>,
+    /// When, `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// Sum of its pauses, nanoseconds.
+    pub pause_ns: u64,
+    /// Its longest pause, nanoseconds.
+    pub max_ns: u64,
+    /// The line of Ruby code that triggered it.
+    pub line: Option<String>,
+}
+
+/// A process.
+struct Known {
+    name: String,
+    service: String,
+    container: Option<String>,
+    ruby: String,
+    /// Since when it is traced.
+    since_ns: u64,
+    seconds: [Second; WINDOW],
+    /// When each pause ended, and its length.
+    pauses: VecDeque<(u64, u64)>,
+    cycles: u64,
+    last: VecDeque<LastCycle>,
+    /// Objects allocated so far at the last cycle: when, and how many.
+    allocated: Option<(u64, u64)>,
+    /// Objects allocated per second between the last two cycles.
+    alloc_rate: Option<f64>,
+    heap: Option<(u64, u64)>,
+    rss: Option<u64>,
+    /// CPU time when it was read last, and when that was.
+    cpu: Option<(u64, u64)>,
+    cpu_share: Option<f64>,
+    cpu_history: VecDeque<u64>,
+    /// CPU time by method: this generation, and the one before.
+    methods: [HashMap<Arc<str>, u64>; 2],
+    /// Whether its GVL is watched.
+    gvl: bool,
+    /// For how long its threads have waited for it so far, nanoseconds.
+    gvl_wait_ns: u64,
+}
+
+/// One process in detail.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Detail {
+    /// Its row.
+    pub row: Row,
+    /// CPU time by the innermost Ruby method, largest first, nanoseconds, of the last 10 to 20 s.
+    pub methods: Vec<(Arc<str>, u64)>,
+    /// The last cycles, newest first.
+    pub cycles: Vec<LastCycle>,
+    /// Pauses of the last minute by their length ([`BARS`]).
+    pub bars: [u64; BARS.len()],
+    /// CPU share of the last minute in percent, oldest first.
+    pub cpu_history: Vec<u64>,
+}
+
+/// All processes.
+#[derive(Default)]
+pub(super) struct Board {
+    processes: BTreeMap<u32, Known>,
+    /// Processes for which there was no room.
+    pub dropped: u64,
+    turned_ns: u64,
+    /// The last tick.
+    now_ns: u64,
+    /// The last second in which waits for the GVL were not all counted.
+    gvl_shed: Option<u64>,
+}
+
+impl Board {
+    /// The time at which what comes next is seen.
+    pub(super) fn now(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+    }
+
+    /// What a process had when it was found: CPU time counts from there.
+    pub(super) fn start(&mut self, pid: u32, now_ns: u64, sample: Sample) {
+        if let Some(known) = self.processes.get_mut(&pid) {
+            known.cpu = sample.cpu_ns.map(|cpu_ns| (now_ns, cpu_ns));
+            known.rss = sample.rss.or(known.rss);
+        }
+    }
+
+    /// A second has passed: reads what is read from time to time. `gvl_whole`: whether all waits for the GVL were seen meanwhile.
+    pub(super) fn tick(&mut self, now_ns: u64, gvl_whole: bool, mut read: impl FnMut(u32) -> Sample) {
+        if !gvl_whole {
+            self.gvl_shed = Some(now_ns / SECOND);
+        }
+        self.now_ns = now_ns;
+        let turn = now_ns.saturating_sub(self.turned_ns) >= SHARES as u64 * SECOND;
+        if turn {
+            self.turned_ns = now_ns;
+        }
+        for (&pid, known) in &mut self.processes {
+            let sample = read(pid);
+            known.rss = sample.rss.or(known.rss);
+            let before = std::mem::replace(&mut known.cpu, sample.cpu_ns.map(|cpu_ns| (now_ns, cpu_ns)));
+            known.cpu_share = before.zip(known.cpu).and_then(|(before, now)| {
+                let wall = now.0.checked_sub(before.0).filter(|&wall| wall > 0)?;
+                Some(now.1.checked_sub(before.1)? as f64 * 100.0 / wall as f64)
+            });
+            if let Some(share) = known.cpu_share {
+                bounded(&mut known.cpu_history, share as u64, WINDOW);
+            }
+            if turn {
+                known.methods.swap(0, 1);
+                known.methods[0].clear();
+            }
+        }
+    }
+
+    /// The rows, one per process or group, in no order that matters.
+    pub(super) fn rows(&self, now_ns: u64, group: Group) -> Vec<Row> {
+        if group == Group::Process {
+            return self.processes.iter().map(|(&pid, known)| self.row(pid, known, now_ns)).collect();
+        }
+        let mut groups: BTreeMap<String, Vec<(Row, &Known)>> = BTreeMap::new();
+        for (&pid, known) in &self.processes {
+            let row = self.row(pid, known, now_ns);
+            let key = match group {
+                Group::Container => row.container.clone().unwrap_or_else(|| "(host)".to_owned()),
+                Group::Service | Group::Process => row.service.clone(),
+            };
+            groups.entry(key).or_default().push((row, known));
+        }
+        groups.into_iter().map(|(name, rows)| together(name, &rows, now_ns)).collect()
+    }
+
+    /// One process.
+    pub(super) fn detail(&self, pid: u32, now_ns: u64) -> Option<Detail> {
+        let known = self.processes.get(&pid)?;
+        let mut methods = known.methods[0].clone();
+        for (name, ns) in &known.methods[1] {
+            *methods.entry(name.clone()).or_default() += ns;
+        }
+        let mut methods: Vec<(Arc<str>, u64)> = methods.into_iter().collect();
+        methods.sort_by(|one, two| two.1.cmp(&one.1).then_with(|| one.0.cmp(&two.0)));
+        let mut bars = [0; BARS.len()];
+        for (_, ns) in recent(&known.pauses, now_ns) {
+            let at = BARS.iter().position(|&end| ns < end).unwrap_or(BARS.len() - 1);
+            bars[at] += 1;
+        }
+        Some(Detail {
+            row: self.row(pid, known, now_ns),
+            methods,
+            cycles: known.last.iter().rev().cloned().collect(),
+            bars,
+            cpu_history: known.cpu_history.iter().copied().collect(),
+        })
+    }
+
+    fn row(&self, pid: u32, known: &Known, now_ns: u64) -> Row {
+        let traced = now_ns.saturating_sub(known.since_ns);
+        // The second that runs is not over.
+        let now = now_ns / SECOND;
+        let whole = (traced / SECOND).min(SHARES as u64);
+        let share = |of: fn(&Second) -> u64| {
+            let sum: u64 = known.seconds.iter().filter(|s| s.at < now && s.at + whole >= now).map(of).sum();
+            (whole > 0).then(|| sum as f64 * 100.0 / (whole * SECOND) as f64)
+        };
+        let shed = self.gvl_shed.is_some_and(|at| at + SHARES as u64 > now);
+        let (p99_ns, max_ns) = longest(recent(&known.pauses, now_ns));
+        Row {
+            pid: Some(pid),
+            processes: 1,
+            name: known.name.clone(),
+            service: known.service.clone(),
+            container: known.container.clone(),
+            ruby: known.ruby.clone(),
+            cpu: known.cpu_share,
+            gc: share(|second| second.pause_ns),
+            p99_ns,
+            max_ns,
+            gvl: share(|second| second.gvl_wait_ns).filter(|_| known.gvl && !shed),
+            alloc: known.alloc_rate,
+            rss: known.rss,
+            live: known.heap.map(|(live, _)| live),
+            free: known.heap.map(|(_, free)| free),
+            cycles: known.cycles,
+            spark: spark(&known.seconds, now),
+        }
+    }
+}
+
+/// Several processes as one row. What is not known of one of them is not known of all.
+fn together(name: String, rows: &[(Row, &Known)], now_ns: u64) -> Row {
+    let sum = |of: fn(&Row) -> Option<f64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<f64>>();
+    let whole = |of: fn(&Row) -> Option<u64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<u64>>();
+    let pauses = rows.iter().flat_map(|(_, known)| recent(&known.pauses, now_ns));
+    let (p99_ns, max_ns) = longest(pauses);
+    let mut spark = vec![0; WINDOW];
+    for (row, _) in rows {
+        spark.iter_mut().zip(&row.spark).for_each(|(all, one)| *all += one);
+    }
+    Row {
+        pid: None,
+        processes: rows.len(),
+        service: name.clone(),
+        container: None,
+        name,
+        ruby: String::new(),
+        cpu: sum(|row| row.cpu),
+        gc: sum(|row| row.gc).map(|gc| gc / rows.len().max(1) as f64),
+        p99_ns,
+        max_ns,
+        gvl: sum(|row| row.gvl),
+        alloc: sum(|row| row.alloc),
+        rss: whole(|row| row.rss),
+        live: whole(|row| row.live),
+        free: whole(|row| row.free),
+        cycles: rows.iter().map(|(row, _)| row.cycles).sum(),
+        spark,
+    }
+}
+
+/// Milliseconds of pauses in each second of the window, oldest first.
+fn spark(seconds: &[Second; WINDOW], now: u64) -> Vec<u64> {
+    let mut spark = vec![0; WINDOW];
+    for second in seconds {
+        let Some(age) = now.checked_sub(second.at).filter(|&age| age < WINDOW as u64) else { continue };
+        spark[WINDOW - 1 - age as usize] = second.pause_ns / 1_000_000;
+    }
+    spark
+}
+
+fn recent(pauses: &VecDeque<(u64, u64)>, now_ns: u64) -> impl Iterator<Item = (u64, u64)> {
+    let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
+    pauses.iter().copied().filter(move |(end, _)| *end >= from)
+}
+
+/// The 99th percentile and the longest.
+fn longest(pauses: impl Iterator<Item = (u64, u64)>) -> (Option<u64>, Option<u64>) {
+    let mut all: Vec<u64> = pauses.map(|(_, ns)| ns).collect();
+    all.sort_unstable();
+    let rank = (all.len() * 99).div_ceil(100);
+    (rank.checked_sub(1).and_then(|at| all.get(at).copied()), all.last().copied())
+}
+
+fn bounded<T>(list: &mut VecDeque<T>, new: T, most: usize) {
+    if list.len() >= most {
+        list.pop_front();
+    }
+    list.push_back(new);
+}
+
+impl Observer for Board {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        if let Seen::Process { state, now_ns } = seen {
+            if self.processes.len() >= MOST_PROCESSES && !self.processes.contains_key(&process.pid) {
+                self.dropped += 1;
+                return;
+            }
+            let mut known = Known::new(process, now_ns);
+            known.rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
+            self.processes.insert(process.pid, known);
+            return;
+        }
+        let now_ns = self.now_ns;
+        let Some(known) = self.processes.get_mut(&process.pid) else { return };
+        match seen {
+            Seen::Cycle(cycle) => known.cycle(process, cycle),
+            Seen::Stack(sample) => known.stack(sample),
+            Seen::GvlSoFar(more) => {
+                known.gvl = true;
+                // A sum since tracing began.
+                let grown = more.wait_ns.saturating_sub(known.gvl_wait_ns);
+                known.gvl_wait_ns = known.gvl_wait_ns.max(more.wait_ns);
+                known.second(now_ns).gvl_wait_ns += grown;
+            }
+            Seen::Ended(_) => {
+                self.processes.remove(&process.pid);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Board {
+    /// How many processes there are.
+    pub(super) fn len(&self) -> usize {
+        self.processes.len()
+    }
+}
+
+impl Known {
+    fn new(process: &Process, now_ns: u64) -> Self {
+        let container = &process.container;
+        Self {
+            name: origin::program(&process.comm, process.cmdline.as_deref().unwrap_or_default()),
+            service: process.origin.service.clone(),
+            container: container
+                .name
+                .clone()
+                .or_else(|| Some(container.id.as_deref()?.chars().take(12).collect())),
+            ruby: process.image.version.to_string(),
+            since_ns: now_ns,
+            seconds: [Second::default(); WINDOW],
+            pauses: VecDeque::new(),
+            cycles: 0,
+            last: VecDeque::new(),
+            allocated: None,
+            alloc_rate: None,
+            heap: None,
+            rss: None,
+            cpu: None,
+            cpu_share: None,
+            cpu_history: VecDeque::new(),
+            methods: [HashMap::new(), HashMap::new()],
+            gvl: false,
+            gvl_wait_ns: 0,
+        }
+    }
+
+    /// The second in which something was.
+    fn second(&mut self, ts_ns: u64) -> &mut Second {
+        let at = ts_ns / SECOND;
+        let second = &mut self.seconds[at as usize % WINDOW];
+        // What comes a whole window late is not told from what is new; it would have to be older than a minute.
+        if second.at != at {
+            *second = Second { at, ..Second::default() };
+        }
+        second
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+        self.cycles += 1;
+        for pause in &cycle.pauses {
+            let end = pause.begin_ns + pause.ns;
+            self.second(end).pause_ns += pause.ns;
+            bounded(&mut self.pauses, (end, pause.ns), MOST_PAUSES);
+        }
+        let key = |name: &str| process.image.stat_keys.iter().position(|key| *key == name);
+        let last = cycle.end.as_ref().unwrap_or(&cycle.start);
+        let value = |name: &str| key(name).and_then(|at| last.stat.get(at).copied());
+        self.heap = value("heap_live_slots").zip(value("heap_free_slots")).or(self.heap);
+        self.rss = last.memory.map(|memory| memory.rss).or(self.rss);
+        let now = value("total_allocated_objects").map(|count| (last.ts_ns, count));
+        if let (Some(before), Some(now)) = (self.allocated, now) {
+            let wall = now.0.checked_sub(before.0).filter(|&wall| wall > 0);
+            let objects = now.1.checked_sub(before.1);
+            self.alloc_rate = objects.zip(wall).map(|(n, wall)| n as f64 * 1e9 / wall as f64);
+        }
+        self.allocated = now;
+        let line = cycle.trigger.as_ref().and_then(place);
+        let (kind, reason) = (cycle.kind(), cycle.start.info.major_by.or(cycle.start.info.gc_by));
+        let (pause_ns, max_ns) = (cycle.pause_ns(), cycle.max_pause_ns());
+        let line =
+            LastCycle { count: cycle.count, kind, reason, ts_ns: cycle.start.ts_ns, pause_ns, max_ns, line };
+        bounded(&mut self.last, line, LAST_CYCLES);
+    }
+
+    fn stack(&mut self, sample: &StackSample) {
+        if sample.cpu_ns == 0 {
+            return;
+        }
+        let named = |kind| matches!(kind, FrameKind::Ruby | FrameKind::CFunction | FrameKind::Vm);
+        let Some(leaf) = sample.stack.iter().find(|frame| named(frame.kind)) else { return };
+        let methods = &mut self.methods[0];
+        if let Some(ns) = methods.get_mut(&leaf.name) {
+            *ns += sample.cpu_ns;
+        } else if methods.len() < MOST_METHODS {
+            methods.insert(leaf.name.clone(), sample.cpu_ns);
+        }
+    }
+}
+
+/// Where Ruby code was, innermost: `app.rb:12 Foo#bar`.
+fn place(stack: &Stack) -> Option<String> {
+    let frame = stack.iter().find(|frame| frame.kind == FrameKind::Ruby)?;
+    let file = frame.file.as_deref().unwrap_or("?");
+    let file = file.rsplit('/').next().unwrap_or(file);
+    Some(format!("{file}:{} {}", frame.line, frame.name))
+}

@@ -1,0 +1,295 @@
+//! Rows of the table: what a column shows, how rows are sorted and filtered. Pure.
+
+use std::cmp::Ordering;
+
+/// What a row stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Group {
+    /// A process.
+    #[default]
+    Process,
+    /// All processes of a service.
+    Service,
+    /// All processes in a container.
+    Container,
+}
+
+impl Group {
+    /// The next one.
+    pub(super) fn next(self) -> Self {
+        match self {
+            Self::Process => Self::Service,
+            Self::Service => Self::Container,
+            Self::Container => Self::Process,
+        }
+    }
+
+    /// Its word.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Process => "processes",
+            Self::Service => "services",
+            Self::Container => "containers",
+        }
+    }
+}
+
+/// A row. What is not known is `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Row {
+    /// Its pid, of a process.
+    pub pid: Option<u32>,
+    /// How many processes it stands for.
+    pub processes: usize,
+    /// Program, service or container.
+    pub name: String,
+    /// Its service.
+    pub service: String,
+    /// Its container.
+    pub container: Option<String>,
+    /// Ruby's version.
+    pub ruby: String,
+    /// CPU time of the last second, percent of one CPU.
+    pub cpu: Option<f64>,
+    /// Time stopped for GC in the last 10 s, percent.
+    pub gc: Option<f64>,
+    /// 99th percentile of the pauses of the last minute, nanoseconds.
+    pub p99_ns: Option<u64>,
+    /// The longest of them.
+    pub max_ns: Option<u64>,
+    /// Time that all threads together waited for the GVL in the last 10 s, percent of that time.
+    pub gvl: Option<f64>,
+    /// Objects allocated per second between the last two cycles.
+    pub alloc: Option<f64>,
+    /// Resident set size, bytes.
+    pub rss: Option<u64>,
+    /// Live slots at the end of the last cycle.
+    pub live: Option<u64>,
+    /// Free slots at that time.
+    pub free: Option<u64>,
+    /// Cycles seen.
+    pub cycles: u64,
+    /// Milliseconds of pauses in each second of the last minute, oldest first.
+    pub spark: Vec<u64>,
+}
+
+/// A column that rows can be sorted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Column {
+    /// Pid.
+    Pid,
+    /// CPU.
+    #[default]
+    Cpu,
+    /// Share of GC.
+    Gc,
+    /// 99th percentile of pauses.
+    P99,
+    /// Longest pause.
+    Max,
+    /// Waiting for the GVL.
+    Gvl,
+    /// Allocation rate.
+    Alloc,
+    /// Memory.
+    Rss,
+    /// Live slots.
+    Live,
+    /// Free slots.
+    Free,
+    /// Name.
+    Name,
+}
+
+impl Column {
+    /// All, in the order of the screen.
+    pub(super) const ALL: [Self; 11] = [
+        Self::Pid,
+        Self::Cpu,
+        Self::Gc,
+        Self::P99,
+        Self::Max,
+        Self::Gvl,
+        Self::Alloc,
+        Self::Rss,
+        Self::Live,
+        Self::Free,
+        Self::Name,
+    ];
+
+    /// Its heading.
+    pub(super) fn heading(self) -> &'static str {
+        match self {
+            Self::Pid => "PID",
+            Self::Cpu => "CPU%",
+            Self::Gc => "GC%",
+            Self::P99 => "P99",
+            Self::Max => "MAX",
+            Self::Gvl => "GVL%",
+            Self::Alloc => "ALLOC/s",
+            Self::Rss => "RSS",
+            Self::Live => "LIVE",
+            Self::Free => "FREE",
+            Self::Name => "PROGRAM",
+        }
+    }
+
+    /// Its width; the name has the rest.
+    pub(super) fn width(self) -> u16 {
+        match self {
+            Self::Pid => 8,
+            Self::Cpu | Self::Gc | Self::Gvl => 6,
+            Self::Alloc => 9,
+            Self::P99 | Self::Max | Self::Rss | Self::Live | Self::Free => 7,
+            Self::Name => 10,
+        }
+    }
+
+    /// The column `by` columns to the right, or to the left.
+    pub(super) fn moved(self, by: isize) -> Self {
+        let at = Self::ALL.iter().position(|column| *column == self).unwrap_or(0) as isize;
+        let at = (at + by).rem_euclid(Self::ALL.len() as isize);
+        Self::ALL[at as usize]
+    }
+
+    /// What a row has there.
+    pub(super) fn text(self, row: &Row) -> String {
+        let shown = match self {
+            Self::Pid => row.pid.map(|pid| pid.to_string()).or_else(|| Some(format!("×{}", row.processes))),
+            Self::Cpu => row.cpu.map(share),
+            Self::Gc => row.gc.map(share),
+            Self::P99 => row.p99_ns.map(time),
+            Self::Max => row.max_ns.map(time),
+            Self::Gvl => row.gvl.map(share),
+            Self::Alloc => row.alloc.map(count),
+            Self::Rss => row.rss.map(|bytes| count(bytes as f64)),
+            Self::Live => row.live.map(|slots| count(slots as f64)),
+            Self::Free => row.free.map(|slots| count(slots as f64)),
+            Self::Name => Some(gctrace_tunemygc::printable::printable(&row.name).into_owned()),
+        };
+        shown.unwrap_or_else(|| "-".to_owned())
+    }
+
+    fn compare(self, one: &Row, two: &Row) -> Ordering {
+        fn known<T: PartialOrd>(one: Option<&T>, two: Option<&T>) -> Ordering {
+            two.partial_cmp(&one).unwrap_or(Ordering::Equal)
+        }
+        match self {
+            Self::Pid => one.pid.cmp(&two.pid),
+            Self::Cpu => known(one.cpu.as_ref(), two.cpu.as_ref()),
+            Self::Gc => known(one.gc.as_ref(), two.gc.as_ref()),
+            Self::P99 => known(one.p99_ns.as_ref(), two.p99_ns.as_ref()),
+            Self::Max => known(one.max_ns.as_ref(), two.max_ns.as_ref()),
+            Self::Gvl => known(one.gvl.as_ref(), two.gvl.as_ref()),
+            Self::Alloc => known(one.alloc.as_ref(), two.alloc.as_ref()),
+            Self::Rss => known(one.rss.as_ref(), two.rss.as_ref()),
+            Self::Live => known(one.live.as_ref(), two.live.as_ref()),
+            Self::Free => known(one.free.as_ref(), two.free.as_ref()),
+            Self::Name => one.name.cmp(&two.name),
+        }
+    }
+}
+
+/// Sorts: the largest first, what is not known last, names and pids ascending; `reversed` the other way round.
+pub(super) fn sort(rows: &mut [Row], by: Column, reversed: bool) {
+    rows.sort_by(|one, two| {
+        let order = by.compare(one, two);
+        let order = if reversed { order.reverse() } else { order };
+        order.then_with(|| one.pid.cmp(&two.pid)).then_with(|| one.name.cmp(&two.name))
+    });
+}
+
+/// Whether a row has the text in its name, service, container, version or pid.
+pub(super) fn matches(row: &Row, filter: &str) -> bool {
+    let filter = filter.to_lowercase();
+    let pid = row.pid.map(|pid| pid.to_string());
+    let texts = [Some(&row.name), Some(&row.service), row.container.as_ref(), Some(&row.ruby), pid.as_ref()];
+    texts.into_iter().flatten().any(|text| text.to_lowercase().contains(&filter))
+}
+
+/// A share in percent: `7.3`, `100`.
+fn share(percent: f64) -> String {
+    if percent >= 99.95 { format!("{percent:.0}") } else { format!("{percent:.1}") }
+}
+
+/// A time in three digits: `870us`, `12.3ms`, `1.20s`.
+pub(super) fn time(ns: u64) -> String {
+    let us = ns as f64 / 1e3;
+    match us {
+        ..9.995 => format!("{us:.1}us"),
+        ..999.5 => format!("{us:.0}us"),
+        ..9_995.0 => format!("{:.2}ms", us / 1e3),
+        ..99_950.0 => format!("{:.1}ms", us / 1e3),
+        ..999_500.0 => format!("{:.0}ms", us / 1e3),
+        _ => format!("{:.2}s", us / 1e6),
+    }
+}
+
+/// A number in three digits: `870`, `12.3k`, `1.20M`.
+pub(super) fn count(number: f64) -> String {
+    let (number, unit) = match number {
+        ..999.5 => return format!("{number:.0}"),
+        ..999_500.0 => (number / 1e3, "k"),
+        ..999_500_000.0 => (number / 1e6, "M"),
+        _ => (number / 1e9, "G"),
+    };
+    match number {
+        ..9.995 => format!("{number:.2}{unit}"),
+        ..99.95 => format!("{number:.1}{unit}"),
+        _ => format!("{number:.0}{unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every number fits its column; what is not known is a dash.
+    #[test]
+    fn texts() {
+        let numbers = [0, 999, 1000, 9_999, 99_999, 999_999, 99_999_999, 999_999_999, 88_888_888_888];
+        for n in numbers {
+            let row = Row {
+                p99_ns: Some(n),
+                max_ns: Some(n),
+                alloc: Some(n as f64),
+                rss: Some(n),
+                live: Some(n),
+                free: Some(n),
+                ..Row::default()
+            };
+            for column in [Column::P99, Column::Max, Column::Alloc, Column::Rss, Column::Live, Column::Free] {
+                let text = column.text(&row);
+                assert!(text.chars().count() < usize::from(column.width()), "{column:?} {n}: {text}");
+            }
+        }
+        assert_eq!(
+            (time(870_400), time(12_345_678), time(1_204_000_000)),
+            ("870us".into(), "12.3ms".into(), "1.20s".into())
+        );
+        assert_eq!(
+            (count(870.0), count(12_345.0), count(1_204_000.0)),
+            ("870".into(), "12.3k".into(), "1.20M".into())
+        );
+        assert_eq!((share(7.34), share(100.0)), ("7.3".into(), "100".into()));
+        let empty = Row::default();
+        let unknown = Column::ALL.into_iter().filter(|column| column.text(&empty) == "-");
+        assert_eq!(unknown.count(), 9);
+        assert!(!Column::Name.text(&Row { name: "a\x1b[2J".into(), ..Row::default() }).contains('\x1b'));
+    }
+
+    /// The largest is first, and what is not known is last; equal rows keep one order.
+    #[test]
+    fn sorting() {
+        let row = |pid, gc| Row { pid: Some(pid), gc, name: format!("n{pid}"), ..Row::default() };
+        let mut rows = vec![row(3, None), row(2, Some(1.0)), row(1, Some(5.0)), row(4, Some(1.0))];
+        let order = |rows: &[Row]| rows.iter().filter_map(|row| row.pid).collect::<Vec<_>>();
+        sort(&mut rows, Column::Gc, false);
+        assert_eq!(order(&rows), [1, 2, 4, 3]);
+        sort(&mut rows, Column::Pid, true);
+        assert_eq!(order(&rows), [4, 3, 2, 1]);
+        assert_eq!(Column::Pid.moved(-1), Column::Name);
+        assert_eq!(Column::Cpu.moved(1), Column::Gc);
+        assert!(matches(&rows[0], "N4") && matches(&rows[0], "4") && !matches(&rows[0], "x"));
+    }
+}

@@ -1,0 +1,167 @@
+//! The terminal while `gctrace top` has it, and the thread that draws.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use crossterm::event::{self, Event, KeyEventKind};
+
+use super::{
+    board::{Board, Sample},
+    draw::{Shown, draw},
+    looker::Looker,
+    rows::Row,
+    view::{Answer, View},
+};
+use crate::{clock::monotonic_ns, console, host::proc, terminal::colours};
+
+/// How often values are read and drawn.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long a message is shown.
+const MESSAGE: Duration = Duration::from_secs(6);
+/// How long the thread waits for a key at a stretch.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The screen, until it is dropped.
+pub(super) struct Screen {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Screen {
+    /// Takes the terminal. From now on messages wait until it is given back, or are drawn.
+    pub(super) fn start(board: Arc<Mutex<Board>>, mut looker: Looker) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        // A panic anywhere gives the terminal back, too.
+        let mut terminal = ratatui::try_init()?;
+        console::divert();
+        let thread = std::thread::Builder::new().name("gctrace-screen".to_owned()).spawn(move || {
+            let ended = run(&mut terminal, &board, &mut looker, &stopped);
+            give_back();
+            if let Err(error) = &ended {
+                console::say(&format!("gctrace: the terminal: {error}"));
+            }
+            if !stopped.load(Relaxed) {
+                // The user is done, or the terminal is gone: the run ends in order.
+                let _ends = signal_hook::low_level::raise(signal_hook::consts::SIGTERM);
+            }
+        });
+        match thread {
+            Ok(thread) => Ok(Self { stop, thread: Some(thread) }),
+            Err(error) => {
+                give_back();
+                Err(error)
+            }
+        }
+    }
+}
+
+fn give_back() {
+    ratatui::restore();
+    console::revert();
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            give_back();
+            log::error!("the thread that draws panicked; please report this");
+        }
+    }
+}
+
+/// What is read of a process each second.
+pub(super) fn sample(pid: u32) -> Sample {
+    let rss = proc::MemoryReader::open(pid).ok().and_then(|reader| reader.read()).map(|memory| memory.rss);
+    Sample { cpu_ns: proc::cpu_ns(pid), rss }
+}
+
+fn run(
+    terminal: &mut ratatui::DefaultTerminal,
+    board: &Mutex<Board>,
+    looker: &mut Looker,
+    stop: &AtomicBool,
+) -> io::Result<()> {
+    let board = || board.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut view = View::default();
+    let mut ticked: Option<Instant> = None;
+    let mut due = true;
+    let mut rows: Vec<Row> = Vec::new();
+    let mut held = None;
+    let mut message: Option<(String, Instant)> = None;
+    while !stop.load(Relaxed) {
+        if ticked.is_none_or(|last| last.elapsed() >= EVERY) {
+            ticked = Some(Instant::now());
+            board().tick(monotonic_ns(), true, sample);
+            due = true;
+        }
+        if due {
+            due = false;
+            let now_ns = if view.paused { *held.get_or_insert_with(monotonic_ns) } else { monotonic_ns() };
+            if !view.paused {
+                held = None;
+            }
+            let (detail, processes, dropped) = {
+                let board = board();
+                if !view.paused || rows.is_empty() {
+                    rows = board.rows(now_ns, view.group);
+                }
+                (view.detail.and_then(|pid| board.detail(pid, now_ns)), board.len(), board.dropped)
+            };
+            let arranged = view.arranged(rows.clone());
+            if let Some(pid) = view.detail.filter(|_| !view.paused) {
+                looker.look(pid);
+            }
+            let threads = looker.last.as_ref().filter(|(pid, _)| Some(*pid) == view.detail);
+            if let Some(said) = console::diverted()
+                && message.as_ref().is_none_or(|(last, _)| *last != said)
+            {
+                message = Some((said, Instant::now()));
+            }
+            let message = message.as_ref().filter(|(_, at)| at.elapsed() < MESSAGE);
+            terminal.draw(|frame| {
+                let shown = Shown {
+                    rows: &arranged,
+                    view: &view,
+                    processes,
+                    dropped,
+                    message: message.map(|(text, _)| text.as_str()),
+                    now_ns,
+                    detail: detail.as_ref(),
+                    threads: threads.map(|(_, dump)| dump),
+                    colour: colours(),
+                };
+                draw(frame, &shown);
+            })?;
+        }
+        if !event::poll(PATIENCE)? {
+            continue;
+        }
+        match event::read()? {
+            Event::Key(key) if key.kind != KeyEventKind::Release => {
+                let arranged = view.arranged(rows.clone());
+                let group = view.group;
+                if view.key(key.code, key.modifiers, &arranged) == Answer::Quit {
+                    return Ok(());
+                }
+                if view.group != group {
+                    rows = board().rows(monotonic_ns(), view.group);
+                }
+                due = true;
+            }
+            Event::Resize(..) => due = true,
+            _ => {}
+        }
+    }
+    Ok(())
+}

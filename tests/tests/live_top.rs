@@ -1,0 +1,61 @@
+//! `gctrace top`, as one table: its numbers against `/proc` and the program's own. The screen is tested without a terminal, in the agent.
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use serde_json::Value;
+
+/// A program that allocates all the time and one that does nothing, side by side.
+#[test]
+fn one_table() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut busy = Script::unwitnessed(&live, &ruby, "steady.rb")?.start()?;
+    busy.wait_for("ready")?;
+    let mut idle = Script::unwitnessed(&live, &ruby, "dumped.rb")?.start()?;
+    idle.wait_for("dumped")?;
+    let pids = format!("{},{}", busy.pid(), idle.pid());
+    let looked =
+        Invocation::new(["top", "--once", "--interval", "3s", "--format", "jsonl", "--pid", &pids])?.run()?;
+    let rss = std::fs::read_to_string(format!("/proc/{}/status", idle.pid()))?;
+    let rss: u64 = rss
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse().ok())
+        .context("VmRSS")?;
+    busy.say("stop")?;
+    idle.say("")?;
+    busy.finish_any()?;
+    idle.finish()?;
+    ensure!(looked.status.success(), "{:?} {}", looked.status, looked.errors());
+    let rows: Vec<Value> =
+        looked.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    ensure!(rows.len() == 2 && rows.iter().all(|row| row["type"] == "top"), "{rows:?}");
+    // Sorted by CPU: the busy one is first.
+    let (first, second) = (&rows[0], &rows[1]);
+    ensure!(first["cycles"].as_u64() > Some(0), "{first}");
+    for known in ["cpu_percent", "gc_percent", "pause_max_ns", "allocations_per_second", "heap_live_slots"] {
+        ensure!(first[known].as_f64().is_some_and(|value| value > 0.0), "{known}: {first}");
+    }
+    ensure!(first["pause_p99_ns"].as_u64() <= first["pause_max_ns"].as_u64(), "{first}");
+    ensure!(first["gc_percent"].as_f64() <= first["cpu_percent"].as_f64().map(|cpu| cpu + 10.0), "{first}");
+    // The other one sleeps: it had no GC, so nothing is known of its heap, and its memory is what the kernel says.
+    ensure!(second["cycles"] == 0 && second["pause_max_ns"].is_null(), "{second}");
+    ensure!(second["allocations_per_second"].is_null() && second["gvl_wait_percent"].is_null(), "{second}");
+    ensure!(second["gc_percent"] == 0.0 && second["rss_bytes"] == rss * 1024, "{second}, VmRSS {rss} kB");
+    Ok(())
+}
+
+/// Without a terminal it says what to do.
+#[test]
+fn no_terminal() -> Result<()> {
+    let _live = Live::begin()?;
+    let finished = Invocation::new(["top"])?.run()?;
+    ensure!(
+        finished.status.code() == Some(2) && finished.errors().contains("--once"),
+        "{}",
+        finished.errors()
+    );
+    Ok(())
+}

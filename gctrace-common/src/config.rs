@@ -224,8 +224,10 @@ pub struct ImageConfig {
     pub spans: u32,
     /// 0 marks an entry that is closed: no hit of the image is an event. (Its stacks can be walked all the same.)
     pub open: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Byte offset of `free_slots` in `struct heap_page`; 0: refills are not counted.
+    pub page_free_slots: u16,
+    /// Byte offset of `slot_size` there, or [`ImageConfig::RVALUE_SLOTS`].
+    pub page_slot_size: u16,
     /// The way to per-thread data; used only where a span asks for it.
     pub thread: ThreadPath,
     /// The way to the Ruby stack of a thread.
@@ -241,6 +243,13 @@ pub struct ImageConfig {
     /// For a GC library: stated address of the word with the library's own TLS module id, whose block
     /// [`ThreadPath::local`] counts from. 0: it counts from where [`ThreadPath::ec`] does.
     pub local_module: u64,
+}
+
+impl ImageConfig {
+    /// [`ImageConfig::page_slot_size`]: all slots have the size of an `RVALUE`, 40 bytes (up to 3.0, gc.c).
+    pub const RVALUE_SLOTS: u16 = u16::MAX;
+    /// That size.
+    pub const RVALUE_BYTES: u32 = 40;
 }
 
 /// Entry of the `PROCESSES` map, keyed by tgid.
@@ -357,6 +366,8 @@ pub struct RubyEntry {
     /// What watching its GVL has cost it so far, nanoseconds: its hits with [`TRAP_NS`](crate::gvl::TRAP_NS) each, and its stacks with
     /// [`STACK_NS`](crate::gvl::STACK_NS).
     pub gvl_ns: u64,
+    /// Refills of the program so far.
+    pub refills: u64,
     /// Load bias of the image.
     pub bias: u64,
     /// Image index.
@@ -373,7 +384,7 @@ const _: () = assert!(size_of::<Config>() == 104);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 80);
-const _: () = assert!(size_of::<RubyEntry>() == 48);
+const _: () = assert!(size_of::<RubyEntry>() == 56);
 const _: () = assert!(size_of::<StackShare>() == 32);
 const _: () = assert!(size_of::<Returning>() == 24);
 const _: () = assert!(size_of::<AwayEntry>() == 56);

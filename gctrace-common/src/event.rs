@@ -42,6 +42,8 @@ pub enum Kind {
     GvlSpan = 12,
     /// [`RequestEvent`](crate::request::RequestEvent): a server has served a request.
     Request = 16,
+    /// [`RefillEvent`]: a thread took the free slots of a heap page for itself.
+    Refill = 13,
 }
 
 impl Kind {
@@ -61,6 +63,7 @@ impl Kind {
             11 => Self::GvlThread,
             12 => Self::GvlSpan,
             16 => Self::Request,
+            13 => Self::Refill,
             _ => return None,
         })
     }
@@ -174,7 +177,7 @@ pub struct Header {
     /// Index into `IMAGES`.
     pub image: u32,
     /// How often the process had replaced its program ([`Kind::Stack`], [`Kind::Native`], [`Kind::OffCpu`],
-    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Request`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
+    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Refill`], [`Kind::Request`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
     pub execs: u32,
 }
 
@@ -260,6 +263,20 @@ pub struct LifeEvent {
     pub comm: [u8; 16],
 }
 
+/// A thread took the free slots of a heap page for itself: so many objects can be allocated before the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct RefillEvent {
+    /// Common head; `seq` is the number of this record among the refills of its program, from 1.
+    pub header: Header,
+    /// Slots.
+    pub slots: u32,
+    /// Bytes of each.
+    pub slot_size: u32,
+}
+
+const _: () = assert!(size_of::<RefillEvent>() == 48);
 const _: () = assert!(size_of::<Header>() == 40);
 const _: () =
     assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + 8 + size_of::<MemoryPages>() + SNAPSHOT_BYTES);

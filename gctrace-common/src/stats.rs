@@ -14,11 +14,13 @@ pub enum Family {
     Gvl,
     /// HTTP requests.
     Requests,
+    /// Slots that threads take to allocate objects.
+    Alloc,
 }
 
 impl Family {
     /// All, in the order of the documentation.
-    pub const ALL: [Self; 5] = [Self::Gc, Self::Life, Self::Stacks, Self::Gvl, Self::Requests];
+    pub const ALL: [Self; 6] = [Self::Gc, Self::Life, Self::Stacks, Self::Gvl, Self::Requests, Self::Alloc];
 
     /// What it is about, as a heading.
     pub const fn title(self) -> &'static str {
@@ -28,6 +30,7 @@ impl Family {
             Self::Stacks => "Stacks and times off the CPU",
             Self::Gvl => "GVL",
             Self::Requests => "Requests",
+            Self::Alloc => "Allocation",
         }
     }
 }
@@ -287,6 +290,14 @@ counters! {
     Requests: RequestNotHttp = "request_not_http",
     /// Requests that were not noted because the map of threads that serve was full.
     Requests lost: RequestMapFull = "request_map_full",
+    /// Admitted hits where a thread takes the free slots of a heap page.
+    Alloc: Refills = "refills",
+    /// Of those, handed to user space.
+    Alloc: RefillSubmitted = "refill_submitted",
+    /// Of those, lost because the ring of stacks was full.
+    Alloc lost: RefillRingFull = "refill_ring_full",
+    /// Of those, lost because the page could not be read, or the process was not known (the `RUBIES` map was full).
+    Alloc lost: RefillUnread = "refill_unread",
     /// Fork, exec and exit events of followed processes.
     Life: Lives = "lives",
     /// Of those, handed to user space.
@@ -316,9 +327,18 @@ pub const IDENTITIES: &[Identity] = &[
         right: &[C::SelfHits, C::Filtered, C::NoImage, C::Admitted],
     },
     Identity {
-        text: "admitted = starts + end_marks + end_sweeps + enters + exits + phase begins and ends",
+        text: "admitted = starts + end_marks + end_sweeps + enters + exits + phase begins and ends + refills",
         left: &[C::Admitted],
-        right: &[C::Starts, C::EndMarks, C::EndSweeps, C::Enters, C::Exits, C::PhaseBegins, C::PhaseEnds],
+        right: &[
+            C::Starts,
+            C::EndMarks,
+            C::EndSweeps,
+            C::Enters,
+            C::Exits,
+            C::PhaseBegins,
+            C::PhaseEnds,
+            C::Refills,
+        ],
     },
     Identity {
         text: "phase ends = phases submitted + ring full + orphans",
@@ -409,5 +429,10 @@ pub const IDENTITIES: &[Identity] = &[
         text: "native stacks walked = submitted + ring full",
         left: &[C::NativeStacks],
         right: &[C::NativeSubmitted, C::NativeRingFull],
+    },
+    Identity {
+        text: "refills = submitted + ring full + unread",
+        left: &[C::Refills],
+        right: &[C::RefillSubmitted, C::RefillRingFull, C::RefillUnread],
     },
 ];

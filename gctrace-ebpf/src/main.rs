@@ -11,6 +11,7 @@ use aya_ebpf::{
 };
 use gctrace_common::{event::Point, gvl::GvlPoint};
 
+mod alloc;
 mod emit;
 mod family;
 mod filter;
@@ -75,6 +76,12 @@ pub fn phase_end(ctx: ProbeContext) -> u32 {
 #[uretprobe]
 pub fn phase_return(ctx: RetProbeContext) -> u32 {
     phases::end(&ProbeContext::new(ctx.as_ptr()));
+    0
+}
+
+#[uprobe]
+pub fn refill(ctx: ProbeContext) -> u32 {
+    alloc::refill(&ctx);
     0
 }
 

@@ -205,6 +205,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         methods: settings.methods,
         stacks: settings.stacks.is_some(),
         gvl: settings.gvl.filter(|_| gvl.is_some()),
+        alloc: settings.alloc,
         gvl_orders,
         fault: settings.fault,
         sender,

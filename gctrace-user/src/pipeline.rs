@@ -33,6 +33,7 @@ use crate::{
     stacks::{Finished, OwnedEvent, Reader, Ready, Record, StackOf, Stacks},
 };
 
+mod alloc;
 mod asleep;
 mod before;
 mod gc;
@@ -42,6 +43,7 @@ mod requests;
 
 pub use self::gvl::{Gvl, GvlOrder};
 use self::{
+    alloc::Allocs,
     asleep::Asleep,
     before::{Beginning, Beginnings},
     gc::decode_state,
@@ -103,6 +105,7 @@ pub struct Pipeline {
     gvl: Gvl,
     requests: Option<RequestReader>,
     units: Units,
+    allocs: Allocs,
     names: Names,
     shares: bool,
     counts: UserCounts,
@@ -135,6 +138,7 @@ impl Pipeline {
             gvl: Gvl::new(gvl),
             requests: None,
             units: Units::default(),
+            allocs: Allocs::default(),
             names: Names::below(Path::new("/"), None),
             shares: false,
             counts: UserCounts::default(),
@@ -276,6 +280,7 @@ impl Pipeline {
         self.report_stacks(None);
         let reports = self.gvl.without_stacks(monotonic_ns(), None);
         self.gvl_report(reports);
+        self.report_allocs(monotonic_ns());
         self.export(|exporter| exporter.flush());
         more
     }
@@ -394,6 +399,7 @@ impl Pipeline {
             Record::Stack(stack) => self.stacks.finish(*stack),
             Record::Event(OwnedEvent::OffCpu(event)) => return self.stacks.returned(event),
             Record::Event(OwnedEvent::Gvl(record)) => return self.gvl_record(record),
+            Record::Event(OwnedEvent::Refill(event)) => return self.refill(&event),
         };
         let Some(Finished { of, pid, tid, ts_ns, stack }) = finished else { return };
         match of {
@@ -491,6 +497,8 @@ impl Pipeline {
 
     fn end(&mut self, pid: u32, reason: EndReason, ts_ns: u64) {
         self.end_requests(pid);
+        self.report_alloc(pid, ts_ns);
+        self.allocs.forget(pid);
         let Some(mut traced) = self.traced.remove(&pid) else { return };
         let (open, shutdown) = traced.fold.finish();
         if let Some(cycle) = open {

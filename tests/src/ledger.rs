@@ -8,7 +8,11 @@ use crate::report::Report;
 /// Sums of kernel counters: left = right, as documented with the counters.
 const KERNEL: &[(&[&str], &[&str])] = &[
     (&["hits"], &["self_hits", "filtered", "no_image", "admitted"]),
-    (&["admitted"], &["starts", "end_marks", "end_sweeps", "enters", "exits", "phase_begins", "phase_ends"]),
+    (
+        &["admitted"],
+        &["starts", "end_marks", "end_sweeps", "enters", "exits", "phase_begins", "phase_ends", "refills"],
+    ),
+    (&["refills"], &["refill_submitted", "refill_ring_full", "refill_unread"]),
     (&["phase_ends"], &["phase_submitted", "phase_ring_full", "phase_orphan"]),
     (
         &["starts", "end_sweeps", "shutdowns"],
@@ -59,6 +63,7 @@ const HANDED_OVER: &[(&str, &str)] = &[
     ("gvl_wait_submitted", "decoded_gvl_waits"),
     ("gvl_thread_submitted", "decoded_gvl_threads"),
     ("gvl_span_submitted", "decoded_gvl_spans"),
+    ("refill_submitted", "decoded_refills"),
 ];
 
 /// Counters that stay zero on a machine that is not starved: each stands for data that is missing.
@@ -82,6 +87,8 @@ const LOSSES: &[&str] = &[
     "gvl_span_ring_full",
     "gvl_edges_full",
     "gvl_locks_full",
+    "refill_ring_full",
+    "refill_unread",
 ];
 
 /// Checks that the ledger is there and balances.

@@ -95,6 +95,27 @@ impl Parts {
     }
 }
 
+/// An `alloc` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct AllocLine {
+    /// Begin of the interval, epoch seconds.
+    pub ts: f64,
+    /// The process.
+    pub pid: u32,
+    /// Length of the interval, nanoseconds.
+    pub ns: u64,
+    /// Slots taken.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Slots by their size in bytes.
+    pub slots: Map<String, Value>,
+    /// Pages whose free slots were taken.
+    pub refills: u64,
+    /// Refills that are missing.
+    pub lost: u64,
+}
+
 /// A `gc` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GcLine {
@@ -400,6 +421,8 @@ pub struct Report {
     pub requests: Vec<RequestLine>,
     /// `work` lines, in the order of the output.
     pub works: Vec<WorkLine>,
+    /// `alloc` lines.
+    pub allocs: Vec<AllocLine>,
     /// `gvl` lines about waits.
     pub gvl_waits: Vec<GvlWaitLine>,
     /// `gvl` lines about threads.
@@ -436,6 +459,7 @@ impl Report {
                 self.gcs.push(serde_json::from_value(value)?);
             }
             Some("request") => self.requests.push(serde_json::from_value(value)?),
+            Some("alloc") => self.allocs.push(serde_json::from_value(value)?),
             Some("work") => self.works.push(serde_json::from_value(value)?),
             Some("gvl") => match value.get("what").and_then(Value::as_str) {
                 Some("wait") => self.gvl_waits.push(serde_json::from_value(value)?),

@@ -185,6 +185,12 @@ user_counters! {
     gvl_holder_stacks_unclaimed,
     /// Samples of threads that held the GVL while another was waiting, where no profile is wanted.
     gvl_blockers,
+    /// Records of refills decoded.
+    decoded_refills,
+    /// Refills added up.
+    refills,
+    /// Refills of processes that are refused, or of a program that has been replaced.
+    refused_refills,
     /// Hits of tracepoints that the kernel skipped: threads that came, went or slept unseen. 0 before Linux 6.7, which does not tell.
     tracepoints_skipped,
     /// Stacks of GC starts that went with their cycle.

@@ -14,12 +14,12 @@ use gctrace_common::{
 };
 
 use super::gvl::{GvlAttached, TracepointLink};
-use super::load::{GC_PROGRAMS, LoadError, Programs};
+use super::load::{GC_PROGRAMS, LoadError, Programs, REFILL_PROGRAM};
 use super::multi::{self, Multi};
 use super::phases::Semaphore;
 use super::sample::Stages;
 use super::uprobes::{Link, Scope, Uprobe};
-use crate::ruby::plan::ProbeSite;
+use crate::ruby::plan::{ProbeSite, RefillProbe};
 
 /// Why an image could not be probed.
 #[derive(Debug, thiserror::Error)]
@@ -241,6 +241,31 @@ impl Probes {
         let links = self.attach_uprobes(&probes, path, scope)?;
         self.links.extend(links);
         self.attached += sites.len();
+        Ok(())
+    }
+
+    /// Attaches the probes of an image at which threads take free slots, or none. They need attach cookies.
+    pub fn attach_refills(
+        &mut self,
+        image: u32,
+        probes: &[RefillProbe],
+        path: &Path,
+        scope: Scope,
+    ) -> Result<(), AttachError> {
+        let point = "refill";
+        let uprobe = |probe: &RefillProbe| {
+            let address = probe.address.0;
+            let cookie = Cookie { image: image as u16, register: probe.register, address };
+            if !cookie.fits() {
+                return Err(AttachError::Cookie { point, address, path: path.to_owned() });
+            }
+            let (program, offset) = (REFILL_PROGRAM, probe.file_offset.0);
+            Ok(Uprobe { program, point, offset, cookie: Some(cookie.pack()), at_return: false })
+        };
+        let uprobes = probes.iter().map(uprobe).collect::<Result<Vec<_>, _>>()?;
+        let links = self.attach_uprobes(&uprobes, path, scope)?;
+        self.links.extend(links);
+        self.attached += probes.len();
         Ok(())
     }
 

@@ -49,6 +49,8 @@ fn object() -> &'static [u8] {
 
 /// Programs that sit on GC points, in the order of their `Point`.
 pub(super) const GC_PROGRAMS: [&str; 5] = ["gc_start", "gc_end_mark", "gc_end_sweep", "gc_enter", "gc_exit"];
+/// The program where a thread takes the free slots of a heap page.
+pub(super) const REFILL_PROGRAM: &str = "refill";
 /// Programs on tracepoints: program, category, name.
 pub(super) const TRACEPOINTS: [(&str, &str, &str); 3] = [
     ("task_newtask", "task", "task_newtask"),
@@ -281,7 +283,7 @@ fn memory_layout(deepest: bool) -> MemoryLayout {
 
 /// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of fallback probes, and the one at
 /// a return of Rubies up to 3.1.
-const LATE: [&str; 4] = ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN];
+const LATE: [&str; 5] = ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN, REFILL_PROGRAM];
 
 /// The loaded programs.
 pub(super) struct Programs {
@@ -416,7 +418,8 @@ fn needed(
     requests: bool,
     everything: bool,
 ) -> Vec<&'static str> {
-    let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
+    let mut names: Vec<&'static str> =
+        GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).chain([REFILL_PROGRAM]).collect();
     names.extend(sample::names(stacks));
     names.extend(gvl::programs(gvl));
     names.extend(requests.then_some(requests::PROGRAM));

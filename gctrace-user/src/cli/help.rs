@@ -35,6 +35,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("gvl_threshold", ""),
             ("gvl_budget", ""),
             ("requests", "Which endpoints are slow, and which collections they pay for"),
+            ("alloc", ""),
             ("shares", ""),
             ("no_native", ""),
         ],

@@ -107,6 +107,8 @@ pub struct Settings {
     pub gvl: Option<GvlOptions>,
     /// Bytes of the ring of requests, if they are seen.
     pub requests: Option<u32>,
+    /// Whether allocation is counted.
+    pub alloc: bool,
     /// File for each stack.
     pub stack_log: Option<PathBuf>,
     /// How GC work is seen, in order of preference.
@@ -277,6 +279,7 @@ impl Settings {
             gvl_budget,
             requests,
             request_ring,
+            alloc,
             perfetto,
             stack_log,
             gc_ring,
@@ -419,6 +422,7 @@ impl Settings {
             profiles,
             gvl,
             requests: requests.then_some(request_ring.unwrap_or(REQUEST_RING_BYTES)),
+            alloc,
             stack_log,
             gc_ring_bytes: gc_ring,
             methods: match probes {

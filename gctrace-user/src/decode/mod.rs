@@ -1,7 +1,7 @@
 //! Bytes of a ring record → event. Total: any bytes give an event or a counted reason. Allocates nothing.
 
 use gctrace_common::{
-    event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent},
+    event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, RefillEvent, SnapshotEvent},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     request::{RequestEnd, RequestEvent},
     stack::{
@@ -34,6 +34,8 @@ pub enum Event<'a> {
     GvlSpan(GvlState, GvlSpanEvent),
     /// A server has served a request.
     Request(RequestEnd, &'a RequestEvent),
+    /// A thread took the free slots of a heap page.
+    Refill(RefillEvent),
     /// A followed process forked (the child is `other`), replaced its program, or is gone.
     Life(Kind, LifeEvent),
 }
@@ -66,6 +68,7 @@ impl Event<'_> {
             Self::GvlWait(event) => event.header.ts_ns,
             Self::GvlThread(event) => event.header.ts_ns,
             Self::GvlSpan(_, event) => event.header.ts_ns,
+            Self::Refill(event) => event.header.ts_ns,
             Self::Life(_, event) => event.header.ts_ns,
             Self::Request(_, event) => event.header.ts_ns,
         }
@@ -139,6 +142,7 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
             let end = RequestEnd::from_raw(point).ok_or(DecodeError::Point(point))?;
             Ok(Event::Request(end, event))
         }
+        Kind::Refill => Ok(Event::Refill(*view::<RefillEvent>(bytes).ok_or(short)?)),
         Kind::Fork | Kind::Exec | Kind::Exit => {
             Ok(Event::Life(kind, *view::<LifeEvent>(bytes).ok_or(short)?))
         }

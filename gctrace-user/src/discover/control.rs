@@ -137,6 +137,8 @@ pub struct Start {
     pub stacks: bool,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
+    /// Whether allocation is counted.
+    pub alloc: bool,
     /// What comes about its probes: [`GVL_ATTACH`], [`GVL_DETACH`]. Non-blocking.
     pub gvl_orders: UnixStream,
     /// A fault to inject into every plan.
@@ -211,6 +213,7 @@ pub(super) struct Control {
     pub(super) methods: &'static [Method],
     stacks: bool,
     gvl: Option<GvlOptions>,
+    alloc: bool,
     gvl_orders: UnixStream,
     fault: Option<Fault>,
     cache: Cache,
@@ -252,6 +255,7 @@ pub fn run(start: Start) {
         methods,
         stacks,
         gvl,
+        alloc,
         gvl_orders,
         fault,
         cache,
@@ -271,6 +275,7 @@ pub fn run(start: Start) {
         methods,
         stacks,
         gvl,
+        alloc,
         gvl_orders,
         fault,
         cache,

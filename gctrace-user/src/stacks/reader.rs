@@ -15,7 +15,7 @@ use std::{
 
 use gctrace_common::{
     config::{AwayEntry, RubyEntry},
-    event::{Header, Kind},
+    event::{Header, Kind, RefillEvent},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, NativeEnd, OffCpuEvent, RubyFrame, StackEvent},
 };
@@ -62,6 +62,8 @@ pub enum OwnedEvent {
     OffCpu(OffCpuEvent),
     /// Something that a thread did with the GVL.
     Gvl(GvlRecord),
+    /// A thread took the free slots of a heap page.
+    Refill(RefillEvent),
 }
 
 /// What threads do with the GVL.
@@ -282,6 +284,10 @@ impl Naming {
             Ok(Event::GvlSpan(state, event)) => {
                 self.counts.decoded_gvl_spans += 1;
                 self.gvl(GvlRecord::Span(state, Box::new(event)));
+            }
+            Ok(Event::Refill(event)) => {
+                self.counts.decoded_refills += 1;
+                self.taken.push(Record::Event(OwnedEvent::Refill(event)));
             }
             Ok(_) => self.counts.undecodable += 1,
             Err(error) => {

@@ -9,7 +9,8 @@ use gctrace_common::{
 };
 
 use super::{
-    Disagreement, Refusal, RubyAnalysis,
+    Disagreement, RefillSite, Refusal, RubyAnalysis,
+    accept::Outcome,
     frames::FrameLayout,
     gvl_plan::{self, GvlPlan, NoGvl},
     layout::ObjspaceLayout,
@@ -36,6 +37,17 @@ pub struct ProbeSite {
     pub register: Option<u8>,
 }
 
+/// A place at which a thread takes the free slots of a heap page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefillProbe {
+    /// Where it is, stated.
+    pub address: Svma,
+    /// Where it is in the file.
+    pub file_offset: FileOffset,
+    /// Hardware number of the register that holds the `struct heap_page *` there.
+    pub register: u8,
+}
+
 /// Everything needed to trace the processes of one image.
 #[derive(Debug)]
 pub struct AttachPlan {
@@ -57,6 +69,8 @@ pub struct AttachPlan {
     pub gvl_futex: Result<GvlPlan, NoGvl>,
     /// The probes.
     pub sites: Vec<ProbeSite>,
+    /// The probes of refills, or why allocation cannot be counted.
+    pub refills: Result<Vec<RefillProbe>, String>,
 }
 
 /// Why an image is not traced.
@@ -138,7 +152,8 @@ pub fn plan_with(
         dont_gc_mask: vm.dont_gc_bit.map_or(0, |bit| 1 << bit),
         spans: layout.spans.len() as u32,
         open: 1,
-        reserved: 0,
+        page_free_slots: 0,
+        page_slot_size: 0,
         thread: thread.unwrap_or_default(),
         stack,
         // Set where it is watched.
@@ -156,7 +171,25 @@ pub fn plan_with(
             Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
         })
         .collect::<Result<Vec<_>, PlanError>>()?;
-    Ok(AttachPlan { analysis, layout, knowledge, config, frames, threads, gvl, gvl_futex, sites })
+    let refills = Ok(Vec::new());
+    let mut plan =
+        AttachPlan { analysis, layout, knowledge, config, frames, threads, gvl, gvl_futex, sites, refills };
+    plan.plan_refills(segments);
+    Ok(plan)
+}
+
+fn refills(segments: &[LoadSegment], analysis: &RubyAnalysis) -> Result<Vec<RefillProbe>, String> {
+    match &analysis.refill.outcome {
+        Outcome::Passed => {}
+        Outcome::Failed(why) | Outcome::NotApplicable(why) => return Err(why.clone()),
+    }
+    let probe = |site: &RefillSite| {
+        let file_offset = code_offset(segments, site.address).ok_or_else(|| {
+            format!("the refill site at {} is not inside an executable segment", site.address)
+        })?;
+        Ok(RefillProbe { address: site.address, file_offset, register: site.register })
+    };
+    analysis.refill.sites.iter().map(probe).collect()
 }
 
 impl AttachPlan {
@@ -165,5 +198,14 @@ impl AttachPlan {
     pub fn complete(&mut self, segments: &[LoadSegment], own: Option<&Table>) {
         self.gvl = gvl_plan::plan(segments, &self.analysis, own, &self.config.stack);
         self.gvl_futex = gvl_plan::futex_plan(&self.analysis, own, &self.config.stack);
+        self.plan_refills(segments);
+    }
+
+    fn plan_refills(&mut self, segments: &[LoadSegment]) {
+        self.refills = refills(segments, &self.analysis);
+        if let Some(page) = self.analysis.refill.page.filter(|_| self.refills.is_ok()) {
+            self.config.page_free_slots = u16::from(page.free_slots);
+            self.config.page_slot_size = page.slot_size.map_or(ImageConfig::RVALUE_SLOTS, u16::from);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! JSON lines: `process`, `gc`, `gvl`, `request`, `work`, `exit`, `summary`, `refused` and `ledger`.
+//! JSON lines: `process`, `gc`, `gvl`, `request`, `alloc`, `work`, `exit`, `summary`, `refused` and `ledger`.
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
@@ -81,6 +81,17 @@ enum Line<'a> {
         phase: &'static str,
         begin_ns: u64,
         ns: u64,
+    },
+    /// Slots that threads took to allocate objects in them.
+    Alloc {
+        ts: f64,
+        pid: u32,
+        ns: u64,
+        objects: u64,
+        bytes: u64,
+        slots: &'a BTreeMap<u32, u64>,
+        refills: u64,
+        lost: u64,
     },
     Exit {
         ts: f64,
@@ -350,6 +361,16 @@ impl<W: Write> Exporter for Jsonl<W> {
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlThread(thread) => self.gvl_thread(process, thread),
             Seen::GvlProcess(summary) => self.gvl_process(process, summary),
+            Seen::Alloc(sum) => self.write(&Line::Alloc {
+                ts: self.clock.epoch_seconds(sum.begin_ns),
+                pid: process.pid,
+                ns: sum.end_ns - sum.begin_ns,
+                objects: sum.objects(),
+                bytes: sum.bytes(),
+                slots: &sum.slots,
+                refills: sum.refills,
+                lost: sum.lost,
+            }),
             Seen::Ended(end) => self.ended(process, end),
             _ => Ok(()),
         }

@@ -36,6 +36,7 @@ pub(super) const ALL: &[Sum] = &[
                 C::GvlThreadSubmitted,
                 C::GvlSpanSubmitted,
                 C::RequestSubmitted,
+                C::RefillSubmitted,
             ],
             user: &[],
         },
@@ -53,6 +54,7 @@ pub(super) const ALL: &[Sum] = &[
                 U::decoded_gvl_threads,
                 U::decoded_gvl_spans,
                 U::decoded_requests,
+                U::decoded_refills,
                 U::undecodable,
             ],
         },
@@ -183,5 +185,10 @@ pub(super) const ALL: &[Sum] = &[
         text: "cycles started = cycles reported",
         left: Side { kernel: &[], user: &[U::cycles_started] },
         right: Side { kernel: &[], user: &[U::cycles] },
+    },
+    Sum {
+        text: "refill records decoded = added up + refused",
+        left: Side { kernel: &[], user: &[U::decoded_refills] },
+        right: Side { kernel: &[], user: &[U::refills, U::refused_refills] },
     },
 ];

@@ -1,5 +1,7 @@
 //! The vocabulary of what is seen of a process: aggregates and exporters get all of it in one form.
 
+use std::collections::BTreeMap;
+
 use super::{
     EndReason, GcCycle, GcState, GcWork, Process,
     gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
@@ -36,8 +38,41 @@ pub enum Seen<'a> {
     GvlSoFar(&'a GvlSoFar),
     /// What its threads did with the GVL, when it or tracing has ended.
     GvlProcess(&'a GvlProcessSummary),
+    /// What its threads took of the heap to allocate objects, about once a second and at the end.
+    Alloc(&'a AllocSum),
     /// Tracing of it ended.
     Ended(&'a ProcessEnd),
+}
+
+/// Slots that threads of a process took to allocate objects in them. What a garbage collection takes back before there is an object
+/// in it is not subtracted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllocSum {
+    /// From when, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Until when.
+    pub end_ns: u64,
+    /// Slots, by their size in bytes.
+    pub slots: BTreeMap<u32, u64>,
+    /// How often the free slots of a page were taken.
+    pub refills: u64,
+    /// Refills that are not in the sums: their records were lost or refused.
+    pub lost: u64,
+}
+
+impl AllocSum {
+    /// Slots of all sizes.
+    pub fn objects(&self) -> u64 {
+        self.slots.values().sum()
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> u64 {
+        self.slots
+            .iter()
+            .map(|(size, slots)| u64::from(*size).saturating_mul(*slots))
+            .fold(0, u64::saturating_add)
+    }
 }
 
 /// Something that adds up what is seen.

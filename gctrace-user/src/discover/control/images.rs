@@ -197,7 +197,7 @@ impl Control {
         shown: &Path,
         mut planned: Planned,
     ) -> Result<Verdict, String> {
-        if self.gvl.is_some() {
+        if self.gvl.is_some() || self.alloc {
             planned.complete();
         }
         // What the image is, whatever becomes of the plan.
@@ -233,6 +233,7 @@ impl Control {
         });
         self.probes.add_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
+        self.count_allocation(index, file, shown, &plan);
         self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.attached += 1;
         log::debug!(
@@ -297,6 +298,26 @@ impl Control {
             say(&format!("gctrace: {path}: of its GVL only a part is known: {lacks}"));
         }
         Some(gvl.coverage)
+    }
+
+    /// Attaches the probes of refills, if they are wanted. What prevents them is said, and prevents nothing else.
+    fn count_allocation(&mut self, index: u32, file: &File, shown: &Path, plan: &AttachPlan) {
+        if !self.alloc {
+            return;
+        }
+        let attached = match &plan.refills {
+            Err(why) => Err(why.clone()),
+            Ok(_) if !self.probes.has_cookie() => {
+                Err("the kernel has no attach cookies; use Linux 5.15 or later".to_owned())
+            }
+            Ok(probes) => {
+                let scope = self.scope();
+                self.probes.attach_refills(index, probes, &reopened(file), scope).map_err(|e| brief(&e))
+            }
+        };
+        if let Err(why) = attached {
+            say(&format!("gctrace: {}: its allocation is not counted: {why}", shown.display()));
+        }
     }
 
     /// The same with the fallback probes.

@@ -1,0 +1,73 @@
+//! Refills: a thread takes the free slots of a heap page, in which it allocates until the next one.
+
+use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
+use gctrace_common::{
+    config::ImageConfig,
+    event::{Header, Kind, RefillEvent},
+    stats::Counter,
+};
+
+use crate::{
+    filter::{Admitted, admit},
+    maps::{STACK_RING, add_one, closed, count},
+    rubies, usermem,
+};
+
+/// Submit without waking the reader: it drains on its own timer.
+const NO_WAKEUP: u64 = 1;
+
+/// One refill. The page's counter of free slots is about to be set to zero.
+#[inline(always)]
+pub fn refill(ctx: &ProbeContext) {
+    if closed() {
+        return;
+    }
+    let Some(admitted) = admit(ctx) else { return };
+    count(Counter::Refills);
+    let Some(ruby) = rubies::known(admitted.tgid) else { return count(Counter::RefillUnread) };
+    // Add, then read: a thread holds the GVL of its Ractor here. Where two Ractors come at the same time the number of one record is
+    // too high by one, and the last one is right.
+    // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
+    let (seq, execs) = unsafe {
+        let cell = &raw mut (*ruby).refills;
+        add_one(cell);
+        (cell.read_volatile(), (*ruby).execs)
+    };
+    let Some((slots, slot_size)) = taken(&admitted) else { return count(Counter::RefillUnread) };
+    let Some(mut entry) = STACK_RING.reserve::<RefillEvent>(0) else {
+        return count(Counter::RefillRingFull);
+    };
+    entry.write(RefillEvent {
+        header: Header {
+            kind: Kind::Refill as u32,
+            point: 0,
+            tgid: admitted.tgid,
+            tid: admitted.tid,
+            // SAFETY: a plain helper call.
+            ts_ns: unsafe { bpf_ktime_get_ns() },
+            seq,
+            image: admitted.image_index,
+            execs,
+        },
+        slots,
+        slot_size,
+    });
+    entry.submit(NO_WAKEUP);
+    count(Counter::RefillSubmitted);
+}
+
+/// Slots that are taken, and the bytes of each.
+#[inline(always)]
+fn taken(admitted: &Admitted) -> Option<(u32, u32)> {
+    let image = admitted.image;
+    let page = admitted.register;
+    if page == 0 || image.page_free_slots == 0 {
+        return None;
+    }
+    let slots: u16 = usermem::read(page.wrapping_add(u64::from(image.page_free_slots)))?;
+    let size = match image.page_slot_size {
+        ImageConfig::RVALUE_SLOTS => ImageConfig::RVALUE_BYTES,
+        offset => u32::from(usermem::read::<u16>(page.wrapping_add(u64::from(offset)))?),
+    };
+    Some((u32::from(slots), size))
+}

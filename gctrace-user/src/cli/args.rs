@@ -245,6 +245,7 @@ pub struct Args {
     /// Size of the kernel ring for requests (for tests)
     #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide = true)]
     pub request_ring: Option<u32>,
+
     /// (JSON lines only) Count allocated objects exactly, by slot size, once a second. The probe is hit once per 100 to 1600
     /// objects and costs 1 to 25 µs there, which an allocation-heavy program notices
     #[arg(long, hide_short_help = true)]

@@ -34,7 +34,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("gvl", "Waits for the GVL"),
             ("gvl_threshold", ""),
             ("gvl_budget", ""),
-            ("requests", "Which endpoints are slow, and which collections they pay for"),
+            ("requests", "Requests of Puma, and the GC each pays for"),
             ("alloc", ""),
             ("shares", ""),
             ("no_native", ""),

@@ -11,5 +11,6 @@ pub mod gvl_so_far;
 pub mod mix;
 pub mod recording;
 pub mod request_summary;
+pub mod service_requests;
 pub mod services;
 pub mod units;

@@ -6,10 +6,12 @@ use std::{
     sync::Arc,
 };
 
+use super::service_requests::ServiceRequests;
 use crate::model::{
     GcCycle, GcState, GcWork, Image, Origin, Process,
     gvl::GvlWait,
     gvl_so_far::GvlSoFar,
+    request::Request,
     seen::{Observer, Seen},
 };
 
@@ -42,6 +44,8 @@ pub const GVL_BOUNDS: [u64; 20] = {
     }
     bounds
 };
+/// Endpoints that are told apart in all services together.
+const MAX_ENDPOINTS: usize = 10_000;
 /// Services that are told apart.
 const MAX_SERVICES: usize = 200;
 /// What those beyond it are called.
@@ -77,13 +81,13 @@ impl Default for Times {
 
 impl Times {
     /// None yet.
-    fn within(bounds: &'static [u64]) -> Self {
+    pub(super) fn within(bounds: &'static [u64]) -> Self {
         Self { bounds, buckets: vec![0; bounds.len() + 1], ns: 0 }
     }
 
-    fn add(&mut self, ns: u64) {
+    pub(super) fn add(&mut self, ns: u64) {
         self.count_in(Some(ns), 1);
-        self.ns += ns;
+        self.ns = self.ns.saturating_add(ns);
     }
 
     /// Some that took up to so long (`None`: any time), and all of which belong into one bucket.
@@ -183,6 +187,8 @@ pub struct Service {
     pub gvl_waits: Times,
     /// Time for which the GVL was held, nanoseconds.
     pub gvl_held_ns: u64,
+    /// Requests by endpoint.
+    pub requests: ServiceRequests,
     /// GC records that the kernel lost.
     pub lost: u64,
 }
@@ -206,6 +212,7 @@ impl Service {
             gvl_long_waits: Times::default(),
             gvl_waits: Times::within(&GVL_BOUNDS),
             gvl_held_ns: 0,
+            requests: ServiceRequests::default(),
             lost: 0,
         }
     }
@@ -237,6 +244,7 @@ impl Observer for Services {
             Seen::Process { state, now_ns } => self.process(process, state, now_ns),
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => self.work(process, work),
+            Seen::Request(request) => self.request(process, request),
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
             Seen::Ended(end) => self.ended(process, end.shutdown.as_ref()),
@@ -290,6 +298,14 @@ impl Services {
         let (count, ns) = service.work.entry(work.phase.name()).or_default();
         *count += 1;
         *ns += work.ns;
+    }
+
+    /// A request has been served.
+    fn request(&mut self, process: &Process, request: &Request) {
+        let endpoints: usize = self.known.values().map(|service| service.requests.endpoints()).sum();
+        if let Some(service) = self.of(process.pid) {
+            service.requests.add(request, endpoints < MAX_ENDPOINTS);
+        }
     }
 
     /// A long wait for the GVL.

@@ -1,8 +1,13 @@
 //! The figures of a service, with their names. One table for all exporters of metrics.
 
+use std::borrow::Cow;
+
 use Kind::{Counter, Gauge, Histogram};
 
-use crate::aggregate::services::{Gauges, Service, Times};
+use crate::aggregate::{
+    service_requests::{RequestFigures, RequestKey},
+    services::{Gauges, Service, Times},
+};
 
 /// What a figure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +34,7 @@ pub(super) enum Value {
 /// A value with what tells it from others of its figure.
 pub(super) struct Point {
     /// Name and value.
-    pub(super) labels: Vec<(&'static str, &'static str)>,
+    pub(super) labels: Vec<(&'static str, Cow<'static, str>)>,
     /// The value.
     pub(super) value: Value,
 }
@@ -51,11 +56,27 @@ pub(super) struct Figure {
 }
 
 fn one(labels: &[(&'static str, &'static str)], value: Value) -> Point {
-    Point { labels: labels.to_vec(), value }
+    Point { labels: labels.iter().map(|(name, value)| (*name, Cow::Borrowed(*value))).collect(), value }
 }
 
 fn number(value: u64) -> Vec<Point> {
     vec![one(&[], Value::Number(value))]
+}
+
+/// One value for each endpoint and class of status.
+fn by_endpoint(service: &Service, value: impl Fn(&RequestFigures) -> Option<Value>) -> Vec<Point> {
+    let point = |(key, figures): (&RequestKey, &RequestFigures)| {
+        let value = value(figures)?;
+        Some(Point {
+            labels: vec![
+                ("method", Cow::Borrowed(key.method)),
+                ("path", Cow::Owned(key.path.clone())),
+                ("status", Cow::Borrowed(key.status)),
+            ],
+            value,
+        })
+    };
+    service.requests.iter().filter_map(point).collect()
 }
 
 /// All figures of a service; the same ones in the same order for every service.
@@ -221,6 +242,40 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             Counter,
             "Time for which threads held the GVL, of holds that are over",
             held.into_iter().collect(),
+        ),
+        figure(
+            "cruby_requests",
+            "cruby.requests",
+            "{request}",
+            Counter,
+            "Requests served, by template of the path and class of status",
+            by_endpoint(service, |of| Some(Value::Number(of.count))),
+        ),
+        figure(
+            "cruby_request_duration",
+            "cruby.request.duration",
+            "s",
+            Histogram,
+            "From when a thread took a request until it was free for the next one",
+            by_endpoint(service, |of| {
+                (of.times.count() > 0).then(|| Value::Times(Box::new(of.times.clone())))
+            }),
+        ),
+        figure(
+            "cruby_request_gc",
+            "cruby.request.gc",
+            "s",
+            Counter,
+            "Time in garbage collection pauses of threads that served a request",
+            by_endpoint(service, |of| Some(Value::Time(of.gc_ns))),
+        ),
+        figure(
+            "cruby_request_gc_collections",
+            "cruby.request.gc.collections",
+            "{collection}",
+            Counter,
+            "Garbage collections that requests started",
+            by_endpoint(service, |of| Some(Value::Number(of.gcs))),
         ),
         figure(
             "cruby_gc_records_lost",

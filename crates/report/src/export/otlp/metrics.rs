@@ -1,6 +1,6 @@
 //! Metrics: one resource per service, one for gctrace itself. Sums and histograms are cumulative.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use opentelemetry_proto::tonic::{
     collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse},
@@ -167,8 +167,8 @@ impl Told {
 }
 
 fn metric(figure: &Figure, times: (u64, u64)) -> Metric {
-    let labels = |labels: &[(&'static str, &'static str)]| -> Vec<KeyValue> {
-        labels.iter().map(|(key, value)| text(&format!("cruby.gc.{key}"), *value)).collect()
+    let labels = |labels: &[(&'static str, Cow<'static, str>)]| -> Vec<KeyValue> {
+        labels.iter().map(|(key, value)| text(&attribute(key), &**value)).collect()
     };
     let numbers = || {
         let values = figure.points.iter().map(|point| {
@@ -203,6 +203,16 @@ fn metric(figure: &Figure, times: (u64, u64)) -> Metric {
     }
 }
 
+/// Name of an attribute: that of the semantic conventions where one fits. The template is gctrace's, so it is not an `http.route`.
+fn attribute(label: &'static str) -> Cow<'static, str> {
+    match label {
+        "method" => "http.request.method".into(),
+        "path" => "url.template".into(),
+        "status" => "cruby.request.status".into(),
+        _ => format!("cruby.gc.{label}").into(),
+    }
+}
+
 fn number(attributes: Vec<KeyValue>, value: number_data_point::Value, times: (u64, u64)) -> NumberDataPoint {
     let (start_time_unix_nano, time_unix_nano) = times;
     let value = Some(value);
@@ -224,4 +234,40 @@ fn histogram(attributes: Vec<KeyValue>, lengths: &Times, times: (u64, u64)) -> H
 
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        aggregate::{service_requests::tests::request, services::tests::process},
+        model::seen::{Observer as _, Seen},
+    };
+
+    fn of(services: &Services) -> Vec<Metric> {
+        let metrics = Metrics::new(services, Ledger::default(), WallClock::measure(), 1, 0, 10);
+        let sent = ExportMetricsServiceRequest::decode(&*metrics.encode()).unwrap();
+        sent.resource_metrics.into_iter().next().unwrap().scope_metrics.into_iter().next().unwrap().metrics
+    }
+
+    /// Requests have the attributes of the conventions; where there are none, there is no metric of them.
+    #[test]
+    fn requests() {
+        let mut services = Services::new(false);
+        let web = process(1, "web");
+        services.see(&web, Seen::Process { state: None, now_ns: 5 });
+        assert!(!of(&services).iter().any(|metric| metric.name.starts_with("cruby.request")));
+        services.see(&web, Seen::Request(&request(Some("/orders/:id"), Some(2_000_000), Some(404))));
+        let metrics = of(&services);
+        let metric = metrics.iter().find(|metric| metric.name == "cruby.request.duration").unwrap();
+        let Some(Data::Histogram(histogram)) = &metric.data else { panic!("{metric:?}") };
+        let [point] = &*histogram.data_points else { panic!("{histogram:?}") };
+        let expected = [
+            text("http.request.method", "GET"),
+            text("url.template", "/orders/:id"),
+            text("cruby.request.status", "4xx"),
+        ];
+        assert_eq!(point.attributes, expected);
+        assert_eq!((point.count, point.bucket_counts[1], point.sum), (1, 1, Some(0.002)));
+    }
 }

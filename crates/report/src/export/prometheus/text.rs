@@ -84,7 +84,7 @@ impl Collector for View {
                 let Some(figure) = figures.get(at) else { continue };
                 for point in &figure.points {
                     let mut labels = own.clone();
-                    labels.extend(point.labels.iter().map(|(name, value)| (*name, (*value).to_owned())));
+                    labels.extend(point.labels.iter().map(|(name, value)| (*name, value.to_string())));
                     put(&mut metric.encode_family(&labels)?, figure.kind, &point.value)?;
                 }
             }
@@ -188,6 +188,47 @@ fn buckets(times: &Times) -> Vec<(f64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        aggregate::{service_requests::tests::request, services::tests::process},
+        model::seen::{Observer as _, Seen},
+    };
+
+    /// Requests by endpoint and class of status.
+    #[test]
+    fn requests() {
+        let mut services = Services::new(false);
+        let web = process(1, "web");
+        services.see(&web, Seen::Process { state: None, now_ns: 5 });
+        for (ns, status) in [(Some(2_000_000), Some(200)), (Some(40_000_000_000), Some(201)), (None, None)] {
+            services.see(&web, Seen::Request(&request(Some("/orders/:id"), ns, status)));
+        }
+        let text = openmetrics(services, Ledger::default()).unwrap();
+        let of: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("cruby_request") && !line.starts_with("# HELP"))
+            .filter(|line| {
+                !line.contains("_bucket") || line.contains(r#"le="0.0025""#) || line.contains("Inf")
+            })
+            .collect();
+        let expected = r#"# TYPE cruby_requests counter
+cruby_requests_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 2
+cruby_requests_total{service="web",container="",method="GET",path="/orders/:id",status="unknown"} 1
+# TYPE cruby_request_duration_seconds histogram
+# UNIT cruby_request_duration_seconds seconds
+cruby_request_duration_seconds_sum{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 40.002
+cruby_request_duration_seconds_count{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 2
+cruby_request_duration_seconds_bucket{le="0.0025",service="web",container="",method="GET",path="/orders/:id",status="2xx"} 1
+cruby_request_duration_seconds_bucket{le="+Inf",service="web",container="",method="GET",path="/orders/:id",status="2xx"} 2
+# TYPE cruby_request_gc_seconds counter
+# UNIT cruby_request_gc_seconds seconds
+cruby_request_gc_seconds_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 2e-8
+cruby_request_gc_seconds_total{service="web",container="",method="GET",path="/orders/:id",status="unknown"} 1e-8
+# TYPE cruby_request_gc_collections counter
+cruby_request_gc_collections_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 4
+cruby_request_gc_collections_total{service="web",container="",method="GET",path="/orders/:id",status="unknown"} 2
+"#;
+        assert_eq!(of.join("\n"), expected.trim_end());
+    }
 
     /// Both formats have the same samples; only OpenMetrics has units and an end.
     #[test]

@@ -1,0 +1,185 @@
+//! The requests of a service by endpoint and class of status: counters that only grow, of bounded memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{endpoint::OTHER, services::Times};
+use crate::model::request::Request;
+
+/// Upper bounds of the buckets of durations, nanoseconds: those of OpenTelemetry's HTTP conventions, and some below and above.
+pub const REQUEST_BOUNDS: [u64; 17] = [
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    75_000_000,
+    100_000_000,
+    250_000_000,
+    500_000_000,
+    750_000_000,
+    1_000_000_000,
+    2_500_000_000,
+    5_000_000_000,
+    7_500_000_000,
+    10_000_000_000,
+    30_000_000_000,
+];
+/// Endpoints that are told apart in a service; what is beyond them is [`OTHER`].
+const MAX_ENDPOINTS: usize = 500;
+/// What a method or a path is called that is not known.
+const UNKNOWN: &str = "(unknown)";
+
+/// What requests are counted by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequestKey {
+    /// Method, or `(unknown)`.
+    pub method: &'static str,
+    /// Template of the path, visible ASCII; `(unknown)`; or `(other)`, where there are too many.
+    pub path: String,
+    /// `1xx` to `5xx`, or `unknown`.
+    pub status: &'static str,
+}
+
+/// Figures of requests with one key.
+#[derive(Clone, Debug)]
+pub struct RequestFigures {
+    /// Requests.
+    pub count: u64,
+    /// How long they took, where that was seen.
+    pub times: Times,
+    /// GC pauses of their threads meanwhile, nanoseconds.
+    pub gc_ns: u64,
+    /// GC cycles that they started.
+    pub gcs: u64,
+}
+
+/// The requests of one service.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceRequests {
+    endpoints: BTreeSet<(&'static str, String)>,
+    by_key: BTreeMap<RequestKey, RequestFigures>,
+}
+
+impl ServiceRequests {
+    /// Counts one. Without `room`, an endpoint that is new counts as [`OTHER`].
+    pub fn add(&mut self, request: &Request, room: bool) {
+        let method = request.method.unwrap_or(UNKNOWN);
+        let path = request.path.as_deref().unwrap_or(UNKNOWN);
+        let key = RequestKey { method, path: self.admit(method, path, room), status: class(request.status) };
+        let of = self.by_key.entry(key).or_insert_with(|| RequestFigures {
+            count: 0,
+            times: Times::within(&REQUEST_BOUNDS),
+            gc_ns: 0,
+            gcs: 0,
+        });
+        of.count += 1;
+        of.gc_ns = of.gc_ns.saturating_add(request.gc_ns);
+        of.gcs += u64::from(request.gcs);
+        if let Some(ns) = request.duration_ns() {
+            of.times.add(ns);
+        }
+    }
+
+    /// All keys, with their figures.
+    pub fn iter(&self) -> impl Iterator<Item = (&RequestKey, &RequestFigures)> {
+        self.by_key.iter()
+    }
+
+    /// How many endpoints are told apart.
+    pub fn endpoints(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    fn admit(&mut self, method: &'static str, path: &str, room: bool) -> String {
+        let endpoint = (method, path.to_owned());
+        if self.endpoints.contains(&endpoint) {
+            return endpoint.1;
+        }
+        if !room || self.endpoints.len() >= MAX_ENDPOINTS {
+            return OTHER.to_owned();
+        }
+        self.endpoints.insert(endpoint);
+        path.to_owned()
+    }
+}
+
+fn class(status: Option<u16>) -> &'static str {
+    match status {
+        Some(100..=199) => "1xx",
+        Some(200..=299) => "2xx",
+        Some(300..=399) => "3xx",
+        Some(400..=499) => "4xx",
+        Some(500..=599) => "5xx",
+        _ => "unknown",
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A request that began at 100 ns.
+    pub(crate) fn request(path: Option<&str>, ns: Option<u64>, status: Option<u16>) -> Request {
+        Request {
+            id: 1,
+            tid: 1,
+            begin_ns: 100,
+            end_ns: ns.map(|ns| 100 + ns),
+            method: path.map(|_| "GET"),
+            path: path.map(ToOwned::to_owned),
+            status,
+            first_byte_ns: None,
+            last_byte_ns: None,
+            gcs: 2,
+            gc_ns: 10,
+        }
+    }
+
+    /// Each class of status by itself; a request whose end was not seen counts, but has no duration.
+    #[test]
+    fn classes() {
+        let mut requests = ServiceRequests::default();
+        assert_eq!(requests.iter().count(), 0);
+        requests.add(&request(Some("/a"), Some(1_000_000), Some(200)), true);
+        requests.add(&request(Some("/a"), Some(1_000_001), Some(204)), true);
+        requests.add(&request(Some("/a"), Some(u64::MAX / 2), Some(503)), true);
+        requests.add(&request(Some("/a"), None, Some(101)), true);
+        requests.add(&request(None, Some(5), None), true);
+        let all: Vec<_> = requests
+            .iter()
+            .map(|(key, of)| (key.method, key.path.as_str(), key.status, of.count, of.times.count()))
+            .collect();
+        assert_eq!(
+            all,
+            [
+                ("(unknown)", "(unknown)", "unknown", 1, 1),
+                ("GET", "/a", "1xx", 1, 0),
+                ("GET", "/a", "2xx", 2, 2),
+                ("GET", "/a", "5xx", 1, 1),
+            ]
+        );
+        let (_, ok) = requests.iter().nth(2).unwrap();
+        assert_eq!((ok.times.buckets[0], ok.times.buckets[1], ok.gcs, ok.gc_ns), (1, 1, 4, 20));
+        let (_, failed) = requests.iter().nth(3).unwrap();
+        assert_eq!(failed.times.buckets[REQUEST_BOUNDS.len()], 1);
+    }
+
+    /// However many endpoints somebody asks for, memory is bounded, those known before stay, and no request is missing.
+    #[test]
+    fn bounded() {
+        let mut requests = ServiceRequests::default();
+        for n in 0..MAX_ENDPOINTS + 7 {
+            requests.add(&request(Some(&format!("/{n}")), Some(1), Some(200)), true);
+        }
+        requests.add(&request(Some("/3"), Some(1), Some(500)), true);
+        requests.add(&request(Some("/3"), Some(1), Some(500)), false);
+        assert_eq!(requests.endpoints(), MAX_ENDPOINTS);
+        let count = |path: &str| -> u64 {
+            requests.iter().filter(|(key, _)| key.path == path).map(|(_, of)| of.count).sum()
+        };
+        assert_eq!((count(OTHER), count("/3")), (7, 3));
+        let all: u64 = requests.iter().map(|(_, of)| of.count).sum();
+        assert_eq!(all, MAX_ENDPOINTS as u64 + 9);
+    }
+}

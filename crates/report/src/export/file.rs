@@ -3,7 +3,10 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
-    os::fd::{AsFd as _, AsRawFd, BorrowedFd},
+    os::{
+        fd::{AsFd as _, AsRawFd, BorrowedFd},
+        unix::fs::FileTypeExt as _,
+    },
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -78,17 +81,33 @@ pub fn check_path(path: &Path) -> Result<(), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
     // Elsewhere it means standard output, where a profile would be among the lines; nobody wants a file of that name.
     if path == Path::new("-") {
-        return Err(unwritable(io::Error::other("a profile is not written to standard output; name a file")));
+        let why = "a profile is not written to standard output";
+        return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
     }
     // A complete file takes the name: doing that to a device or a pipe would take it away from everybody.
     if path.is_dir() {
         return Err(unwritable(io::Error::other("it is a directory")));
     }
-    let special = fs::metadata(path).is_ok_and(|known| !known.is_file());
-    if special || ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir)) {
-        return Err(unwritable(io::Error::other("only a regular file can be written")));
+    if let Some(found) = special(path) {
+        let why = format!("{found}, which a profile would replace with a regular file");
+        return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
     }
     check_writable(dir_of(path)).map_err(unwritable)
+}
+
+/// What is at `path`, or what it lies in, if a file there would be no regular one.
+fn special(path: &Path) -> Option<String> {
+    if let Some(dir) = ["/dev", "/proc"].into_iter().find(|dir| path.starts_with(dir)) {
+        return Some(format!("it is in {dir}"));
+    }
+    let found = fs::metadata(path).ok()?.file_type();
+    let what = match found {
+        _ if found.is_file() => return None,
+        _ if found.is_fifo() => "a named pipe",
+        _ if found.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Some(format!("it is {what}"))
 }
 
 fn dir_of(path: &Path) -> &Path {
@@ -211,6 +230,34 @@ mod tests {
             assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), content);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+
+    /// What is refused is named, with what to do, and nothing is left behind.
+    #[test]
+    fn refused_paths() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, socket) = (dir.path().join("pipe"), dir.path().join("socket"));
+        rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        let left = dir.path().join("no/out");
+        for (path, found, remedy) in [
+            (Path::new("-"), "standard output", "name a regular file"),
+            (Path::new("/dev/stdout"), "it is in /dev", "name a regular file"),
+            (Path::new("/proc/new"), "it is in /proc", "name a regular file"),
+            (&pipe, "it is a named pipe", "name a regular file"),
+            (&socket, "it is a socket", "name a regular file"),
+            (&link, "it is a device", "name a regular file"),
+            (dir.path(), "it is a directory", "name a file in it"),
+            (&left, "No such file or directory", "make its directory"),
+        ] {
+            let error = check_path(path).unwrap_err().to_string();
+            assert!(error.starts_with(&path.display().to_string()), "{error}");
+            assert!(error.contains(found) && error.contains(remedy), "{error}");
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert!(check_path(&dir.path().join("new")).is_ok());
     }
 
     /// A directory that is not there is an error with nothing left behind.

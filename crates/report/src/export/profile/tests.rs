@@ -1,14 +1,8 @@
 //! What goes in comes out: sums of every format equal what was recorded, whatever the names and stacks are.
 
-use std::{
-    collections::{self, HashSet},
-    io::Read as _,
-    path::Path,
-    sync::Arc,
-};
+use std::{collections, io::Read as _, path::Path, sync::Arc};
 
 use proptest::prelude::*;
-use prost::Message as _;
 use serde_json::Value;
 
 use super::*;
@@ -16,13 +10,25 @@ use crate::export::sink::Sink;
 use crate::{
     model::{
         GcCycle, GcState, Image, Memory, Pause,
-        seen::{CyclesBefore, ProcessEnd},
         stack::{Frame, FrameKind, GcActivity, StackSample, ThreadState},
     },
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
 };
 
+mod firefox;
 mod gvl;
+mod hottest;
+mod paths;
+mod perfetto;
+mod pprof;
+mod speedscope;
+
+use self::{
+    firefox::check_firefox,
+    paths::{check_flamegraph, check_folded},
+    pprof::check_pprof,
+    speedscope::check_speedscope,
+};
 
 /// Names that formats could stumble over.
 const NAMES: [&str; 14] = [
@@ -237,216 +243,6 @@ fn sum(inputs: &[Input], of: impl Fn(&Input) -> u64) -> u64 {
     inputs.iter().map(of).sum()
 }
 
-fn check_pprof(recorder: &Recorder, inputs: &[Input]) {
-    let profile =
-        pprof::proto::Profile::decode(&*gunzip(&written(recorder, Format::Pprof, "x.pb.gz").0)).unwrap();
-    let text = |at: i64| profile.string_table[at as usize].as_str();
-    let types = profile.sample_type.iter().map(|known| (text(known.r#type), text(known.unit)));
-    let total = |at: usize| profile.sample.iter().map(|sample| sample.value[at] as u64).sum::<u64>();
-    let pauses = |input: &Input| input.pauses.iter().map(|(a, b, c)| a + b + c).sum();
-    let expected = [
-        ("samples", "count", inputs.len() as u64),
-        ("cpu", "nanoseconds", sum(inputs, |input| input.cpu_ns)),
-        ("wall", "nanoseconds", sum(inputs, |input| input.wall_ns)),
-        ("gc-pauses", "count", sum(inputs, |input| input.pauses.len() as u64)),
-        ("gc", "nanoseconds", sum(inputs, pauses)),
-        ("gvl-waits", "count", 0),
-        ("gvl-wait", "nanoseconds", 0),
-        ("gvl-hold", "nanoseconds", 0),
-    ];
-    let found: Vec<_> = types.enumerate().map(|(at, (name, unit))| (name, unit, total(at))).collect();
-    assert_eq!(found, expected);
-    assert_eq!(text(0), "");
-    assert_eq!(text(profile.default_sample_type), "cpu");
-
-    // Every number leads somewhere, and equal samples are merged.
-    let ids = |found: Vec<u64>| found.into_iter().collect::<HashSet<u64>>();
-    let mappings = ids(profile.mapping.iter().map(|mapping| mapping.id).collect());
-    let functions = ids(profile.function.iter().map(|function| function.id).collect());
-    let locations = ids(profile.location.iter().map(|location| location.id).collect());
-    assert!(!text(profile.mapping[0].filename).contains("libruby"), "the program comes first");
-    for location in &profile.location {
-        // The process that stands for those beyond the limit has no Ruby.
-        assert!(location.mapping_id == 0 || mappings.contains(&location.mapping_id));
-        assert!(location.line.iter().all(|line| functions.contains(&line.function_id)));
-    }
-    let mut seen = HashSet::new();
-    for sample in &profile.sample {
-        assert!(!sample.location_id.is_empty(), "`go tool pprof -raw` leaves such out");
-        assert!(sample.location_id.iter().all(|id| locations.contains(id)));
-        let labels: Vec<_> = sample.label.iter().map(|label| (text(label.key), text(label.str))).collect();
-        assert_eq!(
-            labels.iter().map(|label| label.0).collect::<HashSet<_>>().len(),
-            labels.len(),
-            "{labels:?}"
-        );
-        assert!(seen.insert((sample.location_id.clone(), labels)), "a sample occurs twice");
-    }
-}
-
-fn check_folded(recorder: &Recorder, inputs: &[Input]) {
-    for grouping in [Grouping::Process, Grouping::Thread, Grouping::None] {
-        let (bytes, _) = written(recorder, Format::Folded(grouping), "x");
-        let text = String::from_utf8(bytes).unwrap();
-        let lines: Vec<(&str, u64)> = text
-            .lines()
-            .map(|line| line.rsplit_once(' ').unwrap())
-            .map(|(path, count)| (path, count.parse().unwrap()))
-            .collect();
-        assert_eq!(
-            lines.iter().map(|line| line.1).sum::<u64>(),
-            sum(inputs, Input::time_ns),
-            "{grouping:?}\n{text}"
-        );
-        assert_eq!(lines.iter().map(|line| line.0).collect::<HashSet<_>>().len(), lines.len());
-        assert!(lines.iter().all(|line| !line.0.is_empty()));
-        // Process, thread and state are names, too, and so is what stands for no stack at all.
-        let frames = inputs.iter().map(|input| (input.stack.len() * input.times).max(1));
-        let depths = frames.max().unwrap() + 3;
-        assert!(lines.iter().all(|line| line.0.split(';').count() <= depths));
-    }
-}
-
-fn check_flamegraph(recorder: &Recorder, inputs: &[Input]) {
-    let (bytes, _) = written(recorder, Format::FlameGraph(Grouping::Process), "x.svg");
-    let text = String::from_utf8(bytes).unwrap();
-    let mut reader = quick_xml::Reader::from_str(&text);
-    let (mut total, mut scripts, mut depth) = (None, 0, 0_i32);
-    loop {
-        match reader.read_event().unwrap() {
-            quick_xml::events::Event::Start(tag) => {
-                depth += 1;
-                scripts += i32::from(tag.name().as_ref() == b"script");
-                for attribute in tag.attributes() {
-                    let attribute = attribute.unwrap();
-                    if attribute.key.as_ref() == b"total_samples" {
-                        total = Some(String::from_utf8(attribute.value.to_vec()).unwrap());
-                    }
-                }
-            }
-            quick_xml::events::Event::End(_) => depth -= 1,
-            quick_xml::events::Event::Eof => break,
-            _ => {}
-        }
-    }
-    assert_eq!(depth, 0);
-    let expected = sum(inputs, Input::time_ns);
-    assert_eq!(scripts, i32::from(expected > 0), "a name became a script");
-    assert_eq!(text.contains("<g id=\"legend\">"), expected > 0, "what the colours mean");
-    assert_eq!(total, (expected > 0).then(|| expected.to_string()));
-    assert!(!text.contains(|c: char| c.is_control() && c != '\n' && c != '\r' && c != '\t'));
-}
-
-fn check_speedscope(recorder: &Recorder, inputs: &[Input]) {
-    let (bytes, left) = written(recorder, Format::Speedscope, "x.json");
-    let file: Value = serde_json::from_slice(&bytes).unwrap();
-    let frames = file["shared"]["frames"].as_array().unwrap().len() as u64;
-    let (mut total, mut together) = (0, None);
-    for profile in file["profiles"].as_array().unwrap() {
-        let (samples, weights) =
-            (profile["samples"].as_array().unwrap(), profile["weights"].as_array().unwrap());
-        assert_eq!(samples.len(), weights.len());
-        let sum: u64 = weights.iter().map(|weight| weight.as_u64().unwrap()).sum();
-        assert_eq!(profile["endValue"].as_u64().unwrap(), sum);
-        let gaps = samples.iter().zip(weights).filter(|(sample, _)| sample.as_array().unwrap().is_empty());
-        let sum = sum - gaps.map(|(_, weight)| weight.as_u64().unwrap()).sum::<u64>();
-        let numbers = samples.iter().flat_map(|sample| sample.as_array().unwrap());
-        assert!(numbers.into_iter().all(|number| number.as_u64().unwrap() < frames));
-        if profile["name"].as_str().unwrap().starts_with("all threads") {
-            together = Some(sum);
-        } else {
-            total += sum;
-            // From the beginning to the end, or beyond it where the samples are more than the time.
-            assert!(profile["endValue"].as_u64().unwrap() >= 2_000_000_000);
-        }
-    }
-    assert_eq!((total, left), (sum(inputs, Input::time_ns), 0));
-    let threads = inputs.iter().map(|input| (input.pid, input.tid)).collect::<HashSet<_>>().len();
-    assert!(together.is_none_or(|together| threads > 1 && together == total), "{together:?}");
-}
-
-/// A timeline has real times: two bursts with a second of nothing between them are a second apart, and a thread that comes late
-/// begins late. Threads are in the order of their names.
-#[test]
-fn speedscope_has_real_time() {
-    let running = |tid, ts_ms: u64, stack| Input {
-        pid: 1,
-        tid,
-        ts_ns: 1_000 + ts_ms * 1_000_000,
-        state: ThreadState::Running,
-        cpu_ns: 10_000_000,
-        wall_ns: 10_000_000,
-        stack: vec![(stack, 1)],
-        times: 1,
-        pauses: Vec::new(),
-    };
-    let inputs =
-        [running(3, 500, 1), running(2, 10, 1), running(2, 20, 1), running(2, 1020, 1), running(2, 1021, 0)];
-    let recorder = recorded(&inputs, Limits::default());
-    let (bytes, _) = written(&recorder, Format::Speedscope, "x.json");
-    let file: Value = serde_json::from_slice(&bytes).unwrap();
-    let profiles = file["profiles"].as_array().unwrap();
-    let names: Vec<&str> = profiles.iter().map(|profile| profile["name"].as_str().unwrap()).collect();
-    assert!(names[0].starts_with("all threads"), "{names:?}");
-    // The names of 2 and 3 begin with `<` and `A`.
-    assert!(names[1].ends_with("[2]") && names[2].ends_with("[3]"), "{names:?}");
-    let spans = |at: usize| -> Vec<(bool, u64)> {
-        let list = |key: &str| profiles[at][key].as_array().unwrap().clone();
-        let pairs = list("samples").into_iter().zip(list("weights"));
-        pairs.map(|(s, w)| (s.as_array().unwrap().is_empty(), w.as_u64().unwrap() / 1_000_000)).collect()
-    };
-    // Samples of the same stack that follow each other are one; the fourth and fifth would overlap.
-    assert_eq!(spans(1), [(false, 20), (true, 990), (false, 10), (false, 10), (true, 970)]);
-    assert_eq!(spans(2), [(true, 490), (false, 10), (true, 1500)]);
-    assert_eq!(profiles[1]["endValue"].as_u64(), Some(2_000_000_000));
-}
-
-fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
-    let (bytes, left) = written(recorder, Format::Firefox, "x.json.gz");
-    let file: Value = serde_json::from_slice(&gunzip(&bytes)).unwrap();
-    let (mut time, mut cpu, mut markers) = (0, 0, 0);
-    for thread in file["threads"].as_array().unwrap() {
-        for table in ["samples", "markers", "stackTable", "frameTable", "funcTable"] {
-            let table = thread[table].as_object().unwrap();
-            let length = table["length"].as_u64().unwrap() as usize;
-            for (name, column) in table.iter().filter_map(|(name, column)| Some((name, column.as_array()?))) {
-                assert_eq!(column.len(), length, "{name}");
-            }
-        }
-        let column = |table: &str, name: &str| thread[table][name].as_array().unwrap().clone();
-        let below = |table: &str, name: &str, of: &str| {
-            let limit = thread[of]["length"].as_u64().unwrap();
-            assert!(column(table, name).iter().filter_map(Value::as_u64).all(|at| at < limit));
-        };
-        below("samples", "stack", "stackTable");
-        below("stackTable", "frame", "frameTable");
-        below("frameTable", "func", "funcTable");
-        for (at, prefix) in column("stackTable", "prefix").iter().enumerate() {
-            assert!(prefix.as_u64().is_none_or(|prefix| prefix < at as u64));
-        }
-        let times: Vec<f64> = column("samples", "time").iter().map(|time| time.as_f64().unwrap()).collect();
-        assert!(times.is_sorted(), "{times:?}");
-        let weights = column("samples", "weight");
-        time += weights.iter().map(|weight| (weight.as_f64().unwrap() * 1e6).round() as u64).sum::<u64>();
-        cpu += column("samples", "threadCPUDelta").iter().map(|delta| delta.as_u64().unwrap()).sum::<u64>();
-        markers += thread["markers"]["length"].as_u64().unwrap();
-        let strings = thread["stringArray"].as_array().unwrap().len() as u64;
-        let names = [column("funcTable", "name"), column("markers", "name")].concat();
-        assert!(names.iter().all(|name| name.as_u64().unwrap() < strings));
-    }
-    assert_eq!((time, cpu, left), (sum(inputs, Input::time_ns), sum(inputs, |input| input.cpu_ns), 0));
-    let cycles = inputs.iter().filter(|input| !input.pauses.is_empty());
-    assert_eq!(markers, cycles.map(|input| 1 + input.pauses.len() as u64).sum::<u64>());
-    let threads = file["threads"].as_array().unwrap();
-    for counter in file["counters"].as_array().unwrap() {
-        let main = &threads[counter["mainThreadIndex"].as_u64().unwrap() as usize];
-        assert_eq!((&main["pid"], &main["isMainThread"]), (&counter["pid"], &Value::Bool(true)));
-        let changes = counter["samples"]["count"].as_array().unwrap();
-        let last: i64 = changes.iter().map(|change| change.as_i64().unwrap()).sum();
-        assert!([1 << 20, 1 << 21].contains(&last));
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -502,79 +298,6 @@ fn timelines_are_bounded() {
     check_folded(&recorder, &inputs);
 }
 
-/// A program that replaces itself is two processes, which a viewer must not take for one.
-#[test]
-fn after_exec() {
-    let mut recorder = recorded(&[], Limits::default());
-    for rss in [1_u64 << 20, 2 << 20] {
-        let end = ProcessEnd {
-            reason: crate::model::EndReason::Execed,
-            ts_ns: rss,
-            since_ns: 0,
-            outside_ns: 0,
-            shutdown: None,
-            cycles: 0,
-            before: CyclesBefore::Unknown,
-            lost: 0,
-        };
-        let state = state(rss, 4, rss);
-        recorder.see(&process(4), Seen::Process { state: Some(&state), now_ns: 0 }).unwrap();
-        recorder.see(&process(4), Seen::Ended(&end)).unwrap();
-    }
-    let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
-    let file: Value = serde_json::from_slice(&bytes).unwrap();
-    for list in ["threads", "counters"] {
-        let pids: Vec<_> = file[list].as_array().unwrap().iter().map(|one| &one["pid"]).collect();
-        assert_eq!(pids, ["4", "4.1"], "{list}");
-    }
-    assert_eq!(file["threads"][1]["tid"], "4.1");
-}
-
-/// The summary: time of its own goes to the innermost method, native code below included; recursion counts once; waiting
-/// is not CPU time.
-#[test]
-fn hottest_methods() {
-    let frame = |kind, name: &str| {
-        let file = (kind == FrameKind::Ruby).then(|| Arc::from("/srv/app/models/order.rb"));
-        Arc::new(Frame { kind, name: Arc::from(name), file, line: 5, first_line: 3, address: 0 })
-    };
-    let (fib, each) = (frame(FrameKind::Ruby, "Order.fib"), frame(FrameKind::CFunction, "Array#each"));
-    let (native, gc) = (frame(FrameKind::Native, "memcpy"), frame(FrameKind::Vm, "(marking)"));
-    let mut recorder = recorded(&[], Limits::default());
-    for (stack, state, ms) in [
-        (vec![fib.clone(), fib.clone(), each.clone()], ThreadState::Running, 60_u64),
-        (vec![native.clone(), each.clone()], ThreadState::Running, 20),
-        (vec![gc, fib.clone()], ThreadState::Running, 15),
-        (vec![native], ThreadState::Running, 5),
-        (vec![each], ThreadState::Blocked, 1_000),
-    ] {
-        let cpu_ns = if state == ThreadState::Running { ms * 1_000_000 } else { 0 };
-        let sample = StackSample {
-            ts_ns: ms,
-            tid: 14,
-            comm: Arc::from("worker"),
-            state,
-            cpu_ns,
-            wall_ns: ms * 1_000_000,
-            gc: GcActivity::None,
-            stack: stack.into(),
-        };
-        recorder.see(&process(14), Seen::Stack(&sample)).unwrap();
-    }
-    let mut hottest = hottest::Hottest { recording: recorder.recording, out: Vec::new() };
-    hottest.finish(&Ledger::default()).unwrap();
-    let text = String::from_utf8(hottest.out).unwrap();
-    let expected = "
-Foo#bar (14), Ruby 3.0.0: 0.10 s of CPU time in 4 samples
-  SELF  TOTAL  METHOD
- 60.0%  75.0%  Order.fib  models/order.rb:3
- 20.0%  80.0%  Array#each
- 15.0%  15.0%  (garbage collection)
-  5.0%   5.0%  (outside of Ruby methods)
-";
-    assert_eq!(text, expected);
-}
-
 /// A file is written only where a regular file is or can be, never over a device or a pipe.
 #[test]
 fn special_files_are_refused() {
@@ -627,75 +350,4 @@ fn nothing_before_the_beginning() {
     assert!(timeline.samples.iter().all(|sample| sample.ts_ns >= 1_000));
     assert_eq!(timeline.cycles.len(), 1);
     assert!(timeline.memory.iter().all(|memory| memory.ts_ns >= 1_000));
-}
-
-/// Blocks of one class are different functions of a pprof, and so are top levels of different files; methods are not.
-#[test]
-fn blocks_have_their_line() {
-    let ruby = |name: &str, file: &str, line, first_line| {
-        let (kind, name, file) = (FrameKind::Ruby, Arc::from(name), Some(Arc::from(file)));
-        Arc::new(Frame { kind, name, file, line, first_line, address: 0 })
-    };
-    let mut recorder = recorded(&[], Limits::default());
-    let stacks = [
-        [ruby("block in <class:App>", "/srv/app.rb", 41, 40), ruby("<top (required)>", "/srv/app.rb", 3, 0)],
-        [
-            ruby("block in <class:App>", "/srv/app.rb", 51, 50),
-            ruby("<top (required)>", "/srv/other.rb", 3, 0),
-        ],
-        [ruby("App#call", "/srv/app.rb", 61, 60), ruby("<main>", "/srv/main.rb", 3, 0)],
-        [ruby("App#call", "/srv/patch.rb", 7, 6), ruby("<main>", "/srv/main.rb", 4, 0)],
-    ];
-    for stack in stacks {
-        let sample = StackSample { stack: Arc::new(stack), ..a_sample(5).1 };
-        recorder.see(&process(2), Seen::Stack(&sample)).unwrap();
-    }
-    let profile =
-        pprof::proto::Profile::decode(&*gunzip(&written(&recorder, Format::Pprof, "x.pb.gz").0)).unwrap();
-    let text = |at: i64| profile.string_table[at as usize].as_str();
-    let mut names: Vec<&str> = profile.function.iter().map(|function| text(function.name)).collect();
-    names.sort_unstable();
-    names.dedup();
-    assert_eq!(
-        names,
-        [
-            "<main>",
-            "<top (required)> app.rb",
-            "<top (required)> other.rb",
-            "App#call",
-            "block in <class:App> app.rb:40",
-            "block in <class:App> app.rb:50"
-        ]
-    );
-}
-
-/// A Perfetto trace describes processes with their arguments and threads, the main one first, and a pause is on the thread that
-/// stood, which need not be the one that started the cycle.
-#[test]
-fn perfetto_has_threads() {
-    let mut recorder = recorded(&[], Limits::default());
-    let mut process = process(2);
-    process.cmdline = Some(vec!["ruby".to_owned(), "app.rb".to_owned()]);
-    for (tid, name) in [(9, "b"), (2, "main"), (8, "a")] {
-        let sample = StackSample { tid, comm: Arc::from(name), ..a_sample(5).1 };
-        recorder.see(&process, Seen::Stack(&sample)).unwrap();
-    }
-    let pause =
-        |tid, begin_ns| Pause { tid, begin_ns, ns: 10, kind: None, mark_ns: 10, sweep_ns: 0, other_ns: 0 };
-    let cycle = GcCycle {
-        comm: "b".to_owned(),
-        count: 7,
-        start: state(100, 9, 1),
-        end: Some(state(300, 9, 1)),
-        pauses: vec![pause(9, 100), pause(2, 200), pause(8, 250)],
-        trigger: None,
-        request: None,
-        lost: 0,
-    };
-    recorder.see(&process, Seen::Cycle(&cycle)).unwrap();
-    let (bytes, _) = written(&recorder, Format::Perfetto, "x");
-    let (process, threads) = perfetto::tests::described(&bytes);
-    assert_eq!(process, [(2, vec!["ruby".to_owned(), "app.rb".to_owned()])]);
-    let thread = |tid, name: &str, begins: u64| (2, tid, name.to_owned(), vec![begins]);
-    assert_eq!(threads, [thread(2, "main", 200), thread(8, "a", 250), thread(9, "b", 100)]);
 }

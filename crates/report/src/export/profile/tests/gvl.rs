@@ -1,8 +1,13 @@
 //! What the formats tell of the GVL.
 
+use prost::Message as _;
+
 use super::*;
-use crate::model::gvl::{
-    GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlSums, GvlThreadSummary, GvlTimes, GvlWait, GvlWho,
+use crate::{
+    export::profile::{perfetto, pprof},
+    model::gvl::{
+        GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlSums, GvlThreadSummary, GvlTimes, GvlWait, GvlWho,
+    },
 };
 
 fn gvl_who(tid: u32) -> GvlWho {

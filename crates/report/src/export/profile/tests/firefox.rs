@@ -1,0 +1,78 @@
+//! The Firefox Profiler: tables that fit together, and processes told apart.
+
+use super::*;
+use crate::model::seen::{CyclesBefore, ProcessEnd};
+
+pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
+    let (bytes, left) = written(recorder, Format::Firefox, "x.json.gz");
+    let file: Value = serde_json::from_slice(&gunzip(&bytes)).unwrap();
+    let (mut time, mut cpu, mut markers) = (0, 0, 0);
+    for thread in file["threads"].as_array().unwrap() {
+        for table in ["samples", "markers", "stackTable", "frameTable", "funcTable"] {
+            let table = thread[table].as_object().unwrap();
+            let length = table["length"].as_u64().unwrap() as usize;
+            for (name, column) in table.iter().filter_map(|(name, column)| Some((name, column.as_array()?))) {
+                assert_eq!(column.len(), length, "{name}");
+            }
+        }
+        let column = |table: &str, name: &str| thread[table][name].as_array().unwrap().clone();
+        let below = |table: &str, name: &str, of: &str| {
+            let limit = thread[of]["length"].as_u64().unwrap();
+            assert!(column(table, name).iter().filter_map(Value::as_u64).all(|at| at < limit));
+        };
+        below("samples", "stack", "stackTable");
+        below("stackTable", "frame", "frameTable");
+        below("frameTable", "func", "funcTable");
+        for (at, prefix) in column("stackTable", "prefix").iter().enumerate() {
+            assert!(prefix.as_u64().is_none_or(|prefix| prefix < at as u64));
+        }
+        let times: Vec<f64> = column("samples", "time").iter().map(|time| time.as_f64().unwrap()).collect();
+        assert!(times.is_sorted(), "{times:?}");
+        let weights = column("samples", "weight");
+        time += weights.iter().map(|weight| (weight.as_f64().unwrap() * 1e6).round() as u64).sum::<u64>();
+        cpu += column("samples", "threadCPUDelta").iter().map(|delta| delta.as_u64().unwrap()).sum::<u64>();
+        markers += thread["markers"]["length"].as_u64().unwrap();
+        let strings = thread["stringArray"].as_array().unwrap().len() as u64;
+        let names = [column("funcTable", "name"), column("markers", "name")].concat();
+        assert!(names.iter().all(|name| name.as_u64().unwrap() < strings));
+    }
+    assert_eq!((time, cpu, left), (sum(inputs, Input::time_ns), sum(inputs, |input| input.cpu_ns), 0));
+    let cycles = inputs.iter().filter(|input| !input.pauses.is_empty());
+    assert_eq!(markers, cycles.map(|input| 1 + input.pauses.len() as u64).sum::<u64>());
+    let threads = file["threads"].as_array().unwrap();
+    for counter in file["counters"].as_array().unwrap() {
+        let main = &threads[counter["mainThreadIndex"].as_u64().unwrap() as usize];
+        assert_eq!((&main["pid"], &main["isMainThread"]), (&counter["pid"], &Value::Bool(true)));
+        let changes = counter["samples"]["count"].as_array().unwrap();
+        let last: i64 = changes.iter().map(|change| change.as_i64().unwrap()).sum();
+        assert!([1 << 20, 1 << 21].contains(&last));
+    }
+}
+
+/// A program that replaces itself is two processes, which a viewer must not take for one.
+#[test]
+fn after_exec() {
+    let mut recorder = recorded(&[], Limits::default());
+    for rss in [1_u64 << 20, 2 << 20] {
+        let end = ProcessEnd {
+            reason: crate::model::EndReason::Execed,
+            ts_ns: rss,
+            since_ns: 0,
+            outside_ns: 0,
+            shutdown: None,
+            cycles: 0,
+            before: CyclesBefore::Unknown,
+            lost: 0,
+        };
+        let state = state(rss, 4, rss);
+        recorder.see(&process(4), Seen::Process { state: Some(&state), now_ns: 0 }).unwrap();
+        recorder.see(&process(4), Seen::Ended(&end)).unwrap();
+    }
+    let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
+    let file: Value = serde_json::from_slice(&bytes).unwrap();
+    for list in ["threads", "counters"] {
+        let pids: Vec<_> = file[list].as_array().unwrap().iter().map(|one| &one["pid"]).collect();
+        assert_eq!(pids, ["4", "4.1"], "{list}");
+    }
+    assert_eq!(file["threads"][1]["tid"], "4.1");
+}

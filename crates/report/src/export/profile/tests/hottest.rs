@@ -1,0 +1,49 @@
+//! The table of the hottest methods.
+
+use super::*;
+use crate::export::profile::hottest;
+
+/// The summary: time of its own goes to the innermost method, native code below included; recursion counts once; waiting
+/// is not CPU time.
+#[test]
+fn hottest_methods() {
+    let frame = |kind, name: &str| {
+        let file = (kind == FrameKind::Ruby).then(|| Arc::from("/srv/app/models/order.rb"));
+        Arc::new(Frame { kind, name: Arc::from(name), file, line: 5, first_line: 3, address: 0 })
+    };
+    let (fib, each) = (frame(FrameKind::Ruby, "Order.fib"), frame(FrameKind::CFunction, "Array#each"));
+    let (native, gc) = (frame(FrameKind::Native, "memcpy"), frame(FrameKind::Vm, "(marking)"));
+    let mut recorder = recorded(&[], Limits::default());
+    for (stack, state, ms) in [
+        (vec![fib.clone(), fib.clone(), each.clone()], ThreadState::Running, 60_u64),
+        (vec![native.clone(), each.clone()], ThreadState::Running, 20),
+        (vec![gc, fib.clone()], ThreadState::Running, 15),
+        (vec![native], ThreadState::Running, 5),
+        (vec![each], ThreadState::Blocked, 1_000),
+    ] {
+        let cpu_ns = if state == ThreadState::Running { ms * 1_000_000 } else { 0 };
+        let sample = StackSample {
+            ts_ns: ms,
+            tid: 14,
+            comm: Arc::from("worker"),
+            state,
+            cpu_ns,
+            wall_ns: ms * 1_000_000,
+            gc: GcActivity::None,
+            stack: stack.into(),
+        };
+        recorder.see(&process(14), Seen::Stack(&sample)).unwrap();
+    }
+    let mut hottest = hottest::Hottest { recording: recorder.recording, out: Vec::new() };
+    hottest.finish(&Ledger::default()).unwrap();
+    let text = String::from_utf8(hottest.out).unwrap();
+    let expected = "
+Foo#bar (14), Ruby 3.0.0: 0.10 s of CPU time in 4 samples
+  SELF  TOTAL  METHOD
+ 60.0%  75.0%  Order.fib  models/order.rb:3
+ 20.0%  80.0%  Array#each
+ 15.0%  15.0%  (garbage collection)
+  5.0%   5.0%  (outside of Ruby methods)
+";
+    assert_eq!(text, expected);
+}

@@ -56,3 +56,41 @@ pub(super) fn check_flamegraph(recorder: &Recorder, inputs: &[Input]) {
     assert_eq!(total, (expected > 0).then(|| expected.to_string()));
     assert!(!text.contains(|c: char| c.is_control() && c != '\n' && c != '\r' && c != '\t'));
 }
+
+/// Characters that hide, move or reverse text are escaped wherever the program chose the name: methods, files, threads and
+/// processes. The rest of the name is left as it is.
+#[test]
+fn hidden_characters_are_escaped() {
+    let hidden =
+        ['\u{202a}', '\u{202e}', '\u{2066}', '\u{2069}', '\u{200f}', '\u{61c}', '\u{feff}', '\u{9b}', '\x1b'];
+    let mut recorder = recorded(&[], Limits::default());
+    for c in hidden {
+        let (mut process, sample) = a_sample(5);
+        process.comm = format!("puma{c}");
+        let kinds = [FrameKind::Ruby, FrameKind::CFunction, FrameKind::Native, FrameKind::Kernel];
+        let frames = kinds.map(|kind| {
+            let (name, file) = (Arc::from(format!("Größe#{c}bar")), Some(Arc::from(format!("/srv/a{c}.rb"))));
+            Arc::new(Frame { kind, name, file, line: 2, first_line: 1, address: 0 })
+        });
+        // Wide enough to be drawn with its name.
+        let sample = StackSample {
+            comm: Arc::from(format!("worker{c}")),
+            cpu_ns: 1_000_000,
+            stack: Arc::new(frames),
+            ..sample
+        };
+        recorder.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+        recorder.see(&process, Seen::Stack(&sample)).unwrap();
+    }
+    for format in [Format::Folded(Grouping::Thread), Format::FlameGraph(Grouping::Thread)] {
+        let text = String::from_utf8(written(&recorder, format, "x").0).unwrap();
+        let raw = text.chars().find(|c| hidden.contains(c));
+        assert_eq!(raw, None, "{format:?}");
+        for c in hidden {
+            let escaped = c.escape_unicode();
+            for name in ["puma", "worker", "Größe#", "a"].map(|name| format!("{name}{escaped}")) {
+                assert!(text.contains(&name), "{format:?}: no {name}");
+            }
+        }
+    }
+}

@@ -2,13 +2,15 @@
 //! Memory is bounded: what is beyond a limit goes into sums that say so, and into counters.
 
 mod gvl;
+mod requests;
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::Arc,
 };
 
 pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey};
+pub use self::requests::RequestMoment;
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
@@ -195,11 +197,14 @@ pub struct Timeline {
     pub memory: Vec<MemoryMoment>,
     /// Long waits for the GVL, long holds, and long times without it, in the order in which they came; holds may come twice.
     pub gvl: Vec<GvlMoment>,
+    /// Requests, in the order in which they ended.
+    pub requests: Vec<RequestMoment>,
     /// Samples beyond the limit, which are only in the sums.
     pub samples_left_out: u64,
-    /// Cycles, pauses, intervals of work and points of memory beyond the limit.
+    /// Cycles, pauses, requests, intervals of work and points of memory beyond the limit.
     pub events_left_out: u64,
     events: usize,
+    endpoints: HashSet<Arc<str>>,
 }
 
 /// Everything recorded.
@@ -254,6 +259,7 @@ impl Observer for Recording {
             Seen::Process { state, .. } => self.process(process, state),
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => self.work(process, work),
+            Seen::Request(request) => self.request(process, request),
             Seen::Stack(sample) => self.sample(process, sample),
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSpan(span) => self.gvl_span(process, span),

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use super::{Context, by_thread, label};
 use crate::aggregate::recording::{
-    CycleMoment, GvlMoment, MemoryMoment, Moment, ProcessIndex, Recording, Timeline, WorkMoment,
+    CycleMoment, GvlMoment, MemoryMoment, Moment, ProcessIndex, Recording, RequestMoment, Timeline,
+    WorkMoment,
 };
 
 mod markers;
@@ -26,7 +27,7 @@ use tables::{Samples, Tables};
 const VERSION: u32 = 55;
 
 /// Categories of frames and markers, in the order of their numbers, with their colours.
-const CATEGORIES: [(&str, &str); 10] = [
+const CATEGORIES: [(&str, &str); 11] = [
     ("Idle", "transparent"),
     ("Other", "grey"),
     ("Ruby", "red"),
@@ -37,6 +38,7 @@ const CATEGORIES: [(&str, &str); 10] = [
     ("Waiting for a CPU", "yellow"),
     ("Missing frames", "darkgrey"),
     ("GVL", "magenta"),
+    ("Request", "green"),
 ];
 
 /// Numbers of [`CATEGORIES`].
@@ -51,6 +53,7 @@ enum Category {
     Waiting = 7,
     Missing = 8,
     Gvl = 9,
+    Request = 10,
 }
 
 impl Serialize for Category {
@@ -101,6 +104,7 @@ struct ThreadParts<'a> {
     cycles: Vec<&'a CycleMoment>,
     work: Vec<&'a WorkMoment>,
     gvl: Vec<&'a GvlMoment>,
+    requests: Vec<&'a RequestMoment>,
 }
 
 /// Threads are turned into tables one after another, while they are written.
@@ -165,9 +169,14 @@ fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
     let last =
         last.or(parts.cycles.last().map(|cycle| cycle.thread)).or(parts.work.last().map(|work| work.thread));
     let last = last.or(parts.gvl.last().map(|gvl| gvl.thread));
-    let name = last.map_or(facts.comm.as_str(), |thread| &view.recording.threads[thread as usize].name);
+    let name = last.map(|thread| &*view.recording.threads[thread as usize].name);
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None if parts.tid == facts.pid => facts.comm.clone(),
+        None => format!("thread {}", parts.tid),
+    };
     Thread {
-        name: label::text(name),
+        name: label::text(&name),
         is_main: parts.tid == facts.pid,
         process_type: "default",
         process_name: label::text(&facts.comm),
@@ -240,6 +249,7 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
     keys.extend(timeline.cycles.iter().map(|cycle| key(cycle.thread)));
     keys.extend(timeline.work.iter().map(|work| key(work.thread)));
     keys.extend(timeline.gvl.iter().map(|gvl| key(gvl.thread)));
+    keys.extend(timeline.requests.iter().map(|request| (request.process, request.tid)));
     let processes: BTreeSet<ProcessIndex> =
         keys.iter().map(|key| key.0).chain(timeline.memory.iter().map(|memory| memory.process)).collect();
     keys.extend(processes.into_iter().map(|process| (process, recording.processes[process].pid)));
@@ -264,6 +274,7 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
             cycles: Vec::new(),
             work: Vec::new(),
             gvl: Vec::new(),
+            requests: Vec::new(),
         })
         .collect();
     threads.sort_by_key(|parts| (parts.process, parts.tid != recording.processes[parts.process].pid));
@@ -277,6 +288,9 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
     }
     for gvl in timeline.gvl_once(recording) {
         threads[place[&key(gvl.thread)]].gvl.push(gvl);
+    }
+    for request in &timeline.requests {
+        threads[place[&(request.process, request.tid)]].requests.push(request);
     }
     threads
 }
@@ -320,7 +334,7 @@ fn meta(recording: &Recording, context: &Context<'_>, timeline: &Timeline) -> Va
     let mut entries = vec![entry("Ruby", rubies.join(", ")), entry("Run summary", context.ledger.summary())];
     for (what, n) in [
         ("Later samples left out", timeline.samples_left_out),
-        ("Later GC events left out", timeline.events_left_out),
+        ("Later events left out", timeline.events_left_out),
         ("Samples without stack (too many different ones)", recording.merged),
     ] {
         if n > 0 {

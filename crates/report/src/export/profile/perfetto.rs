@@ -1,5 +1,5 @@
 //! A Perfetto trace (<https://ui.perfetto.dev>): for each process a track of GC cycles and its memory; for each thread one of the
-//! GC pauses in which it stood, and one of what it did with the GVL, with an arrow from the hold of the one that held it longest
+//! requests that it served, one of the GC pauses in which it stood, and one of what it did with the GVL, with an arrow from the hold of the one that held it longest
 //! to where the waiting thread got it. Threads and processes are described, so that SQL finds them in `thread` and `process`.
 //!
 //! Times are those of `CLOCK_MONOTONIC`, to the nanosecond; a snapshot of the clocks relates them to those of other traces
@@ -16,7 +16,9 @@ use super::{Context, label};
 use crate::{
     aggregate::{
         call_tree::NodeId,
-        recording::{CycleMoment, GvlMoment, ProcessIndex, Recording, Thread, Timeline, reason_text},
+        recording::{
+            CycleMoment, GvlMoment, ProcessIndex, Recording, RequestMoment, Thread, Timeline, reason_text,
+        },
     },
     clock::{boottime_ns, monotonic_ns},
     model::gvl::{GvlDoing, GvlGap},
@@ -214,6 +216,10 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
                 }),
                 ..Default::default()
             })?;
+            if !tracks.requests.is_empty() {
+                let track = packets.child(thread, "requests")?;
+                packets.slices(track, tracks.requests)?;
+            }
             if !tracks.pauses.is_empty() {
                 let track = packets.child(thread, "GC pauses")?;
                 packets.slices(track, tracks.pauses)?;
@@ -317,6 +323,24 @@ fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<(u32, Slice)> {
     slices.collect()
 }
 
+fn request_slice(request: &RequestMoment) -> Slice {
+    let mut notes = vec![("id", Note::Number(request.id))];
+    notes.extend(request.first_byte_ns.map(|ns| ("first_byte_ns", Note::Number(ns))));
+    notes.extend([("gcs", Note::Number(request.gcs.into())), ("gc_ns", Note::Number(request.gc_ns))]);
+    if request.end_ns.is_none() {
+        notes.push(("note", Note::Text("its end was not seen".to_owned())));
+    }
+    Slice {
+        begin_ns: request.begin_ns,
+        end_ns: request.end_ns,
+        name: label::text(&request.name()),
+        category: "request",
+        notes,
+        flows: Vec::new(),
+        arrives: None,
+    }
+}
+
 /// Ruby's frames of a stack, leaf first, one per line.
 fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'static str, Note)> {
     let lines: Vec<String> = recording
@@ -338,10 +362,23 @@ fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'s
 struct ThreadTracks {
     /// What it was called last.
     name: String,
+    /// The requests that it served.
+    requests: Vec<Slice>,
     /// The pauses in which it stood.
     pauses: Vec<Slice>,
     /// What it did with the GVL; of several Ruby threads that ran on it one after the other, by their numbers.
     gvl: BTreeMap<u64, Vec<Slice>>,
+}
+
+impl ThreadTracks {
+    /// Names it if it has no name yet.
+    fn name_it(&mut self, recording: &Recording, process: ProcessIndex, tid: u32) {
+        if self.name.is_empty() {
+            let known = |thread: &&Thread| (thread.process, thread.tid) == (process, tid);
+            let known = recording.threads.iter().rev().find(known);
+            self.name = known.map_or_else(|| format!("thread {tid}"), |thread| label::text(&thread.name));
+        }
+    }
 }
 
 /// The threads of each process by their ids.
@@ -354,14 +391,14 @@ fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
         let of_process = threads.entry(starter.process).or_default();
         for (tid, slice) in pauses(recording, cycle) {
             let tracks = of_process.entry(tid).or_default();
-            if tracks.name.is_empty() {
-                let known = |thread: &&Thread| (thread.process, thread.tid) == (starter.process, tid);
-                let known = recording.threads.iter().rev().find(known);
-                tracks.name =
-                    known.map_or_else(|| format!("thread {tid}"), |thread| label::text(&thread.name));
-            }
+            tracks.name_it(recording, starter.process, tid);
             tracks.pauses.push(slice);
         }
+    }
+    for request in &timeline.requests {
+        let tracks = threads.entry(request.process).or_default().entry(request.tid).or_default();
+        tracks.name_it(recording, request.process, request.tid);
+        tracks.requests.push(request_slice(request));
     }
     gvl(recording, timeline, &mut threads);
     threads

@@ -21,6 +21,7 @@ mod hottest;
 mod paths;
 mod perfetto;
 mod pprof;
+mod requests;
 mod speedscope;
 
 use self::{

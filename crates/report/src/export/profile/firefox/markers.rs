@@ -1,5 +1,5 @@
-//! Markers of one thread: the GC cycles that it started, their pauses, GC work without event sites, and what it did with the
-//! GVL (by the names that Vernier gives that).
+//! Markers of one thread: the requests that it served, the GC cycles that it started, their pauses, GC work without event
+//! sites, and what it did with the GVL (by the names that Vernier gives that).
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -27,15 +27,16 @@ pub(super) struct Markers {
 
 impl Markers {
     fn push_gvl(&mut self, name: u32, begin: f64, end: Option<f64>, data: Value) {
-        self.push(name, begin, end, data);
-        if let Some(category) = self.category.last_mut() {
-            *category = Category::Gvl;
-        }
+        self.push_as(Category::Gvl, name, begin, end, data);
     }
 
     fn push(&mut self, name: u32, begin: f64, end: Option<f64>, data: Value) {
+        self.push_as(Category::Gc, name, begin, end, data);
+    }
+
+    fn push_as(&mut self, category: Category, name: u32, begin: f64, end: Option<f64>, data: Value) {
         self.length += 1;
-        self.category.push(Category::Gc);
+        self.category.push(category);
         self.data.push(data);
         self.name.push(name);
         self.phase.push(if end.is_some() { INTERVAL } else { INTERVAL_START });
@@ -96,6 +97,22 @@ pub(super) fn schema() -> Value {
             "display": everywhere,
             "description": "GC work of a Ruby whose event sites are not known.",
             "fields": [],
+        },
+        {
+            "name": "Request",
+            "tooltipLabel": "{marker.data.request}",
+            "tableLabel": "{marker.data.request}",
+            "chartLabel": "{marker.data.request}",
+            "colorField": "color",
+            "display": everywhere,
+            "description": "The thread served an HTTP request: from when it took it until it was free for the next one.",
+            "fields": [
+                field("request", "Request", "string"),
+                field("id", "Its number (jsonl: id)", "string"),
+                field("firstByte", "Until the first bytes of the response", "duration"),
+                field("gcs", "GC cycles started", "integer"),
+                field("gc", "GC pauses of the thread", "duration"),
+            ],
         },
         {
             "name": "GVL_GAP",
@@ -176,6 +193,22 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             let (begin, end) = (view.ms(pause.begin_ns), view.ms(pause.begin_ns + pause.ns));
             markers.push(name, begin, Some(end), data);
         }
+    }
+    for request in &parts.requests {
+        let name = tables.string("Request");
+        let mut data = json!({
+            "type": "Request",
+            "color": if request.status.is_some_and(|status| status >= 500) { "red" } else { "green" },
+            "request": label::text(&request.name()),
+            "id": request.id.to_string(),
+            "gcs": request.gcs,
+            "gc": ms(request.gc_ns),
+        });
+        if let Some(ns) = request.first_byte_ns {
+            data["firstByte"] = json!(ms(ns));
+        }
+        let end = request.end_ns.map(|end_ns| view.ms(end_ns));
+        markers.push_as(Category::Request, name, view.ms(request.begin_ns), end, data);
     }
     for work in &parts.work {
         let name = tables.string(work.name);

@@ -1,0 +1,76 @@
+//! Requests at their time.
+
+use std::sync::Arc;
+
+use super::{ProcessIndex, Recording};
+use crate::model::{Process, request::Request};
+
+/// A request at its time.
+#[derive(Clone, Debug)]
+pub struct RequestMoment {
+    /// The process.
+    pub process: ProcessIndex,
+    /// The thread that served it.
+    pub tid: u32,
+    /// Its number in the run.
+    pub id: u64,
+    /// Method and template of the path; requests of one endpoint share it.
+    pub endpoint: Arc<str>,
+    /// Of the response.
+    pub status: Option<u16>,
+    /// When the thread took it, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// When the thread was done with it, if that was seen.
+    pub end_ns: Option<u64>,
+    /// Until the first bytes of the response, nanoseconds.
+    pub first_byte_ns: Option<u64>,
+    /// GC cycles that it started.
+    pub gcs: u32,
+    /// GC pauses of its thread meanwhile, nanoseconds.
+    pub gc_ns: u64,
+}
+
+impl RequestMoment {
+    /// Endpoint and status: `GET /orders/:id 200`.
+    pub fn name(&self) -> String {
+        match self.status {
+            Some(status) => format!("{} {status}", self.endpoint),
+            None => self.endpoint.to_string(),
+        }
+    }
+}
+
+impl Recording {
+    /// A request has been served.
+    pub(super) fn request(&mut self, process: &Process, request: &Request) {
+        if self.timeline.is_none() || !self.admits(request.begin_ns) {
+            return;
+        }
+        let end_ns = request.end_ns.unwrap_or(request.begin_ns);
+        self.heard(process, request.begin_ns);
+        self.heard(process, end_ns);
+        let index = self.process_index(process, request.begin_ns);
+        let Some(timeline) = &mut self.timeline else { return };
+        if !timeline.admit(1, &self.limits) {
+            return;
+        }
+        let endpoint = request.endpoint();
+        let endpoint = timeline.endpoints.get(endpoint.as_str()).cloned().unwrap_or_else(|| {
+            let endpoint: Arc<str> = Arc::from(endpoint);
+            timeline.endpoints.insert(Arc::clone(&endpoint));
+            endpoint
+        });
+        timeline.requests.push(RequestMoment {
+            process: index,
+            tid: request.tid,
+            id: request.id,
+            endpoint,
+            status: request.status,
+            begin_ns: request.begin_ns,
+            end_ns: request.end_ns,
+            first_byte_ns: request.first_byte_ns,
+            gcs: request.gcs,
+            gc_ns: request.gc_ns,
+        });
+    }
+}

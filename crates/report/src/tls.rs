@@ -1,7 +1,7 @@
 //! How gctrace connects to servers: the one set-up of TLS for pushes over HTTP and gRPC, TuneMyGC collectors and debuginfod. TLS 1.2
 //! or later, with the certificates that the host trusts, so that a company's own authority works. Nothing skips verification.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use rustls::{ClientConfig, crypto::CryptoProvider};
 use rustls_platform_verifier::BuilderVerifierExt as _;
@@ -41,4 +41,78 @@ pub fn client(protocol: &[u8]) -> Result<Arc<ClientConfig>, rustls::Error> {
         .with_no_client_auth();
     config.alpn_protocols = vec![protocol.to_vec()];
     Ok(Arc::new(config))
+}
+
+/// What a server's certificate is that webpki refuses as `CaUsedAsEndEntity`, and what to do. `openssl req -x509` makes such ones.
+const CA_AS_SERVER: &str = "the server shows a CA's certificate as its own: give it one that the CA signed, or make a \
+                            self-signed one with `openssl req -x509 -addext basicConstraints=CA:FALSE`";
+
+/// Why a server was not reached, from the text of a client's error and its sources. Clients wrap errors of TLS in types of their own,
+/// so the name that webpki gives to the error is looked for.
+pub fn why(error: &str) -> Cow<'_, str> {
+    if error.contains("CaUsedAsEndEntity") { CA_AS_SERVER.into() } else { error.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{
+        RootCertStore,
+        client::{WebPkiServerVerifier, danger::ServerCertVerifier as _},
+        pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
+    };
+
+    use super::*;
+
+    /// Made by `openssl req -x509 -newkey ec -days 36500 -subj /CN=localhost -addext subjectAltName=DNS:localhost`.
+    const CA: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBlDCCATugAwIBAgIUPGoqHwYBTFzG1bOZTDxnEY8N2awwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMjIxMDIwOFoYDzIxMjYxMDI5
+MjEwMjA4WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAAQ3Ev+AwUMC5HqnhGgYCr+ht3yykcBkZQuD5AUeZ5ytogJmTuOSJIl9
+746o+upHiaQTbbpkX19rDPo9rFFUOwRxo2kwZzAdBgNVHQ4EFgQU+tEIf2FWvE5s
+LetMP8rPV89KfeEwHwYDVR0jBBgwFoAU+tEIf2FWvE5sLetMP8rPV89KfeEwDwYD
+VR0TAQH/BAUwAwEB/zAUBgNVHREEDTALgglsb2NhbGhvc3QwCgYIKoZIzj0EAwID
+RwAwRAIgLx8ThIrbILAlo5GsbWzpwMFUL3WzTI4DLmfjcKrZb1cCIAX4Hfg2z6EF
+nGqY2DcMJ8BHJ7LJW+LN2UThZbU7zKSB
+-----END CERTIFICATE-----
+";
+    /// The same with `-addext basicConstraints=CA:FALSE`.
+    const SERVER: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBjzCCATWgAwIBAgIUAoArSw56ySDGMaKMm31w56hb8t0wCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMjIxMDIwOFoYDzIxMjYxMDI5
+MjEwMjA4WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAATBkJleZXJAM5kUSgzB8wb22aZCb2WdEDD6RmEJXtsZw51kPYTRKJJu
+mV3UmK4ZFSvpg584CBSr6g3iTIlQVU2Wo2MwYTAdBgNVHQ4EFgQU252Cm22hoRYm
+2qKapIF4rhwo8yowHwYDVR0jBBgwFoAU252Cm22hoRYm2qKapIF4rhwo8yowFAYD
+VR0RBA0wC4IJbG9jYWxob3N0MAkGA1UdEwQCMAAwCgYIKoZIzj0EAwIDSAAwRQIh
+AOHy7/ZhQwCMnR448jnmWvZeILBF0lKPB0MSIm5/2lwaAiABlBui1IPj3CajLZLn
+pTfBz1wzTGIlTgPgxAH4u3twug==
+-----END CERTIFICATE-----
+";
+
+    /// What is said of a server that shows this certificate to a client that trusts it.
+    fn verified(pem: &str) -> Result<(), String> {
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+        let mut trusted = RootCertStore::empty();
+        trusted.add(certificate.clone()).unwrap();
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::new(trusted), crypto()).build().unwrap();
+        let (name, now) = (ServerName::try_from("localhost").unwrap(), Duration::from_hours(24 * 365 * 60));
+        verifier
+            .verify_server_cert(&certificate, &[], &name, &[], UnixTime::since_unix_epoch(now))
+            .map(drop)
+            .map_err(|error| ureq::Error::from(error).to_string())
+    }
+
+    /// A CA's certificate is refused with what to do, and that is what to do.
+    #[test]
+    fn a_ca_is_no_server() {
+        let refused = verified(CA).unwrap_err();
+        assert_eq!(why(&refused), CA_AS_SERVER, "{refused}");
+        assert!(CA_AS_SERVER.len() <= 200, "longer reasons are cut off");
+        assert_eq!(verified(SERVER), Ok(()));
+        assert_eq!(why("connection refused"), "connection refused");
+    }
 }

@@ -56,7 +56,7 @@ impl Servers {
     fn get(&self, url: &str, limit: u64) -> Result<impl Read + use<>, Reject> {
         let mut response = self.agent.get(url).call().map_err(|error| match error {
             ureq::Error::StatusCode(404) => Reject::Absent,
-            error => Reject::Server(error.to_string()),
+            error => Reject::Server(tls::why(&error.to_string()).into_owned()),
         })?;
         let size = response.body().content_length().unwrap_or(0);
         if size > limit {

@@ -27,6 +27,7 @@ use crate::{
     },
     ledger::UserCounts,
     private_dir::{DirError, PrivateDir},
+    tls,
 };
 
 /// Bytes of sets that wait to be put on disk.
@@ -197,7 +198,8 @@ struct Collector {
 
 impl Peer<Spool> for Collector {
     fn send(&mut self, set: Vec<u8>) -> Outcome<Receipt> {
-        self.post(&set).unwrap_or_else(|error| Outcome::Unreachable(Reason::new(&error.to_string())))
+        self.post(&set)
+            .unwrap_or_else(|error| Outcome::Unreachable(Reason::new(&tls::why(&error.to_string()))))
     }
 
     fn url(&self) -> &str {

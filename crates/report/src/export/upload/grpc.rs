@@ -128,7 +128,7 @@ fn unreached(status: &Status) -> Option<Reason> {
         let _infallible = write!(text, ": {next}");
         cause = next;
     }
-    Some(Reason::new(&text))
+    Some(Reason::new(&tls::why(&text)))
 }
 
 fn says_too_large(message: &str) -> bool {

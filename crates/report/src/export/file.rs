@@ -88,17 +88,16 @@ pub fn check_path(path: &Path) -> Result<(), ExportError> {
     if path.is_dir() {
         return Err(unwritable(io::Error::other("it is a directory")));
     }
-    if let Some(found) = special(path) {
-        let why = format!("{found}, which a profile would replace with a regular file");
+    if let Some(why) = special(path) {
         return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
     }
     check_writable(dir_of(path)).map_err(unwritable)
 }
 
-/// What is at `path`, or what it lies in, if a file there would be no regular one.
+/// Why no profile is written to `path`, if what is there, or would be, is no regular file.
 fn special(path: &Path) -> Option<String> {
     if let Some(dir) = ["/dev", "/proc"].into_iter().find(|dir| path.starts_with(dir)) {
-        return Some(format!("it is in {dir}"));
+        return Some(format!("it is in {dir}, which keeps no files"));
     }
     let found = fs::metadata(path).ok()?.file_type();
     let what = match found {
@@ -107,7 +106,7 @@ fn special(path: &Path) -> Option<String> {
         _ if found.is_socket() => "a socket",
         _ => "a device",
     };
-    Some(format!("it is {what}"))
+    Some(format!("it is {what}, which a profile would replace with a regular file"))
 }
 
 fn dir_of(path: &Path) -> &Path {

@@ -92,7 +92,7 @@ pub enum ExportError {
 fn remedy(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "make its directory, or name another place",
-        io::ErrorKind::InvalidInput => "name a regular file, or one that is not there yet",
+        io::ErrorKind::InvalidInput => "name a regular file or a new one",
         io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "name a directory",
         _ if path.is_dir() => "name a file in it",
         _ => "name another place",

@@ -444,3 +444,39 @@ fn memory_adds_up() -> Result<()> {
         Ok(())
     })
 }
+
+/// Programs that keep more and more are found out, with what holds it; stable ones, and one that never collects, are not.
+#[test]
+fn leaks() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let cases = [
+        ("cache", "growth", Some(("Order", "Array"))),
+        ("closures", "growth", Some(("Proc", "Array"))),
+        ("strings", "growth", Some(("String", "Hash"))),
+        ("garbage", "no_leak", None),
+        ("ring", "no_leak", None),
+        ("full", "no_leak", None),
+        ("idle", "too_few_majors", None),
+    ];
+    for (program, verdict, suspect) in cases {
+        let mut script = Script::unwitnessed(&live, &ruby, "heap_leaks.rb")?.arg(program).start()?;
+        script.wait_for("ready")?;
+        let time = if program == "idle" { "200ms" } else { "6s" };
+        let watched = heap(&live, script.pid(), &["--leaks", time, "--format", "jsonl"])?;
+        ensure!(watched.status.success(), "{}", watched.errors());
+        let lines: Vec<Value> =
+            watched.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+        let (head, found) = lines.split_first().context("no line")?;
+        ensure!(head["type"] == "leaks" && head["verdict"] == verdict, "{program}: {lines:?}");
+        ensure!(found.is_empty() == suspect.is_none(), "{program}: {found:?}");
+        if let Some((class, holder)) = suspect {
+            let leak = found.iter().find(|line| line["name"] == class).context("the class is not named")?;
+            ensure!(leak["old"].as_u64() > leak["old_before"].as_u64(), "{leak}");
+            ensure!(leak["holders"][0]["class"] == holder, "{leak}");
+        }
+        script.say("end")?;
+        script.finish()?;
+    }
+    Ok(())
+}

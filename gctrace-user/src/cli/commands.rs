@@ -90,13 +90,15 @@ pub struct HeapSettings {
     pub diff: Vec<PathBuf>,
     /// How often the heap is counted, and what grew reported.
     pub every: Option<Duration>,
+    /// How long growth between major collections is watched for.
+    pub leaks: Option<Duration>,
     /// Where analyses are kept; `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl From<HeapArgs> for HeapSettings {
     fn from(args: HeapArgs) -> Self {
-        let HeapArgs { pid, by, top, format, svg, dump, diff, every, proc: _, cache } = args;
+        let HeapArgs { pid, by, top, format, svg, dump, diff, every, leaks, proc: _, cache } = args;
         let by = match by {
             HeapByArg::Type => By::Type,
             HeapByArg::Class => By::Class,
@@ -105,7 +107,7 @@ impl From<HeapArgs> for HeapSettings {
             HeapByArg::Age => By::Age,
             HeapByArg::Memory => By::Memory,
         };
-        Self { pid, by, top, format: format.into(), svg, dump, diff, every, cache_dir: cache.dir() }
+        Self { pid, by, top, format: format.into(), svg, dump, diff, every, leaks, cache_dir: cache.dir() }
     }
 }
 

@@ -14,6 +14,7 @@ use super::args::{CacheArgs, FormatArg};
         sudo gctrace heap --pid 4242 --by page        how full the pages are, and what keeps them from being freed\n  \
         sudo gctrace heap --pid 4242 --svg heap.svg   a picture of its pages\n  \
         sudo gctrace heap --pid 4242 --by class --every 30s     what grows\n  \
+        sudo gctrace heap --pid 4242 --leaks 10m      what grows over major GCs, and what holds it\n  \
         gctrace heap --diff before.jsonl after.jsonl  what has changed between two censuses\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 the heap could not be counted, 3 missing privilege.\n\
         The process is not stopped; the report says if it collected or allocated while its heap was read.")]
@@ -50,6 +51,11 @@ pub struct HeapArgs {
     /// Count again after this time, and so on: a line for each class (--by class) or type that grew
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
     pub every: Option<Duration>,
+
+    /// Watch for this time what grows from one major GC to the next, and report what holds it
+    #[arg(long, value_name = "TIME", value_parser = super::parse::duration,
+        conflicts_with_all = ["by", "svg", "dump", "diff", "every"])]
+    pub leaks: Option<Duration>,
 
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
     #[arg(long, value_name = "DIR", hide_short_help = true)]

@@ -65,7 +65,8 @@ pub(super) fn same_moment(plan: &AttachPlan, before: &[u8], after: &[u8]) -> Mom
     }
 }
 
-fn key(plan: &AttachPlan, name: &str, data: &[u8]) -> Option<u64> {
+/// A number of `GC.stat`.
+pub(super) fn key(plan: &AttachPlan, name: &str, data: &[u8]) -> Option<u64> {
     plan.layout.keys.iter().find(|key| key.name == name).and_then(|key| key.value(data))
 }
 

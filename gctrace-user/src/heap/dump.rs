@@ -11,7 +11,12 @@ use std::{
 
 use serde::Serialize;
 
-use super::{count::same_moment, failure::HeapFailure, jsonl, target::Target};
+use super::{
+    count::same_moment,
+    failure::HeapFailure,
+    jsonl::{self, Address},
+    target::Target,
+};
 use crate::{
     export,
     ruby::heap::{HeapError, ObjectType, References, Referred, each_object},
@@ -56,15 +61,6 @@ struct Line<'a> {
     memsize: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     flags: Option<Flags>,
-}
-
-#[derive(Clone, Copy)]
-struct Address(u64);
-
-impl Serialize for Address {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{:#x}", self.0))
-    }
 }
 
 #[derive(Serialize)]

@@ -124,6 +124,16 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     Ok(())
 }
 
+/// An address in the process, in hexadecimal as `ObjectSpace.dump_all` writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address(pub(super) u64);
+
+impl Serialize for Address {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:#x}", self.0))
+    }
+}
+
 /// Writes a line, safe to show on a terminal.
 pub(super) fn line(out: &mut (impl Write + ?Sized), line: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_string(line)?;

@@ -4,13 +4,16 @@ mod count;
 mod diff;
 mod dump;
 mod failure;
+mod holders;
 mod jsonl;
+mod leaks;
 mod memory;
 mod report;
 mod saved;
 mod svg;
 mod target;
 mod text;
+mod trend;
 
 use std::{
     io::{self, BufWriter},
@@ -52,6 +55,9 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     let target = Target::find(pid, settings)?;
     if settings.by == By::Class {
         target.needs_names()?;
+    }
+    if let Some(time) = settings.leaks {
+        return leaks::watch(&target, time, settings);
     }
     if let Some(every) = settings.every {
         return diff::watch(&target, every, settings);

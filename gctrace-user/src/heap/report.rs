@@ -121,14 +121,27 @@ impl<F: FnMut(u64) -> Option<Arc<str>>> Labels<F> {
     /// Objects of one class are one row, whatever their type. Objects that Ruby code never sees are reported by type.
     fn of(&mut self, kind: ObjectType, class: u64) -> String {
         if class == 0 {
-            return format!("(internal {})", kind.name());
+            return class_label(kind, 0, |_| None);
         }
         let Self { class_name, known } = self;
-        let name = known
+        known
             .entry(class)
-            .or_insert_with(|| class_name(class).unwrap_or_else(|| Arc::from("(class without a name)")));
-        name.as_ref().to_owned()
+            .or_insert_with(|| Arc::from(class_label(kind, class, class_name)))
+            .as_ref()
+            .to_owned()
     }
+}
+
+/// The name of the row that an object of this type and class is in; 0 for hidden objects.
+pub(super) fn class_label(
+    kind: ObjectType,
+    class: u64,
+    mut name: impl FnMut(u64) -> Option<Arc<str>>,
+) -> String {
+    if class == 0 {
+        return format!("(internal {})", kind.name());
+    }
+    name(class).map_or_else(|| "(class without a name)".to_owned(), |name| name.as_ref().to_owned())
 }
 
 fn row(name: String, tally: &Tally) -> Row {

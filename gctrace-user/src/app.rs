@@ -20,8 +20,18 @@ use crate::{
     console::{self, say},
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
     export::{
-        self, ExportError, Exporter, environment::Environment, jsonl::Jsonl, profile, prometheus::Prometheus,
-        push, sink::Sink, stack_log::StackLog, summary::Summary, text::Text, tunemygc::TuneMyGc,
+        self, ExportError, Exporter,
+        environment::Environment,
+        jsonl::Jsonl,
+        profile,
+        prometheus::Prometheus,
+        push,
+        sink::Sink,
+        slow_requests::SlowRequests,
+        stack_log::StackLog,
+        summary::Summary,
+        text::{Lines, Text},
+        tunemygc::TuneMyGc,
     },
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
@@ -304,10 +314,16 @@ fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Export
         exporters.push(Box::new(Top::new(show, settings.cache_dir.clone())));
         return Ok(exporters);
     }
-    let Reports { format, lines: which, brief, .. } = settings.reports;
+    let Reports { format, lines: which, slower_than_ns, brief, .. } = settings.reports;
     let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
     match format {
-        Format::Text => exporters.push(Box::new(Text::new(lines(), clock, screen, which))),
+        Format::Text => {
+            let which = Lines { none: which.none || slower_than_ns.is_some(), ..which };
+            exporters.push(Box::new(Text::new(lines(), clock, screen, which)));
+            if let Some(least_ns) = slower_than_ns {
+                exporters.push(Box::new(SlowRequests::new(lines(), clock, least_ns)));
+            }
+        }
         Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock, which, brief))),
     }
     if let Some(dir) = &settings.tunemygc {

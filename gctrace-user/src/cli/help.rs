@@ -48,6 +48,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("quiet", "No line per cycle; summaries are printed"),
             ("min_pause", "Only cycles with a stop this long"),
             ("interval", "A line per process and TIME, not per cycle"),
+            ("slower_than", "Only requests this slow, and why"),
             ("brief", ""),
             ("verbose", ""),
             ("flamegraph", "A flame graph (SVG)"),

@@ -22,6 +22,11 @@ pub struct ReportArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration, conflicts_with_all = ["quiet", "min_pause"])]
     pub interval: Option<Duration>,
 
+    /// Print only requests that took at least this long, e.g. 500ms, each with its GC cycles, pauses and long waits for the GVL
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, requires = "requests",
+          conflicts_with_all = ["quiet", "min_pause", "interval"])]
+    pub slower_than: Option<Duration>,
+
     /// (JSON lines only) Leave out the single pauses, `GC.stat` and `GC.latest_gc_info` of each cycle
     #[arg(long)]
     pub brief: bool,
@@ -38,6 +43,8 @@ pub struct Reports {
     pub format: Format,
     /// Which cycles.
     pub lines: Lines,
+    /// Only requests of at least this many nanoseconds in place of cycles.
+    pub slower_than_ns: Option<u64>,
     /// Whether JSON lines lack details.
     pub brief: bool,
     /// Whether all counters are told at the end.
@@ -48,10 +55,10 @@ impl Reports {
     /// What these flags mean.
     pub(super) fn resolve(args: &ReportArgs, format: Format) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let &ReportArgs { quiet, min_pause, interval, brief, verbose } = args;
+        let &ReportArgs { quiet, min_pause, interval, slower_than, brief, verbose } = args;
         let lines =
             Lines { min_pause_ns: min_pause.map_or(0, nanos), interval_ns: interval.map(nanos), none: quiet };
-        Self { format, lines, brief, verbose }
+        Self { format, lines, slower_than_ns: slower_than.map(nanos), brief, verbose }
     }
 
     /// Whether lines come while the run goes on.
@@ -68,6 +75,7 @@ pub(super) struct Idle {
     pub(super) shares: bool,
     pub(super) brief: bool,
     pub(super) interval: bool,
+    pub(super) slower_than: bool,
     pub(super) wall: bool,
     pub(super) no_native: bool,
     pub(super) root: RootArg,
@@ -92,6 +100,10 @@ impl Idle {
                 "--brief shortens JSON lines and changes nothing else: add --format jsonl",
             ),
             (!self.text && self.interval, "--interval changes text only: JSON lines are of single cycles"),
+            (
+                !self.text && self.slower_than,
+                "--slower-than changes text only: JSON lines have duration_ns of each request",
+            ),
             (
                 self.wall && !self.shows_wall,
                 "--wall: no output shows time off the CPU; add --flamegraph, --pprof, --firefox, --folded or --speedscope",

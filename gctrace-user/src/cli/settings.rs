@@ -375,6 +375,7 @@ impl Settings {
             shares,
             brief: reports.brief,
             interval: reports.interval.is_some(),
+            slower_than: reports.slower_than.is_some(),
             wall,
             no_native,
             root: stack_root,

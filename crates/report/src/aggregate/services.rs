@@ -443,7 +443,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn state(live: u64, allocated: u64) -> GcState {
+    pub(crate) fn state(live: u64, allocated: u64) -> GcState {
         let info = GcInfo {
             major_by: None,
             need_major_by: None,

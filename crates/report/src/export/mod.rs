@@ -24,6 +24,7 @@ pub mod prometheus;
 pub mod push;
 mod pyroscope;
 pub mod sink;
+pub mod slow_requests;
 pub mod stack_log;
 pub mod summary;
 mod summary_requests;

@@ -1,0 +1,186 @@
+//! Slow requests as text.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::{
+    aggregate::services::tests::{process, state},
+    model::{
+        GcState, Pause,
+        gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlWho},
+        stack::{Frame, FrameKind, Stack},
+    },
+};
+
+const MS: u64 = 1_000_000;
+
+fn web(gvl: bool) -> Process {
+    let mut process = process(4242, "web");
+    let mut image = (*process.image).clone();
+    image.gvl = gvl.then(GvlCoverage::default);
+    process.image = Arc::new(image);
+    process
+}
+
+fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request {
+    Request {
+        id,
+        tid: 7,
+        begin_ns: begin_ms * MS,
+        end_ns: Some((begin_ms + ms) * MS),
+        method: Some("GET"),
+        path: Some("/reports/:id".to_owned()),
+        status: Some(200),
+        first_byte_ns: Some((ms - 1) * MS),
+        last_byte_ns: None,
+        gcs,
+        gc_ns: gc_ms * MS,
+    }
+}
+
+fn stack(name: &str) -> Stack {
+    Arc::new([Arc::new(Frame {
+        kind: FrameKind::Ruby,
+        name: Arc::from(name),
+        file: Some(Arc::from("/srv/app/models/report.rb")),
+        line: 12,
+        first_line: 10,
+        address: 0,
+    })])
+}
+
+fn cycle(count: u64, request: Option<u64>, begin_ms: u64, pauses: &[(u32, u64, u64)]) -> GcCycle {
+    let pause = |&(tid, begin_ms, ms): &(u32, u64, u64)| Pause {
+        tid,
+        begin_ns: begin_ms * MS,
+        ns: ms * MS,
+        kind: None,
+        mark_ns: ms * MS,
+        sweep_ns: 0,
+        other_ns: 0,
+    };
+    GcCycle {
+        comm: "puma".into(),
+        count,
+        start: GcState { ts_ns: begin_ms * MS, ..state(1, 1) },
+        end: None,
+        pauses: pauses.iter().map(pause).collect(),
+        trigger: Some(stack("Report#rows")),
+        request,
+        lost: 0,
+    }
+}
+
+fn wait(tid: u32, begin_ms: u64, ms: u64, is_held: bool) -> GvlWait {
+    let who = |tid| GvlWho { tid, comm: Arc::from("puma srv tp 002") };
+    let hold = GvlSpan { who: who(9), id: 2, doing: GvlDoing::Holding, begin_ns: 1, ns: 1 };
+    let blocker = GvlBlocker { hold, until: None, ran: vec![(3, stack("Csv\u{1b}[31m#parse"))], first: true };
+    GvlWait {
+        who: who(tid),
+        id: 1,
+        thread: None,
+        begin_ns: begin_ms * MS,
+        ns: ms * MS,
+        blocker: is_held.then_some(blocker),
+        stack: None,
+    }
+}
+
+/// What comes out, without the time of day.
+fn text(process: &Process, least_ms: u64, seen: &[Seen<'_>]) -> String {
+    let mut out = Vec::new();
+    let mut slow = SlowRequests::new(&mut out, WallClock::measure(), least_ms * MS);
+    for seen in seen {
+        slow.see(process, *seen).unwrap();
+    }
+    slow.finish(&Ledger::default()).unwrap();
+    drop(slow);
+    let text = String::from_utf8(out).unwrap();
+    let text: Vec<_> =
+        text.lines().map(|line| line.split_once("Z  ").map_or(line, |(_, rest)| rest)).collect();
+    text.join("\n")
+}
+
+/// Only what belongs to the request is in it, in the order of time, whenever it was reported.
+#[test]
+fn what_made_it_slow() {
+    let slow = request(5, 1000, 600, (2, 150));
+    let quick = request(6, 1700, 20, (1, 1));
+    let cycles = [
+        cycle(810, Some(4), 900, &[(7, 900, 5), (7, 1010, 20)]),
+        cycle(811, Some(5), 1100, &[(7, 1100, 40), (8, 1200, 70), (7, 1300, 90)]),
+        cycle(812, Some(6), 1705, &[(7, 1705, 1)]),
+    ];
+    let waits = [
+        wait(7, 1400, 30, true),
+        wait(8, 1400, 30, false),
+        wait(7, 1590, 30, false),
+        wait(7, 1050, 9, false),
+    ];
+    let seen = [
+        Seen::Cycle(&cycles[0]),
+        Seen::GvlWait(&waits[0]),
+        Seen::Request(&slow),
+        Seen::Cycle(&cycles[1]),
+        Seen::GvlWait(&waits[1]),
+        Seen::GvlWait(&waits[2]),
+        Seen::GvlWait(&waits[3]),
+        Seen::Cycle(&cycles[2]),
+        Seen::Request(&quick),
+    ];
+    let expected = "\
+600.0ms  GET /reports/:id 200
+  web (pid 4242, thread 7); first byte after 599.0ms
+  GC: 150.0ms (25.0 %) in pauses of this thread; it started 2 cycles
+    +10.00ms  minor GC #810 (newobj): 20.00ms
+              not started by this request
+    +100.0ms  minor GC #811 (newobj): 130.0ms in 2, longest 90.00ms
+              by Report#rows models/report.rb:12
+    not listed: 1 cycle (not over yet, lost, or too many to keep)
+  GVL: 2 long waits seen, 39.00ms (6.5 %)
+    +50.00ms  waited 9.00ms
+    +400.0ms  waited 30.00ms
+              held by 9 puma srv tp 002
+              running Csv\\u{1b}[31m#parse models/report.rb:12
+1 of 2 requests took 500.0ms or longer";
+    assert_eq!(text(&web(true), 500, &seen), expected);
+    assert!(expected.lines().all(|line| line.chars().count() <= WIDTH));
+}
+
+/// Nothing to see; and a request that does not say how long it took is not called slow.
+#[test]
+fn empty() {
+    assert_eq!(text(&web(false), 500, &[]), "0 of 0 requests took 500.0ms or longer");
+    let endless = Request { end_ns: None, ..request(1, 5, 5, (0, 0)) };
+    let plain = request(2, 5, 700, (0, 0));
+    let seen = [Seen::Request(&endless), Seen::Request(&plain)];
+    let expected = "\
+700.0ms  GET /reports/:id 200
+  web (pid 4242, thread 7); first byte after 699.0ms
+  GC: none in this thread
+1 of 2 requests took 500.0ms or longer";
+    assert_eq!(text(&web(false), 500, &seen), expected);
+}
+
+/// Memory is bounded, and every slow request comes out once, with as much as fits on a screen.
+#[test]
+fn bounded() {
+    let mut out = Vec::new();
+    let mut slow = SlowRequests::new(&mut out, WallClock::measure(), 1);
+    let web = web(true);
+    for id in 0..PENDING as u64 + 9 {
+        slow.see(&web, Seen::Request(&request(id, 1, 9_000, (0, 0)))).unwrap();
+    }
+    assert_eq!(slow.pending.len(), PENDING);
+    for at in 0..KEPT as u64 + 9 {
+        slow.see(&web, Seen::Cycle(&cycle(at, None, at, &[]))).unwrap();
+        slow.see(&web, Seen::GvlWait(&wait(7, at, 1, false))).unwrap();
+    }
+    assert_eq!((slow.cycles.last.len(), slow.waits.last.len()), (KEPT, KEPT));
+    slow.finish(&Ledger::default()).unwrap();
+    drop(slow);
+    let text = String::from_utf8(out).unwrap();
+    assert_eq!(text.matches("GET /reports/:id").count(), PENDING + 9);
+    assert_eq!(text.matches("earlier waits were too many").count(), PENDING);
+    assert!(text.contains(&format!("    and {} shorter\n", KEPT - SHOWN)));
+}

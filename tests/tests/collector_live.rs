@@ -262,7 +262,7 @@ fn malloc_leads() -> Result<()> {
     let plan = &report["plans"][0];
     ensure!(of_rule(&plan["advice"]).is_none(), "{}", plan["advice"]);
     let refusal = of_rule(&plan["refusals"]).with_context(|| format!("no refusal: {plan:#}"))?;
-    let wanted = format!("malloc begins {malloc} minor cycles and want of a slot only {slots}");
+    let wanted = format!("malloc begins {malloc} minor cycles and a lack of free slots only {slots}");
     ensure!(refusal["reason"].as_str().is_some_and(|reason| reason.starts_with(&wanted)), "{refusal}");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Wires the pipeline, answers signals, shuts down in order.
 
 use std::{
-    io::{self, BufWriter, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _, Write as _},
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     time::{Duration, Instant},
@@ -14,25 +14,12 @@ use crate::{
     aggregate::gvl_budget::Cost,
     bpf::{self, LoadError, LoadOptions, Loaded, Select},
     cache::Cache,
-    cli::{Format, Reports, Settings, UsageError},
+    cli::{Settings, UsageError},
     clock::{WallClock, monotonic_ns},
     command::{self, Program},
     console::{self, say},
     discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
-    export::{
-        self, ExportError, Exporter,
-        environment::Environment,
-        jsonl::Jsonl,
-        profile,
-        prometheus::Prometheus,
-        push,
-        sink::Sink,
-        slow_requests::SlowRequests,
-        stack_log::StackLog,
-        summary::Summary,
-        text::{Lines, Text},
-        tunemygc::TuneMyGc,
-    },
+    export::{self, ExportError},
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
     ledger::Ledger,
@@ -43,10 +30,10 @@ use crate::{
     signals::Signals,
     stacks::Reader,
     sudo::User,
-    terminal::Screen,
-    top::Top,
     words::plural,
 };
+
+mod outputs;
 
 /// How long records may lie in the ring when no event woke us.
 const TICK: Duration = Duration::from_millis(50);
@@ -153,7 +140,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         preflight::drop_privileges(settings.writes(), user.is_some());
     }
     let clock = WallClock::measure();
-    let exporters = exporters(settings, clock)?;
+    let exporters = outputs::exporters(settings, clock)?;
     let stacks = settings.stacks.map(|stacks| {
         let native = stacks.native && proc_root::shares_pids();
         if stacks.native && !native {
@@ -304,55 +291,6 @@ fn select(selection: &Selection) -> Select {
         (false, true, false) => Select::Cgroups,
         (false, false, _) => Select::Listed,
     }
-}
-
-fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Exporter>>, Failure> {
-    let sink = Sink::open(settings.output.as_deref())?;
-    let lines = || BufWriter::with_capacity(64 << 10, sink.clone());
-    let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Environment::new(say))];
-    if let Some(show) = settings.top {
-        exporters.push(Box::new(Top::new(show, settings.cache_dir.clone())));
-        return Ok(exporters);
-    }
-    let Reports { format, lines: which, slower_than_ns, brief, .. } = settings.reports;
-    let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
-    match format {
-        Format::Text => {
-            let which = Lines { none: which.none || slower_than_ns.is_some(), ..which };
-            exporters.push(Box::new(Text::new(lines(), clock, screen, which)));
-            if let Some(least_ns) = slower_than_ns {
-                exporters.push(Box::new(SlowRequests::new(lines(), clock, least_ns)));
-            }
-        }
-        Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock, which, brief))),
-    }
-    if let Some(dir) = &settings.tunemygc {
-        exporters.push(Box::new(TuneMyGc::new(dir, settings.tunemygc_dialect, clock)?));
-    }
-    if let Some(path) = &settings.stack_log {
-        exporters.push(Box::new(StackLog::new(path)?));
-    }
-    let hottest = settings.hottest.then(|| sink.clone());
-    let wall = settings.stacks.is_some_and(|stacks| stacks.wall);
-    let watched = (settings.gvl.is_some(), wall);
-    exporters.extend(profile::exporters(&settings.profiles, hottest, watched, clock)?);
-    if format == Format::Text {
-        exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns)));
-    }
-    if settings.output.is_some() && settings.selection.command.is_none() {
-        // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.
-        let out = BufWriter::new(Sink::Stdout);
-        exporters.push(Box::new(Summary::new(out, clock, Screen::stdout(), which.min_pause_ns)));
-    }
-    if let Some(prometheus) = &settings.prometheus {
-        exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));
-    }
-    exporters.extend(push::exporters(&settings.push, clock, proc_root::own_pid(), say)?);
-    // Last of all: the files are complete before anybody waits for a collector.
-    if let Some(target) = &settings.tunemygc_target {
-        exporters.push(Box::new(TuneMyGc::sending(target, settings.tunemygc_dialect, clock, say)?));
-    }
-    Ok(exporters)
 }
 
 struct Run<'a> {

@@ -1,0 +1,178 @@
+use std::collections::VecDeque;
+
+use super::*;
+
+/// Jobs in memory, as a spool would keep them.
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<(u32, u32)>,
+}
+
+impl Backlog for Jobs {
+    type Job = u32;
+    type Item<'a> = u32;
+
+    fn push(&mut self, job: u32, _: Room) -> io::Result<()> {
+        if job == u32::MAX {
+            return Err(io::Error::other("disk full"));
+        }
+        self.waiting.push_back((job, 0));
+        Ok(())
+    }
+
+    fn front(&mut self) -> Option<u32> {
+        self.waiting.front().map(|job| job.0)
+    }
+
+    fn failed(&mut self) -> u32 {
+        self.waiting[0].1 += 1;
+        self.waiting[0].1
+    }
+
+    fn pop(&mut self) {
+        self.waiting.pop_front();
+    }
+
+    fn requeue(&mut self) {
+        self.waiting.rotate_left(1);
+    }
+
+    /// Of even ones.
+    fn halve(&mut self) -> bool {
+        let job = self.waiting[0].0;
+        if job.is_multiple_of(2) {
+            self.pop();
+            self.waiting.push_front((job / 2, 0));
+            self.waiting.push_front((job / 2, 0));
+        }
+        job.is_multiple_of(2)
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn take_gone(&mut self) -> Gone {
+        Gone::default()
+    }
+
+    fn keeps_in(&self) -> Option<String> {
+        Some("/spool".to_owned())
+    }
+}
+
+/// Answers by a function, and notes what it was sent.
+struct Scripted(fn(u32) -> Outcome<Receipt>, Arc<Mutex<Vec<u32>>>);
+
+impl Peer<Jobs> for Scripted {
+    fn send(&mut self, job: u32) -> Outcome<Receipt> {
+        self.1.lock().unwrap().push(job);
+        (self.0)(job)
+    }
+
+    fn url(&self) -> &'static str {
+        "http://h"
+    }
+}
+
+const ACCEPTED: Outcome<Receipt> = Outcome::Accepted(Receipt::Whole(None));
+
+fn again() -> Outcome<Receipt> {
+    Outcome::Again(Reason::new("answered 500"), None)
+}
+
+fn policy(failing: Failing) -> Policy {
+    Policy {
+        name: "test",
+        jobs: ["job", "jobs"],
+        thread: "test",
+        capacity: 100,
+        failing,
+        first_pause: Duration::from_millis(1),
+        last_pause: Duration::from_millis(2),
+        finish: Duration::from_secs(10),
+    }
+}
+
+/// Sends these jobs; returns what the peer got, and what became of them.
+fn run(failing: Failing, jobs: &[u32], answer: fn(u32) -> Outcome<Receipt>) -> (Vec<u32>, Counts) {
+    let got = Arc::new(Mutex::new(Vec::new()));
+    let peer = Scripted(answer, Arc::clone(&got));
+    let engine = Engine::start(policy(failing), Jobs::default(), peer, |_| {}).unwrap();
+    for job in jobs {
+        engine.send(*job, 1);
+    }
+    engine.finish(|| {});
+    let counts = engine.counts();
+    let Counts { made, sent, refused, dropped, waiting, .. } = counts;
+    assert_eq!(made, sent + refused + dropped + waiting, "{counts:?}");
+    (std::mem::take(&mut got.lock().unwrap()), counts)
+}
+
+/// A job that the peer never accepts goes to the end of the queue: the others pass it, while tracing goes on and at the end.
+#[test]
+fn others_pass() {
+    let got = Arc::new(Mutex::new(Vec::new()));
+    let answer = |job| if job == 1 { again() } else { ACCEPTED };
+    let peer = Scripted(answer, Arc::clone(&got));
+    let engine = Engine::start(policy(Failing::Requeue(3)), Jobs::default(), peer, |_| {}).unwrap();
+    for job in 1..=5 {
+        engine.send(job, 1);
+    }
+    let begun = Instant::now();
+    while engine.counts().sent < 4 {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", got.lock());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    engine.finish(|| {});
+    let counts = engine.counts();
+    assert_eq!((counts.sent, counts.waiting, counts.dropped), (4, 1, 0), "{counts:?}");
+    let got = got.lock().unwrap();
+    assert!(got.iter().filter(|job| **job == 1).count() > 3, "{got:?}");
+    let others: Vec<u32> = got.iter().copied().filter(|job| *job != 1).collect();
+    assert_eq!(others, [2, 3, 4, 5]);
+
+    let (got, counts) = run(Failing::Requeue(100), &[1, 2, 3], answer);
+    assert!(got.ends_with(&[2, 3]) || got.ends_with(&[2, 3, 1]), "each has its chance at the end: {got:?}");
+    assert_eq!((counts.sent, counts.waiting), (2, 1));
+}
+
+/// With nobody there the end is not spent on every job; nothing is lost of what is kept.
+#[test]
+fn nobody() {
+    let away = |_| Outcome::Unreachable(Reason::new("refused"));
+    let (got, counts) = run(Failing::Requeue(1), &[1, 2, 3], away);
+    assert!(got.iter().all(|job| *job == 1), "{got:?}");
+    assert_eq!((counts.waiting, counts.dropped), (3, 0));
+    let (_, counts) = run(Failing::Drop(2), &[1, 2, 3], away);
+    assert_eq!((counts.waiting, counts.dropped), (0, 3));
+}
+
+/// The same job twice, refused ones, halves, one that cannot be kept, more than fits, and nothing at all.
+#[test]
+fn accounted() {
+    let (got, counts) = run(Failing::Drop(2), &[7, 7], |_| ACCEPTED);
+    assert_eq!((got, counts.sent), (vec![7, 7], 2));
+    let (_, counts) = run(Failing::Drop(2), &[7], |_| Outcome::Refused(Reason::new("no")));
+    assert_eq!((counts.made, counts.refused), (1, 1));
+    let small = |job| if job > 2 { Outcome::TooLarge } else { ACCEPTED };
+    let (got, counts) = run(Failing::Drop(2), &[8, 5, 1], small);
+    assert_eq!(got, [8, 4, 2, 2, 4, 2, 2, 5, 1]);
+    assert_eq!((counts.made, counts.sent, counts.refused), (6, 5, 1));
+    let (_, counts) = run(Failing::Drop(2), &[u32::MAX, 1], |_| ACCEPTED);
+    assert_eq!((counts.made, counts.sent, counts.dropped), (2, 1, 1));
+    assert_eq!(run(Failing::Drop(2), &[], |_| ACCEPTED).1, Counts::default());
+    let engine = Engine::start(
+        policy(Failing::Drop(1)),
+        Jobs::default(),
+        Scripted(|_| ACCEPTED, Arc::default()),
+        |_| {},
+    )
+    .unwrap();
+    engine.send(1, 101);
+    engine.give_up();
+    engine.finish(|| {});
+    engine.send(1, 1);
+    let counts = engine.counts();
+    assert_eq!((counts.made, counts.dropped), (2, 2));
+}

@@ -1,0 +1,75 @@
+use super::*;
+
+/// A run that only follows the GC loads nothing for stacks of ticks, for threads off their CPU or for the GVL; those of the last
+/// resort wait until they are needed; and a program that two options need is loaded once.
+#[test]
+fn only_what_is_needed() {
+    let stacks = StackOptions {
+        rate: 99,
+        wall: false,
+        off_cpu_min: std::time::Duration::ZERO,
+        off_cpu_stacks: 0,
+        native: false,
+        only_blockers: false,
+    };
+    let gvl = GvlOptions {
+        futex: false,
+        threshold: std::time::Duration::from_millis(1),
+        spans: false,
+        budget_ppm: 0,
+    };
+    let gc = needed(None, None, false, false);
+    assert_eq!(gc.len(), 9, "{gc:?}");
+    for name in &gc {
+        let other = ["gvl_", "tick_", "cpu_", "switch_", "sched_switch", "futex_", "phase_"];
+        assert!(!other.iter().any(|prefix| name.starts_with(prefix)), "{name}");
+    }
+    let ticks = needed(Some(stacks), None, false, false);
+    assert!(ticks.contains(&"tick_ruby") && !ticks.contains(&"tick_native"), "{ticks:?}");
+    assert!(!ticks.contains(&"sched_switch") && !ticks.contains(&"switch_ruby"), "{ticks:?}");
+    let native = needed(Some(StackOptions { native: true, ..stacks }), None, false, false);
+    assert_eq!(native.len(), ticks.len() + 1);
+    let futex = GvlOptions { futex: true, ..gvl };
+    let wall = StackOptions { wall: true, ..stacks };
+    for (stacks, gvl) in [(None, Some(gvl)), (None, Some(futex)), (Some(wall), Some(futex))] {
+        let names = needed(stacks, gvl, false, false);
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{names:?}");
+    }
+    assert!(needed(None, None, false, true).contains(&"phase_begin"));
+}
+
+/// The committed object speaks this binary's ABI.
+#[test]
+fn committed_object_matches() {
+    check_abi(OBJECT).unwrap();
+}
+
+/// An object of another ABI is refused before anything reaches the kernel.
+#[test]
+fn foreign_object_is_refused() {
+    let mut object = OBJECT.to_vec();
+    let needle = ABI_HASH.to_le_bytes();
+    let mut planted = 0;
+    for at in 0..object.len() - 8 {
+        if object[at..at + 8] == needle {
+            object[at] ^= 0xff;
+            planted += 1;
+        }
+    }
+    assert!(planted > 0);
+    let text = check_abi(&object).unwrap_err().to_string();
+    assert!(text.contains("another ABI") && text.contains("cargo xtask ebpf"), "{text}");
+    assert!(check_abi(b"not an object").is_err());
+}
+
+/// Field offsets are taken from the format text, whatever the type is called.
+#[test]
+fn tracepoint_format() {
+    let text = "format:\n\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\
+                \tfield:pid_t pid;\toffset:8;\tsize:4;\tsigned:1;\n\
+                \tfield:unsigned long clone_flags;\toffset:32;\tsize:8;\tsigned:0;\n";
+    assert_eq!(format_offset(text, "pid"), Some(8));
+    assert_eq!(format_offset(text, "clone_flags"), Some(32));
+    assert_eq!(format_offset(text, "comm"), None);
+}

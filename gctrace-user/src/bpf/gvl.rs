@@ -99,7 +99,7 @@ pub(super) fn configure(
     } else {
         [config.task_pid, config.task_state, config.task_charged] = kernel_types::task_members()
             .unwrap_or_else(|error| {
-                log::warn!("what threads do besides the GVL is not told: {error}");
+                log::warn!("what threads do without the GVL is not reported: {error}");
                 [0; 3]
             });
     }

@@ -115,7 +115,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_tokens: Option<PathBuf>,
 
-    /// Send the set of a process after so many of its GC cycles, too, and not only after 10 minutes and when it ends
+    /// Send the set of a process after this many of its GC cycles, too, not only after 10 minutes and when it ends
     #[arg(long, value_name = "N", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_sync_cycles: Option<NonZeroU32>,
 
@@ -233,7 +233,7 @@ pub struct Args {
     pub gvl_threshold: Option<Duration>,
 
     /// Maximum CPU cost of --gvl in percent (of the host, and of one CPU per process). Above it gctrace first samples single
-    /// waits, then everything, then stops; each is said [default: 0.2, with --duration 1]
+    /// waits, then everything, then stops; each step is reported [default: 0.2, with --duration 1]
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
     pub gvl_budget: Option<u64>,
 

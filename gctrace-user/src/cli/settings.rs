@@ -30,7 +30,7 @@ const DEFAULT_OFF_CPU_MIN: Duration = Duration::from_millis(1);
 
 /// From when on a wait for the GVL is reported where nothing else is said.
 const DEFAULT_GVL_THRESHOLD: Duration = Duration::from_millis(1);
-/// What watching the GVL may cost where nothing else is said, millionths: as it is reckoned. A busy Puma loses some three times as much,
+/// Default budget of --gvl: estimated CPU share, millionths. A busy Puma loses some three times as much,
 /// because what delays a hand-over delays everybody who waits.
 const DEFAULT_GVL_BUDGET: u64 = 2_000;
 /// The same for a run of limited duration (`--duration`), where seeing more is worth more.

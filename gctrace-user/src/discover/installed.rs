@@ -57,7 +57,7 @@ pub(super) fn images(layers: bool) -> Vec<PathBuf> {
             Ok(path) => found.push(path),
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                log::info!("looking for installed Rubies takes too long; others are met when they run");
+                log::info!("looking for installed Rubies takes too long; others are found when they run");
                 break;
             }
         }

@@ -269,7 +269,7 @@ fn fallback(file: &File, method: Method) -> Result<(ImageFacts, FallbackProbes),
     if [image.machine(), Machine::HOST] != [Machine::X86_64; 2] {
         return Err("probing it by functions or USDT is for x86-64 only");
     }
-    let version = RubyVersion::of_image(&image).ok_or("it does not tell its version")?;
+    let version = RubyVersion::of_image(&image).ok_or("its version cannot be read")?;
     let found = match method {
         Method::UsdtPauses => FallbackProbes::usdt_pauses(&image).ok_or("it has no USDT probes of pauses")?,
         Method::Functions => FallbackProbes::functions(version, &image).ok_or("it has no symbol gc_start")?,

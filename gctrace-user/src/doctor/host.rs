@@ -181,7 +181,7 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
         tried(
             "kernel_types",
             &kernel.kernel_types,
-            "BTF tells where a thread's own memory begins",
+            "BTF gives the offset of a thread's own memory",
             Status::Limited,
             "needed for some GC.stat keys of Ruby 4.0 only: boot a kernel with CONFIG_DEBUG_INFO_BTF",
         ),

@@ -96,10 +96,10 @@ pub enum NoGvl {
     #[error("where the threads of CRuby {0} wait for the GVL is not known: its layout table has no `{1}`")]
     Member(RubyVersion, &'static str),
     /// Condition variables of another libc.
-    #[error("its libc is not glibc, whose condition variables tell which thread waits")]
+    #[error("its libc is not glibc, whose condition variables show which thread waits")]
     Libc,
     /// The running thread cannot be told.
-    #[error("the running thread cannot be told: its Ruby stacks are not read either")]
+    #[error("the running thread cannot be identified: its Ruby stacks are not read either")]
     Context,
     /// A site is not in an executable segment of the file.
     #[error("the place at {0} is not inside an executable segment")]

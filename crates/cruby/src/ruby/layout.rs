@@ -20,7 +20,7 @@ pub enum LayoutError {
     #[error("no layout is known for CRuby {0} (known: {1}); upgrade gctrace")]
     UnknownVersion(RubyVersion, String),
     /// No table covers the release, and its code does not tell enough.
-    #[error("{unknown}; its code does not tell `{field}` either: {reason}")]
+    #[error("{unknown}; its code does not show `{field}` either: {reason}")]
     NotProven {
         /// That no table covers it.
         unknown: String,

@@ -29,7 +29,7 @@ pub enum NoStacks {
     GcLibrary,
     /// The kernel does not tell where a thread's own memory begins.
     #[error(
-        "the kernel does not describe its types (CONFIG_DEBUG_INFO_BTF), so threads cannot be told apart"
+        "the kernel does not describe its types (CONFIG_DEBUG_INFO_BTF), so threads cannot be distinguished"
     )]
     ThreadPointer,
     /// The way to the running context was not found in the code.

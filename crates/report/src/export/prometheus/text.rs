@@ -131,11 +131,11 @@ impl View {
         let beyond = [("", self.services.beyond)];
         counters(
             "gctrace_services_beyond_limit",
-            "Processes of services that are not told apart",
+            "Processes of services beyond the limit, reported as one",
             "",
             &beyond,
         )?;
-        let help = "The gctrace that tells this";
+        let help = "Version of the gctrace that reports this";
         let mut build = encoder.encode_descriptor("gctrace_build_info", help, None, MetricType::Gauge)?;
         build.encode_family(&[("version", VERSION)])?.encode_gauge(&1_u32)
     }

@@ -200,9 +200,10 @@ fn ends_with_the_last() -> Result<()> {
 /// A word that is no pid says what may be meant, as do flags of other names.
 #[test]
 fn words() -> Result<()> {
-    let cases: [(&[&str], &[&str]); 7] = [
+    let cases: [(&[&str], &[&str]); 8] = [
         (&["puma"], &["--name puma", "-- puma"]),
-        (&["top"], &["no subcommand `top`"]),
+        (&["top"], &["needs a terminal", "--once"]),
+        (&["record"], &["no subcommand `record`"]),
         (&["12x"], &["`12x` is no pid"]),
         (&["--all"], &["--all-ruby"]),
         (&["--pid", "ruby"], &["`ruby` is no pid", "--name"]),

@@ -28,6 +28,10 @@ const MOST_METHODS: usize = 1024;
 /// Cycles of one process that are kept.
 const LAST_CYCLES: usize = 50;
 const SECOND: u64 = 1_000_000_000;
+/// The allocation rate is that of cycles of this time. Two cycles that follow each other at once say nothing of it.
+const ALLOC_WINDOW: u64 = 5 * SECOND;
+/// Between two readings that are kept.
+const ALLOC_STEP: u64 = SECOND / 4;
 /// Where the bars of the histogram of pauses end, nanoseconds; the last has no end.
 pub(super) const BARS: [u64; 7] =
     [100_000, 1_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000, u64::MAX];
@@ -82,10 +86,8 @@ struct Known {
     pauses: VecDeque<(u64, u64)>,
     cycles: u64,
     last: VecDeque<LastCycle>,
-    /// Objects allocated so far at the last cycle: when, and how many.
-    allocated: Option<(u64, u64)>,
-    /// Objects allocated per second between the last two cycles.
-    alloc_rate: Option<f64>,
+    /// Objects allocated so far at cycles of the last [`ALLOC_WINDOW`]: when, and how many.
+    allocated: VecDeque<(u64, u64)>,
     heap: Option<(u64, u64)>,
     rss: Option<u64>,
     /// CPU time when it was read last, and when that was.
@@ -233,7 +235,7 @@ impl Board {
             p99_ns,
             max_ns,
             gvl: share(|second| second.gvl_wait_ns).filter(|_| known.gvl && !shed),
-            alloc: known.alloc_rate,
+            alloc: known.alloc_rate(),
             rss: known.rss,
             live: known.heap.map(|(live, _)| live),
             free: known.heap.map(|(_, free)| free),
@@ -359,8 +361,7 @@ impl Known {
             pauses: VecDeque::new(),
             cycles: 0,
             last: VecDeque::new(),
-            allocated: None,
-            alloc_rate: None,
+            allocated: VecDeque::new(),
             heap: None,
             rss: None,
             cpu: None,
@@ -395,19 +396,37 @@ impl Known {
         let value = |name: &str| key(name).and_then(|at| last.stat.get(at).copied());
         self.heap = value("heap_live_slots").zip(value("heap_free_slots")).or(self.heap);
         self.rss = last.memory.map(|memory| memory.rss).or(self.rss);
-        let now = value("total_allocated_objects").map(|count| (last.ts_ns, count));
-        if let (Some(before), Some(now)) = (self.allocated, now) {
-            let wall = now.0.checked_sub(before.0).filter(|&wall| wall > 0);
-            let objects = now.1.checked_sub(before.1);
-            self.alloc_rate = objects.zip(wall).map(|(n, wall)| n as f64 * 1e9 / wall as f64);
+        if let Some(count) = value("total_allocated_objects") {
+            self.allocated_so_far(last.ts_ns, count);
         }
-        self.allocated = now;
         let line = cycle.trigger.as_ref().and_then(place);
         let (kind, reason) = (cycle.kind(), cycle.start.info.major_by.or(cycle.start.info.gc_by));
         let (pause_ns, max_ns) = (cycle.pause_ns(), cycle.max_pause_ns());
         let line =
             LastCycle { count: cycle.count, kind, reason, ts_ns: cycle.start.ts_ns, pause_ns, max_ns, line };
         bounded(&mut self.last, line, LAST_CYCLES);
+    }
+
+    /// Keeps a reading each [`ALLOC_STEP`], the latest one, and as many before it as the window needs.
+    fn allocated_so_far(&mut self, ts_ns: u64, count: u64) {
+        let kept = &mut self.allocated;
+        if kept.back().is_some_and(|&(at, before)| ts_ns < at || count < before) {
+            kept.clear();
+        }
+        if kept.len() >= 2 && ts_ns - kept[kept.len() - 2].0 < ALLOC_STEP {
+            kept.pop_back();
+        }
+        kept.push_back((ts_ns, count));
+        while kept.len() > 2 && ts_ns - kept[1].0 >= ALLOC_WINDOW {
+            kept.pop_front();
+        }
+    }
+
+    /// Objects allocated per second between the first and the last of the readings that are kept.
+    fn alloc_rate(&self) -> Option<f64> {
+        let (first, last) = (self.allocated.front()?, self.allocated.back()?);
+        let wall = last.0 - first.0;
+        (wall > 0).then(|| (last.1 - first.1) as f64 * 1e9 / wall as f64)
     }
 
     fn stack(&mut self, sample: &StackSample) {

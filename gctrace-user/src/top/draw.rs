@@ -47,8 +47,8 @@ const KEYS: &str = " up down PgUp PgDn  move                  Enter  open a proc
 
  CPU%       of one CPU, last second       GC%    stopped for GC, last 10 s
  P99 MAX    GC pauses of the last minute  GVL%   threads waiting, last 10 s
- ALLOC/s    objects allocated, between           (start with --gvl)
-            the last two GCs              -      not known
+ ALLOC/s    objects allocated between            (start with --gvl)
+            GCs of the last 5 s           -      not known
  LIVE FREE  heap slots after the last GC";
 
 /// Draws everything.

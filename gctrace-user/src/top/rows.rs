@@ -59,7 +59,7 @@ pub(super) struct Row {
     pub max_ns: Option<u64>,
     /// Time that all threads together waited for the GVL in the last 10 s, percent of that time.
     pub gvl: Option<f64>,
-    /// Objects allocated per second between the last two cycles.
+    /// Objects allocated per second between cycles of the last five seconds, or between the last two.
     pub alloc: Option<f64>,
     /// Resident set size, bytes.
     pub rss: Option<u64>,

@@ -105,7 +105,7 @@ fn board() -> Board {
     }
     board.tick(104 * S, true, read(0));
     let shop = process(7, "shop");
-    // 30 ms, 20 ms and 50 ms of stops, and 5000 objects in the second between the last two cycles.
+    // 30 ms, 20 ms and 50 ms of stops, and 6000 objects in three seconds.
     for (at, pause, allocated) in [(101, 30, 0), (103, 20, 1000), (104, 50, 6000)] {
         board.see(&shop, Seen::Cycle(&cycle(at * S, pause * MS, allocated)));
     }
@@ -124,6 +124,30 @@ fn board() -> Board {
     board
 }
 
+/// The rate of allocation is that of the last five seconds, however close two cycles are; a count that falls begins anew.
+#[test]
+fn allocation_rate() {
+    let shop = process(7, "shop");
+    let mut board = Board::default();
+    board.see(&shop, Seen::Process { state: None, now_ns: 100 * S });
+    let mut rate = |ts_ns: u64, allocated: u64| {
+        board.see(&shop, Seen::Cycle(&cycle(ts_ns, MS, allocated)));
+        let rows = board.rows(ts_ns, Group::Process);
+        rows.iter().find(|row| row.pid == Some(7)).unwrap().alloc
+    };
+    assert_eq!(rate(100 * S, 1_000), None);
+    assert_eq!(rate(101 * S, 3_000), Some(2_000.0));
+    // Nothing was allocated in the millisecond since.
+    assert_eq!(rate(101 * S + MS, 3_000), Some(2_000_000.0 / 1_001.0));
+    for n in 0..10_000 {
+        rate(102 * S + n * MS, 4_000 + n);
+    }
+    assert_eq!(rate(112 * S, 14_000), Some(1_000.0));
+    assert_eq!(rate(130 * S, 14_000 + 18_000), Some(1_000.0));
+    assert_eq!(rate(131 * S, 10), None);
+    assert_eq!(rate(132 * S, 20), Some(10.0));
+}
+
 /// Shares, rates and quantiles are what was put in; nothing is known of a process of which nothing was seen.
 #[test]
 fn values() {
@@ -134,7 +158,7 @@ fn values() {
     // 100 ms of the 5 s since it is traced.
     assert_eq!((busy.cpu, busy.gc), (Some(50.0), Some(2.0)));
     assert_eq!((busy.p99_ns, busy.max_ns), (Some(50 * MS), Some(50 * MS)));
-    assert_eq!((busy.alloc, busy.live, busy.free), (Some(5000.0), Some(600), Some(400)));
+    assert_eq!((busy.alloc, busy.live, busy.free), (Some(2000.0), Some(600), Some(400)));
     assert_eq!((busy.gvl, busy.cycles, busy.rss), (None, 3, Some(1 << 20)));
     assert_eq!(busy.spark.iter().sum::<u64>(), 100);
     let idle = of(9);
@@ -216,7 +240,7 @@ fn screen(board: &Board, view: &View, size: (u16, u16)) -> String {
 fn screens() {
     let board = board();
     let table = screen(&board, &View::default(), (80, 24));
-    for part in ["3 Ruby processes", "processes by CPU%", "ALLOC/s", "50.0", "2.0", "5.00k", "q quit"] {
+    for part in ["3 Ruby processes", "processes by CPU%", "ALLOC/s", "50.0", "2.0", "2.00k", "q quit"] {
         assert!(table.contains(part), "{part}:\n{table}");
     }
     assert!(!table.contains('\u{1b}'));
@@ -229,7 +253,7 @@ fn screens() {
     let gone = screen(&board, &View { detail: Some(77), ..View::default() }, (80, 24));
     assert!(gone.contains("has ended"), "{gone}");
     let help = screen(&board, &View { help: true, ..View::default() }, (80, 24));
-    assert!(help.contains("reverse the order") && help.contains("the last two GCs"), "{help}");
+    assert!(help.contains("reverse the order") && help.contains("GCs of the last 5 s"), "{help}");
     let nothing = screen(&Board::default(), &View::default(), (80, 24));
     assert!(nothing.contains("No Ruby process runs"), "{nothing}");
     let filtered = screen(&board, &View { filter: "zzz".into(), ..View::default() }, (80, 24));

@@ -2,6 +2,8 @@
 //!
 //! One cycle after the other: what begins it, whether it is major, what it costs, and by how much the heap grows. The order of
 //! magnitude of each figure is right, no more: what is tested is that following advice ends, and ends well.
+//!
+//! Compiled for tests only (`#[cfg(test)]` in `tune`): a variable that does not exist fails the test, so it is unwrapped.
 
 use serde_json::{Value, json, value::RawValue};
 

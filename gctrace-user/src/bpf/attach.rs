@@ -17,6 +17,7 @@ use super::gvl::{GvlAttached, TracepointLink};
 use super::load::{GC_PROGRAMS, LoadError, Programs, REFILL_PROGRAM};
 use super::multi::{self, Multi};
 use super::phases::Semaphore;
+use super::requests::Servers;
 use super::sample::Stages;
 use super::uprobes::{Link, Scope, Uprobe};
 use crate::ruby::plan::{ProbeSite, RefillProbe};
@@ -104,7 +105,7 @@ pub struct Probes {
     asks_ancestors: bool,
     gate: Array<MapData, u32>,
     /// Processes whose requests are seen, if any can be.
-    pub(super) servers: Option<HashMap<MapData, u32, u32>>,
+    pub(super) servers: Option<Servers>,
     /// Kept, or the programs could not jump to them.
     _stages: Stages,
     has_cookie: bool,
@@ -152,8 +153,7 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "CGROUP_LEVELS", source })?;
         let gate = Array::try_from(map(&mut ebpf, "GATE")?)
             .map_err(|source| LoadError::Map { map: "GATE", source })?;
-        let servers = requests.then(|| map(&mut ebpf, "SERVERS").map(HashMap::try_from)).transpose()?;
-        let servers = servers.transpose().map_err(|source| LoadError::Map { map: "SERVERS", source })?;
+        let servers = requests.then(|| Servers::take(&mut ebpf)).transpose()?;
         Ok(Self {
             ebpf,
             multi,

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use aya::{
-    Ebpf, EbpfLoader,
+    Ebpf, EbpfLoader, Pod,
     maps::{HashMap, MapData, RingBuf},
 };
-use gctrace_common::request::{MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Serving};
+use gctrace_common::request::{MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, Serving};
 
 use super::{
     AttachError, Probes, Scope,
@@ -75,7 +75,8 @@ impl Probes {
         self.detach_uprobes(links.links);
     }
 
-    /// From now on the requests of a process are seen.
+    /// From now on the requests of a process are seen. What is left of another one of this pid, or of the program that it
+    /// replaced, is removed before: connections that the kernel closed at an exec or an end were not seen to close.
     ///
     /// # Errors
     ///
@@ -83,13 +84,56 @@ impl Probes {
     pub fn add_server(&mut self, pid: u32) -> Result<(), AttachError> {
         let Some(servers) = &mut self.servers else { return Ok(()) };
         let error = |source| AttachError::Map { map: "SERVERS", source: Box::new(source) };
-        servers.insert(pid, 1, 0).map_err(error)
+        servers.forget(pid);
+        servers.pids.insert(pid, 1, 0).map_err(error)
     }
 
     /// Whether they are. The kernel forgets a process that ends or becomes another program.
     pub fn is_server(&self, pid: u32) -> bool {
-        self.servers.as_ref().is_some_and(|servers| servers.get(&pid, 0).is_ok())
+        self.servers.as_ref().is_some_and(|servers| servers.pids.get(&pid, 0).is_ok())
     }
+}
+
+/// A `ParserKey`: the parser, and the process in the low half.
+type RawParserKey = [u64; 2];
+
+/// The processes whose requests are seen, and what is known of their connections.
+pub(super) struct Servers {
+    pids: HashMap<MapData, u32, u32>,
+    /// Keyed by `tgid << 32 | fd`.
+    connections: HashMap<MapData, u64, u64>,
+    parsers: HashMap<MapData, RawParserKey, [u8; size_of::<Parsed>()]>,
+}
+
+impl Servers {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
+        Ok(Self {
+            pids: map(ebpf, "SERVERS")?,
+            connections: map(ebpf, "CONNECTIONS")?,
+            parsers: map(ebpf, "PARSERS")?,
+        })
+    }
+
+    /// Removes what is known of connections of a process that is not a server now.
+    fn forget(&mut self, pid: u32) {
+        // A map that changes meanwhile could be walked without end.
+        let most = 2 * MAX_CONNECTIONS as usize;
+        let of_it = |key: &u64| (key >> 32) as u32 == pid;
+        let connections: Vec<u64> = self.connections.keys().take(most).flatten().filter(of_it).collect();
+        for key in connections {
+            let _may_be_evicted = self.connections.remove(&key);
+        }
+        let of_it = |key: &RawParserKey| key[1] as u32 == pid;
+        let parsers: Vec<RawParserKey> = self.parsers.keys().take(most).flatten().filter(of_it).collect();
+        for key in parsers {
+            let _may_be_evicted = self.parsers.remove(&key);
+        }
+    }
+}
+
+fn map<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<HashMap<MapData, K, V>, LoadError> {
+    let map = ebpf.take_map(name).ok_or(LoadError::Missing(name))?;
+    HashMap::try_from(map).map_err(|source| LoadError::Map { map: name, source })
 }
 
 /// What keeps the probes of a file attached.
@@ -106,9 +150,7 @@ pub struct RequestReader {
 
 impl RequestReader {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
-        let map = ebpf.take_map("SERVING").ok_or(LoadError::Missing("SERVING"))?;
-        let serving = HashMap::try_from(map).map_err(|source| LoadError::Map { map: "SERVING", source })?;
-        Ok(Self { ring: take(ebpf, "REQUEST_RING")?, serving })
+        Ok(Self { ring: take(ebpf, "REQUEST_RING")?, serving: map(ebpf, "SERVING")? })
     }
 
     /// Hands up to `limit` records to `sink`; returns how many there were.

@@ -42,18 +42,24 @@ impl Server {
         let truth = live.path("truth");
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let web = rubies_dir().join("web");
+        let path = |name: &str| web.join(name).to_string_lossy().into_owned();
+        let (config, bound) = (path("requests.rb"), format!("tcp://127.0.0.1:{port}"));
+        let args = ["-C", &config, "-b", &bound, "-w", workers, &path("requests.ru")];
         let mut command = Command::new("puma");
-        command.arg("-C").arg(web.join("requests.rb")).arg("-b").arg(format!("tcp://127.0.0.1:{port}"));
-        command.args(["-w", workers]);
-        command.arg(web.join("requests.ru")).current_dir(&web);
+        command.args(args).current_dir(&web).env("GCTRACE_TEST_ARGS", args.join("\n"));
         command.env("GCTRACE_TEST_TRUTH", &truth).env("RACK_ENV", "production");
         let server = Self { process: Guarded::start("puma", &mut command)?, truth, port };
+        server.wait_until_it_listens()?;
+        Ok(server)
+    }
+
+    fn wait_until_it_listens(&self) -> Result<()> {
         let since = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             ensure!(since.elapsed() < PATIENCE, "puma does not listen");
             std::thread::sleep(Duration::from_millis(20));
         }
-        Ok(server)
+        Ok(())
     }
 
     fn connect(&self) -> Result<TcpStream> {
@@ -320,6 +326,57 @@ fn lost_records_make_nothing_wrong() -> Result<()> {
     let lost = counted("request_ring_full").context("no counter")?;
     ensure!(lost > 0, "nothing was lost");
     ensure!(counted("requests") == Some(report.requests.len() as u64 + lost), "they do not add up");
+    all_true(&report, &server.truths()?)
+}
+
+/// A process that becomes another server keeps its pid, the numbers of its descriptors, and nothing else: what its connections
+/// were before, which nobody saw to close, is no request's of the new program.
+#[test]
+fn another_program_in_the_same_process() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Server::start(&live, "0")?;
+    let gctrace = watch(&server, &[])?;
+    let mut connections: Vec<TcpStream> = (0..4).map(|_| server.connect()).collect::<Result<_>>()?;
+    let mut names = (0..).map(name);
+    let mut round = |connections: &mut [TcpStream]| -> Result<Vec<String>> {
+        let mut answered = Vec::new();
+        for stream in connections {
+            let name = names.next().context("a name")?;
+            stream.write_all(get("plain", &name).as_bytes())?;
+            responses(stream, 1)?;
+            answered.push(name);
+        }
+        Ok(answered)
+    };
+    round(&mut connections)?;
+    round(&mut connections)?;
+    wait_for_requests(&gctrace, 8)?;
+    // gctrace sees the new program late, when its first connections are there.
+    gctrace.signal(Signal::STOP)?;
+    server.process.signal(Signal::WINCH)?;
+    for stream in &mut connections {
+        ensure!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)), "an answer that nobody asked for");
+    }
+    // The listening socket is closed last of all, some time before the new program has one.
+    let since = Instant::now();
+    while server.connect().is_ok() {
+        ensure!(since.elapsed() < PATIENCE, "the old socket still listens");
+    }
+    server.wait_until_it_listens()?;
+    let mut connections: Vec<TcpStream> = (0..4).map(|_| server.connect()).collect::<Result<_>>()?;
+    round(&mut connections)?;
+    gctrace.signal(Signal::CONT)?;
+    let (since, mut of_the_new) = (Instant::now(), Vec::new());
+    loop {
+        of_the_new.extend(round(&mut connections)?);
+        let lines = gctrace.stdout_so_far().join("\n");
+        if of_the_new.iter().filter(|name| lines.contains(&format!("/{name}\""))).count() >= 8 {
+            break;
+        }
+        ensure!(since.elapsed() < PATIENCE, "no request of the new program is seen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let report = gctrace.stop()?;
     all_true(&report, &server.truths()?)
 }
 

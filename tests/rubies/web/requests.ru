@@ -1,6 +1,8 @@
 # Logs its own truth: a line "NAME NATIVE_TID BEGIN_NS END_NS METHOD STATUS" per request to the file in GCTRACE_TEST_TRUTH.
 TRUTH = File.open(ENV.fetch("GCTRACE_TEST_TRUTH"), File::WRONLY | File::APPEND | File::CREAT)
 now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond) }
+# SIGWINCH: another program in this process; the kernel closes all connections.
+trap("WINCH") { exec("puma", *ENV.fetch("GCTRACE_TEST_ARGS").split("\n")) }
 tids = {}
 mutex = Mutex.new
 # Thread#native_thread_id exists since 3.1; before, the thread's own link in /proc tells.

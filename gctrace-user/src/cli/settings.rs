@@ -8,6 +8,7 @@ use super::reports::{Idle, Reports};
 use super::{
     args::{Args, CacheArgs, DialectArg, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg},
     parse::{self, Pids},
+    select_args::SelectArgs,
 };
 use crate::{
     bpf::{GvlOptions, StackOptions},
@@ -233,14 +234,8 @@ impl Settings {
     pub fn resolve(args: Args, own_pid: u32) -> Result<Self, UsageError> {
         let Args {
             subcommand: _,
-            all_ruby,
-            mut pids,
-            only_pids,
-            names,
-            units,
+            select: SelectArgs { all_ruby, mut pids, only_pids, names, units, cgroups, containers },
             words,
-            cgroups,
-            containers,
             kube_root,
             proc: _,
             shares,

@@ -7,7 +7,7 @@ use clap::Parser as _;
 use super::{
     Args, Settings, UsageError,
     args::{FormatArg, Subcommand},
-    settings::{Show, merged},
+    settings::Show,
     top_args::TopArgs,
 };
 
@@ -40,47 +40,30 @@ pub fn top(args: TopArgs, own_pid: u32) -> Result<Settings, UsageError> {
         (true, FormatArg::Jsonl) => Show::Jsonl,
     };
     let duration = args.once.then_some(args.interval);
-    let words = as_run(args);
-    let args = Args::try_parse_from(words).map_err(|error| UsageError::Top(error.to_string()))?;
-    let settings = Settings::resolve(args, own_pid)?;
+    let settings = Settings::resolve(as_run(args)?, own_pid)?;
     Ok(Settings { top: Some(show), duration, hottest: false, notes: Vec::new(), ..settings })
 }
 
 /// The same as flags of a run.
-fn as_run(args: TopArgs) -> Vec<String> {
-    let TopArgs { all_ruby, pids, names, units, cgroups, containers, gvl, rate, cache, words, .. } = args;
-    let mut run = vec!["gctrace".to_owned(), format!("--rate={rate}"), "--no-native".to_owned()];
-    let pids = merged(pids.into_iter().chain(words).collect());
-    run.extend(pids.iter().map(|pid| format!("--pid={pid}")));
-    for (flag, values) in [("name", names), ("unit", units), ("cgroup", cgroups), ("container", containers)] {
-        run.extend(values.iter().map(|value| format!("--{flag}={value}")));
-    }
+fn as_run(args: TopArgs) -> Result<Args, UsageError> {
+    let TopArgs { mut select, gvl, rate, cache, words, .. } = args;
+    select.pids.extend(words);
+    select.all_ruby |= select.is_empty();
     // Parts of the time would be counted as all of it.
-    if gvl {
-        run.extend(["--gvl".to_owned(), "--gvl-budget=100".to_owned()]);
-    }
-    if all_ruby
-        || run
-            .iter()
-            .all(|word| word.starts_with("--rate") || word.starts_with("--gvl") || !word.contains('='))
-    {
-        run.push("--all-ruby".to_owned());
-    }
-    if cache.no_cache {
-        run.push("--no-cache".to_owned());
-    }
-    run.extend(cache.cache_dir.map(|dir| format!("--cache-dir={}", dir.display())));
-    run
+    let gvl: &[&str] = if gvl { &["--gvl", "--gvl-budget=100"] } else { &[] };
+    let run = Args::try_parse_from(["gctrace", "--no-native"].iter().chain(gvl));
+    let run = run.map_err(|error| UsageError::Top(error.to_string()))?;
+    Ok(Args { select, cache, rate: Some(rate), ..run })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(words: &[&str]) -> Vec<String> {
+    fn run(words: &[&str]) -> Settings {
         let words = ["gctrace", "top"].iter().chain(words);
         match Args::try_parse_from(words).unwrap().subcommand {
-            Some(Subcommand::Top(args)) => as_run(args),
+            Some(Subcommand::Top(args)) => Settings::resolve(as_run(args).unwrap(), 1).unwrap(),
             _ => panic!("not top"),
         }
     }
@@ -88,13 +71,16 @@ mod tests {
     /// Without a selection it is every Ruby; what is selected is handed on as it is.
     #[test]
     fn selections() {
-        assert_eq!(run(&[]), ["gctrace", "--rate=49", "--no-native", "--all-ruby"]);
-        assert!(run(&["--gvl", "--rate", "9"]).contains(&"--all-ruby".to_owned()));
-        let some = run(&["--pid", "17,42", "--name=--odd name", "4711"]);
-        assert!(!some.contains(&"--all-ruby".to_owned()), "{some:?}");
-        for word in ["--pid=17", "--pid=42", "--pid=4711", "--name=--odd name"] {
-            assert!(some.contains(&word.to_owned()), "{some:?}");
-        }
+        let every = run(&[]);
+        assert!(every.selection.all && every.gvl.is_none());
+        assert!(every.stacks.is_some_and(|stacks| stacks.rate == 49 && !stacks.native));
+        let contended = run(&["--gvl", "--rate", "9"]);
+        assert!(contended.selection.all && contended.gvl.is_some());
+        let some =
+            run(&["--pid", "17,42", "--name=--odd name", "4711", "--only-pid=9", "--cgroup=/a=b"]).selection;
+        assert!(!some.all);
+        assert_eq!((some.pids, some.only_pids), (vec![17, 42, 4711], vec![9]));
+        assert_eq!((some.names, some.cgroups), (vec!["--odd name".to_owned()], vec!["/a=b".into()]));
         assert!(top_alone().is_some());
         assert!(matches!(top(top_alone().unwrap(), 1), Err(UsageError::NoTerminal)));
     }

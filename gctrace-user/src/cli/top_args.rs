@@ -7,6 +7,7 @@ use clap::Args as ClapArgs;
 use super::{
     args::{CacheArgs, FormatArg},
     parse::{self, Pids},
+    select_args::SelectArgs,
 };
 
 /// Flags of `gctrace top`.
@@ -17,29 +18,9 @@ use super::{
         sudo gctrace top --once                one table for scripts\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.")]
 pub struct TopArgs {
-    /// Every Ruby process [default, if nothing else is given]
-    #[arg(long)]
-    pub all_ruby: bool,
-
-    /// These processes and their descendants (repeatable)
-    #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
-    pub pids: Vec<Pids>,
-
-    /// Ruby programs of this name (repeatable)
-    #[arg(long = "name", value_name = "NAME")]
-    pub names: Vec<String>,
-
-    /// What runs in this systemd unit (repeatable)
-    #[arg(long = "unit", value_name = "UNIT")]
-    pub units: Vec<String>,
-
-    /// What runs in this cgroup or below it (repeatable)
-    #[arg(long = "cgroup", value_name = "PATH")]
-    pub cgroups: Vec<String>,
-
-    /// What runs in this container (repeatable)
-    #[arg(long = "container", value_name = "ID|NAME")]
-    pub containers: Vec<String>,
+    /// What to show; without any of these flags every Ruby process.
+    #[command(flatten)]
+    pub select: SelectArgs,
 
     /// Also watch the GVL: adds about 1 µs each time a thread requests, acquires or releases it
     #[arg(long)]

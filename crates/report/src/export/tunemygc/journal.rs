@@ -6,6 +6,7 @@
 use std::{
     fs::File,
     io::{self, Write as _},
+    os::unix::fs::MetadataExt as _,
     path::Path,
 };
 
@@ -16,6 +17,8 @@ use crate::private_dir::PrivateDir;
 
 /// The extension of drafts.
 const DRAFT: &str = "draft";
+/// Names that may be in use already.
+const MOST_USED: u32 = 1000;
 
 /// Where drafts are written.
 #[derive(Debug)]
@@ -65,18 +68,32 @@ impl Journal {
     }
 
     fn begin(&mut self, set: &SampleSet) -> io::Result<Draft> {
-        self.made += 1;
-        let name = format!("{}-{}.{DRAFT}", std::process::id(), self.made);
-        // Of an earlier process with our pid, if it is there: then it was sent before we began, or is somebody's.
-        let mut file = self.dir.lock_file(&name)?;
-        file.try_lock().map_err(io::Error::from)?;
-        file.set_len(0)?;
+        let (mut file, name) = self.unused()?;
         let header = format!("[{}\n", printable_json(&set.header.to_json()));
         if let Err(error) = file.write_all(header.as_bytes()) {
             self.dir.remove(name.as_ref());
             return Err(error);
         }
         Ok(Draft { file, name, samples: 0 })
+    }
+
+    /// A new draft, locked. A run of our pid that was killed a moment ago may have left some that were still locked when
+    /// this run looked for them (in a container every run has the pid 1): those are for the next run.
+    fn unused(&mut self) -> io::Result<(File, String)> {
+        for _ in 0..MOST_USED {
+            self.made += 1;
+            let name = format!("{}-{}.{DRAFT}", std::process::id(), self.made);
+            let file = self.dir.lock_file(&name)?;
+            if file.try_lock().is_err() {
+                continue;
+            }
+            let there = file.metadata()?;
+            // Who removed it took it for one that was left.
+            if there.len() == 0 && there.nlink() > 0 {
+                return Ok((file, name));
+            }
+        }
+        Err(io::Error::other(format!("{MOST_USED} names of drafts are in use")))
     }
 
     /// Removes a draft.
@@ -199,6 +216,26 @@ mod tests {
         spool.pop();
         assert_eq!(samples(&spool.front().unwrap()), 2);
         assert!(left(&dir()).unwrap().is_empty());
+    }
+
+    /// A run with the pid of one that was killed and is not gone yet leaves its draft alone, before and after it is gone.
+    #[test]
+    fn same_pid() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = || PrivateDir::create(base.path()).unwrap().child("spool").unwrap();
+        let mut before = None;
+        Journal::new(dir()).append(&set_of(4), &mut before).unwrap();
+        let (mut first, mut second) = (None, None);
+        let mut journal = Journal::new(dir());
+        assert!(left(&dir()).unwrap().is_empty());
+        journal.append(&set_of(1), &mut first).unwrap();
+        drop(before);
+        let mut journal = Journal { made: 0, ..journal };
+        journal.append(&set_of(2), &mut second).unwrap();
+        drop((first, second));
+        let mut all: Vec<usize> = left(&dir()).unwrap().iter().map(|set| samples(set.as_bytes())).collect();
+        all.sort_unstable();
+        assert_eq!(all, [1, 2, 4]);
     }
 
     /// Drafts are whatever is there.

@@ -290,6 +290,8 @@ counters! {
     Requests: RequestNotHttp = "request_not_http",
     /// Requests that were not noted because the map of threads that serve was full.
     Requests lost: RequestMapFull = "request_map_full",
+    /// Admitted hits where a thread would take the free slots of a heap page, but has no page yet.
+    Alloc: RefillNoPage = "refill_no_page",
     /// Admitted hits where a thread takes the free slots of a heap page.
     Alloc: Refills = "refills",
     /// Of those, handed to user space.
@@ -338,6 +340,7 @@ pub const IDENTITIES: &[Identity] = &[
             C::PhaseBegins,
             C::PhaseEnds,
             C::Refills,
+            C::RefillNoPage,
         ],
     },
     Identity {

@@ -16,13 +16,17 @@ use crate::{
 /// Submit without waking the reader: it drains on its own timer.
 const NO_WAKEUP: u64 = 1;
 
-/// One refill. The page's counter of free slots is about to be set to zero.
+/// One refill. The page's counter of free slots is about to be set to zero. The site may be a jump that also goes another way,
+/// where there is no page.
 #[inline(always)]
 pub fn refill(ctx: &ProbeContext) {
     if closed() {
         return;
     }
     let Some(admitted) = admit(ctx) else { return };
+    if admitted.register == 0 {
+        return count(Counter::RefillNoPage);
+    }
     count(Counter::Refills);
     let Some(ruby) = rubies::known(admitted.tgid) else { return count(Counter::RefillUnread) };
     // Add, then read: a thread holds the GVL of its Ractor here. Where two Ractors come at the same time the number of one record is
@@ -61,7 +65,7 @@ pub fn refill(ctx: &ProbeContext) {
 fn taken(admitted: &Admitted) -> Option<(u32, u32)> {
     let image = admitted.image;
     let page = admitted.register;
-    if page == 0 || image.page_free_slots == 0 {
+    if image.page_free_slots == 0 {
         return None;
     }
     let slots: u16 = usermem::read(page.wrapping_add(u64::from(image.page_free_slots)))?;

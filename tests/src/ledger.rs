@@ -10,7 +10,17 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["hits"], &["self_hits", "filtered", "no_image", "admitted"]),
     (
         &["admitted"],
-        &["starts", "end_marks", "end_sweeps", "enters", "exits", "phase_begins", "phase_ends", "refills"],
+        &[
+            "starts",
+            "end_marks",
+            "end_sweeps",
+            "enters",
+            "exits",
+            "phase_begins",
+            "phase_ends",
+            "refills",
+            "refill_no_page",
+        ],
     ),
     (&["refills"], &["refill_submitted", "refill_ring_full", "refill_unread"]),
     (&["phase_ends"], &["phase_submitted", "phase_ring_full", "phase_orphan"]),

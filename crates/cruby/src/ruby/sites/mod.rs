@@ -10,6 +10,7 @@
 
 mod aarch64;
 mod callers;
+mod emulated;
 mod facts;
 mod finder;
 mod flow;

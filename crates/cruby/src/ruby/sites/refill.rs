@@ -12,11 +12,11 @@ use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, Regis
 use serde::{Deserialize, Serialize};
 
 use super::callers::calling_functions;
+use super::emulated;
 use crate::address::Svma;
 use crate::ruby::RubyVersion;
 use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code};
-use crate::ruby::emulation::is_emulated;
 use crate::ruby::x86::{
     first_register, immediate, is_memory, is_register, register_number, written_registers,
 };
@@ -24,9 +24,12 @@ use crate::ruby::x86::{
 /// One instruction at which a page is taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefillSite {
-    /// The store of zero to `free_slots`, which has not run yet when a probe on it does.
+    /// A jump on the way to the store if there is one on each way ([`emulated`]), else the store. A jump is also hit where
+    /// there is no page yet: its register is zero then.
     pub address: Svma,
-    /// Whether the kernel emulates it instead of single-stepping it: it emulates no store up to Linux 6.18.
+    /// The store of zero to `free_slots`, which has not run yet when a probe does. One store can have several sites.
+    pub store: Svma,
+    /// Whether the kernel emulates the instruction instead of single-stepping it: it emulates no store up to Linux 6.18.
     pub emulated: bool,
     /// Hardware number (0 rax … 15 r15) of the register that holds the `struct heap_page *` there.
     pub register: u8,
@@ -103,14 +106,14 @@ pub(in crate::ruby) fn find(
 }
 
 /// The two stores.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Candidate {
     owner: Svma,
     free_slots: (Svma, u8),
     freelist: u8,
     register: Option<u8>,
-    /// The store to `free_slots` is emulated by the kernel.
-    emulated: bool,
+    /// Emulated instructions that run in place of the store to `free_slots`.
+    instead: Option<Vec<Svma>>,
     /// The list is read from the page before it is emptied.
     takes: bool,
     /// Something jumps between the two stores, or they do not surely address the same page.
@@ -141,7 +144,7 @@ fn candidates_in(body: &Body, owner: Svma, free_slots: u64) -> Vec<Candidate> {
             free_slots: (Svma(instruction.ip()), free_slots as u8),
             freelist: instructions[list].memory_displacement64() as u8,
             register: register_number(base).map(|number| number as u8),
-            emulated: is_emulated(instruction),
+            instead: emulated::before(body, index),
             takes: takes(body, list, base),
             divided: !straight(body, between.clone()) || !same_page(body, between, base),
         });
@@ -279,12 +282,18 @@ fn assemble(candidates: Vec<Candidate>, slot_size: Option<u8>, sweepers: &BTreeS
     for candidate in &taking {
         match candidate.register {
             Some(register) if !candidate.divided => {
-                sites.push(RefillSite {
-                    address: candidate.free_slots.0,
-                    emulated: candidate.emulated,
+                let store = candidate.free_slots.0;
+                let site = |address: Svma| RefillSite {
+                    address,
+                    store,
+                    emulated: address != store,
                     register,
                     owner: candidate.owner,
-                });
+                };
+                match &candidate.instead {
+                    Some(instead) => sites.extend(instead.iter().copied().map(site)),
+                    None => sites.push(site(store)),
+                }
             }
             _ => open.push(candidate.free_slots.0),
         }

@@ -10,6 +10,10 @@ use gctrace_tests::script::Script;
 /// Names of the times in which single waits are not recorded.
 const GAPS: [&str; 2] = ["GVL not watched (CPU budget)", "single GVL waits not recorded (CPU budget)"];
 
+/// How long the storm lasts. The budget of 5 % pays for a slice about every ten seconds, and later where hand-overs are cheap and
+/// therefore many: a third of the run is longer than that.
+const SECONDS: u64 = 45;
+
 /// Waits are seen all over the run, not only until the budget is used up; the times between are marked, and nothing lies in them.
 #[test]
 fn waits_are_spread_over_the_run() -> Result<()> {
@@ -21,7 +25,9 @@ fn waits_are_spread_over_the_run() -> Result<()> {
     args.extend(["--gvl-budget", "5", "--perfetto"].map(std::ffi::OsStr::new));
     args.push(path.as_os_str());
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
-    let done = Script::unwitnessed(&live, &ruby, "gvl_storm.rb")?.env("GCTRACE_TEST_SECONDS", "15").run()?;
+    let done = Script::unwitnessed(&live, &ruby, "gvl_storm.rb")?
+        .env("GCTRACE_TEST_SECONDS", SECONDS.to_string())
+        .run()?;
     let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
     ensure!(finished.errors().contains("exceeds its CPU budget"), "{}", finished.errors());
 
@@ -32,7 +38,7 @@ fn waits_are_spread_over_the_run() -> Result<()> {
     // Each of its four threads lives as long as the storm.
     let threads = process.threads.context("no threads")?;
     ensure!(threads > 0 && process.wall_ns > 0, "{process:?}");
-    let third = 15_000_000_000 / 3;
+    let third = SECONDS * 1_000_000_000 / 3;
     for part in 0..3 {
         let (from, to) = (first + part * third, first + (part + 1) * third);
         let seen = waits.iter().filter(|begin| (from..to).contains(begin)).count();

@@ -117,7 +117,8 @@ fn sample_sets_equal_the_lines() -> Result<()> {
         let index = ruby.label();
         let dir = live.dir(&format!("sets{index}"))?;
         let gctrace = writing("--tunemygc", &dir)?;
-        let explicit = Script::unwitnessed(&live, ruby, "explicit.rb")?;
+        // Its environment is read from /proc, so it must still be there when its first cycle is read from the ring.
+        let explicit = Script::unwitnessed(&live, ruby, "explicit.rb")?.arg("200");
         let explicit =
             explicit.env("RUBY_GC_HEAP_GROWTH_FACTOR", "1.3").env("RUBY_GC_TOKEN", "s3cr3t").run()?;
         let threads = Script::unwitnessed(&live, ruby, "threads.rb")?.run()?;

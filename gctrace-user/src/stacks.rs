@@ -28,9 +28,10 @@ use crate::{
     ruby::threads::Walked,
 };
 
-/// Trigger stacks of a process that wait for the snapshot of their cycle. They come within microseconds of each other;
-/// what is not fetched was lost with its snapshot.
-const MAX_TRIGGERS: usize = 256;
+/// Trigger stacks that wait for the snapshot of their cycle. They come within microseconds of each other, but all stacks are taken
+/// before a batch of GC records is, and a batch may hold fewer cycles than a program has begun while gctrace had no CPU. Beyond this
+/// number the oldest are dropped, and counted.
+const MAX_TRIGGERS: usize = 1 << 13;
 
 /// A sample that waits for its turn among the other events.
 #[derive(Debug)]

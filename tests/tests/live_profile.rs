@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::gctrace::{Gctrace, Invocation};
+use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::pprof::{Frame, Profile, Sample};
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
+use rustix::process::Signal;
 
 /// Ticks of the clock a second: many, so that short scripts give enough samples.
 const RATE: &str = "499";
@@ -325,6 +327,27 @@ fn triggers_are_the_allocating_lines() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// However many cycles begin while gctrace has no CPU: each gets its stack afterwards.
+#[test]
+fn triggers_wait_for_their_cycles() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let gctrace = Gctrace::all_ruby(&live)?;
+    // The first one brings the probes of the image about.
+    Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
+    gctrace.signal(Signal::STOP)?;
+    let ended = Script::unwitnessed(&live, &ruby, "explicit.rb")?.arg("400").run();
+    gctrace.signal(Signal::CONT)?;
+    let done = ended?;
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    let without = report.gcs_of(done.pid).filter(|gc| gc.stack.is_none()).count();
+    let all = report.gcs_of(done.pid).count();
+    ensure!(all >= 400 && without == 0, "{without} of {all} cycles have no stack");
+    ensure!(ledger::user(&report, "triggers_unclaimed")? == 0, "stacks were dropped");
+    Ok(())
 }
 
 /// Code that comes and goes while the heap is collected and compacted never gets another's name.

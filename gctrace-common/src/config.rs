@@ -265,6 +265,9 @@ pub struct ProcessEntry {
     pub image: u32,
     /// [`ProcessEntry::SELECTED`] and friends.
     pub flags: u32,
+    /// Begin of the GC pause in which a thread of it is, nanoseconds; 0: in none. That of a pause that an exception has left stays
+    /// until the next one ends.
+    pub pause_ns: u64,
 }
 
 impl ProcessEntry {
@@ -368,6 +371,8 @@ pub struct RubyEntry {
     pub gvl_ns: u64,
     /// Refills of the program so far.
     pub refills: u64,
+    /// Bytes of slots that are handed out before a stack is taken at a refill ([`alloc_interval`]).
+    pub alloc_left: u64,
     /// Load bias of the image.
     pub bias: u64,
     /// Image index.
@@ -380,16 +385,27 @@ pub struct RubyEntry {
     pub reserved: u32,
 }
 
+/// Bytes of slots between two stacks that are taken at refills, on average.
+pub const ALLOC_INTERVAL: u64 = 512 << 10;
+
+/// An interval from a random number. Intervals are of all lengths, so that a pattern of the program does not come at the same place
+/// each time.
+#[inline]
+pub const fn alloc_interval(random: u32) -> u64 {
+    random as u64 & (2 * ALLOC_INTERVAL - 1)
+}
+
+const _: () = assert!(ALLOC_INTERVAL.is_power_of_two());
 const _: () = assert!(size_of::<Config>() == 104);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 80);
-const _: () = assert!(size_of::<RubyEntry>() == 56);
+const _: () = assert!(size_of::<RubyEntry>() == 64);
 const _: () = assert!(size_of::<StackShare>() == 32);
 const _: () = assert!(size_of::<Returning>() == 24);
 const _: () = assert!(size_of::<AwayEntry>() == 56);
 const _: () = assert!(size_of::<ImageConfig>() == 216 + 8 * SLOTS);
-const _: () = assert!(size_of::<ProcessEntry>() == 24);
+const _: () = assert!(size_of::<ProcessEntry>() == 32);
 const _: () = assert!(SLOT_BYTES <= 256 && SLOTS <= 64);
 
 #[cfg(test)]

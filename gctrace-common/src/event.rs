@@ -42,6 +42,8 @@ pub enum Kind {
     GvlSpan = 12,
     /// [`RequestEvent`](crate::request::RequestEvent): a server has served a request.
     Request = 16,
+    /// [`JobEvent`](crate::job::JobEvent): a thread has run a job.
+    Job = 17,
     /// [`RefillEvent`]: a thread took the free slots of a heap page for itself.
     Refill = 13,
 }
@@ -63,6 +65,7 @@ impl Kind {
             11 => Self::GvlThread,
             12 => Self::GvlSpan,
             16 => Self::Request,
+            17 => Self::Job,
             13 => Self::Refill,
             _ => return None,
         })
@@ -177,7 +180,7 @@ pub struct Header {
     /// Index into `IMAGES`.
     pub image: u32,
     /// How often the process had replaced its program ([`Kind::Stack`], [`Kind::Native`], [`Kind::OffCpu`],
-    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Refill`], [`Kind::Request`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
+    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Refill`], [`Kind::Request`], [`Kind::Job`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
     pub execs: u32,
 }
 

@@ -9,7 +9,7 @@ mod place;
 mod task;
 
 pub use place::{FutexPath, GOES_ON_NS, GvlCookie, GvlPath, GvlPoint};
-pub use task::{Clocks, GvlTask};
+pub use task::{Clocks, GvlTask, elapsed};
 
 /// Entries of the `GVL_THREADS` map: threads of all traced processes at one time.
 pub const MAX_GVL_THREADS: u32 = 8192;
@@ -289,7 +289,7 @@ impl GvlThread {
     #[inline]
     pub fn told(&mut self, clocks: Option<Clocks>, now_ns: u64) {
         let parts = match clocks {
-            Some(now) => task::elapsed(&self.clocks, &now),
+            Some(now) => elapsed(&self.clocks, &now),
             None => [0, 0, now_ns.saturating_sub(self.told_ns)],
         };
         let rows: *mut Clocks = (&raw mut self.split).cast();

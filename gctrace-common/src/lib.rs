@@ -10,6 +10,7 @@ pub mod config;
 pub mod cookie;
 pub mod event;
 pub mod gvl;
+pub mod job;
 pub mod memory;
 #[cfg(feature = "user")]
 mod pod;
@@ -28,6 +29,7 @@ pub const ABI_HASH: u64 = {
     hash = fnv1a(hash, include_bytes!("gvl.rs"));
     hash = fnv1a(hash, include_bytes!("gvl/place.rs"));
     hash = fnv1a(hash, include_bytes!("gvl/task.rs"));
+    hash = fnv1a(hash, include_bytes!("job.rs"));
     hash = fnv1a(hash, include_bytes!("memory.rs"));
     hash = fnv1a(hash, include_bytes!("request.rs"));
     hash = fnv1a(hash, include_bytes!("scope.rs"));

@@ -6,7 +6,7 @@ use crate::{
     config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
     memory::MemoryLayout,
-    request::Serving,
+    request::{Serving, SocketLayout},
 };
 
 /// Marks types as plain data, if the compiler agrees: any bit pattern is a value, no byte is padding, nothing is shared.
@@ -36,4 +36,5 @@ pod!(
     GvlEdge,
     GvlTask,
     Serving,
+    SocketLayout,
 );

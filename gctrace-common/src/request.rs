@@ -3,7 +3,7 @@
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::event::Header;
+use crate::{event::Header, gvl::Clocks};
 
 /// Bytes of a request that are looked at: its first line, as far as it fits.
 pub const LINE_BYTES: usize = 256;
@@ -13,10 +13,17 @@ pub const STATUS_BYTES: usize = 12;
 pub const MAX_SERVING: u32 = 16_384;
 /// Entries of the map of connections and of that of their parsers. Those not used for longest go first.
 pub const MAX_CONNECTIONS: u32 = 16_384;
+/// Entries of the map of arrivals: sockets on which data came, in the cgroups of servers. Those not used for longest go first.
+pub const MAX_ARRIVALS: u32 = 16_384;
 /// Entries of the map of servers.
 pub const MAX_SERVERS: u32 = 8192;
 /// Size of the ring of requests, bytes.
 pub const REQUEST_RING_BYTES: u32 = 1 << 20;
+
+/// Value of the map of servers: its HTTP requests are seen.
+pub const SERVES_HTTP: u32 = 1;
+/// The same: its jobs are seen.
+pub const RUNS_JOBS: u32 = 2;
 
 /// What a probe of a server is at; the attach cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +92,37 @@ impl RequestEnd {
     }
 }
 
+/// Byte offsets that lead from a task and a descriptor to the number of a TCP socket. All zero: not known.
+///
+/// Sources: include/linux/sched.h, fdtable.h, fs.h, net.h; include/net/sock.h.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct SocketLayout {
+    /// `files` in `task_struct`.
+    pub task_files: u32,
+    /// `fdt` in `files_struct`.
+    pub files_table: u32,
+    /// `max_fds` in `fdtable`.
+    pub table_len: u32,
+    /// `fd` there.
+    pub table_entries: u32,
+    /// `f_inode` in `file`.
+    pub file_inode: u32,
+    /// `private_data` there: of a socket its `struct socket`.
+    pub file_private: u32,
+    /// `i_mode` in `inode`.
+    pub inode_mode: u32,
+    /// `sk` in `socket`.
+    pub socket_sock: u32,
+    /// `sk_protocol` (16 bits) in `sock`.
+    pub sock_protocol: u32,
+    /// `__sk_common.skc_cookie` there: the socket's number, which no other socket gets; 0 as long as nobody asked for it.
+    pub sock_cookie: u32,
+    /// `__sk_common.skc_dport` there: the peer's port, in network byte order. Zero: not known.
+    pub sock_port: u32,
+}
+
 /// A thread that serves requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
@@ -98,6 +136,8 @@ pub struct Serving {
     pub first_write_ns: u64,
     /// Last bytes of it so far.
     pub last_write_ns: u64,
+    /// See [`RequestEvent::arrival_ns`].
+    pub arrival_ns: u64,
     /// The descriptor of its connection.
     pub fd: u32,
     /// 1: a connection is being accepted.
@@ -108,9 +148,22 @@ pub struct Serving {
     pub tgid: u32,
     /// Begin of the first status line that is not of an interim response.
     pub status: [u8; STATUS_BYTES],
+    /// [`GvlGate::epoch`](crate::gvl::GvlGate::epoch) plus 1 in which the thread was last seen to get the GVL; 0: never.
+    pub gvl_epoch: u32,
+    /// For how long it has waited for the GVL since it took the request, nanoseconds; [`GVL_UNKNOWN`]: not all was seen.
+    pub gvl_ns: u64,
+    /// The clocks of its native thread when it took the request.
+    pub clocks: Clocks,
+    /// [`GvlTask::epoch`](crate::gvl::GvlTask::epoch) plus 1 of these clocks; 0: there are none.
+    pub clocks_epoch: u32,
     /// Zero.
     pub reserved: u32,
 }
+
+/// Not all waits for the GVL were seen.
+pub const GVL_UNKNOWN: u64 = u64::MAX;
+/// When the thread had a CPU was not seen.
+pub const CLOCKS_UNKNOWN: Clocks = [u64::MAX; 3];
 
 /// What the parser of a connection has been given last.
 #[derive(Clone, Copy, Debug)]
@@ -155,10 +208,18 @@ pub struct RequestEvent {
     pub first_ns: u64,
     /// When the last of its head were parsed.
     pub parsed_ns: u64,
+    /// When the kernel had received the last bytes that had come on its connection at `begin_ns`; 0: not seen.
+    pub arrival_ns: u64,
     /// First bytes of the response; 0: none.
     pub first_write_ns: u64,
     /// Last bytes of it.
     pub last_write_ns: u64,
+    /// Begin of the GC pause in which a thread of its process was when it ended; 0: in none.
+    pub pause_ns: u64,
+    /// For how long its thread waited for the GVL, nanoseconds; [`GVL_UNKNOWN`]: not all was seen.
+    pub gvl_ns: u64,
+    /// For how long its native thread had a CPU, could have run, and could not; [`CLOCKS_UNKNOWN`]: that was not seen.
+    pub clocks: Clocks,
     /// Begin of its status line, or zeros.
     pub status: [u8; STATUS_BYTES],
     /// Bytes of `line`; 0: the request was not seen when it was parsed.
@@ -167,7 +228,7 @@ pub struct RequestEvent {
     pub line: [u8; LINE_BYTES],
 }
 
-const _: () = assert!(size_of::<Serving>() == 32 + 16 + 12 + 4);
+const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32);
 const _: () = assert!(size_of::<Parsed>() == 24 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
-const _: () = assert!(size_of::<RequestEvent>() == 40 + 40 + 16 + LINE_BYTES);
+const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + LINE_BYTES);

@@ -34,6 +34,8 @@ pub enum Cause {
     /// The thread gives up the GVL, for which another has been waiting long. `ts_ns` is the end of its
     /// [`GvlHold`](crate::gvl::GvlHold).
     GvlHold = 4,
+    /// The thread takes the free slots of a heap page. `ts_ns` equals that of the [`RefillEvent`](crate::event::RefillEvent) that precedes.
+    Refill = 5,
 }
 
 impl Cause {
@@ -45,6 +47,7 @@ impl Cause {
             2 => Self::OffCpu,
             3 => Self::GvlWait,
             4 => Self::GvlHold,
+            5 => Self::Refill,
             _ => return None,
         })
     }
@@ -126,6 +129,8 @@ pub struct StackEvent {
     pub weight_ns: u64,
     /// Events of the process so far after which the VM may have freed or moved objects (`GC_END_MARK`, `GC_END_SWEEP`).
     pub epoch: u64,
+    /// Since when the thread serves a request, nanoseconds as in the header; 0: none that is known.
+    pub request_ns: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
     /// The `flags` constants.
@@ -220,6 +225,8 @@ pub struct OffCpuEvent {
     pub begin_ns: u64,
     /// When it became runnable, nanoseconds; equals `begin_ns` for a thread that was preempted, 0 where that was not seen.
     pub wakeup_ns: u64,
+    /// Since when the thread serves a request, nanoseconds as in the header; 0: none that is known.
+    pub request_ns: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
 }
@@ -234,6 +241,6 @@ impl OffCpuEvent {
 }
 
 const _: () = assert!(size_of::<RubyFrame>() == 24);
-const _: () = assert!(size_of::<StackEvent>() == 40 + 40 + 16 + 8 * MAX_KERNEL_FRAMES);
+const _: () = assert!(size_of::<StackEvent>() == 40 + 48 + 16 + 8 * MAX_KERNEL_FRAMES);
 const _: () = assert!(size_of::<NativeEvent>() == 48);
-const _: () = assert!(size_of::<OffCpuEvent>() == 72);
+const _: () = assert!(size_of::<OffCpuEvent>() == 80);

@@ -298,7 +298,9 @@ counters! {
     Alloc: RefillSubmitted = "refill_submitted",
     /// Of those, lost because the ring of stacks was full.
     Alloc lost: RefillRingFull = "refill_ring_full",
-    /// Of those, lost because the page could not be read, or the process was not known (the `RUBIES` map was full).
+    /// Stacks to be taken where a thread takes the free slots of a heap page.
+    Alloc: RefillStacks = "refill_stacks",
+    /// Refills lost because the page could not be read, or the process was not known (the `RUBIES` map was full).
     Alloc lost: RefillUnread = "refill_unread",
     /// Fork, exec and exit events of followed processes.
     Life: Lives = "lives",
@@ -424,8 +426,15 @@ pub const IDENTITIES: &[Identity] = &[
         right: &[C::OffCpuShort, C::OffCpuOrphan, C::OffCpuSubmitted, C::OffCpuRingFull],
     },
     Identity {
-        text: "ticks + GC starts, times off the CPU, GVL waits and holds with stacks = stacks submitted + ring full + busy + not walked",
-        left: &[C::Ticks, C::TriggerStacks, C::OffCpuStacks, C::GvlStacks, C::GvlHolderStacks],
+        text: "ticks + GC starts, times off the CPU, GVL waits, holds and refills with stacks = stacks submitted + ring full + busy + not walked",
+        left: &[
+            C::Ticks,
+            C::TriggerStacks,
+            C::OffCpuStacks,
+            C::GvlStacks,
+            C::GvlHolderStacks,
+            C::RefillStacks,
+        ],
         right: &[C::StackSubmitted, C::StackRingFull, C::StackBusy, C::StackNotWalked],
     },
     Identity {

@@ -1,23 +1,30 @@
 //! Refills: a thread takes the free slots of a heap page, in which it allocates until the next one.
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
+use aya_ebpf::{
+    helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
+    programs::ProbeContext,
+};
 use gctrace_common::{
-    config::ImageConfig,
+    config::{ImageConfig, RubyEntry, StackPath, alloc_interval},
     event::{Header, Kind, RefillEvent},
+    stack::Cause,
     stats::Counter,
 };
 
 use crate::{
+    family::Probe,
     filter::{Admitted, admit},
-    maps::{STACK_RING, add_one, closed, count},
-    rubies, usermem,
+    maps::{STACK_RING, add_one, closed, count, takes_alloc_stacks},
+    rubies,
+    stack::{Occasion, capture},
+    usermem,
 };
 
 /// Submit without waking the reader: it drains on its own timer.
 const NO_WAKEUP: u64 = 1;
 
-/// One refill. The page's counter of free slots is about to be set to zero. The site may be a jump that also goes another way,
-/// where there is no page.
+/// One refill. The page's counter of free slots is about to be set to zero. The site may be a jump that is also reached on another
+/// path, where there is no page.
 #[inline(always)]
 pub fn refill(ctx: &ProbeContext) {
     if closed() {
@@ -29,7 +36,7 @@ pub fn refill(ctx: &ProbeContext) {
     }
     count(Counter::Refills);
     let Some(ruby) = rubies::known(admitted.tgid) else { return count(Counter::RefillUnread) };
-    // Add, then read: a thread holds the GVL of its Ractor here. Where two Ractors come at the same time the number of one record is
+    // Add, then read: a thread holds the GVL of its Ractor here. Where two Ractors come at the same time, the number of one record is
     // too high by one, and the last one is right.
     // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
     let (seq, execs) = unsafe {
@@ -41,14 +48,15 @@ pub fn refill(ctx: &ProbeContext) {
     let Some(mut entry) = STACK_RING.reserve::<RefillEvent>(0) else {
         return count(Counter::RefillRingFull);
     };
+    // SAFETY: a plain helper call.
+    let ts_ns = unsafe { bpf_ktime_get_ns() };
     entry.write(RefillEvent {
         header: Header {
             kind: Kind::Refill as u32,
             point: 0,
             tgid: admitted.tgid,
             tid: admitted.tid,
-            // SAFETY: a plain helper call.
-            ts_ns: unsafe { bpf_ktime_get_ns() },
+            ts_ns,
             seq,
             image: admitted.image_index,
             execs,
@@ -58,6 +66,48 @@ pub fn refill(ctx: &ProbeContext) {
     });
     entry.submit(NO_WAKEUP);
     count(Counter::RefillSubmitted);
+    if takes_alloc_stacks() && admitted.image.stack.place != StackPath::NONE && is_due(ruby, slots, slot_size)
+    {
+        stack(ctx, &admitted, ruby, ts_ns);
+    }
+}
+
+/// Whether the bytes since the last stack have reached their random number: each byte is as likely as any other to have its stack taken.
+#[inline(always)]
+fn is_due(ruby: *mut RubyEntry, slots: u32, slot_size: u32) -> bool {
+    let bytes = u64::from(slots) * u64::from(slot_size);
+    // SAFETY: as above; a race of two Ractors drops a stack or adds one. The helper is a plain call.
+    unsafe {
+        let left = &raw mut (*ruby).alloc_left;
+        let before = left.read_volatile();
+        if before > bytes {
+            left.write_volatile(before - bytes);
+            return false;
+        }
+        left.write_volatile(alloc_interval(bpf_get_prandom_u32()));
+    }
+    true
+}
+
+/// The stack of the thread that asks for the object. Does not return if it can be walked.
+#[inline(always)]
+fn stack(ctx: &ProbeContext, admitted: &Admitted, ruby: *mut RubyEntry, ts_ns: u64) {
+    count(Counter::RefillStacks);
+    let (tgid, tid) = (admitted.tgid, admitted.tid);
+    capture::<Probe, _>(
+        ctx,
+        &Occasion {
+            cause: Cause::Refill,
+            ts_ns,
+            tgid,
+            tid,
+            ruby,
+            weight_ns: 0,
+            in_kernel: false,
+            blocks: false,
+            thread: 0,
+        },
+    );
 }
 
 /// Slots that are taken, and the bytes of each.

@@ -68,7 +68,7 @@ pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<
         (*record).slots = admitted.image.spans;
         (*record).depth = depth;
         (*record).request_ns = request::current(admitted.tgid, admitted.tid);
-        // Before the spans, whose place is free until then.
+        // Before the spans, whose space is free until then.
         memory::read(&raw mut (*record).memory, (&raw mut (*record).data).cast());
         fill(admitted, objspace, (&raw mut (*record).data).cast())
     };
@@ -95,7 +95,7 @@ unsafe fn fill(admitted: &Admitted, objspace: u64, data: *mut u8) -> Result<(), 
             break;
         }
         let span = admitted.image.span[slot];
-        // SAFETY: the slot lies inside `data`.
+        // SAFETY: the slot is inside `data`.
         let target = unsafe { data.add(slot * SLOT_BYTES) };
         let base = match span.via {
             Span::DIRECT => objspace,

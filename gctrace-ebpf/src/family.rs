@@ -109,8 +109,8 @@ impl Family for Probe {
     fn claim() -> Option<*mut Scratch> {
         for slot in 0..PROBE_SLOTS {
             let scratch = PROBE_SCRATCH.get_ptr_mut(slot_of_cpu(PROBE_SLOTS, slot))?;
-            // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned. Whoever reads 1 after adding is
-            // alone: every other claim would have added to it.
+            // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned. A claimer that reads 1 after adding is
+            // the only one: every other claim would have added to it.
             unsafe {
                 let busy = &raw mut (*scratch).busy;
                 add_one(busy);

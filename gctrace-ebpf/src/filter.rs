@@ -40,7 +40,7 @@ pub struct Admitted {
 }
 
 impl Admitted {
-    /// What the addresses of the VM count from: the load bias, or where the Ruby lies that has loaded this GC library.
+    /// The base of the VM's addresses: the load bias, or that of the Ruby that has loaded this GC library.
     #[inline(always)]
     pub fn vm_base(&self) -> Option<u64> {
         match self.image.anchor {
@@ -57,14 +57,14 @@ pub fn tgid_tid() -> (u32, u32) {
     ((raw >> 32) as u32, raw as u32)
 }
 
-/// The entry of a process that is selected and its flags, or what else it is.
+/// The entry of a selected process and its flags, or the counter of a hit that is not admitted.
 #[inline(always)]
 pub fn selected(tgid: u32) -> Result<(*mut ProcessEntry, u32), Counter> {
     let config = config();
     if tgid == config.own_tgid {
         return Err(Counter::SelfHits);
     }
-    // Whose cgroup is selected needs no entry yet.
+    // A process in a selected cgroup needs no entry yet.
     let free = config.select == SELECT_ALL || in_selected_cgroup(&config);
     if !free && config.select & SELECT_LISTED == 0 {
         return Err(Counter::Filtered);
@@ -134,7 +134,7 @@ pub fn note_image(tgid: u32, process: *mut ProcessEntry, flags: u32, image: u32,
     }
 }
 
-/// Selects, finds the image, and counts what became of the hit.
+/// Selects, finds the image, and counts the outcome of the hit.
 #[inline(always)]
 pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
     count(Counter::Hits);

@@ -1,5 +1,5 @@
-//! Waits for the GVL without any probe in the program: each thread waits for it on a condition variable of its own, so what
-//! blocks is a futex call at an address that the thread itself tells. Holds are not seen, nor waits that do not block.
+//! Waits for the GVL without any probe in the program: each thread waits for it on its own condition variable, so a wait that
+//! blocks is a futex call at an address that is found from the thread itself. Holds are not seen, nor waits that do not block.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_comm, bpf_ktime_get_ns},
@@ -20,7 +20,7 @@ use crate::{
     rubies, thread, usermem, walk,
 };
 
-/// Where in a condition variable of glibc its waiters wait: `__g_signals` since 2.25, `__futex` before.
+/// The offset in a condition variable of glibc on which its waiters wait: `__g_signals` since 2.25, `__futex` before.
 const WAITED_ON: [u64; 3] = [40, 44, 4];
 /// `sizeof(pthread_cond_t)` of glibc.
 const COND_BYTES: u64 = 48;
@@ -69,7 +69,7 @@ fn begins(ctx: &TracePointContext, hit: &Hit, thread: &mut GvlThread, now: u64) 
             thread.left_ns = 0;
             return count(Counter::GvlYields);
         }
-        // It had got the GVL after all. What its stack was then is not known any more.
+        // It had acquired the GVL after all. The stack that it had then is no longer known.
         let until_ns = thread.left_ns;
         ends(ctx, hit, thread, until_ns, false);
     }
@@ -116,7 +116,7 @@ fn ends(ctx: &TracePointContext, hit: &Hit, thread: &mut GvlThread, until_ns: u6
     }
 }
 
-/// What the running thread does, if it is one of a Ruby whose GVL is watched this way.
+/// The state of the running thread, if it belongs to a Ruby whose GVL is watched this way.
 #[inline(always)]
 fn hit() -> Option<(Hit, u64)> {
     let (tgid, tid) = tgid_tid();
@@ -157,9 +157,9 @@ fn waiter(image: &ImageConfig, bias: u64, address: u64) -> Option<u64> {
         let cond = word(thread, path.native)?.wrapping_add(u64::from(path.cond));
         return if address.wrapping_sub(cond) < COND_BYTES { Some(thread) } else { None };
     }
-    // The context of the thread that runs is not to be found where it is that of whoever holds the GVL (up to 2.7). But the
-    // thread knows itself: around its own condition variable lie its own `pthread_t` (glibc's is the thread pointer) and a
-    // context that leads back.
+    // The context of the running thread cannot be found where the VM has only that of the GVL's holder (up to 2.7). But the
+    // thread identifies itself: around its own condition variable are its own `pthread_t` (glibc's is the thread pointer) and a
+    // context that points back.
     let pointer = thread::pointer()?;
     for at in WAITED_ON {
         let thread = address.wrapping_sub(at).wrapping_sub(u64::from(path.cond));
@@ -182,7 +182,7 @@ fn asleep(path: &FutexPath, thread: u64) -> bool {
     word(thread, path.unblock) != Some(0)
 }
 
-/// Whether a thread is in the list of those that wait for the GVL (3.3 and later). It is taken out by who hands the GVL to it.
+/// Whether a thread is in the list of those that wait for the GVL (3.3 and later). The thread that hands over the GVL removes it.
 #[inline(always)]
 fn queued(path: &FutexPath, thread: u64) -> bool {
     // A node that is in no list points at itself, or nowhere if it never was.
@@ -190,13 +190,13 @@ fn queued(path: &FutexPath, thread: u64) -> bool {
     word(node, 0).is_some_and(|next| next != 0 && next != node)
 }
 
-/// Whether a thread that woke will wait again, because it is not its turn.
+/// Whether a thread that woke continues to wait: it is still queued, or the GVL has a holder.
 #[inline(always)]
 fn waits_on(path: &FutexPath, thread: u64) -> bool {
     if path.ready != 0 {
         return queued(path, thread);
     }
-    // Up to 3.2 whoever comes first gets the GVL, and a thread that waits wakes up now and then to look after time slices.
+    // Up to 3.2 the first thread to come acquires the GVL, and one of the waiting threads wakes at intervals for the time slices.
     word(thread, path.owner_in).and_then(|at| word(at, path.owner)).is_some_and(|owner| owner != 0)
 }
 

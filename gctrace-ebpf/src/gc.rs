@@ -108,6 +108,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
         None if SCOPES.insert(&key, &opened, 0).is_err() => return count(Counter::ScopeMapFull),
         None => {}
     }
+    in_pause(admitted, now);
     count(Counter::ScopeOpened);
     // rb_objspace_call_finalizer forbids GC, then enters (gc.c, every version): the last moment at which the heap
     // is whole. GC.start under GC.disable looks the same here; user space drops that one at its GC_START.
@@ -128,7 +129,10 @@ fn exit(admitted: &Admitted, now: u64) {
     match scope.leave() {
         Leave::Orphan => count(Counter::OrphanExit),
         Leave::Inner => count(Counter::ExitNested),
-        Leave::Outermost => emit::pause(admitted, scope, now),
+        Leave::Outermost => {
+            in_pause(admitted, 0);
+            emit::pause(admitted, scope, now);
+        }
     }
 }
 
@@ -148,6 +152,13 @@ fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) -> u32 {
     set(scope);
     count(Counter::MarkNoted);
     scope.depth
+}
+
+/// Notes since when a thread of the process is in a pause; 0: none is any more.
+#[inline(always)]
+fn in_pause(admitted: &Admitted, begin_ns: u64) {
+    // SAFETY: a map value pointer, valid while the program runs; two threads of a process are never in the GC at once.
+    unsafe { (*admitted.process).pause_ns = begin_ns };
 }
 
 #[inline(always)]

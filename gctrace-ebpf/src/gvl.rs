@@ -1,4 +1,4 @@
-//! The GVL: what each thread does with it, added up per thread, and who waits for whom. All events of a thread come in
+//! The GVL: the state of each thread, with times added up per thread, and who waits for whom. All events of a thread come in
 //! order: the VM makes them under the lock of its scheduler, or on the thread itself.
 
 use aya_ebpf::{
@@ -19,7 +19,7 @@ use crate::{
     filter::{note_image, selected, tgid_tid},
     hit::{Hit, charge},
     maps::{self, GVL_BLANK, GVL_THREADS, closed, config, count, gvl_closed, gvl_gate},
-    rubies, tasks, usermem,
+    request, rubies, tasks, usermem,
 };
 
 mod locks;
@@ -75,10 +75,15 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
         return end(&hit.key, now);
     }
     if let GvlPoint::Started = point {
-        // What has the same key is a thread whose end was not seen.
+        // An entry with the same key is a thread whose end was not seen.
         end(&hit.key, now);
     }
-    let Some(entry) = entry(hit, now) else { return count(Counter::GvlThreadMapFull) };
+    let Some(entry) = entry(hit, now) else {
+        if let GvlPoint::Resumed = point {
+            request::got_gvl(hit.tgid, hit.tid, Step::Orphan, gate.epoch);
+        }
+        return count(Counter::GvlThreadMapFull);
+    };
     // SAFETY: a map value pointer, valid while the program runs; the events of a thread come one after the other.
     let thread = unsafe { &mut *entry };
     if thread.epoch != gate.epoch {
@@ -86,7 +91,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
         thread.interrupted(gvl_closed(thread.epoch), now, gate.epoch);
         thread.told_ns = now;
     }
-    // Who makes a thread ready or starts it need not be that thread.
+    // A thread can be made ready or started by another thread.
     let own = match point {
         GvlPoint::Resumed | GvlPoint::Suspended | GvlPoint::Exited => true,
         GvlPoint::Ready | GvlPoint::Started => {
@@ -102,7 +107,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
     }
 }
 
-/// Selects, and finds out which thread it is about.
+/// Selects, and finds the thread that the event is about.
 #[inline(always)]
 fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Counter> {
     let (tgid, tid) = tgid_tid();
@@ -134,7 +139,7 @@ fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Count
     };
     match image.gvl.by {
         GvlPath::BY_THREAD => {
-            // Read in any case, and volatile: as one more arm of what `register` chooses from, LLVM would make one load of all
+            // Read in any case, and volatile: as one more arm of the match in `register`, LLVM would make one load of all
             // of them at an offset that depends on the number, which the verifier refuses.
             let mut value = usermem::volatile_stack_pointer(ctx);
             if cookie.register != 4 {
@@ -164,7 +169,7 @@ fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Count
     Ok(hit)
 }
 
-/// The entry of the thread, which is made if there is none.
+/// The entry of the thread, which is created if there is none.
 #[inline(always)]
 pub fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
     if let Some(entry) = GVL_THREADS.get_ptr_mut(&hit.key) {
@@ -184,7 +189,7 @@ pub fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
     count(Counter::GvlThreads);
     // SAFETY: as above. A plain helper call.
     unsafe {
-        // Times on two CPUs can be the same; the CPU tells them apart.
+        // Times on two CPUs can be the same; the CPU distinguishes them.
         (*entry).id = now ^ u64::from(bpf_get_smp_processor_id()) << 56;
         (*entry).born_ns = now;
         (*entry).since_ns = now;
@@ -229,6 +234,7 @@ fn resumed(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     count(Counter::GvlResumed);
     let begin_ns = thread.since_ns;
     let step = thread.resumed(now);
+    request::got_gvl(hit.tgid, hit.tid, step, hit.gate.epoch);
     thread.comm = bpf_get_current_comm().unwrap_or_default();
     thread.header.tid = hit.tid;
     if hit.thread != 0 {
@@ -276,8 +282,8 @@ fn suspended(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     }
 }
 
-/// A native thread ended. Threads that are told apart by it have no other end up to 3.1. (The end of the first is that of the
-/// process, which takes out what is left.)
+/// A native thread ended. Threads that are identified by it have no other end up to 3.1. (The end of the first one is that of the
+/// process, which removes the rest.)
 #[inline(always)]
 pub fn thread_ended(tgid: u32, tid: u32) {
     let Some(ruby) = rubies::known(tgid) else { return };

@@ -12,7 +12,7 @@ use crate::maps::{add, count_many};
 /// A hit of a process that is watched.
 pub struct Hit {
     pub tgid: u32,
-    /// Of the thread that runs, which need not be the one that the event is about.
+    /// Of the running thread, which need not be the one that the event is about.
     pub tid: u32,
     pub execs: u32,
     pub index: u32,
@@ -28,7 +28,7 @@ pub struct Hit {
     pub gate: GvlGate,
 }
 
-/// Adds up what the programs cost, from the beginning of a hit until now; for the process that is watched, `more_ns` come to that.
+/// Adds up the cost of the programs, from the beginning of a hit until now; for the watched process, `more_ns` are added.
 #[inline(always)]
 pub fn charge(since_ns: u64, ruby: Option<*mut RubyEntry>, more_ns: u64) {
     // SAFETY: a plain helper call.

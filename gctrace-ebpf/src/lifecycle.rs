@@ -1,13 +1,16 @@
 //! Fork, exec and exit of followed processes. Unfollowed ones cost one map look-up.
 
-use aya_ebpf::programs::TracePointContext;
+use aya_ebpf::{
+    helpers::{bpf_get_current_task, bpf_probe_read_kernel},
+    programs::TracePointContext,
+};
 use gctrace_common::{config::ProcessEntry, event::Kind, stats::Counter};
 
 use crate::{
     emit,
     filter::tgid_tid,
     gvl,
-    maps::{PROCESSES, config, count, watches_requests},
+    maps::{PROCESSES, config, count, signal_offsets, watches_requests},
     request, rubies,
 };
 
@@ -37,7 +40,7 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
         return 0;
     }
     let child = child as u32;
-    if PROCESSES.insert(&child, &ProcessEntry { seq: 0, ..parent }, 0).is_err() {
+    if PROCESSES.insert(&child, &ProcessEntry { seq: 0, pause_ns: 0, ..parent }, 0).is_err() {
         count(Counter::ProcessMapFull);
     }
     rubies::forked(tgid, child);
@@ -45,7 +48,7 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
     0
 }
 
-/// The program is replaced: selection stays, what was known of the image goes.
+/// The program is replaced: selection stays, the data of the image are removed.
 #[inline(always)]
 pub fn execed() -> u32 {
     let (tgid, tid) = tgid_tid();
@@ -63,7 +66,8 @@ pub fn execed() -> u32 {
     0
 }
 
-/// The leader's end is taken for the end of the process (Ruby's main thread ends last).
+/// A thread ended. The process has, too, if no other thread of it lives. It need not be the leader: that one ends first where another
+/// thread calls exec, and takes its pid over (`de_thread`, fs/exec.c).
 #[inline(always)]
 pub fn exited() -> u32 {
     let (tgid, tid) = tgid_tid();
@@ -73,14 +77,34 @@ pub fn exited() -> u32 {
     if watches_requests() {
         request::thread_ended(tgid, tid);
     }
-    if tgid != tid {
+    if !is_last(tgid == tid) {
         return 0;
     }
     // SAFETY: the value is copied out at once.
     let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
-    let _gone = PROCESSES.remove(&tgid);
+    // Threads that end at the same time on two CPUs both see that none lives.
+    if PROCESSES.remove(&tgid).is_err() {
+        return 0;
+    }
     let execs = rubies::execs(tgid);
     rubies::exited(tgid);
     emit::life(Kind::Exit, tgid, tid, entry, execs, 0);
     0
+}
+
+/// Whether no thread of the process lives any more: `signal->live`, which `do_exit` (kernel/exit.c) decrements before the tracepoint.
+/// Where it cannot be read the leader's end is treated as that of the process.
+#[inline(always)]
+fn is_last(leader: bool) -> bool {
+    let [signal, live] = signal_offsets();
+    if signal == 0 {
+        return leader;
+    }
+    // SAFETY: the helpers check the addresses.
+    let threads = unsafe {
+        let task = bpf_get_current_task();
+        bpf_probe_read_kernel(task.wrapping_add(u64::from(signal)) as *const u64)
+            .and_then(|signal| bpf_probe_read_kernel(signal.wrapping_add(u64::from(live)) as *const i32))
+    };
+    threads.map_or(leader, |threads| threads == 0)
 }

@@ -1,5 +1,5 @@
-//! Lines for whoever debugs a program: `debug_line!(ctx, "{} …", …)`, at the level debug. They exist in objects that
-//! `cargo xtask ebpf --log` has built, and are nothing in others: not even their arguments are evaluated.
+//! Lines for debugging a program: `debug_line!(ctx, "{} …", …)`, at the level debug. They exist in objects that
+//! `cargo xtask ebpf --log` has built, and expand to nothing in others: their arguments are not evaluated, either.
 
 /// Sends a line through aya-log.
 #[cfg(feature = "bpf-log")]

@@ -6,8 +6,11 @@
 
 use aya_ebpf::{
     EbpfContext as _,
-    macros::{perf_event, raw_tracepoint, tracepoint, uprobe, uretprobe},
-    programs::{PerfEventContext, ProbeContext, RawTracePointContext, RetProbeContext, TracePointContext},
+    macros::{cgroup_skb, perf_event, raw_tracepoint, tracepoint, uprobe, uretprobe},
+    programs::{
+        PerfEventContext, ProbeContext, RawTracePointContext, RetProbeContext, SkBuffContext,
+        TracePointContext,
+    },
 };
 use gctrace_common::{event::Point, gvl::GvlPoint};
 
@@ -29,6 +32,7 @@ mod request;
 mod rubies;
 mod sample;
 mod scratch;
+mod socket;
 mod stack;
 mod tasks;
 mod thread;
@@ -150,7 +154,7 @@ pub fn probe_ruby(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// `sched:sched_switch`: a CPU goes from one thread to another, in the context of the former.
+/// `sched:sched_switch`: a CPU switches from one thread to another, in the context of the former.
 #[tracepoint]
 pub fn sched_switch(ctx: TracePointContext) -> u32 {
     offcpu::switched(&ctx);
@@ -171,7 +175,7 @@ pub fn switch_ruby(ctx: TracePointContext) -> u32 {
     0
 }
 
-/// `sched_exit_tp` (Linux 6.15): a thread has got its CPU, and its memory is there.
+/// `sched_exit_tp` (Linux 6.15): a thread has been switched to, and its memory is accessible.
 #[raw_tracepoint(tracepoint = "sched_exit_tp")]
 pub fn sched_return(ctx: RawTracePointContext) -> i32 {
     offcpu::returned(&ctx);
@@ -213,11 +217,25 @@ pub fn futex_left(ctx: TracePointContext) -> u32 {
     0
 }
 
-/// A call in a server, or in what it runs on ([`gctrace_common::request::RequestPoint`]).
+/// A call in a server, or in a library that it uses ([`gctrace_common::request::RequestPoint`]).
 #[uprobe]
 pub fn request_hit(ctx: ProbeContext) -> u32 {
     request::hit(&ctx);
     0
+}
+
+/// A call in a process that runs jobs ([`gctrace_common::job::JobPoint`]).
+#[uprobe]
+pub fn job_hit(ctx: ProbeContext) -> u32 {
+    request::job::hit(&ctx);
+    0
+}
+
+/// A packet for a socket in the cgroup of a server. Every packet passes.
+#[cgroup_skb(ingress)]
+pub fn request_data(ctx: SkBuffContext) -> i32 {
+    socket::received(&ctx);
+    1
 }
 
 /// `task:task_newtask`: a process or thread was created, in the context of its parent and before it runs.

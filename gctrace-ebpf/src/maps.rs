@@ -18,8 +18,12 @@ use gctrace_common::{
         GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlTask, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
         MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
+    job::{Fetcher, MAX_FETCHERS},
     memory::MemoryLayout,
-    request::{MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey, REQUEST_RING_BYTES, Serving},
+    request::{
+        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey, REQUEST_RING_BYTES,
+        Serving, SocketLayout,
+    },
     scope::Scope,
     stats::Counter,
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
@@ -58,7 +62,7 @@ static CONFIG: Global<Config> = Global::new(Config {
     wakeup_pid: 0,
 });
 
-/// Apart from [`CONFIG`], which is read whole wherever a part of it is.
+/// Separate from [`CONFIG`], which is read whole wherever a part of it is.
 #[unsafe(no_mangle)]
 static MEMORY: Global<MemoryLayout> = Global::new(MemoryLayout {
     shape: MemoryLayout::NONE,
@@ -73,9 +77,33 @@ static MEMORY: Global<MemoryLayout> = Global::new(MemoryLayout {
     cpus: 0,
 });
 
-/// 1 where requests are looked at.
+/// 1 where requests are traced.
 #[unsafe(no_mangle)]
 static REQUESTS: Global<u32> = Global::new(0);
+
+/// 1 where stacks are taken at refills.
+#[unsafe(no_mangle)]
+static ALLOC_STACKS: Global<u32> = Global::new(0);
+
+/// Byte offsets of `signal` in the kernel's `task_struct`, and of `live` (the number of threads) in what it points to; 0: not known.
+#[unsafe(no_mangle)]
+static SIGNAL: Global<[u32; 2]> = Global::new([0; 2]);
+
+/// How to get from a descriptor to the socket's state; zeros where it is not known or no requests are looked at.
+#[unsafe(no_mangle)]
+static SOCKET: Global<SocketLayout> = Global::new(SocketLayout {
+    task_files: 0,
+    files_table: 0,
+    table_len: 0,
+    table_entries: 0,
+    file_inode: 0,
+    file_private: 0,
+    inode_mode: 0,
+    socket_sock: 0,
+    sock_protocol: 0,
+    sock_cookie: 0,
+    sock_port: 0,
+});
 
 /// GC records. A ring of their own, so that no other family's storm can lose them.
 #[map]
@@ -95,8 +123,8 @@ static COUNTERS: Array<u64> = Array::with_max_entries(Counter::ALL.len() as u32,
 #[map]
 static IMAGES: Array<ImageConfig> = Array::with_max_entries(MAX_IMAGES, 0);
 
-/// One word: 1 once the run is over. From then on nothing is counted or emitted, although detaching takes a while, so
-/// that the counters can be read while they stand still.
+/// One word: 1 once the run is over. After that nothing is counted or emitted, although detaching takes a while, so
+/// that the counters do not change while they are read.
 #[map]
 static GATE: Array<u32> = Array::with_max_entries(1, 0);
 
@@ -125,7 +153,7 @@ pub static CHUNKS: Array<Chunk> = Array::with_max_entries(MAX_CHUNKS, 0);
 pub static UNWOUND: HashMap<u32, u32> = HashMap::with_max_entries(MAX_UNWOUND, 0);
 
 /// Where the stack of a tick is put together: one entry per CPU (the loader sets the number). Families of programs that
-/// can interrupt each other on a CPU have scratches of their own. An array, because the values of per-CPU maps are
+/// can interrupt each other on a CPU have separate scratches. An array, because the values of per-CPU maps are
 /// limited to 32 KiB.
 #[map]
 pub static TICK_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
@@ -138,15 +166,15 @@ pub static PROBE_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 #[map]
 pub static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// Keyed by tid. LRU, because a thread that replaces its program comes back under another tid.
+/// Keyed by tid. LRU, because a thread that replaces its program returns under another tid.
 #[map]
 pub static AWAY: LruHashMap<u32, AwayEntry> = LruHashMap::with_max_entries(1, 0);
 
-/// What each CPU has taken of its share of off-CPU stacks.
+/// The part of its share of off-CPU stacks that each CPU has used.
 #[map]
 pub static SHARES: PerCpuArray<StackShare> = PerCpuArray::with_max_entries(1, 0);
 
-/// The thread that has just got each CPU, if its stack is to be taken.
+/// The thread that was just switched to on each CPU, if its stack is to be taken.
 #[map]
 pub static RETURNING: PerCpuArray<Returning> = PerCpuArray::with_max_entries(1, 0);
 
@@ -190,11 +218,11 @@ pub static GVL_LOCKS: HashMap<GvlKey, GvlLock> = HashMap::with_max_entries(MAX_G
 #[map]
 pub static GVL_EDGES: HashMap<GvlEdgeKey, GvlEdge> = HashMap::with_max_entries(MAX_GVL_EDGES, 0);
 
-/// One thread that was not seen yet, which is larger than the BPF stack.
+/// A thread that was not seen yet; it is larger than the BPF stack.
 #[map]
 pub static GVL_BLANK: Array<GvlThread> = Array::with_max_entries(1, 0);
 
-/// One GVL that nobody has held.
+/// A GVL that no thread has held.
 #[map]
 pub static GVL_BLANK_LOCK: Array<GvlLock> = Array::with_max_entries(1, 0);
 
@@ -202,11 +230,11 @@ pub static GVL_BLANK_LOCK: Array<GvlLock> = Array::with_max_entries(1, 0);
 #[map]
 static GVL_GATE: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Request records. The loader makes it and the following small where requests are not looked at.
+/// Request records. The loader makes it and the following small where requests are not traced.
 #[map]
 pub static REQUEST_RING: RingBuf = RingBuf::with_byte_size(REQUEST_RING_BYTES, 0);
 
-/// Keyed by tgid: the processes whose requests are looked at. User space enters them when all their probes are there.
+/// Keyed by tgid: the processes whose requests are traced. User space enters them when all their probes are set.
 #[map]
 pub static SERVERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SERVERS, 0);
 
@@ -218,15 +246,27 @@ pub static SERVING: HashMap<u32, Serving> = HashMap::with_max_entries(MAX_SERVIN
 #[map]
 pub static CONNECTIONS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(MAX_CONNECTIONS, 0);
 
-/// What each parser has been given.
+/// The bytes that each parser has received.
 #[map]
 pub static PARSERS: LruHashMap<ParserKey, Parsed> = LruHashMap::with_max_entries(MAX_CONNECTIONS, 0);
+
+/// By the number of a socket (its cookie), when the last packet with data came, nanoseconds.
+#[map]
+pub static ARRIVALS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(MAX_ARRIVALS, 0);
+
+/// Keyed by tid: what threads that fetch jobs have received.
+#[map]
+pub static FETCHERS: HashMap<u32, Fetcher> = HashMap::with_max_entries(MAX_FETCHERS, 0);
+
+/// A thread that has fetched nothing, which is larger than fits on the BPF stack.
+#[map]
+pub static BLANK_FETCHER: Array<Fetcher> = Array::with_max_entries(1, 0);
 
 /// A parser that has been given nothing, which is larger than fits on the BPF stack beside other things.
 #[map]
 pub static BLANK_PARSER: Array<Parsed> = Array::with_max_entries(1, 0);
 
-/// Tells where the per-CPU data of each CPU is ([`crate::memory`]); nothing is kept in it.
+/// Its elements show where the per-CPU data of each CPU is ([`crate::memory`]); nothing is stored in it.
 #[map]
 pub static CPU_PROBE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
@@ -252,10 +292,28 @@ pub fn config() -> Config {
     CONFIG.load()
 }
 
-/// Whether requests are looked at, as a constant for the verifier.
+/// Whether requests are traced, as a constant for the verifier.
 #[inline(always)]
 pub fn watches_requests() -> bool {
     REQUESTS.load() != 0
+}
+
+/// Whether stacks are taken at refills.
+#[inline(always)]
+pub fn takes_alloc_stacks() -> bool {
+    ALLOC_STACKS.load() != 0
+}
+
+/// Where the number of living threads of a process is; see [`SIGNAL`].
+#[inline(always)]
+pub fn signal_offsets() -> [u32; 2] {
+    SIGNAL.load()
+}
+
+/// How to get from a descriptor to the socket's state; see [`SOCKET`].
+#[inline(always)]
+pub fn socket_layout() -> SocketLayout {
+    SOCKET.load()
 }
 
 /// Where the kernel keeps memory counters, as constants for the verifier.

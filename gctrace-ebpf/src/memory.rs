@@ -1,5 +1,5 @@
-//! The memory counters of the current process, read where the kernel keeps them (`mm_struct.rss_stat`), while its thread
-//! stands at the event: `/proc` would tell what they are milliseconds later.
+//! The memory counters of the current process, read in the kernel (`mm_struct.rss_stat`), while its thread
+//! is stopped at the event: `/proc` would report their values milliseconds later.
 
 use core::mem::MaybeUninit;
 
@@ -14,7 +14,7 @@ use gctrace_common::{
 
 use crate::maps::{CPU_PROBE, count, memory_layout};
 
-/// Bytes of all counters as they are in the kernel, at most.
+/// Size of all counters in the kernel, bytes, at most.
 const BLOCK: usize = MEMORY_COUNTERS * MAX_COUNTER_BYTES as usize;
 
 /// Reads the counters.
@@ -118,8 +118,8 @@ unsafe fn counts(layout: &MemoryLayout, scratch: *const u8) -> [i64; MEMORY_COUN
     counters
 }
 
-/// Whether the parts of all counters lie side by side, as they do since Linux 6.6 (`percpu_counter_init_many`): one read of a
-/// CPU gets all. In 6.2 to 6.5 each counter was allocated by itself.
+/// Whether the parts of all counters are side by side, as they are since Linux 6.6 (`percpu_counter_init_many`): one read of a
+/// CPU reads all. In 6.2 to 6.5 each counter was allocated separately.
 ///
 /// # Safety
 /// As [`field`].
@@ -149,12 +149,12 @@ unsafe fn add_parts(
     // SAFETY: the caller's promise; `word` is behind the copied counters.
     unsafe {
         let word: *mut u64 = scratch.add(BLOCK).cast();
-        // A per-CPU pointer plus the CPU's own offset is an address. The offsets have no name that every kernel tells, but the
-        // elements of a per-CPU map are at such addresses, and its head has the pointer that they come from.
+        // A per-CPU pointer plus the CPU's own offset is an address. The offsets have no symbol that every kernel exports, but the
+        // elements of a per-CPU map are at such addresses, and its head has the pointer from which they are computed.
         let probe = forget(word, (&raw const CPU_PROBE).cast::<u8>() as u64);
         let base: u64 = kernel(probe.wrapping_add(u64::from(layout.array_parts)))?;
         let parts = field(layout, scratch, 0, layout.parts).wrapping_sub(base);
-        // Without a branch for what fails: the verifier would walk the rest of the program once for each CPU.
+        // Without a branch on failure: the verifier would walk the rest of the program once for each CPU.
         let mut failed = 0;
         let mut own = MaybeUninit::<[i32; MEMORY_COUNTERS]>::uninit();
         for cpu in 0..MAX_SUMMED_CPUS {
@@ -176,7 +176,7 @@ unsafe fn add_parts(
     }
 }
 
-/// The same number, which the verifier does not take for a pointer any more: it refuses arithmetic that leaves what a
+/// The same number, which the verifier no longer treats as a pointer: it refuses arithmetic that leaves the object that a
 /// pointer points to.
 ///
 /// # Safety

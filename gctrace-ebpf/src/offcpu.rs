@@ -1,9 +1,9 @@
-//! Threads off their CPU: when they leave it, what they were doing, when they could run again, and when they do. A thread
-//! of no followed process costs one look-up at each of these.
+//! Threads off their CPU: when they leave it, what they were doing, when they became runnable, and when they run again. A thread
+//! of a process that is not followed costs one look-up at each of these.
 //!
-//! Where the kernel tells when a switch of threads is over (`sched_exit_tp`, Linux 6.15) the stack is taken then, in the context of the
-//! thread that is back: it has not changed, and only times that are long enough cost one. `sched_switch` comes too early for that: the
-//! memory that can be read at it is that of the thread that leaves. Before Linux 6.15 each thread that leaves may be the one.
+//! Where the kernel reports that a switch of threads is over (`sched_exit_tp`, Linux 6.15) the stack is taken then, in the context of the
+//! thread that is back: it has not changed, and only times that are long enough cost one. `sched_switch` is too early for that: only the
+//! memory of the thread that leaves is readable there. Before Linux 6.15 a stack may be taken of each thread that leaves.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_comm, bpf_get_prandom_u32, bpf_ktime_get_ns},
@@ -20,19 +20,19 @@ use crate::{
     family::{Return, Switch},
     filter::{still_selected, tgid_tid},
     maps::{AWAY, RETURNING, SHARES, STACK_RING, any_image, closed, config, count},
-    rubies,
+    request, rubies,
     stack::{Occasion, capture},
     walk,
 };
 
 /// `EXIT_DEAD` and `EXIT_ZOMBIE` in `prev_state` (include/linux/sched.h): it never comes back.
 const GONE: i64 = 0x30;
-/// `TASK_REPORT_MAX` there (Linux 4.14): it could have run on.
+/// `TASK_REPORT_MAX` there (Linux 4.14): it could have continued.
 const PREEMPTED: i64 = 0x100;
 /// `BPF_RB_NO_WAKEUP`.
 const NO_WAKEUP: u64 = 1;
 
-/// A CPU goes from one thread to another.
+/// A CPU switches from one thread to another.
 #[inline(always)]
 pub fn switched(ctx: &TracePointContext) {
     let config = config();
@@ -90,7 +90,7 @@ pub fn switched(ctx: &TracePointContext) {
     );
 }
 
-/// The thread that leaves its CPU, where it can be told only while it holds the GVL, else 0.
+/// The thread that leaves its CPU, where it can be identified only while it holds the GVL, else 0.
 #[inline(always)]
 fn holder(ruby: *mut RubyEntry) -> u64 {
     // SAFETY: a map value pointer, valid while the program runs.
@@ -117,7 +117,7 @@ fn is_taken(now: u64) -> bool {
     taken
 }
 
-/// A thread has got this CPU, and everything of it is there. Does not return if its stack is taken.
+/// A thread has been switched to on this CPU, and its memory is accessible. Does not return if its stack is taken.
 #[inline(always)]
 pub fn returned(ctx: &RawTracePointContext) {
     let Some(slot) = RETURNING.get_ptr_mut(0) else { return };
@@ -149,7 +149,7 @@ pub fn returned(ctx: &RawTracePointContext) {
     );
 }
 
-/// Has the stack of a thread taken that is about to get this CPU; whether it will be.
+/// Requests the stack of a thread that is about to be switched to on this CPU; returns whether it will be taken.
 #[inline(always)]
 fn take_at_return(tid: u32, away: &AwayEntry, now: u64) -> bool {
     if config().at_return == 0 || !is_taken(now) {
@@ -162,7 +162,7 @@ fn take_at_return(tid: u32, away: &AwayEntry, now: u64) -> bool {
     // SAFETY: as above.
     unsafe {
         if (*slot).tid != 0 {
-            // The kernel has kept the return of that one to itself.
+            // The kernel has not reported the return of that one.
             count(Counter::StackNotWalked);
         }
         *slot = Returning { tid, tgid: away.tgid, begin_ns: away.begin_ns, thread: away.thread };
@@ -175,13 +175,13 @@ fn take_at_return(tid: u32, away: &AwayEntry, now: u64) -> bool {
 fn on_cpu_again(tid: u32, now: u64) {
     // SAFETY: the value is copied out at once.
     let Some(away) = (unsafe { AWAY.get(&tid).copied() }) else { return };
-    // At the end of the run user space reads who is still away.
+    // At the end of the run user space reads the threads that are still off their CPU.
     if closed() {
         return;
     }
     let _was_there = AWAY.remove(&tid);
     count(Counter::SwitchIns);
-    // A thread that ends after its process's leader, or that an exec has cut off.
+    // A thread that ends after its process's leader, or whose program an exec has replaced.
     // SAFETY: a map value pointer, valid while the program runs.
     let same = rubies::known(away.tgid).is_some_and(|ruby| unsafe { (*ruby).execs } == away.execs);
     if !same {
@@ -207,13 +207,14 @@ fn on_cpu_again(tid: u32, now: u64) {
         },
         begin_ns: away.begin_ns,
         wakeup_ns: away.wakeup_ns,
+        request_ns: request::current(away.tgid, tid),
         comm: away.comm,
     });
     entry.submit(NO_WAKEUP);
     count(Counter::OffCpuSubmitted);
 }
 
-/// A thread ticks, so it is on its CPU; the kernel may have kept to itself how it got there (`tracepoints_skipped` in the ledger).
+/// A thread ticks, so it is on its CPU; the kernel may not have reported its switch (`tracepoints_skipped` in the ledger).
 #[inline(always)]
 pub fn is_here(tid: u32) {
     if config().off_cpu_stacks != 0 && AWAY.remove(&tid).is_ok() {

@@ -26,7 +26,7 @@ pub fn begin(ctx: &ProbeContext) {
     }
     let mut begins = [0; Phase::ALL.len()];
     begins[phase] = now;
-    // A full LRU map makes room; what was evicted shows as an orphan.
+    // A full LRU map evicts an entry; its phase is counted as an orphan.
     let _evicted = PHASES.insert(&key, &begins, 0);
 }
 

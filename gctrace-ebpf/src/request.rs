@@ -4,6 +4,8 @@
 //! descriptor. A connection's descriptor and parser belong together since both were made by the thread that accepted it, or
 //! since a thread that had taken a request of the descriptor reset the parser behind it.
 
+pub mod job;
+
 use aya_ebpf::{
     EbpfContext as _,
     helpers::{bpf_get_attach_cookie, bpf_ktime_get_ns},
@@ -11,16 +13,22 @@ use aya_ebpf::{
 };
 use gctrace_common::{
     event::{Header, Kind},
-    request::{LINE_BYTES, ParserKey, RequestEnd, RequestEvent, RequestPoint, STATUS_BYTES, Serving},
+    gvl::{Clocks, GvlGate, Step, elapsed},
+    job::JOB,
+    request::{
+        CLOCKS_UNKNOWN, GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestEvent, RequestPoint,
+        SERVES_HTTP, STATUS_BYTES, Serving,
+    },
     stats::Counter,
 };
 
 use crate::{
     filter::tgid_tid,
     maps::{
-        BLANK_PARSER, CONNECTIONS, PARSERS, REQUEST_RING, SERVERS, SERVING, closed, count, watches_requests,
+        BLANK_PARSER, CONNECTIONS, FETCHERS, PARSERS, PROCESSES, REQUEST_RING, SERVERS, SERVING, closed,
+        count, gvl_gate, watches_requests,
     },
-    rubies, usermem,
+    rubies, socket, tasks, usermem,
 };
 
 /// `IPPROTO_TCP` (include/uapi/linux/in.h).
@@ -28,14 +36,14 @@ const IPPROTO_TCP: u32 = 6;
 /// `TCP_INFO` (include/uapi/linux/tcp.h).
 const TCP_INFO: u32 = 11;
 /// `BPF_NOEXIST`.
-const NO_EXIST: u64 = 1;
+pub const NO_EXIST: u64 = 1;
 /// Submit without waking the reader: it drains on its own timer.
-const NO_WAKEUP: u64 = 1;
+pub const NO_WAKEUP: u64 = 1;
 
 /// Hardware numbers of the registers of the first arguments (System V ABI for x86-64; elsewhere nothing is attached).
-const FIRST: u8 = 7;
-const SECOND: u8 = 6;
-const THIRD: u8 = 2;
+pub const FIRST: u8 = 7;
+pub const SECOND: u8 = 6;
+pub const THIRD: u8 = 2;
 
 /// A thread at a call.
 struct At<'a> {
@@ -49,7 +57,7 @@ struct At<'a> {
 #[inline(always)]
 pub fn hit(ctx: &ProbeContext) {
     let (tgid, tid) = tgid_tid();
-    if SERVERS.get_ptr(&tgid).is_none() || closed() {
+    if !is_server(tgid, SERVES_HTTP) || closed() {
         return;
     }
     // SAFETY: a plain helper call with the program's own context.
@@ -67,7 +75,14 @@ pub fn hit(ctx: &ProbeContext) {
     }
 }
 
-/// Since when the current thread serves a request that is known; 0 if it serves none.
+/// Whether a process is a server of this kind.
+#[inline(always)]
+pub fn is_server(tgid: u32, kind: u32) -> bool {
+    // SAFETY: the value is copied out at once.
+    unsafe { SERVERS.get(&tgid).copied() }.is_some_and(|kinds| kinds & kind != 0)
+}
+
+/// Time at which the current thread took its request, if its parser is known; 0 if it serves none.
 #[inline(always)]
 pub fn current(tgid: u32, tid: u32) -> u64 {
     if !watches_requests() {
@@ -79,6 +94,41 @@ pub fn current(tgid: u32, tid: u32) -> u64 {
     }
 }
 
+/// A thread got the GVL. What it has waited for it counts in the request that it serves, if any.
+#[inline(always)]
+pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
+    if !watches_requests() || SERVERS.get_ptr(&tgid).is_none() {
+        return;
+    }
+    let Some(serving) = entry(tgid, tid) else { return };
+    serving.gvl_epoch = epoch.wrapping_add(1);
+    if serving.begin_ns == 0 || serving.gvl_ns == GVL_UNKNOWN {
+        return;
+    }
+    serving.gvl_ns = match step {
+        Step::Paired(ns) => serving.gvl_ns.wrapping_add(ns),
+        Step::Continued | Step::Orphan => GVL_UNKNOWN,
+    };
+}
+
+/// Whether waits of the thread for the GVL are added up, since it was last seen to get it at the latest.
+#[inline(always)]
+pub fn sees_gvl(serving: &Serving) -> bool {
+    let gate = gvl_gate();
+    gate.level != GvlGate::CLOSED && serving.gvl_epoch == gate.epoch.wrapping_add(1)
+}
+
+/// What the clocks of the thread that runs have gone forward since it took its request.
+#[inline(always)]
+pub fn elapsed_clocks(tid: u32, serving: &Serving, now: u64) -> Clocks {
+    match tasks::own_clocks(tid, now) {
+        Some((clocks, epoch)) if serving.clocks_epoch == epoch.wrapping_add(1) => {
+            elapsed(&serving.clocks, &clocks)
+        }
+        _ => CLOCKS_UNKNOWN,
+    }
+}
+
 /// A thread ended.
 #[inline(always)]
 pub fn thread_ended(tgid: u32, tid: u32) {
@@ -87,6 +137,7 @@ pub fn thread_ended(tgid: u32, tid: u32) {
             // SAFETY: a plain helper call.
             end(tgid, tid, serving, RequestEnd::Gone, unsafe { bpf_ktime_get_ns() });
         }
+        let _may_be_none = FETCHERS.remove(&tid);
         let _gone = SERVING.remove(&tid);
     }
     if tgid == tid {
@@ -94,14 +145,14 @@ pub fn thread_ended(tgid: u32, tid: u32) {
     }
 }
 
-/// A process replaced its program: what is known of its connections is not looked at any more.
+/// A process replaced its program: the entries of its connections are not used any more.
 #[inline(always)]
 pub fn execed(tgid: u32, tid: u32) {
     thread_ended(tgid, tid);
     let _gone = SERVERS.remove(&tgid);
 }
 
-/// What is known of the current thread.
+/// The entry of the current thread.
 #[inline(always)]
 fn serving(tgid: u32, tid: u32) -> Option<&'static mut Serving> {
     let entry = SERVING.get_ptr_mut(&tid)?;
@@ -110,17 +161,17 @@ fn serving(tgid: u32, tid: u32) -> Option<&'static mut Serving> {
     if serving.tgid == tgid { Some(serving) } else { None }
 }
 
-/// The same, made if there is none.
+/// The same, created if there is none.
 #[inline(always)]
-fn entry(at: &At<'_>) -> Option<&'static mut Serving> {
-    if let Some(serving) = serving(at.tgid, at.tid) {
+pub fn entry(tgid: u32, tid: u32) -> Option<&'static mut Serving> {
+    if let Some(serving) = serving(tgid, tid) {
         return Some(serving);
     }
-    let new = Serving { tgid: at.tgid, ..Serving::default() };
-    if SERVING.insert(&at.tid, &new, 0).is_err() {
+    let new = Serving { tgid, ..Serving::default() };
+    if SERVING.insert(&tid, &new, 0).is_err() {
         count(Counter::RequestMapFull);
     }
-    serving(at.tgid, at.tid)
+    serving(tgid, tid)
 }
 
 #[inline(always)]
@@ -143,7 +194,7 @@ fn third(at: &At<'_>) -> u64 {
     usermem::register(at.ctx, THIRD)
 }
 
-/// A parser is given all that has come of a request so far.
+/// A parser receives all bytes of a request that have arrived so far.
 #[inline(always)]
 fn parse(at: &At<'_>) {
     let parser = first(at);
@@ -152,7 +203,7 @@ fn parse(at: &At<'_>) {
         && serving.parser != parser
         && serving.parser != 0
     {
-        // It serves no request any more. (Of one whose parser is not known it may be that one's.)
+        // It serves no request any more. (Where the parser of its request is unknown, this may be that one.)
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
     }
     let key = ParserKey { parser, tgid: at.tgid, reserved: 0 };
@@ -178,7 +229,7 @@ fn parse(at: &At<'_>) {
     }
 }
 
-/// A parser is made ready for the next request, or for the first one.
+/// A parser is reset for the next request, or for the first one.
 #[inline(always)]
 fn reset(at: &At<'_>) {
     let parser = first(at);
@@ -207,17 +258,17 @@ fn reset(at: &At<'_>) {
     }
 }
 
-/// A thread takes a request, if that is what it asks for.
+/// A thread takes a request, if the call is a `getsockopt` for `TCP_INFO`.
 #[inline(always)]
 fn take(at: &At<'_>) {
     if second(at) as u32 != IPPROTO_TCP || third(at) as u32 != TCP_INFO {
         return;
     }
     let fd = first(at) as u32;
-    let Some(serving) = entry(at) else { return };
+    let Some(serving) = entry(at.tgid, at.tid) else { return };
     if serving.begin_ns != 0 {
         if serving.fd == fd {
-            // Puma 6 and later look again before they answer.
+            // Puma 6 and later call it again before they answer.
             return;
         }
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
@@ -229,19 +280,25 @@ fn take(at: &At<'_>) {
     serving.first_write_ns = 0;
     serving.last_write_ns = 0;
     serving.status = [0; STATUS_BYTES];
+    serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
+    (serving.clocks, serving.clocks_epoch) = match tasks::own_clocks(at.tid, at.now) {
+        Some((clocks, epoch)) => (clocks, epoch.wrapping_add(1)),
+        None => (CLOCKS_UNKNOWN, 0),
+    };
+    serving.arrival_ns = socket::arrival_ns(fd);
     serving.begin_ns = at.now;
     count(Counter::Requests);
 }
 
 #[inline(always)]
 fn accept(at: &At<'_>) {
-    if let Some(serving) = entry(at) {
+    if let Some(serving) = entry(at.tgid, at.tid) {
         serving.accepting = 1;
         serving.accepted = 0;
     }
 }
 
-/// A thread has a new descriptor; the first behind a call of `accept4` is that of the connection.
+/// A thread has a new descriptor; the first after a call of `accept4` is that of the connection.
 #[inline(always)]
 fn open(at: &At<'_>) {
     if let Some(serving) = serving(at.tgid, at.tid)
@@ -249,7 +306,7 @@ fn open(at: &At<'_>) {
     {
         serving.accepting = 0;
         serving.accepted = (first(at) as u32).wrapping_add(1);
-        // What had this number before is closed, seen or not.
+        // The previous descriptor with this number is closed, seen or not.
         let _gone = CONNECTIONS.remove(&connection(at.tgid, first(at) as u32));
     }
 }
@@ -264,7 +321,7 @@ fn write(at: &At<'_>, point: u64) {
         serving.first_write_ns = at.now;
     }
     serving.last_write_ns = at.now;
-    // Behind `HTTP/1.1 `: interim responses (1xx) come before the one that counts.
+    // After `HTTP/1.1 `: interim responses (1xx) come before the final one.
     if serving.status[9] != 0 && serving.status[9] != b'1' {
         return;
     }
@@ -297,8 +354,12 @@ fn close(at: &At<'_>) {
 
 /// Emits the request that a thread serves.
 #[inline(always)]
-fn end(tgid: u32, tid: u32, serving: &mut Serving, how: RequestEnd, now: u64) {
-    emit(tgid, tid, serving, how, now);
+pub fn end(tgid: u32, tid: u32, serving: &mut Serving, how: RequestEnd, now: u64) {
+    if serving.parser == JOB {
+        job::emit(tgid, tid, serving, how, now);
+    } else {
+        emit(tgid, tid, serving, how, now);
+    }
     serving.begin_ns = 0;
 }
 
@@ -331,7 +392,11 @@ fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).begin_ns = serving.begin_ns;
         (*record).first_write_ns = serving.first_write_ns;
         (*record).last_write_ns = serving.last_write_ns;
+        (*record).arrival_ns = serving.arrival_ns;
         (*record).status = serving.status;
+        (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
+        (*record).clocks = elapsed_clocks(tid, serving, now);
+        (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
         (*record).first_ns = 0;
         (*record).parsed_ns = 0;
         (*record).len = 0;

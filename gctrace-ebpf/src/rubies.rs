@@ -9,7 +9,7 @@ use crate::maps::{RUBIES, UNWOUND, add_one, count};
 #[inline(always)]
 pub fn add(tgid: u32, image: u32, bias: u64) {
     let entry = RUBIES.get_ptr_mut(&tgid);
-    // SAFETY: a map value pointer, valid while the program runs. Nothing counts in an entry that is not known.
+    // SAFETY: a map value pointer, valid while the program runs. Counters of an unknown entry are not used.
     let execs = match entry {
         Some(entry) if unsafe { (*entry).known } != 0 => return,
         Some(entry) => unsafe { (*entry).execs },

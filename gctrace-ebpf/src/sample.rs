@@ -47,7 +47,7 @@ pub fn tick(ctx: &PerfEventContext) {
     );
 }
 
-/// A cycle starts: what the thread was doing is why. Does not return if the stack can be walked.
+/// A cycle starts because of what the thread was doing. Does not return if the stack can be walked.
 #[inline(always)]
 pub fn trigger(ctx: &ProbeContext, admitted: &Admitted, ts_ns: u64) {
     if admitted.image.stack.place == 0 {
@@ -72,7 +72,7 @@ pub fn trigger(ctx: &ProbeContext, admitted: &Admitted, ts_ns: u64) {
     );
 }
 
-/// The process is about to end: whoever names its stacks must read them now. Only waking takes a record, which is discarded.
+/// The process is about to end: user space must read the names of its stacks now. Only the wake-up needs the record, which is discarded.
 #[inline(always)]
 pub fn last_chance(admitted: &Admitted) {
     if admitted.image.stack.place == StackPath::NONE || rubies::known(admitted.tgid).is_none() {

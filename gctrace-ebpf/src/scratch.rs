@@ -1,4 +1,4 @@
-//! What the stages of a stack share: data only, so that maps can hold it.
+//! Data that the stages of a stack share: data only, so that maps can hold it.
 
 use gctrace_common::{
     config::StackPath,
@@ -24,10 +24,10 @@ pub const CHUNK_MASK: u32 = 2047;
 /// Words that are read at once: return address, and registers pushed before the frame's own data.
 pub const UNWIND_WINDOW: usize = 8;
 
-/// A stack under way.
+/// A stack that is being taken.
 #[repr(C)]
 pub struct Scratch {
-    /// Claims of it; it belongs to whoever brought this from 0 to 1 ([`crate::family::Probe`]).
+    /// Number of claims; it belongs to the one that raised this from 0 to 1 ([`crate::family::Probe`]).
     pub busy: u64,
     /// `bpf_get_current_pid_tgid` of its owner ([`crate::family::Probe`]).
     pub owner: u64,
@@ -37,11 +37,11 @@ pub struct Scratch {
     pub end: u64,
     /// Address of what `chunk` holds.
     pub chunk_at: u64,
-    /// The control frame whose method entry is looked for: its `iseq`, `pc` and flags.
+    /// The control frame whose method entry is searched: its `iseq`, `pc` and flags.
     pub iseq: u64,
     pub pc: u64,
     pub flags: u64,
-    /// The environment to look into; 0: on to the next control frame.
+    /// The environment to inspect next; 0: the next control frame.
     pub ep: u64,
     /// Environments passed from the frame's own.
     pub hops: u32,

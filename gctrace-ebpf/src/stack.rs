@@ -14,6 +14,7 @@ use gctrace_common::{
 use crate::{
     family::Family,
     maps::{SCOPES, add_one, any_image, count},
+    request,
     scratch::{NATIVE, RUBY, Scratch},
     usermem, walk,
 };
@@ -33,7 +34,7 @@ pub struct Occasion {
     pub thread: u64,
 }
 
-/// Prepares the scratch and goes on to the stages. Returns only if that cannot be done.
+/// Prepares the scratch and jumps to the stages. Returns only if that cannot be done.
 #[inline(always)]
 pub fn capture<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
     // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
@@ -65,6 +66,7 @@ pub fn capture<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
         (*head).bias = bias;
         (*head).weight_ns = occasion.weight_ns;
         (*head).epoch = epoch;
+        (*head).request_ns = request::current(occasion.tgid, occasion.tid);
         (*head).comm = bpf_get_current_comm().unwrap_or_default();
         (*head).flags = if occasion.blocks { StackEvent::BLOCKS } else { 0 };
         (*head).ruby = 0;
@@ -110,7 +112,7 @@ fn gc_activity(image: &ImageConfig, bias: u64, occasion: &Occasion) -> GcActivit
         return GcActivity::None;
     }
     if image.stack.place == StackPath::NONE {
-        // A GC library's VM is in another image, and how a phase is told apart is not known without a path.
+        // A GC library's VM is in another image, and without a path the phases cannot be distinguished.
         return GcActivity::Other;
     }
     let flags = (|| {

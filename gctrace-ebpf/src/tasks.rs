@@ -1,10 +1,10 @@
-//! Whether threads of watched programs have a CPU: what the scheduler does with their native threads, and how that divides
-//! what they do with the GVL.
+//! Whether threads of watched programs have a CPU: the states of their native threads in the scheduler, and how these divide
+//! the times of their GVL states.
 //!
-//! These are raw tracepoints. Programs on ordinary ones are passed over where a CPU goes on from a thread that lost it in the middle of a
-//! bpf(2) call on a map (`bpf_prog_active`, kernel/trace/bpf_trace.c), as gctrace's own do. Still some kernels do not tell every switch (seen on
-//! a sandbox's, where those from its own agent are missing in the kernel's own trace, too); a thread then seems to wait for its CPU
-//! while it has it. Where that shows, the CPU time that the kernel has charged takes the place of what was not seen (`gvl_switch_unseen`).
+//! These are raw tracepoints. Programs on ordinary ones are skipped where a CPU switches from a thread that was preempted in a bpf(2)
+//! call on a map (`bpf_prog_active`, kernel/trace/bpf_trace.c), as gctrace's own do. Still some kernels do not report every switch (seen
+//! on a sandbox's, where those from its own agent are missing in the kernel's own trace, too); a thread then seems to wait for its CPU
+//! while it has it. Where that shows, the CPU time that the kernel has charged replaces the switches not seen (`gvl_switch_unseen`).
 
 use aya_ebpf::{
     helpers::{bpf_get_current_task, bpf_ktime_get_ns, bpf_probe_read_kernel},
@@ -22,7 +22,7 @@ use crate::{
     rubies,
 };
 
-/// A CPU goes from one thread to another: `sched_switch(bool preempt, task *prev, task *next, …)` (include/trace/events/sched.h,
+/// A CPU switches from one thread to another: `sched_switch(bool preempt, task *prev, task *next, …)` (include/trace/events/sched.h,
 /// the same from Linux 4.4 on).
 #[inline(always)]
 pub fn switched(ctx: &RawTracePointContext) {
@@ -31,7 +31,7 @@ pub fn switched(ctx: &RawTracePointContext) {
     }
     let (preempt, previous, next) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1), ctx.arg::<u64>(2));
     let (_, tid) = tgid_tid();
-    // A thread that is about to sleep and is preempted first could have run on, and so could one that yields.
+    // A thread that is about to sleep and is preempted first could have continued, and so could one that yields.
     let runs_on = preempt & 0xff != 0 || member(previous, config().task_state) == Some(0);
     enter(tid, if runs_on { GvlTask::RUNNABLE } else { GvlTask::BLOCKED }, previous);
     if let Some(tid) = member(next, config().task_pid) {
@@ -62,7 +62,7 @@ pub fn woken(ctx: &RawTracePointContext) {
     }
     let Some(tid) = member(ctx.arg::<u64>(0), config().task_pid) else { return };
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
-    // SAFETY: a map value pointer, valid while the program runs. A thread that is woken before it has left its CPU goes on.
+    // SAFETY: a map value pointer, valid while the program runs. A thread that is woken before it has left its CPU continues.
     if unsafe { (*task).state } == GvlTask::BLOCKED {
         enter(tid, GvlTask::RUNNABLE, 0);
     }
@@ -96,11 +96,11 @@ fn enter(tid: u32, state: u32, switched: u64) {
     }
 }
 
-/// Changes a task, so that who reads it meanwhile sees that.
+/// Changes a task in such a way that a concurrent reader notices.
 ///
 /// # Safety
 ///
-/// `task` is a map value. The scheduler changes a thread's state in one place at a time, and nobody else does but the thread itself
+/// `task` is a map value. The scheduler changes a thread's state in one place at a time, and the only other writer is the thread itself
 /// while it runs.
 #[inline(always)]
 unsafe fn change(task: *mut GvlTask, by: impl FnOnce(&mut GvlTask)) {
@@ -122,19 +122,12 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     let tid = if own { hit.tid } else { thread.header.tid };
     let task = GVL_TASKS.get_ptr_mut(&tid);
     if let Some(task) = task {
-        // SAFETY: a map value pointer, valid while the program runs.
-        if own && unsafe { (&raw const (*task).state).read_volatile() } != GvlTask::CPU {
-            // SAFETY: a plain helper call.
-            let current = unsafe { bpf_get_current_task() };
-            if let Some(charged) = charged(current) {
-                count(Counter::GvlSwitchUnseen);
-                // SAFETY: a map value pointer, valid while the program runs.
-                unsafe { change(task, |task| task.unseen(charged, now)) };
-            }
+        if own {
+            has_cpu(task, now);
         }
         // SAFETY: a map value pointer, valid while the program runs; only the thread that runs there writes these two.
         let held = unsafe { (*task).owner == thread.id && (*task).epoch == hit.gate.epoch };
-        // A thread that comes back to a native thread after it ran on another one has clocks of that one.
+        // A thread that returns to a native thread after it ran on another one has clocks of that one.
         let known = held && thread.header.tid == tid;
         if known {
             let clocks = clocks(task, now);
@@ -143,7 +136,7 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
             return;
         }
     }
-    // It had no native thread of its own since it was last seen, or has got another one.
+    // It had no native thread since it was last seen, or has another one now.
     thread.told(None, now);
     if !own {
         return;
@@ -177,6 +170,38 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     thread.clocks = [0; 3];
 }
 
+/// The task of the thread that runs: it is on a CPU, whether it was seen to get there or not.
+#[inline(always)]
+fn has_cpu(task: *mut GvlTask, now: u64) {
+    // SAFETY: a map value pointer, valid while the program runs.
+    if unsafe { (&raw const (*task).state).read_volatile() } == GvlTask::CPU {
+        return;
+    }
+    // SAFETY: a plain helper call.
+    let current = unsafe { bpf_get_current_task() };
+    if let Some(charged) = charged(current) {
+        count(Counter::GvlSwitchUnseen);
+        // SAFETY: a map value pointer, valid while the program runs.
+        unsafe { change(task, |task| task.unseen(charged, now)) };
+    }
+}
+
+/// The clocks of the native thread that runs, where the states of threads are watched, and in which epoch they began.
+#[inline(always)]
+pub fn own_clocks(tid: u32, now: u64) -> Option<(Clocks, u32)> {
+    let gate = gvl_gate();
+    if gate.level == GvlGate::CLOSED {
+        return None;
+    }
+    let task = GVL_TASKS.get_ptr_mut(&tid)?;
+    // SAFETY: a map value pointer, valid while the program runs.
+    if unsafe { (*task).epoch } != gate.epoch {
+        return None;
+    }
+    has_cpu(task, now);
+    Some((clocks(task, now), gate.epoch))
+}
+
 /// A native thread ends: its thread's account is closed, if it is still there.
 #[inline(always)]
 pub fn ended(tid: u32, now: u64) {
@@ -188,7 +213,7 @@ pub fn ended(tid: u32, now: u64) {
     {
         // SAFETY: as above.
         let thread = unsafe { &mut *thread };
-        // Up to 3.1 a native thread is kept for a while when its thread has ended, which is not seen.
+        // Up to 3.1 a native thread is kept for a while after its thread has ended, which is not seen.
         let kept = thread.state == GvlState::Away as u32
             && any_image(thread.header.image)
                 .is_some_and(|image| image.gvl.by == GvlPath::BY_TID && image.gvl.thread_ractor == 0);
@@ -200,8 +225,8 @@ pub fn ended(tid: u32, now: u64) {
     let _was_there = GVL_TASKS.remove(&tid);
 }
 
-/// A task's clocks. It may be changed meanwhile: the thread that asks may lose its CPU at any moment, and another thread's is
-/// given on another CPU.
+/// A task's clocks. It may be changed meanwhile: the reading thread may lose its CPU at any moment, and the scheduler updates those of
+/// other threads on other CPUs.
 #[inline(always)]
 fn clocks(task: *const GvlTask, now: u64) -> Clocks {
     let mut clocks = [0; 3];

@@ -1,4 +1,4 @@
-//! From the thread at the probe to what the VM keeps per thread and per Ractor.
+//! From the thread at the probe to the data that the VM has per thread and per Ractor.
 
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel};
 

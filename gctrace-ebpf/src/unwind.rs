@@ -1,7 +1,7 @@
 //! Walking a native stack by unwind tables (x86-64). The tables are made in user space; see `gctrace_common::unwind`.
 //!
-//! Searches do not branch on what they find: the verifier follows both ways of each branch, so sixteen of them in a row
-//! would be 65 thousand ways. They add a masked half instead.
+//! Searches do not branch on what they find: the verifier follows both sides of each branch, so sixteen of them in a row
+//! would be 65 thousand paths. They add a masked half instead.
 
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_ringbuf_output};
 use gctrace_common::{
@@ -26,7 +26,7 @@ const FRAMES_PER_CALL: usize = 8;
 /// `BPF_RB_NO_WAKEUP`: the record that follows wakes the reader.
 const NO_WAKEUP: u64 = 1;
 
-/// The stage: walks the native stack in as many programs as it takes, emits its record, and goes on to the Ruby stack.
+/// The stage: walks the native stack in as many programs as it takes, emits its record, and continues with the Ruby stack.
 #[inline(always)]
 pub fn native<F: Family, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> Option<Registers>) {
     let Some((slot, scratch)) = F::claimed() else { return count(Counter::StackNotWalked) };
@@ -76,7 +76,7 @@ fn begin(native: &mut Native, head: &StackEvent, registers: impl FnOnce() -> Opt
     true
 }
 
-/// Hands the record over.
+/// Submits the record.
 #[inline(always)]
 fn emit(native: &mut Native, head: &mut StackEvent, end: u64) {
     native.event.header.point = end.wrapping_sub(1) as u32;
@@ -122,7 +122,7 @@ extern "C" fn verified_once_tick_native(slot: u64) -> u64 {
     if native.event.count as usize >= MAX_NATIVE_FRAMES { told(NativeEnd::Truncated) } else { MORE }
 }
 
-/// Takes down the frame and goes to its caller.
+/// Records the frame and goes to its caller.
 #[inline(always)]
 fn frame(native: &mut Native) -> Option<NativeEnd> {
     let ip = native.ip;
@@ -133,7 +133,7 @@ fn frame(native: &mut Native) -> Option<NativeEnd> {
     native.frames[count] = ip;
     native.event.count = count as u32 + 1;
 
-    // A return address may be the first one behind a function that ends with a call.
+    // A return address may be the first one after a function that ends with a call.
     let pc = ip.wrapping_sub(1 - (native.exact & 1));
     if (pc < native.start || pc >= native.end) && !find_mapping(native, pc) {
         return Some(NativeEnd::NoTable);
@@ -176,7 +176,7 @@ fn apply(native: &mut Native, row: UnwindRow) -> Option<NativeEnd> {
     if cfa <= native.sp {
         return Some(NativeEnd::ReadFailed);
     }
-    // Return address and saved rbp mostly lie close together, and a read of one costs as much as one of both.
+    // Return address and saved rbp are mostly close together, and a read of one costs as much as one of both.
     let near = row.rbp < 0 && row.rbp >= -(UNWIND_WINDOW as i8);
     if near && read_window(native, cfa.wrapping_sub(8 * UNWIND_WINDOW as u64)) {
         native.ip = native.window[UNWIND_WINDOW - 1];
@@ -213,7 +213,7 @@ fn read_window(native: &mut Native, address: u64) -> bool {
         .is_ok()
 }
 
-/// Goes to what a signal interrupted: the registers are in the `struct ucontext` that `rsp` points to
+/// Goes to the code that a signal interrupted: the registers are in the `struct ucontext` that `rsp` points to
 /// (arch/x86/include/uapi/asm/ucontext.h).
 #[inline(always)]
 fn signal(native: &mut Native) -> Option<NativeEnd> {
@@ -221,8 +221,8 @@ fn signal(native: &mut Native) -> Option<NativeEnd> {
     const UC_RSP: u64 = 160;
     const UC_RIP: u64 = 168;
     let context = native.sp;
-    // One after the other: of three tested together LLVM merges the results, and on a way that is never taken it then reads what
-    // was never written, which Linux 5.10 refuses ("invalid read from stack R10 off=-120 size=8").
+    // One after the other: if three are tested together LLVM merges the results, and on a path that is never taken it then reads
+    // uninitialised stack, which Linux 5.10 refuses ("invalid read from stack R10 off=-120 size=8").
     let word = |offset: u64| usermem::read::<u64>(context.wrapping_add(offset));
     let Some(bp) = word(UC_RBP) else { return Some(NativeEnd::ReadFailed) };
     let Some(sp) = word(UC_RSP) else { return Some(NativeEnd::ReadFailed) };
@@ -250,7 +250,7 @@ fn find_mapping(native: &mut Native, pc: u64) -> bool {
     native.start <= pc && pc < native.end
 }
 
-/// The row in force at an offset from the base of a table.
+/// The row that applies at an offset from the base of a table.
 #[inline(always)]
 fn find_row(table: u64, offset: u64) -> Option<u64> {
     let first = table as u32;

@@ -10,7 +10,7 @@ use aya_ebpf::{
 #[cfg(bpf_target_arch = "x86_64")]
 use crate::maps::config;
 
-/// Reads one plain value at an address of the current process. Never faults: a page that is not there is `None`.
+/// Reads one plain value at an address of the current process. Never faults: a page that is not present is `None`.
 #[inline(always)]
 pub fn read<T>(address: u64) -> Option<T> {
     // SAFETY: the helper checks the address; T is an integer everywhere this is used.
@@ -23,7 +23,7 @@ pub fn read<T>(address: u64) -> Option<T> {
 /// `target` must be valid for `MAX` bytes of writing.
 #[inline(always)]
 pub unsafe fn copy<const MAX: u32>(address: u64, len: u32, target: *mut u8) -> Result<(), ()> {
-    /// The helper with the whole register as length: of a shorter one the compiler passes a register and tests the copy that
+    /// The helper with the whole register as length: for a shorter one the compiler passes a register and tests the copy that
     /// it has shortened, which the verifier does not connect ("R2 unbounded memory access").
     type Read = unsafe extern "C" fn(target: *mut u8, len: u64, address: u64) -> i64;
     /// `BPF_FUNC_probe_read_user` (include/uapi/linux/bpf.h).
@@ -31,9 +31,9 @@ pub unsafe fn copy<const MAX: u32>(address: u64, len: u32, target: *mut u8) -> R
     // SAFETY: helpers are called by their number.
     let read = unsafe { core::mem::transmute::<usize, Read>(READ) };
 
-    // The verifier wants to see both bounds on the value it passes: "R2 min value is negative" otherwise. Linux 5.10 forgets
+    // The verifier requires both bounds on the value it passes: "R2 min value is negative" otherwise. Linux 5.10 forgets
     // them when the value goes through the stack ("invalid access to memory, mem_size=3160 off=88 size=65535"), so the
-    // compiler must take it for a new one.
+    // compiler must treat it as a new one.
     let len = opaque(u64::from(len));
     if len == 0 || len > u64::from(MAX) {
         return Err(());
@@ -45,7 +45,7 @@ pub unsafe fn copy<const MAX: u32>(address: u64, len: u32, target: *mut u8) -> R
     }
 }
 
-/// The same number, of which the compiler knows nothing.
+/// The same number, but opaque to the compiler.
 #[inline(always)]
 pub fn opaque(mut number: u64) -> u64 {
     // SAFETY: no instruction at all.
@@ -72,7 +72,7 @@ pub fn tick_in_kernel(ctx: &PerfEventContext) -> bool {
     unsafe { (*ctx.ctx).regs.cs & 3 == 0 }
 }
 
-/// What a walk of the native stack begins with.
+/// The registers with which a walk of the native stack begins.
 pub struct Registers {
     pub ip: u64,
     pub sp: u64,
@@ -91,12 +91,12 @@ pub fn tick_registers(ctx: &PerfEventContext) -> Option<Registers> {
     Some(Registers { ip: regs.rip, sp: regs.rsp, bp: regs.rbp })
 }
 
-/// Registers of the thread when it entered the kernel: the kernel keeps them at the upper end of the thread's kernel stack
+/// Registers of the thread when it entered the kernel: the kernel stores them at the upper end of the thread's kernel stack
 /// (arch/x86/include/asm/processor.h, `task_pt_regs`).
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn entry_registers() -> Option<Registers> {
-    /// Places in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
+    /// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
     const RBP: u64 = 4;
     const RIP: u64 = 16;
     const CS: u64 = 17;
@@ -141,7 +141,7 @@ pub fn stack_pointer(ctx: &ProbeContext) -> u64 {
     unsafe { (*ctx.regs).rsp }
 }
 
-/// The same, read where it is asked for and not elsewhere.
+/// The same, read exactly where it is called.
 #[inline(always)]
 pub fn volatile_stack_pointer(ctx: &ProbeContext) -> u64 {
     let pointer = stack_pointer(ctx);

@@ -1,8 +1,11 @@
 //! Wires the pipeline, answers signals, shuts down in order.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    io::{self, IsTerminal as _, Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     time::{Duration, Instant},
 };
@@ -18,7 +21,7 @@ use crate::{
     clock::{WallClock, monotonic_ns},
     command::{self, Program},
     console::{self, say},
-    discover::{self, DebugInfo, Found, GVL_ATTACH, GVL_DETACH, Selection, Start},
+    discover::{self, ControlEvent, DebugInfo, GVL_ATTACH, GVL_DETACH, Selection, Start},
     export::{self, ExportError},
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
@@ -27,13 +30,27 @@ use crate::{
     native::Tables,
     pipeline::{GvlOrder, Pipeline},
     preflight::{self, Missing},
-    signals::Signals,
+    signals::{Asks, Signals},
     stacks::Reader,
     sudo::User,
+    trace_file::{MergeError, ReadError, ScrubError},
     words::plural,
 };
 
+mod diff;
+mod info;
+mod merge;
 mod outputs;
+mod report;
+mod scrub;
+mod serve;
+
+pub use diff::diff;
+pub use info::info;
+pub use merge::merge;
+pub use report::report;
+pub use scrub::scrub;
+pub use serve::serve;
 
 /// How long records may lie in the ring when no event woke us.
 const TICK: Duration = Duration::from_millis(50);
@@ -53,7 +70,7 @@ pub enum Outcome {
     NothingMatched,
     /// Something could not be written (it was said when it happened).
     OutputFailed,
-    /// The command has ended with this status, and there is nothing worse to tell.
+    /// The command has ended with this status, and there is nothing worse to report.
     Command(u8),
 }
 
@@ -81,6 +98,18 @@ pub enum Failure {
     /// The BPF object could not be loaded.
     #[error("{}", bpf::brief(.0))]
     Load(#[from] LoadError),
+    /// A recording cannot be read.
+    #[error("{0}")]
+    Recording(#[from] ReadError),
+    /// A recording cannot be copied.
+    #[error("{0}")]
+    Scrub(#[from] ScrubError),
+    /// Recordings cannot be merged.
+    #[error("{0}")]
+    Merge(#[from] MergeError),
+    /// A page cannot be served.
+    #[error("{0}")]
+    Serve(#[from] gctrace_serve::ServeError),
     /// An output cannot be written.
     #[error("{0}")]
     Export(#[from] ExportError),
@@ -109,6 +138,10 @@ impl Failure {
             Self::Usage(_)
             | Self::DebugFile(_)
             | Self::Export(_)
+            | Self::Recording(_)
+            | Self::Scrub(_)
+            | Self::Merge(_)
+            | Self::Serve(_)
             | Self::Control(_)
             | Self::System { .. } => 2,
         }
@@ -124,6 +157,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let servers = std::env::var("DEBUGINFOD_URLS").ok();
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
+    // A service manager may ask at any time.
+    let asks = settings.keep.as_ref().map(|_| Asks::install()).transpose();
+    let asks = asks.map_err(system("installing the handler of SIGUSR2"))?;
     let checked = preflight::check()?;
     for note in &settings.notes {
         say(&format!("gctrace: {note}"));
@@ -137,19 +173,21 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.output.is_none() });
     // A command that is started has what the user has.
     if program.is_none() {
-        preflight::drop_privileges(settings.writes(), user.is_some());
+        // Which pages of another user's process are in memory is in a file of that user's.
+        let writes = settings.writes() || settings.memory_account;
+        preflight::drop_privileges(writes, user.is_some(), settings.requests.is_some());
     }
     let clock = WallClock::measure();
     let exporters = outputs::exporters(settings, clock)?;
     let stacks = settings.stacks.map(|stacks| {
         let native = stacks.native && proc_root::shares_pids();
         if stacks.native && !native {
-            say("gctrace: stacks have no native frames: from a pid namespace of its own gctrace cannot follow what code \
+            say("gctrace: stacks have no native frames: in its own pid namespace gctrace cannot see which code \
                  processes load; use --pid=host (hostPID: true) for them");
         }
         bpf::StackOptions { native, ..stacks }
     });
-    // Who waits for the GVL is told what kept it.
+    // Exact waits carry the stack of the thread that blocked them, so stacks are taken.
     let exact = settings.cookies && settings.gvl.is_some_and(|gvl| !gvl.futex);
     let stacks = stacks.or_else(|| exact.then_some(bpf::StackOptions::BLOCKERS));
     let own_pid = proc_root::own_pid();
@@ -164,6 +202,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         stacks,
         gvl: settings.gvl,
         requests: settings.requests,
+        alloc: settings.alloc.then_some(bpf::AllocOptions { stacks: settings.alloc_stacks }),
     };
     console::starting(&format!("loading {} BPF programs", options.programs()));
     let loaded = bpf::load(&options);
@@ -224,8 +263,10 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         counters,
         accounted: None,
         orders,
+        controlled: true,
         findings,
         signals: &signals,
+        asks,
         settings,
         command: None,
         matched: false,
@@ -253,7 +294,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     run.pipeline.tracepoints_skipped(run.counters.skipped());
     run.pipeline.detach(closed);
     run.pipeline.recording_closed(closed);
-    let ledger = Ledger { kernel, user: run.pipeline.counts() };
+    let ledger = Ledger { kernel, user: run.pipeline.counts(), ..Ledger::default() };
     run.pipeline.finish(&ledger);
     let ledger = Ledger { user: run.pipeline.counts(), ..ledger };
     run.pipeline.settle(&ledger);
@@ -271,10 +312,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         Some(reason) => Err(Failure::Control(reason)),
         None if !run.pipeline.failures().is_empty() => Ok(Outcome::OutputFailed),
         None if status.is_some_and(|status| status != 0) => Ok(Outcome::Command(status.unwrap_or_default())),
-        None if ledger.user.processes == 0 && !run.matched => {
-            say(
-                "gctrace: nothing matched: no CRuby process was running or started in that time under this selection",
-            );
+        None if ledger.user.pipeline.processes == 0 && !run.matched => {
+            say("gctrace: nothing matched: no selected CRuby process was running or started in that time");
             Ok(Outcome::NothingMatched)
         }
         None => Ok(Outcome::Done),
@@ -297,12 +336,16 @@ struct Run<'a> {
     pipeline: Pipeline,
     rings: bpf::Rings,
     counters: bpf::CounterReader,
-    /// When the exporters were last told what was counted.
+    /// When the counters were last passed to the exporters.
     accounted: Option<Instant>,
-    /// To the control thread, about the GVL's probes.
+    /// To the control thread, about the GVL's probes; readable when that has found something.
     orders: UnixStream,
-    findings: Receiver<Found>,
+    /// Whether the control thread is there: a socket without it would be readable all the time.
+    controlled: bool,
+    findings: Receiver<ControlEvent>,
     signals: &'a Signals,
+    /// Where something is kept that users may ask for.
+    asks: Option<Asks>,
     settings: &'a Settings,
     command: Option<command::Running>,
     matched: bool,
@@ -320,7 +363,7 @@ impl Run<'_> {
             let more = self.pipeline.drain(&mut self.rings);
             let ended = self.take_findings();
             // One image may take long to prepare, while what runs on others is recorded already.
-            if !self.progress.ready && self.pipeline.counts().decoded_snapshots > 0 {
+            if !self.progress.ready && self.pipeline.counts().pipeline.decoded_snapshots > 0 {
                 self.signals.tracing();
             }
             if ended || self.fatal.is_some() || self.pipeline.stdout_closed() {
@@ -334,6 +377,10 @@ impl Run<'_> {
             }
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) || self.command_ended() {
                 return Ok(());
+            }
+            if self.asks.as_ref().is_some_and(Asks::take) {
+                self.pipeline.dump();
+                self.accounted = None;
             }
             self.account();
             self.keep_gvl_budget();
@@ -373,25 +420,25 @@ impl Run<'_> {
             GvlOrder::Detach => GVL_DETACH,
         };
         if let Err(error) = self.orders.write_all(&[order]) {
-            log::error!("telling the control thread about the GVL probes: {error}");
+            log::error!("sending a GVL command to the control thread: {error}");
         }
     }
 
     fn wait(&self) -> Result<(), Failure> {
         let (gc, life) = (self.rings.gc_fd(), self.rings.life_fd());
-        let mut fds = [
-            PollFd::from_borrowed_fd(gc, PollFlags::IN),
-            PollFd::from_borrowed_fd(life, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.signals.end_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.signals.child_fd(), PollFlags::IN),
-        ];
+        // Where nothing is kept, another descriptor is there twice, which does no harm.
+        let asks = self.asks.as_ref().map_or_else(|| self.signals.end_fd(), Asks::fd);
+        let fds = [gc, life, self.signals.end_fd(), self.signals.child_fd(), asks, self.orders.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let watched = fds.len() - usize::from(!self.controlled);
+        let fds = &mut fds[..watched];
         let left = self
             .deadline
             .map_or(TICK, |deadline| deadline.saturating_duration_since(Instant::now()).min(TICK));
         // The command waits until it is known that everything is ready.
         let left = if self.progress.ready { left } else { left.min(START_TICK) };
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut fds, Some(&timeout)) {
+        match poll(fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(system("waiting for events")(error.into())),
         }
@@ -400,6 +447,9 @@ impl Run<'_> {
     /// Takes what the control thread has found. Returns whether the run is over before it began: only pids were
     /// selected, and none of them is a Ruby.
     fn take_findings(&mut self) -> bool {
+        let mut woken = [0; 256];
+        // Each byte is for one finding, which is in the channel by then.
+        self.controlled &= !matches!(self.orders.read(&mut woken), Ok(0));
         loop {
             match self.findings.try_recv() {
                 Ok(found) => {
@@ -412,30 +462,30 @@ impl Run<'_> {
         }
     }
 
-    fn take(&mut self, found: Found) -> bool {
+    fn take(&mut self, found: ControlEvent) -> bool {
         match found {
-            Found::Process { pid, image, state } => {
+            ControlEvent::Process { pid, image, state } => {
                 self.matched = true;
                 self.pipeline.add_process(pid, image, state);
                 self.pipeline.find_sleepers(pid);
             }
-            Found::Refused { pid, path, reason } => {
+            ControlEvent::Refused { pid, path, reason } => {
                 let who = pid.map_or_else(String::new, |pid| format!("pid {pid}: "));
                 say(&format!("gctrace: {who}{} is not traced: {reason}", path.display()));
                 self.pipeline.refuse(pid, &path.to_string_lossy(), &reason);
             }
-            Found::Unproven { pid, image, path, reason } => {
+            ControlEvent::Unproven { pid, image, path, reason } => {
                 say(&format!("gctrace: pid {pid}: {} is not traced: {reason}", path.display()));
                 let path = path.to_string_lossy();
                 if is_running(pid) {
                     self.pipeline.refuse_process(pid, image, &path, &reason, monotonic_ns());
                 } else {
-                    // Its exit has been handled: remembering the pid would hit the next process that gets it.
+                    // Its exit has been handled: remembering the pid would hit the next process that has it.
                     self.pipeline.refuse(Some(pid), &path, &reason);
                 }
             }
-            Found::NotRuby { pid, reason } => say(&format!("gctrace: pid {pid}: {reason}")),
-            Found::Ready { processes, probes, images, begun } => {
+            ControlEvent::NotRuby { pid, reason } => say(&format!("gctrace: pid {pid}: {reason}")),
+            ControlEvent::Ready { processes, probes, images, begun } => {
                 self.signals.tracing();
                 console::end_progress();
                 self.progress.ready = true;
@@ -453,20 +503,20 @@ impl Run<'_> {
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
                 return processes == 0 && !self.settings.selection.is_open();
             }
-            Found::Spawned(child) => self.command = Some(command::Running::new(child)),
-            Found::Ended { pids } => {
+            ControlEvent::Spawned(child) => self.command = Some(command::Running::new(child)),
+            ControlEvent::Ended { pids } => {
                 let ended = pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 let plural = if pids.len() == 1 { "" } else { "s" };
                 say(&format!("gctrace: pid{plural} {ended} ended"));
                 return true;
             }
-            Found::GvlProbes { attached } => {
+            ControlEvent::GvlProbes { attached } => {
                 if let Some(cost) = Self::gvl_cost(&self.counters) {
                     self.pipeline.gvl().attached(attached, cost);
                 }
             }
-            Found::Fatal(reason) => self.fatal = Some(reason),
-            Found::Closed { at_ns } => self.closed = Some(at_ns),
+            ControlEvent::Fatal(reason) => self.fatal = Some(reason),
+            ControlEvent::Closed { at_ns } => self.closed = Some(at_ns),
         }
         false
     }
@@ -549,8 +599,8 @@ impl Progress {
         );
         console::progress(&format!(
             "gctrace: {} in {}, {left}",
-            plural(counts.cycles, "cycle"),
-            plural(counts.processes, "process")
+            plural(counts.pipeline.cycles, "cycle"),
+            plural(counts.pipeline.processes, "process")
         ));
     }
 }

@@ -83,7 +83,7 @@ impl Running {
     ///
     /// # Errors
     ///
-    /// It cannot be told.
+    /// Its state cannot be read.
     pub fn has_ended(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() {
             self.status = self.child.try_wait()?;
@@ -100,7 +100,7 @@ impl Running {
             Some(SIGTERM) => Signal::TERM,
             _ => return,
         };
-        // Until it is waited for, its pid is nobody else's.
+        // Its pid is not reused before it is waited for.
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid.filter(|_| self.status.is_none())
             && let Err(error) = kill_process(pid, signal)
@@ -134,7 +134,7 @@ impl Running {
     }
 }
 
-/// The exit status that stands for a command's: its own, or 128 and the signal that ended it, as shells have it.
+/// The exit status that represents a command's: its own, or 128 and the signal that ended it, as shells have it.
 pub fn passed_on(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
@@ -150,7 +150,7 @@ fn in_foreground() -> bool {
 mod tests {
     use super::*;
 
-    /// Statuses are passed on; signals are told as shells tell them.
+    /// Statuses are passed on; signals are reported as shells report them.
     #[test]
     fn statuses() {
         assert_eq!(passed_on(ExitStatus::from_raw(0)), 0);

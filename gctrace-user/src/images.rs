@@ -13,7 +13,7 @@ use crate::{
 /// A probed image and how to read the objspace of its processes.
 #[derive(Debug)]
 pub struct KnownImage {
-    /// What exporters are told of it.
+    /// What exporters receive about it.
     pub image: Arc<Image>,
     /// How its events are read; `None` where there are only fallback probes.
     pub reading: Option<Reading>,

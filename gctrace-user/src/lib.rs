@@ -8,7 +8,7 @@
 pub(crate) use gctrace_cruby::{address, elf, ruby};
 /// What is made of what was seen, by its short names.
 pub use gctrace_report::{
-    aggregate, clock, console, export, ledger, model, private_dir, terminal, tls, words,
+    aggregate, clock, console, diff, export, ledger, model, private_dir, terminal, tls, trace_file, words,
 };
 
 // What tests share with those of the crate of CRuby knowledge.

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let error = cli::with_hint(error);
             let code = u8::try_from(error.exit_code()).unwrap_or(2);
-            // Help and version go to stdout; if that is closed nobody wants them.
+            // Help and version go to stdout; if that is closed they are not needed.
             let _closed = error.print();
             return ExitCode::from(code);
         }
@@ -44,6 +44,13 @@ fn main() -> ExitCode {
             return ExitCode::from(dump::run(&args.into()));
         }
         Some(Subcommand::Top(args)) => return top(args),
+        Some(Subcommand::Record(args)) => return record(args),
+        Some(Subcommand::Report(args)) => return ended(app::report(args).map(Outcome::exit_status)),
+        Some(Subcommand::Diff(args)) => return ended(app::diff(&args)),
+        Some(Subcommand::Serve(args)) => return ended(app::serve(&args)),
+        Some(Subcommand::Info(args)) => return ended(app::info(&args)),
+        Some(Subcommand::Merge(args)) => return ended(app::merge(&args)),
+        Some(Subcommand::Scrub(args)) => return ended(app::scrub(&args)),
         None if cli::alone() => {
             if let Some(args) = cli::top_alone() {
                 return top(args);
@@ -76,7 +83,7 @@ fn main() -> ExitCode {
                 Ok(Some(text)) => written(text.as_bytes()),
                 Ok(None) => {
                     console::say(
-                        "gctrace: the store has no such application; `gctrace apps list` lists them",
+                        "gctrace: the store has no such application or token; `gctrace apps list` and `tokens` list them",
                     );
                     ExitCode::from(1)
                 }
@@ -108,11 +115,22 @@ fn top(args: cli::TopArgs) -> ExitCode {
     ended(result.map(Outcome::exit_status))
 }
 
+/// A run that is written to a file.
+fn record(args: cli::RecordArgs) -> ExitCode {
+    if let Some(proc) = &args.proc {
+        proc_root::read_below(proc);
+    }
+    let result = cli::record(args, proc_root::own_pid())
+        .map_err(app::Failure::from)
+        .and_then(|settings| app::run(&settings));
+    ended(result.map(Outcome::exit_status))
+}
+
 /// Writes a text to standard output.
 fn written(text: &[u8]) -> ExitCode {
     match io::stdout().write_all(text).and_then(|()| io::stdout().flush()) {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read it has seen enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             console::say(&format!("gctrace: writing to standard output: {error}"));

@@ -14,23 +14,23 @@ use crate::{
         gc_cycle::{CycleFold, Folded},
         units::Units,
     },
-    bpf::{AwayMap, GvlReader, RequestReader, Rings},
+    bpf::{AwayMap, GvlReader, LifeRing, RequestReader, Rings},
     clock::monotonic_ns,
     decode::{self, Event},
-    export::{ExportError, Exporter, program},
+    export::{ExportError, Exporter, Outputs, program},
     host::{
         names::Names,
         proc::{self, MemoryReader},
     },
     images::{Images, KnownImage},
-    ledger::{Ledger, UserCounts},
+    ledger::{Ledger, PipelineCounts, RequestCounts, UserCounts},
     model::{
         EndReason, Memory, Process, Shares,
         seen::{CyclesBefore, ProcessEnd, Seen},
         stack::Stack,
     },
     native::NativeNamer,
-    stacks::{Finished, OwnedEvent, Reader, Ready, Record, StackOf, Stacks},
+    stacks::{Finished, OwnedEvent, Reader, ReadySample, Record, StackOf, Stacks},
 };
 
 mod alloc;
@@ -43,10 +43,11 @@ mod requests;
 
 pub use self::gvl::{Gvl, GvlOrder};
 use self::{
-    alloc::Allocs,
+    alloc::{AllocOf, Allocs},
     asleep::Asleep,
     before::{Beginning, Beginnings},
     gc::decode_state,
+    requests::Numbered,
 };
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
@@ -67,6 +68,8 @@ struct TracedProcess {
     starts_outside: u32,
     cycles: u64,
     lost: u64,
+    /// Time of its last GC record, monotonic nanoseconds; 0: none so far.
+    last_ns: u64,
     /// Since when it is traced, monotonic nanoseconds.
     since_ns: u64,
     /// Time of the record, or of the look at its memory, by which it was first seen.
@@ -76,15 +79,12 @@ struct TracedProcess {
     beginning: Beginning,
 }
 
-/// Different failures of outputs that are reported.
-const FAILURES: usize = 100;
-
 /// Most parents that are remembered.
 const PARENTS: usize = 1 << 16;
 
 /// State of the data path.
 pub struct Pipeline {
-    exporters: Vec<Box<dyn Exporter>>,
+    outputs: Outputs,
     images: Images,
     traced: HashMap<u32, TracedProcess>,
     /// Processes that failed a proof, with the image it was about.
@@ -95,7 +95,7 @@ pub struct Pipeline {
     parents: HashMap<u32, u32>,
     /// When a process last replaced its program, monotonic nanoseconds.
     execs: HashMap<u32, u64>,
-    /// Since when events of an image can be seen, monotonic nanoseconds: the first process of it was met then, or tracing
+    /// Since when events of an image can be seen, monotonic nanoseconds: the first process of it was seen then, or tracing
     /// began with the image probed.
     probed_since: HashMap<u32, u64>,
     beginnings: Beginnings,
@@ -105,12 +105,15 @@ pub struct Pipeline {
     gvl: Gvl,
     requests: Option<RequestReader>,
     units: Units,
+    /// Processes whose requests have ended, with their GC records of that time.
+    numbered: HashMap<u32, Numbered>,
+    /// Requests wait for GC records that may still be written.
+    requests_wait: bool,
     allocs: Allocs,
     names: Names,
     shares: bool,
-    counts: UserCounts,
-    stdout_closed: bool,
-    failures: Vec<String>,
+    counts: PipelineCounts,
+    request_counts: RequestCounts,
 }
 
 impl Pipeline {
@@ -123,7 +126,7 @@ impl Pipeline {
         gvl: Option<GvlReader>,
     ) -> Self {
         Self {
-            exporters,
+            outputs: Outputs::new(exporters),
             images,
             traced: HashMap::new(),
             refused: HashMap::new(),
@@ -138,12 +141,13 @@ impl Pipeline {
             gvl: Gvl::new(gvl),
             requests: None,
             units: Units::default(),
+            numbered: HashMap::new(),
+            requests_wait: false,
             allocs: Allocs::default(),
             names: Names::below(Path::new("/"), None),
             shares: false,
-            counts: UserCounts::default(),
-            stdout_closed: false,
-            failures: Vec::new(),
+            counts: PipelineCounts::default(),
+            request_counts: RequestCounts::default(),
         }
     }
 
@@ -167,23 +171,26 @@ impl Pipeline {
 
     /// User-space counters so far.
     pub fn counts(&self) -> UserCounts {
-        let mut counts = self.counts;
+        let mut counts = UserCounts {
+            pipeline: self.counts,
+            requests: self.request_counts,
+            alloc: self.allocs.counts,
+            ..UserCounts::default()
+        };
         self.stacks.add_counts(&mut counts);
         self.gvl.add_counts(&mut counts);
-        for exporter in &self.exporters {
-            exporter.add_counts(&mut counts);
-        }
+        self.outputs.add_counts(&mut counts);
         counts
     }
 
     /// Whether the reader of standard output is gone.
     pub fn stdout_closed(&self) -> bool {
-        self.stdout_closed
+        self.outputs.stdout_closed()
     }
 
     /// What could not be written.
     pub fn failures(&self) -> &[String] {
-        &self.failures
+        self.outputs.failures()
     }
 
     /// All that was present has been looked at: what starts from now on with one of the images probed is seen from its
@@ -197,12 +204,12 @@ impl Pipeline {
 
     /// All that was asked for is being traced from this time on.
     pub fn recording_began(&mut self, ts_ns: u64) {
-        self.exporters.iter_mut().for_each(|exporter| exporter.began(ts_ns));
+        self.outputs.tell(|exporter| exporter.began(ts_ns));
     }
 
     /// Nothing is traced any more since this time.
     pub fn recording_closed(&mut self, ts_ns: u64) {
-        self.exporters.iter_mut().for_each(|exporter| exporter.closed(ts_ns));
+        self.outputs.tell(|exporter| exporter.closed(ts_ns));
     }
 
     /// A process runs a probed image.
@@ -239,26 +246,20 @@ impl Pipeline {
 
     /// Takes what is in the rings. Returns whether there may be more.
     pub fn drain(&mut self, rings: &mut Rings) -> bool {
-        let lives = &mut self.lives;
-        let counts = &mut self.counts;
-        rings.drain_life(BATCH, |bytes| match decode::decode(bytes) {
-            Ok(Event::Life(kind, event)) => {
-                counts.decoded_lives += 1;
-                lives.push_back((kind, event));
-            }
-            Ok(_) => counts.undecodable += 1,
-            Err(error) => {
-                counts.undecodable += 1;
-                log::warn!("a lifecycle record could not be decoded: {error}");
-            }
-        });
+        let mut lives_until = monotonic_ns();
+        self.take_lives(rings.life());
         // Whatever a process emitted before it forked, execed or exited is in the other rings by now: they are merged by
         // time.
         let mut stacks_until = monotonic_ns();
         self.take_stacks();
         self.take_requests();
-        let taken = rings.drain_gc(BATCH, |bytes| match decode::decode(bytes) {
+        let taken = rings.drain_gc(BATCH, |bytes, life| match decode::decode(bytes) {
             Ok(event) => {
+                // A child that was forked meanwhile may have collected and ended by now: only its fork says whose child it is.
+                if event.ts_ns() >= lives_until {
+                    lives_until = monotonic_ns();
+                    self.take_lives(life);
+                }
                 // Before a GC record comes every stack that was taken before it.
                 if event.ts_ns() >= stacks_until {
                     stacks_until = monotonic_ns();
@@ -281,7 +282,7 @@ impl Pipeline {
         let reports = self.gvl.without_stacks(monotonic_ns(), None);
         self.gvl_report(reports);
         self.report_allocs(monotonic_ns());
-        self.export(|exporter| exporter.flush());
+        self.export(|exporter| exporter.flush(monotonic_ns()));
         more
     }
 
@@ -302,12 +303,15 @@ impl Pipeline {
         self.counts.tracepoints_skipped = hits;
     }
 
+    /// The user asks for a file of what is kept.
+    pub fn dump(&mut self) {
+        self.outputs.tell(|exporter| exporter.dump_requested());
+    }
+
     /// Tells the exporters what has been counted so far.
     pub fn account(&mut self, kernel: Option<Vec<u64>>) {
-        let ledger = Ledger { kernel, user: self.counts() };
-        for exporter in &mut self.exporters {
-            exporter.account(&ledger);
-        }
+        let ledger = Ledger { kernel, user: self.counts(), ..Ledger::default() };
+        self.outputs.tell(|exporter| exporter.account(&ledger));
     }
 
     /// Writes the end of every output.
@@ -320,6 +324,21 @@ impl Pipeline {
         self.export(|exporter| exporter.settled(ledger));
     }
 
+    fn take_lives(&mut self, ring: &mut LifeRing) {
+        let Self { lives, counts, .. } = self;
+        ring.drain(BATCH, |bytes| match decode::decode(bytes) {
+            Ok(Event::Life(kind, event)) => {
+                counts.decoded_lives += 1;
+                lives.push_back((kind, event));
+            }
+            Ok(_) => counts.undecodable += 1,
+            Err(error) => {
+                counts.undecodable += 1;
+                log::warn!("a lifecycle record could not be decoded: {error}");
+            }
+        });
+    }
+
     fn lives_until(&mut self, ts_ns: u64) {
         while let Some((kind, event)) = self.lives.front().copied()
             && event.header.ts_ns < ts_ns
@@ -328,7 +347,7 @@ impl Pipeline {
             let reason = match kind {
                 Kind::Exec => EndReason::Execed,
                 Kind::Exit => EndReason::Exited,
-                // A forked child is traced from its first GC event on, which tells its image.
+                // A forked child is traced from its first GC event on, which identifies its image.
                 _ => {
                     // Only those whose exits were lost stay.
                     if self.parents.len() > PARENTS {
@@ -360,6 +379,9 @@ impl Pipeline {
                 let gap = traced.fold.sequence_end(event.header.seq);
                 traced.lost += gap;
                 self.counts.lost_records += gap;
+                if gap > 0 {
+                    self.units.lost(event.header.tgid, traced.last_ns, u64::MAX);
+                }
             }
             self.end(event.header.tgid, reason, event.header.ts_ns);
             if kind == Kind::Exit {
@@ -401,7 +423,7 @@ impl Pipeline {
             Record::Event(OwnedEvent::Gvl(record)) => return self.gvl_record(record),
             Record::Event(OwnedEvent::Refill(event)) => return self.refill(&event),
         };
-        let Some(Finished { of, pid, tid, ts_ns, stack }) = finished else { return };
+        let Some(Finished { of, pid, tid, comm, ts_ns, request_ns, stack }) = finished else { return };
         match of {
             StackOf::Trigger => self.trigger(pid, ts_ns, stack),
             StackOf::Waiter => {
@@ -410,6 +432,10 @@ impl Pipeline {
             }
             StackOf::Holder => self.gvl.holder_stack(pid, tid, ts_ns, stack),
             StackOf::Blocker => self.gvl.ran(pid, tid, ts_ns, stack),
+            StackOf::Refill => {
+                let request = self.request_of_stack(pid, tid, request_ns);
+                self.refill_stack(pid, tid, AllocOf { comm, ts_ns, request }, stack);
+            }
         }
     }
 
@@ -426,13 +452,14 @@ impl Pipeline {
 
     /// Hands waiting samples over: those of a process up to a time, or all.
     fn report_stacks(&mut self, of: Option<(u32, u64)>) {
-        for Ready { pid, image, sample } in self.stacks.take_ready(of) {
+        for ReadySample { pid, image, request_ns, mut sample } in self.stacks.take_ready(of) {
             self.trace_known(pid, image, &sample.comm, sample.ts_ns);
             let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
                 self.counts.refused_stacks += 1;
                 continue;
             };
             self.counts.stacks += 1;
+            sample.request = self.request_of_stack(pid, sample.tid, request_ns);
             self.see(&process, Seen::Stack(&sample));
         }
     }
@@ -458,7 +485,7 @@ impl Pipeline {
         // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
         self.end(pid, EndReason::Execed, state.as_ref().map_or(0, |(ts, _)| *ts));
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
-        // It is gone, but the kernel has told of its fork.
+        // It is gone, but the kernel has reported its fork.
         process.ppid = process.ppid.or_else(|| self.parents.get(&pid).copied());
         let memory = MemoryReader::open(pid).ok();
         let count = state.as_ref().zip(known.reading.as_ref());
@@ -472,6 +499,7 @@ impl Pipeline {
             starts_outside: 0,
             cycles: 0,
             lost: 0,
+            last_ns: 0,
             since_ns: self.traced_since(pid, known.image.index),
             seen_ns,
             outside_ns: 0,
@@ -498,6 +526,7 @@ impl Pipeline {
     fn end(&mut self, pid: u32, reason: EndReason, ts_ns: u64) {
         self.end_requests(pid);
         self.report_alloc(pid, ts_ns);
+        self.report_allocs_without_stack(pid, ts_ns);
         self.allocs.forget(pid);
         let Some(mut traced) = self.traced.remove(&pid) else { return };
         let (open, shutdown) = traced.fold.finish();
@@ -540,21 +569,8 @@ impl Pipeline {
     }
 
     /// Hands something to every exporter; one that fails does not stop the others.
-    fn export(&mut self, mut hand: impl FnMut(&mut dyn Exporter) -> Result<(), ExportError>) {
-        for exporter in &mut self.exporters {
-            let Err(error) = hand(exporter.as_mut()) else { continue };
-            if error.is_broken_pipe() {
-                self.stdout_closed = true;
-                continue;
-            }
-            self.counts.export_failures += 1;
-            // Each output that fails is named, and one that fails again and again is named once.
-            let error = error.to_string();
-            if self.failures.len() < FAILURES && !self.failures.contains(&error) {
-                crate::console::say(&format!("gctrace: {error}"));
-                self.failures.push(error);
-            }
-        }
+    fn export(&mut self, hand: impl FnMut(&mut dyn Exporter) -> Result<(), ExportError>) {
+        self.outputs.hand(hand);
     }
 }
 

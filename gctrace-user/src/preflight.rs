@@ -28,7 +28,7 @@ pub enum Missing {
     },
     /// Inside a container.
     #[error(
-        "gctrace runs in a pid namespace of its own (a container), where the kernel's pids mean nothing: run it on the \
+        "gctrace runs in its own pid namespace (a container), where the kernel's pids are not valid: run it on the \
          host, start the container with --pid=host, or mount the host's /proc in it and name that with --proc"
     )]
     PidNamespace,
@@ -92,13 +92,9 @@ pub static PRIVILEGES: [Privilege; 3] = [
     Privilege {
         name: "CAP_SYS_ADMIN",
         any_of: CapabilitySet::SYS_ADMIN,
-        purpose: "loads BPF programs, attaches probes and opens what processes have mapped",
+        purpose: "loads BPF programs, attaches probes and opens the files that processes have mapped",
     },
-    Privilege {
-        name: "CAP_SYS_PTRACE",
-        any_of: CapabilitySet::SYS_PTRACE,
-        purpose: "looks into other processes",
-    },
+    Privilege { name: "CAP_SYS_PTRACE", any_of: CapabilitySet::SYS_PTRACE, purpose: "reads other processes" },
     Privilege {
         name: "CAP_DAC_READ_SEARCH",
         any_of: CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet::DAC_OVERRIDE),
@@ -128,9 +124,10 @@ pub fn check() -> Result<Host, Missing> {
 }
 
 /// Gives up what a run does not need: from here on there is no way back to it, not by running a program either. `writes`:
-/// files are written where root may only because it may write everywhere; `gives`: they are given to another user. Called before any thread is started, because
-/// each thread has capabilities of its own.
-pub fn drop_privileges(writes: bool, gives: bool) {
+/// files are written where root may only because it may write everywhere; `gives`: they are given to another user; `requests`: packets of
+/// servers are looked at (`bpf_prog_attach_check_attach_type`, kernel/bpf/syscall.c). Called before any thread is started, because each
+/// thread has capabilities of its own.
+pub fn drop_privileges(writes: bool, gives: bool, requests: bool) {
     let keep = PRIVILEGES.iter().fold(CapabilitySet::empty(), |keep, privilege| keep | privilege.any_of);
     let mut keep = keep.difference(CapabilitySet::DAC_OVERRIDE) | CapabilitySet::SYSLOG;
     if writes {
@@ -138,6 +135,9 @@ pub fn drop_privileges(writes: bool, gives: bool) {
         if gives {
             keep |= CapabilitySet::CHOWN;
         }
+    }
+    if requests {
+        keep |= CapabilitySet::NET_ADMIN;
     }
     if let Err(error) = rustix::thread::set_no_new_privs(true) {
         log::info!("no_new_privs: {error}");
@@ -151,7 +151,7 @@ pub fn drop_privileges(writes: bool, gives: bool) {
     });
     if let Err(error) = dropped {
         // Having more than is needed is no reason not to run.
-        log::info!("capabilities that are not needed stay: {error}");
+        log::info!("capabilities that are not needed are not dropped: {error}");
     }
 }
 
@@ -177,7 +177,7 @@ pub fn pid_namespace() -> Result<(), Missing> {
         (Ok(true), _) => Ok(()),
         (Ok(false), false) => Err(Missing::PidNamespace),
         (Ok(false), true) => Err(wrong("it shows the processes of another pid namespace".to_owned())),
-        (Err(error), _) => Err(wrong(format!("its processes cannot be looked at: {error}"))),
+        (Err(error), _) => Err(wrong(format!("its processes cannot be inspected: {error}"))),
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use signal_hook::{
-    consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM},
+    consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR2},
     iterator,
     low_level::{emulate_default_handler, pipe},
 };
@@ -29,7 +29,7 @@ enum Answer {
     Die,
     /// The run ends in order.
     Finish {
-        /// By Ctrl-C: whoever pressed it can press it again.
+        /// By Ctrl-C: the user can press it again.
         interactive: bool,
     },
     /// The user does not want to wait for the files.
@@ -134,6 +134,35 @@ impl Signals {
     }
 }
 
+/// SIGUSR2, by which users ask for a file of what is kept, as a readable descriptor.
+#[derive(Debug)]
+pub struct Asks(UnixStream);
+
+impl Asks {
+    /// Answers the signal from now on, and not by ending.
+    pub fn install() -> io::Result<Self> {
+        let (read, write) = UnixStream::pair()?;
+        read.set_nonblocking(true)?;
+        pipe::register(SIGUSR2, write)?;
+        Ok(Self(read))
+    }
+
+    /// Whether the signal has come since this was called last. Several are one.
+    pub fn take(&self) -> bool {
+        let mut bytes = [0; 64];
+        let mut has_come = false;
+        while (&self.0).read(&mut bytes).is_ok_and(|n| n > 0) {
+            has_come = true;
+        }
+        has_come
+    }
+
+    /// Readable when it has come.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 fn lock(endings: &Mutex<Endings>) -> MutexGuard<'_, Endings> {
     endings.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -149,7 +178,7 @@ fn act(answer: Answer, signal: i32, mut wake: &UnixStream) {
         }
         Answer::Finish { interactive } => {
             if let Err(error) = wake.write_all(&[0]) {
-                log::error!("telling the main thread to finish: {error}");
+                log::error!("waking the main thread to finish: {error}");
             }
             say(if interactive {
                 "gctrace: finishing… (Ctrl-C again to give up without files)"

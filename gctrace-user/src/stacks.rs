@@ -19,7 +19,7 @@ pub use self::reader::{GvlRecord, NamedStack, OwnedEvent, Reader, Record, Sleepe
 use self::{reader::Unmixed, synthetic::SyntheticFrames};
 use crate::{
     aggregate::mix::{Mixed, mix},
-    ledger::UserCounts,
+    ledger::{StackCounts, UserCounts},
     model::{
         self,
         stack::{Stack, StackSample, ThreadState},
@@ -35,31 +35,37 @@ const MAX_TRIGGERS: usize = 1 << 13;
 
 /// A sample that waits for its turn among the other events.
 #[derive(Debug)]
-pub struct Ready {
+pub struct ReadySample {
     /// The process.
     pub pid: u32,
     /// Index of its image.
     pub image: u32,
-    /// The sample.
+    /// Since when its thread serves a request, nanoseconds; 0: none that is known.
+    pub request_ns: u64,
+    /// The sample, without its request.
     pub sample: StackSample,
 }
 
 /// A stack that is finished: what it is the stack of.
 #[derive(Debug)]
 pub struct Finished {
-    /// What it was taken for.
+    /// The occasion at which it was taken.
     pub of: StackOf,
     /// The process.
     pub pid: u32,
     /// The thread.
     pub tid: u32,
+    /// Its name.
+    pub comm: Arc<str>,
     /// When it was taken.
     pub ts_ns: u64,
+    /// Since when its thread serves a request, nanoseconds; 0: none that is known.
+    pub request_ns: u64,
     /// The stack.
     pub stack: Stack,
 }
 
-/// What a stack was taken for.
+/// The occasion at which a stack was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackOf {
     /// The cycle whose snapshot has this time: it started it.
@@ -70,12 +76,14 @@ pub enum StackOf {
     Holder,
     /// A thread that held the GVL at that time while another was waiting.
     Blocker,
+    /// A thread that took the free slots of a heap page at that time.
+    Refill,
 }
 
 /// The stage.
 pub struct Stacks {
     reader: Option<Reader>,
-    ready: VecDeque<Ready>,
+    ready: VecDeque<ReadySample>,
     triggers: VecDeque<(u32, u64, Stack)>,
     /// Threads off their CPU, by tid.
     away: HashMap<u32, Away>,
@@ -86,7 +94,7 @@ pub struct Stacks {
     native: Option<NativeNamer>,
     /// Names of threads, by pid.
     comms: HashMap<u32, HashMap<[u8; 16], Arc<str>>>,
-    counts: UserCounts,
+    counts: StackCounts,
 }
 
 /// The stack with which a thread has left its CPU.
@@ -115,7 +123,7 @@ impl Stacks {
             kernel,
             native,
             comms: HashMap::new(),
-            counts: UserCounts::default(),
+            counts: StackCounts::default(),
         }
     }
 
@@ -140,12 +148,14 @@ impl Stacks {
     /// Finishes a stack. Returns it unless it stays in the stage: as a sample, which waits for its turn, or as that of a thread that
     /// has left its CPU, which waits for its return.
     pub fn finish(&mut self, named: NamedStack) -> Option<Finished> {
-        let NamedStack { header, cause, gc, comm, weight_ns, blocks, stack } = named;
+        let NamedStack { header, cause, gc, comm, weight_ns, blocks, request_ns, stack } = named;
         let stack = self.mixed(&header, stack);
+        let comm = self.comm(header.tgid, &comm);
         let of = match cause {
             Cause::GcStart => StackOf::Trigger,
             Cause::GvlWait => StackOf::Waiter,
             Cause::GvlHold => StackOf::Holder,
+            Cause::Refill => StackOf::Refill,
             Cause::OffCpu => {
                 self.left(&header, gc, stack);
                 return None;
@@ -155,18 +165,19 @@ impl Stacks {
                 StackOf::Blocker
             }
             Cause::CpuClock => {
-                let comm = self.comm(header.tgid, &comm);
-                self.ready.push_back(Ready {
+                self.ready.push_back(ReadySample {
                     pid: header.tgid,
                     image: header.image,
+                    request_ns,
                     sample: StackSample {
                         ts_ns: header.ts_ns,
                         tid: header.tid,
-                        comm,
+                        comm: Arc::clone(&comm),
                         state: ThreadState::Running,
                         cpu_ns: weight_ns,
                         wall_ns: weight_ns,
                         gc,
+                        request: None,
                         stack: stack.clone(),
                     },
                 });
@@ -176,13 +187,14 @@ impl Stacks {
                 StackOf::Blocker
             }
         };
-        Some(Finished { of, pid: header.tgid, tid: header.tid, ts_ns: header.ts_ns, stack })
+        let (pid, tid, ts_ns) = (header.tgid, header.tid, header.ts_ns);
+        Some(Finished { of, pid, tid, comm, ts_ns, request_ns, stack })
     }
 
     /// The stack with which a thread has left its CPU.
     fn left(&mut self, header: &Header, gc: GcActivity, stack: Stack) {
         let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, stack };
-        // The last one was back so soon that nothing is told of it.
+        // The last one was back so soon that its time is not reported.
         self.counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
         let its = |event: &OffCpuEvent| event.header.tgid == header.tgid && event.begin_ns == header.ts_ns;
         if self.returned.get(&header.tid).is_some_and(its)
@@ -219,9 +231,10 @@ impl Stacks {
             [(ThreadState::Blocked, event.begin_ns, runnable), (ThreadState::Runnable, runnable, end)];
         for (state, begin, end) in parts.into_iter().filter(|(_, begin, end)| end > begin) {
             self.counts.off_cpu_samples += 1;
-            self.ready.push_back(Ready {
+            self.ready.push_back(ReadySample {
                 pid: header.tgid,
                 image: header.image,
+                request_ns: event.request_ns,
                 sample: StackSample {
                     ts_ns: begin,
                     tid: header.tid,
@@ -230,6 +243,7 @@ impl Stacks {
                     cpu_ns: 0,
                     wall_ns: end - begin,
                     gc,
+                    request: None,
                     stack: stack.clone(),
                 },
             });
@@ -248,7 +262,8 @@ impl Stacks {
         let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm, .. } = entry;
         let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
         let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
-        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, comm });
+        // Since when it serves a request is not read: tracing ends, and so would that request unseen.
+        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, comm });
     }
 
     /// Threads that are back on a CPU, whose stacks will not come any more: those of a process, or all.
@@ -287,11 +302,11 @@ impl Stacks {
     }
 
     /// Samples of a process up to a time, in the order of their records; of all processes without one.
-    pub fn take_ready(&mut self, of: Option<(u32, u64)>) -> Vec<Ready> {
+    pub fn take_ready(&mut self, of: Option<(u32, u64)>) -> Vec<ReadySample> {
         let Some((pid, ts_ns)) = of else { return self.ready.drain(..).collect() };
         let (taken, kept) = self.ready.drain(..).partition(|r| r.pid == pid && r.sample.ts_ns <= ts_ns);
         self.ready = kept;
-        let taken: VecDeque<Ready> = taken;
+        let taken: VecDeque<ReadySample> = taken;
         taken.into()
     }
 
@@ -322,13 +337,13 @@ impl Stacks {
 
     /// Adds what it has counted.
     pub fn add_counts(&self, counts: &mut UserCounts) {
-        counts.add(&self.counts);
+        counts.stacks.add(&self.counts);
         if let Some(native) = &self.native {
             native.add_counts(counts);
         }
     }
 
-    /// The end of the run: triggers that nobody has fetched are counted.
+    /// The end of the run: triggers that were not fetched are counted.
     pub fn close(&mut self) {
         self.counts.triggers_unclaimed += self.triggers.len() as u64;
         self.triggers.clear();
@@ -385,7 +400,7 @@ fn is_of_tracing(name: &str) -> bool {
 }
 
 /// The count of walks that ended for this reason.
-fn ended_early(end: NativeEnd, counts: &mut UserCounts) -> &mut u64 {
+fn ended_early(end: NativeEnd, counts: &mut StackCounts) -> &mut u64 {
     match end {
         NativeEnd::NoTable => &mut counts.natives_no_table,
         NativeEnd::NoRow => &mut counts.natives_no_row,
@@ -412,11 +427,11 @@ mod tests {
             image: 0,
             execs: 0,
         };
-        OffCpuEvent { header, begin_ns, wakeup_ns, comm: *b"worker\0\0\0\0\0\0\0\0\0\0" }
+        OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, comm: *b"worker\0\0\0\0\0\0\0\0\0\0" }
     }
 
     fn parts(stage: &mut Stacks) -> Vec<(ThreadState, u64, u64, bool)> {
-        let named = |ready: Ready| {
+        let named = |ready: ReadySample| {
             let sample = ready.sample;
             assert_eq!((ready.pid, sample.tid, &*sample.comm, sample.cpu_ns), (1, 2, "worker", 0));
             (sample.state, sample.ts_ns, sample.wall_ns, &*sample.stack[0].name == "taken")
@@ -446,7 +461,7 @@ mod tests {
         assert_eq!((stage.counts.off_cpu_stacks, stage.counts.off_cpu_samples), (3, 4));
     }
 
-    /// A time whose stack was not taken is told all the same; the stack of another time is not put in its place.
+    /// A time whose stack was not taken is reported all the same; the stack of another time does not replace it.
     #[test]
     fn stack_not_taken() {
         let mut stage = Stacks::default();

@@ -1,11 +1,11 @@
-# Allocates, and writes how far its own counter has come: over a time without collections, with quiet before and behind it, and then
+# Allocates, and writes the values of its own counter: over a time without collections, with quiet before and after it, and then
 # over some collections.
 require_relative "support"
 
 Report.run do |extra|
   kept = nil
   quiet = Float(ARGV.fetch(0, "0"))
-  # What is read here is an Integer, which needs no slot.
+  # The value read here is an Integer, which needs no slot.
   total = -> { GC.stat(:total_allocated_objects) }
   GC.start
   GC.disable

@@ -6,7 +6,7 @@ def forever
 end
 
 Report.run do |_extra|
-  # What began before gctrace has met the process is not seen.
+  # Sleeps that began before gctrace saw the process are not seen.
   sleep 0.5
   thread = Thread.new { forever }
   sleep 0.01 until thread.status == "sleep"

@@ -1,5 +1,5 @@
-# A CPU-bound script of a fixed amount of work that allocates next to nothing. Its last line is what
-# `cargo xtask bench` reads.
+# A CPU-bound script with a fixed amount of work that allocates next to nothing. `cargo xtask bench` reads its
+# last line.
 
 def clock(id) = Process.clock_gettime(id)
 

@@ -1,5 +1,5 @@
 # Uses CPU time at the bottom of a recursion of the given depth, once standard input ends: for `cargo xtask bench --depth`.
-# Most of the time is spent in Ruby code: what a tick costs that hits the kernel is another question. Long enough that the
+# Most of the time is spent in Ruby code, so that few ticks hit the kernel, which would cost something else. Long enough that the
 # first 1,024 stacks, which wake gctrace at once, are the smaller part.
 def spin(till)
   while Process.clock_gettime(Process::CLOCK_THREAD_CPUTIME_ID) < till

@@ -1,5 +1,5 @@
-# A GC-heavy script of a fixed amount of work: a tree of live objects and a stream of short-lived ones. Its last line
-# is what `cargo xtask bench` reads.
+# A GC-heavy script with a fixed amount of work: a tree of live objects and a stream of short-lived ones. `cargo xtask bench`
+# reads its last line.
 
 def clock(id) = Process.clock_gettime(id)
 

@@ -1,19 +1,19 @@
-# What stops or interrupts a running thread: reads the clock in a loop and adds up the gaps between two readings that are
-# longer than so many nanoseconds (the argument). Each line of standard input is a number of seconds for which to do so; the
+# Measures what stops or interrupts a running thread: reads the clock in a loop and adds up the gaps between two readings that are
+# longer than the argument, nanoseconds. Each line of standard input is a number of seconds for which to do so; the
 # answer is one line, for `cargo xtask bench --stalls`. Nothing is allocated in the loop, so disabled GC costs no memory, and no
-# collection is taken for a stall.
+# collection counts as a stall.
 GC.disable
 LONGER_THAN = Integer(ARGV.fetch(0))
 
 def now = Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
 
-# A stack of a tracer that has this method in it is from the time that was measured.
+# A tracer's stack with this method in it is from the time that was measured.
 def read_clock(seconds)
   gap_time = gaps = longest = 0
   first = last = now
   till = first + (seconds * 1_000_000_000).to_i
   while last < till
-    # Not by `now`: a call more would make each reading slower.
+    # Not by `now`: another call would make each reading slower.
     reading = Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
     gap = reading - last
     if gap > LONGER_THAN

@@ -1,5 +1,5 @@
-# A large buffer right after each collection, given back before the next one: who reads the memory of a collection later
-# than it was finds the buffer.
+# A large buffer right after each collection, freed before the next one: if the memory of a collection is read too late,
+# the buffer is in it.
 require_relative "support"
 
 BYTES = 34 << 20

@@ -1,11 +1,11 @@
-# Burns CPU at many known places. At each it notes what Ruby itself says of the stack there; a profiler must have seen
+# Burns CPU at many known places. At each it records Ruby's own stack; a profiler must have seen
 # exactly these stacks and no others.
 require_relative "support"
 
 module Oracle
   MILLISECONDS = Integer(ENV.fetch("GCTRACE_TEST_BURN_MS", "40"))
 
-  # Notes the stack of its caller, then spins in this frame. Every place has one line that calls it.
+  # Records the stack of its caller, then spins in this frame. Every place has one line that calls it.
   def self.burn(places, name)
     places << [name, caller_locations(1).map { |at| [at.path, at.lineno, at.label, at.base_label] }]
     spin

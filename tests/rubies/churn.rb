@@ -1,6 +1,6 @@
-# Code that comes and goes: classes and methods are made from text, run in short-lived threads and fibers, and thrown
-# away, while another thread collects and compacts. Every method's name tells its class, its file and its line, so that
-# any mix-up shows: `Churn17#m17` lies in churn17.rb at line 18.
+# Code that comes and goes: classes and methods are made from text, run in short-lived threads and fibers, and dropped,
+# while another thread collects and compacts. Every method's name gives its class, its file and its line, so that
+# any mix-up shows: `Churn17#m17` is in churn17.rb at line 18.
 require_relative "support"
 
 SECONDS = Float(ARGV.fetch(0, "5"))

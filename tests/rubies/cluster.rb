@@ -1,4 +1,4 @@
-# A master with two workers, one of which has taken a title; told to go on, it forks a third that starts another Ruby. Each
+# A master with two workers, one of which has a title; on a line of input it forks a third one, which starts another Ruby. Each
 # prints its pid and what GC.count was before and after it collected.
 $stdout.sync = true
 

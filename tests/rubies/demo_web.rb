@@ -1,6 +1,6 @@
 # A workload that allocates like a small web application: two threads answer requests from a shared cache of live
 # records and render them as JSON, without gems. It runs for the given number of seconds (default 12) or until
-# SIGTERM, and says at its end what it saw of its own garbage collection.
+# SIGTERM, and reports at its end what it saw of its own garbage collection.
 
 SECONDS = Float(ARGV.fetch(0, "12"))
 RECORDS = 20_000

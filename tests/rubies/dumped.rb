@@ -1,5 +1,5 @@
 # A program whose threads do one thing each that `gctrace dump` shows: two hold a lock each and want the other's, one reads, two sleep,
-# one of them with a hostile name. Its report has what Ruby's own `Thread#backtrace` says of them. Arguments: methods that more threads
+# one of them with a hostile name. Its report has their `Thread#backtrace`. Arguments: methods that more threads
 # run all the time (computing, printing, collecting), and how many more sleep.
 require_relative "support"
 require "json"
@@ -50,7 +50,7 @@ Report.run do |extra|
   start.call("evil\e[2J\nname") { napping }
   (ARGV[1] || 0).to_i.times { |at| start.call("many #{at}") { napping } }
   sleep 0.01 until named.values.all?(&:stop?) && ready.size == 2
-  # Until the last one is where it stays.
+  # Until the last one is in its place.
   sleep 0.2
   extra["backtraces"] = named.transform_values(&:backtrace)
   busy = (ARGV[0] || "").split(",").map { |kind| Thread.new { send(kind) } }

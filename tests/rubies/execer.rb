@@ -1,4 +1,5 @@
-# Collects garbage, then replaces itself by another Ruby program, which reports with the suffix ".after".
+# Collects garbage, then replaces itself by another Ruby program, which reports with the suffix ".after". With the argument "thread"
+# another thread than the main one does that.
 require_relative "support"
 
 if ARGV[0] == "after"
@@ -9,5 +10,6 @@ else
   Report.run do
     3.times { Work.small(30_000); GC.start(full_mark: false) }
   end
-  exec(RbConfig.ruby, __FILE__, "after")
+  again = -> { exec(RbConfig.ruby, __FILE__, "after") }
+  ARGV[0] == "thread" ? Thread.new(&again).join : again.call
 end

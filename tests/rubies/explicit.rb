@@ -1,4 +1,4 @@
-# N explicit GC.start with allocation in between; reports what Ruby says about each explicit one.
+# N explicit GC.start with allocation in between; reports Ruby's own figures of each explicit one.
 require_relative "support"
 
 rounds = Integer(ARGV[0] || 10)

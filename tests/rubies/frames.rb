@@ -1,7 +1,7 @@
-# Threads that sleep in all kinds of methods, and what Ruby itself says of their stacks.
+# Threads that sleep in all kinds of methods, and Ruby's own description of their stacks.
 #
 # A line for each frame, leaf first: `frame RACTOR THREAD LABEL BASE_LABEL OWNER PATH LINE`, separated by tabs, then
-# `ready`. OWNER is what may stand before the method's name by reflection (`Class#`, `Class.` or `-`, separated by `|`
+# `ready`. OWNER is the possible prefix of the method's name by reflection (`Class#`, `Class.` or `-`, separated by `|`
 # where several methods have that name), `?` where the script does not know the method. At each line of standard input the script does what it says, and answers.
 $stdout.sync = true
 Warning[:experimental] = false if defined?(Warning) && Warning.respond_to?(:[]=)
@@ -163,7 +163,7 @@ class Person
   declare(:declared)
 end
 
-# Code that nothing keeps once its class is gone: what stands in this file lives as long as the file.
+# Code that nothing keeps once its class is gone: the code in this file lives as long as the file.
 20.times do |n|
   Object.const_set("Mortal#{n}", Class.new).class_eval(<<-CODE, "mortal.rb", n * 10 + 1)
     def mortal#{n}
@@ -245,7 +245,7 @@ scenarios = [
 ]
 scenarios << -> { Data.define(:a).new(a: 1).then { park } } if defined?(Data) && Data.respond_to?(:define)
 
-# What stands before the methods of that owner.
+# The prefix of the methods of that owner.
 def owner_prefix(owner)
   if owner.singleton_class?
     attached = ATTACHED[owner]
@@ -255,7 +255,7 @@ def owner_prefix(owner)
   owner.name && !refinement ? "#{owner.name}#" : "-"
 end
 
-# What may stand before the methods of each name.
+# The possible prefixes of the methods of each name.
 def reflected
   known = Hash.new { |hash, key| hash[key] = [] }
   (ATTACHED.values + ATTACHED.keys + [SINGLE.singleton_class]).uniq.each do |mod|
@@ -267,7 +267,7 @@ def reflected
       rescue NameError
         next
       end
-      # Two levels are enough for what is prepended here; some releases go round in circles beyond.
+      # Two levels are enough for the prepended modules here; some releases loop beyond that.
       2.times do
         break unless method
         prefix = owner_prefix(method.owner)
@@ -329,7 +329,7 @@ reporter = Thread.new do
   while (line = $stdin.gets)
     case line.chomp
     when "redefine"
-      # The code that sleeps is replaced, its threads end, and what it was is freed and moved.
+      # The code that sleeps is replaced, its threads end, and the old code is freed and moved.
       threads.each(&:kill).each(&:join)
       [threads, scenarios, MODULES, ATTACHED, ANONYMOUS].each(&:clear)
       %i[Late Child Person Greeting Loud Util Refined ANONYMOUS].each { |name| Object.send(:remove_const, name) }

@@ -1,4 +1,4 @@
-# Threads that want, get and give up the GVL in every way, between two readings of the witness.
+# Threads that request, acquire and release the GVL in every way, between two readings of the witness.
 require_relative "support"
 require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
 

@@ -1,4 +1,4 @@
-# One thread collects garbage, which takes a while; two others want nothing but the GVL all the time.
+# One thread collects garbage, which takes a while; two others request only the GVL, all the time.
 require_relative "support"
 require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
 

@@ -1,4 +1,4 @@
-# One thread holds the GVL in C code that never gives it up; two others sleep, and say how much longer that took.
+# One thread holds the GVL in C code that never releases it; two others sleep, and report how much longer that took.
 require_relative "support"
 require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
 

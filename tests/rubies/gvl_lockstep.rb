@@ -1,4 +1,4 @@
-# Threads of which one uses the CPU at any time: while all of them run, the GVL is always held. Each says how long it lived.
+# Threads of which one uses the CPU at any time: while all of them run, the GVL is always held. Each reports how long it lived.
 require_relative "support"
 require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
 

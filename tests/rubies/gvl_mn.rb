@@ -1,4 +1,4 @@
-# Threads or Ractors that go from one native thread to another, if the Ruby has that (RUBY_MN_THREADS=1).
+# Threads or Ractors that move from one native thread to another, if the Ruby supports that (RUBY_MN_THREADS=1).
 def work(rounds)
   sum = 0
   rounds.times do |i|

@@ -1,4 +1,4 @@
-# One thread that computes, one that compresses (C code without the GVL), one that sleeps; each says how much CPU time the
+# One thread that computes, one that compresses (C code without the GVL), one that sleeps; each reports how much CPU time the
 # kernel charged it and how long it had to wait for a CPU.
 require_relative "support"
 require "zlib"

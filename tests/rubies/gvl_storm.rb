@@ -1,4 +1,4 @@
-# Threads that hand the GVL over as often as they can, for some seconds.
+# Threads that hand over the GVL as often as they can, for some seconds.
 require_relative "support"
 
 Report.run do |extra|

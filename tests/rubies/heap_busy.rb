@@ -1,4 +1,4 @@
-# Heaps that do not hold still: objects come and go all the time, in the way that is named.
+# Heaps that change all the time: objects come and go, in the way that is named.
 require_relative "support"
 
 mode = ARGV.fetch(0)

@@ -1,4 +1,4 @@
-# Counts its own heap, and then allocates nothing until it gets a line: a heap that somebody else can count, too.
+# Counts its own heap, and then allocates nothing until it gets a line: another program can count the same heap.
 require_relative "support"
 require "objspace"
 
@@ -21,7 +21,7 @@ NAMELESS = Array.new(70) { Class.new(Order) }.map { |c| c.new(0) }
 # Half of what is in these pages is garbage: pages that are partly free.
 KEPT = Array.new(40_000) { |i| "kept #{i}" }.select.with_index { |_, i| i.even? }
 
-# What strings and arrays have outside of their slots: nothing, something, shared, two bytes behind the end.
+# Memory of strings and arrays outside of their slots: nothing, something, shared, two bytes after the end.
 class OwnString < String; end
 class OwnArray < Array; end
 STRINGS = (0..40).map { |i| OwnString.new("x" * (i * 50)) }
@@ -30,12 +30,12 @@ ARRAYS = (0..40).map { |i| OwnArray.new(i * 3, i) }
 ARRAYS << ARRAYS[30].dup
 
 Report.run do |extra|
-  # Whoever waits for the line allocates when it comes, not before.
+  # The thread that waits for the line allocates when it comes, not before.
   queue = Queue.new
   reader = Thread.new { queue << $stdin.gets }
   Thread.pass until reader.status == "sleep"
   GC.start
-  # Wait until nothing is left to sweep: what is dead does not count as old.
+  # Wait until nothing is left to sweep: dead objects do not count as old.
   GC.start
   GC.disable
   counts = {}

@@ -9,7 +9,7 @@ class Order
   end
 end
 
-# Objects without variables, of which the release may have others than those with them.
+# Objects without variables, which in some releases are different from those with variables.
 class Bare; end
 
 Pair = Struct.new(:one, :two)

@@ -1,4 +1,4 @@
-# Grows by a number of objects that is asked for, line by line, and by nothing else that is called Order.
+# Grows by a requested number of objects, line by line; nothing else in it is called Order.
 require_relative "support"
 
 class Order; end

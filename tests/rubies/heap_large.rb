@@ -1,4 +1,4 @@
-# As many objects as are given, and then nothing happens.
+# Makes the given number of objects, and then does nothing.
 require_relative "support"
 
 KEPT = Array.new(Integer(ARGV.fetch(0))) { |i| "kept #{i}" }

@@ -1,10 +1,19 @@
-# Works until "end" is said, with a major collection in each round, and keeps something of each round or nothing.
+# Works until "end", with a major collection in each round, and keeps something of each round or nothing.
 require_relative "support"
 
 class Order; end
 CACHE = []
 CLOSURES = []
-NAMES = {}
+module Shop
+  class Names
+    BY_ID = {}
+    private_constant :BY_ID
+
+    def self.keep(name)
+      BY_ID[name] = true
+    end
+  end
+end
 RING = Array.new(2_000)
 FULL = {}
 
@@ -12,11 +21,19 @@ def closure(number)
   -> { number + 1 }
 end
 
+def counter
+  seen = []
+  -> { seen << Order.new }
+end
+
+COUNTER = counter
+
 ROUNDS = {
   # Grow.
   "cache" => ->(n) { 300.times { CACHE << Order.new } },
   "closures" => ->(n) { 300.times { |i| CLOSURES << closure(i) } },
-  "strings" => ->(n) { 300.times { |i| NAMES["a name that is too long to be embedded #{n} #{i}" * 2] = true } },
+  "captured" => ->(n) { 300.times { COUNTER.call } },
+  "strings" => ->(n) { 300.times { |i| Shop::Names.keep("a name that is too long to be embedded #{n} #{i}" * 2) } },
   # Are stable: only garbage, a ring whose elements are replaced, a cache that is full from the start.
   "garbage" => ->(n) { 2_000.times { Order.new } },
   "ring" => ->(n) { 300.times { |i| RING[(n * 300 + i) % RING.size] = Order.new } },

@@ -19,7 +19,7 @@ Report.run do |extra|
         heap += 1
       end
     end
-    # What loading left behind with finalizers (files) is freed after the sweep that finds it, not by it.
+    # Files and other objects with finalizers, left by loading, are freed after the sweep that finds them, not by it.
     2.times { GC.start }
     # Calls fill their caches.
     2.times { read.call(tables[0]) }

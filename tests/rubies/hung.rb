@@ -1,5 +1,5 @@
 # A program that hangs: one thread holds a lock and waits for input that does not come, three wait for the lock, and the main
-# thread waits for them all, each in a method of its own. It goes on when it is given a line.
+# thread waits for them all, each in its own method. It continues when it is given a line.
 require_relative "support"
 
 def held(input)

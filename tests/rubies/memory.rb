@@ -1,4 +1,4 @@
-# Memory of each kind that comes and goes between collections, with the witness writing down what there is at each.
+# Memory of each kind that comes and goes between collections; the witness records it at each.
 require_relative "support"
 
 Witness.watch_memory if defined?(Witness)

@@ -1,7 +1,7 @@
-# Is in the middle of a cycle, with sweeping left to do, when it says that it is ready.
+# Is in the middle of a cycle, with sweeping left to do, when it prints that it is ready.
 require_relative "support"
 
-# Live objects and garbage by turns, so that every page has some free slots and one step of sweeping never suffices. (A
+# Alternating live objects and garbage, so that every page has some free slots and one step of sweeping never suffices. (A
 # small heap whose free slots are all in its last two pages is swept in one step: 3.4 has such a one at boot.)
 kept = []
 300_000.times do |i|

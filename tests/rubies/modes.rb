@@ -1,5 +1,5 @@
 # Explicit collections in all combinations of full_mark, immediate_mark and immediate_sweep; GC off and on again;
-# collections that GC.start requests while another one is not finished; one that C code asks for.
+# collections that GC.start requests while another one is not finished; one that C code requests.
 require_relative "support"
 
 Report.run do |extra|

@@ -14,7 +14,7 @@ def compressing
   Zlib::Deflate.deflate(BYTES, 9)
 end
 
-# The extension calls back: its frames stand between those of Ruby.
+# The extension calls back: its frames are between those of Ruby.
 def opening
   io = Class.new do
     def initialize; @written = 0; end
@@ -28,7 +28,7 @@ def opening
   gz.finish
 end
 
-# The tables of a process are made when it is met.
+# The tables of a process are made when it is first seen.
 def warming
   Zlib.crc32(BYTES)
 end

@@ -24,7 +24,7 @@ def timed(took, name)
 end
 
 Report.run do |extra|
-  # What began before gctrace has met the process is not seen.
+  # Times that began before gctrace saw the process are not seen.
   sleep 0.5
   took = {}
   queue = Queue.new

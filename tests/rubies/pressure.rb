@@ -23,7 +23,7 @@ Report.run do |extra|
       Work.keep(old, 10_000)
       4.times { Work.small(150_000) }
     end
-    # Many of one kind that has no write barrier: remembered by every minor collection.
+    # Many of one kind without a write barrier: remembered by every minor collection.
     scanners = Array.new(4_000) { StringScanner.new("z") }
     6.times { Work.small(120_000) }
     # From 3.3 on only old objects that lose theirs count (gc.c, rb_gc_writebarrier_unprotect). Only C code can do that.

@@ -1,6 +1,6 @@
-# Ruby threads that do not own a native thread, or not one for all their life: those of Ractors (from 3.3 on), and with
-# RUBY_MN_THREADS=1 those of the main Ractor, too. Each does a known number of rounds of the same work in a method of its
-# own, with a switch to another thread after each: where they run is up to the VM.
+# Ruby threads without their own native thread, or with different ones during their life: those of Ractors (from 3.3 on), and with
+# RUBY_MN_THREADS=1 those of the main Ractor, too. Each does a known number of rounds of the same work in its own
+# method, with a switch to another thread after each: the VM decides where they run.
 require_relative "support"
 
 ROUNDS = { "half" => 50, "third" => 30, "fifth" => 20 }.freeze

@@ -16,7 +16,7 @@ def clock
   Process.clock_gettime(Process::CLOCK_MONOTONIC)
 end
 
-# What boots a program is not what it does.
+# Starting a program is not part of its work.
 3.times { GC.start }
 300.times { |number| request(number) }
 

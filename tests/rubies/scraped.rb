@@ -1,5 +1,5 @@
-# Makes garbage for so many rounds, or with "2s" for so many seconds, and ends with no cycle open. With the argument "stay"
-# it then waits for a line, so that others can look at it.
+# Makes garbage for the given number of rounds, or with "2s" for this many seconds, and ends with no cycle open. With the argument "stay"
+# it then waits for a line, so that others can inspect it.
 require_relative "support"
 
 SECONDS = ARGV.fetch(0, "40")[/\A(.*)s\z/, 1]&.to_f

@@ -1,4 +1,4 @@
-# Spends CPU time in known shares and measures with the thread's own CPU clock how much each part really got: 50, 30
+# Spends CPU time in known shares and measures each part with the thread's own CPU clock: 50, 30
 # and 20 % in three methods, then sorting, matching and compressing (C functions), then three threads at once.
 require_relative "support"
 begin

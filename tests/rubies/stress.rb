@@ -1,4 +1,4 @@
-# GC.stress in its variants, each for a short moment.
+# GC.stress in its variants, each for a short time.
 require_relative "support"
 
 Report.run do |extra|

@@ -12,7 +12,7 @@ end
 module Report
   module_function
 
-  # Runs the block, which may fill the hash it gets, and writes the report and the witness's log.
+  # Runs the block, which may fill the hash that it receives, and writes the report and the witness's log.
   def run(suffix = "", wait: ENV.key?("GCTRACE_TEST_WAIT"))
     before = {}
     after = {}
@@ -48,7 +48,7 @@ module Report
   end
 end
 
-# Garbage of several kinds, in amounts that depend on nothing but the arguments.
+# Garbage of several kinds, in amounts that depend only on the arguments.
 module Work
   module_function
 

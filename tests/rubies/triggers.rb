@@ -1,4 +1,4 @@
-# Each part has exactly one line that allocates, so that this line has triggered every collection of the part.
+# Each part has exactly one line that allocates, so that this line triggers every collection of the part.
 require_relative "support"
 
 def small_objects(count)
@@ -50,7 +50,7 @@ Report.run do |extra|
   builder = Builder.new
   part(parts, "block in Builder#in_a_block", lines.fetch("block in Builder#in_a_block")) { builder.in_a_block(1_000_000) }
   part(parts, "explicit", lines.fetch("explicit")) { explicit }
-  # What is tested is whose line it is, not whether the last one is named in the moment in which the process ends.
+  # The test checks whose line it is, not whether the last one is named at the moment when the process ends.
   sleep 0.5
   extra["parts"] = parts
 end

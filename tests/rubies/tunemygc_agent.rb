@@ -1,5 +1,5 @@
-# The TuneMyGC agent's side of the protocol, as it is documented: registers, sends sets over net/http and does for each
-# answer what the agent does. Says what came of it as one JSON object.
+# The TuneMyGC agent's side of the protocol, as documented: registers, sends sets over net/http and handles each
+# answer as the agent does. Prints the result as one JSON object.
 #   tunemygc_agent.rb certificate DIR          writes an authority, a certificate of 127.0.0.1 and its key
 #   tunemygc_agent.rb agent URL SET [CA]       the exchange with a collector, https:// if its authority is given
 require "json"
@@ -56,7 +56,7 @@ class Agent
     answer.is_a?(Net::HTTPSuccess) ? answer.body : raise("not registered: #{answer.code} #{answer.body}")
   end
 
-  # What the agent does with a set. It sends again what is answered with 500 or not at all, three times in all.
+  # The agent's handling of a set. It retries after a 500 or no answer, three attempts in all.
   def sync(set, pause: 0.1)
     tries = 0
     begin

@@ -1,5 +1,5 @@
-# Threads that wait in turn: each sleeps until its own place in the next tenth of a second. Arguments: how many threads, how many times
-# each, how many further threads that sleep briefly and often all the while.
+# Threads that wait in turn: each sleeps until its own point in the next tenth of a second. Arguments: number of threads, number of waits
+# of each, number of further threads that sleep briefly and often all the time.
 require_relative "support"
 
 PERIOD = 0.1
@@ -21,7 +21,7 @@ end
 
 Report.run do |extra|
   count, times, busy = ARGV.map(&:to_i)
-  # What began before gctrace has met the process is not seen.
+  # Times that began before gctrace saw the process are not seen.
   sleep 0.5
   done = [false]
   begun = now

@@ -19,10 +19,10 @@ pub struct Guarded {
     stderr: Lines,
 }
 
-/// What a finished child process left.
+/// The result of a finished child process.
 #[derive(Debug)]
 pub struct Finished {
-    /// How it ended.
+    /// Its status.
     pub status: ExitStatus,
     /// Its standard output, by lines.
     pub stdout: Vec<String>,
@@ -120,7 +120,7 @@ impl Guarded {
         };
         self.stdin = None;
         if !self.stdout.join(deadline) || !self.stderr.join(deadline) {
-            bail!("{} has ended but somebody holds its output open", self.name);
+            bail!("{} has ended but another process holds its output open", self.name);
         }
         Ok(Finished { status, stdout: self.stdout.snapshot(), stderr: self.stderr.snapshot() })
     }
@@ -156,7 +156,7 @@ struct Collected {
     closed: bool,
 }
 
-/// Lines read by a thread of their own.
+/// Lines read by a separate thread.
 #[derive(Debug)]
 struct Lines {
     shared: Arc<(Mutex<Collected>, Condvar)>,
@@ -205,7 +205,7 @@ impl Lines {
         }
     }
 
-    /// Waits for the end of the stream; false if somebody still holds it open at the deadline.
+    /// Waits for the end of the stream; false if another process still holds it open at the deadline.
     fn join(&mut self, deadline: Instant) -> bool {
         let deadline = deadline.max(Instant::now() + Duration::from_secs(5));
         let mut state = lock(&self.shared.0);

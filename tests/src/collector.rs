@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::PATIENCE;
 use crate::child::{Finished, Guarded};
 use crate::http::{self, Answer};
-use crate::live::gctrace_binary;
+use crate::live::{Live, gctrace_binary};
+use crate::postgres::Postgres;
 
 /// The protocol's example of a whole set.
 pub const EXAMPLE: &str = include_str!("../fixtures/tunemygc_seed.json");
@@ -69,7 +70,7 @@ impl Collector {
         self.send_bytes(set.as_bytes(), &[])
     }
 
-    /// Posts bytes with further headers.
+    /// Posts bytes with additional headers.
     pub fn send_bytes(&self, body: &[u8], headers: &[(&str, &str)]) -> Result<Answer> {
         let mut all = vec![("Content-Type", "application/json"), ("User-Agent", "TuneMyGC 1.0.71")];
         all.extend(headers);
@@ -108,6 +109,14 @@ impl Collector {
         ensure!(finished.status.success(), "{}: {}", finished.status, finished.errors());
         Ok(finished)
     }
+}
+
+/// Does the same with a store of each kind, by its name.
+pub fn each_store(test: impl Fn(&str) -> Result<()>) -> Result<()> {
+    let live = Live::without_gctrace()?;
+    test(&format!("sqlite:{}", live.path("sets.db").display())).context("SQLite")?;
+    let postgres = Postgres::start()?;
+    test(&postgres.address()).context("PostgreSQL")
 }
 
 /// What `gctrace apps` prints for a store.
@@ -164,7 +173,7 @@ pub fn set(token: &str, ruby: &str, env: &Value, cycles: &[Cycle]) -> Value {
     Value::Array(set)
 }
 
-/// So many cycles of each kind, mixed.
+/// The given number of cycles of each kind, mixed.
 pub fn cycles(kinds: &[(Cycle, usize)]) -> Vec<Cycle> {
     let mut left: Vec<(Cycle, usize)> = kinds.to_vec();
     let mut mixed = Vec::new();

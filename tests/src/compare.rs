@@ -1,4 +1,4 @@
-//! gctrace's lines against the witness's log.
+//! Compares gctrace's lines with the witness's log.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use crate::witness::{Event, Kind, Log, Pause};
 
 /// Slack of converting between the clocks.
 const SAME_MOMENT_NS: i64 = 1_000_000;
-/// Furthest that the two may be apart in the time of an event, in the median over the events between whose `GC_ENTER` and
-/// which the thread was not preempted. Single ones can be further apart without a fault of anybody: the machine under a
-/// virtual one takes its CPU away without telling. What holds for each event is that it lies within its pause.
+/// Largest distance of the two times of an event, in the median over the events between whose `GC_ENTER` and
+/// which the thread was not preempted. Single ones can be further apart without a fault on either side: a hypervisor
+/// takes the CPU away without a trace. The check for each event is that it lies within its pause.
 const MEDIAN_LATE_NS: u64 = 250_000;
 /// Slack between readings of one clock by kernel and program.
 const CLOCK_SLACK_NS: u64 = 10_000;
@@ -46,7 +46,7 @@ impl Comparison {
     }
 }
 
-/// The lines of the log's process that fall into the log's time: of several lives of one pid, the right one.
+/// The lines of the log's process within the log's time: if a pid was used several times, the right process.
 fn in_time<'a>(lines: &[&'a GcLine], log: &Log) -> Vec<&'a GcLine> {
     let (from, to) = (log.begin_ns as i64 - SAME_MOMENT_NS, log.end_ns as i64 + SAME_MOMENT_NS);
     let falls = |line: &&GcLine| line.pid == log.pid && (from..=to).contains(&monotonic_ns(line, log));
@@ -94,7 +94,7 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         expect("gc_by", &or_none(line.gc_by.as_deref()), &or_none(start.reason("gc_by")));
         expect("major_by", &or_none(line.major_by.as_deref()), &or_none(start.reason("major_by")));
         expect("tid", &line.tid.to_string(), &start.tid.to_string());
-        // gctrace stands between the witness's GC_ENTER and its GC_START.
+        // gctrace's probe is between the witness's GC_ENTER and its GC_START.
         let enter_ns = enter.map_or(log.begin_ns, |enter| enter.ns);
         let (after, before) = (enter_ns as i64 - SAME_MOMENT_NS, start.ns as i64 + SAME_MOMENT_NS);
         let kept_cpu = enter.is_some_and(|e| (e.tid, e.preempted) == (start.tid, start.preempted));
@@ -115,7 +115,7 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         result.differences.push(format!("pid {}: the times are {late} ns off, in the median", log.pid));
     }
 
-    // The first end may be of a cycle that started before the log, of which there is a line only if gctrace was there.
+    // The first end may be of a cycle that started before the log; there is a line of it only if gctrace was running then.
     let first = log.starts().next().map_or(u64::MAX, Event::count);
     let all = lines.iter().filter(|line| line.pid == log.pid);
     let earlier =
@@ -150,15 +150,15 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
     result
 }
 
-/// Keys of `GC.stat` that are absent from a Ruby that is not released yet, because its code does not tell them as sums;
-/// from all others none.
+/// Keys of `GC.stat` that are absent from a Ruby that is not released yet, because its code does not have them as sums;
+/// no keys are absent from all others.
 pub fn absent_keys(ruby: &str) -> &'static [&'static str] {
     const OF_4_1: [&str; 4] =
         ["total_malloc_bytes", "total_free_bytes", "malloc_increase_bytes", "oldmalloc_increase_bytes"];
     if ruby.starts_with("4.1.") { &OF_4_1 } else { &[] }
 }
 
-/// Compares two objects including the order of their keys (which a Ruby without a layout table does not tell), but for those
+/// Compares two objects including the order of their keys (which is not known of a Ruby without a layout table), but for those
 /// that must be absent.
 fn objects(
     place: &str,
@@ -184,7 +184,7 @@ fn objects(
     }
 }
 
-/// Compares the pauses with the witness's. gctrace stands in front of the witness at every event, so both ends of its
+/// Compares the pauses with the witness's. gctrace's probe is before the witness at every event, so both ends of its
 /// pause come just before the witness's: after the witness's previous event and not after its own. The rest of a cycle
 /// that started before the log counts only if there is a line of that cycle.
 pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
@@ -226,7 +226,7 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
         ensure!(a.count == b.count, "{place}: different cycles");
         let (our_ns, their_ns) = (a.end_ns - a.begin_ns, b.end_ns - b.begin_ns);
         before = b.end_ns;
-        // Whose turn comes between gctrace's reading of the clock and the witness's is time that only one of them saw.
+        // A preemption between gctrace's reading of the clock and the witness's is time that only one of them saw.
         if b.preempted {
             continue;
         }
@@ -241,7 +241,7 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
     Ok(ours.len())
 }
 
-/// Middle value; 0 of none.
+/// Middle value; 0 if there are none.
 fn median(values: &mut [u64]) -> u64 {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0)
@@ -259,7 +259,7 @@ fn first_unmatched(ours: &[Pause], theirs: &[Pause]) -> Option<Pause> {
     rest.next().copied()
 }
 
-/// What must hold within every line, whatever the witness says.
+/// What must hold within every line, independent of the witness.
 pub fn line_is_sound(line: &GcLine) -> Result<()> {
     let place = format!("pid {} count {}", line.pid, line.count);
     let sum = line.pauses.iter().map(|pause| pause.ns).sum::<u64>();
@@ -308,7 +308,7 @@ pub fn line_is_sound(line: &GcLine) -> Result<()> {
     Ok(())
 }
 
-/// Compares the lines of a process with what the program itself says: which cycles, and how many of each kind.
+/// Compares the lines of a process with the program's own report: which cycles, and how many of each kind.
 pub fn program(lines: &[&GcLine], report: &crate::script::Report) -> Result<()> {
     let counts = report.counts()?;
     let ours = lines.iter().filter(|line| line.pid == report.pid && counts.contains(&line.count));

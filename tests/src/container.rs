@@ -17,7 +17,7 @@ use crate::ruby::Ruby;
 use crate::script::{Outputs, Report, Script};
 use crate::witness::Log;
 
-/// No network (which needs iptables), the runtime that gets along with cgroup v1, v2 and both, and limits that need not
+/// No network (which needs iptables), the runtime that works with cgroup v1, v2 and both, and limits that need not
 /// be raised.
 const SETTINGS: &str = r#"
 [containers]
@@ -142,9 +142,9 @@ pub struct Done {
     pub pid: u32,
     /// Status and output.
     pub finished: Finished,
-    /// What the script said; its pid is the one in the container.
+    /// The script's report; its pid is the one in the container.
     pub report: Report,
-    /// What the witness in it saw, if there was one.
+    /// The witness's log, if there was one.
     pub witness: Option<Log>,
 }
 
@@ -174,7 +174,7 @@ impl Container {
         self.guarded()?.say(line)
     }
 
-    /// Waits until the container is gone and reads what the script left.
+    /// Waits until the container is gone and reads the script's outputs.
     pub fn finish(mut self) -> Result<Done> {
         let (pid, outputs) = (self.pid, self.outputs.clone());
         let name = self.name.clone();
@@ -190,12 +190,12 @@ impl Drop for Container {
     fn drop(&mut self) {
         let mut command = self.podman();
         command.args(["rm", "--force", "--ignore", "--time", "0", &self.name]);
-        // Nothing is left to be done about it.
+        // A failure here cannot be handled.
         let _gone = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
     }
 }
 
-/// What a command says that must succeed.
+/// The output of a command that must succeed.
 fn said(what: &str, command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {what}"))?;
     ensure!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));

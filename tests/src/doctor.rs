@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::child::Finished;
 use crate::gctrace::Invocation;
 
-/// What doctor said.
+/// The output of doctor.
 #[derive(Debug)]
 pub struct Diagnosis {
     /// The host.

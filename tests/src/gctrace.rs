@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
@@ -48,7 +48,7 @@ impl Invocation {
         self
     }
 
-    /// Gives access to the command for what the other methods do not cover.
+    /// Gives access to the command for everything that the other methods do not cover.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Command)) -> Self {
         change(&mut self.command);
@@ -95,7 +95,7 @@ impl Gctrace {
         self.process.wait_stderr(PATIENCE, "gctrace: ready", |line| line.starts_with("gctrace: ready"))
     }
 
-    /// Waits for a line of standard error that has this in it, and returns it.
+    /// Waits for a line of standard error that contains this, and returns it.
     pub fn wait_error(&mut self, part: &str) -> Result<String> {
         self.process.wait_stderr(PATIENCE, part, |line| line.contains(part))
     }
@@ -131,7 +131,21 @@ impl Gctrace {
         self.process.stdout_so_far()
     }
 
-    /// Interrupts it as Ctrl-C does and returns what it said in jsonl; its ledger must balance and its status be 0.
+    /// Waits until this many requests are reported: a thread is done with a request after its client has the response.
+    pub fn wait_requests(&self, count: usize) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            let lines = self.stdout_so_far();
+            let there = lines.iter().filter(|line| line.starts_with(r#"{"type":"request""#)).count();
+            if there >= count {
+                return Ok(());
+            }
+            ensure!(since.elapsed() < PATIENCE, "{there} of {count} requests");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Interrupts it as Ctrl-C does and returns its jsonl output; its ledger must balance and its status be 0.
     pub fn stop(self) -> Result<Report> {
         self.stop_by(Signal::INT).map(|(report, _)| report)
     }
@@ -148,14 +162,14 @@ impl Gctrace {
         self.wait()
     }
 
-    /// Waits until it ends by itself and returns what it said in jsonl; its ledger must balance and its status be 0.
+    /// Waits until it ends by itself and returns its jsonl output; its ledger must balance and its status be 0.
     pub fn done(self) -> Result<(Report, Finished)> {
         let finished = self.wait()?;
         let report = read(&finished)?;
         Ok((report, finished))
     }
 
-    /// Waits until it ends by itself, however it does.
+    /// Waits until it ends by itself, with any status.
     pub fn wait(self) -> Result<Finished> {
         self.process.finish(PATIENCE)
     }

@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand: what is sent is exactly what the test says, also where a library would not let it.
+//! HTTP/1.1 by hand: exactly the bytes of the test are sent, also where a library would not allow it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
@@ -39,12 +39,12 @@ pub fn get(address: SocketAddr, path: &str) -> Result<Answer> {
     exchange(address, "GET", path, &[], b"")
 }
 
-/// `POST path` with these further headers.
+/// `POST path` with these additional headers.
 pub fn post(address: SocketAddr, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<Answer> {
     exchange(address, "POST", path, headers, body)
 }
 
-/// One request on a connection of its own.
+/// One request on a new connection.
 pub fn exchange(
     address: SocketAddr,
     method: &str,
@@ -60,7 +60,7 @@ pub fn exchange(
     write!(head, "Content-Length: {}\r\n\r\n", body.len())?;
     let mut stream = connect(address)?;
     stream.write_all(&head)?;
-    // Who refuses a body early may close before all of it is out; the answer counts.
+    // A server that refuses a body early may close before all of it is sent; the answer counts.
     let written = stream.write_all(body);
     read(&stream).with_context(|| format!("{method} {path}, the body being {written:?}"))
 }

@@ -35,7 +35,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["off_cpu_wanted"], &["off_cpu_stacks", "off_cpu_shed"]),
     (&["switch_ins"], &["off_cpu_short", "off_cpu_orphan", "off_cpu_submitted", "off_cpu_ring_full"]),
     (
-        &["ticks", "trigger_stacks", "off_cpu_stacks", "gvl_stacks", "gvl_holder_stacks"],
+        &["ticks", "trigger_stacks", "off_cpu_stacks", "gvl_stacks", "gvl_holder_stacks", "refill_stacks"],
         &["stack_submitted", "stack_ring_full", "stack_busy", "stack_not_walked"],
     ),
     (&["native_stacks"], &["native_submitted", "native_ring_full"]),
@@ -60,7 +60,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["gvl_long_spans"], &["gvl_span_submitted", "gvl_span_ring_full", "gvl_span_shed"]),
 ];
 
-/// What the kernel handed over is what user space decoded.
+/// User space decodes as many records as the kernel handed over.
 const HANDED_OVER: &[(&str, &str)] = &[
     ("snapshot_submitted", "decoded_snapshots"),
     ("pause_submitted", "decoded_pauses"),
@@ -76,7 +76,38 @@ const HANDED_OVER: &[(&str, &str)] = &[
     ("refill_submitted", "decoded_refills"),
 ];
 
-/// Counters that stay zero on a machine that is not starved: each stands for data that is missing.
+/// Filters of profiles let through or drop everything that there is.
+const PROFILES: &[(&str, &[&str])] = &[
+    (
+        "profile_samples",
+        &[
+            "profile_samples_recorded",
+            "profile_samples_other_threads",
+            "profile_samples_out_of_focus",
+            "profile_samples_other_endpoints",
+        ],
+    ),
+    (
+        "profile_ns",
+        &[
+            "profile_ns_recorded",
+            "profile_ns_other_threads",
+            "profile_ns_out_of_focus",
+            "profile_ns_other_endpoints",
+        ],
+    ),
+    (
+        "profile_events",
+        &[
+            "profile_events_recorded",
+            "profile_events_other_threads",
+            "profile_events_out_of_focus",
+            "profile_events_other_endpoints",
+        ],
+    ),
+];
+
+/// Counters that stay zero on a machine that is not starved: each counts missing data.
 const LOSSES: &[&str] = &[
     "snapshot_ring_full",
     "snapshot_read_failed",
@@ -113,9 +144,19 @@ pub fn check(report: &Report) -> Result<()> {
         let (a, b) = (counter(kernel, submitted)?, counter(user, decoded)?);
         ensure!(a == b, "{submitted} = {a}, but {decoded} = {b} in {user:?}");
     }
-    ensure!(counter(user, "undecodable")? == 0, "records that could not be decoded: {user:?}");
+    let undecodable = sum(user, &["undecodable", "undecodable_stacks", "undecodable_requests"])?;
+    ensure!(undecodable == 0, "records that could not be decoded: {user:?}");
     let frames = sum(user, &["native_frames_named", "native_frames_by_offset", "native_frames_unmapped"])?;
     ensure!(counter(user, "native_frames")? == frames, "native frames are missing: {user:?}");
+    for (all, parts) in PROFILES {
+        let (a, b) = (counter(user, all)?, sum(user, parts)?);
+        ensure!(a == b, "{all} = {a}, but {} = {b} in {user:?}", parts.join(" + "));
+    }
+    let kept = sum(user, &["recorded_kept", "recorded_expired", "recorded_displaced"])?;
+    let recorded = kept + sum(user, &["recorded_written", "recorded_waiting", "recorded_dropped"])?;
+    ensure!(counter(user, "recorded")? == recorded, "entries of the recording are missing: {user:?}");
+    let dumps = sum(user, &["dumps_written", "dumps_waiting", "dumps_failed", "dumps_suppressed"])?;
+    ensure!(counter(user, "dump_requests")? == dumps, "requests for dumps are missing: {user:?}");
     let threads =
         counter(user, "gvl_threads_read")? + sum(kernel, &["gvl_thread_submitted", "gvl_thread_ring_full"])?;
     ensure!(counter(kernel, "gvl_threads")? == threads, "threads are missing: {kernel:?}, {user:?}");

@@ -2,18 +2,19 @@
 //! the Ruby processes, and compares what the two saw.
 //!
 //! Live tests need root, a kernel with BPF, Ruby with its headers and a C compiler; `cargo xtask test` installs what is
-//! missing. A test never skips: what it needs is there, or it fails and says what is missing.
+//! missing. A test never skips: its requirements are met, or it fails and names what is missing.
 //!
 //! * [`live`]: the preconditions, the lock that keeps live tests apart, the scratch directory
 //! * [`gctrace`]: starts, stops and reads gctrace; every finished run has its [`ledger`] checked
 //! * [`ruby`] and [`script`]: the Rubies to test on and the scripts under `tests/rubies`
 //! * [`witness`]: the C extension that logs the same events from inside, and its log
+//! * [`puma`]: a server
 //! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
 //! * [`container`]: real containers of the lab's Rubies, and cgroups
-//! * [`doctor`]: what `gctrace doctor` says
+//! * [`doctor`]: the output of `gctrace doctor`
 //! * [`tunemygc`], [`pprof`], [`stack_log`]: independent readers of the output files
 //! * [`collector`]: a running collector and sets for it; [`http`]: its clients' side, byte by byte
-//! * [`receiver`]: a server that is pushed to; [`python`]: packages that decode what it got; [`postgres`]: a database
+//! * [`receiver`]: a server that is pushed to; [`python`]: packages that decode the pushes; [`postgres`]: a database
 //! * [`memory`]: whether a process's code is what its file says
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
@@ -26,6 +27,7 @@ pub mod compare;
 pub mod container;
 pub mod doctor;
 pub mod gctrace;
+pub mod heap;
 pub mod http;
 pub mod ledger;
 pub mod live;
@@ -33,22 +35,24 @@ pub mod memory;
 pub mod perfetto;
 pub mod postgres;
 pub mod pprof;
+pub mod puma;
 pub mod python;
 pub mod receiver;
 pub mod report;
 pub mod ruby;
 pub mod script;
+pub mod sidekiq;
 pub mod stack_log;
 pub mod tunemygc;
 pub mod witness;
 
 use std::time::Duration;
 
-/// How long anything may take before a test gives up on it; far longer than it ever takes on a slow and busy machine.
+/// How long anything may take before a test fails; far longer than it ever takes on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
-/// By how much this machine is slower than a real one: 1, or what `GCTRACE_SLOWNESS` says, as in an emulated machine.
-/// What takes a known time on a real one may take this many times as long.
+/// By how much this machine is slower than a real one: 1, or the value of `GCTRACE_SLOWNESS`, as in an emulated machine.
+/// Everything with a known duration on a real machine may take this many times as long.
 pub fn slowness() -> u64 {
     std::env::var("GCTRACE_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! What every live test begins with.
+//! The beginning of every live test.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 #[derive(Debug)]
 pub struct Live {
     scratch: TempDir,
-    /// Unlocked by closing. Declared after the directory, so that it is the last to go.
+    /// Unlocked by closing. Declared after the directory, so that it is dropped last.
     _lock: Option<File>,
 }
 
@@ -55,7 +55,7 @@ fn scratch() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix("gctrace-test-").tempdir_in(work_dir()?)?)
 }
 
-/// Where tests keep what they build: `tmp` in the target directory that the running test was built in.
+/// Where tests keep their build results: `tmp` in the target directory that the running test was built in.
 pub fn work_dir() -> Result<PathBuf> {
     let path = target_dir()?.join("tmp").join("gctrace-tests");
     std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -64,7 +64,7 @@ pub fn work_dir() -> Result<PathBuf> {
 
 /// The profile's directory in the target directory, e.g. `target/debug`.
 fn target_dir() -> Result<PathBuf> {
-    let exe = std::env::current_exe().context("cannot tell the path of the running test")?;
+    let exe = std::env::current_exe().context("cannot find the path of the running test")?;
     let deps = exe.parent().unwrap_or(Path::new("/"));
     let profile = if deps.ends_with("deps") { deps.parent().unwrap_or(deps) } else { deps };
     Ok(profile.to_path_buf())

@@ -1,4 +1,4 @@
-//! Whether the code in a process's memory is what its file says: a probe is a changed byte.
+//! Whether the code in a process's memory equals its file: a probe is a changed byte.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

@@ -1,4 +1,4 @@
-//! Reading Perfetto traces, by the protobuf encoding alone: what gctrace writes is not read by what writes it.
+//! Reading Perfetto traces, by the protobuf encoding alone: gctrace's output is not read by the code that writes it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,6 +27,23 @@ pub struct Trace {
     pub slices: Vec<Slice>,
     /// Arrows: track and time where each begins, and where it ends.
     pub arrows: Vec<((u64, u64), (u64, u64))>,
+    /// Values of counters by the name of their track, in the order of the file: time and value.
+    pub counters: BTreeMap<String, Vec<(u64, u64)>>,
+    /// Moments with their notes.
+    pub moments: Vec<Moment>,
+}
+
+/// A moment on a track.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Name of its track.
+    pub track: String,
+    /// Its name.
+    pub name: String,
+    /// When, nanoseconds of the trace's clock.
+    pub ts_ns: u64,
+    /// Its notes: numbers as text.
+    pub notes: BTreeMap<String, String>,
 }
 
 /// A field's value.
@@ -91,6 +108,39 @@ fn fields(mut bytes: &[u8]) -> Result<Vec<(u64, Value<'_>)>> {
     Ok(found)
 }
 
+/// A note: its name and its text; `texts` are those that notes name by number.
+fn note(bytes: &[u8], texts: &BTreeMap<u64, String>) -> Result<(String, String)> {
+    let (mut name, mut text) = (String::new(), String::new());
+    // DebugAnnotation: 3 uint_value, 6 string_value, 10 name, 17 string_value_iid.
+    for (field, value) in fields(bytes)? {
+        match field {
+            3 => text = value.number()?.to_string(),
+            6 => text = value.text()?,
+            10 => name = value.text()?,
+            17 => text.clone_from(texts.get(&value.number()?).context("a note without text")?),
+            _ => {}
+        }
+    }
+    Ok((name, text))
+}
+
+/// Texts that notes name by number.
+fn interned(bytes: &[u8], texts: &mut BTreeMap<u64, String>) -> Result<()> {
+    // InternedData: 29 debug_annotation_string_values, each an InternedString: 1 iid, 2 str.
+    for (_, text) in fields(bytes)?.into_iter().filter(|(field, _)| *field == 29) {
+        let (mut iid, mut string) = (0, String::new());
+        for (field, value) in fields(text.bytes()?)? {
+            match field {
+                1 => iid = value.number()?,
+                2 => string = value.text()?,
+                _ => {}
+            }
+        }
+        ensure!(texts.insert(iid, string).is_none(), "text {iid} comes twice");
+    }
+    Ok(())
+}
+
 impl Trace {
     /// Reads a file. Slices of a track must not overlap, each must end, and each arrow must begin and end once.
     pub fn open(path: &Path) -> Result<Self> {
@@ -98,14 +148,16 @@ impl Trace {
         let mut tracks: BTreeMap<u64, String> = BTreeMap::new();
         let mut open: BTreeMap<u64, (String, u64)> = BTreeMap::new();
         let mut leaves: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        let mut texts = BTreeMap::new();
         let mut trace = Self::default();
         for (_, packet) in fields(&bytes)? {
             let (mut ts, mut happened, mut described) = (0, None, None);
-            // TracePacket: 8 timestamp, 11 track_event, 60 track_descriptor.
+            // TracePacket: 8 timestamp, 11 track_event, 12 interned_data, 60 track_descriptor.
             for (field, value) in fields(packet.bytes()?)? {
                 match field {
                     8 => ts = value.number()?,
                     11 => happened = Some(value.bytes()?),
+                    12 => interned(value.bytes()?, &mut texts)?,
                     60 => described = Some(value.bytes()?),
                     _ => {}
                 }
@@ -124,12 +176,16 @@ impl Trace {
             }
             let Some(event) = happened else { continue };
             let (mut kind, mut uuid, mut name, mut flows, mut ends) = (0, 0, None, Vec::new(), Vec::new());
-            // TrackEvent: 9 type, 11 track_uuid, 23 name, 47 flow_ids, 48 terminating_flow_ids.
+            let (mut notes, mut counted) = (BTreeMap::new(), None);
+            // TrackEvent: 4 debug_annotations, 9 type, 11 track_uuid, 23 name, 30 counter_value, 47 flow_ids,
+            // 48 terminating_flow_ids.
             for (field, value) in fields(event)? {
                 match field {
+                    4 => notes.extend([note(value.bytes()?, &texts)?]),
                     9 => kind = value.number()?,
                     11 => uuid = value.number()?,
                     23 => name = Some(value.text()?),
+                    30 => counted = Some(value.number()?),
                     47 => flows.push(value.number()?),
                     48 => ends.push(value.number()?),
                     _ => {}
@@ -147,7 +203,17 @@ impl Trace {
                     ensure!(begin_ns <= ts, "{name} ends before it begins");
                     trace.slices.push(Slice { track: on.clone(), uuid, name, begin_ns, end_ns: ts });
                 }
-                _ => {}
+                3 => trace.moments.push(Moment {
+                    track: on.clone(),
+                    name: name.unwrap_or_default(),
+                    ts_ns: ts,
+                    notes,
+                }),
+                4 => {
+                    let value = counted.context("a counter without value")?;
+                    trace.counters.entry(on.clone()).or_default().push((ts, value));
+                }
+                other => bail!("an event of type {other}"),
             }
             for flow in flows {
                 ensure!(leaves.insert(flow, (uuid, ts)).is_none(), "arrow {flow} begins twice");

@@ -1,4 +1,4 @@
-//! A PostgreSQL of the test's own: a new cluster on a free port, run by a user who is not root.
+//! A PostgreSQL for one test: a new cluster on a free port, run by a user who is not root.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -28,14 +28,14 @@ impl Postgres {
         Self::new(None)
     }
 
-    /// The same with TLS, by `chain.pem` and `key.pem` in this directory; others are not let in.
+    /// The same with TLS, by `chain.pem` and `key.pem` in this directory; unencrypted connections are refused.
     pub fn start_tls(certificates: &Path) -> Result<Self> {
         Self::new(Some(certificates))
     }
 
     fn new(certificates: Option<&Path>) -> Result<Self> {
         let programs = programs()?;
-        // Below the build's directory only root may go.
+        // Only root can enter the build's directory.
         let mut dir = tempfile::Builder::new().prefix("gctrace-pg-").tempdir()?;
         run(Command::new("chown").arg("postgres").arg(dir.path()))?;
         let mut initdb = as_postgres(&programs.join("initdb"));
@@ -43,7 +43,7 @@ impl Postgres {
         run(initdb.arg(dir.path().join("data")))?;
         if let Some(certificates) = certificates {
             for name in ["chain.pem", "key.pem"] {
-                // It insists on a key that nobody else can read.
+                // It requires a key that no other user can read.
                 let mut install = Command::new("install");
                 install.args(["-o", "postgres", "-m", "600"]).arg(certificates.join(name));
                 run(install.arg(dir.path().join("data")))?;
@@ -54,7 +54,7 @@ impl Postgres {
         let tls = certificates.is_some();
         let mut last = None;
         for _ in 0..5 {
-            // Somebody else may take the port meanwhile.
+            // Another program may take the port meanwhile.
             let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
             let mut cluster = Self { process: None, port, programs: programs.clone(), dir, tls };
             match cluster.resume() {
@@ -82,7 +82,7 @@ impl Postgres {
     /// Starts it, again perhaps, at the same place.
     pub fn resume(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        // The processes of a killed server end one after the other, and hold its memory until then.
+        // The processes of a killed server end one after the other, and keep its memory until then.
         while Instant::now() < deadline {
             let mut command = as_postgres(&self.programs.join("postgres"));
             command.arg("-D").arg(self.dir.path().join("data")).arg("-k").arg(self.dir.path());

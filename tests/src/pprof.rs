@@ -1,4 +1,4 @@
-//! What `go tool pprof` makes of a profile.
+//! A profile as `go tool pprof` reads it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -37,12 +37,12 @@ pub struct Frame {
     pub file: String,
     /// Line, or 0.
     pub line: u32,
-    /// Whether it is machine code, told by its address.
+    /// Whether it is machine code, identified by its address.
     pub native: bool,
 }
 
 impl Frame {
-    /// Reads what follows `N: ADDRESS M=MAPPING ` in the list of locations: `name file:line[:column] s=start`.
+    /// Reads the rest of a line after `N: ADDRESS M=MAPPING ` in the list of locations: `name file:line[:column] s=start`.
     fn parse(text: &str, native: bool) -> Option<Self> {
         let text = text.rsplit_once(" s=").map_or(text, |(text, _)| text);
         let (name, place) = text.rsplit_once(' ')?;
@@ -153,7 +153,7 @@ pub fn go_tool_pprof(options: &[&str], path: &Path) -> Result<String> {
         .args(["tool", "pprof"])
         .args(options)
         .arg(path)
-        // It wants directories of its own for a cache and for remote profiles.
+        // It needs its own directories for a cache and for remote profiles.
         .env("PPROF_TMPDIR", path.parent().unwrap_or(Path::new("/")))
         .output()
         .context("cannot run `go tool pprof`: run `cargo xtask test`, which installs golang-go")?;
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!(
             frames,
             [("block in A#b lib/a", "b.rb", 12), ("Array#each", "", 0), ("rb_ary_each", "c.c", 7)],
-            "a file with a blank in its name cannot be told from the function's"
+            "a file with a blank in its name cannot be distinguished from the function's"
         );
         assert!(profile.samples[1].stack.is_empty());
         let block = Frame::parse("block in <main> app.rb:4 /srv/app.rb:7:0 s=4", false).unwrap();

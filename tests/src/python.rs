@@ -1,4 +1,4 @@
-//! A Python with the packages that tests check against, made beside the build and nowhere else.
+//! A Python with the packages that tests check against, installed only beside the build.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A server that takes what is pushed to it, and answers as the test says.
+//! A server that accepts what is pushed to it, with the answers that the test defines.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ pub struct Push {
     pub head: String,
     /// Its body as it came.
     pub body: Vec<u8>,
-    /// What was answered.
+    /// The answered status.
     pub code: u16,
 }
 
@@ -40,14 +40,14 @@ impl Receiver {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (known, answer) = (Arc::clone(&known), Arc::clone(&answer));
-                // A client that goes away ends its thread only.
+                // A client that disconnects ends only its thread.
                 std::thread::spawn(move || drop(serve(&stream, &known, answer.as_ref())));
             }
         });
         Ok(Self { address, pushes })
     }
 
-    /// What came so far.
+    /// The pushes so far.
     pub fn pushes(&self) -> Vec<Push> {
         lock(&self.pushes).clone()
     }

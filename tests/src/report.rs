@@ -19,9 +19,9 @@ pub struct ProcessLine {
     pub cmdline: Option<Vec<String>>,
     /// The Ruby version, e.g. `3.1.2`.
     pub ruby: String,
-    /// How its GC work is seen.
+    /// How its GC work is traced.
     pub method: String,
-    /// What that does not tell.
+    /// What that method does not show.
     pub misses: Option<String>,
     /// The file that holds the interpreter.
     pub image: String,
@@ -31,7 +31,7 @@ pub struct ProcessLine {
     pub hostname: Option<String>,
     /// Id of its container.
     pub container: Option<String>,
-    /// What runs that.
+    /// The runtime of that container.
     pub container_runtime: Option<String>,
     /// Its name.
     pub container_name: Option<String>,
@@ -193,22 +193,57 @@ pub struct RequestLine {
     pub tid: u32,
     /// Its number in the run.
     pub id: u64,
+    /// `http` or `job`.
+    pub kind: String,
     /// Its method.
     pub method: Option<String>,
-    /// The template of its path.
+    /// The template of its path, or the class of a job.
     pub path: Option<String>,
+    /// The queue of a job.
+    pub queue: Option<String>,
+    /// The number of a job.
+    pub jid: Option<String>,
+    /// When a job was put into its queue, epoch seconds.
+    pub enqueued_at: Option<f64>,
+    /// When it was taken, epoch seconds.
+    pub ts: f64,
     /// Status of the response.
     pub status: Option<u16>,
     /// When it was taken, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// How long the thread was busy with it, nanoseconds.
     pub duration_ns: Option<u64>,
+    /// How long its last bytes had waited for the thread, nanoseconds, if known.
+    pub queue_ns: Option<u64>,
     /// From the begin to the last bytes of the response, nanoseconds.
     pub last_byte_ns: Option<u64>,
-    /// Cycles that it started.
-    pub gcs: u32,
-    /// GC pauses of its thread, nanoseconds.
-    pub gc_ns: u64,
+    /// Cycles that it started, if known.
+    pub gcs: Option<u32>,
+    /// GC pauses of its thread, nanoseconds, if known.
+    pub gc_ns: Option<u64>,
+    /// The same.
+    pub gc_own_ns: Option<u64>,
+    /// How many these were.
+    pub gc_own_pauses: Option<u32>,
+    /// GC pauses of other threads of its process meanwhile, nanoseconds, if known.
+    pub gc_other_ns: Option<u64>,
+    /// How many these were.
+    pub gc_other_pauses: Option<u32>,
+    /// For how long its thread waited for the GVL, nanoseconds, if known.
+    pub gvl_wait_ns: Option<u64>,
+    /// For how long its thread had a CPU, nanoseconds, if known.
+    pub cpu_ns: Option<u64>,
+    /// For how long it could run and had none.
+    pub runnable_ns: Option<u64>,
+    /// For how long it waited for something.
+    pub blocked_ns: Option<u64>,
+}
+
+impl RequestLine {
+    /// Method and template of the path.
+    pub fn endpoint(&self) -> Option<String> {
+        Some(format!("{} {}", self.method.as_ref()?, self.path.as_ref()?))
+    }
 }
 
 /// A `work` line: GC work of an image whose event sites are not known.
@@ -240,13 +275,13 @@ pub struct GvlBlockerLine {
     pub tid: u32,
     /// Its name.
     pub comm: String,
-    /// When it got it, `CLOCK_MONOTONIC` nanoseconds.
+    /// When it acquired the GVL, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// For how long it held it, nanoseconds.
     pub hold_ns: u64,
     /// What it was seen to do while the other waited.
     pub ran: Vec<GvlRanLine>,
-    /// Where it gave it up, leaf first.
+    /// Where it released the GVL, leaf first.
     pub until: Option<Vec<String>>,
 }
 
@@ -315,7 +350,7 @@ pub struct GvlSumsLine {
     pub wait_p99_ns: u64,
     /// How long the GVL was held, nanoseconds.
     pub hold_ns: Option<u64>,
-    /// How long the threads did without, nanoseconds.
+    /// How long the threads were without the GVL, nanoseconds.
     pub away_ns: Option<u64>,
     /// Waits by length.
     pub wait_histogram: Vec<(Option<u64>, u64)>,
@@ -331,12 +366,12 @@ pub struct GvlSplitLine {
     pub wait: TaskTimes,
     /// Holding it.
     pub hold: TaskTimes,
-    /// Doing without it.
+    /// Without it.
     pub away: TaskTimes,
 }
 
 impl GvlSplitLine {
-    /// All of it, whatever the GVL.
+    /// All of it, in any state of the GVL.
     pub fn all(&self) -> TaskTimes {
         let rows = [self.wait, self.hold, self.away];
         let sum = |of: fn(&TaskTimes) -> u64| rows.iter().map(of).sum();
@@ -410,7 +445,7 @@ pub struct LedgerLine {
     pub user: Map<String, Value>,
 }
 
-/// Everything gctrace said in one run.
+/// Everything that gctrace reported in one run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// `process` lines.
@@ -440,7 +475,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads jsonl. A line that is no JSON, has no known type, lacks a field or follows the ledger is an error.
+    /// Reads jsonl. A line that is not JSON, has no known type, lacks a field or follows the ledger is an error.
     pub fn parse(lines: &[String]) -> Result<Self> {
         let mut report = Self::default();
         for line in lines {

@@ -1,4 +1,4 @@
-//! The Ruby builds that the tests run on: those of this machine, and those in roots of their own.
+//! The Ruby builds that the tests run on: those of this machine, and those in separate roots.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -11,12 +11,12 @@ use crate::PATIENCE;
 use crate::child::Guarded;
 use crate::live::{rubies_dir, work_dir};
 
-/// The file in a root by which it is known, made by `cargo xtask lab`. Its first line is the path of the Ruby in it.
+/// The file that identifies a root, made by `cargo xtask lab`. Its first line is the path of the Ruby in it.
 const STAMP: &str = ".gctrace-lab";
 
-/// Goes into a root and becomes the given command there. The caller has put us into a mount namespace of our own, so
-/// what is mounted here ends with the last process in it, however it ends. Arguments: the root, two folders that shall
-/// be seen in it under their own paths, the command. Where `GCTRACE_TEST_PROC` is set, `/proc` is seen, too.
+/// Enters a root and becomes the given command there. The caller has put us into our own mount namespace, so
+/// mounts made here end with the last process in it, however it ends. Arguments: the root, two folders that are
+/// visible in it under their own paths, the command. Where `GCTRACE_TEST_PROC` is set, `/proc` is visible, too.
 const ENTER: &str = r#"
 set -e
 for dir in "$2" "$3"; do
@@ -58,12 +58,12 @@ impl Ruby {
         paths.iter().map(|path| Self::at(path)).collect()
     }
 
-    /// Does the same with every Ruby, a process of which is there all the time. One that fails does not hide the others.
+    /// Runs the test with every Ruby, a process of which exists all the time. A failing one does not hide the others.
     pub fn each(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
         Self::of_these(Self::all()?, test)
     }
 
-    /// The same with the first and the last Ruby only, for what does not depend on the release.
+    /// The same with the first and the last Ruby only, for tests that do not depend on the release.
     pub fn first_and_last(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
         let mut rubies = Self::all()?;
         if rubies.len() > 2 {
@@ -85,7 +85,7 @@ impl Ruby {
         Ok(())
     }
 
-    /// The Rubies among them that have roots of their own.
+    /// The Rubies among them that have separate roots.
     pub fn rooted() -> Result<Vec<Self>> {
         let mut all = Self::all()?;
         all.retain(|ruby| ruby.root.is_some());
@@ -101,8 +101,8 @@ impl Ruby {
         Self::examine(exe.unwrap_or_else(|| path.to_path_buf()), root.map(Path::to_path_buf))
     }
 
-    /// The same Ruby in a new copy of its root. Files are shared by links, where the file systems allow: who wants another
-    /// one in a file's place removes it first.
+    /// The same Ruby in a new copy of its root. Files are shared by links, where the file systems allow: to replace a file,
+    /// remove it first.
     pub fn copied(&self, to: &Path) -> Result<Self> {
         let from = self.root.as_deref().context("it has no root of its own")?;
         let linked = Command::new("cp").args(["-a", "--link", "--"]).arg(from).arg(to).output()?;
@@ -158,7 +158,7 @@ impl Ruby {
         Ok(ruby)
     }
 
-    /// The same Ruby as another executable, which it is seen as where it runs.
+    /// The same Ruby under another path, which is also its path where it runs.
     #[must_use]
     pub fn renamed(&self, exe: &Path) -> Self {
         Self { exe: exe.to_path_buf(), ..self.clone() }
@@ -171,7 +171,7 @@ impl Ruby {
         self
     }
 
-    /// What starts it, in its root: program and first arguments. The process that is started becomes the Ruby.
+    /// The command that starts it, in its root: program and first arguments. The process that is started becomes the Ruby.
     pub fn argv(&self) -> Result<Vec<OsString>> {
         let mut argv: Vec<OsString> = Vec::new();
         if let Some(root) = &self.root {
@@ -191,7 +191,7 @@ impl Ruby {
         Ok(command)
     }
 
-    /// The executable, as it is seen where it runs.
+    /// The executable, by its path where it runs.
     pub fn exe(&self) -> &OsStr {
         self.exe.as_os_str()
     }
@@ -211,7 +211,7 @@ impl Ruby {
         found.with_context(|| format!("Ruby {} has no {}", self.version(), self.config("LIBRUBY_SO")))
     }
 
-    /// A word for it that can stand in a file name: that of its root.
+    /// A name for it that can be part of a file name: that of its root.
     pub fn label(&self) -> String {
         let name =
             self.root.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
@@ -226,8 +226,8 @@ impl Ruby {
         }
     }
 
-    /// A process of this Ruby that does nothing, for as long as it is kept. A Ruby at a place where gctrace does not look
-    /// for installed ones must be met before a short script's first collection can be seen. The Ruby of the machine
+    /// An idle process of this Ruby, for as long as it is kept. A Ruby at a place where gctrace does not search
+    /// for installed ones must be seen before a short script's first collection can be seen. The Ruby of the machine
     /// needs none.
     pub fn resident(&self) -> Result<Option<Guarded>> {
         /// Where gctrace looks.
@@ -253,7 +253,7 @@ impl Ruby {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
     }
 
-    /// Whether it tells how long a thread holds the GVL: the yields of 3.2 have no event.
+    /// Whether it shows how long a thread holds the GVL: the yields of 3.2 have no event.
     pub fn tells_holds(&self) -> bool {
         !self.is_at_least(3, 2) || self.is_at_least(3, 3)
     }
@@ -278,7 +278,7 @@ fn in_roots() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let root = entry.with_context(|| format!("cannot read {}", lab.display()))?.path();
-        // One without a stamp is being made.
+        // A root without a stamp is still being made.
         if let Ok(stamp) = std::fs::read_to_string(root.join(STAMP)) {
             let ruby = stamp.lines().next().unwrap_or_default();
             found.push(root.join(ruby.trim_start_matches('/')));

@@ -25,7 +25,7 @@ pub struct Script {
     outputs: Outputs,
 }
 
-/// What somebody else needs who starts a script: program and arguments, environment, and its outputs.
+/// What another program needs to start a script: program and arguments, environment, and its outputs.
 pub type Parts = (Vec<OsString>, Vec<(OsString, OsString)>, Outputs);
 
 /// Where a script leaves its report and its witness's log.
@@ -36,7 +36,7 @@ pub struct Outputs {
     log: Option<PathBuf>,
 }
 
-/// What a script says about itself.
+/// A script's report about itself.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Report {
     /// Its pid.
@@ -89,9 +89,9 @@ pub struct Done {
     pub pid: u32,
     /// Status and output.
     pub finished: Finished,
-    /// What the script said.
+    /// The script's report.
     pub report: Report,
-    /// What the witness in it saw, if there was one.
+    /// The witness's log, if there was one.
     pub witness: Option<Log>,
 }
 
@@ -113,7 +113,7 @@ impl Script {
         Ok(script)
     }
 
-    /// The same without a witness: the process is as it would be anywhere.
+    /// The same without a witness: the process runs as it would anywhere.
     pub fn unwitnessed(live: &Live, ruby: &Ruby, name: &str) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let path = rubies_dir().join(name);
@@ -131,7 +131,7 @@ impl Script {
         Ok(script)
     }
 
-    /// The script shall run on this Ruby, which must be the same but for its name.
+    /// The script is to run on this Ruby, which must be the same except for its name.
     #[must_use]
     pub fn on(mut self, ruby: &Ruby) -> Self {
         self.ruby = ruby.clone();
@@ -152,13 +152,13 @@ impl Script {
         self
     }
 
-    /// The script sees `/proc`, also where its Ruby has a root of its own.
+    /// The script sees `/proc`, also where its Ruby has a separate root.
     #[must_use]
     pub fn seeing_proc(self) -> Self {
         self.env("GCTRACE_TEST_PROC", "1")
     }
 
-    /// The script shall print "ready" and wait for a line before it begins its work.
+    /// The script prints "ready" and waits for a line before it begins its work.
     #[must_use]
     pub fn waiting(self) -> Self {
         self.env("GCTRACE_TEST_WAIT", "1")
@@ -176,7 +176,7 @@ impl Script {
         self.start()?.finish()
     }
 
-    /// What to start for it, for somebody else who starts it.
+    /// The parts of the command, for another program that starts it.
     pub fn into_parts(self) -> Result<Parts> {
         let mut command = self.ruby.argv()?;
         command.extend(self.args);
@@ -244,7 +244,7 @@ impl Running {
         self.process.signal(signal)
     }
 
-    /// Waits for its successful end and reads what it left.
+    /// Waits for its successful end and reads its outputs.
     pub fn finish(self) -> Result<Done> {
         let name = self.outputs.name.clone();
         let done = self.finish_any()?;
@@ -257,7 +257,7 @@ impl Running {
         Ok(done)
     }
 
-    /// Waits for its end, whatever its status, and reads what it left.
+    /// Waits for its end, with any status, and reads its outputs.
     pub fn finish_any(self) -> Result<Done> {
         let pid = self.pid();
         let finished = self.process.finish(PATIENCE)?;

@@ -14,10 +14,12 @@ pub struct Sample {
     pub tid: u32,
     /// What the thread did: `running`, `blocked`, `runnable`, ….
     pub state: String,
-    /// CPU time that the sample stands for, nanoseconds.
+    /// CPU time that the sample represents, nanoseconds.
     pub cpu_ns: u64,
-    /// Time that it stands for, nanoseconds.
+    /// Time that it represents, nanoseconds.
     pub wall_ns: u64,
+    /// The request that its thread served, by number.
+    pub request: Option<u64>,
     /// Leaf first.
     pub stack: Vec<Frame>,
 }
@@ -32,7 +34,7 @@ pub struct Frame {
 }
 
 impl Sample {
-    /// How many of its frames have a name that ends so.
+    /// How many of its frames have a name with this ending.
     pub fn frames_of(&self, method: &str) -> usize {
         self.stack.iter().filter(|frame| frame.name.ends_with(method)).count()
     }

@@ -54,7 +54,7 @@ pub struct Sample {
 }
 
 impl Set {
-    /// Reads a set; anything that is not as the protocol says is an error.
+    /// Reads a set; any deviation from the protocol is an error.
     pub fn parse(text: &str) -> Result<Self> {
         let value: Value = serde_json::from_str(text)?;
         let list = value.as_array().context("not a list")?;
@@ -72,7 +72,7 @@ impl Set {
         let keys = keys.iter().map(text_of).collect::<Option<Vec<_>>>().context("a key is no string")?;
         ensure!(!keys.is_empty(), "no keys");
         let pid_of = |index: usize| {
-            header[index].as_u64().and_then(|n| u32::try_from(n).ok()).context("a pid is no number")
+            header[index].as_u64().and_then(|n| u32::try_from(n).ok()).context("a pid is not a number")
         };
         let samples = samples
             .iter()
@@ -123,7 +123,7 @@ impl Sample {
         ensure!(EVENTS.contains(&event), "unknown event {event}");
         let stat = list[4].as_array().context("stat is no list")?;
         let stat =
-            stat.iter().map(Value::as_u64).collect::<Option<Vec<_>>>().context("a stat is no number")?;
+            stat.iter().map(Value::as_u64).collect::<Option<Vec<_>>>().context("a stat is not a number")?;
         ensure!(stat.len() == keys, "{} stat values for {keys} keys", stat.len());
         ensure!(list[6].is_null() || list[6].is_object(), "meta is neither null nor hash");
         let thread = match &list[7] {
@@ -132,7 +132,7 @@ impl Sample {
             other => bail!("the thread is {other}"),
         };
         let sample = Self {
-            ts: list[0].as_f64().context("the time is no number")?,
+            ts: list[0].as_f64().context("the time is not a number")?,
             peak_rss: bytes(&list[1]).context("the peak")?,
             rss: bytes(&list[2]).context("the RSS")?,
             event: event.to_owned(),
@@ -149,7 +149,7 @@ impl Sample {
 
 /// A number or null.
 fn bytes(value: &Value) -> Result<Option<u64>> {
-    Ok(if value.is_null() { None } else { Some(value.as_u64().context("is no number")?) })
+    Ok(if value.is_null() { None } else { Some(value.as_u64().context("is not a number")?) })
 }
 
 /// All entries of a directory, sorted.

@@ -12,8 +12,8 @@ use serde_json::{Map, Value};
 use crate::live::{rubies_dir, work_dir};
 use crate::ruby::Ruby;
 
-/// The path of the extension, built for `ruby` by this machine's compiler: it uses nothing of the C library that an older
-/// or a newer one would not have. It is built once per source, Ruby and compiler flags; processes that
+/// The path of the extension, built for `ruby` by this machine's compiler: it uses nothing of the C library that older
+/// or newer versions lack. It is built once per source, Ruby and compiler flags; processes that
 /// build it at the same time each build their own and the last one wins.
 pub fn extension(ruby: &Ruby) -> Result<PathBuf> {
     build(ruby, "witness")
@@ -24,8 +24,8 @@ pub fn gvl_extension(ruby: &Ruby) -> Result<PathBuf> {
     build(ruby, "gvl_witness")
 }
 
-/// The folder of witnesses that were compiled elsewhere, for a machine without a compiler. It lies in [`work_dir`], as
-/// Rubies with roots of their own see nothing else.
+/// The folder of witnesses that were compiled elsewhere, for a machine without a compiler. It is in [`work_dir`], because
+/// Rubies with separate roots see nothing else.
 const READY: &str = "GCTRACE_WITNESSES";
 
 fn build(ruby: &Ruby, name: &str) -> Result<PathBuf> {
@@ -130,10 +130,10 @@ pub struct Event {
     /// `GC.stat` at `GC_START` and `GC_END_SWEEP`, in its order; else empty.
     #[serde(default)]
     pub stat: Map<String, Value>,
-    /// `GC.latest_gc_info` there.
+    /// `GC.latest_gc_info` at these events.
     #[serde(default)]
     pub info: Map<String, Value>,
-    /// Memory there, if the script had it watched.
+    /// Memory at these events, if the script asked for it.
     pub memory: Option<Memory>,
 }
 
@@ -201,7 +201,7 @@ struct Finish {
 }
 
 impl Log {
-    /// Reads a log; an incomplete one, or one of a witness that disturbed what it saw, is an error.
+    /// Reads a log; an incomplete one, or one of a witness that changed what it observed, is an error.
     pub fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("no witness log at {}", path.display()))?;
@@ -247,7 +247,7 @@ impl Log {
             event.count() - u64::from(event.kind == Kind::Start)
         });
         let mut open: Option<&Event> = None;
-        // An earlier cycle may be marked or swept still.
+        // An earlier cycle may still be marked or swept.
         let mut running = self.begins_in_a_cycle;
         let mut part_of_a_cycle = true;
         let mut pauses = Vec::new();
@@ -271,7 +271,7 @@ impl Log {
                         open.take().with_context(|| format!("an exit without an enter at {}", event.ns))?;
                     ensure!(enter.tid == event.tid, "a pause changes its thread at {}", event.ns);
                     if part_of_a_cycle {
-                        // What a thread had seen that ran before says nothing about this one.
+                        // Events of a thread that ran before are not relevant for this one.
                         let before = before_enter.filter(|before| before.tid == event.tid);
                         let preempted = before.is_none_or(|before| before.preempted != event.preempted);
                         pauses.push(Pause { begin_ns: enter.ns, end_ns: event.ns, count, preempted });

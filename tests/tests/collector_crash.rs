@@ -1,4 +1,4 @@
-//! What was answered with 200 is kept, however the collector ends.
+//! Sets that were answered with 200 are kept, however the collector ends.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
                     while !over.load(Ordering::Relaxed) {
                         let pid = pids.fetch_add(1, Ordering::Relaxed);
                         let set = example(&token, pid).expect("the example").to_string();
-                        // Killed in between is no answer, and nothing was promised.
+                        // A collector that was killed in between gives no answer, and promised nothing.
                         let Ok(answer) = collector.send(&set) else { continue };
                         assert_eq!(answer.code, 200, "{}", answer.text());
                         accepted.lock().expect("no panic").push(answer.text());
@@ -47,7 +47,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
         let database = rusqlite::Connection::open(&store)?;
         let whole = "SELECT count(*) FROM sample_set WHERE id = ?1 AND samples = 10 AND length(body) > 500";
         let mut whole = database.prepare(whole)?;
-        // Of earlier rounds only at the end.
+        // The sets of earlier rounds are checked only at the end.
         for address in &now[if round < 3 { before } else { 0 }..] {
             let id = address.split_once("/configs/").context("an address")?.1;
             let found: u64 = whole.query_row([id], |row| row.get(0))?;

@@ -1,4 +1,4 @@
-//! What a collector must bear: it answers with the right code, takes little memory, and its store stays whole.
+//! Hostile clients: the collector answers with the right code, takes little memory, and its store stays intact.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use gctrace_tests::http;
 use gctrace_tests::live::Live;
 use serde_json::{Value, json};
 
-/// What it may take at its worst: bodies that wait for each other, and one large set being read.
+/// The memory that it may take at worst: bodies that wait for each other, and one large set being read.
 const MEMORY: u64 = 400 << 20;
 
 fn gzip_of(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<u8>> {
@@ -21,7 +21,7 @@ fn gzip_of(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// All of this, several times at once, and a good set in between.
+/// All of this, several times at once, and good sets in between.
 #[test]
 fn bodies() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -63,7 +63,7 @@ fn bodies() -> Result<()> {
         ),
         ("nothing", Vec::new(), false, 400),
         ("metadata of 45 MB", meta.into_bytes(), false, 400),
-        // Anything may be in there, if it is not much.
+        // Metadata can be anything, if it is small.
         ("metadata of 16 KiB", good.replacen("null]", &meta_of(16 << 10), 1).into_bytes(), false, 200),
         (
             "metadata of 16 KiB and a byte",
@@ -97,7 +97,7 @@ fn bodies() -> Result<()> {
     Ok(())
 }
 
-/// The store passes SQLite's own check and holds so many sets.
+/// The store passes SQLite's own check and holds this many sets.
 fn intact(store: &std::path::Path, sets: u64) -> Result<()> {
     let connection = rusqlite::Connection::open(store)?;
     let verdict: String = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
@@ -107,7 +107,7 @@ fn intact(store: &std::path::Path, sets: u64) -> Result<()> {
     Ok(())
 }
 
-/// SQL in every string of a set and of a registration is text and nothing else.
+/// SQL in every string of a set and of a registration is only text.
 #[test]
 fn sql() -> Result<()> {
     const SQL: &str = "'); DROP TABLE sample_set; DELETE FROM app; --\u{0}\"";
@@ -131,7 +131,7 @@ fn sql() -> Result<()> {
     let mut set = good.clone();
     let (keys, events) = (set[0][7].clone(), set.as_array().map_or(0, Vec::len));
     poison(&mut set, &token);
-    // What must be right to be taken at all.
+    // These must be right for the set to be accepted at all.
     set[0][7] = keys;
     for at in 1..events {
         set[at][3] = good[at][3].clone();
@@ -150,7 +150,7 @@ fn sql() -> Result<()> {
     intact(&store, 2)
 }
 
-/// Clients that send slowly or nothing at all are cut off, and nobody waits for them.
+/// Clients that send slowly or nothing at all are cut off, and others do not wait for them.
 #[test]
 fn slow_clients() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -173,7 +173,7 @@ fn slow_clients() -> Result<()> {
     let set = example(&token, 1)?.to_string();
     ensure!(collector.send(&set)?.code == 200);
     ensure!(begun.elapsed() < Duration::from_secs(5), "a good client waited for {:?}", begun.elapsed());
-    // A byte now and then does not help.
+    // A byte from time to time does not help.
     std::thread::sleep(Duration::from_secs(6));
     for (kind, stream) in &mut slow {
         if *kind == 1 {
@@ -184,7 +184,7 @@ fn slow_clients() -> Result<()> {
     }
     for (kind, mut stream) in slow {
         let mut answer = Vec::new();
-        // Cut off without an answer, or with one that says why; a reset is an end, too.
+        // Cut off without an answer, or with one that gives the reason; a reset is an end, too.
         let _end = stream.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer).into_owned();
         if kind == 3 {
@@ -204,7 +204,7 @@ fn endless() -> Result<()> {
     let mut stream = http::connect(collector.address)?;
     let mut request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ".to_vec();
     request.resize(1 << 20, b'x');
-    // It may be closed before all of that is out.
+    // The connection may be closed before all of this is sent.
     let _early = stream.write_all(&request);
     let mut answer = Vec::new();
     let _reset = stream.read_to_end(&mut answer);
@@ -225,7 +225,7 @@ fn endless() -> Result<()> {
     Ok(())
 }
 
-/// Those who send large bodies slowly take neither the memory nor the places of others, whether they have a token or not.
+/// Clients that send large bodies slowly take neither the memory nor the connections of others, whether they have a token or not.
 #[test]
 fn large_and_slow() -> Result<()> {
     const SENT: usize = 33_500_000;
@@ -244,14 +244,14 @@ fn large_and_slow() -> Result<()> {
         while sent < SENT {
             match stream.write(&blanks) {
                 Ok(written) => sent += written,
-                // Those with the token wait for memory by now, and the others may have their answer.
+                // Those with the token wait for memory by now, and the others may have received their answer.
                 Err(_) => break,
             }
         }
         ensure!(n != 4 || sent >= SENT, "the first one with a token could send only {sent} bytes");
         slow.push(stream);
     }
-    // As large as what gctrace sends of 2 000 samples, without compression.
+    // As large as gctrace's set of 2 000 samples, without compression.
     let mut large = example(&token, 9)?;
     let samples = large.as_array().context("an array")?[1..].to_vec();
     let list = large.as_array_mut().context("an array")?;
@@ -274,7 +274,7 @@ fn large_and_slow() -> Result<()> {
     waited.sort();
     let p99 = waited[waited.len() * 99 / 100];
     ensure!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
-    // Who has no token is not listened to for longer; who has one is cut off for being slow.
+    // Clients without a token are not read from any longer; those with a token are cut off for being slow.
     for (n, mut stream) in slow.into_iter().enumerate() {
         let mut answer = Vec::new();
         let _end = stream.read_to_end(&mut answer);
@@ -286,7 +286,7 @@ fn large_and_slow() -> Result<()> {
     intact(&store, 200)
 }
 
-/// One address does not get all places; what it has is given back.
+/// One address cannot take all connections; its connections are given back.
 #[test]
 fn one_address() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -295,7 +295,7 @@ fn one_address() -> Result<()> {
     for _ in 0..8 {
         let mut stream = http::connect(collector.address)?;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")?;
-        // It has its place once it is answered.
+        // Its connection is counted once it is answered.
         ensure!(http::read(&stream)?.code == 200);
         open.push(stream);
     }

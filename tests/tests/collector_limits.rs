@@ -1,4 +1,4 @@
-//! What a collector takes of whom, and for how long it keeps it.
+//! What a collector accepts from whom, and for how long it keeps it.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use gctrace_tests::postgres::Postgres;
 
 const FORM: &str = "email=someone%40example.com&app=shop";
 
-/// Who can be reached from elsewhere takes no registrations unless told to; its operator adds applications, also while it runs.
+/// A collector that can be reached from elsewhere accepts no registrations by default; its operator adds applications, also while it runs.
 #[test]
 fn registration() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -44,7 +44,7 @@ fn registration() -> Result<()> {
     Ok(())
 }
 
-/// An application has its latest sets, no more of them than it may, on either engine; what is too old goes by itself.
+/// An application keeps its latest sets, within its quota, on either engine; old ones are deleted automatically.
 #[test]
 fn quotas_and_ages() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -74,7 +74,7 @@ fn quotas_and_ages() -> Result<()> {
         ensure!(collector.metric("gctrace_collector_stored_sets")? == 4);
         collector.stop()?;
 
-        // Of the whole application; of another one nothing; what is new stays.
+        // Of the whole application; nothing of another one; new sets stay.
         ensure!(apps(&store, &["prune", "1", "--older-than", "1h"])?.ends_with(" 0 sets deleted\n"));
         execute(
             "UPDATE sample_set SET received = received - 86400 WHERE number < (SELECT max(number) FROM sample_set)",
@@ -94,7 +94,7 @@ fn quotas_and_ages() -> Result<()> {
     Ok(())
 }
 
-/// What is in `packaging/` for a collector works: its command starts and serves.
+/// The files for a collector in `packaging/` work: its command starts and serves.
 #[test]
 fn packaging() -> Result<()> {
     let live = Live::without_gctrace()?;

@@ -1,4 +1,4 @@
-//! From a real program to its recommendation and back: traced, sent, advised, and run again as advised.
+//! From a real program to its recommendation and back: traced, sent, advised, and run again with the advice.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::collector::Collector;
@@ -9,11 +9,11 @@ use gctrace_tests::script::Script;
 use serde_json::Value;
 use std::process::Command;
 
-/// Seconds that the program runs; `gctrace tune` wants five.
+/// Seconds that the program runs; `gctrace tune` needs five.
 const SECONDS: &str = "5.5";
 
-/// A request loop gets an advice that, followed, does to the number of its collections what was said, to within a factor
-/// of two. What the collector advises is what `gctrace tune` advises.
+/// A request loop gets advice that, when followed, changes the number of its collections as predicted, to within a factor
+/// of two. The collector and `gctrace tune` give the same advice.
 #[test]
 fn advice_that_works() -> Result<()> {
     Ruby::first_and_last(|ruby| {
@@ -100,7 +100,7 @@ fn only_where_it_is_told() -> Result<()> {
         finished.status.code() == Some(2) && finished.errors().contains("needs the token"),
         "{finished:?}"
     );
-    // The token alone is no reason to do anything, nor in the way of other commands.
+    // The token alone has no effect, and does not affect other commands.
     let live = Live::without_gctrace()?;
     let finished = Invocation::new(["tune".as_ref(), live.path("no").as_os_str()])?
         .with(|command| {
@@ -114,7 +114,7 @@ fn only_where_it_is_told() -> Result<()> {
     Ok(())
 }
 
-/// Of each service, with its own token: one is sent, one has no token and is not. Variables that do nothing are named, once.
+/// Each service has its own token: one is sent, one has no token and is not. Variables without effect are named, once.
 #[test]
 fn tokens_and_variables() -> Result<()> {
     let live = Live::begin()?;
@@ -171,7 +171,7 @@ fn tokens_and_variables() -> Result<()> {
     Ok(())
 }
 
-/// The set of a process that lives on is sent after so many cycles: nothing is missing between the parts, and nothing comes twice.
+/// The set of a process that lives on is sent after a number of cycles: no cycle is missing between the parts, and none is sent twice.
 #[test]
 fn parts_by_cycles() -> Result<()> {
     let live = Live::begin()?;
@@ -225,7 +225,7 @@ fn parts_by_cycles() -> Result<()> {
     Ok(())
 }
 
-/// Where malloc begins most cycles, a Ruby that runs short of free slots again and again is not told to ask for more of them: its
+/// Where malloc starts most cycles, a Ruby that repeatedly runs short of free slots is not advised to ask for more of them: its
 /// heap would not grow.
 #[test]
 fn malloc_leads() -> Result<()> {

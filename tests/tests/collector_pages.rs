@@ -1,4 +1,4 @@
-//! The collector's pages: what they show, to whom, and that nothing in them is code.
+//! The collector's pages: what they show, to whom, and that they contain no code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -34,7 +34,7 @@ fn parsed(answer: &Answer) -> Result<(Vec<Element>, String)> {
     Ok((elements, text))
 }
 
-/// No page runs anything, loads anything from elsewhere or sets a style by itself.
+/// No page runs anything, loads anything from elsewhere or sets a style itself.
 fn harmless(path: &str, answer: &Answer) -> Result<Vec<Element>> {
     let (elements, text) = parsed(answer)?;
     ensure!(answer.headers.get("x-content-type-options").is_some_and(|value| value == "nosniff"));
@@ -66,8 +66,8 @@ fn busy(token: &str, ruby: &str, environment: &serde_json::Value, host: &str) ->
     set.to_string()
 }
 
-/// From the list of applications every page can be reached; names from outside are text on all of them; charts and advice are
-/// there, and two environments stand against each other.
+/// From the list of applications every page can be reached; names from outside are text on all of them; there are charts and advice,
+/// and two environments are compared.
 #[test]
 fn every_page() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -111,8 +111,8 @@ fn every_page() -> Result<()> {
         "<script>alert(1)</script>",
         "no RUBY_GC_* variables",
         "RUBY_GC_HEAP_INIT_SLOTS=10000",
-        "The latest environment against the one before",
-        // 30 ms in each of the cycles, ten of which are in a second.
+        "The latest environment compared with the one before",
+        // 30 ms in each of the cycles, ten of which run per second.
         "30.0 %",
         "< 50 ms",
         "web-1 4242",
@@ -121,7 +121,7 @@ fn every_page() -> Result<()> {
     }
     ensure!(!text.contains("RUBY_GC_<b>"), "a name that is none is shown");
     let (_, text) = parsed(&seen["/app/2"])?;
-    ensure!(text.contains("No sample set came") && text.contains("Nothing came yet"), "{text}");
+    ensure!(text.contains("No sample set arrived") && text.contains("Nothing has arrived yet"), "{text}");
     for path in ["/app/3", "/app/x", "/app/", "/app/1/../2"] {
         ensure!(collector.get(path)?.code == 404, "{path}");
     }
@@ -129,7 +129,7 @@ fn every_page() -> Result<()> {
     Ok(())
 }
 
-/// On loopback nobody signs in; through a proxy, by another name or from elsewhere everybody does, and sees their own only.
+/// On loopback no sign-in is needed; through a proxy, by another name or from elsewhere it is, and a visitor sees only their own.
 #[test]
 fn sign_in() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -174,7 +174,7 @@ fn sign_in() -> Result<()> {
     ensure!(get(&open, "/app/1", &[("Cookie", cookie)])?.code == 200);
     ensure!(get(&open, "/app/2", &[("Cookie", cookie)])?.code == 404);
     ensure!(get(&open, "/", &[("Cookie", "gctrace=0123")])?.code == 401);
-    // Deleted, and out.
+    // Deleted, and signed out.
     apps(&store, &["delete", "1"])?;
     ensure!(get(&open, "/app/1", &[("Cookie", cookie)])?.code == 401);
     ensure!(open.send(&example(&shop, 1)?.to_string())?.code == 404);

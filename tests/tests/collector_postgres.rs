@@ -1,4 +1,4 @@
-//! Several collectors on one PostgreSQL are one collector, and lose nothing, whoever is killed.
+//! Several collectors on one PostgreSQL are one collector, and lose nothing, whichever is killed.
 
 use std::process::Command;
 use std::sync::Mutex;
@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 const ANY: &str = "127.0.0.1:0";
 
-/// What one collector takes in the other one knows: applications, sets, duplicates, recommendations. What is stored is what
-/// SQLite stores, and holds no token.
+/// Each collector knows what the other one stored: applications, sets, duplicates, recommendations. The stored data equal
+/// SQLite's, and contain no token.
 #[test]
 fn one_of_two() -> Result<()> {
     let postgres = Postgres::start()?;
@@ -67,8 +67,8 @@ fn one_of_two() -> Result<()> {
     Ok(())
 }
 
-/// With `sslmode=require` the database is spoken to over TLS, and only if its certificate is one that the host trusts; nothing goes
-/// unencrypted to one that wants TLS.
+/// With `sslmode=require` the connection to the database uses TLS, and only if the host trusts its certificate; nothing is sent
+/// unencrypted to a server that requires TLS.
 #[test]
 fn over_tls() -> Result<()> {
     let live = gctrace_tests::live::Live::without_gctrace()?;
@@ -100,8 +100,8 @@ fn over_tls() -> Result<()> {
     Ok(())
 }
 
-/// Collectors and the database are killed in the middle of the load of eight clients: what was answered with 200 is kept, and what
-/// was not accepted was answered with 500 or not at all. A collector outlives its database.
+/// Collectors and the database are killed in the middle of the load of eight clients: sets that were answered with 200 are kept, and sets
+/// that were not accepted were answered with 500 or not at all. A collector survives its database.
 #[test]
 fn nothing_accepted_is_lost() -> Result<()> {
     let mut postgres = Postgres::start()?;
@@ -122,7 +122,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
                     while !over.load(Ordering::Relaxed) {
                         let pid = pids.fetch_add(1, Ordering::Relaxed);
                         let set = example(token, pid).expect("the example").to_string();
-                        // Killed in between is no answer, and nothing was promised.
+                        // A collector that was killed in between gives no answer, and promised nothing.
                         let Ok(answer) = collectors[client % 2].send(&set) else { continue };
                         assert!(
                             answer.code == 200 || answer.code == 500,
@@ -183,5 +183,70 @@ fn no_database() -> Result<()> {
     let error = format!("{error:#}");
     ensure!(error.contains("opening the store") && error.contains("refused"), "{error}");
     ensure!(!error.contains("geheim"), "the password is shown: {error}");
+    Ok(())
+}
+
+/// Older figures are added up, once, whichever collector does it; sums are unchanged, and the latest day is left as it is.
+#[test]
+fn figures_are_added_up() -> Result<()> {
+    let postgres = Postgres::start()?;
+    let store = postgres.address();
+    gctrace_tests::collector::apps(&store, &["add", "shop"])?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+    postgres.query(&format!(
+        "INSERT INTO gctrace_slot SELECT 1, at, 3, 4, '', 'web', pid, 1, 2, 1, 5, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, at, 3
+         FROM generate_series({} / 600 * 600, {now}, 600) AS at, generate_series(1, 3) AS pid;
+         UPDATE gctrace_app SET slots = (SELECT count(*) FROM gctrace_slot)",
+        now - 12 * 86_400
+    ))?;
+    let sums = "SELECT sum(sets), sum(cycles), sum(majors), sum(gc_ms), sum(gc_seconds), sum(c0), sum(c9), max(rss), max(slots)
+         FROM gctrace_slot";
+    let before = postgres.query(sums)?;
+    let recent = format!("SELECT count(*) FROM gctrace_slot WHERE at > {}", now - 24 * 3600);
+    let day = postgres.query(&recent)?;
+    let _both = [Collector::with_store(ANY, &store, &[])?, Collector::with_store(ANY, &store, &[])?];
+    let fine = format!(
+        "SELECT count(*) FROM gctrace_slot WHERE (at < {} AND at % 7200 <> 0) OR (at < {} AND at % 21600 <> 0)",
+        now - 28 * 3600,
+        now - 9 * 86_400
+    );
+    let deadline = std::time::Instant::now() + gctrace_tests::PATIENCE;
+    while postgres.query(&fine)? != "0" {
+        ensure!(
+            std::time::Instant::now() < deadline,
+            "{} slots are left as they are",
+            postgres.query(&fine)?
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    ensure!(postgres.query(sums)? == before, "{before} became {}", postgres.query(sums)?);
+    ensure!(postgres.query(&recent)? == day, "the latest day");
+    let counted = postgres.query("SELECT slots = (SELECT count(*) FROM gctrace_slot) FROM gctrace_app")?;
+    ensure!(counted == "t", "{}", postgres.query("SELECT slots FROM gctrace_app")?);
+    let left: u64 = postgres.query("SELECT count(*) FROM gctrace_slot")?.parse()?;
+    ensure!(left < 3 * 300, "{left} slots of {}", 3 * 12 * 144);
+    Ok(())
+}
+
+/// However many sets an application has too many, they are deleted when the next one is stored.
+#[test]
+fn quotas() -> Result<()> {
+    let postgres = Postgres::start()?;
+    let collector = Collector::with_store(ANY, &postgres.address(), &[])?;
+    let token = collector.register()?;
+    let send = |collector: &Collector, pid| -> Result<()> {
+        ensure!(collector.send(&example(&token, pid)?.to_string())?.code == 200);
+        Ok(())
+    };
+    (0..20).try_for_each(|pid| send(&collector, pid))?;
+    let small = Collector::with_store(ANY, &postgres.address(), &["--app-sets", "12"])?;
+    for (pid, app_sets) in [(20, 12), (21, 12)] {
+        send(&small, pid)?;
+        ensure!(small.metric("gctrace_collector_stored_sets")? == app_sets, "{pid}");
+    }
+    let smaller = Collector::with_store(ANY, &postgres.address(), &["--app-sets", "2"])?;
+    send(&smaller, 30)?;
+    ensure!(smaller.metric("gctrace_collector_stored_sets")? == 2);
+    ensure!(postgres.query("SELECT sets FROM gctrace_app")? == "2");
     Ok(())
 }

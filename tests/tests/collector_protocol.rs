@@ -15,7 +15,7 @@ fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// A program that is short of slots, often enough for an advice.
+/// A program that is short of slots, often enough for advice.
 fn starving() -> Vec<Cycle> {
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
     cycles(&[
@@ -25,7 +25,7 @@ fn starving() -> Vec<Cycle> {
     ])
 }
 
-/// From registration to what to set, once, again, compressed, and after a restart.
+/// From registration to the settings, once, again, compressed, and after a restart.
 #[test]
 fn exchange() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -37,7 +37,7 @@ fn exchange() -> Result<()> {
     ensure!(token != collector.register()?, "each application has its own token");
     ensure!(collector.get(&format!("/apps/{token}"))?.code == 204, "nothing to set yet");
 
-    // The example is too little for an advice: that is said, and is no error.
+    // The example is too little for advice: that is reported, and is not an error.
     let little = collector.send(&example(&token, 1)?.to_string())?;
     ensure!(little.code == 200, "{little:?}");
     ensure!(little.headers.get("accept-encoding").is_some_and(|codings| codings == "gzip"));
@@ -52,7 +52,7 @@ fn exchange() -> Result<()> {
     );
     ensure!(collector.get(&format!("/apps/{token}"))?.code == 204);
 
-    // Enough, of another Ruby.
+    // Enough data, for another Ruby.
     let enough = set(&token, "3.4.7", &json!({}), &starving()).to_string();
     let first = collector.send(&enough)?;
     ensure!(first.code == 200, "{first:?}");
@@ -101,7 +101,7 @@ fn exchange() -> Result<()> {
     Ok(())
 }
 
-/// Every refusal has the protocol's code and says what is wrong.
+/// Every refusal has the protocol's code and gives the reason.
 #[test]
 fn codes() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -129,19 +129,19 @@ fn codes() -> Result<()> {
     expect(changed(&|set| set[0][3] = json!([]))?, 400, "header [3] (environment)")?;
     expect(collector.send_bytes(good.to_string().as_bytes(), &[("Content-Encoding", "br")])?, 400, "`br`")?;
     expect(collector.send_bytes(b"not gzip at all", &[("Content-Encoding", "gzip")])?, 400, "payload")?;
-    // gctrace's version is none of the agent's.
+    // gctrace's own version is not one of the agent's.
     let mut ours = good.clone();
     ours[0][4] = json!("0.1.0");
     let agent = [("User-Agent", "gctrace/0.1.0")];
     ensure!(http::post(collector.address, "/ruby", &agent, ours.to_string().as_bytes())?.code == 200);
-    // The agent's dialect: spy ids in the ninth place, and events that only forks have.
+    // The agent's dialect: spy ids in the ninth place, and events that only forks send.
     let spies = changed(&|set| {
         set[0].as_array_mut().expect("a list").insert(8, json!("manual"));
         set[2][3] = json!("GC_CYCLE_MARK_ENDED");
     })?;
     ensure!(spies.code == 200, "{spies:?}");
 
-    // A program that is tuned already, by much less than what is advised. Variables of the agent are not meant.
+    // A program that is tuned already, to much less than the advice. Variables of the agent do not count.
     let env = json!({"RUBY_GC_MALLOC_LIMIT": "64m", "RUBY_GC_OLDMALLOC_LIMIT": "20m", "RUBY_GC_TUNE": "200",
         "RUBY_GC_TOKEN": token.as_str()});
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
@@ -175,8 +175,8 @@ fn codes() -> Result<()> {
     expect(closed.send(&good.to_string())?, 426, "2.0")
 }
 
-/// Whoever follows advice comes to rest: no value goes up again without a cycle that asks for it, nothing is refused, and `/apps` keeps
-/// what is in force.
+/// A program that follows advice reaches a stable state: no value goes up again without a cycle that requires it, nothing is refused, and
+/// `/apps` keeps the settings in force.
 #[test]
 fn followed_advice() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -198,7 +198,7 @@ fn followed_advice() -> Result<()> {
     }
     let advised = state(&collector, "")?["set"].clone();
     ensure!(advised["RUBY_GC_MALLOC_LIMIT"].as_f64() >= Some(33_554_432.0), "{advised}");
-    // As a shell has it.
+    // As a shell reads it.
     let lines = collector.get(&format!("/apps/{token}"))?.text();
     let env: serde_json::Map<String, Value> = lines
         .lines()
@@ -236,7 +236,7 @@ fn followed_advice() -> Result<()> {
     Ok(())
 }
 
-/// A store that fails is a 500, which agents send again, and works again when it works again.
+/// A store that fails gives a 500, which agents retry, and works again once it is repaired.
 #[test]
 fn failing_store() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -254,7 +254,7 @@ fn failing_store() -> Result<()> {
     Ok(())
 }
 
-/// Neither tokens nor what they are made of are in the store, but everything else of a set is.
+/// A store contains no token, neither as such nor in the environment of a set, but everything else of a set.
 #[test]
 fn what_is_kept() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -282,7 +282,7 @@ fn what_is_kept() -> Result<()> {
     sent[0][0] = Value::Null;
     sent[0][3]["RUBY_GC_TOKEN"] = json!("(redacted)");
     for sample in sent.as_array_mut().context("a list")?.iter_mut().skip(1) {
-        // Seven elements mean that there is no thread id.
+        // Seven elements: there is no thread id.
         sample.as_array_mut().context("a list")?.push(Value::Null);
     }
     ensure!(kept == sent, "kept is {kept}");

@@ -1,4 +1,4 @@
-//! The reader that is used for gctrace's own sample sets reads the protocol's examples.
+//! The reader of gctrace's own sample sets reads the protocol's examples.
 
 mod product;
 
@@ -49,7 +49,7 @@ fn agent_dialect() -> Result<()> {
     Ok(())
 }
 
-/// What violates the protocol is refused.
+/// Violations of the protocol are refused.
 #[test]
 fn refusals() -> Result<()> {
     let theirs: Value = serde_json::from_str(SAMPLES)?;
@@ -64,7 +64,7 @@ fn refusals() -> Result<()> {
     assert!(product::reread(&SAMPLES[..SAMPLES.len() / 2]).is_err(), "half a file");
     assert!(spoilt(&|set| drop(set[0].as_array_mut().map(Vec::pop))), "a header element less");
     assert!(spoilt(&|set| drop(set[1][4].as_array_mut().map(Vec::pop))), "a stat value less");
-    assert!(spoilt(&|set| set[1][4][0] = "1".into()), "a stat value that is no number");
+    assert!(spoilt(&|set| set[1][4][0] = "1".into()), "a stat value that is not a number");
     assert!(spoilt(&|set| set[1][3] = "PROCESSED".into()), "an unknown event");
     assert!(spoilt(&|set| set[1][0] = Value::Null), "no time");
     assert!(spoilt(&|set| set[1] = Value::Null), "no sample");

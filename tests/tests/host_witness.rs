@@ -1,4 +1,4 @@
-//! The witness alone: what it says agrees with what the program says, before gctrace is measured by it.
+//! The witness alone: it agrees with the program, before gctrace is compared with it.
 
 use anyhow::{Result, ensure};
 use gctrace_tests::live::Live;
@@ -8,7 +8,7 @@ use gctrace_tests::script::{self, Script};
 use gctrace_tests::witness::{Event, Kind, Log};
 use gctrace_tests::{compare, ledger, witness};
 
-/// The log is in itself sound, and counts what the script's own `GC.stat` counts.
+/// The log is sound by itself, and counts the same as the script's own `GC.stat`.
 fn check(report: &script::Report, log: &Log) -> Result<()> {
     ensure!(report.pid == log.pid, "the log is of {}, the report of {}", log.pid, report.pid);
     let counts = log.starts().map(Event::count).collect::<Vec<_>>();
@@ -61,7 +61,7 @@ fn gvl_witness_is_built() -> Result<()> {
     })
 }
 
-/// The pressure script really causes every kind of collection that it is there for, and marking in steps.
+/// The pressure script really causes every kind of collection that it is meant to cause, and marking in steps.
 #[test]
 fn pressure_covers_the_reasons() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -102,7 +102,7 @@ fn witness_in_children_and_successors() -> Result<()> {
     Ok(())
 }
 
-/// The comparison finds what differs: it is no use if it could not fail.
+/// The comparison finds differences: a comparison that could not fail would be useless.
 #[test]
 fn comparison_notices_differences() -> Result<()> {
     let live = Live::without_gctrace()?;

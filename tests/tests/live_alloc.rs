@@ -1,24 +1,25 @@
 //! Allocation counted at page refills, against the VM's own counter.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ffi::OsStr, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
+use gctrace_tests::pprof::Profile;
 use gctrace_tests::report::{AllocLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde_json::Value;
 
-/// Longer than from one line to the next, in seconds.
+/// Longer than the time from one line to the next, in seconds.
 const QUIET: &str = "2";
 
 fn tracing() -> Result<Gctrace> {
     Invocation::jsonl(["--all-ruby", "--alloc"])?.start_ready()
 }
 
-/// The lines about a process; each must be right by itself.
+/// The lines about a process; each must be correct by itself.
 fn lines(report: &Report, pid: u32) -> Result<Vec<&AllocLine>> {
     let lines: Vec<_> = report.allocs.iter().filter(|line| line.pid == pid).collect();
     for line in &lines {
@@ -44,14 +45,14 @@ fn one_page_of_each<'a>(lines: impl Iterator<Item = &'a AllocLine>) -> Result<u6
     Ok(all.keys().map(|size| 65_536 / size).sum())
 }
 
-/// In a time without collections as many slots are taken as the VM counts objects, but for what was left of the pages that were open
+/// In a time without collections as many slots are taken as the VM counts objects, except for the rest of the pages that were open
 /// at its beginning and at its end. And over the whole life no object is in a slot that was not seen to be taken.
 #[test]
 fn sums_are_those_of_the_vm() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
         let gctrace = tracing()?;
-        // The first one brings the probes of the image about.
+        // The first one makes gctrace attach the probes of the image.
         Script::unwitnessed(&live, ruby, "allocs.rb")?.run()?;
         let done = Script::unwitnessed(&live, ruby, "allocs.rb")?.arg(QUIET).run()?;
         let report = gctrace.stop()?;
@@ -75,7 +76,7 @@ fn sums_are_those_of_the_vm() -> Result<()> {
     })
 }
 
-/// Nothing is probed or reported where nobody asked.
+/// Nothing is probed or reported without the flag.
 #[test]
 fn only_on_demand() -> Result<()> {
     let live = Live::begin()?;
@@ -85,5 +86,59 @@ fn only_on_demand() -> Result<()> {
         let report = gctrace.stop()?;
         ensure!(report.allocs.is_empty(), "{:?}", report.allocs);
         ledger::check_lossless(&report)
+    })
+}
+
+/// Stacks of allocation represent all slots, and the share of a method is that of its objects: within five standard deviations, so that
+/// one of the twelve shares fails by chance in one of 100,000 runs.
+#[test]
+fn stacks_are_where_objects_are_allocated() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let dir = live.dir(&format!("alloc-{}", ruby.label()))?;
+        let (pprof, folded) = (dir.join("a.pb.gz"), dir.join("a.folded"));
+        let args =
+            [OsStr::new("--all-ruby"), "--alloc".as_ref(), "--flamegraph-of".as_ref(), "alloc".as_ref()];
+        let files = [OsStr::new("--pprof"), pprof.as_ref(), "--folded".as_ref(), folded.as_ref()];
+        let gctrace = Invocation::jsonl(args.into_iter().chain(files))?.start_ready()?;
+        // The first one makes gctrace attach the probes of the image.
+        Script::unwitnessed(&live, ruby, "allocs.rb")?.run()?;
+        let done = Script::unwitnessed(&live, ruby, "alloc_shares.rb")?.run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+
+        let lines = || report.allocs.iter();
+        let (objects, bytes) = (lines().map(|line| line.objects).sum(), lines().map(|line| line.bytes).sum());
+        let profile = Profile::open(&pprof)?;
+        let totals = (profile.total("alloc_objects/count")?, profile.total("alloc_space/bytes")?);
+        ensure!(totals == (objects, bytes), "{totals:?} under stacks, {objects} objects in {bytes} bytes");
+        let text = fs::read_to_string(&folded)?;
+        let widths = text.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+        ensure!(widths.sum::<u64>() == bytes, "the flame graph is of other bytes than {bytes}");
+
+        let index = profile.index("alloc_objects/count")?;
+        let pid = done.pid.to_string();
+        let mut seen = BTreeMap::from([("most", 0), ("some", 0), ("few", 0)]);
+        for sample in profile.samples.iter().filter(|sample| sample.label("pid") == Some(&pid)) {
+            for (name, objects) in &mut seen {
+                if sample.stack.iter().any(|frame| frame.name == format!("Shop#{name}")) {
+                    *objects += sample.values[index];
+                    let thread = sample.label("thread name");
+                    ensure!(*name != "few" || thread == Some("helper"), "few in {thread:?}");
+                }
+            }
+        }
+        let stacks = report.ledger.as_ref().context("no ledger")?.user["alloc_stacks"].as_u64().unwrap_or(0);
+        let (all, called) = (seen.values().sum::<u64>() as f64, done.report.extra_u64("most")? as f64);
+        ensure!(stacks > 200, "{stacks} stacks");
+        let calls = called / 0.63;
+        for (name, objects) in &seen {
+            let (share, truth) = (*objects as f64 / all, done.report.extra_u64(name)? as f64 / calls);
+            // A stack represents 0 to 2 times the average, at random, which adds a third to the variance of a count of stacks.
+            let deviation = (truth * (1.0 - truth) * (4.0 / 3.0) / stacks as f64).sqrt();
+            eprintln!("{}: {name} {share:.4}, truly {truth:.4} (deviation {deviation:.4})", ruby.label());
+            ensure!((share - truth).abs() <= 5.0 * deviation, "{name}: {share} of {all}, truly {truth}");
+        }
+        Ok(())
     })
 }

@@ -14,7 +14,7 @@ use gctrace_tests::script::Script;
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
 
-/// The user who calls sudo in these tests: `nobody`, whom every system has.
+/// The user who calls sudo in these tests: `nobody`, which every system has.
 const USER: (u32, u32) = (65_534, 65_534);
 
 fn ruby() -> Result<String> {
@@ -48,7 +48,7 @@ fn exit_status() -> Result<()> {
     Ok(())
 }
 
-/// Lines and the command's output never share a stream: nothing on standard output is not JSON.
+/// Lines and the command's output never share a stream: standard output contains only JSON.
 #[test]
 fn output_of_the_command() -> Result<()> {
     let live = Live::begin()?;
@@ -88,7 +88,7 @@ fn output_grows() -> Result<()> {
     Ok(())
 }
 
-/// After `--duration` the files are written, and the command is waited for; a signal that is sent to gctrace is passed on.
+/// After `--duration` the files are written, and gctrace waits for the command; a signal to gctrace is passed on.
 #[test]
 fn outlives_the_duration() -> Result<()> {
     let live = Live::begin()?;
@@ -146,7 +146,7 @@ fn sudo() -> Result<()> {
     Ok(())
 }
 
-/// gctrace's own token is a secret that the command has no use for.
+/// gctrace's own token is a secret that the command does not need.
 #[test]
 fn token() -> Result<()> {
     let _live = Live::begin()?;
@@ -171,7 +171,7 @@ fn without_ruby() -> Result<()> {
     Ok(())
 }
 
-/// A copy of this machine's Ruby at a place that nobody knows: executable and library, whose path is returned, too.
+/// A copy of this machine's Ruby at an unknown place: executable and library, whose path is returned, too.
 fn copied(root: &Path) -> Result<std::path::PathBuf> {
     let (bin, lib) = (root.join("bin"), root.join("lib"));
     std::fs::create_dir_all(&bin)?;
@@ -194,7 +194,7 @@ fn executable(path: &Path, text: &str) -> Result<()> {
     Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
 }
 
-/// All cycles from the first on are there, of a script that prints how many there were.
+/// All cycles from the first on are reported, of a script that prints how many there were.
 fn all_from_the_first(invocation: Invocation, library: &Path) -> Result<()> {
     let finished = invocation.run()?;
     ensure!(status(&finished) == Some(0), "{}\n{}", finished.status, finished.errors());
@@ -214,10 +214,10 @@ fn all_from_the_first(invocation: Invocation, library: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Collects while it boots, and tells how often at its end.
+/// Collects while it boots, and prints how often at its end.
 const COLLECTING: &str = "20.times { GC.start }; warn \"collected #{GC.count}\"";
 
-/// The Ruby that COMMAND will run is found before it starts, wherever it is: all cycles are there, the first time and the second.
+/// The Ruby that COMMAND will run is found before it starts, wherever it is: all cycles are reported, the first time and the second.
 #[test]
 fn first_cycles_of_a_copy() -> Result<()> {
     let live = Live::begin()?;
@@ -233,14 +233,14 @@ fn first_cycles_of_a_copy() -> Result<()> {
     Ok(())
 }
 
-/// The first count and what the exit line and the ledger say of cycles before it.
+/// The first count, and the cycles before it according to the exit line and the ledger.
 fn before(report: &Report, pid: u32) -> Result<(u64, Option<u64>, Option<u64>)> {
     let first = report.gcs_of(pid).next().context("no cycle")?.count;
     let exit = report.exits.iter().find(|line| line.pid == pid).context("no exit line")?;
     Ok((first, exit.cycles_before, exit.cycles_missed))
 }
 
-/// A Ruby that nothing gave away is probed while it runs: the cycles until then are counted, as is what ran before gctrace.
+/// A Ruby that could not be found in advance is probed while it runs: the cycles until then are counted, as are those before gctrace.
 #[test]
 fn missed_cycles_are_counted() -> Result<()> {
     let live = Live::begin()?;
@@ -261,7 +261,7 @@ fn missed_cycles_are_counted() -> Result<()> {
     std::fs::write(&flag, "")?;
     let (report, finished) = gctrace.done()?;
     let printed = finished.stderr.iter().find_map(|line| line.strip_prefix("collected "));
-    let collected: u64 = printed.context("it did not tell")?.parse()?;
+    let collected: u64 = printed.context("it printed no number")?.parse()?;
     let (first, behind, missed) = before(&report, pid)?;
     ensure!(
         first > 1 && (behind, missed) == (Some(first - 1), Some(first - 1)),
@@ -274,7 +274,7 @@ fn missed_cycles_are_counted() -> Result<()> {
     Ok(())
 }
 
-/// Cycles of a program that ran before gctrace are no missed ones.
+/// Cycles of a program before gctrace started are not missed ones.
 #[test]
 fn earlier_cycles_are_told() -> Result<()> {
     let live = Live::begin()?;
@@ -295,7 +295,7 @@ fn earlier_cycles_are_told() -> Result<()> {
     Ok(())
 }
 
-/// Of a child that is forked from a traced program nothing is missed, however many cycles its parent has had.
+/// No cycle of a child that is forked from a traced program is missed, however many cycles its parent has had.
 #[test]
 fn forked_children_miss_nothing() -> Result<()> {
     let live = Live::begin()?;

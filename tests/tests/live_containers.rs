@@ -1,4 +1,4 @@
-//! Containers and cgroups: who is traced, what is said of them, and that nothing counts twice.
+//! Containers and cgroups: which processes are traced, what is reported of them, and that nothing counts twice.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -29,8 +29,8 @@ fn all_counted(report: &Report, done: &Done, pid: u32, id: &str) -> Result<()> {
     compare::cycles(&inside, done.witness.as_ref().context("no witness")?).demand_equal()
 }
 
-/// Two containers of one image: their files are the same, though they lie on two file systems. One is there before
-/// gctrace, one comes later; each is told with its id, name, host name and pid inside.
+/// Two containers of one image: their files are the same, though they are on two file systems. One exists before
+/// gctrace, one comes later; each is reported with its id, name, host name and pid inside.
 #[test]
 fn two_of_one_image() -> Result<()> {
     let live = Live::begin()?;
@@ -61,8 +61,8 @@ fn two_of_one_image() -> Result<()> {
     Ok(())
 }
 
-/// Of three containers two are selected: one that runs, by the beginning of its id, and one that is yet to come, by its
-/// name. Their cycles are all there, and nothing else is.
+/// Of three containers two are selected: one that runs, by the beginning of its id, and one that comes later, by its
+/// name. All of their cycles are reported, and nothing else is.
 #[test]
 fn some_of_many() -> Result<()> {
     let live = Live::begin()?;
@@ -94,7 +94,7 @@ fn some_of_many() -> Result<()> {
     Ok(())
 }
 
-/// A short container from its first to its last cycle: nothing of it was there when gctrace started but its Ruby.
+/// A short container from its first to its last cycle: when gctrace started, only its Ruby existed.
 #[test]
 fn comes_and_goes() -> Result<()> {
     let live = Live::begin()?;
@@ -118,7 +118,7 @@ fn idle(live: &Live, ruby: &Ruby) -> Result<Script> {
     Ok(Script::unwitnessed(live, ruby, "explicit.rb")?.arg("1").waiting())
 }
 
-/// The same path with another file behind it: a container that has replaced its library, one that has only changed the
+/// The same path with a different file: a container that has replaced its library, one that has only changed the
 /// file's mode (which makes a copy of it that keeps its number), and one whose file is gone. Each is traced once.
 #[test]
 fn changed_files() -> Result<()> {
@@ -132,7 +132,7 @@ fn changed_files() -> Result<()> {
         let script = Script::new(&live, &ruby, "explicit.rb")?.arg("20").waiting();
         containers.push(engine.start(&engine.name(suffix), script, change)?);
     }
-    // Its file goes while it runs.
+    // Its file is deleted while it runs.
     let library = ruby.library()?;
     let inside = library.strip_prefix(ruby.root().context("no root")?)?;
     let pid = containers.last().context("no container")?.pid;
@@ -154,7 +154,7 @@ fn changed_files() -> Result<()> {
     Ok(())
 }
 
-/// gctrace in a container of its own that is started with these options, ready.
+/// gctrace in a container that is started with these options, ready.
 fn within(engine: &Engine, options: &[&str], args: &[&str]) -> Result<Gctrace> {
     let binary = gctrace_binary()?;
     let mut run: Vec<OsString> = ["run", "--rm", "--privileged", "--cgroupns=host"].map(Into::into).into();
@@ -170,13 +170,13 @@ fn within(engine: &Engine, options: &[&str], args: &[&str]) -> Result<Gctrace> {
     invocation.start_ready()
 }
 
-/// gctrace itself in a container that has the host's pids: what runs outside and what runs in another container.
+/// gctrace itself in a container with the host's pids: programs outside, and programs in another container.
 #[test]
 fn gctrace_inside() -> Result<()> {
     let live = Live::begin()?;
     let ruby = boxed()?;
     let engine = Engine::of(&live, &ruby)?;
-    // There before gctrace is: in a container, this machine's Ruby is in no usual place.
+    // Started before gctrace: in a container, this machine's Ruby is in no usual place.
     let mut outside = Script::new(&live, &Ruby::main()?, "explicit.rb")?.arg("20").waiting().start()?;
     outside.wait_for("ready")?;
     let gctrace = within(&engine, &["--pid=host"], &["--all-ruby"])?;
@@ -202,8 +202,8 @@ fn all_of(report: &Report, done: &script::Done) -> Result<()> {
     compare::cycles(&lines, done.log()?).demand_equal()
 }
 
-/// The same in a container with pids of its own, which has the host's `/proc` elsewhere: what was there before, what
-/// comes in a container of an image that gctrace knows, and what comes with a Ruby that it has not seen, for which the
+/// The same in a container with its own pids, with the host's `/proc` elsewhere: programs that ran before,
+/// programs in a container of an image that gctrace knows, and programs with a Ruby that it has not seen, for which the
 /// kernel's mapping records have no pid.
 #[test]
 fn with_the_hosts_proc() -> Result<()> {
@@ -239,7 +239,7 @@ fn with_the_hosts_proc() -> Result<()> {
     Ok(())
 }
 
-/// What is selected there by a pid of the host, and by the name of a container, and nothing else.
+/// In that container, a pid of the host and the name of a container select their programs and nothing else.
 #[test]
 fn selected_with_the_hosts_proc() -> Result<()> {
     let live = Live::begin()?;
@@ -269,13 +269,13 @@ fn selected_with_the_hosts_proc() -> Result<()> {
     Ok(())
 }
 
-/// A Ruby that collects so often as it is told, and never else.
-struct Told {
+/// A Ruby that collects only when it is told to.
+struct SteppedRuby {
     process: Guarded,
     phases: usize,
 }
 
-impl Told {
+impl SteppedRuby {
     const PROGRAM: &str = "GC.disable; $stdout.sync = true; puts 'ready'
         while (line = gets)
           phase, times = line.split.map(&:to_i)
@@ -292,7 +292,7 @@ impl Told {
         Ok(Self { process, phases: 0 })
     }
 
-    /// Has it collect; returns the numbers of the cycles.
+    /// Makes it collect; returns the numbers of the cycles.
     fn collect(&mut self, times: u64) -> Result<Vec<u64>> {
         self.phases += 1;
         self.process.say(&format!("{} {times}", self.phases))?;
@@ -301,7 +301,7 @@ impl Told {
         let numbers: Vec<u64> = line.split(' ').skip(2).map(str::parse).collect::<Result<_, _>>()?;
         let [before, after] = numbers[..] else { anyhow::bail!("phase line {line}") };
         ensure!(after - before == times, "{line}, told to do {times}");
-        // Line and log count from 0, GC.count counts those that have begun.
+        // Line and log count from 0, GC.count counts the cycles that have begun.
         Ok((before + 1..=after).collect())
     }
 }
@@ -311,7 +311,7 @@ fn membership(controller: Option<&str>, settle: Duration) -> Result<()> {
     let _live = Live::begin()?;
     let outer = Cgroup::new(controller, "outer")?;
     let inner = outer.below("inner")?;
-    let (mut program, mut outside) = (Told::start()?, Told::start()?);
+    let (mut program, mut outside) = (SteppedRuby::start()?, SteppedRuby::start()?);
     let pid = program.process.pid();
     let path = outer.path().to_string_lossy().into_owned();
     let gctrace = Invocation::jsonl(["--cgroup", &path])?.start_ready()?;
@@ -332,7 +332,7 @@ fn membership(controller: Option<&str>, settle: Duration) -> Result<()> {
     phase(7, false)?;
     outer.take(pid)?;
     phase(4, true)?;
-    // One that is made while it is watched.
+    // A cgroup that is made while it is selected.
     let later = inner.below("later")?;
     later.take(pid)?;
     phase(6, true)?;
@@ -346,8 +346,8 @@ fn membership(controller: Option<&str>, settle: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The kernel decides at each event (v2): it is exact without any waiting. Kernels that cannot ask for ancestors have to be
-/// told of a cgroup that is made while it is watched.
+/// The kernel decides at each event (v2): it is exact without any waiting. Kernels that cannot query ancestors have to be
+/// informed of a cgroup that is made while it is selected.
 #[test]
 fn cgroup_v2() -> Result<()> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
@@ -362,7 +362,7 @@ fn cgroup_v1() -> Result<()> {
     membership(Some("pids"), Duration::from_secs(1))
 }
 
-/// A cgroup that is not there yet is said to be missing, and traced when it comes.
+/// A cgroup that does not exist yet is reported as missing, and traced when it is created.
 #[test]
 fn cgroup_to_come() -> Result<()> {
     let _live = Live::begin()?;
@@ -370,13 +370,13 @@ fn cgroup_to_come() -> Result<()> {
         let cgroup = Cgroup::new(None, "later")?;
         cgroup.path().to_owned()
     };
-    let mut program = Told::start()?;
+    let mut program = SteppedRuby::start()?;
     let pid = program.process.pid();
     let gctrace = Invocation::jsonl(["--cgroup".as_ref(), path.as_os_str()])?.start_ready()?;
     program.collect(3)?;
     let cgroup = Cgroup::new(None, "later")?;
     cgroup.take(pid)?;
-    // What is made is noticed in a moment, not at once.
+    // New cgroups are noticed after a moment, not at once.
     std::thread::sleep(Duration::from_secs(1));
     let expected = program.collect(4)?;
     drop(program);

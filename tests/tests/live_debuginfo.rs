@@ -31,7 +31,7 @@ fn build_id(library: &str) -> Result<String> {
     id.with_context(|| format!("{library} has no build id"))
 }
 
-/// Symbols that belong to the library and say that all of its code is one function, which is none of the GC.
+/// Symbols that belong to the library and claim that all of its code is one function, which is not one of the GC.
 fn lying_symbols(library: &str, to: &Path) -> Result<()> {
     let exports = output("nm", &["-D", "--defined-only", library])?;
     let export = exports.lines().find_map(|line| line.strip_suffix(" T rb_gc_count"));
@@ -52,7 +52,7 @@ fn waiting(live: &Live, ruby: &Ruby) -> Result<Running> {
     Ok(running)
 }
 
-/// A debug package in the root of a process, installed after its Ruby was analysed, contradicts what was found there:
+/// A debug package in the root of a process, installed after its Ruby was analysed, contradicts the results there:
 /// doctor and a run refuse the Ruby and name the file. Without the package both work.
 #[test]
 fn debug_package_in_the_process_root() -> Result<()> {
@@ -89,7 +89,7 @@ fn debug_package_in_the_process_root() -> Result<()> {
     Ok(())
 }
 
-/// A debuginfod server that answers nothing until it is released, and then that it knows nothing.
+/// A debuginfod server that does not answer until it is released, and then knows nothing.
 struct Stalling {
     url: String,
     asked: Arc<AtomicUsize>,
@@ -108,7 +108,7 @@ impl Stalling {
     }
 }
 
-/// Answers one request after the other, from the moment at which the other end of the channel is gone.
+/// Answers one request after the other, as soon as the other end of the channel is closed.
 fn serve(listener: &TcpListener, asked: &AtomicUsize, released: &Receiver<()>) {
     for mut stream in listener.incoming().flatten() {
         asked.fetch_add(1, Ordering::SeqCst);
@@ -120,8 +120,8 @@ fn serve(listener: &TcpListener, asked: &AtomicUsize, released: &Receiver<()>) {
     }
 }
 
-/// While a server lets gctrace wait for the symbols of a Ruby, a Ruby that it is not asked about (it has no build id) is
-/// traced exactly. The other one is traced when the server has answered, or told to be refused if the run ends before.
+/// While a server makes gctrace wait for the symbols of a Ruby, a Ruby that needs no request (it has no build id) is
+/// traced exactly. The other one is traced when the server has answered, or reported as refused if the run ends before.
 #[test]
 fn slow_server() -> Result<()> {
     let live = Live::begin()?;
@@ -150,7 +150,7 @@ fn slow_server() -> Result<()> {
         ensure!(server.asked.load(Ordering::SeqCst) == 1, "the server was asked in parallel, or not at all");
         let about_it = |line: &String| line.contains(&format!("\"pid\":{}", waits.pid()));
         if let Some(line) = gctrace.stdout_so_far().into_iter().find(about_it) {
-            bail!("told before the server has answered: {line}");
+            bail!("reported before the server has answered: {line}");
         }
         let waits = if released {
             drop(server.release);

@@ -23,7 +23,7 @@ fn all_counted(report: &Report, script: &ScriptReport, log: Option<&Log>) -> Res
     Ok(())
 }
 
-/// Whether a text names this number, not as a part of another one.
+/// Whether a text contains this number, not as a part of another one.
 fn names(text: &str, number: u32) -> bool {
     text.split(|c: char| !c.is_ascii_digit()).any(|word| word.parse() == Ok(number))
 }
@@ -62,7 +62,7 @@ fn one_before_and_one_after() -> Result<()> {
     })
 }
 
-/// On kernels before 5.15, which hand no cookies to uprobes, image and load bias come from what was found in /proc:
+/// On kernels before 5.15, which do not pass cookies to uprobes, image and load bias come from /proc:
 /// the numbers are the same.
 #[test]
 fn without_attach_cookies() -> Result<()> {
@@ -78,8 +78,8 @@ fn without_attach_cookies() -> Result<()> {
     })
 }
 
-/// A process that is in the middle of a cycle when gctrace comes: that cycle is not reported, nothing of it counts as
-/// lost, and every cycle from then on is exact.
+/// A process that is in the middle of a cycle when gctrace starts: that cycle is not reported, nothing of it counts as
+/// lost, and every later cycle is exact.
 #[test]
 fn attached_in_the_middle_of_a_cycle() -> Result<()> {
     let live = Live::begin()?;
@@ -131,7 +131,7 @@ fn attached_to_busy_programs() -> Result<()> {
     Ok(())
 }
 
-/// The `process` line tells what the process is.
+/// The `process` line describes the process.
 #[test]
 fn process_lines_describe_the_process() -> Result<()> {
     let live = Live::begin()?;
@@ -160,7 +160,7 @@ fn process_lines_describe_the_process() -> Result<()> {
     assert_eq!(process.hostname.as_deref(), Some(hostname.trim()));
     let start = process.start_ts.context("no start_ts")?;
     let real = started.duration_since(std::time::UNIX_EPOCH)?.as_secs_f64();
-    // The kernel keeps start times in ticks of 10 ms, and the directory's time is when it was first looked at.
+    // The kernel keeps start times in ticks of 10 ms, and the directory's time is when it was first accessed.
     assert!((real - start).abs() < 60.0, "start_ts {start}, but /proc says {real}");
     assert!(!finished.stdout.iter().any(|line| line.contains("s3cr3t")), "the token is shown");
     assert!(!finished.errors().contains("s3cr3t"), "the token is shown");
@@ -195,7 +195,7 @@ fn fork() -> Result<()> {
     })
 }
 
-/// A fork of a process that was there before gctrace.
+/// A fork of a process that ran before gctrace.
 #[test]
 fn fork_of_an_earlier_process() -> Result<()> {
     let live = Live::begin()?;
@@ -214,12 +214,27 @@ fn fork_of_an_earlier_process() -> Result<()> {
     Ok(())
 }
 
-/// A single --pid goes on over an exec of that process.
+/// A single --pid continues over an exec of that process.
 #[test]
 fn selected_pid_execs() -> Result<()> {
+    execs(None)
+}
+
+/// The same if a thread calls exec that is not the main one, which then ends first: the kernel reports its exit before the exec.
+#[test]
+fn selected_pid_execs_in_a_thread() -> Result<()> {
+    execs(Some("thread"))
+}
+
+fn execs(arg: Option<&str>) -> Result<()> {
     let live = Live::begin()?;
     Ruby::first_and_last(|ruby| {
-        let mut running = Script::new(&live, ruby, "execer.rb")?.waiting().start()?;
+        let script = Script::new(&live, ruby, "execer.rb")?.waiting();
+        let script = match arg {
+            Some(arg) => script.arg(arg),
+            None => script,
+        };
+        let mut running = script.start()?;
         running.wait_for("ready")?;
         let gctrace = Invocation::jsonl(["--pid", &running.pid().to_string()])?.start_ready()?;
         running.say("go")?;
@@ -255,7 +270,7 @@ fn exec() -> Result<()> {
         let (after, after_log) = outputs.read(".after")?;
         assert_eq!(after.pid, done.pid, "exec keeps the pid");
 
-        // Counts begin anew, so the lines of the two programs are told apart by where they begin again.
+        // Counts start again, so the lines of the two programs are separated where they start again.
         let lines = report.gcs_of(done.pid).collect::<Vec<&GcLine>>();
         let second =
             lines.windows(2).position(|pair| pair[1].count <= pair[0].count).context("no second program")?;
@@ -337,7 +352,7 @@ fn only_the_selected_pid() -> Result<()> {
     })
 }
 
-/// A pid that is no Ruby and one that is gone give one clear line each, and the others are traced.
+/// A pid that is not a Ruby and one that is gone give one clear line each, and the others are traced.
 #[test]
 fn bad_pids_do_not_stop_the_others() -> Result<()> {
     let live = Live::begin()?;
@@ -379,7 +394,7 @@ fn own_process_and_idle_ruby() -> Result<()> {
     Ok(())
 }
 
-/// Processes that come and go while gctrace looks at them: many short lives at once, all counted.
+/// Processes that come and go while gctrace inspects them: many short lives at once, all counted.
 #[test]
 fn many_short_lives() -> Result<()> {
     let live = Live::begin()?;

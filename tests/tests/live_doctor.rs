@@ -1,4 +1,4 @@
-//! `gctrace doctor` against what Ruby, readelf and the kernel say, and the cache that it shares with a run.
+//! `gctrace doctor` compared with Ruby, readelf and the kernel, and the cache that it shares with a run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,7 +16,7 @@ use gctrace_tests::memory::changed_code;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 
-/// A Ruby whose heap stands still, with what it said of it: `GC.count` and `heap_available_slots`.
+/// A Ruby whose heap does not change, with its own figures: `GC.count` and `heap_available_slots`.
 struct Still {
     process: Guarded,
     count: u64,
@@ -42,7 +42,7 @@ impl Still {
     }
 }
 
-/// Output of a program that is there.
+/// Output of an installed program.
 fn output(program: &str, args: &[&str]) -> Result<String> {
     let output =
         Command::new(program).args(args).output().with_context(|| format!("cannot run {program}"))?;
@@ -50,7 +50,7 @@ fn output(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// A cache directory of this test's own.
+/// A cache directory for this test.
 fn cache(live: &Live) -> PathBuf {
     live.path("cache")
 }
@@ -70,7 +70,7 @@ fn expect_text(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Version, build id and live values are those that `ruby -v`, `readelf` and the program itself tell.
+/// Version, build id and live values are those of `ruby -v`, `readelf` and the program itself.
 #[test]
 fn agrees_with_the_witnesses() -> Result<()> {
     let live = Live::begin()?;
@@ -80,7 +80,7 @@ fn agrees_with_the_witnesses() -> Result<()> {
     let image = diagnosis.image()?;
     let ruby = Ruby::main()?;
     let said = output(&ruby.exe().to_string_lossy(), &["-v"])?;
-    // A JIT or a parser that is switched on puts its mark into what `ruby -v` prints.
+    // An active JIT or parser adds its mark to the output of `ruby -v`.
     let plain = |text: &str| text.trim().replace(" +PRISM", "").replace(" +YJIT", "");
     ensure!(plain(image["description"].as_str().unwrap_or_default()) == plain(&said), "{image} but {said}");
     ensure!(image["ruby"] == ruby.version(), "{image} but {}", ruby.version());
@@ -101,13 +101,13 @@ fn agrees_with_the_witnesses() -> Result<()> {
     let build_id = build_id.unwrap_or_default();
     let count = format!("GC.count {}", still.count);
     expect_text(&text, 0, &[ruby.version(), build_id, &still.pid(), &count, "works", "gctrace can run"])?;
-    // What doctor promises, a run does.
+    // A run does what doctor promises.
     let traced = Invocation::jsonl(["--pid", &still.pid(), "--duration", "100ms"])?.run()?;
     ensure!(traced.status.success() && traced.stdout.join("").contains(build_id), "{}", traced.errors());
     Ok(())
 }
 
-/// Nothing is attached to Ruby, nothing of it is changed: its code is the file's, byte for byte, and it runs on.
+/// Nothing is attached to Ruby, nothing in it is changed: its code equals the file, byte for byte, and it runs on.
 #[test]
 fn harms_nothing() -> Result<()> {
     let live = Live::begin()?;
@@ -128,7 +128,7 @@ fn harms_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The second examination, and a run, use the first one's analysis; a damaged one is told, not used, and replaced.
+/// The second examination, and a run, use the first one's analysis; a damaged one is reported, not used, and replaced.
 #[test]
 fn cache_is_used_and_checked() -> Result<()> {
     let live = Live::begin()?;
@@ -232,7 +232,7 @@ fn damaged_images() -> Result<()> {
         let reason = image["refused"]["reason"].as_str().unwrap_or_default();
         ensure!(image["works"] == false && reason.contains(word), "{image}");
         ensure!(image["refused"]["remedy"].is_string() && image["sites"].is_null(), "{image}");
-        // With USDT probes or symbols it is still seen how long GC work takes; nothing else may be promised.
+        // With USDT probes or symbols, the duration of GC work can still be seen; nothing else may be promised.
         let (confidence, verdict) = match image["method"].as_str() {
             None => ("none", "is not traced"),
             Some(method) => {
@@ -252,7 +252,7 @@ fn damaged_images() -> Result<()> {
     Ok(())
 }
 
-/// What is no Ruby, or is gone, is told by name; nothing else is lost.
+/// Files and processes that are not Ruby, or are gone, are named; nothing else is lost.
 #[test]
 fn misses() -> Result<()> {
     let live = Live::begin()?;
@@ -278,7 +278,7 @@ fn misses() -> Result<()> {
     Ok(())
 }
 
-/// A program that is no Ruby and maps this file as code.
+/// A program that is not Ruby and maps this file as code.
 fn mapper(file: &Path) -> Result<Guarded> {
     let script = "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDONLY); \
                   m = mmap.mmap(f, 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE); \
@@ -288,7 +288,7 @@ fn mapper(file: &Path) -> Result<Guarded> {
     Ok(process)
 }
 
-/// Doctor and a run give the same verdict on the same process: a Ruby; somebody who maps a damaged one, or a file that only has the
+/// Doctor and a run give the same verdict on the same process: a Ruby; a program that maps a damaged one, or a file that only has the
 /// name of one; and a program without any.
 #[test]
 fn same_verdict_as_a_run() -> Result<()> {
@@ -336,7 +336,7 @@ fn same_verdict_as_a_run() -> Result<()> {
     Ok(())
 }
 
-/// A binary that everybody may run, in a directory that everybody may enter.
+/// A binary that all users may run, in a directory that all users may enter.
 fn public_binary() -> Result<(tempfile::TempDir, PathBuf)> {
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
@@ -345,7 +345,7 @@ fn public_binary() -> Result<(tempfile::TempDir, PathBuf)> {
     Ok((dir, binary))
 }
 
-/// Without privileges doctor says which are missing, and still examines what it may: files, and the user's own Rubies.
+/// Without privileges doctor names the missing ones, and still examines what it can: files, and the user's own Rubies.
 #[test]
 fn not_root() -> Result<()> {
     const NOBODY: u32 = 65_534;
@@ -374,11 +374,11 @@ fn not_root() -> Result<()> {
     let [process] = &diagnosis.processes[..] else { bail!("{:?}", diagnosis.processes) };
     ensure!(process["proof"] == "passed" && process["gc_count"] == still.count, "{process}");
     let text = Invocation::of(&binary, ["doctor", "--no-cache"]).with(unprivileged).run()?;
-    expect_text(&text, 3, &["gctrace cannot run", "cap_sys_admin", "sudo", "cannot be looked at"])?;
+    expect_text(&text, 3, &["gctrace cannot run", "cap_sys_admin", "sudo", "cannot be inspected"])?;
     Ok(())
 }
 
-/// Each missing capability is named, by doctor and by a run, and nothing else is called missing.
+/// Each missing capability is named, by doctor and by a run, and no other one.
 #[test]
 fn each_capability() -> Result<()> {
     let live = Live::begin()?;
@@ -412,7 +412,7 @@ fn each_capability() -> Result<()> {
     Ok(())
 }
 
-/// The capabilities that doctor asks for are enough: not root, but all of them, traces.
+/// The capabilities that doctor requires are enough: not root, but with all of them, traces.
 #[test]
 fn capabilities_are_enough() -> Result<()> {
     let _live = Live::begin()?;
@@ -437,7 +437,7 @@ fn capabilities_are_enough() -> Result<()> {
     Ok(())
 }
 
-/// Bad usage is told as everywhere.
+/// Bad usage is reported as everywhere.
 #[test]
 fn bad_usage() -> Result<()> {
     for (args, word) in [(&["doctor", "--pid", "x"][..], "x"), (&["doctor", "--nonsense"], "--nonsense")] {
@@ -489,7 +489,7 @@ fn short_lived() -> Result<()> {
     Ok(())
 }
 
-/// In a pid namespace of its own the kernel's pids mean nothing: doctor and a run say so.
+/// In a separate pid namespace the kernel's pids have no meaning: doctor and a run say so.
 #[test]
 fn inside_a_container() -> Result<()> {
     let live = Live::begin()?;
@@ -504,8 +504,8 @@ fn inside_a_container() -> Result<()> {
     ensure!(check["status"] == "missing" && diagnosis.finished.status.code() == Some(3), "{check}");
     let run = inside(&["--all-ruby", "--duration", "100ms"])?;
     ensure!(run.status.code() == Some(3) && run.errors().contains("container"), "{run:?}");
-    // Neither is its own /proc the host's, nor any folder.
-    for (proc, word) in [("/proc", "another pid namespace"), ("/tmp", "cannot be looked at")] {
+    // Its own /proc is not the host's, and neither is any other folder.
+    for (proc, word) in [("/proc", "another pid namespace"), ("/tmp", "cannot be inspected")] {
         let run = inside(&["--all-ruby", "--proc", proc])?;
         ensure!(run.status.code() == Some(3) && run.errors().contains(word), "{proc}: {run:?}");
     }

@@ -1,4 +1,4 @@
-//! `gctrace dump`: what the threads of a running process do, against what Ruby itself says of them.
+//! `gctrace dump`: what the threads of a running process do, compared with Ruby's own view.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use gctrace_tests::script::{Running, Script};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Looks at most, until something has been seen that is there most of the time.
+/// Most attempts, until something has been seen that is there most of the time.
 const LOOKS: u32 = 200;
 
 fn dump(live: &Live, pid: u32) -> Result<Finished> {
@@ -66,8 +66,8 @@ fn dumped_lines(thread: &Value) -> Result<Vec<(String, String)>> {
     Ok(lines.collect())
 }
 
-/// Threads that sleep have the frames that `Thread#backtrace` shows, to the line; what each waits for is right, the two that block each
-/// other are named, and no thread has run because it was looked at.
+/// Threads that sleep have the frames that `Thread#backtrace` shows, to the line; the reason of each wait is right, the two that block each
+/// other are named, and no thread has run because it was inspected.
 #[test]
 fn equals_thread_backtrace() -> Result<()> {
     let live = Live::begin()?;
@@ -94,7 +94,7 @@ fn equals_thread_backtrace() -> Result<()> {
             ensure!(!ruby.has_tables(), "{process}");
             return Ok(());
         }
-        // The timer thread of some releases runs by itself; it is no Ruby thread.
+        // The timer thread of some releases runs by itself; it is not a Ruby thread.
         ensure!(
             before
                 .iter()
@@ -140,7 +140,7 @@ fn equals_thread_backtrace() -> Result<()> {
     })
 }
 
-/// Threads that run: of two that compute one holds the GVL and the other waits for it; one is inside a C function, one collects.
+/// Threads that run: of two that compute, one holds the GVL and the other waits for it; one is inside a C function, one collects.
 #[test]
 fn running_threads() -> Result<()> {
     let live = Live::begin()?;
@@ -182,7 +182,7 @@ fn running_threads() -> Result<()> {
     })
 }
 
-/// Two hundred threads are all there, also of a process that is stopped; a second look sees the same.
+/// Two hundred threads are all shown, also of a process that is stopped; a second dump is the same.
 #[test]
 fn many_threads() -> Result<()> {
     let live = Live::begin()?;
@@ -207,7 +207,7 @@ fn many_threads() -> Result<()> {
     Ok(())
 }
 
-/// What is no Ruby, is not there, or ends while it is looked at: one sentence and the exit status of it.
+/// A process that is not Ruby, does not exist, or ends while it is read: one sentence and its exit status.
 #[test]
 fn nothing_to_see() -> Result<()> {
     let live = Live::begin()?;

@@ -1,4 +1,4 @@
-//! How signals end a run: its files survive those that come twice, and nothing is overwritten before tracing has begun.
+//! How signals end a run: its files survive repeated signals, and nothing is overwritten before tracing has begun.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -87,7 +87,7 @@ fn timeout_keeps_the_files() -> Result<()> {
     Ok(())
 }
 
-/// A signal during the start ends it at once, and what has the name of an output stays.
+/// A signal during the start ends it at once, and an existing file with an output's name stays.
 #[test]
 fn interrupted_start() -> Result<()> {
     let live = Live::begin()?;
@@ -107,7 +107,7 @@ fn interrupted_start() -> Result<()> {
         let finished = gctrace.wait()?;
         let took = signalled.elapsed();
         if finished.errors().contains("gctrace: ready") {
-            // A fast machine: this was no start any more.
+            // A fast machine: the start was already over.
             std::fs::write(&svg, "old")?;
             continue;
         }
@@ -118,13 +118,13 @@ fn interrupted_start() -> Result<()> {
     Ok(())
 }
 
-/// A second Ctrl-C, a second later, gives up; what is said then of the files is true.
+/// A second Ctrl-C, a second later, gives up; the message about the files is true.
 #[test]
 fn giving_up() -> Result<()> {
     let live = Live::begin()?;
     let ruby = busy()?;
     let pid = ruby.pid().to_string();
-    // A receiver that never answers keeps the end waiting.
+    // A receiver that never answers delays the end.
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}", silent.local_addr()?);
     let svg = live.path("written.svg");
@@ -147,7 +147,7 @@ fn giving_up() -> Result<()> {
     Ok(())
 }
 
-/// On one terminal, messages, the line of progress and data never share a line.
+/// On one terminal, messages, the progress line and data never share a line.
 #[test]
 fn lines_of_a_terminal() -> Result<()> {
     let _live = Live::begin()?;

@@ -1,4 +1,4 @@
-//! What gctrace says, and with which status it ends, when it cannot do what it was asked.
+//! gctrace's messages and exit status when it cannot do what it was asked.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,7 +17,7 @@ use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
-/// The status and that standard error says each of these words.
+/// Checks the status, and that standard error contains each of these words.
 fn expect(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
     let text = finished.errors();
     ensure!(finished.status.code() == Some(code), "status {} instead of {code}:\n{text}", finished.status);
@@ -42,7 +42,7 @@ fn help_and_version() -> Result<()> {
     Ok(())
 }
 
-/// Bad usage is status 2 with the word that is wrong.
+/// Bad usage is status 2, and the message has the wrong word.
 #[test]
 fn bad_usage() -> Result<()> {
     let _live = Live::begin()?;
@@ -87,7 +87,7 @@ fn not_root() -> Result<()> {
     Ok(())
 }
 
-/// Selected pids of which none is a Ruby: status 1, and a line that says so of each.
+/// Selected pids of which none is a Ruby: status 1, and a line for each.
 #[test]
 fn nothing_matched_by_pid() -> Result<()> {
     let _live = Live::begin()?;
@@ -107,7 +107,7 @@ fn no_ruby_found() -> Result<()> {
         if finished.status.code() == Some(1) {
             return expect(&finished, 1, &["ruby"]);
         }
-        // Somebody else's Ruby may be running on this machine.
+        // Other Rubies may be running on this machine.
         let report = read(&finished)?;
         ensure!(!report.processes.is_empty(), "status 0, but no process was found:\n{}", finished.errors());
         ensure!(Instant::now() < deadline, "other Rubies run on this machine: {:?}", report.processes);
@@ -115,7 +115,7 @@ fn no_ruby_found() -> Result<()> {
     }
 }
 
-/// Output that cannot be written is told at once, with the path, and before anything is traced.
+/// Output that cannot be written is reported at once, with the path, and before anything is traced.
 #[test]
 fn unwritable_outputs() -> Result<()> {
     let live = Live::begin()?;
@@ -145,7 +145,7 @@ fn unwritable_outputs() -> Result<()> {
     Ok(())
 }
 
-/// A command that fails does not take what was seen with it.
+/// When a command fails, what was seen is still reported.
 #[test]
 fn failing_command() -> Result<()> {
     let _live = Live::begin()?;
@@ -168,7 +168,7 @@ fn without_tracefs() -> Result<()> {
     script.wait_for("idle")?;
     let binary = gctrace_binary()?;
     let mut command = Command::new("unshare");
-    // A mount namespace of its own: nothing changes outside.
+    // A separate mount namespace: nothing changes outside.
     command.args(["--mount", "sh", "-c"]);
     command.arg(
         "umount /sys/kernel/tracing; umount /sys/kernel/debug/tracing; umount /sys/kernel/debug; exec \"$@\"",

@@ -1,4 +1,4 @@
-//! What is told of a Ruby whose event sites are not used: how long GC work takes, and that this is all.
+//! A Ruby whose event sites are not used: only the duration of GC work is reported, and that this is all.
 
 use anyhow::{Result, bail, ensure};
 use gctrace_tests::gctrace::Invocation;
@@ -25,7 +25,7 @@ fn traced(method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
     Ok((report, done))
 }
 
-/// Intervals of one phase of the script that fall into the witness's time.
+/// Intervals of one phase of the script within the witness's time.
 fn works<'a>(report: &'a Report, log: &'a Log, phase: &'a str) -> Vec<&'a WorkLine> {
     let during = |work: &&WorkLine| (log.begin_ns..=log.end_ns).contains(&work.begin_ns);
     report.works.iter().filter(|work| work.pid == log.pid && work.phase == phase).filter(during).collect()
@@ -38,7 +38,7 @@ fn inside(work: &WorkLine, pauses: &[Pause]) -> bool {
         .any(|pause| pause.begin_ns <= work.begin_ns + CLOCK_SLACK_NS && end <= pause.end_ns + CLOCK_SLACK_NS)
 }
 
-/// A refusal that names what is missing, where a Ruby has no such probes; nothing else is said of it.
+/// A refusal that names what is missing, where a Ruby has no such probes; nothing else is reported of it.
 fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
     let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
     ensure!(told.is_some_and(|line| line.reason.contains(reason)), "{:?}", report.refused);
@@ -46,8 +46,8 @@ fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// Old USDT probes, whose semaphores the kernel counts up for us: as many marks as the witness has starts, each inside
-/// one of its pauses, and no number that these probes cannot tell.
+/// Old USDT probes, whose semaphores the kernel increments for us: as many marks as the witness has starts, each inside
+/// one of its pauses, and no number that these probes cannot give.
 #[test]
 fn usdt_marks_equal_the_witness() -> Result<()> {
     let mut tried = 0;
@@ -81,7 +81,7 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
         }
         Ok(())
     })?;
-    ensure!(tried > 0, "no Ruby at hand has USDT probes");
+    ensure!(tried > 0, "no Ruby of the lab has USDT probes");
     Ok(())
 }
 
@@ -109,8 +109,8 @@ fn usdt_pauses(report: &Report, log: &Log) -> Result<()> {
     Ok(())
 }
 
-/// Functions by symbol: as many calls of `gc_start` that do something as the witness has starts. A stripped Ruby has no
-/// symbols and is refused by that name.
+/// Functions by symbol: as many effective calls of `gc_start` as the witness has starts. A stripped Ruby has no
+/// symbols and is refused with that reason.
 #[test]
 fn functions_equal_the_witness() -> Result<()> {
     Ruby::each(|ruby| {

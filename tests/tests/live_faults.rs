@@ -1,5 +1,5 @@
 //! Faults that the static checks would have missed, injected into every plan: the live proofs refuse each process by the
-//! name of the check before anything is told of its GC.
+//! name of the check before anything of its GC is reported.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Invocation;
@@ -10,7 +10,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use gctrace_tests::{gctrace, ledger};
 
-/// Each fault is injected for each Ruby, in a run of its own.
+/// Each fault is injected for each Ruby, in a separate run.
 fn refused(fault: &str, checks: &[&str]) -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
@@ -28,7 +28,7 @@ fn refused(fault: &str, checks: &[&str]) -> Result<()> {
         let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
         let told = told.context("it is not refused")?;
         ensure!(checks.iter().any(|check| told.reason.contains(check)), "{}", told.reason);
-        ensure!(report.gcs_of(done.pid).count() == 0, "told of a GC: {:?}", report.gcs.first());
+        ensure!(report.gcs_of(done.pid).count() == 0, "a GC was reported: {:?}", report.gcs.first());
         Ok(())
     })
 }
@@ -59,14 +59,14 @@ fn starts_for_marks() -> Result<()> {
     refused("marks", &["GC mode at the event"])
 }
 
-/// An enter that is an exit, and the reverse: no state can tell, but cycles then start between the pauses.
+/// An enter that is an exit, and the reverse: no state shows this, but cycles then start between the pauses.
 #[test]
 fn enters_for_exits() -> Result<()> {
     refused("enters", &["cycles start inside a pause"])
 }
 
-/// The last probe of an image cannot be attached: those before it are taken off again, nothing of them counts, and the
-/// image is refused by the name of the probe. With event sites, and with each kind of fallback probes.
+/// The last probe of an image cannot be attached: those before it are detached again, none of their hits count, and the
+/// image is refused with the name of the probe. With event sites, and with each kind of fallback probes.
 #[test]
 fn attaching_fails() -> Result<()> {
     let live = Live::begin()?;
@@ -85,7 +85,7 @@ fn attaching_fails() -> Result<()> {
             ensure!(finished.status.code() == Some(1), "{method}: {}", finished.errors());
             let report = Report::parse(&finished.stdout)?;
             ledger::check(&report)?;
-            ensure!(report.gcs.is_empty() && report.works.is_empty(), "{method}: something is told");
+            ensure!(report.gcs.is_empty() && report.works.is_empty(), "{method}: something was reported");
             let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
             let reason = &told.with_context(|| format!("{method}: it is not refused"))?.reason;
             let attached = reason.contains("attaching the ") && reason.contains(" probe at file offset ");
@@ -95,6 +95,6 @@ fn attaching_fails() -> Result<()> {
         }
         Ok(())
     })?;
-    ensure!(fallbacks > 0, "no Ruby at hand has fallback probes");
+    ensure!(fallbacks > 0, "no Ruby of the lab has fallback probes");
     Ok(())
 }

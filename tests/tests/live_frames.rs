@@ -1,5 +1,5 @@
-//! Names of Ruby frames against what Ruby itself says: threads sleep in all kinds of methods, a walker in user space
-//! reads their control frames as the kernel side does, and the names must be those of `Thread#backtrace_locations`.
+//! Names of Ruby frames compared with Ruby's own: threads sleep in all kinds of methods, the kernel side's walk, compiled
+//! for this host, reads their control frames, and the names must be those of `Thread#backtrace_locations`.
 
 use std::{
     cell::Cell,
@@ -16,12 +16,15 @@ use gctrace_cruby::{
     ruby::{
         self, RubyAnalysis, RubyVersion,
         frames::{Frame, FrameKind, FrameLayout, Memory, Namer},
+        plan::{AttachPlan, plan},
         tables::{self, Table},
     },
 };
 use gctrace_tests::{PATIENCE, child::Guarded, live::rubies_dir, memory, ruby::Ruby};
 use gctrace_user::host::mem::ProcessMemory;
 
+#[path = "product/kernel_side.rs"]
+mod kernel_side;
 #[path = "product/stack.rs"]
 mod stack;
 use stack::{RubyFrame, Walker};
@@ -31,7 +34,7 @@ use stack::{RubyFrame, Walker};
 struct Described {
     label: String,
     base_label: String,
-    /// What may stand before the method's name by reflection: `Class#`, `Class.`, or nothing; `None` if the script does
+    /// Possible prefixes of the method's name by reflection: `Class#`, `Class.`, or nothing; `None` if the script does
     /// not know the method.
     owners: Option<Vec<String>>,
     path: String,
@@ -46,6 +49,7 @@ struct Sleeping {
     child: Guarded,
     described: Stacks<Described>,
     analysis: RubyAnalysis,
+    plan: AttachPlan,
     bias: u64,
 }
 
@@ -83,7 +87,8 @@ impl Sleeping {
             .find(|segment| segment.executable)
             .context("the image has no executable segment")?;
         let first = segment.address.0.wrapping_sub(segment.offset.0).wrapping_add(code.offset);
-        Ok(Self { child, described, analysis, bias: code.start.wrapping_sub(first) })
+        let plan = plan(image.segments(), analysis.clone(), true)?;
+        Ok(Self { child, described, analysis, plan, bias: code.start.wrapping_sub(first) })
     }
 
     fn memory(&self) -> Result<ProcessMemory> {
@@ -102,7 +107,7 @@ impl Sleeping {
     /// The control frames of all threads.
     fn stacks(&self) -> Result<Stacks<RubyFrame>> {
         let vm_ptr = self.analysis.vm.vm_ptr.0.wrapping_add(self.bias);
-        Walker::new(self.memory()?, self.analysis.version).stacks(vm_ptr)
+        Walker::new(self.memory()?, &self.plan).stacks(vm_ptr)
     }
 }
 
@@ -112,7 +117,7 @@ fn table(version: RubyVersion) -> Result<&'static Table> {
     found.with_context(|| format!("no table for {version}"))
 }
 
-/// The class in a name: what is left of it without the rest of the label.
+/// The class in a name: what remains without the parts of the label.
 fn without_owner(name: &str, label: &str, base: &str) -> Option<String> {
     let prefix = label.strip_suffix(base)?;
     let rest = name.strip_prefix(prefix)?;
@@ -190,7 +195,7 @@ fn names_are_those_of_ruby() -> Result<()> {
     })
 }
 
-/// The class that a label would have, for what is named after its owner may have gone.
+/// Whether a frame has its right name and place. The class may be missing, because the owner may be gone.
 fn is_right(ruby: &Ruby, frame: &Frame, described: &Described) -> bool {
     let named = if ruby.is_at_least(3, 4) {
         *frame.name == *described.label || *frame.name == *without_class(&described.label)
@@ -211,8 +216,8 @@ fn without_class(label: &str) -> String {
     format!("{prefix}{name}")
 }
 
-/// Stacks whose code was redefined, freed and moved before they are named: what cannot be named any more is counted,
-/// and what is named has its right name. A namer that has seen the code before finds out as well.
+/// Stacks whose code was redefined, freed and moved before they are named: frames that can no longer be named are counted,
+/// and named frames have their right name. A namer that has seen the code before notices, too.
 #[test]
 fn stale_frames_are_never_named_wrongly() -> Result<()> {
     Ruby::each(|ruby| {
@@ -249,7 +254,7 @@ fn stale_frames_are_never_named_wrongly() -> Result<()> {
     })
 }
 
-/// Once the process is gone its frames are counted as unreadable, those that were named before too.
+/// Once the process is gone its frames are counted as unreadable, also those that were named before.
 #[test]
 fn frames_of_a_process_that_is_gone() -> Result<()> {
     Ruby::first_and_last(|ruby| {
@@ -268,7 +273,7 @@ fn frames_of_a_process_that_is_gone() -> Result<()> {
     })
 }
 
-/// Memory that counts what is read of it.
+/// Memory that counts the reads.
 struct Counting {
     memory: ProcessMemory,
     reads: Rc<Cell<u64>>,
@@ -281,8 +286,8 @@ impl Memory for Counting {
     }
 }
 
-/// What naming costs: about ten reads for a frame that was never seen, none for one that is known, and few for one that
-/// is looked at again after a collection.
+/// The cost of naming: about ten reads for a new frame, none for a known one, and few for one that
+/// is checked again after a collection.
 #[test]
 fn reads_are_few() -> Result<()> {
     Ruby::each(|ruby| {
@@ -298,7 +303,7 @@ fn reads_are_few() -> Result<()> {
                 namer.name(raw, epoch, &mut out);
             }
             let distinct: BTreeSet<_> = out.into_iter().collect();
-            ensure!(before == 0, "somebody else reads");
+            ensure!(before == 0, "there were other reads");
             Ok((reads.replace(0), distinct.len() as u64))
         };
         let (first, distinct) = cost(1)?;
@@ -308,7 +313,7 @@ fn reads_are_few() -> Result<()> {
             "{}: {distinct} distinct frames: {first} reads at first, {again} again, {checked} after a collection",
             ruby.version()
         );
-        // Among the first are those that read code and method once more, after what hangs on them.
+        // The first reads include those that read code and method again, after the data that depend on them.
         ensure!(again == 0 && first <= 13 * distinct && checked <= 6 * distinct);
         Ok(())
     })

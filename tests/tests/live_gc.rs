@@ -1,4 +1,4 @@
-//! Every cycle, its reason, its state and its pauses, against what the program and the witness inside it say.
+//! Every cycle, its reason, its state and its pauses, compared with the program and the witness inside it.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
@@ -37,7 +37,7 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
     witnessed_and(name, args, |_, _| Ok(()))
 }
 
-/// The same, and checks that the script has done what it is for.
+/// The same, and checks that the script has done its work.
 fn witnessed_and(name: &str, args: &[&str], check: impl Fn(&Ruby, &Done) -> Result<()>) -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
@@ -76,7 +76,7 @@ fn explicit_cycles_twenty_runs_in_a_row() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
-        // On the others the other tests show the same; this one is about what happens seldom.
+        // The other tests cover the other Rubies; this one is about rare events.
         let rounds = if ruby.root().is_none() { 20 } else { 4 };
         let runs = (0..rounds)
             .map(|round| Script::new(&live, ruby, "explicit.rb")?.arg((5 + round).to_string()).run())
@@ -95,7 +95,7 @@ fn explicit_cycles_twenty_runs_in_a_row() -> Result<()> {
     })
 }
 
-/// The same for programs as they are anywhere, without a witness inside, and with a gctrace of their own each.
+/// The same for programs without a witness inside, each with a separate gctrace.
 #[test]
 fn explicit_cycles_without_witness() -> Result<()> {
     let live = Live::begin()?;
@@ -134,7 +134,7 @@ fn compaction_equals_the_witness() -> Result<()> {
     })
 }
 
-/// As many cycles say that they compacted as the program has counted. (The `GC.compact` of 2.7 works outside any cycle.)
+/// The number of cycles reported as compacting equals the program's count. (The `GC.compact` of 2.7 works outside any cycle.)
 #[test]
 fn compacting_cycles_are_told() -> Result<()> {
     let live = Live::begin()?;
@@ -176,7 +176,7 @@ fn stress_equals_the_witness() -> Result<()> {
     witnessed("stress.rb", &[])
 }
 
-/// All ways to ask for a collection, and GC switched off and on.
+/// All ways to request a collection, and GC switched off and on.
 #[test]
 fn modes_equal_the_witness() -> Result<()> {
     witnessed("modes.rb", &[])
@@ -220,7 +220,7 @@ fn threads_equal_the_witness() -> Result<()> {
     witnessed("threads.rb", &[])
 }
 
-/// `GC.stat_heap` at the end of each explicit collection is what the program reads right after it, heap by heap and key
+/// `GC.stat_heap` at the end of each explicit collection equals what the program reads right after it, heap by heap and key
 /// by key, and in the same order. Rubies without it have no such field.
 #[test]
 fn stat_heap_equals_the_program() -> Result<()> {
@@ -252,12 +252,12 @@ fn stat_heap_equals_the_program() -> Result<()> {
     })
 }
 
-/// The pauses of minor and of major cycles, each by themselves, sum up to what lies between `GC_ENTER` and `GC_EXIT`.
+/// The pauses of minor and of major cycles, separately, sum up to the times between `GC_ENTER` and `GC_EXIT`.
 #[test]
 fn pause_sums_by_kind() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        // On a busy machine no cycle of a kind may have kept its CPU.
+        // On a busy machine every cycle of a kind may have lost its CPU.
         const TRIES: u32 = 5;
         for _ in 0..TRIES {
             let gctrace = Gctrace::all_ruby(&live)?;
@@ -271,7 +271,7 @@ fn pause_sums_by_kind() -> Result<()> {
     })
 }
 
-/// Whether there were cycles of both kinds without preemption; what a preemption adds to one of the two logs is not
+/// Whether there were cycles of both kinds without preemption; time that a preemption adds to only one of the two logs is not
 /// comparable.
 fn pause_sums_of(report: &Report, done: &Done) -> Result<bool> {
     let (lines, log) = (lines(report, done.pid), done.log()?);

@@ -33,7 +33,7 @@ fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
 /// The parts of a thread's life add up, and its histogram holds its waits.
 fn consistent(line: &GvlSumsLine) -> Result<()> {
     let parts = line.wait_ns + line.hold_ns.unwrap_or(0) + line.away_ns.unwrap_or(0);
-    // What is not watched is cut off where the probes are told to stop, a moment before they do.
+    // The end of the watched time is noted when the probes are told to stop, a moment before they do.
     let slack = if line.watched_ns < line.wall_ns { line.wall_ns / 100 + 1_000_000 } else { 0 };
     ensure!(
         parts <= line.watched_ns + slack && line.watched_ns <= line.wall_ns,
@@ -74,14 +74,14 @@ struct Wait {
     tid: u32,
     begin_ns: u64,
     end_ns: u64,
-    /// The event before the one that began it, on the native thread that made that.
+    /// The event before the one that began it, on the same native thread.
     before_ns: u64,
     /// Whether the kernel took the CPU from a native thread between the event before and one of its two. gctrace reads the
     /// clock in between.
     disturbed: bool,
 }
 
-/// The waits in a log of thread events: from READY, whoever made it, to RESUMED of the same thread.
+/// The waits in a log of thread events: from READY, whichever thread caused it, to RESUMED of the same thread.
 fn waits_of(events: &[Event]) -> Vec<Wait> {
     let mut ready: HashMap<u64, (u64, u64, bool)> = HashMap::new();
     let mut last: HashMap<u32, (u64, u64)> = HashMap::new();
@@ -105,13 +105,13 @@ fn waits_of(events: &[Event]) -> Vec<Wait> {
     waits
 }
 
-/// Every wait that CRuby's own thread events tell is told, no other is, and they take the same time.
+/// Every wait in CRuby's own thread events is reported, no other one is, and they take the same time.
 #[test]
 fn waits_agree_with_the_thread_events() -> Result<()> {
     let live = Live::begin()?;
     let mut tried = 0;
     Ruby::each(|ruby| {
-        // 3.2 does not tell its hooks which thread it is about.
+        // 3.2 does not pass the thread of an event to its hooks.
         if !ruby.is_at_least(3, 3) {
             return Ok(());
         }
@@ -121,7 +121,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         let (first, last) = (events.first().context("no events")?.1, events.last().context("no events")?.1);
         let witnessed = waits_of(&events);
         ensure!(witnessed.len() > 100, "only {} waits", witnessed.len());
-        // A wait is told when it is over; those that began before the witness did are not in its log.
+        // A wait is reported when it is over; those that began before the witness started are not in its log.
         let told: Vec<&GvlWaitLine> = report.gvl_waits.iter().filter(|wait| wait.pid == done.pid).collect();
         let slack = 50_000;
         let inside =
@@ -139,7 +139,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             let counts = (of_gctrace.len(), of_witness.len());
             ensure!(counts.0 == counts.1, "{} waits of thread {tid} told, {} there", counts.0, counts.1);
             for (mine, wait) in of_gctrace.into_iter().zip(of_witness) {
-                // gctrace stands in front of the witness at both events, whatever happens between the two clocks.
+                // gctrace's probe is before the witness at both events, whatever happens between the two clocks.
                 let (begin, end) = (mine.begin_ns, mine.begin_ns + mine.wait_ns);
                 let in_order = wait.before_ns <= begin && begin <= wait.begin_ns && end <= wait.end_ns;
                 ensure!(in_order && end >= wait.begin_ns, "{mine:?} is not {wait:?}");
@@ -158,10 +158,10 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             "only {undisturbed} of {} were undisturbed",
             witnessed.len()
         );
-        // The kernel tells when it takes the CPU from a thread. A hypervisor does not when it takes it from the kernel.
+        // The kernel reports when it takes the CPU from a thread. A hypervisor does not report when it takes it from the kernel.
         let most = undisturbed / 200;
         ensure!(different.len() <= most, "{} of {undisturbed} differ: {different:?}", different.len());
-        // Nothing of this happens to a program that is watched from its start.
+        // None of this happens in a program that is watched from its start.
         for orphan in ["gvl_orphan_ready", "gvl_orphan_resumed"] {
             ensure!(kernel(&report, orphan)? == 0, "{orphan} = {}", kernel(&report, orphan)?);
         }
@@ -193,8 +193,8 @@ fn waited_within<'a>(waits: impl Iterator<Item = &'a GvlWaitLine>, begin_ns: u64
 fn waits_add_up_in_lock_step() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        // Up to 3.1 a thread that yields is told to wait only when it has seen another take the GVL, which takes long on a
-        // machine that has more to do.
+        // Up to 3.1 a thread that yields counts as waiting only when it has seen another one take the GVL, which takes long on a
+        // busy machine.
         let tries = if ruby.is_at_least(3, 2) { 1 } else { 3 };
         let mut last = Ok(());
         for _ in 0..tries {
@@ -233,7 +233,7 @@ fn lock_step(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// The thread that is named as the reason of a wait is the one that held the GVL, and how late sleepers are is how long they
+/// The thread that is named as the cause of a wait is the one that held the GVL, and sleepers are late by the time that they
 /// waited for it.
 #[test]
 fn holders_are_named() -> Result<()> {
@@ -250,9 +250,9 @@ fn holders_are_named() -> Result<()> {
         let sleepers: Vec<Sleeper> = serde_json::from_value(done.report.extra["sleepers"].clone())?;
         let met =
             report.gvl_waits.iter().filter(|wait| wait.blocked_by.as_ref().is_some_and(|by| by.tid == hog));
-        let met = met.map(|wait| wait.begin_ns).min().context("nobody waited for the hog")?;
+        let met = met.map(|wait| wait.begin_ns).min().context("no thread waited for the hog")?;
         let (mut late, mut unexplained) = (Vec::new(), Vec::new());
-        // Of the time that was waited for the hog: how much, and how often the clock saw what it did.
+        // Of the time that threads waited for the hog: how much, and how often the clock saw what it did.
         let (mut hogged, mut seen) = (0, 0);
         for sleeper in &sleepers {
             let own =
@@ -262,11 +262,11 @@ fn holders_are_named() -> Result<()> {
             for wait in &long {
                 let first = own().map(|wait| wait.begin_ns).min() == Some(wait.begin_ns);
                 if first && wait.blocked_by.is_none() && !ruby.is_at_least(3, 3) {
-                    // A thread of 3.2 has no context when it begins, so its GVL cannot be told.
+                    // A thread of 3.2 has no context when it begins, so its GVL is not known.
                     continue;
                 }
                 if wait.begin_ns < met && wait.blocked_by.is_none() && !ruby.tells_holds() {
-                    // Nor can the one that the hog got when it began; that it gave it up was a yield, which has no event.
+                    // Nor is that of the hog when it began; and it released the GVL by a yield, which has no event.
                     continue;
                 }
                 let holder = wait.blocked_by.as_ref().with_context(|| format!("no holder of {wait:?}"))?;
@@ -277,10 +277,10 @@ fn holders_are_named() -> Result<()> {
                 }
                 let stack = wait.stack.as_ref().with_context(|| format!("no stack of {wait:?}"))?;
                 // A thread that begins has no frames yet. It may wait more than once before it has one: its time slice may be
-                // over already when it gets the GVL, and `thread_do_start` checks for that before it calls the block (thread.c, 2.7).
+                // over already when it acquires the GVL, and `thread_do_start` checks for that before it calls the block (thread.c, 2.7).
                 let begins = sleeper.slept.first().is_some_and(|&(begun, _)| wait.begin_ns < begun);
                 ensure!(begins || stack.iter().any(|frame| frame.contains("gvl_holder.rb")), "{wait:?}");
-                // It gives the GVL up in `sleep`, or is made to by its time slice behind what it does before that.
+                // It releases the GVL in `sleep`, or at the end of its time slice after what it does before that.
                 // (The yields of 3.2 have no event.)
                 ensure!(holder.until.is_some() || !ruby.tells_holds(), "given up where? {wait:?}");
                 if let Some(until) = &holder.until {
@@ -310,15 +310,18 @@ fn holders_are_named() -> Result<()> {
                 unexplained.push(late_ns - waited);
             }
         }
-        // The clock does not tick where the CPU is taken.
+        // The clock does not tick where the CPU is taken by a hypervisor.
         ensure!(seen * 1_000_000_000 >= hogged * 99 / 2, "the hog was seen {seen} times in {hogged} ns");
-        // A sleeper is woken, gets a CPU, and only then wants the GVL: now and then that takes a while.
+        // A sleeper is woken, gets a CPU, and only then requests the GVL: sometimes that takes a while.
         late.sort_unstable();
         unexplained.sort_unstable();
         let (late, unexplained) = (late[late.len() / 2], unexplained[unexplained.len() / 2]);
-        ensure!(unexplained * 50 <= late, "late by {late} ns, {unexplained} of it not told, in the median");
+        ensure!(
+            unexplained * 50 <= late,
+            "late by {late} ns, {unexplained} of it not reported, in the median"
+        );
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
-        let worst = process.blocked.first().context("nobody waited for anybody")?;
+        let worst = process.blocked.first().context("no thread waited for another one")?;
         ensure!(worst.holder.as_ref().is_some_and(|holder| holder.tid == hog), "{worst:?}");
         ensure!(worst.holds > 0 && worst.wait_ns > 500_000_000, "{worst:?}");
         ensure!(worst.waiter.as_ref().is_some_and(|w| sleepers.iter().any(|s| s.tid == w.tid)), "{worst:?}");
@@ -336,14 +339,14 @@ fn ends_of_threads() -> Result<()> {
         let of_it: Vec<_> = report.gvl_threads.iter().filter(|line| line.pid == done.pid).collect();
         // 4 × (1 + 3 + 3 + 3 + 1) threads and the main one; Timeout has one of its own, or one per call.
         let (least, most) = (4 * 11 + 1, 4 * 12 + 2);
-        // Up to 3.1 a native thread that is used again for a thread at the same address is taken for the same thread.
+        // Up to 3.1 a native thread that is reused for a thread at the same address counts as the same thread.
         if ruby.is_at_least(3, 2) {
             ensure!((least..=most).contains(&of_it.len()), "{} threads", of_it.len());
             let alive = of_it.iter().filter(|line| line.ended == Some(false)).count();
             ensure!(alive <= 2, "{alive} threads without an end");
         }
         for line in &report.gvl_threads {
-            // Threads that would compute for 5 s are killed in the first moments.
+            // Threads that would compute for 5 s are killed at once.
             ensure!(line.wait_max_ns < 3_000_000_000, "a wait that never ended: {line:?}");
         }
         // A forked child begins in the middle of holding the GVL; nothing else is unpaired.
@@ -356,7 +359,7 @@ fn ends_of_threads() -> Result<()> {
     })
 }
 
-/// Programs whose threads change native threads run as they do when nobody looks: no probe sits on a return there.
+/// Programs whose threads change native threads run as they do without gctrace: there is no probe on a return.
 #[test]
 fn threads_that_move_survive() -> Result<()> {
     let _live = Live::begin()?;
@@ -410,8 +413,8 @@ fn gvl_markers(file: &Value) -> Result<Vec<Marker>> {
     Ok(found)
 }
 
-/// Profiles and timelines tell what the lines tell: as many waits, each as long, and all states of a thread, which exclude each
-/// other; arrows lead from who held the GVL to who waited.
+/// Profiles and timelines show the same as the lines: as many waits, each as long, and all states of a thread, which exclude each
+/// other; arrows lead from the holder of the GVL to the waiter.
 #[test]
 fn profiles_agree_with_the_lines() -> Result<()> {
     let live = Live::begin()?;
@@ -499,7 +502,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
             let ended = trace.slices.iter().any(|slice| (slice.uuid, slice.end_ns) == (*to, *got));
             ensure!(ended && from != to, "no wait on {to} ends at {got}");
         }
-        // A thread is in one state at a time; the hog, which does nothing briefly, in one of them at all times.
+        // A thread is in one state at a time; the hog, which does nothing briefly, is in one of them at all times.
         markers.sort_by_key(|marker| (marker.0, marker.2));
         for pair in markers.windows(2) {
             let apart = pair[0].0 != pair[1].0 || pair[0].3 <= pair[1].2 + 10;
@@ -509,7 +512,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
         let shown: u64 =
             markers.iter().filter(|m| m.0 == hog && m.1 == "THREAD_RUNNING").map(|m| m.3 - m.2).sum();
         if !ruby.tells_holds() {
-            // There are the holds that waits name.
+            // The holds that waits name are shown.
             ensure!(shown > 500_000_000 && of_it.hold_ns.is_none(), "{shown} ns shown of {of_it:?}");
             return Ok(());
         }
@@ -517,8 +520,8 @@ fn profiles_agree_with_the_lines() -> Result<()> {
     })
 }
 
-/// Threads that hand over the GVL as fast as they can are not slowed down for long: watching them is given up for most of
-/// the time, which is said, and the sums are of the time that is told.
+/// Threads that hand over the GVL as fast as they can are not slowed down for long: they are not watched for most of
+/// the time, which is reported, and the sums cover the time that was watched.
 #[test]
 fn storms_are_shed() -> Result<()> {
     let live = Live::begin()?;
@@ -536,11 +539,11 @@ fn storms_are_shed() -> Result<()> {
             user(&report, "gvl_steps")? >= 1 && not > watched,
             "watched {watched} ns, {not} ns not: {said}"
         );
-        // What it cost, as it is reckoned (docs/gvl.md). Without shedding it would be ten times as much.
+        // The estimated cost (docs/gvl.md). Without the budget it would be ten times as much.
         let stacks = ["gvl_stacks", "gvl_holder_stacks", "gvl_blockers"];
         let stacks: u64 = stacks.into_iter().map(|name| kernel(&report, name)).sum::<Result<_>>()?;
         let cost = kernel(&report, "gvl_hits")? * 700 + kernel(&report, "gvl_ns")? + stacks * 10_000;
-        // One process has one CPU to lose, however many there are.
+        // A process can lose at most one CPU, however many there are.
         let budget = (watched + not) / 50;
         ensure!(cost <= 3 * budget, "{cost} ns of CPU time, the budget is {budget}: {said}");
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
@@ -552,7 +555,7 @@ fn storms_are_shed() -> Result<()> {
     })
 }
 
-/// How long threads waited for a GC is told: two of them for all of its pauses.
+/// How long threads waited for a GC is reported: two of them for all of its pauses.
 #[test]
 fn waits_in_pauses() -> Result<()> {
     let live = Live::begin()?;
@@ -567,14 +570,14 @@ fn waits_in_pauses() -> Result<()> {
         ensure!(inside > 50_000_000, "{inside} ns of pauses are too few to compare anything");
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         let told = process.gc_pause_ns.context("no pauses")?;
-        // Some pauses belong to no cycle, so no line has them; they are short.
+        // Some pauses belong to no cycle, so they are in no line; they are short.
         ensure!(
             inside <= told && told <= all + all / 20 + 5_000_000,
             "pauses {told} ns, {inside} to {all} true: {process:?}"
         );
         ensure!(process.hold_ns.is_none_or(|hold| told <= hold), "{process:?}");
         let waited = process.gc_wait_ns.context("no waits in pauses")?;
-        // Up to 3.1 a thread that has yielded and not seen yet that another took the GVL is not told to wait.
+        // Up to 3.1 a thread that has yielded and has not yet seen that another one took the GVL does not count as waiting.
         let least = if ruby.is_at_least(3, 3) { 98 } else { 80 };
         ensure!(waited * 100 >= 2 * inside * least, "{waited} ns in pauses of {inside}: {process:?}");
         ensure!(waited <= 2 * told, "{waited} ns in pauses of {all}: {process:?}");

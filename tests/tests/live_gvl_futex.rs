@@ -1,4 +1,4 @@
-//! Waits for the GVL that are told by futexes alone, with no probe in the program.
+//! Waits for the GVL found by futexes alone, without a probe in the program.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Invocation;
@@ -25,12 +25,12 @@ fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
         ensure!(in_histogram == line.waits && line.wait_ns <= line.watched_ns, "{line:?}");
     }
     for wait in &report.gvl_waits {
-        ensure!(wait.blocked_by.is_none(), "a holder that nobody can have seen: {wait:?}");
+        ensure!(wait.blocked_by.is_none(), "a holder that cannot have been seen: {wait:?}");
     }
     Ok((report, done))
 }
 
-/// Where threads of a series without tables wait is not known: that is said, and nothing is told.
+/// It is not known where threads of a series without tables wait: gctrace says so, and reports nothing.
 fn refused(live: &Live, ruby: &Ruby) -> Result<()> {
     let gctrace = Invocation::jsonl(ARGS)?.start_ready()?;
     let script = Script::unwitnessed(live, ruby, "gvl_lockstep.rb")?;
@@ -49,7 +49,7 @@ fn within(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
     Ok(())
 }
 
-/// While several threads compute, all but one wait for the GVL: their waits add up to their common time but one.
+/// While several threads compute, all but one wait for the GVL: their waits add up to their common time, times all threads but one.
 #[test]
 fn waits_add_up_in_lock_step() -> Result<()> {
     #[derive(Debug, Deserialize)]
@@ -64,7 +64,7 @@ fn waits_add_up_in_lock_step() -> Result<()> {
             return refused(&live, ruby);
         }
         let mut last = Ok(());
-        // On a machine that has more to do, a thread that was handed the GVL has to wait for its CPU, and up to 3.1 the one that
+        // On a busy machine, a thread that was handed the GVL has to wait for its CPU, and up to 3.1 the one that
         // yields waits for that elsewhere.
         for _ in 0..3 {
             let (report, done) = watch(&live, ruby, "gvl_lockstep.rb")?;
@@ -85,7 +85,7 @@ fn waits_add_up_in_lock_step() -> Result<()> {
             };
             let all: u64 = lives.iter().map(|life| of(life.tid).sum::<u64>()).sum();
             last = within("waits of four threads", all, 3 * (end - begin), 2);
-            // A wait is one however often its thread wakes up in between: each takes about as long as three time slices.
+            // A wait is one wait however often its thread wakes up in between: each takes about as long as three time slices.
             let longest = lives.iter().flat_map(|life| of(life.tid)).max().unwrap_or(0);
             ensure!(longest > 250_000_000, "no wait took longer than {longest} ns");
             if last.is_ok() {
@@ -100,8 +100,8 @@ fn waits_add_up_in_lock_step() -> Result<()> {
 #[derive(Clone, Debug, Deserialize)]
 struct Event(String, u64, u32, u64, IgnoredAny);
 
-/// Of the waits that CRuby's own thread events tell, each that a thread began by itself and that took long is told, no other
-/// thing is taken for a wait, and their times agree.
+/// Each long wait in CRuby's own thread events that a thread began by itself is reported, nothing else is reported as a
+/// wait, and their times agree.
 #[test]
 fn waits_agree_with_the_thread_events() -> Result<()> {
     let live = Live::begin()?;
@@ -135,14 +135,14 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             wait.tid == tid && begin <= wait.begin_ns && wait.begin_ns + wait.wait_ns <= end
         };
         let invented = told.iter().filter(|wait| !witnessed.iter().any(|one| inside(wait, one))).count();
-        ensure!(invented == 0, "{invented} of {} waits are none", told.len());
-        // What takes longer than anything that is free.
+        ensure!(invented == 0, "{invented} of {} waits did not happen", told.len());
+        // Longer than any acquisition of a free GVL.
         let long: Vec<_> = witnessed.iter().filter(|one| one.3 && one.2 - one.1 > 5_000_000).collect();
         ensure!(long.len() >= 5, "only {} long waits", long.len());
         let (mut told_ns, mut true_ns) = (0, 0);
         for one in &long {
             let of = told.iter().filter(|wait| inside(wait, one)).collect::<Vec<_>>();
-            ensure!(of.len() == 1, "{} waits are told for {one:?}", of.len());
+            ensure!(of.len() == 1, "{} waits are reported for {one:?}", of.len());
             told_ns += of[0].wait_ns;
             true_ns += one.2 - one.1;
         }

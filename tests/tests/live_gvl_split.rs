@@ -1,4 +1,4 @@
-//! What threads do besides the GVL: run on a CPU, wait for one, block; against what the kernel charged them.
+//! Other states of threads: on a CPU, waiting for one, blocked; compared with the kernel's accounting.
 
 use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
@@ -15,14 +15,14 @@ use gctrace_tests::script::Script;
 use gctrace_tests::{PATIENCE, ledger};
 use serde::Deserialize;
 
-/// Differs by at most so many percent, or by a moment.
+/// Differs by at most this many percent, or by a moment.
 fn near(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
     let slack = true_ns * percent / 100 + 10_000_000;
     ensure!(told.abs_diff(true_ns) <= slack, "{what}: {told} ns told, {true_ns} ns true");
     Ok(())
 }
 
-/// The parts of a thread's time are all of it, and those of each state are as long as that.
+/// The parts of a thread's time add up to all of it, and those of each state to its time.
 fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
     let split = line.split.with_context(|| format!("no split of {line:?}"))?;
     let parts = split.all().sum();
@@ -44,8 +44,8 @@ fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
     Ok(split)
 }
 
-/// A thread that computes runs with the GVL, one that compresses without it, one that sleeps does not run; how long is what
-/// the kernel says.
+/// A thread that computes runs with the GVL, one that compresses without it, one that sleeps does not run; the times are those
+/// of the kernel.
 #[test]
 fn parts_agree_with_the_kernel() -> Result<()> {
     #[derive(Deserialize)]
@@ -74,14 +74,14 @@ fn parts_agree_with_the_kernel() -> Result<()> {
             }
             let split = adds_up(line)?;
             let all = split.all();
-            // The kernel does not charge what a hypervisor takes.
+            // The kernel does not charge the time that a hypervisor takes.
             let cpu = charged.cpu_ns;
             ensure!(
                 all.cpu_ns + 10_000_000 + cpu / 50 >= cpu
                     && all.cpu_ns <= cpu + cpu / 50 + stolen + 10_000_000,
                 "{name}: {cpu} ns charged, {stolen} ns stolen: {line:?}"
             );
-            // A kernel that keeps switches to itself keeps wake-ups to itself, too: when a thread became runnable is not known then.
+            // A kernel that hides switches hides wake-ups, too: it is then not known when a thread became runnable.
             if let Some(delay) = charged.delay_ns.filter(|_| unseen == 0) {
                 let slack = 20_000_000 + delay / 20 + stolen;
                 ensure!(all.runnable_ns.abs_diff(delay) <= slack, "{name}: {delay} ns delayed: {line:?}");
@@ -105,7 +105,7 @@ fn parts_agree_with_the_kernel() -> Result<()> {
     })
 }
 
-/// Switches and wake-ups that the kernel did not tell (that of a sandbox, of its own agent).
+/// Switches and wake-ups that the kernel did not report (that of a sandbox, of its own agent).
 fn unseen(report: &Report) -> Result<u64> {
     let kernel = &report.ledger.as_ref().context("no ledger")?.kernel;
     kernel["gvl_switch_unseen"].as_u64().context("no count of unseen switches")
@@ -132,8 +132,8 @@ fn schedstats(pid: u32) -> Result<BTreeMap<u32, (u64, u64)>> {
     Ok(found)
 }
 
-/// Of each thread of a server under load, waits for the GVL, CPU time, waits for a CPU and blocking are all of its time, and
-/// CPU time and delay are what the kernel says.
+/// For each thread of a server under load, waits for the GVL, CPU time, waits for a CPU and blocked time add up to all of its time, and
+/// CPU time and delay are those of the kernel.
 #[test]
 fn threads_of_puma() -> Result<()> {
     let _live = Live::begin()?;

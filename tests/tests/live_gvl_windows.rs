@@ -1,4 +1,4 @@
-//! What is seen of single waits for the GVL where watching all of them would cost more than it may.
+//! Single waits for the GVL where watching all of them would exceed the budget.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Invocation;
@@ -14,7 +14,7 @@ const GAPS: [&str; 2] = ["GVL not watched (CPU budget)", "single GVL waits not r
 /// therefore many: a third of the run is longer than that.
 const SECONDS: u64 = 45;
 
-/// Waits are seen all over the run, not only until the budget is used up; the times between are marked, and nothing lies in them.
+/// Waits are seen all over the run, not only until the budget is used up; the times between are marked, and contain no waits.
 #[test]
 fn waits_are_spread_over_the_run() -> Result<()> {
     let live = Live::begin()?;
@@ -50,7 +50,7 @@ fn waits_are_spread_over_the_run() -> Result<()> {
     ensure!(!gaps.is_empty(), "no gaps are marked");
     for slice in trace.slices.iter().filter(|slice| slice.name == "waiting for the GVL") {
         let within = |gap: &&Slice| {
-            // The programs are told a moment after the time that is noted.
+            // The programs stop a moment after the time that is noted.
             slice.begin_ns > gap.begin_ns + 50_000_000 && slice.end_ns < gap.end_ns
         };
         ensure!(!gaps.iter().any(within), "{slice:?} in one of {gaps:?}");

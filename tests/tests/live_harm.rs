@@ -1,4 +1,4 @@
-//! What gctrace leaves behind, however it ends: programs that never noticed, code as it was, whole files or none.
+//! What gctrace leaves behind, however it ends: undisturbed programs, unchanged code, complete files or no files.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn stop(mut running: Running) -> Result<Done> {
     Ok(done)
 }
 
-/// Waits until the code of the program is what it was before.
+/// Waits until the code of the program is restored.
 fn restored(pid: u32, before: &[u64]) -> Result<()> {
     let deadline = Instant::now() + Duration::from_mins(1);
     loop {
@@ -56,7 +56,7 @@ fn in_the_middle(pid: u32, sets: &Path, profile: &Path) -> Result<Gctrace> {
     Ok(gctrace)
 }
 
-/// The program that the other tests disturb prints what it should when nobody does.
+/// The program that the other tests disturb prints its result when undisturbed.
 #[test]
 fn undisturbed_program() -> Result<()> {
     let live = Live::begin()?;
@@ -122,7 +122,7 @@ fn killed_while_programs_come_and_go() -> Result<()> {
     Ok(())
 }
 
-/// After an orderly end the program's code is as it was, too.
+/// After an orderly end the program's code is restored, too.
 #[test]
 fn interrupted_leaves_no_probe() -> Result<()> {
     let live = Live::begin()?;
@@ -169,7 +169,7 @@ fn termination_and_duration_flush() -> Result<()> {
             ensure!(started == report.gcs_of(pid).count(), "{started} cycles in the sets of {pid}");
         }
         let opened = pprof::Profile::open(&profile)?;
-        // A profile begins when everything is being traced: cycles that began before are in the lines and not in it.
+        // A profile begins when everything is being traced: earlier cycles are in the lines and not in it.
         let user = &report.ledger.as_ref().context("a ledger")?.user;
         let early = user["profile_events_early"].as_u64().context("profile_events_early")?;
         let mut cycles: Vec<_> = report.gcs.iter().collect();
@@ -206,7 +206,7 @@ fn killed_program() -> Result<()> {
     Ok(())
 }
 
-/// When the ring overflows (gctrace itself is held up) the program goes on, the losses are told with the process, to
+/// When the ring overflows (gctrace itself is stopped) the program continues, the losses are reported with the process, to
 /// the record, and the ledger balances.
 #[test]
 fn overflow_is_told() -> Result<()> {

@@ -1,49 +1,24 @@
-//! `gctrace heap`: the heap of a running process, against what `ObjectSpace` says inside of it.
+//! `gctrace heap`: the heap of a running process, compared with `ObjectSpace` inside of it.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
+use std::os::unix::process::CommandExt as _;
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::child::Finished;
 use gctrace_tests::gctrace::Invocation;
-use gctrace_tests::live::Live;
+use gctrace_tests::heap::{census, count, heap, parsed, sum};
+use gctrace_tests::ledger;
+use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::script::{Running, Script};
+use gctrace_tests::script::Script;
+use rustix::process::Signal;
 use serde_json::Value;
 
-/// `gctrace heap` of a process with these flags.
-fn heap(live: &Live, pid: u32, flags: &[&str]) -> Result<Finished> {
-    let cache = live.path("cache").to_string_lossy().into_owned();
-    let pid = pid.to_string();
-    let args = ["heap", "--pid", &pid, "--cache-dir", &cache];
-    Invocation::new(args.iter().chain(flags))?.run()
-}
-
-/// The first line of a census, and its rows without those of what keeps pages.
-fn parsed(finished: &Finished) -> Result<(Value, Vec<Value>)> {
-    ensure!(finished.status.success(), "{:?}\n{}", finished.status, finished.errors());
-    let mut lines: Vec<Value> =
-        finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
-    lines.retain(|line| line["type"] != "keeper");
-    let (first, rows) = lines.split_first().context("no line")?;
-    ensure!(first["type"] == "census" && rows.iter().all(|row| row["type"] == "heap"), "{lines:?}");
-    Ok((first.clone(), rows.to_vec()))
-}
-
-fn census(live: &Live, pid: u32, by: &str) -> Result<(Value, Vec<Value>)> {
-    parsed(&heap(live, pid, &["--by", by, "--format", "jsonl"])?)
-}
-
-fn count(rows: &[Value], name: &str) -> Option<u64> {
-    rows.iter().find(|row| row["name"] == name)?["count"].as_u64()
-}
-
-fn sum(rows: &[Value], field: &str) -> u64 {
-    rows.iter().filter_map(|row| row[field].as_u64()).sum()
-}
+/// A user without privileges.
+const NOBODY: u32 = 65_534;
 
 /// Types, FREE and TOTAL are those of `ObjectSpace.count_objects`, to the object; classes are those of `each_object`; and
-/// whatever the rows stand for, they add up to the same heap. A second look sees the same.
+/// rows of any kind add up to the same heap. A second census is the same.
 #[test]
 fn equals_object_space() -> Result<()> {
     let live = Live::begin()?;
@@ -51,7 +26,7 @@ fn equals_object_space() -> Result<()> {
     Ruby::each(|ruby| {
         let mut script = Script::unwitnessed(&live, ruby, "heap_census.rb")?.start()?;
         script.wait_for("counting")?;
-        // It counts once more after that line and then allocates nothing, which two equal looks in a row show.
+        // It counts again after that line and then allocates nothing, which two equal censuses in a row show.
         let mut looks = vec![census(&live, script.pid(), "type")?];
         for _ in 0..50 {
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -62,7 +37,7 @@ fn equals_object_space() -> Result<()> {
             }
         }
         let (head, types) = looks.pop().context("no census")?;
-        // A release that no table has yet is counted, and its classes are not named.
+        // A release without a table is counted, and its classes are not named.
         let classes = match census(&live, script.pid(), "class") {
             Ok((_, classes)) => Some(classes),
             Err(error) if error.to_string().contains("no layout is known for CRuby") => None,
@@ -93,14 +68,14 @@ fn equals_object_space() -> Result<()> {
             ensure!(count(&classes, "LargeOrder") == Some(300), "{classes:?}");
             ensure!(count(&classes, "(class without a name)").is_some_and(|n| n >= 70), "{classes:?}");
             ensure!(sum(&classes, "count") == live_objects, "{classes:?}");
-            // memsize_of counts the slot and what is owned outside of it.
+            // memsize_of counts the slot and the memory that it owns outside.
             for (class, key) in [("OwnString", "strings"), ("OwnArray", "arrays")] {
                 let row = classes.iter().find(|row| row["name"] == class).context("no row")?;
                 let counted = row["bytes"].as_u64().zip(row["owned_bytes"].as_u64()).context("bytes")?;
                 ensure!(counted.0 + counted.1 == done.report.extra_u64(key)?, "{row} {key}");
             }
         }
-        // Old objects as the collector itself counts them.
+        // Old objects by the collector's own count.
         ensure!(head["old"] == done.report.extra["old"], "{head} {:?}", done.report.extra["old"]);
         ensure!(sum(&types, "old") == head["old"].as_u64().unwrap_or(0), "{types:?}");
         let ages = head["ages"].as_array().context("ages")?;
@@ -118,7 +93,7 @@ fn equals_object_space() -> Result<()> {
     Ok(())
 }
 
-/// A program that allocates and collects all the time is counted, and it is said that the sums are of no one moment.
+/// A program that allocates and collects all the time is counted, and the output says that the sums are not of one moment.
 #[test]
 fn a_busy_heap_is_reported_as_such() -> Result<()> {
     let live = Live::begin()?;
@@ -143,7 +118,7 @@ fn a_busy_heap_is_reported_as_such() -> Result<()> {
     Ok(())
 }
 
-/// What is no Ruby, or not there, is one clear line and status 1.
+/// A process that is not Ruby, or does not exist, gives one clear line and status 1.
 #[test]
 fn others_are_refused() -> Result<()> {
     let live = Live::begin()?;
@@ -157,7 +132,7 @@ fn others_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// Whatever a program does to its heap meanwhile, each census is a heap, or a refusal that says so; it is never called
+/// Whatever a program does to its heap meanwhile, each census is a heap, or a refusal with the reason; it is never called
 /// consistent if a collection ran.
 #[test]
 fn a_heap_that_changes() -> Result<()> {
@@ -194,7 +169,7 @@ fn a_heap_that_changes() -> Result<()> {
     })
 }
 
-/// Nobody stops or traces the program while its heap is read, and what it gets done goes on.
+/// The program is neither stopped nor traced while its heap is read, and its work continues.
 #[test]
 fn nobody_is_stopped() -> Result<()> {
     let live = Live::begin()?;
@@ -219,41 +194,6 @@ fn nobody_is_stopped() -> Result<()> {
     Ok(())
 }
 
-/// A large heap takes no more memory of ours than a small one: it is read page by page.
-#[test]
-fn memory_is_bounded() -> Result<()> {
-    let live = Live::begin()?;
-    let ruby = Ruby::main()?;
-    let peak = |objects: &str| -> Result<(u64, u64)> {
-        let mut script = Script::unwitnessed(&live, &ruby, "heap_large.rb")?.arg(objects).start()?;
-        script.wait_for("running")?;
-        census(&live, script.pid(), "type")?;
-        let cache = live.path("cache").to_string_lossy().into_owned();
-        let pid = script.pid().to_string();
-        let args = ["heap", "--pid", &pid, "--by", "class", "--format", "jsonl", "--cache-dir", &cache];
-        let mut gctrace = Invocation::new(args)?.start()?;
-        let status = format!("/proc/{}/status", gctrace.pid());
-        let mut peak = 0;
-        while gctrace.running()? {
-            let text = std::fs::read_to_string(&status).unwrap_or_default();
-            let found = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kb = found.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
-            peak = peak.max(kb.unwrap_or(0));
-            std::thread::sleep(std::time::Duration::from_millis(2));
-        }
-        let (head, _) = parsed(&gctrace.wait()?)?;
-        Ok((peak, head["live_bytes"].as_u64().context("live_bytes")?))
-    };
-    let (small, _) = peak("1000")?;
-    let (large, bytes) = peak("2000000")?;
-    ensure!(bytes > 80_000_000, "{bytes}");
-    ensure!(
-        small > 1000 && large < small + 8_000,
-        "{large} kB for {bytes} bytes, {small} kB for a small heap"
-    );
-    Ok(())
-}
-
 /// The picture has a cell for each page, and its text is of the same heap as the rows.
 #[test]
 fn picture() -> Result<()> {
@@ -272,73 +212,12 @@ fn picture() -> Result<()> {
     ensure!(text.contains(&format!("{} page", nearly.unwrap_or(0))), "{nearly:?}");
     script.say("go")?;
     script.finish()?;
-    // What is no file is refused before anything is read.
+    // A path that is not a regular file is refused before anything is read.
     let finished = heap(&live, std::process::id(), &["--svg", "/dev/null"])?;
     ensure!(
         finished.status.code() == Some(2) && finished.errors().contains("/dev/null"),
         "{}",
         finished.errors()
-    );
-    Ok(())
-}
-
-/// What grew between two censuses is what the program made, in two files, against the process, and while it is watched.
-#[test]
-fn growth() -> Result<()> {
-    let live = Live::begin()?;
-    let ruby = Ruby::main()?;
-    let mut script = Script::unwitnessed(&live, &ruby, "heap_grow.rb")?.start()?;
-    script.wait_for("ready")?;
-    let save = |script: &Running, name: &str| -> Result<String> {
-        let finished = heap(&live, script.pid(), &["--by", "class", "--format", "jsonl"])?;
-        let file = live.path(name);
-        std::fs::write(&file, finished.stdout.join("\n"))?;
-        Ok(file.to_string_lossy().into_owned())
-    };
-    let lines = |finished: &Finished| -> Result<Vec<Value>> {
-        ensure!(finished.status.success(), "{}", finished.errors());
-        Ok(finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?)
-    };
-    let orders = |lines: &[Value]| -> Option<(u64, u64)> {
-        let row = lines.iter().find(|line| line["name"] == "Order")?;
-        row["count_before"].as_u64().zip(row["count"].as_u64())
-    };
-    let none = save(&script, "none.jsonl")?;
-    script.say("1000")?;
-    script.wait_for("grown")?;
-    let some = save(&script, "some.jsonl")?;
-    let both = Invocation::new(["heap", "--diff", &none, &some, "--format", "jsonl"])?.run()?;
-    ensure!(orders(&lines(&both)?) == Some((0, 1000)), "{:?}", both.stdout);
-    let unchanged = Invocation::new(["heap", "--diff", &some, &some])?.run()?;
-    ensure!(unchanged.stdout.iter().any(|line| line == "nothing has changed"), "{:?}", unchanged.stdout);
-
-    script.say("500")?;
-    script.wait_for("grown")?;
-    let now = heap(&live, script.pid(), &["--diff", &some, "--format", "jsonl"])?;
-    ensure!(orders(&lines(&now)?) == Some((1000, 1500)), "{:?}", now.stdout);
-
-    let pid = script.pid().to_string();
-    let cache = live.path("cache").to_string_lossy().into_owned();
-    let watch = ["heap", "--pid", &pid, "--by", "class", "--every", "200ms", "--format", "jsonl"];
-    let mut gctrace = Invocation::new(watch.into_iter().chain(["--cache-dir", &cache]))?.start()?;
-    // It has counted once when another growth is seen, whichever look it comes in.
-    let mut told = 0;
-    while told == 0 {
-        script.say("10")?;
-        script.wait_for("grown")?;
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        told = gctrace.stdout_so_far().iter().filter(|line| line.contains(r#""name":"Order""#)).count();
-        ensure!(gctrace.running()?, "it has ended");
-    }
-    script.say("end")?;
-    script.finish()?;
-    let watched = gctrace.wait()?;
-    ensure!(watched.errors().contains("has ended"), "{}", watched.errors());
-    let growths = lines(&watched)?;
-    ensure!(
-        growths
-            .iter()
-            .all(|line| line["type"] == "growth" && line["count"].as_u64() > line["count_before"].as_u64())
     );
     Ok(())
 }
@@ -357,7 +236,7 @@ fn dumped(text: &str) -> Result<HashMap<String, Value>> {
     Ok(objects)
 }
 
-/// A dump has the objects of Ruby's own, with the same types, classes, sizes and references.
+/// A dump has the same objects as Ruby's own, with the same types, classes, sizes and references.
 #[test]
 fn dump_equals_object_space() -> Result<()> {
     const READ: [&str; 11] = [
@@ -388,7 +267,7 @@ fn dump_equals_object_space() -> Result<()> {
             .map(|(_, object)| object)
             .collect();
         ensure!(missing.is_empty(), "{}: {} missing: {:?}", ruby.label(), missing.len(), missing.first());
-        // What dumping itself made after it had been there: a few.
+        // A few that the dump itself made afterwards.
         ensure!(ours.len() - expected.len() < 50, "{} and {}", ours.len(), expected.len());
         let set = |object: &Value| -> BTreeSet<String> {
             let references = object["references"].as_array().into_iter().flatten();
@@ -398,13 +277,13 @@ fn dump_equals_object_space() -> Result<()> {
         for (address, theirs) in &expected {
             let own = &ours[address];
             ensure!(own["type"] == theirs["type"], "{own} {theirs}");
-            // Ruby up to 3.1 takes what internal objects have in that place for a class.
+            // Ruby up to 3.1 reads what internal objects have in that place as a class.
             ensure!(own["type"] == "IMEMO" || own["class"] == theirs["class"], "{own} {theirs}");
             ensure!(theirs.get("slot_size").is_none_or(|size| own["slot_size"] == *size), "{own} {theirs}");
             ensure!(own.get("memsize").is_none_or(|size| theirs["memsize"] == *size), "{own} {theirs}");
             ensure!(own["flags"].get("old") == theirs["flags"].get("old"), "{own} {theirs}");
             let kind = own["type"].as_str().unwrap_or_default();
-            // Of strings and arrays, those without other variables say their size.
+            // Only strings and arrays without other variables have a size.
             let plain = !["STRING", "ARRAY"].contains(&kind) || own.get("memsize").is_some();
             if own.get("references").is_some() || (READ.contains(&kind) && plain) {
                 ensure!(set(own) == set(theirs), "{}: {own} {theirs}", ruby.label());
@@ -419,64 +298,83 @@ fn dump_equals_object_space() -> Result<()> {
     })
 }
 
-/// The parts of the memory add up to what the kernel says is resident, and a large heap is in the pages of objects.
+/// Two censuses of one process at the same time see the same heap, and so does one beside a run that traces it.
 #[test]
-fn memory_adds_up() -> Result<()> {
-    let live = Live::begin()?;
-    Ruby::first_and_last(|ruby| {
-        let mut script = Script::unwitnessed(&live, ruby, "heap_large.rb")?.arg("400000").start()?;
-        script.wait_for("running")?;
-        let finished = heap(&live, script.pid(), &["--by", "memory", "--format", "jsonl"])?;
-        ensure!(finished.status.success(), "{}", finished.errors());
-        let lines: Vec<Value> =
-            finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
-        let (head, parts) = lines.split_first().context("no line")?;
-        let rss = head["rss"].as_u64().context("rss")?;
-        ensure!(sum(parts, "bytes") == rss, "{lines:?}");
-        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", script.pid()))?;
-        let witness = rollup.lines().find_map(|line| line.strip_prefix("Rss:")?.trim().strip_suffix(" kB"));
-        let witness: u64 = witness.context("no Rss")?.trim().parse()?;
-        // A waiting program changes little: a few pages that its other threads touch.
-        ensure!(rss.abs_diff(witness * 1024) < 1 << 20, "{rss} {witness} kB");
-        let objects = head["objects"].as_u64().context("objects")?;
-        let slots = head["slots_live"].as_u64().context("slots")?;
-        ensure!(slots > 400_000 * 40 && objects >= slots && objects < rss, "{head}");
-        Ok(())
-    })
-}
-
-/// Programs that keep more and more are found out, with what holds it; stable ones, and one that never collects, are not.
-#[test]
-fn leaks() -> Result<()> {
+fn two_at_a_time() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
-    let cases = [
-        ("cache", "growth", Some(("Order", "Array"))),
-        ("closures", "growth", Some(("Proc", "Array"))),
-        ("strings", "growth", Some(("String", "Hash"))),
-        ("garbage", "no_leak", None),
-        ("ring", "no_leak", None),
-        ("full", "no_leak", None),
-        ("idle", "too_few_majors", None),
-    ];
-    for (program, verdict, suspect) in cases {
-        let mut script = Script::unwitnessed(&live, &ruby, "heap_leaks.rb")?.arg(program).start()?;
-        script.wait_for("ready")?;
-        let time = if program == "idle" { "200ms" } else { "6s" };
-        let watched = heap(&live, script.pid(), &["--leaks", time, "--format", "jsonl"])?;
-        ensure!(watched.status.success(), "{}", watched.errors());
-        let lines: Vec<Value> =
-            watched.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
-        let (head, found) = lines.split_first().context("no line")?;
-        ensure!(head["type"] == "leaks" && head["verdict"] == verdict, "{program}: {lines:?}");
-        ensure!(found.is_empty() == suspect.is_none(), "{program}: {found:?}");
-        if let Some((class, holder)) = suspect {
-            let leak = found.iter().find(|line| line["name"] == class).context("the class is not named")?;
-            ensure!(leak["old"].as_u64() > leak["old_before"].as_u64(), "{leak}");
-            ensure!(leak["holders"][0]["class"] == holder, "{leak}");
+    let mut script = Script::unwitnessed(&live, &ruby, "heap_large.rb")?.arg("400000").start()?;
+    script.wait_for("running")?;
+    let (expected, _) = census(&live, script.pid(), "type")?;
+    let tracing = Invocation::jsonl(["--all-ruby", "--rate", "99"])?.start_ready()?;
+    let (cache, pid) = (live.path("cache").to_string_lossy().into_owned(), script.pid().to_string());
+    let start = |by: &str| {
+        Invocation::new(["heap", "--pid", &pid, "--by", by, "--format", "jsonl", "--cache-dir", &cache])?
+            .start()
+    };
+    let both = [start("class")?, start("type")?];
+    for gctrace in both {
+        let (head, _) = parsed(&gctrace.wait()?)?;
+        ensure!(head["consistent"] == true, "{head}");
+        for field in ["slots", "live", "free", "pages", "old"] {
+            ensure!(head[field] == expected[field], "{field}: {head} {expected}");
         }
-        script.say("end")?;
-        script.finish()?;
+    }
+    ledger::check_lossless(&tracing.stop()?)?;
+    Ok(())
+}
+
+/// A process that ends while it is read gives one line and status 1; that of another user one line and status 3.
+#[test]
+fn a_process_that_ends() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut ended = 0;
+    for by in ["memory", "type", "class", "page"] {
+        for delay in [0, 5, 20, 60, 150] {
+            let mut script = Script::unwitnessed(&live, &ruby, "heap_large.rb")?.arg("300000").start()?;
+            script.wait_for("running")?;
+            let (pid, cache) = (script.pid().to_string(), live.path("cache").to_string_lossy().into_owned());
+            let args = ["heap", "--pid", &pid, "--by", by, "--format", "jsonl", "--cache-dir", &cache];
+            let gctrace = Invocation::new(args)?.start()?;
+            std::thread::sleep(std::time::Duration::from_millis(delay));
+            script.signal(Signal::KILL)?;
+            let finished = gctrace.wait()?;
+            if finished.status.success() {
+                continue;
+            }
+            ended += 1;
+            let errors = finished.errors();
+            ensure!(
+                finished.status.code() == Some(1),
+                "{by} after {delay} ms: {:?} {errors}",
+                finished.status
+            );
+            ensure!(errors.lines().count() == 1 && finished.stdout.is_empty(), "{by}: {errors}");
+            ensure!(
+                ["has ended", "no such process", "not a Ruby process", "it exited while it was inspected"]
+                    .iter()
+                    .any(|reason| errors.contains(reason)),
+                "{by} after {delay} ms: {errors}"
+            );
+        }
+    }
+    ensure!(ended > 0, "none has ended early enough");
+
+    let mut script = Script::unwitnessed(&live, &ruby, "heap_large.rb")?.arg("1000").start()?;
+    script.wait_for("running")?;
+    let pid = script.pid().to_string();
+    for by in ["memory", "type"] {
+        let mut command = std::process::Command::new(gctrace_binary()?);
+        command
+            .args(["heap", "--pid", &pid, "--by", by, "--no-cache"])
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .current_dir("/");
+        let output = command.output()?;
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(3) && output.stdout.is_empty(), "{:?} {errors}", output.status);
+        ensure!(errors.lines().count() == 1 && errors.contains(&pid), "{errors}");
     }
     Ok(())
 }

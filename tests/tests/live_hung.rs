@@ -15,7 +15,7 @@ use rustix::process::Signal;
 /// How long the program is watched while it hangs.
 const WATCHED: Duration = Duration::from_millis(1500);
 
-/// How often each thread of a process has left a CPU, by the kernel's own count.
+/// How often each thread of a process has left a CPU, by the kernel's count.
 fn switches(pid: u32) -> Result<BTreeMap<u32, Vec<String>>> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -28,7 +28,7 @@ fn switches(pid: u32) -> Result<BTreeMap<u32, Vec<String>>> {
     Ok(all)
 }
 
-/// The methods of `hung.rb` and what they call, one of which each of its threads is in.
+/// The methods of `hung.rb` and their callees; each of its threads is in one of them.
 const METHODS: [(&str, &str); 5] = [
     ("#held", "select"),
     ("#locking_a", "synchronize"),
@@ -37,7 +37,7 @@ const METHODS: [(&str, &str); 5] = [
     ("#joining", "join"),
 ];
 
-/// Each thread of a program that hangs is there with its Ruby stack and the time of the run, and has not run because it was looked at.
+/// Each thread of a program that hangs is shown with its Ruby stack and the time of the run, and has not run because it was inspected.
 #[test]
 fn each_thread_is_there() -> Result<()> {
     let live = Live::begin()?;
@@ -75,7 +75,7 @@ fn each_thread_is_there() -> Result<()> {
             .map(|(tid, _)| *tid)
             .collect();
         ensure!(asleep.len() >= METHODS.len(), "{before:?} became {after:?}");
-        // No thread is left out, whatever is known of its stack.
+        // No thread is left out, whatever its stack.
         for tid in &asleep {
             let wall: u64 = of_script.iter().filter(|s| s.tid == *tid).map(|sample| sample.wall_ns).sum();
             ensure!(

@@ -1,4 +1,4 @@
-//! What the kernel's verifier has to walk, and how the kernel attaches.
+//! The work of the kernel's verifier, and how the kernel attaches.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,12 +13,12 @@ use gctrace_tests::script::Script;
 
 /// Where the counts of known kernels are kept: `MACHINE SERIES PROGRAM INSTRUCTIONS` per line.
 const TABLE: &str = "fixtures/verified.txt";
-/// The kernel gives up at a million, but each instruction that it walks is time in which the user waits (about 0.8 µs).
+/// The kernel gives up at a million, but each instruction that it walks is time for which the user waits (about 0.8 µs).
 const MOST: u64 = 150_000;
-/// By how much a program may grow before its growth must be looked at: percent, and instructions.
+/// By how much a program may grow before its growth must be reviewed: percent, and instructions.
 const GROWTH: (u64, u64) = (15, 500);
 
-/// Machine, series such as `6.18`, and whether that tells counts at all (since 5.16).
+/// Machine, series such as `6.18`, and whether that kernel reports counts at all (since 5.16).
 fn series(diagnosis: &doctor::Diagnosis) -> Result<(String, bool)> {
     let text = |key: &str| diagnosis.host[key].as_str().with_context(|| format!("no {key}"));
     let mut numbers = text("kernel")?.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
@@ -36,7 +36,7 @@ fn verifier_is_far_from_its_limit() -> Result<()> {
     ensure!(diagnosis.check("bpf_programs")?["status"] == "ok", "{:?}", diagnosis.host);
     let (series, tells) = series(&diagnosis)?;
     let walked = diagnosis.verified()?;
-    ensure!(walked.len() >= 20 || !tells, "only {} programs are told on {series}", walked.len());
+    ensure!(walked.len() >= 20 || !tells, "only {} programs are reported on {series}", walked.len());
     for (program, count) in &walked {
         ensure!(
             *count <= MOST,
@@ -56,7 +56,7 @@ fn verifier_is_far_from_its_limit() -> Result<()> {
     let now: Vec<String> = walked.iter().map(|(name, count)| format!("{series} {name} {count}")).collect();
     let now = now.join("\n");
     if known.is_empty() {
-        // A kernel that nobody has looked at yet.
+        // A kernel without known counts.
         println!("{series} is not in {TABLE}; its lines are\n{now}");
         return Ok(());
     }
@@ -86,7 +86,7 @@ fn loaded(pid: u32) -> Result<(usize, u64)> {
         let text = std::fs::read_to_string(descriptor?.path()).unwrap_or_default();
         let value =
             |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
-        // A link names its program, too, but does not say what was walked.
+        // A link names its program, too, but does not have the count.
         if let (Some(id), true) =
             (value("prog_id:"), text.contains("prog_tag:") && !text.contains("link_id:"))
         {
@@ -96,7 +96,7 @@ fn loaded(pid: u32) -> Result<(usize, u64)> {
     Ok((programs.len(), programs.values().sum()))
 }
 
-/// A run loads what its options need and nothing else, and the verifier has little to do at the start of any.
+/// A run loads only what its options need, and the verifier has little to do at the start of any.
 #[test]
 fn a_run_loads_what_it_needs() -> Result<()> {
     let live = Live::begin()?;
@@ -141,7 +141,7 @@ fn links_of_many(pid: u32) -> Result<usize> {
     Ok(links)
 }
 
-/// Where the kernel can, one link has many probes: else the end of a run takes as many times 0.1 s. The cycles are the same.
+/// Where the kernel supports it, one link has many probes: otherwise the end of a run takes 0.1 s for each probe. The cycles are the same.
 #[test]
 fn links_have_many_probes() -> Result<()> {
     let live = Live::begin()?;
@@ -154,7 +154,7 @@ fn links_have_many_probes() -> Result<()> {
     let can = (major, minor) >= (6, 11);
     for (args, expected) in [(vec!["--all-ruby"], can), (vec!["--all-ruby", "--without-multi"], false)] {
         let gctrace = Invocation::jsonl(args)?.start_ready()?;
-        // Images in the usual places are probed before anybody runs them.
+        // Images in the usual places are probed before any process runs them.
         let links = links_of_many(gctrace.pid())?;
         ensure!((links > 0) == expected, "{links} links of many on {release}");
         let done = Script::new(&live, &ruby, "explicit.rb")?.run()?;

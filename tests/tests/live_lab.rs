@@ -1,4 +1,4 @@
-//! Rubies of several generations in roots of their own, and the places and states in which their files can be.
+//! Rubies of several generations in separate roots, and the places and states in which their files can be.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -61,8 +61,8 @@ fn all_rubies_at_once() -> Result<()> {
     Ok(())
 }
 
-/// The library of a running process is removed, and another file put in its place, as an upgrade does: the process is
-/// traced on, the new file is an image of its own, and a gctrace that comes later finds the removed one, too.
+/// The library of a running process is removed, and replaced by another file, as an upgrade does: the process is
+/// still traced, the new file is a separate image, and a gctrace that starts later finds the removed one, too.
 #[test]
 fn library_removed_and_replaced() -> Result<()> {
     let live = Live::begin()?;
@@ -96,7 +96,7 @@ fn library_removed_and_replaced() -> Result<()> {
     exact(&gctrace.stop()?, &orphan).context("the process whose library is gone")
 }
 
-/// A Ruby under another name with its library in a folder that nobody would look into.
+/// A Ruby under another name with its library in an unusual folder.
 #[test]
 fn other_name_and_other_prefix() -> Result<()> {
     let live = Live::begin()?;
@@ -155,7 +155,7 @@ fn damaged_libraries() -> Result<()> {
     let length = fs::metadata(&healthy)?.len();
     let damage: [(&str, Spoil<'_>); 4] = [
         ("half", &|file| file.set_len(length / 2)),
-        // Most of the code, that of the collector included; all that makes it an ELF file and a Ruby is whole.
+        // Most of the code, that of the collector included; everything that makes it an ELF file and a Ruby is intact.
         ("no-code", &|file| file.write_all_at(&vec![0; length as usize / 2], length / 8)),
         // The table of program headers is beyond the end.
         ("headers", &|file| file.write_all_at(&(length * 2).to_le_bytes(), 32)),

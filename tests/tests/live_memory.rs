@@ -1,4 +1,4 @@
-//! The memory of a process is that of the event it is told with.
+//! The memory of a process is reported as of its event.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,11 +12,12 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use gctrace_tests::slowness;
 use gctrace_tests::witness::{Event, Kind, Memory};
+use serde_json::Value;
 
-/// Threads that want all CPUs, so that what handles events has to wait for one.
+/// Threads that use all CPUs, so that gctrace has to wait for one.
 const BUSY: usize = 4;
 
-/// Does something while this machine has more to do than it can; an emulated one has that anyway.
+/// Does something on a busy machine; an emulated one is always busy.
 fn under_pressure<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -33,7 +34,7 @@ fn under_pressure<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// A script, and what gctrace told meanwhile.
+/// A script, and gctrace's report meanwhile.
 fn traced(script: Script, args: &[&str]) -> Result<(Done, Report)> {
     let gctrace = Invocation::jsonl(["--all-ruby"].iter().chain(args))?.start_ready()?;
     let done = under_pressure(|| script.run())?;
@@ -53,7 +54,7 @@ fn all_at_their_events(lines: &[&GcLine]) -> Result<()> {
     Ok(())
 }
 
-/// A large buffer right after each of 200 collections, on a busy machine: none of them is told with the buffer, and none
+/// A large buffer right after each of 200 collections, on a busy machine: none of them is reported with the buffer, and none
 /// without memory.
 #[test]
 fn buffers_after_collections_are_not_in_them() -> Result<()> {
@@ -65,14 +66,14 @@ fn buffers_after_collections_are_not_in_them() -> Result<()> {
         let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
         compare::program(&lines, &done.report)?;
         all_at_their_events(&lines)?;
-        // Others are caused by the buffers themselves, and may end when one of them is full.
+        // Other collections are caused by the buffers themselves, and may end when one of them is full.
         let explicit: Vec<_> = lines.iter().filter(|line| line.gc_by.as_deref() == Some("method")).collect();
         ensure!(explicit.len() == ROUNDS, "{} explicit collections", explicit.len());
         let most = done.report.extra_u64("before")? + done.report.extra_u64("buffer")? / 2;
         let late = |rss: Option<u64>| rss.is_none_or(|rss| rss > most);
         let late = explicit.iter().filter(|line| late(line.rss) || late(line.rss_end)).count();
         ensure!(late == 0, "{late} of {ROUNDS} collections have more than {most} bytes");
-        // The buffers were there: the peak knows them.
+        // The buffers existed: the peak contains them.
         let last = lines.last().context("no cycles")?;
         ensure!(last.peak_rss_end.or(last.peak_rss) > Some(most), "peak {:?}", last.peak_rss_end);
         Ok(())
@@ -96,7 +97,7 @@ fn short_programs_have_memory() -> Result<()> {
     })
 }
 
-/// Where the kernel does not say how it keeps its counters, memory is read in /proc, and each line says so.
+/// Where the kernel does not show how it keeps its counters, memory is read in /proc, and each line says so.
 #[test]
 fn memory_from_proc_says_so() -> Result<()> {
     let live = Live::begin()?;
@@ -117,7 +118,7 @@ fn memory_from_proc_says_so() -> Result<()> {
     Ok(())
 }
 
-/// Linux since which `/proc/PID/status` tells whole sums of the counters (`get_mm_counter_sum`).
+/// The first Linux whose `/proc/PID/status` has whole sums of the counters (`get_mm_counter_sum`).
 const SUMS: (u32, u32) = (6, 17);
 
 /// By how much the counters in `/proc/PID/status` may be off on this kernel, in kB.
@@ -134,7 +135,7 @@ fn slack_of_status() -> Result<u64> {
         newer if newer >= SUMS => 0,
         // `percpu_counter_batch` of each CPU and counter.
         newer if newer >= (6, 2) => 3 * cpus * (2 * cpus).max(32),
-        // What a thread has not added: 64 faults (`TASK_RSS_EVENTS_THRESH`) of up to 17 pages (`fault_around_bytes`).
+        // What a thread has not added yet: 64 faults (`TASK_RSS_EVENTS_THRESH`) of up to 17 pages (`fault_around_bytes`).
         _ => 64 * 17,
     };
     Ok(pages * 4)
@@ -161,11 +162,11 @@ fn same(place: &str, rss: u64, peak: u64, parts: Parts, theirs: &Memory, slack: 
     close(place, "shmem", parts.shmem, theirs.shmem, status)?;
     close(place, "swap", parts.swap, theirs.swap, status)?;
     close(place, "peak", peak, theirs.peak, status)?;
-    // Whatever the kernel tells of its counters: this is what there was.
+    // Whatever the kernel's counters show, this memory was there.
     close(place, "rss (page tables)", rss, theirs.walked, HOOK_KB)
 }
 
-/// Memory at both ends of each cycle is what the process itself reads there: by its counters, and by its page tables.
+/// Memory at both ends of each cycle equals what the process itself reads there: by its counters, and by its page tables.
 #[test]
 fn memory_equals_the_witness() -> Result<()> {
     let live = Live::begin()?;
@@ -203,4 +204,38 @@ fn compare_event(line: &GcLine, event: &Event, theirs: &Memory, slack: u64) -> R
     };
     let ((rss, peak), parts) = ours.with_context(|| format!("{place}: no memory"))?;
     same(&place, rss, peak, parts, theirs, slack)
+}
+
+/// At the end of a run the account of a process that still runs is that of `gctrace heap --by memory`, and its parts add up; a process that has
+/// ended has none. JSON lines have no account.
+#[test]
+fn account_at_the_end() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let mut script = Script::unwitnessed(&live, ruby, "heap_large.rb")?.arg("400000").start()?;
+        script.wait_for("running")?;
+        let pid = script.pid().to_string();
+        let traced = ["--pid", &pid, "--duration", "1s", "--quiet", "--memory-account"];
+        let finished = Invocation::new(traced)?.run()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let text = finished.stdout.join("\n");
+        let rows = finished.stdout.iter().skip_while(|line| !line.ends_with("PART (SOURCE)")).skip(1);
+        let rows = rows.take_while(|line| !line.is_empty());
+        let bytes: Vec<u64> = rows.filter_map(|line| line.split_whitespace().next()?.parse().ok()).collect();
+        let other = ["heap", "--pid", &pid, "--by", "memory", "--format", "jsonl"];
+        let other = Invocation::new(other)?.run()?;
+        let head: Value = serde_json::from_str(other.stdout.first().context("no line")?)?;
+        let rss = head["rss"].as_u64().context("rss")?;
+        // A waiting program changes little: a few pages that its other threads touch.
+        ensure!(bytes.len() == 9 && bytes.iter().sum::<u64>().abs_diff(rss) < 1 << 20, "{rss}:\n{text}");
+        ensure!(text.contains("\nRSS ") && text.contains(&format!("({pid}), Ruby ")), "{text}");
+
+        let lines = Invocation::jsonl(traced)?.run()?;
+        let note = "--memory-account changes text only";
+        ensure!(lines.errors().contains(note), "{}", lines.errors());
+        let ended = ["--quiet", "--memory-account", "--", "ruby", "-e", "1"];
+        let ended = Invocation::new(ended)?.run()?.stdout.join("\n");
+        ensure!(ended.contains("no traced process runs any more"), "{ended}");
+        Ok(())
+    })
 }

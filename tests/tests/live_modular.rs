@@ -14,7 +14,7 @@ use gctrace_tests::{compare, ledger};
 
 /// Names the library in the environment of a process.
 const VARIABLE: &str = "RUBY_GC_LIBRARY";
-/// What the library `default` is called.
+/// The file name of the library `default`.
 const LIBRARY: &str = "librubygc.default.so";
 
 /// The Ruby to test on.
@@ -28,7 +28,7 @@ fn modular() -> Result<Ruby> {
     Ruby::at(Path::new(&path))
 }
 
-/// A script that waits, with the GC library of that name or the GC that is compiled in.
+/// A script that waits, with the GC library of that name or the built-in GC.
 fn waiting(live: &Live, ruby: &Ruby, library: Option<&str>) -> Result<Running> {
     let script = Script::new(live, ruby, "explicit.rb")?.arg("25").waiting();
     let script = match library {
@@ -133,6 +133,6 @@ fn a_foreign_gc_is_refused() -> Result<()> {
     let told: Vec<_> = report.refused.iter().filter(|line| line.pid == Some(foreign.pid)).collect();
     ensure!(told.len() == 1 && told[0].reason.contains("only CRuby's own"), "{told:?}");
     ensure!(report.gcs_of(foreign.pid).count() == 0, "cycles of a GC that is not known");
-    ensure!(report.processes_of(foreign.pid).count() == 0, "the process was taken for a traced one");
+    ensure!(report.processes_of(foreign.pid).count() == 0, "the process was treated as a traced one");
     Ok(())
 }

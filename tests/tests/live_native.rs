@@ -1,4 +1,4 @@
-//! Native frames among those of Ruby, where the program says what must be there.
+//! Native frames among those of Ruby, where the program's own report says what must be there.
 
 use anyhow::{Result, ensure};
 use gctrace_tests::gctrace::Invocation;
@@ -8,7 +8,7 @@ use gctrace_tests::pprof::{Frame, Profile, Sample};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
-/// Of the CPU time in a method, at least so much has the native frames that belong there. The rest: samples from before the
+/// The least share of a method's CPU time that must have its native frames. The rest: samples from before the
 /// tables were there, and between two instructions.
 const ENOUGH: f64 = 0.8;
 
@@ -16,7 +16,7 @@ fn position(stack: &[Frame], wanted: impl Fn(&Frame) -> bool) -> Option<usize> {
     stack.iter().position(wanted)
 }
 
-/// Whether the frames of libz stand above those of the extension, those above the C function, and that above the method.
+/// Whether the frames of libz are above those of the extension, those above the C function, and that above the method.
 fn compresses(stack: &[Frame]) -> bool {
     let libz = position(stack, |frame| frame.native && frame.name == "deflate");
     let extension = position(stack, |frame| frame.native && frame.file.ends_with("/zlib.so"));
@@ -26,7 +26,7 @@ fn compresses(stack: &[Frame]) -> bool {
     places.iter().all(Option::is_some) && places.is_sorted()
 }
 
-/// Whether the block that the extension calls stands above the extension, and that above the method.
+/// Whether the block that the extension calls is above the extension, and that above the method.
 fn calls_back(stack: &[Frame]) -> bool {
     let inner = position(stack, |frame| frame.name.ends_with("write") && frame.line > 0);
     let extension = position(stack, |frame| frame.native && frame.file.ends_with("/zlib.so"));
@@ -36,7 +36,7 @@ fn calls_back(stack: &[Frame]) -> bool {
     first < inner && between.is_some_and(|at| method.is_some_and(|method| inner + at < method))
 }
 
-/// Frames of libraries and extensions stand where they were called; nothing is native below the last Ruby frame.
+/// Frames of libraries and extensions are where they were called; nothing is native below the last Ruby frame.
 #[test]
 fn native_frames_are_in_order() -> Result<()> {
     let live = Live::begin()?;

@@ -1,4 +1,4 @@
-//! Which of the many times that threads are off their CPU get a stack, and what is said of the others.
+//! Which of the many off-CPU times get a stack, and what is reported of the others.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ fn kernel(report: &Report, name: &str) -> Result<u64> {
     ledger.kernel.get(name).and_then(Value::as_u64).with_context(|| format!("no counter {name}"))
 }
 
-/// Whether the kernel tells when a switch of threads is over (Linux 6.15).
+/// Whether the kernel reports when a switch of threads is over (Linux 6.15).
 fn tells_returns() -> Result<bool> {
     let btf = std::fs::read("/sys/kernel/btf/vmlinux")?;
     Ok(btf.split(|byte| *byte == 0).any(|text| text == b"btf_trace_sched_exit_tp"))
@@ -54,7 +54,7 @@ fn tells_returns() -> Result<bool> {
 fn short_times_cost_no_stack() -> Result<()> {
     let live = Live::begin()?;
     Ruby::first_and_last(|ruby| {
-        // Beyond what two CPUs can reach in waits of a millisecond and more.
+        // More than two CPUs can reach in waits of a millisecond and more.
         let (samples, report) = watch(&live, ruby, &["10", "15", "3"], "20000")?;
         let wanted = kernel(&report, "off_cpu_wanted")?;
         if tells_returns()? {
@@ -72,8 +72,8 @@ fn short_times_cost_no_stack() -> Result<()> {
     })
 }
 
-/// Where there are more times than stacks, each has the same chance: those that come first are not preferred. The time that has none is
-/// there, and counted.
+/// Where there are more times than stacks, each has the same chance: the first ones are not preferred. The time without a stack is
+/// reported, and counted.
 #[test]
 fn the_choice_is_fair() -> Result<()> {
     const THREADS: usize = 30;

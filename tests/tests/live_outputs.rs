@@ -1,4 +1,4 @@
-//! The output files: what they say is what the lines say, in the format that their readers expect.
+//! The output files: they contain the same as the lines, in the format that their readers expect.
 
 mod product;
 
@@ -28,7 +28,7 @@ fn set_of(sets: &[Set], pid: u32) -> Result<&Set> {
     Ok(of_pid[0])
 }
 
-/// A sample says the same as the line.
+/// A sample contains the same as the line.
 fn same_state(sample: &Sample, stat: &Map<String, Value>, info: &Map<String, Value>) -> Result<()> {
     let values = stat.values().map(|value| value.as_u64().unwrap_or(u64::MAX)).collect::<Vec<_>>();
     ensure!(sample.stat == values, "stat {:?}, the line has {values:?}", sample.stat);
@@ -42,7 +42,7 @@ fn set_equals_lines(set: &Set, report: &Report, script: &ScriptReport) -> Result
     ensure!(set.ruby == script.ruby, "Ruby {}", set.ruby);
     ensure!(set.ppid == script.ppid, "parent {}", set.ppid);
     ensure!(set.keys.iter().eq(script.before.keys()), "keys {:?}", set.keys);
-    // These two are either what the program says or not there.
+    // These two are either the program's own values or absent.
     for (index, said) in [(5, &script.opts), (6, &script.constants)] {
         let ours = &set.header[index];
         let absent =
@@ -227,6 +227,8 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
                 "gvl-waits/count",
                 "gvl-wait/nanoseconds",
                 "gvl-hold/nanoseconds",
+                "alloc_objects/count",
+                "alloc_space/bytes",
             ]
         );
         let pauses = report.gcs.iter().map(|line| line.steps).sum::<u64>();

@@ -1,4 +1,4 @@
-//! What gctrace gives up after its start, and what it keeps.
+//! The privileges that gctrace drops after its start, and those that it keeps.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,6 +12,7 @@ use gctrace_tests::{compare, ledger};
 
 /// Bits of capabilities (include/uapi/linux/capability.h).
 const DAC_OVERRIDE: u64 = 1 << 1;
+const NET_ADMIN: u64 = 1 << 12;
 const DAC_READ_SEARCH: u64 = 1 << 2;
 const SYS_PTRACE: u64 = 1 << 19;
 const SYS_ADMIN: u64 = 1 << 21;
@@ -27,7 +28,7 @@ fn set(status: &str, name: &str) -> Result<u64> {
     Ok(u64::from_str_radix(&field(status, name)?, 16)?)
 }
 
-/// Each of its threads keeps only what attaching needs and can get nothing back; a Ruby that it meets later is traced.
+/// Each of its threads keeps only what attaching needs and cannot regain anything; a Ruby that it sees later is traced.
 #[test]
 fn the_rest_is_dropped() -> Result<()> {
     let live = Live::begin()?;
@@ -35,7 +36,12 @@ fn the_rest_is_dropped() -> Result<()> {
     let own = set(&own, "CapEff")?;
     let dir = live.dir("sets")?;
     let output = dir.to_string_lossy().into_owned();
-    for (flags, more) in [(&["--no-cache"][..], 0), (&["--no-cache", "--tunemygc", &output], DAC_OVERRIDE)] {
+    let cases: [(&[&str], u64); 3] = [
+        (&["--no-cache"], 0),
+        (&["--no-cache", "--tunemygc", &output], DAC_OVERRIDE),
+        (&["--no-cache", "--requests"], NET_ADMIN),
+    ];
+    for (flags, more) in cases {
         let gctrace = Invocation::jsonl([&["--all-ruby"], flags].concat())?.start_ready()?;
         let wanted = (SYS_ADMIN | SYS_PTRACE | DAC_READ_SEARCH | SYSLOG | more) & own;
         let mut threads = 0;
@@ -66,7 +72,7 @@ fn the_rest_is_dropped() -> Result<()> {
     Ok(())
 }
 
-/// A command has what its user has.
+/// A command has the privileges of its user.
 #[test]
 fn a_command_keeps_all() -> Result<()> {
     let _live = Live::begin()?;
@@ -76,7 +82,7 @@ fn a_command_keeps_all() -> Result<()> {
     args.extend(["-e", "GC.start; puts File.read('/proc/self/status')"].map(ToOwned::to_owned));
     let finished = Invocation::new(args)?.run()?;
     ensure!(finished.status.success(), "{}", finished.errors());
-    // What the command writes to its standard output is on standard error: standard output is for what gctrace reports.
+    // The command's standard output goes to standard error: standard output is for gctrace's reports.
     let its = finished.errors();
     for name in ["CapEff", "NoNewPrivs", "CapBnd"] {
         ensure!(field(&its, name)? == field(&own, name)?, "{name} of the command: {its}");
@@ -84,7 +90,7 @@ fn a_command_keeps_all() -> Result<()> {
     Ok(())
 }
 
-/// The manual page and the completions are what their readers take.
+/// The manual page and the completions are accepted by their readers.
 #[test]
 fn documents() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -102,7 +108,7 @@ fn documents() -> Result<()> {
     Ok(())
 }
 
-/// What is in `packaging/` works: the unit's capabilities are enough for what its command does, and the manifest's flags
+/// The files in `packaging/` work: the unit's capabilities are enough for its command, and the manifest's flags
 /// are gctrace's.
 #[test]
 fn packaging() -> Result<()> {
@@ -117,15 +123,20 @@ fn packaging() -> Result<()> {
         .split(' ')
         .map(|name| format!("+{}", name.trim_start_matches("CAP_").to_lowercase()))
         .collect();
-    let sets = live.dir("sets")?.to_string_lossy().into_owned();
-    let start = value("ExecStart")?.replace("/var/lib/gctrace/sets", &sets);
+    let state = live.dir("state")?;
+    let sets = live.dir("state/sets")?.to_string_lossy().into_owned();
+    // systemd reads two percent signs as one.
+    let start = value("ExecStart")?.replace("/var/lib/gctrace", &state.to_string_lossy()).replace("%%", "%");
     let arguments: Vec<&str> = start.split(' ').skip(1).collect();
     let mut command = vec!["--no-new-privs".to_owned(), "--inh-caps=-all".to_owned()];
     command.push(format!("--bounding-set=-all,{}", capabilities.join(",")));
     command.push(gctrace_binary()?.to_string_lossy().into_owned());
     command.extend(arguments.iter().map(ToString::to_string));
-    let gctrace = Invocation::of(Path::new("setpriv"), command).start_ready()?;
+    let mut gctrace = Invocation::of(Path::new("setpriv"), command).start_ready()?;
     let done = Script::unwitnessed(&live, &Ruby::main()?, "explicit.rb")?.arg("3").run()?;
+    ensure!(value("ExecReload")? == "/bin/kill -USR2 $MAINPID");
+    gctrace.signal(rustix::process::Signal::USR2)?;
+    gctrace.wait_error("-SIGUSR2.gctrace")?;
     let finished = gctrace.interrupt()?;
     ensure!(finished.status.success(), "{}", finished.errors());
     let names = std::fs::read_dir(&sets)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));

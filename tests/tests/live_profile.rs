@@ -1,4 +1,4 @@
-//! Where the time goes: stacks against what the programs say of themselves.
+//! Where the time goes: stacks compared with the programs' own reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ const RATE: &str = "499";
 /// Share of CPU samples of a run that may be off by chance: four standard deviations of counting.
 const DEVIATIONS: f64 = 4.0;
 
-/// A script's run under gctrace: its CPU samples, the lines, and what it said itself.
+/// A script's run under gctrace: its CPU samples, the lines, and its own report.
 struct Profiled {
     samples: Vec<Sample>,
     /// CPU time of each, in the order of `samples`.
@@ -83,7 +83,7 @@ fn measured(done: &Done, key: &str) -> Result<BTreeMap<String, f64>> {
         .collect()
 }
 
-/// What was sampled is what was measured, within the error of counting.
+/// The samples have the measured shares, within the error of counting.
 fn same_shares(measured: &BTreeMap<String, f64>, sampled: &BTreeMap<String, u64>) -> Result<()> {
     let period = 1e9 / RATE.parse::<f64>()?;
     let all: f64 = measured.values().sum();
@@ -191,10 +191,10 @@ fn ractors_and_scheduled_threads() -> Result<()> {
                 *sampled.entry(name.to_owned()).or_insert(0) += cpu;
             }
             if mn {
-                // One at a time, so that a round costs each the same.
+                // One at a time, so that each round costs the same.
                 same_shares(&rounds, &sampled).context(way)?;
             }
-            // In parallel, a round costs more or less, by what else the CPU does; but not twice as much.
+            // In parallel, a round costs more or less, depending on other load of the CPU; but not twice as much.
             let (sum, seen) = (rounds.values().sum::<f64>(), sampled.values().sum::<u64>() as f64);
             for (name, count) in &rounds {
                 let ns = sampled.get(name).copied().unwrap_or_default() as f64;
@@ -249,7 +249,7 @@ fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
     for sample in &run.samples {
         let Some(burn) = sample.stack.iter().position(|frame| frame.name == "Oracle.burn") else { continue };
         let mut stack: Vec<(String, String, u64)> = Vec::new();
-        // From the root, so that a C function takes the place of the frame that called it.
+        // From the root, so that a C function has the place of the frame that called it.
         let (mut file, mut row) = (String::new(), 0);
         for frame in sample.stack[burn + 1..].iter().rev().filter(|frame| !frame.native) {
             if is_ruby(frame) {
@@ -267,7 +267,7 @@ fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
     }
     if let Some((stack, count)) = wrong.first_key_value() {
         bail!(
-            "{} stacks, one of them {count} times, are none of Ruby's own; seen were {seen:?}; the first: {:#?}",
+            "{} stacks, one of them {count} times, are not among Ruby's own; seen were {seen:?}; the first: {:#?}",
             wrong.len(),
             &stack[..stack.len().min(12)]
         );
@@ -329,13 +329,13 @@ fn triggers_are_the_allocating_lines() -> Result<()> {
     })
 }
 
-/// However many cycles begin while gctrace has no CPU: each gets its stack afterwards.
+/// All cycles that begin while gctrace has no CPU get their stacks afterwards.
 #[test]
 fn triggers_wait_for_their_cycles() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let gctrace = Gctrace::all_ruby(&live)?;
-    // The first one brings the probes of the image about.
+    // The first one makes gctrace attach the probes of the image.
     Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
     gctrace.signal(Signal::STOP)?;
     let ended = Script::unwitnessed(&live, &ruby, "explicit.rb")?.arg("400").run();
@@ -350,7 +350,7 @@ fn triggers_wait_for_their_cycles() -> Result<()> {
     Ok(())
 }
 
-/// Code that comes and goes while the heap is collected and compacted never gets another's name.
+/// Code that comes and goes while the heap is collected and compacted is never named wrongly.
 #[test]
 fn churning_code_is_never_misnamed() -> Result<()> {
     let live = Live::begin()?;

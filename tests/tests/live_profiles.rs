@@ -1,4 +1,4 @@
-//! The profiles by stack: every format tells of the same time, which is what the kernel's side counted.
+//! The profiles by stack: every format shows the same time, which is the kernel side's count.
 
 use std::path::{Path, PathBuf};
 
@@ -155,7 +155,7 @@ fn pprof_names_methods() -> Result<()> {
     Ok(())
 }
 
-/// Text names what triggered a cycle, and at the end the hottest methods.
+/// Text names the trigger of a cycle, and at the end the hottest methods.
 #[test]
 fn text_names_methods() -> Result<()> {
     let live = Live::begin()?;
@@ -174,4 +174,55 @@ fn text_names_methods() -> Result<()> {
     ensure!(methods.first().is_some_and(|line| line.contains("SELF  TOTAL  METHOD")), "{methods:?}");
     ensure!(methods.iter().any(|line| line.contains("Work.small  ")), "{methods:?}");
     Ok(())
+}
+
+/// With filters every file has exactly what the ledger calls recorded; the rest is counted and reported.
+#[test]
+fn filters() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        for (flags, is_kept) in [
+            (&["--focus", "Work.small"][..], (|line| line.contains(";Work.small")) as fn(&str) -> bool),
+            (&["--app-only"], |line| {
+                !line.contains("[k]") && !line.contains("Integer#") && !line.contains("lib")
+            }),
+            (&["--thread", "/^no such thread$/"], |_| false),
+        ] {
+            let files = Files::new(&live.dir(&format!("filters{}{}", ruby.label(), flags[0]))?);
+            let mut args: Vec<&std::ffi::OsStr> =
+                vec!["--all-ruby".as_ref(), "--rate".as_ref(), "499".as_ref()];
+            args.extend(flags.iter().map(std::ffi::OsStr::new));
+            args.extend(files.flags());
+            let gctrace = Invocation::jsonl(args)?.start_ready()?;
+            Script::unwitnessed(&live, ruby, "pressure.rb")?.run()?;
+            let report = gctrace.stop()?;
+            ledger::check_lossless(&report)?;
+            let count = |name| ledger::user(&report, name);
+            let all = count("stacks")? - count("profile_samples_early")?;
+            assert_eq!(all, count("profile_samples")?, "samples handed to profiles");
+            let (ns, kept) = (count("profile_ns")?, count("profile_ns_recorded")?);
+            ensure!(ns > 0 && kept <= ns, "{kept} ns of {ns} ns");
+            let folded = std::fs::read_to_string(&files.folded)?;
+            let unexpected: Vec<&str> = folded.lines().filter(|line| !is_kept(line)).collect();
+            ensure!(unexpected.is_empty(), "{flags:?}: {unexpected:#?}");
+            assert_eq!(folded_ns(&folded)?, kept, "collapsed stacks");
+            let profile = Profile::open(&files.pprof)?;
+            assert_eq!(profile.total("cpu/nanoseconds")?, kept, "pprof");
+            assert_eq!(profile.total("samples/count")?, count("profile_samples_recorded")?);
+            assert_eq!(speedscope_ns(&json(&files.speedscope)?)?, kept, "speedscope");
+            assert_eq!(firefox_sums(&json(&files.firefox)?)?.0, kept, "Firefox");
+            let dropped = ns - kept;
+            match flags[0] {
+                "--focus" => ensure!(dropped == count("profile_ns_out_of_focus")? && kept > 0 && dropped > 0),
+                "--app-only" => ensure!(dropped == 0 && count("profile_frames_hidden")? > 0),
+                _ => ensure!(kept == 0 && dropped == count("profile_ns_other_threads")?),
+            }
+            let svg = std::fs::read_to_string(&files.svg)?;
+            ensure!(
+                kept == 0 || svg.contains("dropped by --") || svg.contains("hidden by --app-only"),
+                "not said"
+            );
+        }
+        Ok(())
+    })
 }

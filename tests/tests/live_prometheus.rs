@@ -46,7 +46,7 @@ impl Prometheus {
         std::fs::write(&config, text)?;
         let mut last = None;
         for attempt in 0..5 {
-            // Somebody else may take the port meanwhile.
+            // Another program may take the port meanwhile.
             let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
             let data = live.path(&format!("prometheus-{port}-{attempt}"));
             let mut command = Command::new("prometheus");
@@ -90,8 +90,8 @@ impl Prometheus {
     }
 }
 
-/// Prometheus has as many collections as `GC.count` says, as many objects as `GC.stat` says, and every query of the dashboard
-/// can be asked.
+/// Prometheus has as many collections as `GC.count`, as many objects as `GC.stat`, and every query of the dashboard
+/// works.
 #[test]
 fn figures_are_the_programs_own() -> Result<()> {
     let live = Live::begin()?;
@@ -126,7 +126,7 @@ fn figures_are_the_programs_own() -> Result<()> {
             let found = prometheus.query(&query)?;
             found.first().copied().filter(|_| found.len() == 1).with_context(|| format!("{query}: {found:?}"))
         };
-        // What was allocated before the first GC event is not seen, nor what was after the last one.
+        // Allocations before the first GC event and after the last one are not seen.
         let allocated = one(format!("cruby_allocated_objects_total{selector}"))?;
         let (all, work) = (stat("total_allocated_objects")?, report.growth("total_allocated_objects")?);
         ensure!(allocated <= all as f64 && allocated >= work as f64 * 0.9, "{work} <= {allocated} <= {all}");
@@ -154,7 +154,7 @@ fn figures_are_the_programs_own() -> Result<()> {
             for wanted in panel["targets"].as_array().context("targets")? {
                 let query = wanted["expr"].as_str().context("a query")?;
                 let query = query.replace("$service", "shop.*").replace("$__rate_interval", "1m");
-                // Long waits are there with --gvl only; a rate takes two scrapes.
+                // Long waits are only there with --gvl; a rate needs two scrapes.
                 let deadline = Instant::now() + PATIENCE;
                 while prometheus.query(&query)?.is_empty() && !query.contains("gvl") {
                     ensure!(Instant::now() < deadline, "{query} finds nothing");
@@ -180,7 +180,7 @@ fn figures_are_the_programs_own() -> Result<()> {
         ensure!(http::get(address, "/healthz")?.code == 200 && http::get(address, "/")?.code == 404);
         ensure!(http::post(address, "/metrics", &[], b"x")?.code == 405);
 
-        // A process that has ended counts on, but is not there any more.
+        // The counts of an ended process stay, but the process is no longer running.
         running.say("")?;
         running.finish()?;
         prometheus.wait(&format!("cruby_processes{selector}"), 0.0)?;
@@ -192,7 +192,7 @@ fn figures_are_the_programs_own() -> Result<()> {
     })
 }
 
-/// The alert rules are what they should be, by their own tests.
+/// The alert rules pass their own tests.
 #[test]
 fn alert_rules() -> Result<()> {
     let rules = repository().join("deploy/prometheus");
@@ -202,7 +202,7 @@ fn alert_rules() -> Result<()> {
     Ok(())
 }
 
-/// An address that is taken is one clear error, before anything is attached.
+/// An address in use is one clear error, before anything is attached.
 #[test]
 fn taken_address() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;

@@ -1,4 +1,4 @@
-//! What is pushed to OTLP receivers and to Pyroscope: decoded by others, by the rules, and equal to what the lines say.
+//! Pushes to OTLP receivers and to Pyroscope: decoded by other tools, valid, and equal to the lines.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ fn run_with(
     Ok((gctrace::read(&finished)?, finished.errors(), script))
 }
 
-/// What the official Python package makes of those pushes that were accepted; nothing in it may be wrong.
+/// The accepted pushes, decoded by the official Python package; nothing in them may be wrong.
 fn decoded(live: &Live, pushes: &[Push]) -> Result<Value> {
     let mut files: Vec<PathBuf> = Vec::new();
     for (at, push) in pushes.iter().enumerate().filter(|(_, push)| push.code == 200) {
@@ -69,14 +69,14 @@ fn decoded(live: &Live, pushes: &[Push]) -> Result<Value> {
     obeying(&files)
 }
 
-/// What the official Python package makes of files; nothing in them may be wrong.
+/// Files, decoded by the official Python package; nothing in them may be wrong.
 fn obeying(files: &[PathBuf]) -> Result<Value> {
     let found = python::script("otlp.py", files)?;
     ensure!(found["errors"].as_array().is_some_and(Vec::is_empty), "against the rules: {}", found["errors"]);
     Ok(found)
 }
 
-/// The profiles of a kind add up to what the lines say, which count and measure every pause.
+/// The profiles of a kind add up to the lines, which count and measure every pause.
 fn totals_agree(found: &Value, report: &Report, pid: u32) -> Result<()> {
     let (mut pauses, mut ns) = (0, 0);
     for line in report.gcs_of(pid) {
@@ -94,7 +94,14 @@ fn totals_agree(found: &Value, report: &Report, pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// Everything decodes by the official definition, obeys its rules, and says what the lines and the program say.
+/// What the lines say was allocated: objects and bytes.
+fn allocated(report: &Report) -> Result<(u64, u64)> {
+    let sum = report.allocs.iter().fold((0, 0), |sum, line| (sum.0 + line.objects, sum.1 + line.bytes));
+    ensure!(sum.0 > 0, "no allocation");
+    Ok(sum)
+}
+
+/// Everything decodes by the official definition, obeys its rules, and equals the lines and the program's report.
 #[test]
 fn otlp() -> Result<()> {
     let live = Live::begin()?;
@@ -102,7 +109,7 @@ fn otlp() -> Result<()> {
         let receiver = Receiver::start(|_, _| OK)?;
         let url = format!("http://{}/", receiver.address);
         let (report, said, script) =
-            run(&live, ruby, &["--otlp", &url, "--push-interval", "500ms", "--wall"])?;
+            run(&live, ruby, &["--otlp", &url, "--push-interval", "500ms", "--wall", "--alloc"])?;
         let pushes = receiver.pushes();
         ensure!(pushes.iter().filter(|push| push.path == PROFILES).count() > 1, "only one window");
         ensure!(
@@ -111,6 +118,10 @@ fn otlp() -> Result<()> {
         );
         let found = decoded(&live, &pushes)?;
         totals_agree(&found, &report, script.pid)?;
+        let kinds = &found["profiles"]["shop"];
+        let slots = ["alloc_objects", "alloc_space"].map(|kind| kinds[kind]["total"].as_u64());
+        let (objects, bytes) = allocated(&report)?;
+        ensure!(slots == [Some(objects), Some(bytes)], "{slots:?}; the lines: {objects} in {bytes}");
         for name in ["cpu", "wall", "gc"] {
             let kind = &found["profiles"]["shop"][name];
             let (total, method) = (&kind["total"], &kind["Object#produce_garbage"]);
@@ -142,8 +153,8 @@ fn otlp() -> Result<()> {
     })
 }
 
-/// A server that is busy, that finds requests too large, that takes a part only, that refuses: each request is sent as often as
-/// it makes sense, nothing comes twice, and everything is counted.
+/// A server that is busy, that rejects requests as too large, that accepts only a part, that refuses: each request is sent as often as
+/// useful, nothing is delivered twice, and everything is counted.
 #[test]
 fn otlp_trouble() -> Result<()> {
     let live = Live::begin()?;
@@ -162,7 +173,7 @@ fn otlp_trouble() -> Result<()> {
     let pushes = receiver.pushes();
     let answered = |code: u16| pushes.iter().filter(|push| push.code == code).count();
     ensure!(answered(413) == 2 && answered(503) == 1 && answered(400) > 0, "{said}");
-    // What was halved came in pieces; they are the whole.
+    // A halved request came in pieces; together they are the whole.
     let found = decoded(&live, &pushes)?;
     totals_agree(&found, &report, script.pid)?;
     let first = pushes.first().context("a push")?;
@@ -188,7 +199,7 @@ struct GrpcReceiver {
 }
 
 impl GrpcReceiver {
-    /// It answers as `plan` says (see `otlp_grpc.py`), and takes messages of up to `limit` bytes.
+    /// It answers by `plan` (see `otlp_grpc.py`), and accepts messages of up to `limit` bytes.
     fn start(live: &Live, name: &str, plan: &str, limit: usize, tls: Option<&Path>) -> Result<Self> {
         let dir = live.dir(name)?;
         let mut args: Vec<OsString> = vec![dir.clone().into(), plan.into(), limit.to_string().into()];
@@ -199,13 +210,13 @@ impl GrpcReceiver {
         Ok(Self { server, dir, port: first["port"].as_u64().context("a port")? })
     }
 
-    /// The calls that came so far.
+    /// The calls so far.
     fn calls(&self) -> Result<Vec<Value>> {
         let lines = self.server.stdout_so_far();
         lines.iter().skip(1).map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 
-    /// The file with what came with a call.
+    /// The file with the message of a call.
     fn file(&self, call: &Value) -> Result<PathBuf> {
         let text = |key: &str| call[key].as_str().context("a text");
         Ok(self.dir.join(format!("{}.{}.{}", call["call"], text("answer")?, text("kind")?)))
@@ -219,7 +230,7 @@ impl GrpcReceiver {
         Ok(message)
     }
 
-    /// What was accepted, decoded; nothing in it may be wrong.
+    /// The accepted calls, decoded; nothing in them may be wrong.
     fn accepted(&self) -> Result<Value> {
         let calls = self.calls()?;
         let taken = calls.iter().filter(|call| call["answer"] == "ok" || call["answer"] == "partly");
@@ -227,8 +238,8 @@ impl GrpcReceiver {
     }
 }
 
-/// Waits for the GVL: the profile has what the lines have, wait by wait; the metrics have them by length, while the run goes on,
-/// too.
+/// Waits for the GVL: the profile equals the lines, wait by wait; the metrics have them by length, also while
+/// the run goes on.
 #[test]
 fn otlp_gvl() -> Result<()> {
     let live = Live::begin()?;
@@ -248,7 +259,10 @@ fn otlp_gvl() -> Result<()> {
         let sums = report.gvl_processes.iter().find(of_pid).context("no sums of the process")?;
         let told: u64 = report.gvl_waits.iter().map(|line| line.wait_ns).sum();
         let waits = &found["profiles"]["shop"]["gvl_wait"];
-        ensure!(told > 1_000_000_000 && waits["total"] == told, "{told} ns are told, the profile: {waits}");
+        ensure!(
+            told > 1_000_000_000 && waits["total"] == told,
+            "{told} ns are reported, the profile: {waits}"
+        );
         ensure!(waits["(waiting for the GVL)"] == told, "{waits}");
         ensure!(waits.as_object().is_some_and(|frames| frames.len() > 3), "no stacks: {waits}");
         let metrics = &found["metrics"]["shop"];
@@ -258,7 +272,7 @@ fn otlp_gvl() -> Result<()> {
         }
         let held = count(metrics, "cruby.gvl.held");
         ensure!(held > 1.0 && held * 1e9 <= sums.hold_ns.context("no holds")? as f64 + 1.0, "{held} s held");
-        // Of the run's middle: some are told, not all.
+        // In the middle of the run, some waits are reported, not all.
         let all: Vec<Push> = pushes.into_iter().filter(|push| push.path == METRICS).collect();
         let before: Vec<u64> = all
             .iter()
@@ -275,7 +289,7 @@ fn otlp_gvl() -> Result<()> {
 
 const LARGE: usize = 64 << 20;
 
-/// Over gRPC and TLS comes what comes over HTTP; an authority that the host does not know is not trusted.
+/// gRPC over TLS delivers the same as HTTP; an authority that the host does not know is not trusted.
 #[test]
 fn otlp_grpc() -> Result<()> {
     let live = Live::begin()?;
@@ -311,13 +325,13 @@ fn otlp_grpc() -> Result<()> {
     Ok(())
 }
 
-/// What the specification says of each status: what is for now only is sent again, as it was and not before the server wants it;
-/// everything else is not. Nothing waits in the last account.
+/// The specification's rules for each status: after a temporary failure the same request is sent again, not before the server allows it;
+/// after any other it is not. Nothing waits in the last account.
 #[test]
 fn otlp_grpc_trouble() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
-    // What waits while the server is in trouble is less than what may wait.
+    // Fewer requests wait while the server fails than may wait.
     let plan = "unavailable,later,exhausted,invalid,partly*";
     let receiver = GrpcReceiver::start(&live, "trouble", plan, LARGE, None)?;
     let url = format!("http://127.0.0.1:{}", receiver.port);
@@ -349,7 +363,7 @@ fn otlp_grpc_trouble() -> Result<()> {
     Ok(())
 }
 
-/// A server of gRPC that takes small messages only gets small ones, all of them.
+/// A gRPC server that only accepts small messages receives small ones, all of them.
 #[test]
 fn otlp_grpc_too_large() -> Result<()> {
     let live = Live::begin()?;
@@ -379,7 +393,7 @@ fn otlp_grpc_too_large() -> Result<()> {
     anyhow::bail!("nothing was halved; the whole is {whole} bytes")
 }
 
-/// Nobody there: tracing goes on as ever, ends soon, and says what was not delivered.
+/// No server: tracing continues, ends soon, and reports what was not delivered.
 #[test]
 fn nobody_there() -> Result<()> {
     let live = Live::begin()?;
@@ -426,17 +440,19 @@ fn fields(mut message: &[u8], wanted: u64) -> Result<Vec<&[u8]>> {
     Ok(found)
 }
 
-/// Pyroscope gets profiles that `go tool pprof` reads, with the labels that it wants, and all windows together are the run.
+/// Pyroscope receives profiles that `go tool pprof` reads, with the labels that it expects, and all windows together are the run.
 #[test]
 fn pyroscope() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let receiver = Receiver::start(|_, _| OK)?;
     let url = format!("http://{}", receiver.address);
-    let (report, _, script) = run(&live, &ruby, &["--pyroscope", &url, "--push-interval", "500ms"])?;
+    let (report, _, script) =
+        run(&live, &ruby, &["--pyroscope", &url, "--push-interval", "500ms", "--alloc"])?;
     let pushes = receiver.pushes();
     ensure!(pushes.len() > 1, "{} pushes", pushes.len());
     let (mut pauses, mut ns, mut cpu) = (0, 0, 0);
+    let mut slots = (0, 0);
     for (at, push) in pushes.iter().enumerate() {
         ensure!(push.path == "/push.v1.PusherService/Push", "{}", push.path);
         ensure!(push.head.contains("content-type: application/proto"), "{}", push.head);
@@ -450,11 +466,19 @@ fn pyroscope() -> Result<()> {
                 labels.push((text(1)?, text(2)?));
             }
             let has = |name: &str, value: &str| labels.contains(&(name.to_owned(), value.to_owned()));
-            ensure!(has("__name__", "process_cpu") && has("service_name", "shop"), "{labels:?}");
+            let of_memory = has("__name__", "memory");
+            ensure!(of_memory || has("__name__", "process_cpu"), "{labels:?}");
+            ensure!(has("service_name", "shop"), "{labels:?}");
             for sample in fields(series, 2)? {
                 let file = live.path(&format!("{at}.pb.gz"));
                 std::fs::write(&file, fields(sample, 1)?.concat())?;
                 let profile = Profile::open(&file)?;
+                if of_memory {
+                    let types = ["alloc_objects/count", "alloc_space/bytes"];
+                    ensure!(profile.types == types, "{:?}", profile.types);
+                    slots = (slots.0 + profile.total(types[0])?, slots.1 + profile.total(types[1])?);
+                    continue;
+                }
                 pauses += profile.total("gc-pauses/count")?;
                 ns += profile.total("gc/nanoseconds")?;
                 cpu += profile.total("cpu/nanoseconds")?;
@@ -469,5 +493,7 @@ fn pyroscope() -> Result<()> {
         "{pauses} pauses of {ns} ns; the lines: {told} of {told_ns}"
     );
     ensure!(cpu > 0, "no CPU time");
+    let told = allocated(&report)?;
+    ensure!(slots == told, "{slots:?} objects and bytes; the lines: {told:?}");
     Ok(())
 }

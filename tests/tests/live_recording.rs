@@ -1,4 +1,4 @@
-//! What profiles say of the recording itself: how long it was, what can be compared, and that they give away nothing of the host.
+//! What profiles say about the recording itself: its length, what can be compared, and that nothing of the host leaks.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Read as _;
@@ -28,7 +28,7 @@ const FORMATS: [(&str, &str); 6] = [
 const PROGRAM: &str = "t = Thread.new { loop { sleep 0.01 } }; $stdout.puts 'idle'; $stdout.flush; \
     Thread.new { $stdin.gets; exit! }; loop { 2000.times { Object.new }; sleep 0.001 }";
 
-/// Runs gctrace for five seconds on the program, with all formats and these flags besides; returns what it printed.
+/// Runs gctrace for five seconds on the program, with all formats and these additional flags; returns its output.
 fn record(dir: &Path, flags: &[&str]) -> Result<String> {
     let live_ruby = Ruby::main()?;
     let mut command = live_ruby.command()?;
@@ -89,8 +89,12 @@ fn durations() -> Result<()> {
     found.push(("Perfetto", (run.end_ns - run.begin_ns) as f64 / 1e9));
     let first = trace.slices.iter().map(|slice| slice.begin_ns).min().context("slices")?;
     ensure!(first >= run.begin_ns, "a slice begins {} ns before the recording", run.begin_ns - first);
+    // speedscope's profile of a thread is the sum of what it has: measured times off the CPU, and on the CPU 10.1 ms for each tick. Of
+    // 495 ticks half may hit by chance, give or take sqrt(495 / 4) of them: 0.11 s.
+    let deviation = 0.112;
     for (format, seconds) in &found {
-        ensure!((seconds - 5.0).abs() <= 0.2, "{format}: {seconds} s; all: {found:?}");
+        let chance = if *format == "speedscope" { 4.0 * deviation } else { 0.0 };
+        ensure!((seconds - 5.0).abs() <= 0.2 + chance, "{format}: {seconds} s; all: {found:?}");
     }
     Ok(())
 }
@@ -148,7 +152,7 @@ fn comparable() -> Result<()> {
         ensure!(alone.contains("Work.small"), "{alone}");
         let base = format!("-diff_base={}", base.display());
         let top = pprof::go_tool_pprof(&["-top", "-sample_index=cpu", &base], of)?;
-        // A function with as many samples in both is not in it, which may happen to any one of them.
+        // A function with as many samples in both is not shown, which can happen to any one of them.
         ensure!(top.contains("Type: cpu") && top.contains("Work."), "{top}");
     }
     Ok(())

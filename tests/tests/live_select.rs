@@ -1,4 +1,4 @@
-//! Which processes are selected: a program by its pid, name or unit is all of its processes, now and later.
+//! Which processes are selected: a pid, name or unit selects all processes of a program, now and later.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use gctrace_tests::{PATIENCE, compare, ledger};
 
-/// The script `cluster.rb`: a master with workers that are there, a renamed one among them, and one that it forks later.
+/// The script `cluster.rb`: a master with existing workers, a renamed one among them, and one that it forks later.
 struct Cluster {
     master: Guarded,
     workers: Vec<u32>,
@@ -33,7 +33,7 @@ impl Cluster {
         self.master.pid()
     }
 
-    /// Lets all of them collect, and returns the pids and `GC.count`s at begin and end that they print.
+    /// Makes all of them collect, and returns the pids and `GC.count`s at begin and end that they print.
     fn work(mut self) -> Result<Vec<(u32, u64, u64)>> {
         self.master.say("go")?;
         let finished = self.master.finish(PATIENCE)?;
@@ -81,7 +81,7 @@ fn pid_of_a_master() -> Result<()> {
     })
 }
 
-/// A worker's pid selects no sibling; a process alone selects no child, neither one that is there nor one that it forks.
+/// A worker's pid selects no sibling; a process alone selects no child, neither an existing one nor one that it forks.
 #[test]
 fn a_part_of_a_tree() -> Result<()> {
     let _live = Live::begin()?;
@@ -100,7 +100,7 @@ fn a_part_of_a_tree() -> Result<()> {
     Ok(())
 }
 
-/// A name selects programs that run and such that start later, and not the others.
+/// A name selects running programs and those that start later, and no others.
 #[test]
 fn by_name() -> Result<()> {
     let live = Live::begin()?;
@@ -123,7 +123,7 @@ fn by_name() -> Result<()> {
     Ok(())
 }
 
-/// A title that a program takes after it was looked at selects it, too.
+/// A title that a program sets after it was inspected selects it, too.
 #[test]
 fn by_a_later_title() -> Result<()> {
     let _live = Live::begin()?;
@@ -197,16 +197,17 @@ fn ends_with_the_last() -> Result<()> {
     Ok(())
 }
 
-/// A word that is no pid says what may be meant, as do flags of other names.
+/// A word that is not a pid gives a hint at what may be meant, as do flags of other names.
 #[test]
 fn words() -> Result<()> {
-    let cases: [(&[&str], &[&str]); 8] = [
+    let cases: [(&[&str], &[&str]); 9] = [
         (&["puma"], &["--name puma", "-- puma"]),
         (&["top"], &["needs a terminal", "--once"]),
-        (&["record"], &["no subcommand `record`"]),
-        (&["12x"], &["`12x` is no pid"]),
+        (&["attach"], &["no subcommand `attach`"]),
+        (&["record"], &["--output <FILE>"]),
+        (&["12x"], &["`12x` is not a pid"]),
         (&["--all"], &["--all-ruby"]),
-        (&["--pid", "ruby"], &["`ruby` is no pid", "--name"]),
+        (&["--pid", "ruby"], &["`ruby` is not a pid", "--name"]),
         (&["--pid", ""], &["is the program running"]),
         (&["--all-ruby", "--rate", "1000"], &["from 1 to 999"]),
     ];
@@ -248,7 +249,7 @@ fn by_unit() -> Result<()> {
     Ok(())
 }
 
-/// A pid whose tree has no Ruby is said to have none.
+/// A pid whose tree has no Ruby is reported.
 #[test]
 fn a_tree_without_ruby() -> Result<()> {
     let _live = Live::begin()?;
@@ -259,6 +260,9 @@ fn a_tree_without_ruby() -> Result<()> {
     let finished = Invocation::new(["--pid", &shell.pid().to_string()])?.run()?;
     let text = finished.errors();
     ensure!(finished.status.code() == Some(1), "{}\n{text}", finished.status);
-    ensure!(text.contains("not a Ruby process") && text.contains("nor is any of its descendants"), "{text}");
+    ensure!(
+        text.contains("not a Ruby process") && text.contains("none of its descendants is one, either"),
+        "{text}"
+    );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Servers that fork and scripts that are soon gone: every process's cycles are all there.
+//! Servers that fork and short-lived scripts: every process's cycles are all reported.
 
 use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use gctrace_tests::{PATIENCE, compare, ledger};
 use rustix::process::Signal;
 use serde_json::json;
 
-/// What a worker said of itself.
+/// A worker's own report.
 #[derive(Clone, Debug)]
 struct Worker {
     ppid: u32,
@@ -27,7 +27,7 @@ struct Worker {
     first: u64,
     /// `GC.count` when it ended.
     last: u64,
-    /// What the witness in it saw in between.
+    /// The log of its witness in between.
     log: Option<Log>,
 }
 
@@ -35,7 +35,7 @@ struct Worker {
 struct Server {
     process: Guarded,
     counts: PathBuf,
-    /// Where the witness of a worker writes, but for its pid.
+    /// Prefix of the witness logs of workers, without the pid.
     logs: PathBuf,
     port: u16,
 }
@@ -84,7 +84,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends it; returns what its workers said.
+    /// Ends it; returns its workers' reports.
     fn stop(self, signal: Signal) -> Result<(u32, BTreeMap<u32, Worker>)> {
         let Self { process, counts, logs, .. } = self;
         let pid = process.pid();
@@ -119,14 +119,14 @@ fn lines(counts: &Path, kind: &str) -> Result<Vec<(u32, u32, u64)>> {
     Ok(found)
 }
 
-/// Every cycle that a worker counted is there once; there is no gap, and nothing before the fork.
+/// Every cycle that a worker counted is reported once; there is no gap, and nothing before the fork.
 fn all_there(report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<()> {
     ledger::check_lossless(report)?;
     for (pid, worker) in workers {
         let counts: Vec<u64> = report.gcs_of(*pid).map(|line| line.count).collect();
         ensure!(worker.last > worker.first, "worker {pid} did not collect");
         ensure!(counts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "worker {pid}: {counts:?}");
-        // A cycle's number is what GC.count says from its start on; those of booting and exiting are more.
+        // A cycle's number is GC.count from its start on; those of booting and exiting come in addition.
         let (first, last) = (counts.first().copied(), counts.last().copied());
         ensure!(
             first.is_some_and(|first| first <= worker.first + 1) && last >= Some(worker.last),
@@ -206,7 +206,7 @@ fn unicorn() -> Result<()> {
     sets(&dir, &report, &workers)
 }
 
-/// Children that live for one job each, and commands in children that run at the same time, of a server that has loaded
+/// Children for one job each, and commands in children that run at the same time, of a server that has loaded
 /// everything: each has its own cycles and its own set, under its parent.
 #[test]
 fn a_child_per_job() -> Result<()> {
@@ -246,7 +246,7 @@ fn a_child_per_job() -> Result<()> {
     })
 }
 
-/// What short scripts do: work for 10 to 200 ms of CPU time beyond starting up, and say how often they collected. The
+/// Short scripts: work for 10 to 200 ms of CPU time after starting up, and print how often they collected. The
 /// collections at the exit, after that, are few.
 const SHORT: &str = "n = Integer(ARGV[0]); kept = []
     n.times { |i| kept << i.to_s; [i, i.to_s]; GC.start if i % 20_000 == 19_999 }
@@ -318,7 +318,7 @@ const WRITER: &str = "$stdout.sync = true
       gets
     end)";
 
-/// What a child has copied on write stands in the line of its next collection, as the child reads it itself.
+/// The copied memory of a child is in the line of its next collection, as the child reads it itself.
 #[test]
 fn copied_on_write() -> Result<()> {
     const SLACK: i64 = 8 << 20;
@@ -358,7 +358,7 @@ fn copied_on_write() -> Result<()> {
     let ([before, after], [seen_before, seen_after]) = (&own[..], &seen[..]) else {
         anyhow::bail!("{own:?}, {seen:?}")
     };
-    // The child is compared with itself: what it shares with a parent that lives.
+    // The child is compared with itself: memory that it shares with a living parent.
     ensure!(after - before >= 40 << 20, "the child wrote to nothing shared: {own:?}");
     ensure!(
         (seen_before - before).abs() <= SLACK && (seen_after - after).abs() <= SLACK,

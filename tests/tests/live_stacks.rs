@@ -1,4 +1,4 @@
-//! Stacks as the kernel takes them: how deep, of which threads, on and off the CPU, and that none is lost unseen.
+//! Stacks as the kernel takes them: how deep, of which threads, on and off the CPU, and that every loss is counted.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +11,19 @@ use gctrace_tests::script::{Done, Script};
 use gctrace_tests::stack_log::{self, Sample};
 use serde_json::Value;
 
-/// The frame that stands for the missing root end.
+/// The frame for the missing root end.
 fn missing(sample: &Sample) -> Option<&str> {
     sample.stack.last().filter(|frame| frame.kind == "missing").map(|frame| frame.name.as_str())
 }
 
-/// What a script was seen to do, and what it says itself.
-struct Seen {
+/// The samples of a script, and its own report.
+struct WatchedRun {
     samples: Vec<Sample>,
     report: Report,
     done: Done,
 }
 
-fn watch(live: &Live, ruby: &Ruby, script: &str, args: &[&str], flags: &[&str]) -> Result<Seen> {
+fn watch(live: &Live, ruby: &Ruby, script: &str, args: &[&str], flags: &[&str]) -> Result<WatchedRun> {
     let path = live.path(&format!("{script}-{}.stacks", ruby.label()));
     let mut words = vec!["--all-ruby".as_ref(), "--stack-log".as_ref(), path.as_os_str()];
     words.extend(flags.iter().map(std::ffi::OsStr::new));
@@ -32,7 +32,7 @@ fn watch(live: &Live, ruby: &Ruby, script: &str, args: &[&str], flags: &[&str]) 
     let report = gctrace.stop()?;
     let samples = stack_log::of_process(&path, done.pid)?;
     ensure!(!samples.is_empty(), "no samples of process {}", done.pid);
-    Ok(Seen { samples, report, done })
+    Ok(WatchedRun { samples, report, done })
 }
 
 fn kernel_counter(report: &Report, name: &str) -> Result<u64> {
@@ -40,7 +40,7 @@ fn kernel_counter(report: &Report, name: &str) -> Result<u64> {
     ledger.kernel.get(name).and_then(Value::as_u64).with_context(|| format!("no counter {name}"))
 }
 
-/// A recursion comes out with every one of its calls: as deep as it is, and no deeper.
+/// A recursion is reported with every one of its calls: exactly as deep as it is.
 #[test]
 fn recursion_is_whole() -> Result<()> {
     let live = Live::begin()?;
@@ -59,7 +59,7 @@ fn recursion_is_whole() -> Result<()> {
     })
 }
 
-/// A stack that is too deep says that its root end is missing, and is counted.
+/// A stack that is too deep reports that its root end is missing, and is counted.
 #[test]
 fn too_deep_is_said() -> Result<()> {
     let live = Live::begin()?;
@@ -79,7 +79,7 @@ fn too_deep_is_said() -> Result<()> {
     })
 }
 
-/// Threads that block are seen to for as long as they did, in the method in which they did; so are the waits for a CPU.
+/// Threads that block are seen for as long as they did, in the method in which they did; so are the waits for a CPU.
 #[test]
 fn blocked_time_is_whole() -> Result<()> {
     let live = Live::begin()?;
@@ -97,12 +97,12 @@ fn blocked_time_is_whole() -> Result<()> {
             let runnable: u64 = of("runnable").iter().map(|sample| sample.wall_ns).sum();
             let off = (blocked + runnable) as f64;
             ensure!(off <= took, "{name}: {off} ns off the CPU, took {took} ns");
-            // Up to 2.7 the VM knows only the thread that holds the GVL: one that has given it up for another has no
-            // Ruby stack when it leaves its CPU, and its time is told without one.
+            // Up to 2.7 the VM knows only the thread that holds the GVL: one that has released it for another has no
+            // Ruby stack when it leaves its CPU, and its time is reported without one.
             if !ruby.is_at_least(3, 0) {
                 continue;
             }
-            // What is shorter than a millisecond is not reported, and some CPU time lies between.
+            // Times below a millisecond are not reported, and there is some CPU time between.
             ensure!(off >= 0.9 * took, "{name}: {off} ns off the CPU, took {took} ns");
             ensure!(blocked as f64 >= 0.5 * took, "{name}: {blocked} ns blocked, took {took} ns");
             let tids =
@@ -115,7 +115,7 @@ fn blocked_time_is_whole() -> Result<()> {
     })
 }
 
-/// A thread that blocks until tracing ends and beyond is told with the time until then.
+/// A thread that blocks until after tracing ends is reported with the time until then.
 #[test]
 fn blocked_at_the_end() -> Result<()> {
     const ASLEEP: Duration = Duration::from_millis(1500);
@@ -138,7 +138,7 @@ fn blocked_at_the_end() -> Result<()> {
         let blocked = samples.iter().filter(|s| s.state == "blocked");
         // Up to 2.7 a thread without the GVL has no Ruby stack.
         let there = blocked.filter(|s| s.frames_of("#forever") > 0 || !ruby.is_at_least(3, 0));
-        let most = there.map(|sample| u128::from(sample.wall_ns)).max().context("nobody blocks")?;
+        let most = there.map(|sample| u128::from(sample.wall_ns)).max().context("no thread blocks")?;
         ensure!(
             (stopping.as_nanos()..longest.as_nanos()).contains(&most),
             "{most} ns in forever, which were {stopping:?} to {longest:?}"

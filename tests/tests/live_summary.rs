@@ -1,4 +1,4 @@
-//! What gctrace says of a process at its end, against the lines of the same run and against the program itself.
+//! gctrace's summary of a process at its end, compared with the lines of the same run and with the program itself.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Invocation;
@@ -49,7 +49,7 @@ fn summary_of_json_lines() -> Result<()> {
         });
         let [count, minor, major] = own.context("the program printed no counts")?;
         let cycles: Vec<&Value> = lines.iter().filter(|line| line["type"] == "gc").collect();
-        // The end of the VM may collect once more.
+        // The end of the VM may collect again.
         ensure!(number(summary, "cycles")? == cycles.len() as u64, "{summary}");
         let first = number(cycles[0], "count")?;
         ensure!(first == 1, "the first cycle seen is {first}");
@@ -99,7 +99,7 @@ fn summary_of_json_lines() -> Result<()> {
     })
 }
 
-/// The text has a summary with `--quiet` and without lines, and the counts in it are the program's own.
+/// The text has a summary with `--quiet` and without lines, and its counts are the program's own.
 #[test]
 fn summary_of_text() -> Result<()> {
     let _live = Live::begin()?;
@@ -121,7 +121,7 @@ fn summary_of_text() -> Result<()> {
         count.with_context(|| format!("no row of {kind} in\n{text}"))
     };
     ensure!(of("minor")? == minor, "{minor} minor cycles:\n{text}");
-    // The end of the VM may collect once more.
+    // The end of the VM may collect again.
     ensure!((major..=major + 1).contains(&of("major")?), "{major} major cycles:\n{text}");
     for word in ["% of the time", "longest", "p99", "RSS", "by "] {
         ensure!(text.contains(word), "no {word:?} in\n{text}");
@@ -130,7 +130,7 @@ fn summary_of_text() -> Result<()> {
     Ok(())
 }
 
-/// `--min-pause` hides cycles and says how many; `--interval` prints lines of processes in place of cycles.
+/// `--min-pause` hides cycles and reports how many; `--interval` prints lines of processes in place of cycles.
 #[test]
 fn fewer_lines() -> Result<()> {
     let _live = Live::begin()?;

@@ -24,7 +24,7 @@ fn one_table() -> Result<()> {
     let mut idle = Script::unwitnessed(&live, &ruby, "dumped.rb")?.start()?;
     idle.wait_for("dumped")?;
     let pids = format!("{},{}", busy.pid(), idle.pid());
-    // Read meanwhile: pages with a breakpoint are resident while it is there, and some are not afterwards.
+    // Read meanwhile: pages with a breakpoint are resident while it exists, and some are not afterwards.
     let (pid, done) = (idle.pid(), AtomicBool::new(false));
     let (looked, seen) = thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -58,7 +58,7 @@ fn one_table() -> Result<()> {
     }
     ensure!(first["pause_p99_ns"].as_u64() <= first["pause_max_ns"].as_u64(), "{first}");
     ensure!(first["gc_percent"].as_f64() <= first["cpu_percent"].as_f64().map(|cpu| cpu + 10.0), "{first}");
-    // The other one sleeps: it had no GC, so nothing is known of its heap, and its memory is what the kernel says.
+    // The other one sleeps: it had no GC, so its heap is not known, and its memory is the kernel's value.
     ensure!(second["cycles"] == 0 && second["pause_max_ns"].is_null(), "{second}");
     ensure!(second["allocations_per_second"].is_null() && second["gvl_wait_percent"].is_null(), "{second}");
     ensure!(

@@ -1,4 +1,4 @@
-//! Users who are not root and mean harm: what they name their variables, and what they put where gctrace writes as root.
+//! Hostile users who are not root: the names of their variables, and files where gctrace writes as root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
@@ -17,7 +17,7 @@ const NOBODY: u32 = 65_534;
 const PROGRAM: &str =
     "600.times { 20_000.times { Object.new } }; $stdout.puts 'idle'; $stdout.flush; $stdin.gets";
 
-/// A directory that everybody may enter, below the system's folder for temporary files.
+/// A directory that all users may enter, below the system's folder for temporary files.
 fn open_dir() -> Result<tempfile::TempDir> {
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
@@ -36,8 +36,8 @@ fn hidden(text: &str) -> Vec<char> {
     text.chars().filter(bad).collect()
 }
 
-/// A variable's name that is a paragraph of advice, and a value with terminal escapes, do not get into what root reads: not
-/// into gctrace's own output, not into the sets, and not into the report that is made of them.
+/// A variable's name that is a paragraph of advice, and a value with terminal escapes, do not reach anything that root reads: not
+/// gctrace's own output, not the sets, and not the report that is made of them.
 #[test]
 fn forged_environment() -> Result<()> {
     let live = Live::begin()?;
@@ -78,7 +78,7 @@ fn forged_environment() -> Result<()> {
     Ok(())
 }
 
-/// gctrace with these arguments on a program that ends at once; whether it ended well, and what it said.
+/// gctrace with these arguments on a program that ends at once; whether it succeeded, and its messages.
 fn run(args: &[&Path]) -> Result<(bool, String)> {
     let mut all: Vec<PathBuf> = ["--duration", "5s"].map(PathBuf::from).to_vec();
     all.extend(args.iter().map(|arg| arg.to_path_buf()));
@@ -87,7 +87,7 @@ fn run(args: &[&Path]) -> Result<(bool, String)> {
     Ok((finished.status.success(), finished.errors()))
 }
 
-/// A spool that belongs to somebody else, or that leads elsewhere, is refused: nothing of root's is read, made or removed.
+/// A spool that belongs to another user, or that leads elsewhere, is refused: no file of root's is read, made or removed.
 #[test]
 fn foreign_spool() -> Result<()> {
     let _live = Live::begin()?;
@@ -95,7 +95,7 @@ fn foreign_spool() -> Result<()> {
     let secret = dir.path().join("secret.json");
     fs::write(&secret, "[\"of root\"]")?;
     fs::set_permissions(&secret, Permissions::from_mode(0o600))?;
-    // A collector that would get it.
+    // A collector that would receive it.
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     listener.set_nonblocking(true)?;
     let url = format!("http://{}", listener.local_addr()?);
@@ -108,7 +108,7 @@ fn foreign_spool() -> Result<()> {
         Path::new("--tunemygc-spool"),
         &spool,
     ];
-    // Its name is known to whoever knows the address: made by root once, then found in the directory of the attacker.
+    // Its name follows from the address: made by root once, then found in the directory of the attacker.
     let (_, errors) = run(&args)?;
     let part = fs::read_dir(&spool).context(errors)?.next().context("a part")??.file_name();
     for made in [&spool, &spool.join(&part)] {
@@ -137,7 +137,7 @@ fn foreign_spool() -> Result<()> {
     lchown(&spool, Some(0), Some(0))?;
     fs::set_permissions(&spool, Permissions::from_mode(0o755))?;
     attack("a foreign part")?;
-    // A link in the place of the spool.
+    // A link in place of the spool.
     let real = dir.path().join("real");
     fs::rename(&spool, &real)?;
     symlink(&real, &spool)?;
@@ -145,7 +145,7 @@ fn foreign_spool() -> Result<()> {
     attack("a link")
 }
 
-/// Sets are not written through somebody else's link.
+/// Sets are not written through another user's link.
 #[test]
 fn foreign_link_as_directory() -> Result<()> {
     let _live = Live::begin()?;
@@ -166,7 +166,7 @@ fn foreign_link_as_directory() -> Result<()> {
     Ok(())
 }
 
-/// Pipes as arguments are errors, not waits without end.
+/// Pipes as arguments are errors, not endless waits.
 #[test]
 fn pipes() -> Result<()> {
     let live = Live::begin()?;

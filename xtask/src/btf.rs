@@ -1,7 +1,7 @@
 //! The type information (BTF) of a BPF object, as far as the verifier needs it: which functions there are, and which of them are global.
 //!
-//! A global function is verified by itself, once, with arguments of which nothing is known; a static one again at each call. What walks
-//! stacks is called in loops, so that this makes the difference between 5 and 300 thousand instructions that the verifier walks. The
+//! A global function is verified by itself, once, with unknown arguments; a static one again at each call. The functions that walk
+//! stacks are called in loops, so this makes the difference between 5 and 300 thousand instructions that the verifier walks. The
 //! compiler would write BTF only together with line information, which differs from machine to machine.
 //!
 //! Format: Documentation/bpf/btf.rst.
@@ -11,16 +11,16 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind, read::File};
 
-/// Functions whose names begin so are global. They take one number and return one.
+/// Functions with this prefix are global. They take one number and return one.
 const GLOBAL: &str = "verified_once_";
 
 const MAGIC: u16 = 0xeb9f;
 const KIND_INT: u32 = 1;
 const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
-/// `struct btf_header`, and as much of `struct btf_ext_header` as there is.
+/// Size of `struct btf_header`, and of the used part of `struct btf_ext_header`.
 const HEADER: u32 = 24;
-/// Type ids: the number, functions of none and of one.
+/// Type ids: the number, functions without and with one argument.
 const NUMBER: u32 = 1;
 const NO_ARGUMENT: u32 = 2;
 const ONE_ARGUMENT: u32 = 3;
@@ -36,7 +36,7 @@ pub(crate) struct Sections {
 /// Describes the functions of an object.
 pub(crate) fn describe(object: &[u8]) -> Result<Sections> {
     let file = File::parse(object).context("not an ELF file")?;
-    // By section, the functions by address.
+    // By section: the functions by address.
     let mut functions: BTreeMap<String, BTreeMap<u64, String>> = BTreeMap::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0) {
         let Some(index) = symbol.section_index() else { continue };
@@ -108,7 +108,7 @@ impl Strings {
 mod tests {
     use super::*;
 
-    /// Functions are told by section and address; only those with the prefix are global and take an argument.
+    /// Functions are identified by section and address; only those with the prefix are global and take an argument.
     #[test]
     fn functions() {
         let section =
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(types.len(), HEADER as usize + types_len + word(types, 20) as usize);
         let strings = &types[HEADER as usize + types_len..];
         let text = |at: u32| strings[at as usize..].split(|byte| *byte == 0).next().unwrap();
-        // Behind the number and the two prototypes.
+        // After the number and the two prototypes.
         let first = HEADER as usize + 16 + 12 + 20;
         let told: Vec<_> = (0..4)
             .map(|index| {

@@ -21,7 +21,7 @@ const WRITTEN: [(&str, &[&str]); 4] = [
 /// Runs the command. The last line names the package.
 pub(crate) fn run_deb(_args: &Args) -> Result<()> {
     let there = cargo().args(["deb", "--version"]).output().is_ok_and(|asked| asked.status.success());
-    ensure!(there, "there is no `cargo deb` here: `cargo install --locked cargo-deb`, then once more");
+    ensure!(there, "there is no `cargo deb` here: `cargo install --locked cargo-deb`, then try again");
     progress("deb: building gctrace");
     run(cargo().args(["build", "--quiet", "--release", "--locked", "--package", "gctrace-user"]))?;
     let dir = root().join("target/package");

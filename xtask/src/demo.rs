@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: what gctrace shows, on a program that comes with it.
+//! `cargo xtask demo`: the outputs of gctrace, on a program that comes with it.
 
 use std::{
     fs,
@@ -23,8 +23,16 @@ const SECONDS: u64 = 10;
 /// Runs the command.
 pub(crate) fn run_demo() -> Result<()> {
     setup::ensure(&[Purpose::Demo])?;
-    progress("demo: building gctrace (a few minutes the first time)");
-    run(cargo().args(["build", "--release", "--package", "gctrace-user"]))?;
+    let gctrace = target_dir()?.join("release/gctrace");
+    let mut build = cargo();
+    build.args(["build", "--release", "--package", "gctrace-user"]);
+    // The collector's databases are a fifth of a first build, and the demo needs none of them. An executable that has it keeps it.
+    let complete = has_collector(&gctrace);
+    if !complete {
+        build.arg("--no-default-features");
+    }
+    progress("demo: building gctrace (some minutes the first time)");
+    run(&mut build)?;
     let folder = target_dir()?.join("demo");
     let (sets, pprof, graph) = (folder.join("tunemygc"), folder.join("run.pb.gz"), folder.join("cpu.svg"));
     fs::create_dir_all(&sets).with_context(|| format!("cannot create {}", sets.display()))?;
@@ -40,10 +48,10 @@ pub(crate) fn run_demo() -> Result<()> {
         workload.pid()
     ));
 
-    let mut gctrace = as_root(target_dir()?.join("release/gctrace"), "trace other processes")?;
-    gctrace.args(["--all-ruby", "--duration", &format!("{SECONDS}s"), "--tunemygc"]).arg(&sets);
-    gctrace.arg("--pprof").arg(&pprof).arg("--flamegraph").arg(&graph);
-    let lines = watch(&mut gctrace)?;
+    let mut tracer = as_root(&gctrace, "trace other processes")?;
+    tracer.args(["--all-ruby", "--duration", &format!("{SECONDS}s"), "--tunemygc"]).arg(&sets);
+    tracer.arg("--pprof").arg(&pprof).arg("--flamegraph").arg(&graph);
+    let lines = watch(&mut tracer)?;
 
     workload.signal(Signal::TERM)?;
     let own = workload.child().stdout.take();
@@ -52,7 +60,17 @@ pub(crate) fn run_demo() -> Result<()> {
     if let Some(mut pipe) = own {
         pipe.read_to_string(&mut account).context("cannot read what the workload said")?;
     }
-    report(&lines, workload.pid(), account.trim(), &sets, &[&pprof, &graph])
+    report(&lines, workload.pid(), account.trim(), &sets, &[&pprof, &graph])?;
+    if !complete {
+        println!("The collector     cargo build --release    (this build is without `gctrace collector`)");
+    }
+    Ok(())
+}
+
+/// Whether there is an executable of gctrace that has the collector.
+fn has_collector(gctrace: &Path) -> bool {
+    let help = Command::new(gctrace).args(["collector", "--help"]).output();
+    help.is_ok_and(|help| help.status.success())
 }
 
 /// Runs gctrace, shows its lines as they come with a countdown below them, and returns those of standard output.
@@ -169,7 +187,7 @@ fn findings(advice: &str) -> Result<[String; 3]> {
     Ok([share.to_owned(), format!("cycles: {}", causes.join(", ")), setting])
 }
 
-/// What the summary needs of a line: `… #42 minor newobj 1.23ms …`.
+/// The summary's part of a line: `… #42 minor newobj 1.23ms …`.
 #[derive(Debug, PartialEq)]
 struct Cycle {
     major: bool,
@@ -223,7 +241,7 @@ fn remove_files(folder: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// What `gctrace tune` prints is boiled down to three lines.
+    /// The output of `gctrace tune` is reduced to three lines.
     #[test]
     fn three_findings() {
         let advice = "set.json (pid 1 on vm)\nRuby 3.1: 84 cycles\n  time in the GC: 6.6 %\n  minor by newobj 76\n  \
@@ -237,7 +255,7 @@ mod tests {
         assert!(findings("").is_err());
     }
 
-    /// Cycle lines are told from others, whatever the name of the program, and their pauses are read in any unit.
+    /// Cycle lines are distinguished from others, whatever the name of the program, and their pauses are read in any unit.
     #[test]
     fn cycle_lines() {
         let read =

@@ -1,6 +1,6 @@
 //! `cargo xtask ebpf`: the committed BPF objects.
 //!
-//! The objects must come out byte for byte the same wherever the checkout lies, or nobody could tell whether a committed
+//! The objects must be byte for byte the same wherever the checkout is; otherwise it could not be checked whether a committed
 //! object belongs to its sources. Rust hashes the path of a crate into its symbols, so the sources are copied to one
 //! fixed place and built there, with one toolchain, under a lock.
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Objects for debugging, which nobody commits.
+/// Objects for debugging, which are not committed.
 fn with_lines() -> Result<()> {
     let folder = target_dir()?.join("bpf-log");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -76,7 +76,7 @@ fn check() -> Result<()> {
         Info::parse(&fs::read_to_string(prebuilt().join("BUILD_INFO")).with_context(|| {
             format!("cannot read {}: {REMEDY}", prebuilt().join("BUILD_INFO").display())
         })?)?;
-    // First what needs no compiler.
+    // First the checks that need no compiler.
     let (lock, sources) = source_hashes()?;
     ensure!(
         recorded.get("lock") == lock,
@@ -199,7 +199,7 @@ fn flags(arch: &str) -> Result<String> {
     Ok(flags.join("\x1f"))
 }
 
-/// Takes the build place for this process alone; freed when the returned file is dropped.
+/// Reserves the build place for this process; freed when the returned file is dropped.
 fn occupy(place: &Path) -> Result<File> {
     match fs::DirBuilder::new().mode(0o700).create(place) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -210,7 +210,7 @@ fn occupy(place: &Path) -> Result<File> {
     let metadata = place.symlink_metadata().with_context(|| format!("cannot read {PLACE}"))?;
     ensure!(
         metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw(),
-        "{PLACE} belongs to user {} or is no folder; the BPF objects are always built there: remove it",
+        "{PLACE} belongs to user {} or is not a folder; the BPF objects are always built there: remove it",
         metadata.uid()
     );
     let lock = File::create(place.join("lock")).context("cannot create the lock file of the build place")?;
@@ -255,7 +255,7 @@ fn reduced_workspace(manifest: &str) -> String {
     text
 }
 
-/// Hash of the lock file, and of all files that make the objects: that of the list which `sha256sum` would print of
+/// Hash of the lock file, and of all files that the objects are built from: that of the list which `sha256sum` would print of
 /// them in the order of their names.
 fn source_hashes() -> Result<(String, String)> {
     let (mut lock, mut list) = (String::new(), String::new());
@@ -270,7 +270,7 @@ fn source_hashes() -> Result<(String, String)> {
     Ok((lock, sha256(list.as_bytes())?))
 }
 
-/// Files that make the objects, relative to the root folder, in the order of their names.
+/// Files that the objects are built from, relative to the root folder, in the order of their names.
 fn source_files() -> Result<Vec<String>> {
     let mut files: Vec<String> =
         ["gctrace-ebpf/Cargo.toml", "gctrace-ebpf/Cargo.lock", "gctrace-common/Cargo.toml"]
@@ -305,7 +305,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// `BUILD_INFO`: what the objects were built from and with, as `key: value` lines.
+/// `BUILD_INFO`: the sources and tools of the objects, as `key: value` lines.
 #[derive(Default)]
 struct Info(Vec<(String, String)>);
 

@@ -1,4 +1,4 @@
-//! What is kept of a linked BPF object, and what two objects are compared by.
+//! The part of a linked BPF object that is kept, and the parts by which two objects are compared.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use object::{
 
 use crate::btf;
 
-/// Takes DWARF out of a BPF object, and puts BTF in that says which functions there are. Programs, maps and symbols stay.
+/// Removes DWARF from a BPF object, and adds BTF that describes its functions. Programs, maps and symbols stay.
 pub(crate) fn strip(object: &[u8]) -> Result<Vec<u8>> {
     let described = btf::describe(object)?;
-    let mut builder = Builder::read(object).context("the linked object is no ELF file")?;
+    let mut builder = Builder::read(object).context("the linked object is not an ELF file")?;
     for section in &mut builder.sections {
         section.delete = is_debug(&section.name);
     }

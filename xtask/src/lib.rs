@@ -1,8 +1,9 @@
-//! What the development commands are made of. The benchmarks use it, too.
+//! The development commands. The benchmarks use it, too.
 
 mod btf;
 mod deb;
 pub mod demo;
+mod dist;
 mod ebpf;
 mod elf;
 mod lab;
@@ -43,6 +44,8 @@ enum Command {
     Test(test::Args),
     /// Make a Debian package of the release build (needs cargo-deb).
     Deb(deb::Args),
+    /// Make one static executable for hosts without cargo, and a container image of it.
+    Dist(dist::Args),
     /// Run live tests on other kernels, each in an emulated machine.
     Vm(vm::Args),
     /// Run what `vagrant up` runs in a bare root of Debian, and there a test.
@@ -52,7 +55,7 @@ enum Command {
     Bench(Forwarded),
 }
 
-/// Arguments of a command that is a program of its own, built when it is asked for.
+/// Arguments of a command that is a separate program, built on demand.
 #[derive(clap::Args)]
 struct Forwarded {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
         Command::Lab(args) => lab::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Test(args) => test::run_tests(&args),
         Command::Deb(args) => deb::run_deb(&args).map(|()| ExitCode::SUCCESS),
+        Command::Dist(args) => dist::run_dist(&args).map(|()| ExitCode::SUCCESS),
         Command::Vm(args) => vm::run_matrix(&args),
         Command::Provision(args) => provision::run_provision(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => run_program(&["run", "--package", "gctrace-bench", "--"], &args.args),

@@ -1,8 +1,8 @@
 //! `cargo xtask provision`: whether a fresh Debian machine becomes one on which the tests run.
 //!
 //! What `vagrant up` does to a machine, `vagrant/provision.sh`, is done here to a root of Debian that holds nothing but its
-//! essential packages and apt. Then it must pass a live test, built there by its own compiler. Nothing of this machine's
-//! toolchain is seen in there; its kernel is.
+//! essential packages and apt. Then it must pass a live test, built there by its own compiler. This machine's
+//! toolchain is not visible in there; its kernel is.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Run the tests whose name contains this.
     #[arg(long, value_name = "NAME", default_value = "pressure_equals_the_witness")]
     filter: String,
-    /// Keep the root (about 8 GB), to look around in it.
+    /// Keep the root (about 8 GB), to inspect it.
     #[arg(long)]
     keep: bool,
 }

@@ -25,7 +25,7 @@ pub enum Purpose {
     Build,
     /// The demonstration: Ruby.
     Demo,
-    /// The tests: Ruby with headers, a C compiler, make, Go's pprof, containers, web servers, and what is exported to:
+    /// The tests: Ruby with headers, a C compiler, make, Go's pprof, containers, web servers, Sidekiq with Redis, and the export targets:
     /// Prometheus, PostgreSQL, Python.
     Test,
     /// The roots with other Rubies: mmdebstrap.
@@ -39,7 +39,7 @@ pub enum Purpose {
     Ebpf,
 }
 
-/// A Debian package, with the command by which another origin of the same thing is accepted.
+/// A Debian package, with the command that shows whether the same thing is there from another source.
 struct Need {
     package: &'static str,
     command: Option<&'static str>,
@@ -70,6 +70,8 @@ const RUNC: Need = command("runc", "runc");
 const CONMON: Need = package("conmon");
 const PUMA: Need = command("puma", "puma");
 const UNICORN: Need = command("unicorn", "unicorn");
+const SIDEKIQ: Need = command("ruby-sidekiq", "sidekiq");
+const REDIS: Need = command("redis-server", "redis-server");
 const WRK: Need = command("wrk", "wrk");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
@@ -89,7 +91,7 @@ impl Purpose {
             Self::Demo => &[CC, LIBC, RUBY],
             Self::Test => &[
                 CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PODMAN, RUNC, CONMON, PUMA, UNICORN,
-                WRK, PROMETHEUS, POSTGRES, VENV,
+                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV,
             ],
             Self::Lab => &[MMDEBSTRAP],
             Self::Vm => &[MMDEBSTRAP, QEMU, BUSYBOX, CPIO],
@@ -105,7 +107,7 @@ impl Purpose {
 pub fn run(args: &Args) -> Result<()> {
     let all = [Purpose::Build, Purpose::Demo, Purpose::Test, Purpose::Lab, Purpose::Vm, Purpose::Ebpf];
     ensure(if args.purpose.is_empty() { &all } else { &args.purpose })?;
-    progress("setup: everything needed is there");
+    progress("setup: everything needed is installed");
     Ok(())
 }
 
@@ -139,7 +141,7 @@ fn install(packages: &[&str]) -> Result<()> {
     let list = packages.join(" ");
     if !Path::new("/usr/bin/apt-get").exists() {
         bail!(
-            "these Debian packages are missing and there is no apt-get here: {list}. Install what they hold by hand"
+            "these Debian packages are missing and there is no apt-get here: {list}. Install their contents by hand"
         );
     }
     if !is_root() && which("sudo").is_none() {
@@ -147,7 +149,7 @@ fn install(packages: &[&str]) -> Result<()> {
     }
     progress(format!("setup: installing {list} (apt-get, may take minutes)"));
     if let Err(error) = run_quiet(apt()?.arg("update")) {
-        progress(format!("setup: going on with the package lists that are there: {error:#}"));
+        progress(format!("setup: continuing with the existing package lists: {error:#}"));
     }
     run_quiet(apt()?.args(["install", "--no-install-recommends"]).args(packages))
         .with_context(|| format!("cannot install {list}"))

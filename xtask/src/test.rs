@@ -46,7 +46,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         None => rubies()?,
     };
     progress("test: building gctrace");
-    // The development build is what is tested: its arithmetic overflows are errors.
+    // The tests run the development build: its arithmetic overflows are errors.
     run(cargo().args(["build", "--package", "gctrace-user"]))?;
 
     let mut host = cargo();
@@ -66,7 +66,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     Ok(if host_passed && live_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A command for tests on real Rubies. Probes are a resource of the whole machine: one at a time, and as root.
+/// A command for tests on real Rubies. Probes are a machine-wide resource: one test at a time, and as root.
 fn live_tests() -> Result<Command> {
     let mut live = cargo();
     live.args(["test", "--no-fail-fast", "--package", "gctrace-tests"]);
@@ -81,7 +81,7 @@ fn live_tests() -> Result<Command> {
 
 /// Roots of the lab that the tests run on besides this machine's Ruby (Debian 12 has 3.1): one of each other series.
 const TESTED: [&str; 3] = ["bullseye", "trixie", "experimental"];
-/// Roots with the series of this machine's Ruby, one of which has another patch release.
+/// Roots with the series of this machine's Ruby, one of them with another patch release.
 const SAME_SERIES: [&str; 2] = ["bookworm", "bookworm-security"];
 /// The library on which unit tests run, below a root.
 const LIBRUBY: &str = "usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1";
@@ -89,10 +89,10 @@ const LIBRUBY: &str = "usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1";
 /// The Rubies to test on if the caller names none: this machine's and those of the lab, which is made first.
 fn rubies() -> Result<OsString> {
     std::env::join_paths(std::iter::once(ruby()).chain(lab::available(&TESTED)?))
-        .context("the path of a Ruby cannot stand in GCTRACE_RUBIES")
+        .context("the path of a Ruby cannot be put into GCTRACE_RUBIES")
 }
 
-/// Runs the unit tests that read a Ruby again on each libruby of the lab that is of the same series as the installed one and is
+/// Runs the unit tests that read a Ruby again on each libruby of the lab that has the same series as the installed one and is
 /// another file: with and without security updates they must pass.
 fn other_patch_releases(args: &Args) -> Result<bool> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));

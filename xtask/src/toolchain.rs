@@ -1,7 +1,7 @@
 //! The compiler and linker of the BPF objects.
 //!
-//! Debian's `rustc-web` is the one compiler that a fresh Debian 12 can install by itself, with its standard library for
-//! the BPF target as a package. bpf-linker is built once; it loads LLVM at run time, and is shown the very library that
+//! Debian's `rustc-web` is the only compiler that a fresh Debian 12 can install itself, with its standard library for
+//! the BPF target as a package. bpf-linker is built once; it loads LLVM at run time, and is given the same library that
 //! this rustc uses, so that both always agree.
 
 use std::{
@@ -62,8 +62,8 @@ impl Toolchain {
         })
     }
 
-    /// A cargo command of this toolchain, sealed against the caller's settings. `scratch` receives a folder that holds
-    /// the one LLVM library bpf-linker may find.
+    /// A cargo command of this toolchain, isolated from the caller's settings. `scratch` receives a folder with
+    /// the only LLVM library that bpf-linker can find.
     pub(crate) fn cargo(&self, scratch: &Path) -> Result<Command> {
         let llvm = scratch.join("llvm");
         fs::create_dir_all(&llvm).with_context(|| format!("cannot create {}", llvm.display()))?;
@@ -76,7 +76,7 @@ impl Toolchain {
                 .with_context(|| format!("cannot create {}", link.display()))?;
         }
         let path = env::join_paths([self.linker_dir.as_path(), Path::new("/usr/bin"), Path::new("/bin")])
-            .context("the folder of bpf-linker cannot stand on PATH")?;
+            .context("the folder of bpf-linker cannot be put on PATH")?;
         let mut command = clean(Command::new(CARGO));
         command
             .env("PATH", path)
@@ -95,7 +95,7 @@ pub(crate) fn ensure_linker() -> Result<()> {
     let tools = cache_dirs("tools")?.into_iter().next().context("no folder to install bpf-linker into")?;
     progress(format!("setup: building bpf-linker {LINKER_VERSION} (about two minutes)"));
     let mut command = clean(Command::new(CARGO));
-    // LLVM does the work; the linker's own code need not be fast, but soon there.
+    // LLVM does the work; the linker's own code need not be fast, but its build must be short.
     command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command.env("RUSTC", RUSTC);
@@ -122,14 +122,14 @@ fn llvm_library() -> Result<PathBuf> {
         .with_context(|| format!("`ldd {RUSTC}` names no libLLVM; bpf-linker needs the compiler's own"))
 }
 
-/// Cargo with Debian's rustc, sealed in the same way, for targets of which Debian has the standard library.
+/// Cargo with Debian's rustc, isolated in the same way, for targets whose standard library Debian has.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = clean(Command::new(CARGO));
     command.env("RUSTC", RUSTC);
     command
 }
 
-/// Debian's rustc in full: a standard library of another one is of no use to it.
+/// The full version of Debian's rustc: it cannot use the standard library of another one.
 pub(crate) fn rustc_version() -> Result<String> {
     output(clean(Command::new(RUSTC)).arg("-vV"))
 }

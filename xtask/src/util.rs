@@ -20,14 +20,14 @@ pub fn root() -> PathBuf {
 
 /// Folder of the build: the one this program was built in.
 pub fn target_dir() -> Result<PathBuf> {
-    let exe = env::current_exe().context("cannot tell where this program lies")?;
+    let exe = env::current_exe().context("cannot find the path of this program")?;
     exe.ancestors()
         .nth(2)
         .map(Path::to_path_buf)
         .with_context(|| format!("no build folder above {}", exe.display()))
 }
 
-/// Where things are kept that are costly to make, best first: the user's cache, which survives `cargo clean`, then the
+/// Where results that are costly to make are kept, best first: the user's cache, which survives `cargo clean`, then the
 /// build folder.
 pub fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
     let cache = env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
@@ -44,18 +44,18 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Says what happens next.
+/// Reports what happens next.
 pub fn progress(line: impl AsRef<str>) {
     eprintln!("xtask: {}", line.as_ref());
 }
 
-/// A path as short as it can be said from the current folder.
+/// A path as short as possible, seen from the current folder.
 pub fn short(path: &Path) -> String {
     let cwd = env::current_dir().unwrap_or_default();
     path.strip_prefix(&cwd).unwrap_or(path).display().to_string()
 }
 
-/// A command as one types it.
+/// A command as it would be typed.
 pub fn line(command: &Command) -> String {
     let words: Vec<_> = std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -64,7 +64,7 @@ pub fn line(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Runs a command on our terminal and returns how it ended.
+/// Runs a command on our terminal and returns its status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     command.status().with_context(|| format!("cannot run `{}`", line(command)))
 }
@@ -78,7 +78,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command silently; what it said becomes part of the error when it fails.
+/// Runs a command silently; its output becomes part of the error when it fails.
 pub fn run_quiet(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
@@ -165,7 +165,7 @@ impl Running {
         self.child.id()
     }
 
-    /// How it ended, if it has.
+    /// Its status, if it has ended.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("cannot wait for `{}`", self.name))
     }
@@ -197,7 +197,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Nothing more can be done here about a child that cannot be killed or waited for.
+            // A child that cannot be killed or waited for cannot be handled here.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

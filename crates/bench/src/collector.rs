@@ -1,8 +1,8 @@
-//! `cargo xtask bench --collector`: how many sample sets a collector takes in, on SQLite and on PostgreSQL.
+//! `cargo xtask bench --collector`: how many sample sets a collector accepts, on SQLite and on PostgreSQL.
 //!
-//! Agents are threads of this program; each sends its sets one after the other on connections of their own, as the protocol's
-//! agent does, and waits for each answer. Collector, agents and PostgreSQL share the machine: what a core does is told by the CPU time
-//! of the collector's process.
+//! Agents are threads of this program; each sends its sets one after the other, each on a new connection, as the protocol's
+//! agent does, and waits for each answer. Collector, agents and PostgreSQL share the machine: the work of a core is measured by the
+//! CPU time of the collector's process.
 
 use std::{
     fmt::Write as _,
@@ -29,20 +29,20 @@ use xtask::util::{progress, target_dir};
 const AGENTS: usize = 500;
 /// Sets that each of them sends.
 const SETS: usize = 4;
-/// Samples of a set: the protocol's agent sends so many at the most.
+/// Samples of a set: the most that the protocol's agent sends.
 const SAMPLES: usize = 2000;
-/// As the protocol's agent, which waits for 1, 2, 3 s; it gives up then.
+/// The protocol's agent waits for 1, 2, 3 s, and then gives up.
 const ATTEMPTS: u64 = 8;
-/// For an answer, on a machine where everything waits for everything.
+/// Timeout of an answer, on a machine where everything waits for everything.
 const TIMEOUT: Duration = Duration::from_mins(5);
 
 struct Measured {
     store: &'static str,
     seconds: f64,
     collector_cpu: f64,
-    /// Sets that were sent again: there is memory for some at a time only, the others are answered with 500.
+    /// Sets that were sent again: memory is limited, and sets beyond it are answered with 500.
     repeated: u64,
-    /// Of each set, seconds, its repetitions included, in order.
+    /// Seconds per set, repetitions included, in order.
     answers: Vec<f64>,
     set_bytes: usize,
     stored_bytes: u64,
@@ -186,7 +186,7 @@ fn cpu(process: &Guarded) -> Result<f64> {
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// A request on a connection of its own; its body comes in pieces. Returns the body of a 200.
+/// A request on a new connection; its body is sent in pieces. Returns the body of a 200.
 fn post(address: SocketAddr, path: &str, kind: &str, body: &[&[u8]]) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -238,7 +238,7 @@ const KEYS: [&str; 29] = [
     "oldmalloc_increase_bytes_limit",
 ];
 
-/// The beginning of a set; each process's set is another one.
+/// The beginning of a set; each process has its own.
 fn header(token: &str, pid: usize) -> String {
     let keys = KEYS.map(|key| format!("{key:?}")).join(",");
     format!(
@@ -246,12 +246,12 @@ fn header(token: &str, pid: usize) -> String {
     )
 }
 
-/// What follows: cycles of a program with a steady heap.
+/// The rest: cycles of a program with a steady heap.
 fn samples() -> String {
     let mut text = String::new();
     let mut random = 1_u64;
     for at in 0..SAMPLES as u64 {
-        // Numbers that compress as real ones do: they grow, and their last digits are anything.
+        // Numbers that compress like real ones: they grow, and their last digits are random.
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let noise = (random >> 33) % 5000;
         let (cycle, ends) = (at / 2 + 1, at % 2 == 1);

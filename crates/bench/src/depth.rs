@@ -1,4 +1,4 @@
-//! What taking one stack costs the kernel, by its depth, out of the kernel's own run statistics of BPF programs.
+//! The kernel's cost of taking one stack, by its depth, from the kernel's own run statistics of BPF programs.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use xtask::{
 
 /// Frames of the recursion.
 const DEPTHS: [u32; 5] = [10, 50, 200, 400, 800];
-/// Cost of a stack: all that ran on ticks of the CPU clock, idle CPUs included, over the stacks taken.
+/// Cost of a stack: the time of all programs on ticks of the CPU clock, idle CPUs included, over the stacks taken.
 struct Cost {
     depth: u32,
     native: bool,

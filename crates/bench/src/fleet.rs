@@ -1,4 +1,4 @@
-//! Many Ruby processes at once: how soon gctrace is ready, what it keeps in memory, and what it uses while they idle and
+//! Many Ruby processes at once: how soon gctrace is ready, how much memory it needs, and what it uses while they idle and
 //! while some of them work.
 
 use std::{
@@ -22,7 +22,7 @@ use xtask::{
 
 const IDLE: usize = 300;
 const BUSY: usize = 20;
-/// How long each state is looked at.
+/// How long each state is measured.
 const WINDOW: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_mins(2);
 
@@ -56,7 +56,7 @@ pub(super) fn run(json: bool) -> Result<()> {
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "ready\n", "a Ruby process said {line:?}");
     }
-    // The first start analyses the images, later ones take that from the cache.
+    // The first start analyses the images, later ones read the analysis from the cache.
     let cache = target_dir()?.join("bench-cache");
     let (mut first, _, first_s) = start(&cache)?;
     first.signal(Signal::INT)?;
@@ -82,7 +82,7 @@ pub(super) fn run(json: bool) -> Result<()> {
     let cycles = counter(&user, "cycles").unwrap_or(0);
     gctrace.wait(PATIENCE)?;
     for mut process in fleet {
-        // Its input ends, and it with it.
+        // The program ends with its input.
         drop(process.child().stdin.take());
         process.wait(PATIENCE)?;
     }
@@ -92,7 +92,7 @@ pub(super) fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Starts gctrace and waits until it is ready, and says how many seconds that took.
+/// Starts gctrace and waits until it is ready. Returns how many seconds that took.
 fn start(cache: &Path) -> Result<(Running, Receiver<String>, f64)> {
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
     command.args(["--all-ruby", "--quiet", "--verbose", "--cache-dir"]).arg(cache);

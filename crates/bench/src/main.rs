@@ -7,6 +7,7 @@ mod collector;
 mod depth;
 mod fleet;
 mod gvl;
+mod retention;
 mod stalls;
 mod start;
 mod statistics;
@@ -35,7 +36,7 @@ use xtask::{
 /// Measure what gctrace costs: paired runs of Ruby scripts with and without it.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate flag")]
 struct Args {
     /// Rounds for each script [default: 10; with --gvl: 4].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -46,10 +47,15 @@ struct Args {
     /// Measure only what taking one stack costs the kernel, by depth.
     #[arg(long, conflicts_with = "rbspy")]
     depth: bool,
-    /// Measure only how many sample sets a collector takes in.
+    /// Measure only how many sample sets a collector accepts.
     #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
     collector: bool,
-    /// Measure only whether what is advised comes true: so many turns (--runs) for each of three programs.
+    /// Measure only size and answer times of a collector's store that has 30 days of sets of 500 processes, in this directory.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["rbspy", "depth", "collector", "tune"])]
+    retention: Option<PathBuf>,
+    #[command(flatten)]
+    simulated: retention::Simulated,
+    /// Measure only whether the predictions of the advice hold: --runs turns for each of three programs.
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector"])]
     tune: bool,
     /// Measure only what 300 idle and 20 working Ruby processes cost gctrace.
@@ -78,7 +84,7 @@ struct Args {
     built: bool,
 }
 
-/// Rounds, if not told otherwise.
+/// Default number of rounds.
 const ROUNDS: u32 = 10;
 const SCRIPTS: [&str; 2] = ["bench_gc", "bench_cpu"];
 /// How long gctrace may take to find and prepare the Ruby that is running.
@@ -95,6 +101,10 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
+    if let Some(dir) = &args.retention {
+        // No release build, no root: GCTRACE_BIN may name another gctrace.
+        return retention::run(dir, &args.simulated);
+    }
     let runs = args.runs.unwrap_or(if args.gvl { gvl::ROUNDS } else { ROUNDS });
     if args.gvl {
         gvl::check()?;
@@ -106,7 +116,7 @@ fn run(args: &Args) -> Result<()> {
             run_command(cargo().args(["build", "--quiet", "--release", "--package", "gctrace-user"]))?;
         }
         if !is_root() {
-            let exe = std::env::current_exe().context("cannot tell where this program lies")?;
+            let exe = std::env::current_exe().context("cannot find the path of this program")?;
             let mut again = as_root(exe, "trace other processes")?;
             again
                 .args(["--built", "--runs", &runs.to_string()])
@@ -185,7 +195,7 @@ fn run(args: &Args) -> Result<()> {
 
 /// What is measured.
 enum Tracer {
-    /// gctrace with what it does without any option: every GC event.
+    /// gctrace without options: every GC event.
     Gc,
     /// The same and stacks with native frames at 99 Hz.
     Stacks,
@@ -193,7 +203,7 @@ enum Tracer {
     Rbspy(PathBuf),
 }
 
-/// What a script says of its own run, seconds.
+/// A script's own report of its run, seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
     wall: f64,
@@ -274,7 +284,7 @@ fn gctrace(script: &str, pprof: Option<&Path>) -> Result<(Run, Agent)> {
     Ok((run, agent))
 }
 
-/// rbspy is told the process after that has started, and ends with it.
+/// rbspy is given the pid after the process has started, and ends with it.
 fn rbspy(path: &Path, name: &str, scratch: &Path) -> Result<(Run, Agent)> {
     let mut traced = Running::start(script(name).stdout(Stdio::piped()))?;
     let mut command = Command::new(path);
@@ -323,12 +333,12 @@ fn until_ready(gctrace: &mut Running) -> Result<BufReader<ChildStderr>> {
     Ok(lines)
 }
 
-/// How many stacks gctrace says to have taken, at its end, with `--verbose`.
+/// How many stacks gctrace reports at its end, with `--verbose`.
 fn stacks_taken(said: &str) -> Result<u64> {
     counter(said, "stacks").with_context(|| format!("gctrace does not say how many stacks it took: {said}"))
 }
 
-/// A counter out of what `gctrace --verbose` says at its end: `NAME NUMBER, NAME NUMBER`.
+/// A counter from the report of `gctrace --verbose` at its end: `NAME NUMBER, NAME NUMBER`.
 fn counter(said: &str, name: &str) -> Option<u64> {
     let mut words = said.split([' ', ',', '\n']).filter(|word| !word.is_empty());
     words.find(|word| *word == name)?;

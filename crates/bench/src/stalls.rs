@@ -1,7 +1,7 @@
 //! How long a tracer keeps a running thread from running: the gaps between the readings of a clock in a loop.
 //!
 //! One process stays for the whole of the measurement. Each round has one turn without a tracer and one with each of them, and
-//! gives one difference per tracer: what else interrupts a thread (ticks, other programs, a stolen CPU) is in both of its terms.
+//! gives one difference per tracer: other interruptions of a thread (ticks, other programs, a stolen CPU) are in both of its terms.
 
 use std::{
     fs,
@@ -21,12 +21,12 @@ use xtask::util::{Running, progress, target_dir};
 
 /// How long each turn lasts.
 const TURN: Duration = Duration::from_secs(8);
-/// For so long the thread runs under a tracer before it is measured: the first 1,024 stacks of a process wake gctrace at once, and rbspy
-/// reads what it needs of a process it has just met.
+/// How long the thread runs under a tracer before it is measured: the first 1,024 stacks of a process wake gctrace at once, and rbspy
+/// reads what it needs of a new process.
 const WARM: Duration = Duration::from_secs(12);
 /// Longer gaps count, nanoseconds. A reading takes some tenths of a microsecond.
 const LONGER_THAN: u64 = 3_000;
-/// From the start of a tracer, or its being ready, to the turn: it attaches meanwhile.
+/// From the start of a tracer, or from its ready message, to the turn: it attaches meanwhile.
 const SETTLE: Duration = Duration::from_secs(2);
 /// From the end of a tracer to the next turn: it detaches meanwhile.
 const REST: Duration = Duration::from_secs(1);
@@ -49,10 +49,10 @@ struct Gaps {
 #[derive(Clone, Copy)]
 struct Turn {
     gaps: Gaps,
-    /// How long the thread was ready to run while others had its CPU, where the kernel tells that: on a busy machine most of
-    /// the gaps are of this kind, whoever traces.
+    /// How long the thread was ready to run while others had its CPU, where the kernel reports that: on a busy machine most of
+    /// the gaps are of this kind, with any tracer.
     queued_ns: Option<u64>,
-    /// Stacks of the turn and of what went before it, if there is a tracer: evidence that it was at work, and how much of it it did.
+    /// Stacks of the turn and of the time before it, if there is a tracer: evidence that it was at work, and how much.
     samples: Option<u64>,
 }
 
@@ -66,7 +66,7 @@ struct Round {
 pub(super) fn run(rbspy: Option<&Path>, rounds: u32, json: bool) -> Result<()> {
     let scratch = target_dir()?.join("bench");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
-    let mut traced = Traced::start()?;
+    let mut traced = TracedRuby::start()?;
     let mut results = Vec::new();
     for number in 1..=rounds {
         let tell = |tracer: &str, turn: &Turn| {
@@ -93,12 +93,12 @@ pub(super) fn run(rbspy: Option<&Path>, rounds: u32, json: bool) -> Result<()> {
 }
 
 /// The process that is traced.
-struct Traced {
+struct TracedRuby {
     process: Running,
     answers: BufReader<ChildStdout>,
 }
 
-impl Traced {
+impl TracedRuby {
     fn start() -> Result<Self> {
         let mut command = script("bench_stalls");
         command.arg(LONGER_THAN.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -111,7 +111,7 @@ impl Traced {
         self.process.pid().to_string()
     }
 
-    /// Measures for so long; the samples are for the caller to fill in.
+    /// Measures for this long; the caller fills in the samples.
     fn turn(&mut self, length: Duration) -> Result<Turn> {
         let before = self.queued_ns();
         let input = self.process.child().stdin.as_mut().context("no pipe to the script")?;
@@ -119,7 +119,7 @@ impl Traced {
         let mut line = String::new();
         self.answers.read_line(&mut line).context("cannot read what the script says")?;
         let gaps = Gaps::read(&line)
-            .with_context(|| format!("bench_stalls.rb answered {line:?}, which is no account of gaps"))?;
+            .with_context(|| format!("bench_stalls.rb answered {line:?}, which is not an account of gaps"))?;
         let queued_ns = self.queued_ns().zip(before).map(|(after, before)| after - before);
         Ok(Turn { gaps, queued_ns, samples: None })
     }
@@ -138,7 +138,7 @@ impl Traced {
     }
 }
 
-fn gctrace(traced: &mut Traced, scratch: &Path) -> Result<Turn> {
+fn gctrace(traced: &mut TracedRuby, scratch: &Path) -> Result<Turn> {
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
     command.args([
         "--quiet",
@@ -166,18 +166,18 @@ fn gctrace(traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     }
     let status = gctrace.wait(PATIENCE)?;
     ensure!(status.success(), "gctrace ended with {status} after SIGINT: {said}");
-    // The process uses no CPU time but in turns, so all stacks are from those.
+    // The process uses CPU time only in turns, so all stacks are from those.
     let samples = stacks_taken(&said)?;
     ensure!(samples > 0, "gctrace took no stack: {said}");
     thread::sleep(REST);
     Ok(Turn { samples: Some(samples), ..turn })
 }
 
-fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
+fn rbspy(path: &Path, traced: &mut TracedRuby, scratch: &Path) -> Result<Turn> {
     let (stacks, said) = (scratch.join("stalls.txt"), scratch.join("stalls.err"));
     let errors = fs::File::create(&said).with_context(|| format!("cannot create {}", said.display()))?;
     let said = || fs::read_to_string(&said).unwrap_or_default();
-    // Stacks of an earlier round cannot be taken for those of this one.
+    // Stacks of an earlier round must not count for this one.
     fs::write(&stacks, "").with_context(|| format!("cannot write {}", stacks.display()))?;
     let mut command = Command::new(path);
     command.args(["record", "--silent", "--pid", &traced.pid(), "--rate", RATE, "--format", "collapsed"]);
@@ -200,7 +200,7 @@ fn rbspy(path: &Path, traced: &mut Traced, scratch: &Path) -> Result<Turn> {
     Ok(Turn { samples: Some(samples), ..turn })
 }
 
-/// Collapsed stacks that have the measured method in them: rbspy samples the thread while it waits for its turn, too.
+/// Collapsed stacks that contain the measured method: rbspy samples the thread while it waits for its turn, too.
 fn samples_within(collapsed: &str) -> Option<u64> {
     let counts = collapsed.lines().map(|line| {
         let (stack, count) = line.rsplit_once(' ')?;
@@ -254,7 +254,7 @@ fn added(rounds: &[Round], turn: fn(&Round) -> Option<Turn>) -> Option<Spread> {
     Some(Spread::of(added?.into_iter()))
 }
 
-/// What gctrace adds over what rbspy adds; none where one of them is lost in what else interrupts the thread.
+/// What gctrace adds over what rbspy adds; `None` if one of them is not above the other interruptions of the thread.
 fn ratio(gctrace: &Spread, rbspy: &Spread) -> Option<f64> {
     (gctrace.median > 0.0 && rbspy.median > 0.0).then(|| gctrace.median / rbspy.median)
 }

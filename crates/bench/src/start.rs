@@ -1,6 +1,6 @@
 //! How long gctrace takes from its start to `ready`, and how much CPU time: mostly the kernel's, which verifies the BPF programs.
 //!
-//! Each round starts every binary with every set of options once, so that what else the machine does is in all of them.
+//! Each round starts every binary with every set of options once, so that other load of the machine affects all of them.
 
 use std::{
     fs,
@@ -32,13 +32,13 @@ const SETS: [(&str, &[&str]); 6] = [
 /// One start.
 #[derive(Clone, Copy)]
 struct Took {
-    /// Until it was ready, seconds; of doctor until its end.
+    /// Time until it was ready, seconds; for doctor, until its end.
     wall: f64,
-    /// User and system time so far, seconds. Of doctor it is not known.
+    /// User and system time so far, seconds. Not known for doctor.
     cpu: f64,
 }
 
-/// Runs the measurement: of these binaries, or of the one that was built. The first is what the second is compared with.
+/// Runs the measurement with these binaries, or with the one that was built. The second is compared with the first.
 pub(super) fn run(binaries: &[PathBuf], rounds: u32, as_json: bool) -> Result<()> {
     let built = [target_dir()?.join("release/gctrace")];
     let binaries = if binaries.is_empty() { &built } else { binaries };
@@ -105,7 +105,7 @@ fn start(binary: &Path, options: &[&str], pid: &str, scratch: &Path) -> Result<T
     Ok(Took { wall, cpu })
 }
 
-/// Of each binary, and the ratios of the second to the first by rounds.
+/// Spreads per binary, and the ratios of the second to the first by rounds.
 fn spreads(took: &[Vec<Took>]) -> (Vec<(Spread, Spread)>, Option<Spread>) {
     let each = took
         .iter()

@@ -18,8 +18,8 @@ pub(super) const KPROBE: u64 = 2;
 /// `BPF_PROG_TYPE_PERF_EVENT`.
 pub(super) const PERF_EVENT: u64 = 7;
 
-/// The statistics are on, until this goes away, or this process however it ends: they cost every program of the host time. So a
-/// shell that nobody's Ctrl-C ends puts back what was there as soon as its input ends.
+/// The statistics are on until this is dropped or this process ends in any way: they cost every program of the host time. So a
+/// shell that Ctrl-C does not end restores the old setting as soon as its input ends.
 pub(super) struct Statistics {
     keeper: Running,
 }
@@ -56,7 +56,7 @@ pub(super) struct Program {
     pub(super) tag: String,
     /// How often it ran.
     pub(super) runs: u64,
-    /// For how long, with the programs that it went on in by tail calls, nanoseconds.
+    /// For how long, including the programs that it tail-called, nanoseconds.
     pub(super) ns: u64,
 }
 
@@ -75,7 +75,7 @@ pub(super) fn programs(pid: u32) -> Result<Vec<Program>> {
     Ok(programs.into_values().collect())
 }
 
-/// That of one descriptor, with its number, if it is one.
+/// The program of one descriptor, with its number, if it is one.
 fn program(fdinfo: &str) -> Result<Option<(u64, Program)>> {
     let field = |name: &str| {
         let line = fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -101,7 +101,7 @@ fn program(fdinfo: &str) -> Result<Option<(u64, Program)>> {
 mod tests {
     use super::*;
 
-    /// What the kernel says of a program, a link to one and a file; and a kernel without statistics is an error, not zero.
+    /// The kernel's text for a program, a link to one and a file; a kernel without statistics is an error, not zero.
     #[test]
     fn descriptors() {
         let text = "pos:\t0\nflags:\t02000002\nprog_type:\t2\nprog_jited:\t1\nprog_tag:\tbaf3e2ee3f2c3d0d\nmemlock:\t4096\n\

@@ -1,8 +1,8 @@
-//! `cargo xtask bench --tune`: whether what `gctrace tune` advises comes true.
+//! `cargo xtask bench --tune`: whether the predictions of `gctrace tune` hold.
 //!
-//! A program is traced and advised. Then the same work is done as before and as advised, in turns; each turn gives one ratio of
-//! time in GC pauses, as gctrace measures it. What was to be expected follows from the advice: each gives a factor for a kind of
-//! cycles, and the first run tells how much of the time each kind takes to mark and to sweep.
+//! A program is traced, and `gctrace tune` advises. Then the same work is done with and without the advice, in turns; each turn gives
+//! one ratio of time in GC pauses, as gctrace measures it. The prediction follows from the advice: each advice gives a factor for a kind of
+//! cycles, and the first run gives the share of the time in which each kind marks and sweeps.
 
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path, process::Command};
 
@@ -27,7 +27,7 @@ const SECONDS: &str = "10";
 /// Cycles that begin because no free slot is left.
 const SLOTS: &str = "minor cycles by newobj";
 
-/// Runs it: so many turns for each program.
+/// Runs it with this many turns for each program.
 pub(super) fn run(turns: u32, json: bool) -> Result<()> {
     let gctrace = target_dir()?.join("release/gctrace");
     let ruby = Ruby::main()?;
@@ -62,7 +62,7 @@ pub(super) fn run(turns: u32, json: bool) -> Result<()> {
             ratios.push(after / before);
             least = (before.min(least.0), after.min(least.1));
         }
-        // Whatever else the machine does makes a run longer, never shorter.
+        // Other load of the machine makes a run longer, never shorter.
         let least = least.1 / least.0;
         let found = Spread::of(ratios.into_iter());
         if json {
@@ -113,7 +113,7 @@ fn time(report: &Report, script: &ScriptReport) -> Result<f64> {
     Ok(by_kind(report, script)?.values().map(|time| time.all).sum::<u64>() as f64 / 1e9)
 }
 
-/// Cycles of a kind, and their time, nanoseconds.
+/// Cycles of a kind, and their time in nanoseconds.
 #[derive(Default)]
 struct Time {
     cycles: u64,
@@ -121,7 +121,7 @@ struct Time {
     sweeping: u64,
 }
 
-/// The same by kind of cycle, nanoseconds, in the words of `gctrace tune`.
+/// Times by kind of cycle, nanoseconds, in the words of `gctrace tune`.
 fn by_kind(report: &Report, script: &ScriptReport) -> Result<BTreeMap<String, Time>> {
     let counts = script.counts()?;
     let mut kinds = BTreeMap::new();
@@ -139,7 +139,7 @@ fn by_kind(report: &Report, script: &ScriptReport) -> Result<BTreeMap<String, Ti
     Ok(kinds)
 }
 
-/// What is advised for speed.
+/// The advice for speed.
 fn advice(binary: &Path, sets: &Path) -> Result<Vec<Value>> {
     let output = Command::new(binary).args(["tune", "--format", "json"]).arg(sets).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -151,9 +151,9 @@ fn advice(binary: &Path, sets: &Path) -> Result<Vec<Value>> {
     advice.cloned().context("a plan for speed")
 }
 
-/// By what the time in GC should be multiplied. Marking is done by each cycle anew, so that falls with their number; sweeping is the
-/// same work for the same garbage, whoever begins it. Of the cycles that malloc does not begin any more, each would have cut
-/// short an interval between two others that slots begin: half of one on the average.
+/// The predicted factor on the time in GC. Marking starts anew in each cycle, so it decreases with their number; sweeping is the
+/// same work for the same garbage, whatever starts it. Each cycle that malloc no longer starts would have cut
+/// short an interval between two cycles that a lack of slots starts: by half of it on average.
 fn predicted(report: &Report, script: &ScriptReport, advice: &[Value]) -> Result<f64> {
     let factors: BTreeMap<&str, f64> = advice
         .iter()

@@ -1,33 +1,114 @@
-//! What an operator does with the store: applications are added, listed and deleted. The server may run meanwhile.
+//! Operator commands on the store: applications are added, listed and deleted. The server may run meanwhile.
 
 use std::{fmt::Write as _, time::Duration};
 
 use crate::{
     now,
     printable::printable,
-    store::{App, AppInfo, BATCH, Store, StoreError, TokenHash, new_token},
+    store::{App, AppInfo, BATCH, NewApp, Rights, Store, StoreError, Token, TokenHash, new_token},
 };
 
-/// A table of all applications.
+/// A table of all applications, each followed by its parts.
 pub fn list(store: &dyn Store) -> Result<String, StoreError> {
-    Ok(table(&store.apps()?, now()))
+    let mut apps = store.apps()?;
+    apps.sort_by_key(AppInfo::order);
+    Ok(table(&apps, now()))
 }
 
-/// Adds an application. The text is its token.
-pub fn add(store: &dyn Store, name: &str, email: &str) -> Result<String, StoreError> {
+/// Adds an application, or a part of one. Returns its token; `None`: the application that it should be a part of does not exist.
+pub fn add(
+    store: &dyn Store,
+    name: &str,
+    email: &str,
+    parent: Option<App>,
+    rights: Rights,
+) -> Result<Option<String>, StoreError> {
+    if let Some(parent) = parent
+        && find(store, parent)?.is_none()
+    {
+        return Ok(None);
+    }
     let token = new_token().ok_or(StoreError::Random)?;
-    store.register(TokenHash::of(&token), email, name, now())?;
-    Ok(token + "\n")
+    store.register(&NewApp { name, email, parent, created: now() }, TokenHash::of(&token), rights)?;
+    Ok(Some(token + "\n"))
 }
 
-/// Deletes an application with everything; `None` if it is not there.
+/// Adds a token. Returns it; `None`: there is no such application.
+pub fn add_token(store: &dyn Store, app: Option<App>, rights: Rights) -> Result<Option<String>, StoreError> {
+    if let Some(app) = app
+        && find(store, app)?.is_none()
+    {
+        return Ok(None);
+    }
+    let token = new_token().ok_or(StoreError::Random)?;
+    store.add_token(&Token { hash: TokenHash::of(&token), app, rights, created: now(), ends: None })?;
+    Ok(Some(token + "\n"))
+}
+
+/// Replaces a token by a new one with the same rights, which is returned. The old one stays valid for this time.
+pub fn rotate(store: &dyn Store, id: &str, old_valid: Duration) -> Result<Option<String>, StoreError> {
+    let Some(old) = find_token(store, id)? else { return Ok(None) };
+    let token = new_token().ok_or(StoreError::Random)?;
+    let now = now();
+    store.add_token(&Token { hash: TokenHash::of(&token), created: now, ends: None, ..old })?;
+    let ended = store.end_token(old.hash, now + old_valid.as_secs_f64())?;
+    Ok(ended.then(|| token + "\n"))
+}
+
+/// Ends a token at once.
+pub fn revoke(store: &dyn Store, id: &str) -> Result<Option<String>, StoreError> {
+    let Some(token) = find_token(store, id)? else { return Ok(None) };
+    let ended = store.end_token(token.hash, now())?;
+    Ok(ended.then(|| format!("{}: revoked\n", token.hash.id())))
+}
+
+/// A table of all tokens, or of those of one application. Tokens are shown by their ids.
+pub fn tokens(store: &dyn Store, app: Option<App>) -> Result<Option<String>, StoreError> {
+    if let Some(app) = app
+        && find(store, app)?.is_none()
+    {
+        return Ok(None);
+    }
+    let mut tokens = store.tokens()?;
+    tokens.retain(|token| app.is_none() || token.app == app);
+    Ok(Some(token_table(&tokens, now())))
+}
+
+/// The token with this id (see [`TokenHash::id`]) that is still valid.
+fn find_token(store: &dyn Store, id: &str) -> Result<Option<Token>, StoreError> {
+    let now = now();
+    Ok(store.tokens()?.into_iter().find(|token| token.is_valid(now) && token.hash.id() == id))
+}
+
+fn token_table(tokens: &[Token], now: f64) -> String {
+    let mut text = format!("{:<12} {:>6} {:<8} {:>9}  VALID\n", "ID", "APP", "MAY", "MADE");
+    for token in tokens {
+        let app = token.app.map_or_else(|| "all".to_owned(), |app| app.0.to_string());
+        let valid = match token.ends {
+            None => "yes".to_owned(),
+            Some(ends) if now < ends => format!("for {}", length(ends - now)),
+            Some(ends) => format!("ended {}", age(now - ends)),
+        };
+        // Writing to a string cannot fail.
+        let _infallible = writeln!(
+            text,
+            "{} {app:>6} {:<8} {:>9}  {valid}",
+            token.hash.id(),
+            token.rights.name(),
+            age(now - token.created),
+        );
+    }
+    text
+}
+
+/// Deletes an application with everything; `None` if it does not exist.
 pub fn delete(store: &dyn Store, app: App) -> Result<Option<String>, StoreError> {
     let Some(info) = find(store, app)? else { return Ok(None) };
     let gone = store.delete_app(app)?;
     Ok(gone.then(|| format!("{}: deleted, with {} sets\n", printable(&info.name), info.sets)))
 }
 
-/// Deletes the sets of an application that came longer ago than this; `None` if it is not there.
+/// Deletes the sets of an application that came longer ago than this; `None` if it does not exist.
 pub fn prune(store: &dyn Store, app: App, older_than: Duration) -> Result<Option<String>, StoreError> {
     let Some(info) = find(store, app)? else { return Ok(None) };
     let before = now() - older_than.as_secs_f64();
@@ -58,29 +139,35 @@ fn table(apps: &[AppInfo], now: f64) -> String {
             "{:>6} {:>8} {mib:>9.1} {latest:>9}  {}{email}",
             info.app.0,
             info.sets,
-            printable(&info.name)
+            printable(&info.title(apps))
         );
     }
     text
 }
 
-/// A time that has passed, in its largest unit.
+/// How long ago a time was.
 fn age(seconds: f64) -> String {
+    format!("{} ago", length(seconds))
+}
+
+/// A time in its largest unit.
+fn length(seconds: f64) -> String {
     let units = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")];
     let unit = units.into_iter().find(|(length, _)| seconds >= *length);
     let (length, name) = unit.unwrap_or((1.0, "s"));
-    format!("{:.0} {name} ago", (seconds / length).floor().max(0.0))
+    format!("{:.0} {name}", (seconds / length).floor().max(0.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Names are anything, and stay on their line.
+    /// A name can be any text, and stays on its line.
     #[test]
     fn tables() {
         let app = |id, name: &str, last| AppInfo {
             app: App(id),
+            parent: (id == 2).then_some(App(1)),
             name: name.to_owned(),
             email: String::new(),
             created: 0.0,
@@ -92,7 +179,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert_eq!(lines[1], "     1       12       1.5   2 h ago  shop");
-        assert!(lines[2].starts_with("     2       12       1.5     never  a"), "{text}");
+        assert!(lines[2].starts_with("     2       12       1.5     never  shop / a"), "{text}");
         assert!(!text.contains('\x1b'));
         assert_eq!(table(&[], 0.0).lines().count(), 1);
         let ages = [-1.0, 59.0, 60.0, 86_399.0, 86_400.0].map(age);

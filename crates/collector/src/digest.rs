@@ -9,13 +9,13 @@ use crate::{
 
 /// Seconds of a slot.
 pub const SLOT: i64 = 600;
-/// Upper bounds of the classes of time in GC per cycle, milliseconds; the last class has none.
+/// Upper bounds of the classes of time in GC per cycle, milliseconds; the last class is unbounded.
 pub const BOUNDS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 /// Classes of time in GC per cycle.
 pub const CLASSES: usize = BOUNDS.len() + 1;
-/// Most bytes that are kept of an environment and of a host's name.
+/// Most bytes kept of an environment and of a host's name.
 const MAX_TEXT: usize = 1000;
-/// A set's own times count if they are this near to when it came, seconds; agents may send times of another clock.
+/// A set's own times are used if they are this near to its arrival, seconds; agents may send times of another clock.
 const NEAR: f64 = 86_400.0;
 
 /// Figures that can be added up.
@@ -23,9 +23,9 @@ const NEAR: f64 = 86_400.0;
 pub struct Figures {
     /// GC cycles.
     pub cycles: u64,
-    /// Those of them that are major.
+    /// Major ones among them.
     pub majors: u64,
-    /// Time in GC as `GC.stat(:time)` counts it, milliseconds, in `gc_seconds`.
+    /// Time in GC during `gc_seconds`, as `GC.stat(:time)` counts it, milliseconds.
     pub gc_ms: u64,
     /// Seconds between neighbouring cycles; 0 where this Ruby does not count its time in GC (before 3.1).
     pub gc_seconds: f64,
@@ -51,7 +51,7 @@ impl Figures {
         self.slots = self.slots.max(other.slots);
     }
 
-    /// Share of the time in GC, of 1; `None` where that is not counted.
+    /// Share of the time in GC, 0 to 1; `None` where that is not counted.
     pub fn share(&self) -> Option<f64> {
         (self.gc_seconds > 0.0).then(|| self.gc_ms as f64 / 1000.0 / self.gc_seconds)
     }
@@ -67,12 +67,12 @@ impl Figures {
     }
 }
 
-/// The figures of a set, and whose they are.
+/// The figures of a set, and which process they are of.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Digest {
-    /// Host name, as the set says.
+    /// Host name, according to the set.
     pub host: String,
-    /// Pid, as the set says.
+    /// Pid, according to the set.
     pub pid: i64,
     /// `RUBY_GC_*` as `NAME=VALUE NAME=VALUE`.
     pub environment: String,
@@ -80,7 +80,7 @@ pub struct Digest {
     pub figures: Figures,
     last_ts: f64,
     columns: [Option<usize>; 3],
-    /// Of the last start: time, count of cycles, milliseconds in GC.
+    /// At the last start: time, count of cycles, milliseconds in GC.
     last: Option<(f64, u64, u64)>,
 }
 
@@ -112,7 +112,7 @@ impl Digest {
         let [count, time, slots] = self.columns.map(at);
         let figures = &mut self.figures;
         self.last_ts = self.last_ts.max(sample.ts);
-        // What the store cannot hold is nonsense.
+        // Values that the store cannot hold are nonsense.
         let held = |value: u64| value.min(i64::MAX as u64 >> 8);
         figures.rss = figures.rss.max(held(sample.current_rss.unwrap_or(0)));
         figures.slots = figures.slots.max(held(slots.unwrap_or(0)));
@@ -134,7 +134,7 @@ impl Digest {
         }
     }
 
-    /// The slot of a set that came then, in epoch seconds.
+    /// The slot of a set that arrived at this time, in epoch seconds.
     pub fn slot(&self, received: f64) -> i64 {
         let own = (self.last_ts - received).abs() < NEAR;
         let at = if own { self.last_ts.min(received) } else { received };
@@ -151,7 +151,7 @@ fn cut(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Shares and quantiles of nothing are nothing.
+    /// There are no shares and quantiles of nothing.
     #[test]
     fn figures() {
         let mut figures = Figures::default();

@@ -1,4 +1,4 @@
-//! A server that receives TuneMyGC sample sets ([`server`]) and keeps them ([`store`]), what its operator does ([`admin`]), and what
+//! A server that receives TuneMyGC sample sets ([`server`]) and keeps them ([`store`]), the commands of its operator ([`admin`]), and what
 //! pages show of sets ([`digest`]). `docs/collector.md` describes it for
 //! its users.
 #![forbid(unsafe_code)]

@@ -161,7 +161,7 @@ fn main() -> Result<()> {
         .sort_by_key(|v| (v.from.0, v.from.1, order.iter().position(|tag| *tag == v.layout.name), v.from));
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ruby/tables/layouts.txt");
     fs::write(&target, tables::print(&variants)).with_context(|| target.display().to_string())?;
-    eprintln!("xtask: {}: {changed} entries written anew, {} in all", target.display(), variants.len());
+    eprintln!("xtask: {}: {changed} entries rewritten, {} in all", target.display(), variants.len());
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Security updates replace this file, so no test may depend on its patch release, its build id or its addresses. Tests
 //! take versions, sections and symbols from the image. What is known of one build only, such as the exact addresses of
-//! its probe sites, stands in [`KNOWN`] by build id, and every test checks something on an unknown build, too.
+//! its probe sites, is in [`KNOWN`] by build id, and every test checks something on an unknown build, too.
 //!
 //! Compiled for tests only (`#[cfg(test)]` in both crates that use it): a library that cannot be read fails the test, so results
 //! are unwrapped.

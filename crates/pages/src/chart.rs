@@ -7,11 +7,13 @@ use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
+use crate::words;
+
 /// Size of a chart, in its own units.
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 200.0;
-/// Room for what stands left of and below the data.
-const LEFT: f64 = 64.0;
+/// Room for labels to the left of and below the data.
+const LEFT: f64 = 76.0;
 const BELOW: f64 = 22.0;
 const ABOVE: f64 = 8.0;
 
@@ -20,7 +22,7 @@ const ABOVE: f64 = 8.0;
 pub struct Axis {
     /// Columns.
     pub columns: usize,
-    /// What stands below the first and the last one.
+    /// Labels below the first and the last one.
     pub ends: [String; 2],
 }
 
@@ -101,7 +103,7 @@ pub fn heat(title: &str, axis: &Axis, classes: &[&str], counts: &[Vec<u64>]) -> 
     let highest =
         counts.iter().filter_map(|column| column.iter().rposition(|count| *count > 0)).max().unwrap_or(0);
     let says = format!("{title}: {sum} in all, the longest {}", classes[highest]);
-    // By powers: one among thousands is still seen.
+    // By powers: one among thousands is still visible.
     let shade = |count: u64| 0.15 + 0.85 * ((count as f64).ln_1p() / (most as f64).ln_1p());
     figure(
         title,
@@ -124,11 +126,37 @@ pub fn heat(title: &str, axis: &Axis, classes: &[&str], counts: &[Vec<u64>]) -> 
     )
 }
 
+/// Counts by class, as bars from the left. `classes`: names of the rows, the uppermost first.
+pub fn bars(title: &str, classes: &[&str], counts: &[u64]) -> Markup {
+    let most = counts.iter().copied().max().unwrap_or(0);
+    if most == 0 {
+        return empty(title);
+    }
+    let row = (HEIGHT - 2.0 * ABOVE) / classes.len().max(1) as f64;
+    // Room for the largest count after its bar.
+    let widest = WIDTH - LEFT - 64.0;
+    let sum: u64 = counts.iter().sum();
+    let says = format!("{title}: {sum} in all");
+    figure(
+        title,
+        &says,
+        &html! {
+            @for (at, (name, count)) in classes.iter().zip(counts).enumerate() {
+                @let y = ABOVE + row * at as f64;
+                @let width = (*count as f64 / most as f64 * widest).max(if *count > 0 { 1.0 } else { 0.0 });
+                text x=(LEFT - 6.0) y=(format!("{:.1}", y + row / 2.0 + 4.0)) text-anchor="end" { (name) }
+                rect.bar x=(LEFT) y=(format!("{:.1}", y + 1.0)) width=(format!("{width:.1}")) height=(format!("{:.1}", row - 2.0)) {}
+                text x=(format!("{:.1}", LEFT + width + 6.0)) y=(format!("{:.1}", y + row / 2.0 + 4.0)) { (words::count(*count)) }
+            }
+        },
+    )
+}
+
 fn figure(title: &str, says: &str, drawing: &Markup) -> Markup {
     html! {
         figure {
             figcaption { (title) }
-            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(says) { (drawing) }
+            svg viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label=(says) { desc { (says) } (drawing) }
         }
     }
 }
@@ -141,7 +169,7 @@ fn empty(title: &str) -> Markup {
 mod tests {
     use super::*;
 
-    /// Gaps stay gaps, one value alone is a dot, nothing at all says so; names are text.
+    /// Gaps stay gaps, one value alone is a dot, no value at all is stated; names are text.
     #[test]
     fn charts() {
         let axis = Axis { columns: 6, ends: ["<b>".to_owned(), "now".to_owned()] };
@@ -159,5 +187,9 @@ mod tests {
         assert_eq!(text.matches("<rect").count(), 2, "{text}");
         assert!(text.contains("4 in all, the longest 1 ms") && text.contains("1 of &lt; 1 ms"), "{text}");
         assert!(heat("x", &axis, &["a"], &[]).into_string().contains("No figures"));
+        let text = bars("pauses", &["<b>", "1 ms"], &[0, 7]).into_string();
+        assert!(text.contains("&lt;b&gt;") && text.contains("7 in all"), "{text}");
+        assert_eq!(text.matches("<rect").count(), 2, "{text}");
+        assert!(bars("x", &["a"], &[0]).into_string().contains("No figures"));
     }
 }

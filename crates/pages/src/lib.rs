@@ -1,6 +1,6 @@
-//! Parts of pages about garbage collection: a frame, tables, and charts as SVG ([`chart`]).
+//! Parts of pages about garbage collection: a frame, tables, and charts as SVG ([`chart`], [`timeline`]).
 //!
-//! These know neither a server nor a store: who has figures makes a page of them. Everything is rendered here, so pages work without
+//! These know neither a server nor a store: the caller has the figures. Everything is rendered here, so pages work without
 //! scripts and under the strictest policy ([`POLICY`]); all that comes from outside is text, escaped by maud at compile-checked places.
 #![forbid(unsafe_code)]
 
@@ -9,29 +9,54 @@ use std::fmt::Write as _;
 use maud::{DOCTYPE, Markup, html};
 
 pub mod chart;
+pub mod timeline;
 pub mod words;
 
 /// The style sheet of all pages.
 pub const STYLE: &str = include_str!("style.css");
 /// Where pages expect [`STYLE`].
 pub const STYLE_PATH: &str = "/style.css";
-/// The `Content-Security-Policy` that pages work under: nothing but the style sheet, and forms to where they come from.
+/// The `Content-Security-Policy` that pages work under: only the style sheet, and forms to their own origin.
 pub const POLICY: &str =
     "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// A link: where to, and what it says.
+/// A link: target and text.
 pub type Link<'a> = (String, &'a str);
+
+/// What a page needs besides its content.
+#[derive(Clone, Copy, Debug)]
+pub struct Head<'a> {
+    /// Where [`STYLE`] is.
+    pub style: &'a str,
+    /// Where its script is; the page works without it.
+    pub script: Option<&'a str>,
+    /// Whether it loads itself again after a second.
+    pub again: bool,
+}
+
+impl Default for Head<'_> {
+    fn default() -> Self {
+        Self { style: STYLE_PATH, script: None, again: false }
+    }
+}
 
 /// A whole page. `above`: links to the pages above it, the topmost first.
 pub fn page(title: &str, above: &[Link<'_>], content: &Markup) -> String {
+    page_with(Head::default(), title, above, content)
+}
+
+/// A whole page with a style sheet at another place, or with a script.
+pub fn page_with(head: Head<'_>, title: &str, above: &[Link<'_>], content: &Markup) -> String {
     html! {
         (DOCTYPE)
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
+                @if head.again { meta http-equiv="refresh" content="1"; }
                 title { (title) " · gctrace" }
-                link rel="stylesheet" href=(STYLE_PATH);
+                link rel="stylesheet" href=(head.style);
+                @if let Some(script) = head.script { script src=(script) defer {} }
             }
             body {
                 @if !above.is_empty() {
@@ -84,6 +109,15 @@ pub fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup 
     }
 }
 
+/// Figures that are read at a glance, each with its name.
+pub fn facts(facts: &[(&str, Markup)]) -> Markup {
+    html! {
+        dl.facts {
+            @for (name, value) in facts { div { dt { (name) } dd { (value) } } }
+        }
+    }
+}
+
 /// Lines to be copied.
 pub fn lines(text: &str) -> Markup {
     html! { pre tabindex="0" { (text) } }
@@ -106,7 +140,7 @@ pub fn encoded(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Names from outside are text wherever they stand.
+    /// Names from outside are text wherever they are put.
     #[test]
     fn hostile() {
         let name = "</title><script>alert(1)</script>\"'onload=x &amp; \u{202e}";

@@ -2,16 +2,19 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Converts `CLOCK_MONOTONIC` nanoseconds to epoch seconds.
-#[derive(Clone, Copy, Debug)]
+/// Converts `CLOCK_MONOTONIC` nanoseconds to epoch seconds, and to `CLOCK_BOOTTIME`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WallClock {
     /// Realtime minus monotonic, nanoseconds.
     offset_ns: i128,
+    /// Boot time minus monotonic, nanoseconds: how long the host was suspended before this was measured.
+    suspended_ns: i64,
 }
 
 impl WallClock {
     /// Measures the offset now: of several tries, the one with the shortest window around the realtime read.
     pub fn measure() -> Self {
+        let suspended_ns = (nanos(ClockId::Boottime) - nanos(ClockId::Monotonic)) as i64;
         let mut best: Option<(i128, i128)> = None;
         for _ in 0..16 {
             let before = nanos(ClockId::Monotonic);
@@ -22,7 +25,22 @@ impl WallClock {
                 best = Some((window, real - (before + window / 2)));
             }
         }
-        Self { offset_ns: best.map_or(0, |(_, offset)| offset) }
+        Self { offset_ns: best.map_or(0, |(_, offset)| offset), suspended_ns }
+    }
+
+    /// The clock of another run: realtime minus monotonic, and boot time minus monotonic, nanoseconds.
+    pub fn with_offsets(offset_ns: i64, suspended_ns: i64) -> Self {
+        Self { offset_ns: offset_ns.into(), suspended_ns }
+    }
+
+    /// Realtime minus monotonic, and boot time minus monotonic, nanoseconds.
+    pub fn offsets(self) -> (i64, i64) {
+        (self.offset_ns as i64, self.suspended_ns)
+    }
+
+    /// `CLOCK_BOOTTIME` nanoseconds of a monotonic time, if the host has not been suspended since the clock was measured.
+    pub fn boottime_nanos(self, monotonic_ns: u64) -> u64 {
+        monotonic_ns.saturating_add_signed(self.suspended_ns)
     }
 
     /// Epoch seconds of a monotonic time.
@@ -38,14 +56,14 @@ impl WallClock {
     }
 }
 
-/// `CLOCK_MONOTONIC` now, nanoseconds.
-pub fn monotonic_ns() -> u64 {
-    nanos(ClockId::Monotonic) as u64
-}
-
 /// `CLOCK_BOOTTIME` now, nanoseconds.
 pub fn boottime_ns() -> u64 {
     nanos(ClockId::Boottime) as u64
+}
+
+/// `CLOCK_MONOTONIC` now, nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    nanos(ClockId::Monotonic) as u64
 }
 
 fn nanos(clock: ClockId) -> i128 {

@@ -1,7 +1,7 @@
 //! Standard error: diagnostics, and on a terminal a line of progress that stays below them.
 //!
-//! Everything that gctrace says goes through here, log messages included, so that no two texts share a line. Names and messages
-//! in it may come from outside: control characters are escaped.
+//! All diagnostics go through here, log messages included, so that no two messages share a line. Names and texts in them may
+//! come from outside: control characters are escaped.
 
 use std::{
     collections::VecDeque,
@@ -11,12 +11,12 @@ use std::{
 
 use gctrace_tunemygc::printable::{Printable, printable};
 
-/// The line of progress that is on the screen, if any.
+/// The progress line on the screen, if any.
 static PROGRESS: Mutex<Option<String>> = Mutex::new(None);
 
-/// Messages while something else has the terminal; `None`: nothing has.
+/// Messages queued while something else uses the terminal; `None`: the terminal is free.
 static DIVERTED: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
-/// Messages that wait at most; the oldest are dropped.
+/// Most queued messages; the oldest are dropped.
 const MOST_DIVERTED: usize = 200;
 
 /// Erases the line that the cursor is on.
@@ -30,17 +30,17 @@ fn waiting() -> MutexGuard<'static, Option<VecDeque<String>>> {
     DIVERTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on something else draws on the terminal: messages wait.
+/// Something else draws on the terminal from now on: messages are queued.
 pub fn divert() {
     waiting().get_or_insert_default();
 }
 
-/// The last message that waits.
+/// The last queued message.
 pub fn diverted() -> Option<String> {
     waiting().as_ref()?.back().cloned()
 }
 
-/// The terminal is free again: writes what has waited.
+/// The terminal is free again: writes the queued messages.
 pub fn revert() {
     let lines = waiting().take();
     for line in lines.into_iter().flatten() {
@@ -53,7 +53,7 @@ pub fn say(line: &str) {
     print(shown().as_deref(), &printable(line));
 }
 
-/// Shows this line below all others, in place of the last one.
+/// Shows this line below all others, in place of the previous progress line.
 pub fn progress(line: &str) {
     if waiting().is_some() {
         return;
@@ -67,22 +67,22 @@ pub fn progress(line: &str) {
     *shown = Some(line);
 }
 
-/// Says what the user waits for at a start: on a terminal only, until the next such line or [`end_progress`].
+/// Shows what the user is waiting for at start-up: on a terminal only, until the next progress line or [`end_progress`].
 pub fn starting(what: &str) {
     if io::stderr().is_terminal() {
         progress(&format!("gctrace: {what} …"));
     }
 }
 
-/// Takes the line of progress away.
+/// Removes the progress line.
 pub fn end_progress() {
     if shown().take().is_some() {
         write(ERASE);
     }
 }
 
-/// Takes the line of progress away if standard output is the same screen: what is written there next begins on a line of
-/// its own.
+/// Removes the progress line if standard output is the same terminal, so that the next output begins on a new
+/// line.
 pub fn make_way_for_data() {
     let mut shown = shown();
     if shown.is_some() && io::stdout().is_terminal() {
@@ -116,7 +116,7 @@ fn print(shown: Option<&str>, line: &str) {
     write(&with_progress(shown, line));
 }
 
-/// A line in the place of the line of progress, which moves down.
+/// A message in place of the progress line, which moves down.
 fn with_progress(progress: Option<&str>, line: &str) -> String {
     match progress {
         Some(progress) => format!("{ERASE}{line}\n{progress}"),
@@ -125,11 +125,11 @@ fn with_progress(progress: Option<&str>, line: &str) -> String {
 }
 
 fn write(text: &str) {
-    // If standard error is closed there is nobody to tell.
+    // If standard error is closed, the message cannot be shown anywhere.
     let _closed = io::stderr().write_all(text.as_bytes());
 }
 
-/// What the logger writes to. It hands over a whole message at a time.
+/// The logger's writer. It receives a whole message at a time.
 struct Log;
 
 impl Write for Log {

@@ -15,7 +15,7 @@ use gctrace_common::event::Phase as WorkPhase;
 use crate::ruby::{PauseKind, RubyVersion, fallback::Method, stat::GcInfo};
 
 /// What is known of a traced process. Facts that could not be read (it had already exited) are `None`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Process {
     /// Pid in the host's pid namespace.
     pub pid: u32,
@@ -37,9 +37,9 @@ pub struct Process {
     pub container: Container,
     /// `RUBY_GC_*` variables of its initial environment; the value of `RUBY_GC_TOKEN` is redacted.
     pub gc_env: BTreeMap<String, String>,
-    /// Names of variables that begin with `RUBY_GC_` and are no names of variables: these are refused.
+    /// Names of variables that begin with `RUBY_GC_` but that Ruby never reads; they are refused.
     pub gc_env_refused: Vec<String>,
-    /// Whose it is.
+    /// What it belongs to.
     pub origin: Arc<Origin>,
     /// The Ruby it runs.
     pub image: Arc<Image>,
@@ -61,7 +61,7 @@ pub struct Origin {
     pub attributes: Vec<(String, String)>,
 }
 
-/// A container runtime, as far as it can be told from the name of a cgroup.
+/// A container runtime, as far as the name of a cgroup shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runtime {
     /// Docker.
@@ -108,7 +108,7 @@ pub struct Container {
 }
 
 /// A Ruby image as exporters see it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     /// Index in the kernel's image table.
     pub index: u32,
@@ -122,11 +122,11 @@ pub struct Image {
     pub stat_keys: Vec<&'static str>,
     /// Names of the keys of each heap in its `GC.stat_heap`, in its order; empty before 3.2.
     pub heap_keys: Vec<&'static str>,
-    /// How its GC work is seen.
+    /// How its GC work is traced.
     pub method: Method,
     /// Probes attached.
     pub probes: usize,
-    /// How much of its GVL is watched; `None`: nothing.
+    /// How much of its GVL is watched; `None`: it is not watched.
     pub gvl: Option<gvl::GvlCoverage>,
     /// Whether the file has symbols that the sites were cross-checked with.
     pub has_symbols: bool,
@@ -158,7 +158,7 @@ pub struct Memory {
 pub enum MemorySource {
     /// In the kernel, at the event.
     Kernel,
-    /// The same, without what each CPU has not added to the kernel's counters yet.
+    /// In the kernel, at the event, without what CPUs have not yet added to the kernel's counters.
     KernelApproximate,
     /// In `/proc`, when the event was handled.
     #[default]
@@ -205,7 +205,7 @@ pub struct GcState {
 /// One GC pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// The thread that stood: any one may do a step of a cycle.
+    /// The thread that was stopped: any thread can do a step of a cycle.
     pub tid: u32,
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
@@ -213,11 +213,11 @@ pub struct Pause {
     pub ns: u64,
     /// What the VM entered the GC for, where that is certain.
     pub kind: Option<PauseKind>,
-    /// Of it, marking.
+    /// Time in marking, nanoseconds.
     pub mark_ns: u64,
-    /// Of it, sweeping and, in a cycle that compacts, compacting: CRuby has no event between the two.
+    /// Time in sweeping and, in a cycle that compacts, compacting, nanoseconds: CRuby has no event between the two.
     pub sweep_ns: u64,
-    /// Of it, neither: setting up and tearing down.
+    /// Time in neither: setting up and tearing down, nanoseconds.
     pub other_ns: u64,
 }
 
@@ -308,7 +308,7 @@ impl GcCycle {
         if self.is_major() { "major" } else { "minor" }
     }
 
-    /// Whether the heap was compacted in it, which Ruby counts from 2.7 on; `None` if that cannot be told. The `GC.compact`
+    /// Whether the heap was compacted in it, which Ruby counts from 2.7 on; `None` if that is not known. The `GC.compact`
     /// of 2.7 works outside any cycle.
     pub fn compacted(&self, process: &Process) -> Option<bool> {
         let at = process.image.stat_keys.iter().position(|key| *key == "compact_count")?;

@@ -1,4 +1,4 @@
-//! Directories that are our own: nobody else may write there, and nothing in them is followed or trusted. Everything happens
+//! Private directories: no other user may write there, and nothing in them is followed or trusted. Everything happens
 //! relative to the open directory, so that a path that is changed meanwhile changes nothing.
 
 use std::{
@@ -22,7 +22,7 @@ use rustix::{
 const TEMPORARY: &str = ".writing-";
 /// What was left behind by a gctrace that was killed while writing is removed after this time.
 const STALE: Duration = Duration::from_hours(1);
-/// A directory, itself.
+/// Opens the directory itself, not what a link points to.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -33,14 +33,14 @@ pub enum DirError {
     /// It could not be made or opened.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is a link: somebody else may decide where it leads.
-    #[error("it is no directory, or a symbolic link; name the directory itself")]
+    /// It is a link, whose target another user may control.
+    #[error("it is not a directory, or it is a symbolic link; name the directory itself")]
     Link,
-    /// Somebody else owns it.
+    /// Another user owns it.
     #[error("it belongs to uid {0} and gctrace runs as uid {1}: `chown` it, or name another one")]
     Owner(u32, u32),
-    /// Somebody else may write there.
-    #[error("others may write there (mode {0:o}): run `chmod go-w` on it, or name another one")]
+    /// Other users may write there.
+    #[error("other users may write there (mode {0:o}): run `chmod go-w` on it, or name another one")]
     Writable(u32),
 }
 
@@ -115,7 +115,7 @@ impl PrivateDir {
 
     /// Reads a file; `None` if it is not there. More than `limit` bytes are cut off.
     pub fn read(&self, name: impl AsRef<OsStr>, limit: usize) -> io::Result<Option<Vec<u8>>> {
-        // Should somebody have put a pipe there, opening it does not wait.
+        // If another user put a pipe there, opening it does not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(&self.fd, name.as_ref(), flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(None),
@@ -126,7 +126,7 @@ impl PrivateDir {
             return Err(io::Error::other("not a regular file"));
         }
         if !is_ours(&stat) {
-            return Err(io::Error::other("somebody else may write it"));
+            return Err(io::Error::other("other users may write to it"));
         }
         let mut bytes = Vec::new();
         file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
@@ -139,7 +139,7 @@ impl PrivateDir {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let create = || openat(&self.fd, temporary.as_str(), flags, OWNER_ONLY);
         let file = match create() {
-            // Of an earlier process with our pid.
+            // Left by an earlier process with our pid.
             Err(Errno::EXIST) => {
                 unlinkat(&self.fd, temporary.as_str(), AtFlags::empty())?;
                 create()?
@@ -157,7 +157,7 @@ impl PrivateDir {
         written
     }
 
-    /// The regular files of ours in it that are complete, with their state. What was never finished is removed once it is old.
+    /// Our complete regular files in it, with their metadata. Unfinished files are removed once they are old.
     pub fn files(&self) -> io::Result<Vec<(OsString, Stat)>> {
         let mut files = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {
@@ -176,7 +176,7 @@ impl PrivateDir {
         Ok(files)
     }
 
-    /// Removes a file. That it cannot be is no trouble worth a message.
+    /// Removes a file. A failure is not worth a message.
     pub fn remove(&self, name: &OsStr) {
         if let Err(error) = unlinkat(&self.fd, name, AtFlags::empty()) {
             log::debug!("removing {}: {error}", self.path.join(name).display());
@@ -190,13 +190,13 @@ impl AsFd for PrivateDir {
     }
 }
 
-/// A path without what would make the kernel follow a link at its end.
+/// A path without trailing slashes, which would make the kernel follow a link at its end.
 fn unslashed(path: &Path) -> PathBuf {
     path.components().collect()
 }
 
-/// Opens a directory in which files are to be made, whoever owns it. Not through a symbolic link of somebody else, who could
-/// lead it anywhere.
+/// Opens a directory for output files, whichever user owns it. Another user's symbolic link is not followed: it could lead
+/// anywhere.
 pub fn open_for_output(path: &Path) -> Result<OwnedFd, DirError> {
     let path = unslashed(path);
     match rustix::fs::open(&path, DIRECTORY, Mode::empty()) {
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(mode(&real.join("wide")), 0o700);
     }
 
-    /// What belongs to somebody else is not used: needs root to make such directories.
+    /// Directories of other users are not used. The test needs root to make such directories.
     #[test]
     fn foreign() {
         if !rustix::process::geteuid().is_root() {

@@ -12,14 +12,15 @@ use ureq::{
     typestate::AgentScope,
 };
 
-/// How gctrace calls itself to servers.
+/// The user agent that gctrace sends to servers.
 pub const USER_AGENT: &str = concat!("gctrace/", env!("CARGO_PKG_VERSION"));
 
 fn crypto() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// An HTTP/1.1 client to be completed. `timeout` is for one exchange, from the look-up of the name to the last byte; `connect` for
+/// An HTTP/1.1 client's configuration, to be completed. `timeout` is for one exchange, from the look-up of the name to the last byte;
+/// `connect` for
 /// the connection alone.
 pub fn http(timeout: Duration, connect: Duration) -> ConfigBuilder<AgentScope> {
     let tls = TlsConfig::builder()
@@ -43,7 +44,8 @@ pub fn client(protocol: &[u8]) -> Result<Arc<ClientConfig>, rustls::Error> {
     Ok(Arc::new(config))
 }
 
-/// What a server's certificate is that webpki refuses as `CaUsedAsEndEntity`, and what to do. `openssl req -x509` makes such ones.
+/// Explains a server certificate that webpki refuses as `CaUsedAsEndEntity`, and what to do. `openssl req -x509` makes such
+/// certificates.
 const CA_AS_SERVER: &str = "the server shows a CA's certificate as its own: give it one that the CA signed, or make a \
                             self-signed one with `openssl req -x509 -addext basicConstraints=CA:FALSE`";
 
@@ -92,7 +94,7 @@ pTfBz1wzTGIlTgPgxAH4u3twug==
 -----END CERTIFICATE-----
 ";
 
-    /// What is said of a server that shows this certificate to a client that trusts it.
+    /// The result of verifying a server that presents this certificate, by a client that trusts it.
     fn verified(pem: &str) -> Result<(), String> {
         let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
         let mut trusted = RootCertStore::empty();
@@ -106,7 +108,7 @@ pTfBz1wzTGIlTgPgxAH4u3twug==
             .map_err(|error| ureq::Error::from(error).to_string())
     }
 
-    /// A CA's certificate is refused with what to do, and that is what to do.
+    /// A CA certificate as a server certificate is refused with a remedy, and the remedy works.
     #[test]
     fn a_ca_is_no_server() {
         let refused = verified(CA).unwrap_err();

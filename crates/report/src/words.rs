@@ -18,6 +18,44 @@ pub fn file_size(bytes: u64) -> String {
     }
 }
 
+/// A time in its two largest units: `45 s`, `9 min 58 s`, `2 h 5 min`.
+pub fn span(ns: u64) -> String {
+    let seconds = ns / 1_000_000_000;
+    let two = |large: u64, one: &str, small: u64, other: &str| match small {
+        0 => format!("{large} {one}"),
+        small => format!("{large} {one} {small} {other}"),
+    };
+    match seconds {
+        0 => format!("{} ms", ns / 1_000_000),
+        1..60 => format!("{seconds} s"),
+        60..3600 => two(seconds / 60, "min", seconds % 60, "s"),
+        3600..86_400 => two(seconds / 3600, "h", seconds / 60 % 60, "min"),
+        _ => two(seconds / 86_400, "d", seconds / 3600 % 24, "h"),
+    }
+}
+
+/// Epoch seconds as `2026-11-23T14:30:00Z`.
+pub fn utc(epoch_s: i64) -> String {
+    let (days, second) = (epoch_s.div_euclid(86_400), epoch_s.rem_euclid(86_400));
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of a number of days since 1970, in the Gregorian calendar. Years begin with March here, so that the leap day
+/// is the last of its year, and eras of 400 years have the same number of days.
+fn civil(days: i64) -> (i64, i64, i64) {
+    const ERA: i64 = 146_097;
+    let since_march = days + 719_468;
+    let (era, of_era) = (since_march.div_euclid(ERA), since_march.rem_euclid(ERA));
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / (ERA - 1)) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (era * 400 + year + i64::from(month <= 2), month, day)
+}
+
 /// A part of a whole in percent, with one digit; small parts are not rounded to nothing.
 pub fn percent(part: u64, whole: u64) -> String {
     let share = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
@@ -26,6 +64,23 @@ pub fn percent(part: u64, whole: u64) -> String {
         ..0.1 => "below 0.1 %".to_owned(),
         _ => format!("{share:.1} %"),
     }
+}
+
+/// An epoch time as `2026-11-23 09:12:04Z`.
+pub fn date_time(epoch_seconds: f64) -> String {
+    let seconds = epoch_seconds.floor() as i64;
+    let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    // Days since 1 March of year 0, in eras of 400 years (Howard Hinnant, chrono-compatible low-level date algorithms).
+    let days = days + 719_468;
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
 }
 
 /// A value without its percent-encoding.
@@ -55,6 +110,53 @@ mod tests {
         assert_eq!(plural(1, "process"), "1 process");
         assert_eq!(plural(2, "process"), "2 processes");
         assert_eq!(plural(3, "branch"), "3 branches");
+    }
+
+    /// What `date -u -d @…` prints.
+    #[test]
+    fn dates() {
+        for (epoch, expected) in [
+            (0.0, "1970-01-01 00:00:00Z"),
+            (951_782_400.5, "2000-02-29 00:00:00Z"),
+            (1_709_251_199.0, "2024-02-29 23:59:59Z"),
+            (4_107_542_400.0, "2100-03-01 00:00:00Z"),
+            (-1.0, "1969-12-31 23:59:59Z"),
+        ] {
+            assert_eq!(date_time(epoch), expected);
+        }
+    }
+
+    /// Dates as `date -u` has them.
+    #[test]
+    fn utc_dates() {
+        for (epoch, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_868_799, "2000-02-29T23:59:59Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_795_444_200, "2026-11-23T14:30:00Z"),
+            (4_107_542_399, "2100-02-28T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+            (-1, "1969-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(utc(epoch), text, "{epoch}");
+        }
+    }
+
+    /// Times in two units.
+    #[test]
+    fn spans() {
+        for (seconds, text) in [
+            (0, "0 ms"),
+            (59, "59 s"),
+            (60, "1 min"),
+            (598, "9 min 58 s"),
+            (7_530, "2 h 5 min"),
+            (90_000, "1 d 1 h"),
+        ] {
+            assert_eq!(span(seconds * 1_000_000_000 + 999_999), text);
+        }
+        assert_eq!(span(250_000_000), "250 ms");
     }
 
     /// Sizes and shares in few digits.

@@ -6,13 +6,16 @@ use std::io::{Read as _, Write as _};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use proptest::{prelude::*, sample::select};
 
-use crate::{offline::fold_from, tune};
+use crate::{
+    offline::{Set, fold_from},
+    tune,
+};
 
 const EXAMPLE: &[u8] = include_bytes!("../../../tests/fixtures/tunemygc_seed.json");
 /// No damage makes a set of the example's size decompress to more.
 const LARGEST: u64 = 1 << 20;
 
-/// Pieces of JSON that break what is expected where they stand.
+/// Pieces of JSON that break expectations wherever they are put.
 const PIECES: [&str; 24] = [
     "",
     ",",
@@ -75,16 +78,16 @@ fn damaged(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Whatever a set is, it is refused, or something can be said about it.
+/// Whatever a set contains, it is refused, or a recommendation is made of it.
 fn survives(reader: impl std::io::Read) {
-    let Ok((_, series, evidence)) = fold_from(reader) else { return };
+    let Ok(Set { series, evidence, .. }) = fold_from(reader) else { return };
     let report = tune::recommend(series, &evidence);
     assert_eq!(report.plans.len(), 2);
     let _ = (report.to_string(), report.to_json(), report.to_config());
     for strategy in tune::Strategy::ALL {
         let _ = (report.to_exports(strategy, &|_, _| false), report.to_state(strategy, &|_, _| true));
     }
-    // The same program under other settings before.
+    // The same program under other settings, earlier.
     let before = tune::Episode { in_force: tune::InForce::default(), evidence: evidence.clone(), seen: 0.0 };
     let now = tune::Episode { in_force: report.in_force, evidence, seen: 1.0 };
     let _ = tune::recommend_after(series, &now, &[before]).to_string();

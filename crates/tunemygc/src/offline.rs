@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::{
     printable::{Printable, printable_json, printable_path},
-    tune::{self, Evidence, Fold, Report, Series},
+    tune::{self, Episode, Evidence, Fold, InForce, Report, Series, history::FORGOTTEN},
     wire::{self, ProtocolError},
 };
 
@@ -63,7 +63,7 @@ pub enum Why {
     /// A directory without sample sets.
     #[error("holds no sample sets (files that end in .json)")]
     Empty,
-    /// A pipe, a device, a socket: reading it might wait for ever.
+    /// A pipe, a device, a socket: reading it could block for ever.
     #[error("is not a regular file; write the set to a file first")]
     Special,
     /// It is not a set.
@@ -74,13 +74,17 @@ pub enum Why {
 impl Recommendations {
     /// As one JSON document.
     pub fn to_json(&self) -> String {
-        // Maps with string keys, and paths, of which those that are not text are shown as they can be.
+        // Only maps with string keys, and paths; paths that are not UTF-8 are shown lossily.
         printable_json(&serde_json::to_string_pretty(self).unwrap_or_default()).into_owned()
     }
 }
 
+/// Smaller times are not since the epoch, but since the boot of a host.
+const EPOCH: f64 = 1e9;
+
 /// Reads sample sets, from files and from directories with files that end in `.json`. The sets of one process (parts
-/// that gctrace wrote one after the other) are taken together; all sets of one series of Ruby, if `together`.
+/// that gctrace wrote one after the other) are one program; all sets of one series of Ruby, if `together`. Evidence is
+/// grouped by the settings that Ruby follows: advice is for those in force last, after those before them.
 pub fn recommend(paths: &[PathBuf], together: bool) -> Recommendations {
     let mut failures = Vec::new();
     let mut files = Vec::new();
@@ -90,34 +94,81 @@ pub fn recommend(paths: &[PathBuf], together: bool) -> Recommendations {
             Err(why) => failures.push(Failure { path: path.clone(), why }),
         }
     }
-    let mut programs: BTreeMap<(String, u64, Series), (Program, Evidence)> = BTreeMap::new();
+    let mut programs: BTreeMap<(String, u64, Series), Sum> = BTreeMap::new();
     for path in files {
         match fold(&path) {
-            Ok((header, series, evidence)) => {
+            Ok(set) => {
                 let key = if together {
-                    (String::new(), 0, series)
+                    (String::new(), 0, set.series)
                 } else {
-                    (process_of(&path), header.pid, series)
+                    (process_of(&path), set.header.pid, set.series)
                 };
-                let (program, sum) = programs.entry(key).or_insert_with(|| {
-                    let report = tune::recommend(series, &evidence);
-                    (
-                        Program { files: Vec::new(), hostname: String::new(), pid: 0, report },
-                        Evidence::default(),
-                    )
-                });
-                program.files.push(path);
-                (program.hostname, program.pid) = (header.hostname, header.pid);
-                sum.merge(&evidence);
+                programs.entry(key).or_default().add(path, set);
             }
             Err(why) => failures.push(Failure { path, why }),
         }
     }
-    let programs = programs.into_values().map(|(program, evidence)| {
-        let report = tune::recommend(program.report.series, &evidence);
-        Program { report, ..program }
-    });
+    let programs = programs.into_iter().filter_map(|((_, _, series), sum)| sum.program(series));
     Recommendations { programs: programs.collect(), failures }
+}
+
+/// The sets of a program.
+#[derive(Default)]
+struct Sum {
+    files: Vec<PathBuf>,
+    hostname: String,
+    pid: u64,
+    /// By [`InForce::key`].
+    episodes: BTreeMap<String, Timed>,
+    /// A set has times that cannot be compared with those of other hosts.
+    monotonic: bool,
+}
+
+/// Sets under one environment.
+#[derive(Default)]
+struct Timed {
+    episode: Episode,
+    /// How many files there were when the last one of these was added.
+    order: usize,
+}
+
+impl Sum {
+    fn add(&mut self, path: PathBuf, set: Set) {
+        self.files.push(path);
+        (self.hostname, self.pid) = (set.header.hostname, set.header.pid);
+        self.monotonic |= set.last < EPOCH;
+        let in_force = InForce::of(&set.evidence.environment, set.series);
+        let timed = self.episodes.entry(in_force.key()).or_default();
+        let Timed { episode, order } = timed;
+        // Files of several processes are not in the order of time: the environment is that of the latest set.
+        if episode.seen <= set.last {
+            episode.evidence.merge(&set.evidence);
+        } else {
+            let latest = std::mem::take(&mut episode.evidence.environment);
+            let refused = episode.evidence.environment_refused;
+            episode.evidence.merge(&set.evidence);
+            (episode.evidence.environment, episode.evidence.environment_refused) = (latest, refused);
+        }
+        (episode.in_force, episode.seen) = (in_force, episode.seen.max(set.last));
+        *order = self.files.len();
+    }
+
+    /// What is recommended; `None` if there are no sets.
+    fn program(self, series: Series) -> Option<Program> {
+        let mut episodes: Vec<Episode> = self
+            .episodes
+            .into_values()
+            .map(|Timed { episode, order }| {
+                let seen = if self.monotonic { order as f64 } else { episode.seen };
+                Episode { seen, ..episode }
+            })
+            .collect();
+        episodes.sort_by(|a, b| a.seen.total_cmp(&b.seen));
+        let now = episodes.pop()?;
+        episodes.retain(|other| other.seen >= now.seen - FORGOTTEN);
+        let report = tune::recommend_after(series, &now, &episodes);
+        Some(Program { files: self.files, hostname: self.hostname, pid: self.pid, report })
+    }
 }
 
 fn list(path: &Path) -> Result<Vec<PathBuf>, Why> {
@@ -139,8 +190,17 @@ fn list(path: &Path) -> Result<Vec<PathBuf>, Why> {
     Ok(files)
 }
 
-fn fold(path: &Path) -> Result<(wire::Header, Series, Evidence), Why> {
-    // Opening a pipe must not wait for somebody to write to it.
+/// The evidence of one set.
+pub(crate) struct Set {
+    pub(crate) header: wire::Header,
+    pub(crate) series: Series,
+    pub(crate) evidence: Evidence,
+    /// The latest time of a sample, seconds.
+    last: f64,
+}
+
+fn fold(path: &Path) -> Result<Set, Why> {
+    // Opening a pipe must not wait for a writer.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
@@ -149,28 +209,32 @@ fn fold(path: &Path) -> Result<(wire::Header, Series, Evidence), Why> {
     fold_from(BufReader::with_capacity(1 << 16, file))
 }
 
-pub(crate) fn fold_from(reader: impl io::Read) -> Result<(wire::Header, Series, Evidence), Why> {
-    let mut folding = Folding(None);
+pub(crate) fn fold_from(reader: impl io::Read) -> Result<Set, Why> {
+    let mut folding = Folding { fold: None, last: 0.0 };
     let header = wire::read(reader, &mut folding)?;
-    let fold = folding.0.ok_or(Why::Empty)?;
-    Ok((header, fold.series(), fold.finish()))
+    let fold = folding.fold.ok_or(Why::Empty)?;
+    Ok(Set { header, series: fold.series(), evidence: fold.finish(), last: folding.last })
 }
 
-struct Folding(Option<Fold>);
+struct Folding {
+    fold: Option<Fold>,
+    last: f64,
+}
 
 impl wire::Sink for Folding {
     fn header(&mut self, header: &wire::Header) -> Result<(), String> {
-        self.0 = Some(Fold::new(header).map_err(|unsupported| unsupported.to_string())?);
+        self.fold = Some(Fold::new(header).map_err(|unsupported| unsupported.to_string())?);
         Ok(())
     }
 
     fn sample(&mut self, sample: wire::Sample) -> Result<(), String> {
-        self.0.iter_mut().for_each(|fold| fold.add(&sample));
+        self.last = self.last.max(sample.ts);
+        self.fold.iter_mut().for_each(|fold| fold.add(&sample));
         Ok(())
     }
 }
 
-/// The path without what tells the parts of one process's sets apart (`-partN.json`).
+/// The path without the part number of one process's sets (`-partN.json`).
 fn process_of(path: &Path) -> String {
     let text = path.to_string_lossy();
     let stem = text.strip_suffix(".json").unwrap_or(&text);
@@ -190,7 +254,7 @@ fn part_of(path: &Path) -> u64 {
 mod tests {
     use super::*;
 
-    /// Parts of one process are one program, in their order; what is no set is named, and hides nothing.
+    /// Parts of one process are one program, in their order; a file that is not a set is named, and hides nothing.
     #[test]
     fn programs() {
         let dir = tempfile::tempdir().unwrap();
@@ -227,5 +291,101 @@ mod tests {
         for path in ["no", "note.txt"] {
             assert_eq!(recommend(&[dir.path().join(path)], false).failures.len(), usize::from(path == "no"));
         }
+    }
+
+    /// A set of 60 cycles of 50 000 objects in a heap of 400 000 slots, of which `ms` are spent in the GC, that ends at this time.
+    fn set(env: &serde_json::Value, ms: u64, end: f64) -> String {
+        let keys = [
+            "count",
+            "heap_available_slots",
+            "heap_live_slots",
+            "total_allocated_objects",
+            "old_objects",
+            "time",
+        ];
+        let header = serde_json::json!([null, "3.4.8", "0.0", env, "1.0.71", [], {}, keys, "host", 1, 42]);
+        let mut set = vec![header];
+        for n in 0..60_u64 {
+            let info = serde_json::json!({"gc_by": "malloc", "state": "none"});
+            let stat = |time: u64, live: u64| [n + 1, 400_000, live, (n + 1) * 50_000, 100_000, time];
+            let ts = end - 60.0 + n as f64;
+            let (begun, done) = (stat(n * ms, 400_000), stat((n + 1) * ms, 200_000));
+            set.push(serde_json::json!([ts, 9 << 20, 9 << 20, "GC_CYCLE_STARTED", begun, info, null, null]));
+            set.push(serde_json::json!([
+                ts + 1.0,
+                9 << 20,
+                9 << 20,
+                "GC_CYCLE_ENDED",
+                done,
+                info,
+                null,
+                null
+            ]));
+        }
+        serde_json::Value::Array(set).to_string()
+    }
+
+    fn together(sets: &[(&str, String)]) -> Report {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, set) in sets {
+            fs::write(dir.path().join(name), set).unwrap();
+        }
+        let mut found = recommend(&[dir.path().to_owned()], true);
+        assert_eq!((found.programs.len(), found.failures.len()), (1, 0), "{:?}", found.failures);
+        found.programs.remove(0).report
+    }
+
+    /// Sets under two environments are not added up: advice is for the one in force last, and says what the change brought. Last is by
+    /// the times of samples, not by the names of files; a variable that Ruby ignores makes no environment of its own.
+    #[test]
+    fn environments() {
+        let (none, ignored) = (serde_json::json!({}), serde_json::json!({"RUBY_GC_MALLOC_LIMIT": "1_000"}));
+        let tuned = serde_json::json!({"RUBY_GC_MALLOC_LIMIT": "32m", "RUBY_GC_MALLOC_LIMIT_MAX": "64m"});
+        let begin = 1_700_000_000.0;
+        let before = [
+            ("z1.json", set(&none, 300, begin)),
+            ("z2.json", set(&ignored, 310, begin + 100.0)),
+            ("z3.json", set(&none, 290, begin + 200.0)),
+        ];
+        let report = together(&before);
+        assert_eq!((report.evidence.sets, &report.change, report.in_force.is_default()), (3, &None, true));
+        let value = |report: &Report, name: &str| {
+            report
+                .speed()
+                .settings()
+                .find(|change| change.variable == name)
+                .map(|change| (change.current, change.value))
+        };
+        let (current, advised) = value(&report, "RUBY_GC_MALLOC_LIMIT").unwrap();
+        assert_eq!((current, advised), (16_777_216.0, tune::Setting::Size(64 << 20)));
+
+        let after = [
+            ("a1.json", set(&tuned, 100, begin + 1000.0)),
+            ("a2.json", set(&tuned, 110, begin + 1100.0)),
+            ("a3.json", set(&tuned, 90, begin + 1200.0)),
+        ];
+        let report = together(&[before.clone(), after.clone()].concat());
+        assert_eq!(report.evidence.sets, 3);
+        assert_eq!(report.in_force.key(), "RUBY_GC_MALLOC_LIMIT=33554432 RUBY_GC_MALLOC_LIMIT_MAX=67108864");
+        let change = report.change.unwrap();
+        assert_eq!(
+            (change.sets_before, change.sets_after, change.speed),
+            (3, 3, tune::history::Outcome::Better)
+        );
+        let share = change.figures.iter().find(|figure| figure.metric == "time in GC, %").unwrap();
+        // 300 and 100 ms in each second; quantiles are right to 1.6 %.
+        assert!(
+            (share.before / 30.0 - 1.0).abs() < 0.02 && (share.after / 10.0 - 1.0).abs() < 0.02,
+            "{share}"
+        );
+
+        // What made it worse is withdrawn.
+        let worse = after.clone().map(|(name, _)| (name, set(&tuned, 900, begin + 1000.0)));
+        let report = together(&[before, worse].concat());
+        assert!(report.speed().withdrawal.as_ref().is_some_and(|back| back.to.is_default()), "{report}");
+
+        // Times since a host's start give no order: the order of the files is used.
+        let uptime = [("a.json", set(&none, 300, 90_000.0)), ("b.json", set(&tuned, 100, 500.0))];
+        assert!(!together(&uptime).in_force.is_default());
     }
 }

@@ -1,6 +1,6 @@
 //! Text from outside, made safe to show.
 //!
-//! Names of methods, files, threads, hosts and environment variables are chosen by whoever runs the traced program. Printed as
+//! Names of methods, files, threads, hosts and environment variables are chosen by the users of the traced program. Printed as
 //! they are, they could move the cursor, hide what follows, reverse the order of characters, or forge further lines.
 
 use std::{
@@ -33,7 +33,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, is_hidden)
 }
 
-/// The same for text of several lines that are our own: newlines stay.
+/// [`printable`] for our own text of several lines: newlines stay.
 pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n' && is_hidden(c))
 }
@@ -43,7 +43,7 @@ pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
-/// At most so many characters of a text, on one line.
+/// At most `most` characters of a text, on one line.
 pub fn printable_part(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", printable(text.get(..end).unwrap_or(text))),

@@ -78,7 +78,7 @@ impl GvlTask {
 /// What three clocks went forward by. [`GvlTask::unseen`] gives one clock what another one had: that goes back, and the others together
 /// stay behind by as much.
 #[inline]
-pub(super) fn elapsed(before: &Clocks, now: &Clocks) -> Clocks {
+pub fn elapsed(before: &Clocks, now: &Clocks) -> Clocks {
     let forward = |from: u64, to: u64| {
         let ns = to.wrapping_sub(from);
         if ns.cast_signed() < 0 { 0 } else { ns }

@@ -17,7 +17,7 @@ use crate::{
     usermem, walk,
 };
 
-/// A thread wants its GVL, if that is known yet. What is written there is the queue only.
+/// A thread requests its GVL, if its GVL is known yet. Only the queue is written here.
 #[inline(always)]
 pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
     if thread.queued != 0 || (thread.lock == 0 && hit.thread == 0) {
@@ -25,8 +25,8 @@ pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
     }
     let Some(lock) = find(hit, thread) else { return };
     thread.queued = 1;
-    // SAFETY: a map value pointer, valid while the program runs. Several threads can come and go at once from 3.3 on; the time is only
-    // what is compared with the threshold.
+    // SAFETY: a map value pointer, valid while the program runs. Several threads can do this at once from 3.3 on; the time is only
+    // compared with the threshold.
     unsafe {
         let waiting = &raw mut (*lock).waiting;
         if waiting.read_volatile() == 0 {
@@ -36,12 +36,12 @@ pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
     }
 }
 
-/// A thread has got its GVL. Returns who held it longest while the thread waited.
+/// A thread has acquired its GVL. Returns the longest hold by another thread during the wait.
 #[inline(always)]
 pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> GvlHold {
     let mut hold = GvlHold::default();
     if let Some(lock) = find(hit, thread) {
-        // SAFETY: a map value pointer, valid while the program runs; only who holds the GVL writes there, but for the queue.
+        // SAFETY: a map value pointer, valid while the program runs; only the holder of the GVL writes there, except to the queue.
         let lock = unsafe { &mut *lock };
         if let Step::Paired(_) = step {
             hold = holders(hit, thread, lock, begin_ns, now);
@@ -50,13 +50,13 @@ pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u6
         // SAFETY: as above.
         unsafe { add(&raw mut lock.waiting, thread.queued.wrapping_neg()) };
         thread.queued = 0;
-        // Since when the others have been waiting is not known: since now at the latest.
+        // The time at which the others began to wait is not known: it is now at the latest.
         lock.waiting_ns = now;
     }
     hold
 }
 
-/// A thread gives up its GVL. Returns whether another has been waiting for it for about the threshold.
+/// A thread releases its GVL. Returns whether another one has been waiting for it for about the threshold.
 #[inline(always)]
 pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> bool {
     let Some(lock) = find(hit, thread) else { return false };
@@ -68,17 +68,17 @@ pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, no
     let hold = unsafe { &mut *holds.add(at) };
     if hold.holder.id == thread.id {
         hold.end_ns = now;
-        // It may have got another name meanwhile.
+        // Its name may have changed meanwhile.
         hold.holder.comm = thread.comm;
     } else if let Step::Paired(_) = step {
-        // When it got it, its GVL could not be told: a thread of 3.2 has no context when it begins.
+        // When it acquired the GVL, the GVL was not known: a thread of 3.2 has no context when it begins.
         begun(hit, thread, lock, begin_ns, now);
     } else {
         return false;
     }
     // SAFETY: as above.
     let waiting = unsafe { (&raw const lock.waiting).read_volatile() };
-    // Until the other one runs it waits a little longer.
+    // The other thread waits a little longer, until it runs.
     let threshold_ns = config().gvl_threshold_ns;
     waiting != 0 && now.wrapping_sub(lock.waiting_ns) >= threshold_ns - threshold_ns / 8
 }
@@ -91,7 +91,7 @@ pub fn blocks(tid: u32) -> bool {
         return false;
     }
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return false };
-    // SAFETY: map value pointers, valid while the program runs. The thread cannot go on meanwhile.
+    // SAFETY: map value pointers, valid while the program runs. The thread cannot continue meanwhile.
     unsafe {
         let key = (*task).key;
         let Some(thread) = GVL_THREADS.get_ptr_mut(&key) else { return false };
@@ -160,7 +160,7 @@ fn find(hit: &Hit, thread: &mut GvlThread) -> Option<*mut GvlLock> {
     Some(lock)
 }
 
-/// When the gate was closed, somebody may have held the GVL; how long is known up to then.
+/// When the gate was closed, a thread may have held the GVL; the duration is known up to then.
 #[inline(always)]
 fn forget_open(lock: &mut GvlLock, epoch: u32) {
     if lock.epoch == u64::from(epoch) {
@@ -173,7 +173,7 @@ fn forget_open(lock: &mut GvlLock, epoch: u32) {
     if hold.end_ns == 0 {
         hold.end_ns = gvl_closed(lock.epoch as u32);
     }
-    // Threads that waited then are registered anew.
+    // Threads that waited then are registered again.
     lock.waiting = 0;
     lock.epoch = u64::from(epoch);
 }
@@ -192,7 +192,7 @@ fn ractor(hit: &Hit) -> Option<u64> {
     usermem::read(thread.wrapping_add(u64::from(offset)))
 }
 
-/// Adds to what a thread waited for another. Only the thread itself writes here.
+/// Adds to the time that a thread waited for another. Only the thread itself writes here.
 #[inline(always)]
 fn edge(hit: &Hit, thread: &GvlThread, holder: u64, ns: u64) {
     let key = GvlEdgeKey { waiter: thread.id, holder, tgid: hit.tgid, execs: hit.execs };
@@ -218,13 +218,13 @@ fn unbounded(mut number: u64, zero: u64) -> u64 {
     number
 }
 
-/// Adds a wait to those who held the GVL meanwhile, and returns the longest of these holds.
+/// Adds a wait to the threads that held the GVL meanwhile, and returns the longest of these holds.
 #[inline(always)]
 fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u64) -> GvlHold {
     let holds: *const GvlHold = (&raw const lock.holds).cast();
-    // Zero, but not for the verifier. It learns from each comparison, and what has been compared more often has other bounds: it followed
-    // each history of the loop by itself, 450 thousand instructions on Linux 7.2. So what goes from round to round is never compared itself:
-    // only sums of it and this zero are.
+    // Zero, but not for the verifier. It learns from each comparison, and a value that was compared more often has other bounds: it followed
+    // each history of the loop separately, 450 thousand instructions on Linux 7.2. So values that are carried from round to round are never
+    // compared themselves: only their sums with this zero are.
     let zero = now.wrapping_sub(usermem::opaque(now));
     let mut longest_ns = zero;
     let mut longest = zero;
@@ -257,7 +257,7 @@ fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u6
         return GvlHold::default();
     }
     if longest_ns.wrapping_add(covered_ns) < now.wrapping_sub(begin_ns) {
-        // Of so much it is not known who held it that it may have been another for longer.
+        // The holder is unknown for such a long time that it may have been another one for longer.
         count(Counter::GvlHoldersLost);
         return GvlHold::default();
     }

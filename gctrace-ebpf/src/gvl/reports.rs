@@ -1,4 +1,4 @@
-//! What is told of single waits and times, and of threads that end.
+//! Reports of single waits and times, and of threads that end.
 
 use core::ops::Range;
 
@@ -24,10 +24,10 @@ use crate::{
 /// `BPF_RB_NO_WAKEUP`.
 const NO_WAKEUP: u64 = 1;
 
-/// Reports what a thread has been doing if it took long: holding the GVL, or doing without it.
+/// Reports what a thread has been doing if it took long: holding the GVL, or running without it.
 #[inline(always)]
 pub fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
-    // In 3.2 a thread can give the GVL up without an event.
+    // In 3.2 a thread can release the GVL without an event.
     let unseen = hit.image.gvl.by == GvlPath::BY_TID && hit.image.gvl.thread_ractor != 0;
     if now.wrapping_sub(thread.since_ns) < config().gvl_span_ns || unseen {
         return;
@@ -44,7 +44,7 @@ pub fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
             kind: Kind::GvlSpan as u32,
             point: 0,
             tgid: hit.tgid,
-            // Who makes a thread ready need not be that thread.
+            // A thread can be made ready by another thread.
             tid: if let GvlState::Running = state { hit.tid } else { thread.header.tid },
             ts_ns: now,
             seq: 0,
@@ -62,7 +62,7 @@ pub fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
     count(Counter::GvlSpanSubmitted);
 }
 
-/// Reports a wait with the stack of the thread, which has run no Ruby code since it began to wait; without it if it has.
+/// Reports a wait with the stack of the thread, if it has run no Ruby code since it began to wait; else without it.
 #[inline(always)]
 pub fn long_wait<F: Family, C: EbpfContext>(
     ctx: &C,
@@ -108,7 +108,7 @@ pub fn long_wait<F: Family, C: EbpfContext>(
     walk_from::<F, _>(ctx, Cause::GvlWait, hit, thread, now);
 }
 
-/// Reports the stack of a thread that gives up the GVL.
+/// Reports the stack of a thread that releases the GVL.
 #[inline(always)]
 pub fn holder(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, now: u64) {
     if hit.gate.level != GvlGate::EVENTS || hit.image.stack.place == StackPath::NONE {
@@ -118,10 +118,10 @@ pub fn holder(ctx: &ProbeContext, hit: &Hit, thread: &GvlThread, now: u64) {
     walk_from::<Probe, _>(ctx, Cause::GvlHold, hit, thread, now);
 }
 
-/// Takes the stack of the thread that runs. Does not return if it can be walked.
+/// Takes the stack of the running thread. Does not return if it can be walked.
 #[inline(always)]
 fn walk_from<F: Family, C: EbpfContext>(ctx: &C, cause: Cause, hit: &Hit, thread: &GvlThread, now: u64) {
-    // The walk does not come back here.
+    // The walk does not return here.
     charge(now, Some(hit.ruby), TRAP_NS + STACK_NS);
     let (tgid, tid, ruby) = (hit.tgid, hit.tid, hit.ruby);
     let (weight_ns, in_kernel, blocks, thread) = (0, false, false, thread.thread);
@@ -131,13 +131,13 @@ fn walk_from<F: Family, C: EbpfContext>(ctx: &C, cause: Cause, hit: &Hit, thread
     );
 }
 
-/// Hands over what is known of a thread that ends, and forgets it.
+/// Reports the account of a thread that ends, and removes it.
 #[inline(always)]
 pub fn end(key: &GvlKey, now: u64) {
     let Some(entry) = GVL_THREADS.get_ptr_mut(key) else { return };
     // SAFETY: a map value pointer, valid while the program runs.
     locks::left(key, unsafe { &*entry });
-    // SAFETY: a map value pointer, valid while the program runs. The whole value is handed over.
+    // SAFETY: a map value pointer, valid while the program runs. The whole value is copied to the record.
     let sent = unsafe {
         (*entry).header.ts_ns = now;
         bpf_ringbuf_output(

@@ -5,10 +5,11 @@ use std::io::BufWriter;
 use super::Failure;
 use crate::{
     cli::{Format, Reports, Settings},
-    clock::WallClock,
+    clock::{WallClock, monotonic_ns},
     console::say,
     export::{
-        Exporter,
+        Exporter, VERSION,
+        csv::Csv,
         environment::Environment,
         jsonl::Jsonl,
         profile,
@@ -21,21 +22,51 @@ use crate::{
         text::{Lines, Text},
         tunemygc::TuneMyGc,
     },
+    heap::Accounts,
     host::proc_root,
     terminal::Screen,
     top::Top,
+    trace_file::{FlightRecorder, Header, Host, Recorder, Subjects},
 };
+
+/// What holds for a whole recording.
+fn header(settings: &Settings, clock: WallClock) -> Header {
+    let subjects = Subjects {
+        samples: settings.stacks.is_some(),
+        wall: settings.stacks.is_some_and(|stacks| stacks.wall),
+        gvl: settings.gvl.is_some(),
+        requests: settings.requests.is_some(),
+        alloc: settings.alloc,
+    };
+    let system = rustix::system::uname();
+    let text = |of: &std::ffi::CStr| Some(of.to_string_lossy().into_owned());
+    let host = Host {
+        name: text(system.nodename()),
+        kernel: text(system.release()),
+        machine: text(system.machine()),
+        boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned()),
+        cpus: std::thread::available_parallelism().ok().and_then(|cpus| u32::try_from(cpus.get()).ok()),
+    };
+    Header { gctrace: VERSION.to_owned(), clock, begun_ns: monotonic_ns(), subjects, host, dump: None }
+}
 
 /// The exporters that were asked for, in the order in which they see things and end.
 pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Exporter>>, Failure> {
     let sink = Sink::open(settings.output.as_deref())?;
     let lines = || BufWriter::with_capacity(64 << 10, sink.clone());
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Environment::new(say))];
+    if let Some(path) = &settings.record {
+        let header = header(settings, clock);
+        exporters.push(match &settings.keep {
+            None => Box::new(Recorder::create(path, &header)?),
+            Some(keep) => Box::new(FlightRecorder::create(path, &header, keep.clone())?),
+        });
+    }
     if let Some(show) = settings.top {
         exporters.push(Box::new(Top::new(show, settings.cache_dir.clone())));
         return Ok(exporters);
     }
-    let Reports { format, lines: which, slower_than_ns, brief, .. } = settings.reports;
+    let Reports { format, lines: which, slower_than_ns, by, brief, .. } = settings.reports;
     let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
     match format {
         Format::Text => {
@@ -50,20 +81,26 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
     if let Some(dir) = &settings.tunemygc {
         exporters.push(Box::new(TuneMyGc::new(dir, settings.tunemygc_dialect, clock)?));
     }
+    if let Some(path) = &settings.csv {
+        exporters.push(Box::new(Csv::new(path, clock)?));
+    }
     if let Some(path) = &settings.stack_log {
         exporters.push(Box::new(StackLog::new(path)?));
     }
     let hottest = settings.hottest.then(|| sink.clone());
     let wall = settings.stacks.is_some_and(|stacks| stacks.wall);
     let watched = (settings.gvl.is_some(), wall);
-    exporters.extend(profile::exporters(&settings.profiles, hottest, watched, clock)?);
+    exporters.extend(profile::exporters(&settings.profiles, &settings.filter, hottest, watched, clock)?);
     if format == Format::Text {
-        exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns)));
+        exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns).by(by)));
+    }
+    if settings.memory_account {
+        exporters.push(Box::new(Accounts::new(lines(), settings.cache_dir.clone())));
     }
     if settings.output.is_some() && settings.selection.command.is_none() {
         // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.
         let out = BufWriter::new(Sink::Stdout);
-        exporters.push(Box::new(Summary::new(out, clock, Screen::stdout(), which.min_pause_ns)));
+        exporters.push(Box::new(Summary::new(out, clock, Screen::stdout(), which.min_pause_ns).by(by)));
     }
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));

@@ -90,7 +90,7 @@ pub enum AttachError {
 }
 
 /// The attached programs. Dropping it detaches everything.
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about the kernel or the run")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate fact about the kernel or the run")]
 pub struct Probes {
     pub(super) ebpf: Ebpf,
     /// The uprobes, where many are attached by one link.
@@ -122,7 +122,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// How many instructions the verifier walked for each program, most first; nothing on kernels that do not tell.
+    /// How many instructions the verifier walked for each program, most first; nothing on kernels that do not report it.
     pub(super) fn verified_instructions(&self) -> Vec<(String, u32)> {
         let walked = |program: &Program| program.info().ok()?.verified_instruction_count();
         let programs = self.ebpf.programs();
@@ -187,8 +187,8 @@ impl Probes {
         self.reads_threads
     }
 
-    /// Whether the kernel hands cookies to uprobes (Linux 5.15). Without them a process must be told to the programs
-    /// by [`Probes::set_process`] before its hits can be read.
+    /// Whether the kernel has attach cookies for uprobes (Linux 5.15). Without them a process must be registered
+    /// with the programs by [`Probes::set_process`] before its hits can be read.
     pub fn has_cookie(&self) -> bool {
         self.has_cookie
     }
@@ -324,7 +324,7 @@ impl Probes {
         }
     }
 
-    /// Selects the processes in a cgroup (v2), which lies so many levels below the root of the hierarchy.
+    /// Selects the processes in a cgroup (v2), which lies this many levels below the root of the hierarchy.
     pub fn select_cgroup(&mut self, id: u64, level: u32) -> Result<(), AttachError> {
         let error = |map| move |source| AttachError::Map { map, source: Box::new(source) };
         self.cgroups.insert(id, level, 0).map_err(error("CGROUPS"))?;
@@ -354,7 +354,7 @@ impl Probes {
         }
     }
 
-    /// Follows a process (its fork, exec and exit are reported), and tells image and load bias for kernels without
+    /// Follows a process (its fork, exec and exit are reported), and passes image and load bias for kernels without
     /// cookies and for its stacks.
     pub fn set_process(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         self.set_ruby(pid, image, bias)?;
@@ -375,7 +375,7 @@ impl Probes {
     }
 
     /// Tells the programs where a process has its image, so that its stacks can be walked before its first GC.
-    /// What has been told before stays until the process replaces its program.
+    /// What has been passed before stays until the process replaces its program.
     pub fn set_ruby(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         let error = |source| AttachError::Map { map: "RUBIES", source: Box::new(source) };
         let execs = match self.rubies.get(&pid, 0) {

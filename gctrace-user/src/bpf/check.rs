@@ -22,30 +22,30 @@ use crate::{
 };
 
 /// The outcome of one attempt: it worked, or why not.
-pub type Tried = Result<(), String>;
+pub type CheckResult = Result<(), String>;
 
 /// What was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCheck {
     /// Making a ring buffer map (Linux 5.8).
-    pub ring_buffer: Tried,
+    pub ring_buffer: CheckResult,
     /// Loading every program and map of a run through the verifier.
-    pub programs: Tried,
+    pub programs: CheckResult,
     /// How many instructions the verifier walked for each program, most first: of a million that it walks at most. Empty
-    /// before Linux 5.16, which does not tell.
+    /// before Linux 5.16, which does not report it.
     pub verified: Vec<(String, u32)>,
     /// Attach cookies (Linux 5.15).
-    pub cookies: Tried,
+    pub cookies: CheckResult,
     /// Attaching a uprobe; to an instruction of gctrace's own, for this process only.
-    pub uprobe: Tried,
+    pub uprobe: CheckResult,
     /// Attaching to the lifecycle tracepoints: category and name of each.
-    pub tracepoints: Vec<(String, Tried)>,
+    pub tracepoints: Vec<(String, CheckResult)>,
     /// Watching for new executable mappings (`perf_event_open`).
-    pub mappings: Tried,
+    pub mappings: CheckResult,
     /// The kernel's description of its types (BTF), and in it where a thread's own memory begins.
-    pub kernel_types: Tried,
+    pub kernel_types: CheckResult,
     /// Reading the memory counters of a process in the kernel; what else comes out if that is not possible.
-    pub memory: Tried,
+    pub memory: CheckResult,
 }
 
 /// Tries everything. `own_code`: file offset in `/proc/self/exe` of an instruction that is never executed.
@@ -82,7 +82,7 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
             check.cookies = if probes.has_cookie() {
                 Ok(())
             } else {
-                Err("the kernel gives uprobes no cookies (Linux 5.15 does)".to_owned())
+                Err("the kernel has no attach cookies (Linux 5.15 has them)".to_owned())
             };
             check.tracepoints = TRACEPOINTS
                 .map(|(program, category, name)| {
@@ -99,7 +99,7 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
 fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     // Without tracefs the offsets only have to satisfy the verifier.
     let newtask = tracefs.map_or(Ok(TRIED_NEWTASK), newtask_offsets)?;
-    // Of time off the CPU the programs must know the records' fields, which tracefs tells.
+    // Of time off the CPU the programs must know the records' fields, which tracefs describes.
     let stacks = StackOptions {
         rate: 99,
         wall: tracefs.is_some(),
@@ -113,11 +113,12 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         own_pid: proc_root::own_pid(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,
-        // Aya tells what the verifier walked for those that it loads.
+        // Aya reports what the verifier walked for those that it loads.
         multi: false,
         memory: true,
         gc_ring_bytes: None,
         stacks: Some(stacks),
+        alloc: None,
         requests: Some(REQUEST_RING_BYTES),
         gvl: tracefs.map(|_| GvlOptions {
             futex: false,
@@ -134,7 +135,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     Ok(probes)
 }
 
-fn tracepoint(probes: &mut Probes, program: &'static str, category: &str, name: &str) -> Tried {
+fn tracepoint(probes: &mut Probes, program: &'static str, category: &str, name: &str) -> CheckResult {
     let Some(Program::TracePoint(tracepoint)) = probes.program_mut(program) else {
         return Err(LoadError::Missing(program).to_string());
     };
@@ -142,7 +143,7 @@ fn tracepoint(probes: &mut Probes, program: &'static str, category: &str, name: 
     tracepoint.detach(link).map_err(|error| brief(&error))
 }
 
-fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> Tried {
+fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> CheckResult {
     let offset = own_code.ok_or("gctrace's own code was not found in /proc/self/maps")?;
     // perf_event_open takes the caller's own pids.
     let pid = NonZeroU32::new(std::process::id()).ok_or("gctrace has no pid")?;
@@ -156,7 +157,7 @@ fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> Tried {
     attached.map_err(|error| brief(&error))
 }
 
-/// The first line of an error with its innermost cause. (Several errors of aya do not tell their cause, and the
+/// The first line of an error with its innermost cause. (Several errors of aya do not show their cause, and the
 /// verifier's log is long.)
 pub fn brief(error: &dyn Error) -> String {
     let line = |text: &str| text.lines().next().unwrap_or_default().trim_end().to_owned();

@@ -27,14 +27,14 @@ use super::{
     uprobes::{Link, Uprobe},
 };
 use crate::ruby::{
-    ThreadPlace,
+    ThreadOperand,
     gvl_plan::{GvlPlan, GvlProbe},
 };
 
 /// Programs at GVL points (they need attach cookies, Linux 5.15), in the order of [`GvlPoint`](gctrace_common::gvl::GvlPoint), and the one at a return.
 pub(super) const PROGRAMS: [&str; 6] =
     ["gvl_started", "gvl_ready", RESUMED, "gvl_suspended", "gvl_exited", AT_RETURN];
-/// The program where a thread has got the GVL.
+/// The program where a thread has acquired the GVL.
 pub(super) const RESUMED: &str = "gvl_resumed";
 /// The same code for a return, which matters to Aya only.
 pub(super) const AT_RETURN: &str = "gvl_acquired";
@@ -56,9 +56,9 @@ const MAPS: [(&str, u32); 5] = [
 /// A program, and one of its probes.
 /// A program on a tracepoint.
 pub(super) enum TracepointLink {
-    /// That gets the record which the tracepoint makes.
+    /// It receives the record of the tracepoint.
     Record(TracePointLinkId),
-    /// That gets its arguments.
+    /// It receives the arguments.
     Raw(RawTracePointLinkId),
 }
 
@@ -84,7 +84,7 @@ pub struct GvlOptions {
     pub budget_ppm: u64,
 }
 
-/// What the programs are told.
+/// Configuration for the programs.
 pub(super) fn configure(
     config: &mut Config,
     options: Option<GvlOptions>,
@@ -99,7 +99,7 @@ pub(super) fn configure(
     } else {
         [config.task_pid, config.task_state, config.task_charged] = kernel_types::task_members()
             .unwrap_or_else(|error| {
-                log::warn!("what threads do without the GVL is not reported: {error}");
+                log::warn!("the states of threads without the GVL are not reported: {error}");
                 [0; 3]
             });
     }
@@ -201,7 +201,7 @@ impl Probes {
         if !all.is_empty()
             && let Err(error) = self.attach_gvl_tracepoints(futex)
         {
-            log::warn!("what threads wait for is not looked at again: {error}");
+            log::warn!("the states of waiting threads are not checked again: {error}");
         }
         self.gvl = all;
     }
@@ -245,8 +245,8 @@ fn uprobe(image: u32, probe: &GvlProbe, path: &Path) -> Result<Uprobe, AttachErr
 /// The cookie of a probe, if everything fits into it.
 fn cookie(image: u32, probe: &GvlProbe) -> Option<GvlCookie> {
     let (register, in_memory, displacement) = match probe.place {
-        Some(ThreadPlace::Register(register)) => (register, false, 0),
-        Some(ThreadPlace::Memory(register, displacement)) => (register, true, displacement),
+        Some(ThreadOperand::Register(register)) => (register, false, 0),
+        Some(ThreadOperand::Memory(register, displacement)) => (register, true, displacement),
         None => (0, false, 0),
     };
     // At a return the instruction is not one of the image's.
@@ -382,7 +382,7 @@ impl GvlReader {
     }
 }
 
-/// Another handle of a map that somebody else takes.
+/// Another handle of a map that another part takes.
 pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
     let error = |source| LoadError::Map { map, source };
     let Some(Map::HashMap(data)) = ebpf.map(map) else { return Err(LoadError::Missing(map)) };

@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path, sync::OnceLock};
 
-use gctrace_common::memory::MemoryLayout;
+use gctrace_common::{memory::MemoryLayout, request::SocketLayout};
 
 mod memory;
 
@@ -41,6 +41,8 @@ struct Offsets {
     stack: Result<u32, BtfError>,
     members: Result<[u32; 3], BtfError>,
     memory: Result<MemoryLayout, BtfError>,
+    signal: Result<[u32; 2], BtfError>,
+    socket: Result<SocketLayout, BtfError>,
 }
 
 /// Offset of the user thread pointer (`fs` base on x86-64) in `task_struct`.
@@ -56,6 +58,16 @@ pub(super) fn task_stack() -> Result<u32, &'static BtfError> {
 /// Offsets of `pid`, of the state (`state` before Linux 5.14) and of the CPU time that was charged in `task_struct`.
 pub(super) fn task_members() -> Result<[u32; 3], &'static BtfError> {
     offsets()?.members.as_ref().copied()
+}
+
+/// Offsets of `signal` in `task_struct`, and of `live` (the number of threads) in `signal_struct`.
+pub(super) fn task_signal() -> Result<[u32; 2], &'static BtfError> {
+    offsets()?.signal.as_ref().copied()
+}
+
+/// How to get from a descriptor to what the kernel knows of its TCP connection.
+pub(super) fn socket() -> Result<SocketLayout, &'static BtfError> {
+    offsets()?.socket.as_ref().copied()
 }
 
 /// Where the memory counters of a process are.
@@ -79,13 +91,41 @@ impl Offsets {
             if cfg!(target_arch = "x86_64") { &["thread", "fsbase"] } else { &["thread", "uw", "tp_value"] };
         let state = || member(&["__state"]).or_else(|_| member(&["state"]));
         let members = || Ok([member(&["pid"])?, state()?, member(&["se", "sum_exec_runtime"])?]);
+        let signal = || {
+            let of = "signal_struct";
+            let id = btf.structure(of).ok_or_else(|| BtfError::Missing(of.to_owned()))?;
+            Ok([member(&["signal"])?, btf.offset_in(id, of, &["live"])?])
+        };
         Ok(Self {
             thread_pointer: member(thread_pointer),
             stack: member(&["stack"]),
             members: members(),
             memory: memory::layout(&btf, task, memory::summed_cpus()),
+            signal: signal(),
+            socket: socket_layout(&btf),
         })
     }
+}
+
+fn socket_layout(btf: &Btf<'_>) -> Result<SocketLayout, BtfError> {
+    let member = |of: &str, names: &[&str]| {
+        let id = btf.structure(of).ok_or_else(|| BtfError::Missing(of.to_owned()))?;
+        btf.offset_in(id, of, names)
+    };
+    Ok(SocketLayout {
+        task_files: member("task_struct", &["files"])?,
+        files_table: member("files_struct", &["fdt"])?,
+        table_len: member("fdtable", &["max_fds"])?,
+        table_entries: member("fdtable", &["fd"])?,
+        file_inode: member("file", &["f_inode"])?,
+        file_private: member("file", &["private_data"])?,
+        inode_mode: member("inode", &["i_mode"])?,
+        socket_sock: member("socket", &["sk"])?,
+        sock_protocol: member("sock", &["sk_protocol"])?,
+        sock_cookie: member("sock", &["__sk_common", "skc_cookie"])?,
+        // Only the ends of jobs need it.
+        sock_port: member("sock", &["__sk_common", "skc_dport"]).unwrap_or(0),
+    })
 }
 
 /// Whether the kernel has a raw tracepoint of that name: the types of their functions are described, too.

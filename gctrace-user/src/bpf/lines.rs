@@ -15,7 +15,7 @@ const INTERVAL: Duration = Duration::from_millis(50);
 pub(super) fn object(committed: &'static [u8]) -> &'static [u8] {
     let Some(path) = std::env::var_os(OBJECT) else { return committed };
     match fs::read(&path) {
-        // Once per load, in a build that nobody ships.
+        // Once per load, in a build that is not shipped.
         Ok(bytes) => Vec::leak(bytes),
         Err(error) => {
             log::warn!("{OBJECT} {}: {error}; the committed object is loaded", path.display());

@@ -63,7 +63,7 @@ pub(super) const TRACEPOINTS: [(&str, &str, &str); 3] = [
 pub enum LoadError {
     /// Binary and object were built from different ABI sources.
     #[error(
-        "the BPF object inside this binary speaks another ABI (object {object}, binary {binary:#018x}); \
+        "the BPF object inside this binary has another ABI (object {object}, binary {binary:#018x}); \
          rebuild it with `cargo xtask ebpf`, then rebuild gctrace"
     )]
     Abi {
@@ -181,14 +181,29 @@ pub struct LoadOptions<'a> {
     pub gvl: Option<GvlOptions>,
     /// Bytes of the ring of requests, if they are seen.
     pub requests: Option<u32>,
+    /// Whether allocation is counted, and whether stacks are taken for it.
+    pub alloc: Option<AllocOptions>,
+}
+
+/// How allocation is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocOptions {
+    /// Take stacks where a thread takes the free slots of a heap page.
+    pub stacks: bool,
 }
 
 impl LoadOptions<'_> {
     /// How many programs a run loads at its start.
     pub fn programs(&self) -> usize {
         let watched = self.gvl.is_some_and(|gvl| self.cookies || gvl.futex);
-        needed(self.stacks, self.gvl.filter(|_| watched), self.requests.is_some() && self.cookies, false)
-            .len()
+        needed(
+            self.stacks,
+            self.gvl.filter(|_| watched),
+            self.requests.is_some() && self.cookies,
+            self.alloc.is_some(),
+            false,
+        )
+        .len()
     }
 
     /// Whether native stacks are walked.
@@ -269,7 +284,7 @@ fn memory_layout(deepest: bool) -> MemoryLayout {
         Ok(layout) => {
             if layout.shape == MemoryLayout::COUNTS {
                 log::info!(
-                    "memory is approximate: this machine can have too many CPUs to read what each counts"
+                    "memory is approximate: this machine can have too many CPUs to read the counter of each"
                 );
             }
             layout
@@ -281,9 +296,10 @@ fn memory_layout(deepest: bool) -> MemoryLayout {
     }
 }
 
-/// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of fallback probes, and the one at
-/// a return of Rubies up to 3.1.
-const LATE: [&str; 5] = ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN, REFILL_PROGRAM];
+/// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of fallback probes, the one at a
+/// return of Rubies up to 3.1, and the one for packets of servers.
+const LATE: [&str; 5] =
+    ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN, requests::ARRIVALS_PROGRAM];
 
 /// The loaded programs.
 pub(super) struct Programs {
@@ -296,14 +312,26 @@ pub(super) struct Programs {
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
     let Verified {
         options:
-            LoadOptions { select, own_pid, cookies, gc_ring_bytes, stacks, tracefs, gvl, multi, memory, requests },
+            LoadOptions {
+                select,
+                own_pid,
+                cookies,
+                gc_ring_bytes,
+                stacks,
+                tracefs,
+                gvl,
+                multi,
+                memory,
+                requests,
+                alloc,
+            },
         newtask,
         everything,
     } = *wanted;
     check_abi(object())?;
     let memory = if memory { memory_layout(everything) } else { MemoryLayout::default() };
     let task_thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
-        log::info!("{error}; what Ruby 4.0 counts per thread cannot be read");
+        log::info!("{error}; the per-thread counters of Ruby 4.0 cannot be read");
         0
     });
     let mut config = Config {
@@ -342,7 +370,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         (config, memory),
         gc_ring_bytes,
         stacks,
-        (gvl, requests.filter(|_| cookies)),
+        (gvl, requests.filter(|_| cookies), alloc),
         multi && cookies,
         everything,
     ) {
@@ -353,9 +381,9 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         {
             log::debug!("without attach cookies, since {program} does not load");
             config.has_cookie = 0;
-            // Which site a hit is at is told by cookies only.
+            // Only cookies identify the site of a hit.
             config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
-            load_programs((config, memory), gc_ring_bytes, stacks, (gvl, None), false, everything)?
+            load_programs((config, memory), gc_ring_bytes, stacks, (gvl, None, alloc), false, everything)?
         }
         Err(error) => return Err(error),
     };
@@ -367,7 +395,7 @@ fn gives_cookies() -> bool {
     is_helper_supported(ProgramType::KProbe, BpfHelper::BPF_FUNC_get_attach_cookie).unwrap_or(false)
 }
 
-/// Whether uprobes can ask for the ancestors of a cgroup. Without cookies the kernel is taken for an old one.
+/// Whether uprobes can query the ancestors of a cgroup. A kernel without cookies is treated as an old one.
 fn asks_ancestors(cookies: bool) -> bool {
     let helper = BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id;
     cookies && is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false)
@@ -377,7 +405,7 @@ fn load_programs(
     (config, memory): (Config, MemoryLayout),
     gc_ring_bytes: Option<u32>,
     stacks: Option<StackOptions>,
-    (gvl, requests): (Option<GvlOptions>, Option<u32>),
+    (gvl, requests, alloc): (Option<GvlOptions>, Option<u32>, Option<AllocOptions>),
     multi: bool,
     everything: bool,
 ) -> Result<Programs, LoadError> {
@@ -391,6 +419,15 @@ fn load_programs(
     gvl::size_maps(&mut loader, config.gvl != 0);
     let watches_requests = u32::from(requests.is_some());
     loader.override_global("REQUESTS", &watches_requests, true);
+    let alloc_stacks = u32::from(alloc.is_some_and(|alloc| alloc.stacks));
+    loader.override_global("ALLOC_STACKS", &alloc_stacks, true);
+    let signal = kernel_types::task_signal().unwrap_or_else(|error| {
+        log::info!("{error}; the end of a process's first thread is treated as the end of the process");
+        [0; 2]
+    });
+    loader.override_global("SIGNAL", &signal, true);
+    let socket = requests::socket_layout(requests.is_some());
+    loader.override_global("SOCKET", &socket, true);
     requests::size_maps(&mut loader, requests);
     if !stacks.is_some_and(|stacks| stacks.native) {
         for map in UnwindMaps::NAMES {
@@ -403,7 +440,8 @@ fn load_programs(
     super::lines::configure(&mut loader, &level);
     let object = object();
     let mut ebpf = loader.load(object)?;
-    let mut names = needed(stacks, gvl.filter(|_| config.gvl != 0), requests.is_some(), everything);
+    let mut names =
+        needed(stacks, gvl.filter(|_| config.gvl != 0), requests.is_some(), alloc.is_some(), everything);
     log::debug!("loading {} BPF programs: {}", names.len(), names.join(" "));
     let multi = if multi { load_multi(&ebpf, object, &names) } else { None };
     names.retain(|name| multi.as_ref().is_none_or(|multi| multi.program(name).is_none()));
@@ -416,13 +454,19 @@ fn needed(
     stacks: Option<StackOptions>,
     gvl: Option<GvlOptions>,
     requests: bool,
+    alloc: bool,
     everything: bool,
 ) -> Vec<&'static str> {
-    let mut names: Vec<&'static str> =
-        GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).chain([REFILL_PROGRAM]).collect();
+    let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
+    names.extend((alloc || everything).then_some(REFILL_PROGRAM));
     names.extend(sample::names(stacks));
     names.extend(gvl::programs(gvl));
-    names.extend(requests.then_some(requests::PROGRAM));
+    names.extend(
+        requests
+            .then_some([requests::PROGRAM, requests::JOBS_PROGRAM, requests::ARRIVALS_PROGRAM])
+            .into_iter()
+            .flatten(),
+    );
     names.extend(sample::stages_for(gvl).into_iter().filter(|name| !sample::names(stacks).contains(name)));
     names.extend(TRACEPOINTS.map(|(program, _, _)| program));
     names.retain(|name| everything || !LATE.contains(name));
@@ -441,12 +485,12 @@ fn load_multi(ebpf: &Ebpf, object: &[u8], names: &[&'static str]) -> Option<Mult
     match Multi::load(ebpf, object, &uprobes) {
         Ok(multi) => Some(multi),
         Err(error @ MultiError::Unsupported) => {
-            log::debug!("{error}; each probe is attached by itself");
+            log::debug!("{error}; each probe is attached separately");
             None
         }
         // Aya loads them then, and has more to say if they cannot be.
         Err(error) => {
-            log::warn!("{error}; each probe is attached by itself");
+            log::warn!("{error}; each probe is attached separately");
             None
         }
     }
@@ -482,6 +526,7 @@ fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
 pub(super) fn load_late(program: &mut Program) -> Result<(), ProgramError> {
     let loaded = match program {
         Program::UProbe(program) => program.fd().is_ok(),
+        Program::CgroupSkb(program) => program.fd().is_ok(),
         _ => true,
     };
     if loaded { Ok(()) } else { load_one(program) }
@@ -493,6 +538,7 @@ fn load_one(program: &mut Program) -> Result<(), ProgramError> {
         Program::PerfEvent(program) => program.load(),
         Program::TracePoint(program) => program.load(),
         Program::RawTracePoint(program) => program.load(),
+        Program::CgroupSkb(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
     }
 }

@@ -11,7 +11,7 @@ use super::raw;
 /// Bytes of one CPU's buffer; a mapping record is about 100 bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// A file, as a mapping record tells it.
+/// A file, as a mapping record identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
     /// Major and minor number of its device.
@@ -110,7 +110,7 @@ impl MappingWatch {
         self.samplers.iter().map(raw::borrow_fd).collect()
     }
 
-    /// Mapping records lost because nobody read them in time; each may hide an image, so the caller scans `/proc`.
+    /// Mapping records lost because they were not read in time; each may hide an image, so the caller scans `/proc`.
     pub fn lost(&self) -> u64 {
         self.lost
     }

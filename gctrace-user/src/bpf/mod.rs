@@ -19,12 +19,12 @@ mod unwind;
 mod uprobes;
 
 pub use attach::{AttachError, Probes};
-pub use check::{KernelCheck, Tried, brief, check};
+pub use check::{CheckResult, KernelCheck, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
-pub use load::{LoadError, LoadOptions, Loaded, Select, load};
+pub use load::{AllocOptions, LoadError, LoadOptions, Loaded, Select, load};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
-pub use requests::{RequestLinks, RequestReader};
-pub use rings::{AwayMap, CounterReader, Rings, StackRing};
+pub use requests::{ArrivalsLink, RequestLinks, RequestReader};
+pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::UnwindMaps;
 pub use uprobes::Scope;

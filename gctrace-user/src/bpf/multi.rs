@@ -27,7 +27,7 @@ const CLOSERS: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MultiError {
     /// The kernel has no such links, or mixes up threads and processes there.
-    #[error("the kernel has no links of many uprobes (Linux 6.11 does)")]
+    #[error("the kernel has no multi-uprobe links (Linux 6.11 has them)")]
     Unsupported,
     /// The object could not be parsed or relocated, which Aya has done before.
     #[error("relocating the BPF object: {0}")]
@@ -44,7 +44,7 @@ pub(super) enum MultiError {
 }
 
 /// Where a link has a probe: file offset and attach cookie.
-pub(super) type Place = (u64, u64);
+pub(super) type ProbeOffset = (u64, u64);
 
 /// The uprobe programs of a run.
 pub(super) struct Multi(HashMap<&'static str, OwnedFd>);
@@ -105,14 +105,14 @@ impl Multi {
         program: BorrowedFd<'_>,
         at_return: bool,
         path: &Path,
-        places: &[Place],
+        places: &[ProbeOffset],
         pid: Option<NonZeroU32>,
     ) -> io::Result<OwnedFd> {
         raw::link_multi(program, at_return, path, places, pid.map_or(0, NonZeroU32::get))
     }
 }
 
-/// Whether the kernel has links of many uprobes that tell processes apart.
+/// Whether the kernel has links of many uprobes that distinguish processes.
 fn supported() -> io::Result<bool> {
     let program = raw::load_multi("gctrace_try", &raw::return_zero(), None)?;
     // A path that cannot be probed is the last thing that is looked at (`bpf_uprobe_multi_link_attach`, kernel/trace/bpf_trace.c).

@@ -1,25 +1,41 @@
 //! Attaching the probes of requests, and reading what they emit.
 
-use std::path::Path;
+use std::{fs::File, num::NonZeroU32, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{HashMap, MapData, RingBuf},
+    programs::{CgroupAttachMode, CgroupSkbAttachType, Program, cgroup_skb::CgroupSkbLink},
 };
-use gctrace_common::request::{MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, Serving};
+use gctrace_common::{
+    config::ProcessEntry,
+    job::MAX_FETCHERS,
+    request::{MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, Serving, SocketLayout},
+};
 
 use super::{
-    AttachError, Probes, Scope,
-    load::LoadError,
+    AttachError, Probes, Scope, brief,
+    gvl::shared,
+    kernel_types,
+    load::{LoadError, load_late},
     rings::{drain, take},
     uprobes::{Link, Uprobe},
 };
-use crate::ruby::requests::RequestSite;
+use crate::{
+    address::FileOffset,
+    ruby::{jobs::JobSite, requests::RequestSite},
+};
 
-/// The program.
+/// The program at the calls of a server.
 pub(super) const PROGRAM: &str = "request_hit";
+/// The program at the calls of a process that runs jobs.
+pub(super) const JOBS_PROGRAM: &str = "job_hit";
+/// The one for packets that servers get.
+pub(super) const ARRIVALS_PROGRAM: &str = "request_data";
 /// Maps and how many entries they have.
-const MAPS: [(&str, u32); 4] = [
+const MAPS: [(&str, u32); 6] = [
+    ("ARRIVALS", MAX_ARRIVALS),
+    ("FETCHERS", MAX_FETCHERS),
     ("SERVERS", MAX_SERVERS),
     ("SERVING", MAX_SERVING),
     ("CONNECTIONS", MAX_CONNECTIONS),
@@ -35,6 +51,17 @@ pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, ring_bytes: Option<u32>) {
         loader.map_max_entries(map, if watched { entries } else { 1 });
     }
     loader.map_max_entries("REQUEST_RING", ring_bytes.unwrap_or(NO_RING_BYTES));
+}
+
+/// Where the kernel keeps when data came on a connection; zeros if no requests are watched or the kernel does not describe it.
+pub(super) fn socket_layout(watched: bool) -> SocketLayout {
+    if !watched {
+        return SocketLayout::default();
+    }
+    kernel_types::socket().unwrap_or_else(|error| {
+        log::info!("{error}; queue times of requests are not known");
+        SocketLayout::default()
+    })
 }
 
 impl Probes {
@@ -54,19 +81,43 @@ impl Probes {
         path: &Path,
         scope: Scope,
     ) -> Result<RequestLinks, AttachError> {
-        let probes: Vec<Uprobe> = sites
-            .iter()
-            .map(|site| Uprobe {
-                program: PROGRAM,
-                point: "request",
-                offset: site.file_offset.0,
-                cookie: Some(site.point as u64),
+        let probes = sites.iter().map(|site| (PROGRAM, "request", site.file_offset, site.point as u64));
+        self.attach_calls(probes, path, scope)
+    }
+
+    /// Attaches the probes of a file by which one process's jobs are seen.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn attach_jobs(
+        &mut self,
+        sites: &[JobSite],
+        path: &Path,
+        pid: NonZeroU32,
+    ) -> Result<RequestLinks, AttachError> {
+        let probes = sites.iter().map(|site| (JOBS_PROGRAM, "job", site.file_offset, site.point as u64));
+        self.attach_calls(probes, path, Scope::One(pid))
+    }
+
+    fn attach_calls(
+        &mut self,
+        calls: impl Iterator<Item = (&'static str, &'static str, FileOffset, u64)>,
+        path: &Path,
+        scope: Scope,
+    ) -> Result<RequestLinks, AttachError> {
+        let probes: Vec<Uprobe> = calls
+            .map(|(program, point, offset, cookie)| Uprobe {
+                program,
+                point,
+                offset: offset.0,
+                cookie: Some(cookie),
                 at_return: false,
             })
             .collect();
         let links = self.attach_uprobes(&probes, path, scope)?;
-        self.attached += sites.len();
-        Ok(RequestLinks { links, sites: sites.len() })
+        self.attached += probes.len();
+        Ok(RequestLinks { links, sites: probes.len() })
     }
 
     /// Detaches them.
@@ -75,17 +126,39 @@ impl Probes {
         self.detach_uprobes(links.links);
     }
 
-    /// From now on the requests of a process are seen. What is left of another one of this pid, or of the program that it
+    /// Has the time noted at which packets with data come for sockets of a cgroup (v2). What was noted before is forgotten: packets may
+    /// have come since that nobody saw.
+    ///
+    /// # Errors
+    ///
+    /// The kernel cannot do it, or somebody else has the cgroup for himself.
+    pub fn attach_arrivals(&mut self, cgroup: &File) -> Result<ArrivalsLink, String> {
+        let program = self.ebpf.program_mut(ARRIVALS_PROGRAM).ok_or("the object lacks the program")?;
+        let failed = |error: &dyn std::error::Error| brief(error);
+        load_late(program).map_err(|error| failed(&error))?;
+        let Program::CgroupSkb(program) = program else {
+            return Err("the program is of another type".to_owned());
+        };
+        if let Some(servers) = &mut self.servers {
+            servers.forget_arrivals();
+        }
+        // Programs that others have there, or will have, stay: links share a cgroup.
+        let link = program.attach(cgroup, CgroupSkbAttachType::Ingress, CgroupAttachMode::Single);
+        let link = link.and_then(|link| program.take_link(link)).map_err(|error| failed(&error))?;
+        Ok(ArrivalsLink { _detaches_when_dropped: link })
+    }
+
+    /// From now on the requests, or the jobs, of a process are seen ([`SERVES_HTTP`], [`RUNS_JOBS`]). What is left of another one of this pid, or of the program that it
     /// replaced, is removed before: connections that the kernel closed at an exec or an end were not seen to close.
     ///
     /// # Errors
     ///
     /// The map does not take it.
-    pub fn add_server(&mut self, pid: u32) -> Result<(), AttachError> {
+    pub fn add_server(&mut self, pid: u32, kind: u32) -> Result<(), AttachError> {
         let Some(servers) = &mut self.servers else { return Ok(()) };
         let error = |source| AttachError::Map { map: "SERVERS", source: Box::new(source) };
         servers.forget(pid);
-        servers.pids.insert(pid, 1, 0).map_err(error)
+        servers.pids.insert(pid, kind, 0).map_err(error)
     }
 
     /// Whether they are. The kernel forgets a process that ends or becomes another program.
@@ -103,6 +176,8 @@ pub(super) struct Servers {
     /// Keyed by `tgid << 32 | fd`.
     connections: HashMap<MapData, u64, u64>,
     parsers: HashMap<MapData, RawParserKey, [u8; size_of::<Parsed>()]>,
+    /// Keyed by the number of the socket.
+    arrivals: HashMap<MapData, u64, u64>,
 }
 
 impl Servers {
@@ -111,6 +186,7 @@ impl Servers {
             pids: map(ebpf, "SERVERS")?,
             connections: map(ebpf, "CONNECTIONS")?,
             parsers: map(ebpf, "PARSERS")?,
+            arrivals: map(ebpf, "ARRIVALS")?,
         })
     }
 
@@ -129,11 +205,24 @@ impl Servers {
             let _may_be_evicted = self.parsers.remove(&key);
         }
     }
+
+    fn forget_arrivals(&mut self) {
+        let most = 2 * MAX_ARRIVALS as usize;
+        let sockets: Vec<u64> = self.arrivals.keys().take(most).flatten().collect();
+        for socket in sockets {
+            let _may_be_evicted = self.arrivals.remove(&socket);
+        }
+    }
 }
 
 fn map<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<HashMap<MapData, K, V>, LoadError> {
     let map = ebpf.take_map(name).ok_or(LoadError::Missing(name))?;
     HashMap::try_from(map).map_err(|source| LoadError::Map { map: name, source })
+}
+
+/// What keeps the packets of a cgroup looked at.
+pub struct ArrivalsLink {
+    _detaches_when_dropped: CgroupSkbLink,
 }
 
 /// What keeps the probes of a file attached.
@@ -146,11 +235,20 @@ pub struct RequestLinks {
 pub struct RequestReader {
     ring: RingBuf<MapData>,
     serving: HashMap<MapData, u32, Serving>,
+    /// A second handle; the programs and who attaches them write there.
+    processes: HashMap<MapData, u32, ProcessEntry>,
 }
 
 impl RequestReader {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
-        Ok(Self { ring: take(ebpf, "REQUEST_RING")?, serving: map(ebpf, "SERVING")? })
+        let processes = HashMap::try_from(shared(ebpf, "PROCESSES")?)
+            .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
+        Ok(Self { ring: take(ebpf, "REQUEST_RING")?, serving: map(ebpf, "SERVING")?, processes })
+    }
+
+    /// How many GC records of a process have been numbered so far, lost ones included. `None`: the kernel does not follow it.
+    pub fn numbered(&self, pid: u32) -> Option<u64> {
+        self.processes.get(&pid, 0).ok().map(|entry| entry.seq)
     }
 
     /// Hands up to `limit` records to `sink`; returns how many there were.

@@ -24,7 +24,17 @@ const SETTLE_TRIES: u32 = 100;
 /// The rings of the data thread.
 pub struct Rings {
     gc: RingBuf<MapData>,
-    life: RingBuf<MapData>,
+    life: LifeRing,
+}
+
+/// The ring of forks, execs and exits.
+pub struct LifeRing(RingBuf<MapData>);
+
+impl LifeRing {
+    /// Hands up to `limit` records to `sink`; returns how many there were.
+    pub fn drain(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
+        drain(&mut self.0, limit, sink)
+    }
 }
 
 /// The ring of stacks, which has a thread of its own.
@@ -48,7 +58,7 @@ impl StackRing {
 
 impl Rings {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
-        Ok(Self { gc: take(ebpf, "GC_RING")?, life: take(ebpf, "LIFE_RING")? })
+        Ok(Self { gc: take(ebpf, "GC_RING")?, life: LifeRing(take(ebpf, "LIFE_RING")?) })
     }
 
     /// Readable when the GC ring has woken its reader.
@@ -58,17 +68,18 @@ impl Rings {
 
     /// Readable when the lifecycle ring has woken its reader.
     pub fn life_fd(&self) -> BorrowedFd<'_> {
-        self.life.as_fd()
+        self.life.0.as_fd()
     }
 
-    /// Hands up to `limit` GC records to `sink`; returns how many there were.
-    pub fn drain_gc(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
-        drain(&mut self.gc, limit, sink)
+    /// Hands up to `limit` GC records to `sink`, which may look at the lifecycle records beside them; returns how many there were.
+    pub fn drain_gc(&mut self, limit: usize, mut sink: impl FnMut(&[u8], &mut LifeRing)) -> usize {
+        let life = &mut self.life;
+        drain(&mut self.gc, limit, |bytes| sink(bytes, life))
     }
 
-    /// Hands up to `limit` lifecycle records to `sink`; returns how many there were.
-    pub fn drain_life(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
-        drain(&mut self.life, limit, sink)
+    /// The lifecycle records.
+    pub fn life(&mut self) -> &mut LifeRing {
+        &mut self.life
     }
 }
 
@@ -173,14 +184,14 @@ impl CounterReader {
     }
 
     /// Hits of ordinary tracepoints that their programs were passed over for, because the CPU had been taken from a thread in the
-    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, `kernel/trace/bpf_trace.c`); what they had to tell is not known.
+    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, `kernel/trace/bpf_trace.c`); what they had to report is not known.
     /// 0 before Linux 6.7, which does not count them.
     pub fn skipped(&self) -> u64 {
         self.tracepoints.iter().filter_map(|fd| misses(fd.as_raw_fd())).sum()
     }
 
-    /// All counters after [`super::Probes::close`], in the order of [`Counter::ALL`]: read again until they stand
-    /// still, because a program that had passed the gate may be in the middle of its work. `None` if the kernel would
+    /// All counters after [`super::Probes::close`], in the order of [`Counter::ALL`]: read again until they do
+    /// not change, because a program that had passed the gate may be in the middle of its work. `None` if the kernel would
     /// not read one.
     pub fn read_settled(&self) -> Option<Vec<u64>> {
         let mut last = self.read()?;
@@ -195,12 +206,12 @@ impl CounterReader {
         Some(last)
     }
 
-    /// One counter as it stands.
+    /// The present value of one counter.
     pub fn one(&self, counter: Counter) -> Option<u64> {
         self.map.get(&(counter as u32), 0).ok()
     }
 
-    /// All counters as they stand; those of a record in progress may not add up.
+    /// The present values of all counters; those of a record in progress may not add up.
     pub fn read(&self) -> Option<Vec<u64>> {
         Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
     }

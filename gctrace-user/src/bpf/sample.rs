@@ -150,7 +150,7 @@ pub(super) fn size_maps(
     Ok(())
 }
 
-/// What the programs are told of the scheduler's tracepoints.
+/// Configuration for the programs: the scheduler's tracepoints.
 pub(super) fn configure(
     config: &mut Config,
     options: Option<StackOptions>,
@@ -170,7 +170,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// Whether the kernel tells when a switch of threads is over.
+/// Whether the kernel reports when a switch of threads is over.
 fn tells_returns() -> bool {
     static TELLS: LazyLock<bool> =
         LazyLock::new(|| kernel_types::has_raw_tracepoint(RETURN_TRACEPOINT).unwrap_or(false));

@@ -6,7 +6,7 @@
 use gctrace_common::ABI_HASH;
 use serde::{Deserialize, Serialize};
 
-use super::{Kept, SOURCES};
+use super::{CachedAnalysis, SOURCES};
 use crate::{
     address::Svma,
     elf::{BuildId, ElfImage, ImageHead, ReadAt, code_offset},
@@ -44,7 +44,7 @@ pub(super) enum EntryError {
     #[error("it is about another image ({0})")]
     OtherImage(&'static str),
     /// The file does not hold what was there when the entry was written.
-    #[error("the image's {0} is not what was analysed, although its build id is the same")]
+    #[error("the image's {0} differs from the analysed one, although its build id is the same")]
     Differs(String),
 }
 
@@ -53,7 +53,7 @@ pub(super) enum EntryError {
 pub(super) struct Entry {
     build_id: BuildId,
     file_size: u64,
-    kept: Kept,
+    kept: CachedAnalysis,
     /// Version and description, with their addresses.
     strings: [(Svma, String); 2],
     /// The beginnings of the instructions that matter.
@@ -88,7 +88,7 @@ const fn identity() -> u64 {
 }
 
 /// The instructions of an analysis that are compared with the file: first those that get a probe, then those that their
-/// meaning depends on. Names every field, so that whoever adds one decides about it.
+/// meaning depends on. Names every field, so that adding one requires a decision about it.
 fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
     let RubyAnalysis {
         machine: _,
@@ -112,7 +112,7 @@ fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
     probed.extend(thread.sites.iter().map(|site| site.address));
     let emulated = |site: &&GvlSite| site.emulated && site.event != GvlEvent::Acquired;
     probed.extend(gvl.sites.iter().filter(emulated).map(|site| site.address));
-    // The function that acquires the GVL gets its probes at its beginning, whatever instruction that is.
+    // The function that acquires the GVL is probed at its beginning, whatever instruction that is.
     let others = gvl.sites.iter().filter(|site| !emulated(site)).map(|site| site.address);
     (probed, sites.iter().map(|site| site.guard).chain(others).collect())
 }
@@ -123,7 +123,7 @@ impl Entry {
         source: &(impl ReadAt + ?Sized),
         head: &ImageHead,
         image: &ElfImage,
-        kept: &Kept,
+        kept: &CachedAnalysis,
     ) -> Option<Self> {
         let string = |name| {
             let address = image.symbol(name)?.address;
@@ -187,7 +187,7 @@ impl Entry {
         self,
         source: &(impl ReadAt + ?Sized),
         head: &ImageHead,
-    ) -> Result<Kept, EntryError> {
+    ) -> Result<CachedAnalysis, EntryError> {
         if head.build_id.as_ref() != Some(&self.build_id) || self.kept.analysis.build_id != head.build_id {
             return Err(EntryError::OtherImage("another build id"));
         }

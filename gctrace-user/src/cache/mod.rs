@@ -27,7 +27,7 @@ use crate::{
 
 /// What is kept of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct CachedAnalysis {
     /// Its analysis.
     pub analysis: RubyAnalysis,
     /// Whether symbols that belong to the image have confirmed the sites.
@@ -69,7 +69,7 @@ impl Cache {
     }
 
     /// The cache in this directory, which is made when there is something to store. A directory that is not safe to use
-    /// is told and not used.
+    /// is reported and not used.
     pub fn at(path: &Path) -> Self {
         match Dir::open(path) {
             Ok(dir) => Self { path: Some(path.to_owned()), dir },
@@ -86,14 +86,14 @@ impl Cache {
     }
 
     /// The stored analysis of an image, if there is one and the file is still the one that was analysed.
-    pub fn get(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<Kept> {
+    pub fn get(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<CachedAnalysis> {
         let dir = self.dir.as_ref()?;
         let name = Dir::entry_name(&key(head)?);
         let path = dir.path().join(&name);
         let ignored = |why: &dyn std::fmt::Display| {
             log::warn!(
                 "the cached analysis {} is ignored: {why}; the image is analysed again and the entry replaced \
-                 (should this come back, remove the file)",
+                 (if this comes back, remove the file)",
                 path.display()
             );
         };
@@ -116,8 +116,14 @@ impl Cache {
         }
     }
 
-    /// Stores an analysis. A failure is told once and ends storing, not the run.
-    pub fn put(&mut self, source: &(impl ReadAt + ?Sized), head: &ImageHead, image: &ElfImage, kept: &Kept) {
+    /// Stores an analysis. A failure is reported once and ends storing, not the run.
+    pub fn put(
+        &mut self,
+        source: &(impl ReadAt + ?Sized),
+        head: &ImageHead,
+        image: &ElfImage,
+        kept: &CachedAnalysis,
+    ) {
         let Some(path) = self.path.clone() else { return };
         let Some(key) = key(head) else {
             return log::info!("an image without build id is not cached");
@@ -136,10 +142,10 @@ impl Cache {
             return log::info!("the analysis of {key} cannot be cached");
         };
         match dir.write(&Dir::entry_name(&key), &bytes).and_then(|()| dir.prune()) {
-            Ok(()) => log::info!("the analysis of {key} is kept in {}", path.display()),
+            Ok(()) => log::info!("the analysis of {key} is stored in {}", path.display()),
             Err(error) => {
                 log::warn!(
-                    "the analysis of an image cannot be kept in {}: {error}; the next start analyses it again",
+                    "the analysis of an image cannot be stored in {}: {error}; the next start analyses it again",
                     path.display()
                 );
                 self.path = None;

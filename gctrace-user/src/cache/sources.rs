@@ -1,9 +1,9 @@
-//! Identity of the code that makes analyses. Used by the build script, which has no other module at hand.
+//! Identity of the code that makes analyses. Used by the build script, which can use no other module.
 
 use std::{fs, io, path::Path};
 
-/// What an analysis and its form on disk depend on: files and directories, relative to the crate. The lock file stands
-/// for the libraries.
+/// What an analysis and its form on disk depend on: files and directories, relative to the crate. The lock file represents
+/// the libraries.
 pub(super) const PATHS: [&str; 3] = ["../crates/cruby/src", "src/cache", "../Cargo.lock"];
 
 /// Hash of these sources' names and contents (FNV-1a, 64 bit).

@@ -10,7 +10,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::{
-    Cache, Kept, SOURCES,
+    Cache, CachedAnalysis, SOURCES,
     dir::{Dir, MAX_ENTRIES},
     entry::{Entry, EntryError},
     key, sources,
@@ -26,7 +26,7 @@ struct Sample {
     file: File,
     head: ImageHead,
     image: ElfImage,
-    kept: Kept,
+    kept: CachedAnalysis,
     bytes: Vec<u8>,
 }
 
@@ -35,13 +35,13 @@ fn sample() -> &'static Sample {
     SAMPLE.get_or_init(|| {
         let (file, image) = (libruby_file(), libruby_image());
         let head = ImageHead::read(&file).unwrap();
-        let kept = Kept { analysis: analyse(&image).unwrap(), witnessed: true };
+        let kept = CachedAnalysis { analysis: analyse(&image).unwrap(), witnessed: true };
         let bytes = Entry::new(&file, &head, &image, &kept).unwrap().encode().unwrap();
         Sample { file, head, image, kept, bytes }
     })
 }
 
-fn read(bytes: &[u8]) -> Result<Kept, EntryError> {
+fn read(bytes: &[u8]) -> Result<CachedAnalysis, EntryError> {
     Entry::decode(bytes)?.verified(&sample().file, &sample().head)
 }
 
@@ -241,7 +241,7 @@ proptest! {
             let at = at.index(payload.len());
             payload[at] = value;
         }
-        if let Ok(Kept { analysis, .. }) = read(&with_payload(&payload)) {
+        if let Ok(CachedAnalysis { analysis, .. }) = read(&with_payload(&payload)) {
             prop_assert_eq!(analysis.version, sample.kept.analysis.version);
             prop_assert_eq!(&analysis.build_id, &sample.kept.analysis.build_id);
             for site in &analysis.sites {

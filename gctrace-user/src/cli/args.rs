@@ -5,11 +5,13 @@ use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 #[cfg(feature = "collector")]
 use super::collector::{AppsArgs, CollectorArgs};
 use super::{
+    keep_args::KeepArgs,
+    look_args::LookArgs,
+    output_args::OutputArgs,
     parse::{self, Pids},
-    reports::ReportArgs,
     select_args::SelectArgs,
 };
-use crate::discover::Fault;
+use crate::{discover::Fault, export::profile::Grouping};
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
 /// Trace garbage collection, GVL contention and CPU time of running Ruby processes, from outside
@@ -29,7 +31,7 @@ use clap::{Args as ClapArgs, Parser, ValueEnum};
         Standard output carries data, standard error diagnostics (RUST_LOG=debug for more)."
 )]
 #[command(args_conflicts_with_subcommands = true)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate flag")]
 pub struct Args {
     /// Other things than tracing.
     #[command(subcommand)]
@@ -43,38 +45,29 @@ pub struct Args {
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub kube_root: Option<PathBuf>,
 
+    /// What to look at.
+    #[command(flatten)]
+    pub look: LookArgs,
+
+    /// What to write.
+    #[command(flatten)]
+    pub outputs: OutputArgs,
+
+    /// Also write a recording to this file, from which `gctrace report` can make every output later
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
+    /// Whether it is kept in memory.
+    #[command(flatten)]
+    pub keep: KeepArgs,
+
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids (--pid=host)
     #[arg(long, value_name = "DIR", hide_short_help = true, conflicts_with = "command")]
     pub proc: Option<PathBuf>,
 
-    /// (JSON lines only) Report PSS and private dirty memory after a cycle, at most once per second and process: what collections
-    /// cost the workers of a server that forks
-    #[arg(long)]
-    pub shares: bool,
-
-    /// Stop after this time, e.g. 500ms, 30s, 1m30s, 1d [default: until Ctrl-C or the end of COMMAND]
-    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
-    pub duration: Option<Duration>,
-
-    /// What to write to standard output
-    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
-    pub format: FormatArg,
-
-    /// Write lines to this file instead of standard output. It is emptied first, and grows while the run goes on
-    #[arg(long, short, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-
     /// Under sudo, run COMMAND as root and leave files to root, not to the user who called sudo
     #[arg(long)]
     pub as_root: bool,
-
-    /// How much of it.
-    #[command(flatten)]
-    pub reports: ReportArgs,
-
-    /// Write a TuneMyGC sample set per process to this directory
-    #[arg(long, value_name = "DIR")]
-    pub tunemygc: Option<PathBuf>,
 
     /// Send the sample set of each process to this collector, e.g. `http://127.0.0.1:9292` (see `gctrace collector`)
     #[arg(long, value_name = "URL")]
@@ -92,10 +85,6 @@ pub struct Args {
     /// Send the set of a process after this many of its GC cycles, too, not only after 10 minutes and when it ends
     #[arg(long, value_name = "N", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_sync_cycles: Option<NonZeroU32>,
-
-    /// Header variant of sample sets: `spec` (11 elements) or `agent` (12, as the gem sends)
-    #[arg(long, value_enum, value_name = "WHICH", default_value_t = DialectArg::Spec, hide_short_help = true)]
-    pub tunemygc_dialect: DialectArg,
 
     /// Keep sets here until the collector has them
     /// [default: /var/lib/gctrace/spool; not as root: ~/.local/state/gctrace/spool]
@@ -116,7 +105,7 @@ pub struct Args {
     #[arg(long, value_name = "URL")]
     pub otlp: Option<String>,
 
-    /// What http and https addresses of --otlp speak [default: `OTEL_EXPORTER_OTLP_PROTOCOL`, or http/protobuf]
+    /// Protocol for http and https addresses of --otlp [default: `OTEL_EXPORTER_OTLP_PROTOCOL`, or http/protobuf]
     #[arg(long, value_enum, value_name = "WHICH", requires = "otlp", hide_short_help = true)]
     pub otlp_protocol: Option<OtlpProtocolArg>,
 
@@ -140,100 +129,6 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse::duration)]
     pub push_interval: Duration,
 
-    /// Write CPU time and GC pauses by stack as a pprof profile, e.g. run.pb.gz (open with `go tool pprof`)
-    #[arg(long, value_name = "FILE")]
-    pub pprof: Option<PathBuf>,
-
-    /// Draw a flame graph, e.g. cpu.svg (open in a browser)
-    #[arg(long, value_name = "FILE")]
-    pub flamegraph: Option<PathBuf>,
-
-    /// Write collapsed stacks, e.g. cpu.folded: a line `root;caller;leaf NANOSECONDS` per stack
-    #[arg(long, value_name = "FILE")]
-    pub folded: Option<PathBuf>,
-
-    /// Write a profile for speedscope (www.speedscope.app), e.g. run.speedscope.json
-    #[arg(long, value_name = "FILE")]
-    pub speedscope: Option<PathBuf>,
-
-    /// Write a timeline with GC markers and memory for the Firefox Profiler (profiler.firefox.com), e.g. run.json.gz
-    #[arg(long, value_name = "FILE")]
-    pub firefox: Option<PathBuf>,
-
-    /// Root frame of each stack of --flamegraph and --folded
-    #[arg(
-        long,
-        value_enum,
-        default_value_t = RootArg::Process,
-        value_name = "WHAT",
-    )]
-    pub stack_root: RootArg,
-
-    /// Sample what the threads do this often per second and CPU, 1 to 999 [default: 99 where an output wants stacks]
-    #[arg(long, value_name = "HZ", value_parser = parse::rate)]
-    pub rate: Option<u32>,
-
-    /// Leave native frames (the VM itself, C extensions, libraries) out of stacks
-    #[arg(long)]
-    pub no_native: bool,
-
-    /// Also profile threads while they sleep, block or wait for a CPU
-    #[arg(long)]
-    pub wall: bool,
-
-    /// Ignore waits shorter than this [default: 1ms]
-    #[arg(long, value_name = "TIME", requires = "wall", value_parser = parse::duration)]
-    pub off_cpu_min: Option<Duration>,
-
-    /// Take about this many stacks of threads off their CPU per second and CPU, chosen at random [default: 1000]
-    #[arg(long, value_name = "N", requires = "wall", value_parser = clap::value_parser!(u32).range(10..=100_000))]
-    pub off_cpu_stacks: Option<u32>,
-
-    /// Trace the GVL: how long threads wait for it, how long they hold it, and who waits for whom (exact). Adds about 1 µs each
-    /// time a thread requests, acquires or releases the GVL. --gvl=futex sets no probe in the program and reports only waits
-    /// that blocked, and no holds
-    #[arg(
-        long,
-        value_enum,
-        value_name = "HOW",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "exact"
-    )]
-    pub gvl: Option<GvlArg>,
-
-    /// Report each wait for the GVL that takes at least this long [default: 1ms]
-    #[arg(long, value_name = "TIME", requires = "gvl", value_parser = parse::duration)]
-    pub gvl_threshold: Option<Duration>,
-
-    /// Maximum CPU cost of --gvl in percent (of the host, and of one CPU per process). Above it gctrace first samples single
-    /// waits, then everything, then stops; each step is reported [default: 0.2, with --duration 1]
-    #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
-    pub gvl_budget: Option<u64>,
-
-    /// Trace the HTTP requests of Puma on TCP: endpoint, status, duration, and the GC cycles and pauses of each. Reports the
-    /// path without ids, and never query, headers or bodies. Adds about 7 µs to each request
-    #[arg(long)]
-    pub requests: bool,
-
-    /// Size of the kernel ring for requests (for tests)
-    #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide = true)]
-    pub request_ring: Option<u32>,
-
-    /// (JSON lines only) Count allocated objects exactly, by slot size, once a second. A loop of Object.new took 1.08 times its
-    /// CPU time on Ruby 3.1
-    #[arg(long, hide_short_help = true)]
-    pub alloc: bool,
-
-    /// Write a trace for Perfetto (ui.perfetto.dev), e.g. run.pftrace: GC pauses and cycles, and with --gvl what each
-    /// thread did with the GVL
-    #[arg(long, value_name = "FILE")]
-    pub perfetto: Option<PathBuf>,
-
-    /// Write each stack as one JSON object per line to this file (for tests)
-    #[arg(long, value_name = "FILE", hide = true)]
-    pub stack_log: Option<PathBuf>,
-
     /// Size of the kernel ring for GC events, e.g. 4MiB; a power of two
     #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide_short_help = true)]
     pub gc_ring: Option<u32>,
@@ -250,7 +145,7 @@ pub struct Args {
     #[arg(long, hide = true)]
     pub without_cookies: bool,
 
-    /// Behave as on kernels before 6.11, which attach each probe by itself (for tests)
+    /// Behave as on kernels before 6.11, which attach each probe separately (for tests)
     #[arg(long, hide = true)]
     pub without_multi: bool,
 
@@ -287,6 +182,20 @@ pub enum Subcommand {
     Top(super::top_args::TopArgs),
     /// Print what each thread of a process does right now, with its Ruby stack
     Dump(DumpArgs),
+    /// Write everything that is seen to a recording, for `gctrace report`
+    Record(super::record::RecordArgs),
+    /// Write a summary, or any output of a run, from a recording
+    Report(super::record::ReportFileArgs),
+    /// Compare two recordings: what has changed, and whether that is more than noise
+    Diff(super::diff::DiffArgs),
+    /// Show a recording as a web page on this host
+    Serve(super::serve::ServeArgs),
+    /// Say what a recording holds
+    Info(super::diff::InfoArgs),
+    /// Write several recordings as one
+    Merge(super::copies::MergeArgs),
+    /// Copy a recording without names that tell whose it is
+    Scrub(super::copies::ScrubArgs),
     /// Recommend GC settings from TuneMyGC sample sets
     Tune(TuneArgs),
     /// Write a completion script for a shell to standard output
@@ -311,7 +220,7 @@ pub enum Subcommand {
         sudo gctrace dump --pid 4242 --format jsonl  the same for scripts\n  \
         sudo gctrace dump --all-ruby                 every Ruby process\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 it could not be read, 3 missing privilege.\n\
-        The process is not stopped; of each stack is said how it was read.")]
+        The process is not stopped; the output says for each stack how it was read.")]
 pub struct DumpArgs {
     /// This process and its descendants (repeatable)
     #[arg(
@@ -327,7 +236,7 @@ pub struct DumpArgs {
     #[arg(long)]
     pub all_ruby: bool,
 
-    /// Also the threads that are no Ruby threads
+    /// Also print threads that are not Ruby threads
     #[arg(long)]
     pub native: bool,
 
@@ -362,18 +271,18 @@ pub struct TuneArgs {
     pub paths: Vec<PathBuf>,
 
     /// What to write to standard output
-    #[arg(long, value_enum, default_value_t = TuneFormatArg::Text)]
-    pub format: TuneFormatArg,
+    #[arg(long, value_enum, default_value_t = DocumentArg::Text)]
+    pub format: DocumentArg,
 
-    /// Take all sets of one series of Ruby together, as those of one program
+    /// Treat all sets of one series of Ruby as those of one program; advice is for the latest settings in force
     #[arg(long)]
     pub together: bool,
 }
 
-/// `gctrace tune --format`.
+/// `--format` of commands that write one document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TuneFormatArg {
-    /// For people
+pub enum DocumentArg {
+    /// Text
     Text,
     /// One JSON document
     Json,
@@ -424,7 +333,7 @@ pub struct CacheArgs {
     #[arg(long, value_name = "DIR", hide_short_help = true, conflicts_with = "no_cache")]
     pub cache_dir: Option<PathBuf>,
 
-    /// Analyse every Ruby image anew and keep nothing
+    /// Analyse every Ruby image again and store no analyses
     #[arg(long, hide_short_help = true)]
     pub no_cache: bool,
 }
@@ -434,20 +343,20 @@ pub struct CacheArgs {
 pub enum ProbesArg {
     /// The VM's event sites; for images without, functions by symbol or USDT probes
     Auto,
-    /// The VM's event sites or nothing
+    /// The VM's event sites only
     Sites,
-    /// Functions by symbol or nothing: only how long they run
+    /// Functions by symbol only: reports only how long they run
     Functions,
-    /// USDT probes or nothing: only pauses (Ruby 4.1), or marking and sweeping
+    /// USDT probes only: reports only pauses (Ruby 4.1), or marking and sweeping
     Usdt,
 }
 
 /// `--tunemygc-dialect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DialectArg {
-    /// 11 elements, as the protocol's text says
+    /// 11 elements, as in the protocol's text
     Spec,
-    /// 12 elements, as the protocol's agent does
+    /// 12 elements, as in the protocol's agent
     Agent,
 }
 
@@ -477,14 +386,27 @@ pub enum RootArg {
     Process,
     /// The process, then the thread by its name
     Thread,
+    /// The endpoint of the request that the thread serves (needs --requests): all processes together
+    Endpoint,
     /// Nothing: the stacks of all processes together
     None,
+}
+
+impl From<RootArg> for Grouping {
+    fn from(root: RootArg) -> Self {
+        match root {
+            RootArg::Process => Self::Process,
+            RootArg::Thread => Self::Thread,
+            RootArg::Endpoint => Self::Endpoint,
+            RootArg::None => Self::None,
+        }
+    }
 }
 
 /// `--format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FormatArg {
-    /// Lines for people
+    /// Lines of text
     Text,
     /// One JSON object per line
     Jsonl,

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use gctrace_collector::{
     admin,
     server::{self, CollectorError, Options},
-    store::{self, App, Quota, StoreError},
+    store::{self, App, Quota, Rights, StoreError},
 };
 
 use super::parse;
@@ -46,7 +46,7 @@ pub struct CollectorArgs {
     #[arg(long, conflicts_with = "no_registration")]
     pub registration: bool,
 
-    /// Let nobody register an application; `gctrace apps add` does it
+    /// Refuse to register applications over HTTP; only `gctrace apps add` does it
     #[arg(long)]
     pub no_registration: bool,
 
@@ -85,9 +85,12 @@ fn keep(text: &str) -> Result<Keep, String> {
         gctrace apps --store sqlite:sets.db add shop               prints the new application's token\n  \
         gctrace apps --store sqlite:sets.db list\n  \
         gctrace apps --store sqlite:sets.db prune 3 --older-than 7d\n  \
-        gctrace apps --store sqlite:sets.db delete 3\n\n\
+        gctrace apps --store sqlite:sets.db delete 3\n  \
+        gctrace apps --store sqlite:sets.db add jobs --part-of 3   the jobs of application 3, with a token of their own\n  \
+        gctrace apps --store sqlite:sets.db token 3 --may write    for agents: sends sets, reads nothing\n  \
+        gctrace apps --store sqlite:sets.db rotate 1f0c5b7a9e42    a new token for an old one (ids: `tokens`)\n\n\
         The collector may run meanwhile.\n\
-        Exit status: 0 done, 1 no such application, 2 error.")]
+        Exit status: 0 done, 1 no such application or token, 2 error.")]
 pub struct AppsArgs {
     /// The collector's store: sqlite:PATH or `postgres://USER@HOST/DATABASE`
     #[arg(long, value_name = "STORE", env = "GCTRACE_STORE", hide_env_values = true)]
@@ -110,8 +113,43 @@ pub enum AppsAction {
         /// Whom to ask about it
         #[arg(long, value_name = "ADDRESS", default_value = "")]
         email: String,
+        /// Number of the application that it is a part of (web, jobs): its sets and recommendations are its own, but tokens
+        /// of the application read them, too
+        #[arg(long, value_name = "APP")]
+        part_of: Option<i64>,
+        /// What the token is good for
+        #[arg(long, value_enum, default_value_t = RightsArg::Both)]
+        may: RightsArg,
     },
-    /// Delete an application, its token and all of its sets
+    /// List tokens: id, application, rights, age, until when they are valid. The tokens themselves are stored nowhere
+    Tokens {
+        /// Of this application only, by its number
+        app: Option<i64>,
+    },
+    /// Add a token to an application and print it
+    Token {
+        /// Its number
+        app: i64,
+        /// What the token is good for
+        #[arg(long, value_enum)]
+        may: RightsArg,
+    },
+    /// Add an operator's token, which reads about all applications, and print it
+    Operator,
+    /// Replace a token: print a new one with the same rights; the old one stays valid for a while
+    Rotate {
+        /// Its id
+        id: String,
+        /// For how long the old one is valid
+        #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "7d")]
+        old_valid: Duration,
+    },
+    /// End a token at once
+    Revoke {
+        /// Its id
+        id: String,
+    },
+    /// Delete an application, its parts, their tokens and all of their sets
     Delete {
         /// Its number
         app: i64,
@@ -124,6 +162,27 @@ pub enum AppsAction {
         #[arg(long, value_name = "TIME", value_parser = parse::duration)]
         older_than: Duration,
     },
+}
+
+/// What an application's token is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum RightsArg {
+    /// Sending sets and reading recommendations
+    Both,
+    /// Sending sets only
+    Write,
+    /// Reading recommendations and pages only
+    Read,
+}
+
+impl From<RightsArg> for Rights {
+    fn from(arg: RightsArg) -> Self {
+        match arg {
+            RightsArg::Both => Self::Both,
+            RightsArg::Write => Self::Write,
+            RightsArg::Read => Self::Read,
+        }
+    }
 }
 
 impl From<CollectorArgs> for Options {
@@ -148,13 +207,20 @@ pub fn collector(args: CollectorArgs) -> Result<(), CollectorError> {
     server::run(args.into(), say)
 }
 
-/// Works on a store. What it prints; `None`: there is no such application.
+/// Works on a store. What it prints; `None`: there is no such application or token.
 pub fn apps(args: &AppsArgs) -> Result<Option<String>, StoreError> {
     let store = store::open(&args.store)?;
     let store = store.as_ref();
     match &args.action {
         AppsAction::List => admin::list(store).map(Some),
-        AppsAction::Add { name, email } => admin::add(store, name, email).map(Some),
+        AppsAction::Add { name, email, part_of, may } => {
+            admin::add(store, name, email, part_of.map(App), (*may).into())
+        }
+        AppsAction::Tokens { app } => admin::tokens(store, app.map(App)),
+        AppsAction::Token { app, may } => admin::add_token(store, Some(App(*app)), (*may).into()),
+        AppsAction::Operator => admin::add_token(store, None, Rights::Operator),
+        AppsAction::Rotate { id, old_valid } => admin::rotate(store, id, *old_valid),
+        AppsAction::Revoke { id } => admin::revoke(store, id),
         AppsAction::Delete { app } => admin::delete(store, App(*app)),
         AppsAction::Prune { app, older_than } => admin::prune(store, App(*app), *older_than),
     }

@@ -39,7 +39,7 @@ impl From<DoctorArgs> for DoctorSettings {
     }
 }
 
-/// What the rows of a census stand for.
+/// What the rows of a census represent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     /// Types of objects, as `ObjectSpace.count_objects` has them.
@@ -76,7 +76,7 @@ impl By {
 pub struct HeapSettings {
     /// The process; `None`: two saved censuses are compared.
     pub pid: Option<u32>,
-    /// What a row stands for.
+    /// What a row represents.
     pub by: By,
     /// Rows in text.
     pub top: usize,

@@ -16,11 +16,18 @@ pub fn completions(shell: Shell) -> Vec<u8> {
 }
 
 /// Ways to call it.
-const SYNOPSIS: [(&str, &str); 9] = [
+const SYNOPSIS: [(&str, &str); 16] = [
     ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
     ("doctor", "[OPTIONS] [FILE...]"),
     ("top", "[OPTIONS]"),
     ("dump", "[OPTIONS] --pid PID|--all-ruby"),
+    ("record", "[SELECTION...] [OPTIONS] -o FILE [-- COMMAND ARGS...]"),
+    ("report", "[OPTIONS] FILE"),
+    ("diff", "[OPTIONS] A B"),
+    ("serve", "[OPTIONS] FILE"),
+    ("info", "[OPTIONS] FILE"),
+    ("merge", "FILE FILE... -o FILE"),
+    ("scrub", "[OPTIONS] FILE -o FILE"),
     ("tune", "[OPTIONS] DIR|FILE..."),
     ("collector", "[OPTIONS] --store STORE"),
     ("apps", "--store STORE list|add|delete|prune"),

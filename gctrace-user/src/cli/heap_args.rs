@@ -14,7 +14,7 @@ use super::args::{CacheArgs, FormatArg};
         sudo gctrace heap --pid 4242 --by page        how full the pages are, and what keeps them from being freed\n  \
         sudo gctrace heap --pid 4242 --svg heap.svg   a picture of its pages\n  \
         sudo gctrace heap --pid 4242 --by class --every 30s     what grows\n  \
-        sudo gctrace heap --pid 4242 --leaks 10m      what grows over major GCs, and what holds it\n  \
+        sudo gctrace heap --pid 4242 --leaks 10m      objects that grow in number over major GCs\n  \
         gctrace heap --diff before.jsonl after.jsonl  what has changed between two censuses\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 the heap could not be counted, 3 missing privilege.\n\
         The process is not stopped; the report says if it collected or allocated while its heap was read.")]
@@ -24,7 +24,7 @@ pub struct HeapArgs {
         value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Option<u32>,
 
-    /// What a row stands for
+    /// What a row represents
     #[arg(long, value_enum, default_value_t = HeapByArg::Type)]
     pub by: HeapByArg,
 
@@ -36,7 +36,7 @@ pub struct HeapArgs {
     #[arg(long, value_enum, default_value_t = FormatArg::Text)]
     pub format: FormatArg,
 
-    /// Also draw the pages of the heap to this file: how full they are, and how old what is on them is
+    /// Also draw the pages of the heap to this file: how full they are, and how old their objects are
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
@@ -52,7 +52,7 @@ pub struct HeapArgs {
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
     pub every: Option<Duration>,
 
-    /// Watch for this time what grows from one major GC to the next, and report what holds it
+    /// Watch for this time which objects grow in number from one major GC to the next, and report what holds them
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration,
         conflicts_with_all = ["by", "svg", "dump", "diff", "every"])]
     pub leaks: Option<Duration>,

@@ -15,16 +15,16 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("pids", "These processes and their descendants"),
             ("only_pids", ""),
             ("names", "Ruby programs of this name"),
-            ("units", "What runs in this systemd unit"),
-            ("cgroups", "What runs in this cgroup"),
-            ("containers", "What runs in this container"),
+            ("units", "Processes of this systemd unit"),
+            ("cgroups", "Processes in this cgroup"),
+            ("containers", "Processes in this container"),
             ("kube_root", ""),
             ("proc", ""),
             ("as_root", ""),
         ],
     ),
     (
-        "What to look at",
+        "What to measure",
         &[
             ("duration", "Stop after this time, e.g. 30s"),
             ("rate", "CPU samples per second [99]; prints hot methods"),
@@ -34,21 +34,28 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("gvl", "Waits for the GVL"),
             ("gvl_threshold", ""),
             ("gvl_budget", ""),
-            ("requests", "Requests of Puma, and the GC each pays for"),
+            ("requests", "Requests of Puma, jobs of Sidekiq, and their GC"),
             ("alloc", ""),
             ("shares", ""),
+            ("memory_account", ""),
             ("no_native", ""),
+            ("threads", ""),
+            ("focus", ""),
+            ("endpoints", ""),
+            ("hide", ""),
+            ("app_only", ""),
         ],
     ),
     (
         "Where to write",
         &[
-            ("format", "Lines for people, or JSON lines"),
+            ("format", "Lines of text, or JSON lines"),
             ("output", "Lines to this file instead of standard output"),
             ("quiet", "No line per cycle; summaries are printed"),
             ("min_pause", "Only cycles with a stop this long"),
-            ("interval", "A line per process and TIME, not per cycle"),
-            ("slower_than", "Only requests this slow, and why"),
+            ("interval", ""),
+            ("slower_than", ""),
+            ("by", ""),
             ("brief", ""),
             ("verbose", ""),
             ("flamegraph", "A flame graph (SVG)"),
@@ -57,8 +64,17 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("perfetto", ""),
             ("speedscope", ""),
             ("folded", ""),
+            ("callgrind", ""),
+            ("csv", ""),
             ("stack_root", ""),
+            ("flamegraph_of", ""),
             ("tunemygc", "GC sample sets, for `gctrace tune`"),
+            ("record", ""),
+            ("keep", ""),
+            ("keep_size", ""),
+            ("dump_on", ""),
+            ("dump_cooldown", ""),
+            ("max_dumps", ""),
         ],
     ),
     (
@@ -86,10 +102,17 @@ const GROUPS: [(&str, &[Entry]); 5] = [
 ];
 
 /// What is said of the other commands in one line each.
-const COMMANDS: [(&str, &str); 7] = [
+const COMMANDS: [(&str, &str); 14] = [
     ("doctor", "Check what works here, per Ruby, and how to fix the rest"),
     ("top", "What every Ruby process does right now; gctrace alone does it"),
     ("dump", "What each thread does right now, with its Ruby stack"),
+    ("record", "Write everything to a recording, for `gctrace report`"),
+    ("report", "A summary, or any output of a run, from a recording"),
+    ("diff", "Compare two recordings: what changed beyond noise"),
+    ("serve", "A recording as a web page on this host"),
+    ("info", "What a recording holds"),
+    ("merge", "Write several recordings as one"),
+    ("scrub", "Copy a recording without names that tell whose it is"),
     ("tune", "Recommend GC settings from TuneMyGC sample sets"),
     ("collector", "Receive sample sets over HTTP and answer with recommendations"),
     ("completions", "Write a completion script for a shell"),
@@ -100,8 +123,6 @@ const COMMANDS: [(&str, &str); 7] = [
 const SHORT_EXAMPLES: &str = "Examples:
   sudo gctrace --all-ruby --duration 30s
   sudo gctrace --pid 4242 --duration 1m -q --flamegraph cpu.svg
-  sudo gctrace top
-  sudo gctrace doctor
 
 All options and their meaning: gctrace --help";
 
@@ -116,6 +137,9 @@ pub fn command() -> Command {
         .after_help(SHORT_EXAMPLES)
         .after_long_help(long)
         .disable_help_subcommand(true)
+        .mut_arg("slower_than", |arg| arg.requires("requests"))
+        .mut_arg("by", |arg| arg.requires("requests"))
+        .mut_arg("endpoints", |arg| arg.requires("requests"))
         .mut_arg("command", |arg| arg.hide_short_help(true));
     for (name, short) in COMMANDS {
         if command.find_subcommand(name).is_some() {
@@ -171,7 +195,7 @@ mod tests {
     #[test]
     fn short_and_long() {
         let short = command().term_width(80).render_help().to_string();
-        assert!(short.lines().count() <= 60, "{} lines:\n{short}", short.lines().count());
+        assert!(short.lines().count() <= 63, "{} lines:\n{short}", short.lines().count());
         assert!(short.lines().all(|line| line.chars().count() <= 80), "{short}");
         let long = command().term_width(80).render_long_help().to_string();
         let mut last = 0;

@@ -16,11 +16,11 @@ const LONGEST: Duration = Duration::from_hours(366 * 24);
 pub(super) fn pids(text: &str) -> Result<Pids, String> {
     let parse = |word: &str| match word.parse::<u32>() {
         Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err(format!("`{word}` is no pid; programs are selected by name with --name")),
+        _ => Err(format!("`{word}` is not a pid; programs are selected by name with --name")),
     };
     let pids: Vec<u32> = words(text).map(parse).collect::<Result<_, _>>()?;
     if pids.is_empty() {
-        return Err("there is no pid in it; is the program running?".to_owned());
+        return Err("there is not a pid in it; is the program running?".to_owned());
     }
     Ok(Pids(pids))
 }
@@ -63,6 +63,78 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A time in a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// So long after its begin.
+    After(Duration),
+    /// Epoch nanoseconds.
+    At(i64),
+}
+
+/// A time in a recording: `10s`, `1m30s` after its begin, `0`, or `2026-11-23T14:00:00Z` (RFC 3339).
+pub(super) fn moment(text: &str) -> Result<Moment, String> {
+    if text.trim() == "0" {
+        return Ok(Moment::After(Duration::ZERO));
+    }
+    if text.contains('T') {
+        let usage = || "give a time such as 2026-11-23T14:00:00Z or 2026-11-23T15:00:00+01:00".to_owned();
+        return rfc3339(text.trim()).map(Moment::At).ok_or_else(usage);
+    }
+    let usage =
+        |why| format!("{why}, after the begin of the recording, or a date such as 2026-11-23T14:00:00Z");
+    duration(text).map(Moment::After).map_err(usage)
+}
+
+/// Epoch nanoseconds of a date (RFC 3339, 5.6).
+fn rfc3339(text: &str) -> Option<i64> {
+    let (date, time) = text.split_once('T')?;
+    let numbers = |text: &str, mark: char, lengths: [usize; 3]| -> Option<[i64; 3]> {
+        let mut parts = text.split(mark);
+        let mut one = |length: usize| {
+            let part = parts.next()?;
+            (part.len() == length && part.bytes().all(|b| b.is_ascii_digit())).then(|| part.parse().ok())?
+        };
+        let found = [one(lengths[0])?, one(lengths[1])?, one(lengths[2])?];
+        parts.next().is_none().then_some(found)
+    };
+    let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let longest = match month {
+        4 | 6 | 9 | 11 => 30,
+        2 => 28 + i64::from(leap),
+        1..=12 => 31,
+        _ => return None,
+    };
+    let at = time.find(['Z', '+', '-'])?;
+    let (clock, zone) = time.split_at(at);
+    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
+    let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
+    let offset = match zone {
+        "Z" => 0,
+        zone => {
+            let [hours, minutes, _] = numbers(&format!("{}:00", &zone[1..]), ':', [2, 2, 2])?;
+            (hours <= 23 && minutes <= 59).then_some(())?;
+            (hours * 60 + minutes) * if zone.starts_with('-') { -60 } else { 60 }
+        }
+    };
+    let digits = !fraction.is_empty() && fraction.len() <= 9 && fraction.bytes().all(|b| b.is_ascii_digit());
+    if !(1..=longest).contains(&day) || hour > 23 || minute > 59 || second > 60 || !digits {
+        return None;
+    }
+    // Days before 1 March of the year, from 1 March of year 0 on.
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = year * 365 + year.div_euclid(4) - year.div_euclid(100)
+        + year.div_euclid(400)
+        + (153 * month + 2) / 5
+        + day
+        - 1
+        - 719_468;
+    let seconds = days * 86_400 + hour * 3600 + minute * 60 + second - offset;
+    let ns: i64 = format!("{fraction:0<9}").parse().ok()?;
+    seconds.checked_mul(1_000_000_000)?.checked_add(ns)
+}
+
 /// Percent as millionths.
 pub(super) fn percent(text: &str) -> Result<u64, String> {
     let percent: f64 =
@@ -94,6 +166,16 @@ pub(super) fn ring(text: &str) -> Result<u32, String> {
         .and_then(|number| number.checked_mul(factor))
         .filter(|bytes| bytes.is_power_of_two() && (16 << 10..=1 << 30).contains(bytes))
         .ok_or_else(|| "give a power of two from 16KiB to 1024MiB".to_owned())
+}
+
+/// How much of a recording is kept in memory.
+pub(super) fn kept(text: &str) -> Result<u64, String> {
+    let units = [("GiB", 30), ("G", 30), ("MiB", 20), ("M", 20)];
+    let sized = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?.trim_end(), bits)));
+    sized
+        .and_then(|(number, bits)| number.parse::<u64>().ok()?.checked_mul(1 << bits))
+        .filter(|bytes| (4 << 20..=64 << 30).contains(bytes))
+        .ok_or_else(|| "give a size from 4MiB to 64GiB".to_owned())
 }
 
 /// Where to listen: `127.0.0.1:9394`, `[::1]:9394`, `localhost:9394`; a port alone, `9394` or `:9394`, means one on
@@ -152,6 +234,33 @@ mod tests {
         }
     }
 
+    /// What `date -u -d … +%s` prints.
+    #[test]
+    fn moments() {
+        let at = |seconds: i64, ns: i64| Ok(Moment::At(seconds * 1_000_000_000 + ns));
+        assert_eq!(moment("2026-11-23T14:00:00Z"), at(1_795_442_400, 0));
+        assert_eq!(moment("2026-11-23T15:00:00.25+01:00"), at(1_795_442_400, 250_000_000));
+        assert_eq!(moment("2024-02-29T23:59:59-00:30"), at(1_709_252_999, 0));
+        assert_eq!(moment("1970-01-01T00:00:00Z"), at(0, 0));
+        assert_eq!(moment("1m30s"), Ok(Moment::After(Duration::from_secs(90))));
+        assert_eq!(moment("0"), Ok(Moment::After(Duration::ZERO)));
+        for wrong in [
+            "2026-11-23T14:00:00",
+            "2026-13-01T00:00:00Z",
+            "2025-02-29T00:00:00Z",
+            "2026-11-23T24:00:00Z",
+            "2026-11-23T1:00:00Z",
+            "2026-11-23T14:00:00+1",
+            "2026-11-23T14:00:00.Z",
+            "T",
+            "yesterday",
+            "",
+            "-5s",
+        ] {
+            assert!(moment(wrong).is_err(), "{wrong}");
+        }
+    }
+
     #[test]
     fn shares_and_sizes() {
         assert_eq!((percent("0.5"), percent("100%")), (Ok(5_000), Ok(1_000_000)));
@@ -161,6 +270,10 @@ mod tests {
         assert_eq!(ring("16KiB"), Ok(16 << 10));
         for wrong in ["1", "3MiB", "8192MiB", "x"] {
             assert!(ring(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((kept("4MiB"), kept("2 G"), kept("64GiB")), (Ok(4 << 20), Ok(2 << 30), Ok(64 << 30)));
+        for wrong in ["", "64", "3MiB", "65GiB", "-1G", "1.5GiB", "99999999999999G", "64KiB"] {
+            assert!(kept(wrong).is_err(), "{wrong}");
         }
         assert_eq!((rate("99"), rate("999Hz")), (Ok(99), Ok(999)));
         for wrong in ["0", "1000", "-1", "x", ""] {

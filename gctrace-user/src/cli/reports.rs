@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 
 use super::{args::RootArg, parse, settings::Format};
-use crate::export::text::Lines;
+use crate::{aggregate::request_summary::By, export::text::Lines};
 
 /// The flags.
 #[derive(Debug, ClapArgs)]
@@ -23,9 +23,15 @@ pub struct ReportArgs {
     pub interval: Option<Duration>,
 
     /// Print only requests that took at least this long, e.g. 500ms, each with its GC cycles, pauses and long waits for the GVL
-    #[arg(long, value_name = "TIME", value_parser = parse::duration, requires = "requests",
+    // It requires --requests where that is a flag, which `command` adds.
+    #[arg(long, value_name = "TIME", value_parser = parse::duration,
           conflicts_with_all = ["quiet", "min_pause", "interval"])]
     pub slower_than: Option<Duration>,
+
+    /// Put the requests of all processes together by this, at the end, in place of those of each process by endpoint
+    // It requires --requests where that is a flag, which `command` adds.
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub by: Option<ByArg>,
 
     /// (JSON lines only) Leave out the single pauses, `GC.stat` and `GC.latest_gc_info` of each cycle
     #[arg(long)]
@@ -34,6 +40,27 @@ pub struct ReportArgs {
     /// Say at the end everything that was counted
     #[arg(long, short)]
     pub verbose: bool,
+}
+
+/// What `--by` puts requests together by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ByArg {
+    /// Method and template of the path
+    Endpoint,
+    /// Service (docs/exporting.md)
+    Service,
+    /// The thread that served them
+    Thread,
+}
+
+impl From<ByArg> for By {
+    fn from(by: ByArg) -> Self {
+        match by {
+            ByArg::Endpoint => Self::Endpoint,
+            ByArg::Service => Self::Service,
+            ByArg::Thread => Self::Thread,
+        }
+    }
 }
 
 /// What is written to standard output.
@@ -45,9 +72,11 @@ pub struct Reports {
     pub lines: Lines,
     /// Only requests of at least this many nanoseconds in place of cycles.
     pub slower_than_ns: Option<u64>,
+    /// What requests of all processes are put together by at the end.
+    pub by: Option<By>,
     /// Whether JSON lines lack details.
     pub brief: bool,
-    /// Whether all counters are told at the end.
+    /// Whether all counters are shown at the end.
     pub verbose: bool,
 }
 
@@ -55,10 +84,10 @@ impl Reports {
     /// What these flags mean.
     pub(super) fn resolve(args: &ReportArgs, format: Format) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let &ReportArgs { quiet, min_pause, interval, slower_than, brief, verbose } = args;
+        let &ReportArgs { quiet, min_pause, interval, slower_than, by, brief, verbose } = args;
         let lines =
             Lines { min_pause_ns: min_pause.map_or(0, nanos), interval_ns: interval.map(nanos), none: quiet };
-        Self { format, lines, slower_than_ns: slower_than.map(nanos), brief, verbose }
+        Self { format, lines, slower_than_ns: slower_than.map(nanos), by: by.map(By::from), brief, verbose }
     }
 
     /// Whether lines come while the run goes on.
@@ -73,9 +102,11 @@ impl Reports {
 pub(super) struct Idle {
     pub(super) text: bool,
     pub(super) shares: bool,
+    pub(super) memory_account: bool,
     pub(super) brief: bool,
     pub(super) interval: bool,
     pub(super) slower_than: bool,
+    pub(super) by: bool,
     pub(super) wall: bool,
     pub(super) no_native: bool,
     pub(super) root: RootArg,
@@ -83,8 +114,14 @@ pub(super) struct Idle {
     pub(super) shows_wall: bool,
     /// Whether any output shows native frames.
     pub(super) shows_native: bool,
-    /// Whether any output has stacks with a root.
-    pub(super) shows_roots: bool,
+    /// Whether `--flamegraph-of` was given.
+    pub(super) graph_of: bool,
+    /// Whether any filter of profiles was given.
+    pub(super) filters: bool,
+    /// Whether there is any profile.
+    pub(super) shows_profiles: bool,
+    /// Whether there is a flame graph, as a picture or as lines.
+    pub(super) shows_graphs: bool,
 }
 
 impl Idle {
@@ -96,6 +133,10 @@ impl Idle {
                 "--shares adds fields to JSON lines and changes nothing else: add --format jsonl",
             ),
             (
+                !self.text && self.memory_account,
+                "--memory-account changes text only: gctrace heap --by memory --format jsonl has it",
+            ),
+            (
                 self.text && self.brief,
                 "--brief shortens JSON lines and changes nothing else: add --format jsonl",
             ),
@@ -104,6 +145,7 @@ impl Idle {
                 !self.text && self.slower_than,
                 "--slower-than changes text only: JSON lines have duration_ns of each request",
             ),
+            (!self.text && self.by, "--by changes text only: JSON lines have each request"),
             (
                 self.wall && !self.shows_wall,
                 "--wall: no output shows time off the CPU; add --flamegraph, --pprof, --firefox, --folded or --speedscope",
@@ -113,8 +155,16 @@ impl Idle {
                 "--no-native: no output shows native frames; it belongs to --flamegraph, --pprof and other profiles",
             ),
             (
-                self.root != RootArg::Process && !self.shows_roots,
+                self.root != RootArg::Process && !self.shows_graphs,
                 "--stack-root changes nothing without --flamegraph or --folded",
+            ),
+            (
+                self.graph_of && !self.shows_graphs,
+                "--flamegraph-of changes nothing without --flamegraph or --folded",
+            ),
+            (
+                self.filters && !self.shows_profiles,
+                "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one",
             ),
         ]
         .into_iter()

@@ -27,16 +27,16 @@ pub struct SelectArgs {
     #[arg(long = "name", value_name = "NAME")]
     pub names: Vec<String>,
 
-    /// Trace what runs in this systemd unit, now or later, e.g. puma.service (repeatable)
+    /// Trace the processes of this systemd unit, now or later, e.g. puma.service (repeatable)
     #[arg(long = "unit", value_name = "UNIT")]
     pub units: Vec<String>,
 
-    /// Trace what runs in this cgroup or below it, now or later: a folder below /sys/fs/cgroup, or a path as in
+    /// Trace the processes in this cgroup or below it, now or later: a folder below /sys/fs/cgroup, or a path as in
     /// /proc/PID/cgroup, e.g. /system.slice/puma.service (repeatable)
     #[arg(long = "cgroup", value_name = "PATH")]
     pub cgroups: Vec<PathBuf>,
 
-    /// Trace what runs in this container, now or later: its id, at least 8 digits of it, or its name (repeatable)
+    /// Trace the processes in this container, now or later: its id, at least 8 digits of it, or its name (repeatable)
     #[arg(long = "container", value_name = "ID|NAME")]
     pub containers: Vec<String>,
 }

@@ -1,27 +1,32 @@
 //! Flags resolved to what the run does.
 
-use std::{num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{collections::HashSet, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use gctrace_common::request::REQUEST_RING_BYTES;
 
 use super::reports::{Idle, Reports};
 use super::{
     args::{Args, CacheArgs, DialectArg, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg},
+    look_args::LookArgs,
+    output_args::OutputArgs,
     parse::{self, Pids},
     select_args::SelectArgs,
+    usage::UsageError,
 };
 use crate::{
+    aggregate::recording::Filter,
     bpf::{GvlOptions, StackOptions},
     cache,
     discover::{Fault, Selection},
     export::{
-        profile::{self, Grouping},
+        profile::{self, Graph},
         push::Servers,
         tunemygc::{self, Dialect, Target, Tokens},
         upload::{Address, Protocol},
     },
     model::MemorySource,
     ruby::fallback::{METHODS, Method, USDT_METHODS},
+    trace_file::Keep,
 };
 
 /// Ticks per second and CPU where nothing else is said: no multiple of the frequencies at which programs do things.
@@ -40,7 +45,7 @@ const DEFAULT_GVL_BUDGET_OF_SOME_TIME: u64 = 10_000;
 /// What goes to standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Lines for people.
+    /// Lines of text.
     Text,
     /// JSON lines.
     Jsonl,
@@ -62,13 +67,13 @@ pub enum Show {
 pub struct Metrics {
     /// Address and port.
     pub address: std::net::SocketAddr,
-    /// Whether processes are told apart.
+    /// Whether there are figures per process.
     pub by_pid: bool,
 }
 
 /// A run.
 #[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate flag")]
 pub struct Settings {
     /// Which processes.
     pub selection: Selection,
@@ -78,11 +83,13 @@ pub struct Settings {
     pub kube_root: Option<PathBuf>,
     /// Whether it is read how memory is shared.
     pub shares: bool,
+    /// Whether an account of the memory of each process is written at the end.
+    pub memory_account: bool,
     /// For how long.
     pub duration: Option<Duration>,
     /// Where they are written; `None`: to standard output.
     pub output: Option<PathBuf>,
-    /// Whether a command runs as root and files are root's, although `sudo` was called by somebody else.
+    /// Whether a command runs as root and files are root's, although another user called `sudo`.
     pub as_root: bool,
     /// Standard output.
     pub reports: Reports,
@@ -100,8 +107,16 @@ pub struct Settings {
     pub prometheus: Option<Metrics>,
     /// Where is pushed.
     pub push: Servers,
+    /// What profiles have.
+    pub filter: Filter,
+    /// File for a table of cycles.
+    pub csv: Option<PathBuf>,
     /// Files for profiles.
     pub profiles: Vec<(PathBuf, profile::Format)>,
+    /// File for everything, to be reported later.
+    pub record: Option<PathBuf>,
+    /// It is kept in memory until something happens.
+    pub keep: Option<Keep>,
     /// Which stacks are taken besides those of GC starts.
     pub stacks: Option<StackOptions>,
     /// Whether and how the GVL is watched.
@@ -110,6 +125,8 @@ pub struct Settings {
     pub requests: Option<u32>,
     /// Whether allocation is counted.
     pub alloc: bool,
+    /// Whether it is also seen under stacks.
+    pub alloc_stacks: bool,
     /// File for each stack.
     pub stack_log: Option<PathBuf>,
     /// How GC work is seen, in order of preference.
@@ -124,7 +141,7 @@ pub struct Settings {
     pub memory: MemorySource,
     /// Size of the GC ring, bytes.
     pub gc_ring_bytes: Option<u32>,
-    /// Debug files that tell layouts.
+    /// Debug files that contain layouts.
     pub layout_from: Vec<PathBuf>,
     /// Where analyses are kept; `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
@@ -137,81 +154,6 @@ impl From<FormatArg> for Format {
             FormatArg::Jsonl => Self::Jsonl,
         }
     }
-}
-
-/// Flags that do not make a run.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum UsageError {
-    /// Nothing was selected.
-    #[error(
-        "nothing is selected: give --all-ruby, --pid PID, --name NAME, --unit UNIT, --cgroup PATH, --container NAME or -- COMMAND (see gctrace \
-         --help)"
-    )]
-    NothingSelected,
-    /// Two outputs would overwrite each other.
-    #[error("{} is named for two outputs; give each its own file", .0.display())]
-    SameFile(PathBuf),
-    /// A profile for standard output.
-    #[error("profiles are written to files, not to standard output: name a file instead of `-`")]
-    Dash,
-    /// It is not known where sample sets go.
-    #[error("--tunemygc-url: `{0}` is no http:// or https:// address")]
-    Url(String),
-    /// It is not known where is pushed.
-    #[error("{0}: `{1}` is no http:// or https:// address")]
-    Server(&'static str, String),
-    /// The same, of OTLP.
-    #[error("--otlp: {0}")]
-    Otlp(String),
-    /// It is not known whose sample sets are.
-    #[error(
-        "--tunemygc-url needs the token of an application: give --tunemygc-token or set RUBY_GC_TOKEN (a collector \
-         makes one: curl -d email=you@example.com -d app=NAME URL/accounts)"
-    )]
-    NoToken,
-    /// The file of tokens cannot be used.
-    #[error("--tunemygc-tokens: {}: {reason}", path.display())]
-    Tokens {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// There is no place for sets that wait.
-    #[error("--tunemygc-url needs a directory for sets that wait: give --tunemygc-spool")]
-    NoSpool,
-    /// A cgroup or container without a name, as from a variable that is not set.
-    #[error("--name, --unit, --cgroup and --container need a value that is not empty")]
-    EmptyGroup,
-    /// A word that is no flag, no subcommand and no pid.
-    #[error("{}", unknown_word(.0))]
-    Word(String),
-    /// There is nothing to draw on.
-    #[error("gctrace top needs a terminal; `gctrace top --once` prints one table")]
-    NoTerminal,
-    /// The selection of `gctrace top` is none.
-    #[error("{0}")]
-    Top(String),
-    /// gctrace cannot trace itself.
-    #[error("--pid {0} is gctrace itself, which is never traced")]
-    OwnPid(u32),
-}
-
-/// What other tracers call what gctrace does without a subcommand.
-const SUBCOMMANDS_OF_OTHERS: [&str; 7] = ["attach", "record", "report", "run", "snapshot", "stat", "trace"];
-
-/// What to do about a word that is no subcommand and no pid.
-fn unknown_word(word: &str) -> String {
-    if word.starts_with(|c: char| c.is_ascii_digit()) {
-        return format!("`{word}` is no pid");
-    }
-    if SUBCOMMANDS_OF_OTHERS.contains(&word) {
-        return format!("there is no subcommand `{word}` (see gctrace --help)");
-    }
-    format!(
-        "`{word}` is neither a pid nor a subcommand; did you mean `--name {word}`, to trace the programs of that name, or \
-         `-- {word}`, to start it?"
-    )
 }
 
 /// The pids of several flags, each once.
@@ -237,19 +179,50 @@ impl Settings {
             select: SelectArgs { all_ruby, mut pids, only_pids, names, units, cgroups, containers },
             words,
             kube_root,
+            look:
+                LookArgs {
+                    duration,
+                    rate,
+                    no_native,
+                    wall,
+                    off_cpu_min,
+                    off_cpu_stacks,
+                    gvl,
+                    gvl_threshold,
+                    gvl_budget,
+                    requests,
+                    request_ring,
+                    alloc,
+                    shares,
+                    memory_account,
+                },
+            outputs:
+                OutputArgs {
+                    format,
+                    output,
+                    reports,
+                    tunemygc,
+                    tunemygc_dialect,
+                    pprof,
+                    flamegraph,
+                    folded,
+                    callgrind,
+                    csv,
+                    speedscope,
+                    firefox,
+                    stack_root,
+                    profile,
+                    perfetto,
+                    stack_log,
+                },
+            record,
+            keep,
             proc: _,
-            shares,
-            duration,
-            format,
-            output,
             as_root,
-            reports,
-            tunemygc,
             tunemygc_url,
             tunemygc_token,
             tunemygc_tokens,
             tunemygc_sync_cycles,
-            tunemygc_dialect,
             tunemygc_spool,
             prometheus,
             prometheus_pid,
@@ -258,25 +231,6 @@ impl Settings {
             otlp_signals,
             pyroscope,
             push_interval,
-            pprof,
-            flamegraph,
-            folded,
-            speedscope,
-            firefox,
-            stack_root,
-            rate,
-            no_native,
-            wall,
-            off_cpu_min,
-            off_cpu_stacks,
-            gvl,
-            gvl_threshold,
-            gvl_budget,
-            requests,
-            request_ring,
-            alloc,
-            perfetto,
-            stack_log,
             gc_ring,
             probes,
             inject_fault: fault,
@@ -290,32 +244,27 @@ impl Settings {
         for word in words {
             pids.push(parse::pids(&word).map_err(|_| UsageError::Word(word))?);
         }
-        let pids = merged(pids);
-        let mut only_pids = merged(only_pids);
-        if pids.contains(&own_pid) || only_pids.contains(&own_pid) {
-            return Err(UsageError::OwnPid(own_pid));
-        }
-        only_pids.retain(|pid| !pids.contains(pid));
         let command = (!command.is_empty()).then_some(command);
-        if [&names, &units, &containers].iter().any(|list| list.iter().any(String::is_empty))
-            || cgroups.iter().any(|path| path.as_os_str().is_empty())
-        {
-            return Err(UsageError::EmptyGroup);
-        }
-        let selection =
-            Selection { all: all_ruby, pids, only_pids, names, cgroups, units, containers, command };
-        if selection.is_empty() {
-            return Err(UsageError::NothingSelected);
-        }
-        let root = match stack_root {
-            RootArg::Process => Grouping::Process,
-            RootArg::Thread => Grouping::Thread,
-            RootArg::None => Grouping::None,
+        let selection = Selection {
+            all: all_ruby,
+            pids: merged(pids),
+            only_pids: merged(only_pids),
+            names,
+            cgroups,
+            units,
+            containers,
+            command,
         };
+        let selection = checked(selection, own_pid)?;
+        if stack_root == RootArg::Endpoint && !requests {
+            return Err(UsageError::NoRequests("--stack-root endpoint"));
+        }
+        let graph = Graph { grouping: stack_root.into(), of: profile.measure(wall, gvl.is_some(), alloc)? };
         let profiles: Vec<(PathBuf, profile::Format)> = [
             (pprof, profile::Format::Pprof),
-            (flamegraph, profile::Format::FlameGraph(root)),
-            (folded, profile::Format::Folded(root)),
+            (flamegraph, profile::Format::FlameGraph(graph)),
+            (folded, profile::Format::Folded(graph)),
+            (callgrind, profile::Format::Callgrind),
             (speedscope, profile::Format::Speedscope),
             (firefox, profile::Format::Firefox),
             (perfetto, profile::Format::Perfetto),
@@ -325,15 +274,7 @@ impl Settings {
         .collect();
         // `-` is standard output by custom.
         let output = output.filter(|path| path.as_os_str() != "-");
-        let files: Vec<&PathBuf> = profiles.iter().map(|(path, _)| path).chain(&output).collect();
-        for (at, path) in files.iter().enumerate() {
-            if path.as_os_str() == "-" {
-                return Err(UsageError::Dash);
-            }
-            if files[..at].contains(path) {
-                return Err(UsageError::SameFile((*path).clone()));
-            }
-        }
+        differ(profiles.iter().map(|(path, _)| path).chain(&output).chain(&record).chain(&csv))?;
         let server = |flag, url: Option<String>| match url {
             None => Ok(None),
             Some(url) => Address::http(&url).map(Some).ok_or(UsageError::Server(flag, url)),
@@ -351,41 +292,52 @@ impl Settings {
             pyroscope: server("--pyroscope", pyroscope)?,
             interval: push_interval,
             wall,
+            filter: profile.filter(),
         };
         let sampled = profiles.iter().any(|(_, format)| format.has_samples());
-        let wants_stacks = sampled || rate.is_some() || wall || stack_log.is_some() || push.wants_stacks();
+        let shows_stacks = sampled || push.wants_stacks() || stack_log.is_some() || record.is_some();
+        let wants_stacks = shows_stacks || rate.is_some() || wall;
         let gvl = gvl.map(|how| GvlOptions {
             futex: how == GvlArg::Futex,
             threshold: gvl_threshold.unwrap_or(DEFAULT_GVL_THRESHOLD),
-            spans: profiles.iter().any(|(_, format)| format.has_gvl_states()),
+            spans: record.is_some() || profiles.iter().any(|(_, format)| format.has_gvl_states()),
             budget_ppm: gvl_budget.unwrap_or(match duration {
                 Some(_) => DEFAULT_GVL_BUDGET_OF_SOME_TIME,
                 None => DEFAULT_GVL_BUDGET,
             }),
         });
+        let keep = keep.resolve(record.as_deref(), gvl.map(|gvl| gvl.threshold), requests)?;
         let text = format == FormatArg::Text;
         let has = |test: fn(&profile::Format) -> bool| profiles.iter().any(|(_, format)| test(format));
         let idle = Idle {
             text,
             shares,
+            memory_account,
             brief: reports.brief,
             interval: reports.interval.is_some(),
             slower_than: reports.slower_than.is_some(),
+            by: reports.by.is_some(),
             wall,
             no_native,
             root: stack_root,
-            shows_wall: sampled || push.wants_stacks() || stack_log.is_some(),
-            shows_native: sampled || push.wants_stacks() || stack_log.is_some(),
-            shows_roots: has(|format| {
+            graph_of: profile.flamegraph_of.is_some(),
+            filters: profile.filter().is_any(),
+            shows_profiles: !profiles.is_empty() || push.wants_stacks() || rate.is_some(),
+            shows_wall: shows_stacks,
+            shows_native: shows_stacks,
+            shows_graphs: has(|format| {
                 matches!(format, profile::Format::FlameGraph(_) | profile::Format::Folded(_))
             }),
         };
+        let shown = has(|format| format.has_allocation()) || push.wants_stacks() || record.is_some();
+        let alloc_stacks = alloc && shown;
         let reports = Reports::resolve(&reports, format.into());
         Ok(Self {
             selection,
             top: None,
             kube_root,
             shares,
+            memory_account: memory_account && text,
             duration,
             output,
             as_root,
@@ -415,10 +367,15 @@ impl Settings {
                 native: !no_native && cfg!(target_arch = "x86_64"),
                 only_blockers: false,
             }),
+            filter: profile.filter(),
             profiles,
+            csv,
+            record,
+            keep,
             gvl,
             requests: requests.then_some(request_ring.unwrap_or(REQUEST_RING_BYTES)),
             alloc,
+            alloc_stacks,
             stack_log,
             gc_ring_bytes: gc_ring,
             methods: match probes {
@@ -436,9 +393,9 @@ impl Settings {
         })
     }
 
-    /// Whether any output tells what is counted while the run goes on.
+    /// Whether any output shows counters during the run.
     pub fn wants_accounts(&self) -> bool {
-        self.prometheus.is_some() || self.push.any() || self.top.is_some()
+        self.prometheus.is_some() || self.push.any() || self.top.is_some() || self.record.is_some()
     }
 
     /// Whether lines go to standard output.
@@ -451,7 +408,9 @@ impl Settings {
         self.tunemygc.is_some()
             || self.output.is_some()
             || self.tunemygc_target.is_some()
+            || self.csv.is_some()
             || !self.profiles.is_empty()
+            || self.record.is_some()
             || self.stack_log.is_some()
             || self.cache_dir.is_some()
     }
@@ -460,6 +419,38 @@ impl Settings {
     pub fn wants_stacks(&self) -> bool {
         self.stacks.is_some()
     }
+}
+
+/// The selection, if it selects something that can be traced.
+fn checked(mut selection: Selection, own_pid: u32) -> Result<Selection, UsageError> {
+    let Selection { pids, only_pids, names, cgroups, units, containers, .. } = &mut selection;
+    if pids.contains(&own_pid) || only_pids.contains(&own_pid) {
+        return Err(UsageError::OwnPid(own_pid));
+    }
+    only_pids.retain(|pid| !pids.contains(pid));
+    if [names, units, containers].iter().any(|list| list.iter().any(String::is_empty))
+        || cgroups.iter().any(|path| path.as_os_str().is_empty())
+    {
+        return Err(UsageError::EmptyGroup);
+    }
+    if selection.is_empty() {
+        return Err(UsageError::NothingSelected);
+    }
+    Ok(selection)
+}
+
+/// Refuses two outputs with one file, and files for standard output.
+fn differ<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<(), UsageError> {
+    let mut seen = HashSet::new();
+    for path in files {
+        if path.as_os_str() == "-" {
+            return Err(UsageError::Dash);
+        }
+        if !seen.insert(path) {
+            return Err(UsageError::SameFile(path.clone()));
+        }
+    }
+    Ok(())
 }
 
 /// Where sample sets are sent, if anywhere.
@@ -490,67 +481,4 @@ fn target(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser as _;
-
-    fn resolve(words: &[&str]) -> Result<Settings, UsageError> {
-        Settings::resolve(Args::try_parse_from(words).unwrap(), 77)
-    }
-
-    /// Every profile wants stacks, and each has a file of its own.
-    #[test]
-    fn profiles() {
-        let run = |flags: &[&str]| resolve(&[&["gctrace", "--all-ruby"], flags].concat());
-        assert!(!run(&["--tunemygc", "sets"]).unwrap().wants_stacks());
-        for flag in ["--pprof", "--flamegraph", "--folded", "--speedscope", "--firefox"] {
-            assert!(run(&[flag, "file"]).unwrap().wants_stacks(), "{flag}");
-        }
-        assert!(!run(&["--perfetto", "file"]).unwrap().wants_stacks(), "no samples in it");
-        let spans = |flag| run(&["--gvl", flag, "file"]).unwrap().gvl.unwrap().spans;
-        assert!(spans("--perfetto") && spans("--firefox") && !spans("--pprof"));
-        let same = run(&["--folded", "a", "--pprof", "b", "--firefox", "a"]);
-        assert_eq!(same.unwrap_err(), UsageError::SameFile("a".into()));
-        assert_eq!(run(&["--pprof", "a", "-o", "a"]).unwrap_err(), UsageError::SameFile("a".into()));
-        assert_eq!(run(&["--flamegraph", "-"]).unwrap_err(), UsageError::Dash);
-        assert!(run(&["-o", "-"]).unwrap().data_on_stdout() && !run(&["-o", "a"]).unwrap().data_on_stdout());
-    }
-
-    /// Sample sets are sent only where a URL says so, and never without a token.
-    #[test]
-    fn sending() {
-        let run = |flags: &[&str]| resolve(&[&["gctrace", "--all-ruby"], flags].concat());
-        assert_eq!(run(&["--tunemygc-token", "t"]).unwrap().tunemygc_target, None);
-        let url = ["--tunemygc-url", "http://localhost:1/ruby"];
-        assert_eq!(run(&[&url[..], &["--tunemygc-token", ""]].concat()).unwrap_err(), UsageError::NoToken);
-        let flags = ["--tunemygc-token", "t", "--tunemygc-spool", "/s", "--tunemygc-sync-cycles", "9"];
-        let target = run(&[&url[..], &flags].concat()).unwrap();
-        let tokens = Tokens { default: Some("t".into()), ..Tokens::default() };
-        let cycles = NonZeroU32::new(9);
-        let expected = Target { url: "http://localhost:1".into(), tokens, spool: "/s".into(), cycles };
-        assert_eq!(target.tunemygc_target, Some(expected));
-        let wrong = run(&["--tunemygc-url", "localhost:1", "--tunemygc-token", "t"]);
-        assert_eq!(wrong.unwrap_err(), UsageError::Url("localhost:1".into()));
-    }
-
-    /// Selectors form a union; none, or gctrace itself, is bad usage.
-    #[test]
-    fn selection() {
-        let run =
-            resolve(&["gctrace", "--pid", "5", "--pid", "4", "--pid", "5", "--", "ruby", "-v"]).unwrap();
-        assert_eq!(run.selection.pids, [4, 5]);
-        assert_eq!(run.selection.command.unwrap(), ["ruby", "-v"]);
-        let run =
-            resolve(&["gctrace", "9", "8", "-p", "7,6", "--only-pid", "6,5", "--name", "puma"]).unwrap();
-        assert_eq!((run.selection.pids, run.selection.only_pids), (vec![6, 7, 8, 9], vec![5]));
-        assert_eq!(run.selection.names, ["puma"]);
-        let unknown = |word: &str| resolve(&["gctrace", word]).unwrap_err().to_string();
-        assert!(unknown("puma").contains("--name puma") && unknown("puma").contains("-- puma"));
-        assert!(!unknown("trace").contains("--name"));
-        assert_eq!(resolve(&["gctrace"]).unwrap_err(), UsageError::NothingSelected);
-        for flag in ["--name", "--unit", "--container"] {
-            assert_eq!(resolve(&["gctrace", flag, ""]).unwrap_err(), UsageError::EmptyGroup, "{flag}");
-        }
-        assert_eq!(resolve(&["gctrace", "--pid", "77"]).unwrap_err(), UsageError::OwnPid(77));
-    }
-}
+mod tests;

@@ -7,11 +7,12 @@ use clap::Parser as _;
 use super::{
     Args, Settings, UsageError,
     args::{FormatArg, Subcommand},
+    look_args::LookArgs,
     settings::Show,
     top_args::TopArgs,
 };
 
-/// Whether `gctrace` was called without any argument, by somebody at a terminal.
+/// Whether `gctrace` was called without any argument, at a terminal.
 pub fn alone() -> bool {
     std::env::args_os().len() == 1 && io::stdout().is_terminal() && io::stdin().is_terminal()
 }
@@ -28,7 +29,7 @@ pub fn top_alone() -> Option<TopArgs> {
 ///
 /// # Errors
 ///
-/// There is no terminal, or the selection is none.
+/// There is no terminal, or the selection is not valid.
 pub fn top(args: TopArgs, own_pid: u32) -> Result<Settings, UsageError> {
     let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
     if !args.once && !terminal {
@@ -52,8 +53,8 @@ fn as_run(args: TopArgs) -> Result<Args, UsageError> {
     // Parts of the time would be counted as all of it.
     let gvl: &[&str] = if gvl { &["--gvl", "--gvl-budget=100"] } else { &[] };
     let run = Args::try_parse_from(["gctrace", "--no-native"].iter().chain(gvl));
-    let run = run.map_err(|error| UsageError::Top(error.to_string()))?;
-    Ok(Args { select, cache, rate: Some(rate), ..run })
+    let run = run.map_err(|error| UsageError::Flags(error.to_string()))?;
+    Ok(Args { select, cache, look: LookArgs { rate: Some(rate), ..run.look }, ..run })
 }
 
 #[cfg(test)]

@@ -30,11 +30,11 @@ pub struct TopArgs {
     #[arg(long, value_name = "HZ", default_value = "49", value_parser = parse::rate)]
     pub rate: u32,
 
-    /// Print one table and end
+    /// Print one table and exit
     #[arg(long)]
     pub once: bool,
 
-    /// How long --once looks before it prints
+    /// How long --once observes before it prints
     #[arg(long, value_name = "TIME", default_value = "5s", requires = "once", value_parser = parse::duration)]
     pub interval: Duration,
 

@@ -7,7 +7,7 @@ use gctrace_tunemygc::{
     printable::{printable, printable_path},
 };
 
-use super::args::{TuneArgs, TuneFormatArg};
+use super::args::{DocumentArg, TuneArgs};
 use crate::console::say;
 
 /// Prints what is recommended. Returns the exit status: 2 if something could not be read; the rest is printed all the
@@ -15,8 +15,8 @@ use crate::console::say;
 pub fn tune(args: &TuneArgs) -> u8 {
     let found = offline::recommend(&args.paths, args.together);
     let text = match args.format {
-        TuneFormatArg::Json => found.to_json() + "\n",
-        TuneFormatArg::Text => found.programs.iter().map(paragraph).collect::<Vec<_>>().join("\n"),
+        DocumentArg::Json => found.to_json() + "\n",
+        DocumentArg::Text => found.programs.iter().map(paragraph).collect::<Vec<_>>().join("\n"),
     };
     let written = io::stdout().lock().write_all(text.as_bytes());
     for failure in &found.failures {

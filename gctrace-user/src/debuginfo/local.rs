@@ -14,7 +14,7 @@ use crate::elf::{BuildId, ElfError, Headers, ReadAt, dwarf, string_at};
 
 /// Where distributions install separate debug files.
 const DEBUG: &str = "/usr/lib/debug";
-/// A file whose checksum has to be computed may not be larger.
+/// A file whose checksum has to be computed must not be larger.
 const MAX_FILE: u64 = 1 << 30;
 
 /// The files that may hold an image's debug information, best first: place, root and path below it.

@@ -104,13 +104,13 @@ pub(super) enum Reject {
     Io(#[from] std::io::Error),
     #[error("its build id is {found}, the image's is {wanted}")]
     OtherBuild { found: BuildId, wanted: BuildId },
-    #[error("its CRC is {found:#010x}, the image asks for {wanted:#010x}")]
+    #[error("its CRC is {found:#010x}, the image requires {wanted:#010x}")]
     OtherChecksum { found: u32, wanted: u32 },
     #[error("it has no symbol table")]
     NoSymbols,
     #[error("{0}")]
     Dwarf(#[from] dwarf::DwarfError),
-    #[error("it says that `{name}` is elsewhere than the image does")]
+    #[error("it says that `{name}` is at another address than in the image")]
     Elsewhere { name: String },
     #[error("it names none of the functions that the image exports")]
     Stranger,

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::debian::{libruby, libruby_file};
 
-    /// Exports are named; functions without a name are told by where they begin.
+    /// Exports are named; functions without a name are identified by their start address.
     #[test]
     fn stripped_library() {
         let file = libruby_file();

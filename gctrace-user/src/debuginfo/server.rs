@@ -26,14 +26,14 @@ pub struct Servers {
     agent: Agent,
 }
 
-/// A name of a server that is none.
+/// A server name that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` in DEBUGINFOD_URLS is no http:// or https:// address and is not asked")]
+#[error("`{0}` in DEBUGINFOD_URLS is not an http:// or https:// URL and is not asked")]
 pub struct InvalidServer(String);
 
 impl Servers {
     /// The servers named in the text of `DEBUGINFOD_URLS`: addresses with spaces between them. `None` if there is none.
-    /// What cannot be asked is told and left out.
+    /// What cannot be asked is reported and left out.
     pub fn parse(text: &str) -> (Option<Self>, Vec<InvalidServer>) {
         Self::with_timeout(text, TIMEOUT)
     }
@@ -63,7 +63,7 @@ impl Servers {
             return Err(Reject::TooLarge(size, limit));
         }
         let body = std::mem::replace(response.body_mut(), ureq::Body::builder().data(Vec::new()));
-        // One byte more than allowed tells that there is more.
+        // One byte more than allowed shows that there is more.
         Ok(body.into_with_config().limit(limit + 1).reader().take(limit + 1))
     }
 }
@@ -119,5 +119,5 @@ pub(super) fn debug_file(servers: &Servers, url: &str, id: &BuildId) -> Result<F
 }
 
 fn broken(error: &io::Error) -> Reject {
-    Reject::Server(format!("the answer broke off: {error}"))
+    Reject::Server(format!("the response was cut off: {error}"))
 }

@@ -229,7 +229,7 @@ fn embedded_symbols() {
     assert!(reasons(&embed("stranger.xz")).contains("its build id is"));
 }
 
-/// A server that answers each path with what it is told, and notes what it was asked.
+/// A server that answers each path with what it is given, and records the requests.
 fn serve(answer: impl Fn(&str) -> Option<Vec<u8>> + Send + 'static) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -334,10 +334,10 @@ fn servers_are_not_trusted() {
     for (url, expected) in [
         (wrong.as_str(), "its build id is"),
         (&large, "more than the limit"),
-        (&short, "the answer broke off"),
+        (&short, "the response was cut off"),
         (&broken, "500"),
         (&garbage, "no symbol table"),
-        (&stranger, "is elsewhere than the image does"),
+        (&stranger, "is at another address than in the image"),
         (&slow, "timeout"),
         (closed, "efused"),
     ] {
@@ -349,7 +349,7 @@ fn servers_are_not_trusted() {
     }
 }
 
-/// Without servers nothing is asked; what is no address is told and left out.
+/// Without servers nothing is requested; what is not a URL is reported and left out.
 #[test]
 fn servers_are_named_by_the_user() {
     let (none, invalid) = Servers::parse("  ");

@@ -3,6 +3,7 @@
 use gctrace_common::{
     event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, RefillEvent, SnapshotEvent},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
+    job::JobEvent,
     request::{RequestEnd, RequestEvent},
     stack::{
         Cause, GcActivity, MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_RUBY_FRAMES, NativeEnd, NativeEvent,
@@ -34,6 +35,8 @@ pub enum Event<'a> {
     GvlSpan(GvlState, GvlSpanEvent),
     /// A server has served a request.
     Request(RequestEnd, &'a RequestEvent),
+    /// A thread has run a job.
+    Job(RequestEnd, &'a JobEvent),
     /// A thread took the free slots of a heap page.
     Refill(RefillEvent),
     /// A followed process forked (the child is `other`), replaced its program, or is gone.
@@ -71,6 +74,7 @@ impl Event<'_> {
             Self::Refill(event) => event.header.ts_ns,
             Self::Life(_, event) => event.header.ts_ns,
             Self::Request(_, event) => event.header.ts_ns,
+            Self::Job(_, event) => event.header.ts_ns,
         }
     }
 }
@@ -141,6 +145,12 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
             let point = event.header.point;
             let end = RequestEnd::from_raw(point).ok_or(DecodeError::Point(point))?;
             Ok(Event::Request(end, event))
+        }
+        Kind::Job => {
+            let event: &JobEvent = view(bytes).ok_or(short)?;
+            let point = event.header.point;
+            let end = RequestEnd::from_raw(point).ok_or(DecodeError::Point(point))?;
+            Ok(Event::Job(end, event))
         }
         Kind::Refill => Ok(Event::Refill(*view::<RefillEvent>(bytes).ok_or(short)?)),
         Kind::Fork | Kind::Exec | Kind::Exit => {

@@ -1,4 +1,4 @@
-//! Cgroups that are selected: by path, or as those of a container that is told by id or name.
+//! Selected cgroups: by path, or those of a container given by id or name.
 //!
 //! In the v2 hierarchy the kernel decides at each event, by the ids that are kept here; cgroups and containers that come
 //! later are noticed when their folder is made. Where a cgroup is in a v1 hierarchy only, the processes in it are kept in
@@ -13,7 +13,7 @@ use std::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     },
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     time::Duration,
 };
 
@@ -34,7 +34,7 @@ use crate::{
 
 /// How often the processes of cgroups in v1 hierarchies are listed. Forks between two lists are followed by the kernel.
 const V1_INTERVAL: Duration = Duration::from_millis(100);
-/// The same where `cgroup.procs` cannot tell the host's pids, so that every process is asked for its cgroup.
+/// The same where `cgroup.procs` cannot give the host's pids, so that every process is asked for its cgroup.
 const ASKING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a cgroup must be.
@@ -61,7 +61,7 @@ struct Selected {
     id: u64,
 }
 
-/// Fewer digits are not taken for the beginning of an id.
+/// Fewer digits are not treated as the beginning of an id.
 const SHORTEST_ID: usize = 8;
 
 /// The selected cgroups.
@@ -131,7 +131,7 @@ impl Groups {
                 Wanted::Path(path) => {
                     let places = self.hierarchies.iter().map(|hierarchy| hierarchy.mounted.to_string_lossy());
                     say(&format!(
-                        "gctrace: there is no cgroup /{} now (looked in {}); it is traced when it is made",
+                        "gctrace: there is no cgroup /{} now (looked in {}); it is traced when it is created",
                         path.display(),
                         places.collect::<Vec<_>>().join(", ")
                     ));
@@ -217,7 +217,7 @@ impl Groups {
         Ok(pids)
     }
 
-    /// Lists the processes of selected cgroups in v1 hierarchies and tells the kernel. Returns the new ones.
+    /// Lists the processes of selected cgroups in v1 hierarchies and passes them to the kernel. Returns the new ones.
     pub(super) fn list(&mut self, probes: &mut Probes) -> Result<Vec<u32>, String> {
         if self.v1.is_empty() && self.members.is_empty() {
             return Ok(Vec::new());
@@ -295,7 +295,7 @@ impl Groups {
         let level = below(&self.hierarchies, folder).map_or(0, |path| path.components().count()) as u32;
         if level > MAX_CGROUP_LEVEL {
             return Err(format!(
-                "the cgroup {} lies more than {MAX_CGROUP_LEVEL} levels deep; select one above it",
+                "the cgroup {} is more than {MAX_CGROUP_LEVEL} levels deep; select one above it",
                 folder.display()
             ));
         }
@@ -319,7 +319,7 @@ impl Groups {
     }
 
     fn matches(&mut self, folder: &Path) -> bool {
-        // Names are looked up only where somebody asks for one.
+        // Names are looked up only where one is selected.
         if let Some(id) = container_of(folder) {
             let _cached = self.names.container(&id);
         }
@@ -383,6 +383,26 @@ pub fn lists_cgroups() -> bool {
     hierarchies().is_ok_and(|found| found.iter().any(|hierarchy| !hierarchy.v2))
 }
 
+/// The folder of the v2 cgroup that a process is in. That of the root is refused: all processes of the host could be in it.
+pub(super) fn folder_of(pid: u32) -> Result<PathBuf, String> {
+    let path = Cgroups::of(pid).and_then(|cgroups| cgroups.v2).ok_or("it is in no cgroup of version 2")?;
+    if path == "/" {
+        return Err("it is in the root cgroup, to which packets of all other programs belong, too (a systemd unit or a container \
+                    has one of its own)"
+            .to_owned());
+    }
+    let hierarchies = hierarchies().map_err(|error| format!("reading /proc/self/mountinfo: {error}"))?;
+    let root = hierarchies
+        .into_iter()
+        .find(|hierarchy| hierarchy.v2)
+        .ok_or("no cgroup hierarchy of version 2 is mounted")?;
+    let below = Path::new(&path).strip_prefix("/").unwrap_or(Path::new(&path));
+    if below.components().any(|part| part == Component::ParentDir) {
+        return Err(format!("its cgroup {path} is outside of what gctrace sees"));
+    }
+    Ok(root.mounted.join(below))
+}
+
 /// The name of a unit's cgroup: a name without a type means a service, as with systemctl.
 fn unit_name(unit: &str) -> String {
     const TYPES: [&str; 3] = [".service", ".scope", ".slice"];
@@ -419,7 +439,7 @@ fn hierarchies() -> Result<Vec<Hierarchy>, procfs::ProcError> {
 fn processes_below(folder: &Path) -> Vec<u32> {
     let read = |path: &Path| -> io::Result<Vec<u32>> {
         let text = fs::read_to_string(path.join("cgroup.procs"))?;
-        // 0 stands for a process that our pid namespace does not have.
+        // 0 means a process that our pid namespace does not have.
         Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect())
     };
     let mut pids = read(folder).unwrap_or_default();
@@ -471,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Short ids are taken for ids; words that look a bit like them are names.
+    /// Short ids are treated as ids; words that look similar are names.
     #[test]
     fn ids() {
         assert!(is_id("3f4b8d3e5c6a") && is_id("deadbeef"));

@@ -1,7 +1,8 @@
-//! The control thread: scans, watches, analyses, attaches, and tells the data thread what it found.
+//! The control thread: scans, watches, analyses, attaches, and reports what it found to the data thread.
 
 mod images;
 mod inspect;
+mod jobs;
 mod requests;
 mod select;
 mod watch;
@@ -11,6 +12,7 @@ pub(crate) use select::descendants;
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
     fs::File,
+    io::Write as _,
     num::NonZeroU32,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
@@ -31,9 +33,9 @@ use super::{
     debuginfod::Lookup,
     decision::Sure,
     identity::ImageKey,
+    image_file::ImageFile,
     installed,
     mappings::ExecutableMapping,
-    place::Place,
     resolve,
     selection::Selection,
     state::{VmState, read_state},
@@ -52,9 +54,9 @@ use crate::{
     ruby::{Modular, RubyAnalysis, fallback::Method, live_check::FailedProof, plan::AttachPlan},
 };
 
-/// What the control thread tells the data thread.
+/// Messages from the control thread to the data thread.
 #[derive(Debug)]
-pub enum Found {
+pub enum ControlEvent {
     /// A process runs a probed image.
     Process {
         /// The process.
@@ -99,7 +101,7 @@ pub enum Found {
         probes: usize,
         /// Images probed.
         images: usize,
-        /// Is told when recordings have begun: the command is started then, so that nothing of it is older.
+        /// Is notified when recordings have begun: the command is started then, so that nothing of it is older.
         begun: SyncSender<()>,
     },
     /// The command was started.
@@ -133,7 +135,7 @@ pub struct Start {
     pub program: Option<Program>,
     /// How GC work is seen, in order of preference.
     pub methods: &'static [Method],
-    /// Whether stacks are an output, so that it must be said where there are none.
+    /// Whether stacks are an output, so that gctrace must report where there are none.
     pub stacks: bool,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
@@ -150,7 +152,7 @@ pub struct Start {
     /// Where images are made known before they are probed.
     pub images: Images,
     /// Where findings go.
-    pub sender: SyncSender<Found>,
+    pub sender: SyncSender<ControlEvent>,
     /// Becomes readable (end of file) when the thread is to end.
     pub stop: OwnedFd,
     /// Pid of gctrace.
@@ -208,7 +210,7 @@ pub(super) struct Control {
     probes: Probes,
     selection: Selection,
     program: Option<Program>,
-    sender: SyncSender<Found>,
+    sender: SyncSender<ControlEvent>,
     own_pid: u32,
     pub(super) methods: &'static [Method],
     stacks: bool,
@@ -227,7 +229,7 @@ pub(super) struct Control {
     pub(super) libraries: HashMap<(ImageKey, ImageKey), Verdict>,
     /// Processes that are traced.
     processes: usize,
-    /// Refusals already told; forgotten when there are very many.
+    /// Refusals already reported; forgotten when there are very many.
     refused_told: HashSet<(u32, ImageKey)>,
     images: Images,
     /// Images probed.
@@ -299,15 +301,15 @@ pub fn run(start: Start) {
     // Watching starts before the scan, so that nothing falls between the two.
     let mut watch = match MappingWatch::start(control.native.is_some() || control.probes.sees_requests()) {
         Ok(watch) => watch,
-        Err(error) => return control.tell(Found::Fatal(error.to_string())),
+        Err(error) => return control.tell(ControlEvent::Fatal(error.to_string())),
     };
     if let Err(reason) = control.begin() {
-        return control.tell(Found::Fatal(reason));
+        return control.tell(ControlEvent::Fatal(reason));
     }
     // What waits for a server was present at start, too.
     if control.watch(&mut watch, &stop, Until::Answered) {
         if let Err(reason) = control.ready() {
-            return control.tell(Found::Fatal(reason));
+            return control.tell(ControlEvent::Fatal(reason));
         }
         control.watch(&mut watch, &stop, Until::Stopped);
     }
@@ -316,15 +318,21 @@ pub fn run(start: Start) {
     if let Err(error) = control.probes.close() {
         log::warn!("{error}; the ledger may not balance");
     }
-    control.tell(Found::Closed { at_ns });
+    control.tell(ControlEvent::Closed { at_ns });
     while control.finish_one() {}
 }
 
 impl Control {
-    fn tell(&self, found: Found) {
+    fn tell(&self, found: ControlEvent) {
         // The data thread has ended: so shall we, at the next look at `stop`.
         if self.sender.send(found).is_err() {
             log::debug!("the data thread is gone");
+        }
+        // It describes a process by `/proc`, which one that lives for ten milliseconds must not wait for.
+        if let Err(error) = (&self.gvl_orders).write(&[0])
+            && error.kind() != std::io::ErrorKind::WouldBlock
+        {
+            log::debug!("waking the data thread: {error}");
         }
     }
 
@@ -359,7 +367,7 @@ impl Control {
     /// Everything that was present has been looked at: says so, and starts the command.
     fn ready(&mut self) -> Result<(), String> {
         let (begun, has_begun) = sync_channel(1);
-        self.tell(Found::Ready {
+        self.tell(ControlEvent::Ready {
             processes: self.processes,
             probes: self.probes.attached(),
             images: self.attached,
@@ -397,7 +405,7 @@ impl Control {
         let name = program.argv.first().map(String::as_str).unwrap_or_default();
         let child = child
             .map_err(|e| format!("starting `{name}`: {e}; give a program that exists and may be run"))?;
-        self.tell(Found::Spawned(child));
+        self.tell(ControlEvent::Spawned(child));
         Ok(())
     }
 
@@ -443,7 +451,7 @@ impl Control {
             self.refused_told.clear();
         }
         if self.wants(pid) && self.refused_told.insert((pid, key)) {
-            self.tell(Found::Refused {
+            self.tell(ControlEvent::Refused {
                 pid: Some(pid),
                 path: mapping.path.clone(),
                 reason: reason.to_owned(),
@@ -463,12 +471,12 @@ impl Control {
     fn add_installed(&mut self, path: &Path) {
         let Ok(key) = ImageKey::of(path) else { return };
         // A file on an overlay and the same one below it: probing both would count every hit twice. Only the memory of a
-        // process tells whether it is the same, so it is looked at again when one maps it.
+        // process shows whether it is the same, so it is looked at again when one maps it.
         if self.verdicts.contains_key(&key) || self.verdicts.keys().any(|known| key.may_be(known)) {
             return;
         }
-        if let Verdict::Refused(reason) = self.judge(key, path, path, &Place::on_host(path)) {
-            // Nobody runs it yet; it is told when somebody does.
+        if let Verdict::Refused(reason) = self.judge(key, &ImageFile::on_host(path)) {
+            // No process runs it yet; it is reported when one does.
             log::info!("{} is installed and would not be traced: {reason}", path.display());
         }
     }
@@ -490,7 +498,7 @@ impl Control {
         sure: impl FnOnce(&Result<VmState, FailedProof>) -> Sure,
     ) {
         if !self.wants(pid) {
-            // It may come into a selected cgroup, and on such kernels nothing but this tells its image then.
+            // It may come into a selected cgroup, and on such kernels nothing but this identifies its image then.
             if self.groups.is_some() && !self.probes.has_cookie() {
                 if let Err(error) = self.probes.follow(pid, traced.index, bias) {
                     log::warn!("pid {pid}: {error}");
@@ -501,7 +509,7 @@ impl Control {
             }
             return;
         }
-        // A process of a Ruby with a choice of GCs is taken for one of this image, stacks included, when that is sure.
+        // A process of a Ruby with a choice of GCs is treated as one of this image, stacks included, when that is certain.
         let choice = traced.modular().is_some();
         let followed = if choice {
             self.probes.follow(pid, traced.index, bias)
@@ -512,7 +520,7 @@ impl Control {
             log::warn!("pid {pid}: {error}");
         }
         if !is_running(pid) {
-            // Its exit may have been reported before it was followed, and then nobody removes it.
+            // Its exit may have been reported before it was followed, and then nothing else removes it.
             return self.probes.forget(pid);
         }
         if let Some(native) = &mut self.native {
@@ -521,7 +529,7 @@ impl Control {
         let state = traced.plan.as_ref().map(|plan| read_state(pid, bias, plan));
         let unproven = |reason| {
             let path = mapping.path.clone();
-            Found::Unproven { pid, image: traced.index, path, reason }
+            ControlEvent::Unproven { pid, image: traced.index, path, reason }
         };
         match state.as_ref().map(sure) {
             None | Some(Sure::Yes) => {}
@@ -542,6 +550,6 @@ impl Control {
             Some(Err(failed)) => return self.tell(unproven(failed.to_string())),
         };
         self.processes += 1;
-        self.tell(Found::Process { pid, image: traced.index, state });
+        self.tell(ControlEvent::Process { pid, image: traced.index, state });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, collections::BTreeSet, fs::File, path::PathBuf};
 
-use super::place::Place;
+use super::image_file::ImageFile;
 use crate::{
     debuginfo::{self, DebugFile, Origin, Search, Servers},
     elf::{
@@ -21,14 +21,14 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct DebugInfo {
     servers: Option<Servers>,
-    given: Vec<Given>,
+    given: Vec<DebugFileOption>,
     /// Images that no given file belongs to are read as if none was given, instead of being refused.
     lenient: bool,
 }
 
 /// A debug file that the user named.
 #[derive(Debug)]
-struct Given {
+struct DebugFileOption {
     path: PathBuf,
     build_id: BuildId,
     file: DebugFile,
@@ -39,8 +39,8 @@ struct Given {
 pub(super) struct Around<'a> {
     /// What the user gave and allowed.
     pub(super) info: &'a DebugInfo,
-    /// Where the image comes from.
-    pub(super) place: &'a Place,
+    /// The image.
+    pub(super) image: &'a ImageFile,
     /// If given, no server is asked now; it is set if one would have been.
     pub(super) later: Option<&'a Cell<bool>>,
 }
@@ -48,13 +48,13 @@ pub(super) struct Around<'a> {
 /// Which symbols confirm the sites of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Symbols {
-    /// There are none at hand: the sites stand on their own checks.
+    /// There are none: only the sites' own checks prove them.
     None,
     /// The file's own.
     Own,
     /// Separate ones.
     Separate(Origin),
-    /// Separate ones that were at hand when the image was analysed earlier.
+    /// Separate ones that were found when the image was analysed earlier.
     Earlier,
 }
 
@@ -69,11 +69,11 @@ impl DebugInfo {
                 debuginfo::open_given(path).map_err(|e| format!("--layout-from {e}; {advice}"))?;
             let no_id = || {
                 format!(
-                    "--layout-from {}: it has no build id, so that nothing shows what it belongs to",
+                    "--layout-from {}: it has no build id, so the image that it belongs to is unknown",
                     path.display()
                 )
             };
-            given.push(Given { path: path.clone(), build_id: build_id.ok_or_else(no_id)?, file });
+            given.push(DebugFileOption { path: path.clone(), build_id: build_id.ok_or_else(no_id)?, file });
         }
         Ok(Self { given, lenient, ..Self::of_servers(servers) })
     }
@@ -111,7 +111,7 @@ impl DebugInfo {
 
 impl<'a> Around<'a> {
     /// Has symbols that belong to the image confirm the sites: its own, or separate ones, which may have been installed
-    /// after the image was analysed. Without any there is no witness, and the sites stand on their own checks. `image` is
+    /// after the image was analysed. Without any there is no witness, and only the sites' own checks prove them. `image` is
     /// `None` for an analysis from the cache, and read if it is needed; `earlier`: symbols have confirmed that one before.
     pub(super) fn witness(
         &self,
@@ -127,7 +127,7 @@ impl<'a> Around<'a> {
             }
             return Ok(Symbols::Own);
         }
-        let path = self.place.path.display();
+        let path = self.image.in_root.display();
         let id = analysis.build_id.clone();
         let before = if earlier { Symbols::Earlier } else { Symbols::None };
         let search = self.search(id.as_ref());
@@ -161,7 +161,7 @@ impl<'a> Around<'a> {
     }
 
     fn read<'i>(&self, image: &'i mut Option<ElfImage>, source: &File) -> Result<&'i ElfImage, PlanError> {
-        let elf = |source| PlanError::Elf { path: self.place.path.clone(), source };
+        let elf = |source| PlanError::Elf { path: self.image.in_root.clone(), source };
         Ok(match image {
             Some(image) => image,
             None => image.insert(ElfImage::read(source).map_err(elf)?),
@@ -171,7 +171,7 @@ impl<'a> Around<'a> {
     fn symbols(&self, image: &ElfImage, source: &File, search: &Search<'_>) -> Option<(SymbolTable, Origin)> {
         let located = debuginfo::symbols(image, source, search);
         for miss in &located.misses {
-            log::debug!("{}: symbols: {miss}", self.place.path.display());
+            log::debug!("{}: symbols: {miss}", self.image.in_root.display());
         }
         located.found
     }
@@ -189,7 +189,7 @@ impl<'a> Around<'a> {
             let shown = given.path.display().to_string();
             if !tables::knows_series(version) {
                 return Err(PlanError::DebugInformation(format!(
-                    "{shown}: it tells the layout, but what GC.stat of CRuby {version} is made of is not known; \
+                    "{shown}: it describes the layout, but the keys of GC.stat of CRuby {version} are not known; \
                      upgrade gctrace"
                 )));
             }
@@ -207,7 +207,7 @@ impl<'a> Around<'a> {
         if Table::of(version).is_ok() || !tables::knows_series(version) {
             return Ok(None);
         }
-        let path = self.place.path.display();
+        let path = self.image.in_root.display();
         match read(version, source, None, &path.to_string()) {
             Ok(table) => return Ok(Some(table)),
             Err(error) => log::debug!("{path}: {error}"),
@@ -227,7 +227,7 @@ impl<'a> Around<'a> {
     fn types(&self, source: &File, search: &Search<'_>) -> Option<(DebugFile, Origin)> {
         let located = debuginfo::types(source, search);
         for miss in &located.misses {
-            log::debug!("{}: layout: {miss}", self.place.path.display());
+            log::debug!("{}: layout: {miss}", self.image.in_root.display());
         }
         located.found
     }
@@ -237,8 +237,8 @@ impl<'a> Around<'a> {
     where
         'a: 's,
     {
-        let Place { path, roots } = self.place;
-        Search { build_id, path, roots, servers: None }
+        let ImageFile { in_root, roots, .. } = self.image;
+        Search { build_id, path: in_root, roots, servers: None }
     }
 }
 
@@ -277,8 +277,8 @@ mod tests {
         cache: &mut Cache,
     ) -> Result<Planned, PlanError> {
         let file = File::open(path).unwrap();
-        let place = Place { path: shown.to_owned(), roots: vec![root.to_owned()] };
-        let mut planned = plan_file(&file, shown, true, cache, Around { info, place: &place, later: None })?;
+        let image = ImageFile { roots: vec![root.to_owned()], ..ImageFile::on_host(shown) };
+        let mut planned = plan_file(&file, true, cache, Around { info, image: &image, later: None })?;
         planned.finish(&file, cache);
         Ok(planned)
     }

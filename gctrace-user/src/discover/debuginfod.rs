@@ -8,7 +8,6 @@ use std::{
         fd::{AsFd as _, BorrowedFd},
         unix::net::UnixStream,
     },
-    path::PathBuf,
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel},
@@ -20,7 +19,7 @@ use gctrace_common::config::MAX_IMAGES;
 use super::{
     debuginfo::{Around, DebugInfo},
     identity::ImageKey,
-    place::Place,
+    image_file::ImageFile,
     tracing_method::{Abilities, Choice, choose},
 };
 use crate::{cache::Cache, ruby::fallback::Method};
@@ -31,10 +30,8 @@ pub(super) struct Request {
     pub(super) key: ImageKey,
     /// It, open: its process may exit meanwhile.
     pub(super) file: File,
-    /// The path that messages name.
-    pub(super) shown: PathBuf,
-    /// Where it comes from.
-    pub(super) place: Place,
+    /// How it is called and found.
+    pub(super) image: ImageFile,
 }
 
 /// What came of it.
@@ -72,8 +69,8 @@ impl Lookup {
         std::thread::Builder::new().name("gctrace-debuginfod".to_owned()).spawn(move || {
             let Context { info, mut cache, methods, abilities } = context;
             for request in received {
-                let around = Around { info: &info, place: &request.place, later: None };
-                let choice = choose(&request.file, &request.shown, methods, abilities, &mut cache, around);
+                let around = Around { info: &info, image: &request.image, later: None };
+                let choice = choose(&request.file, methods, abilities, &mut cache, around);
                 let sent = response.send(Response { request, choice }).is_ok();
                 if !sent || wake.write_all(&[0]).is_err() {
                     return;

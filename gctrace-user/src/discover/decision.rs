@@ -36,7 +36,7 @@ impl Content {
                 "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
             )),
             Err(error) => {
-                // A broken file that nothing says is a Ruby is nobody's business.
+                // A broken file with no sign of being a Ruby is not reported.
                 log::debug!("{}: {error}", shown.display());
                 Self::Other
             }
@@ -106,7 +106,7 @@ pub(super) enum Chosen {
 
 /// Why [`Chosen::Unknown`] is not traced.
 pub(super) const NO_SITES: &str = "modular GC: the process runs the GC of this library, and its Ruby is not traced by event \
-                                   sites, so that nothing is known of it";
+                                   sites, so nothing is known about it";
 
 /// Decides which GCs a process runs, by its mappings and the roles of their files.
 pub(super) fn gcs<'a>(mapped: impl IntoIterator<Item = (&'a ExecutableMapping, Role<'a>)>) -> Gcs {
@@ -225,7 +225,7 @@ mod tests {
         let (plain, fallback, modular) = (ruby(true, false), ruby(false, false), ruby(true, true));
         let bias = |index: u64| ((index + 1) << 16) - 0x1000;
         assert_eq!(decide(&[]), Gcs::default());
-        assert_eq!(decide(&[Role::Other, Role::GcLibrary]), Gcs::default(), "nobody chose that library");
+        assert_eq!(decide(&[Role::Other, Role::GcLibrary]), Gcs::default(), "no process chose that library");
         let gcs = decide(&[Role::Other, plain]);
         assert_eq!((gcs.ruby, gcs.own, gcs.chosen), (true, vec![(1, bias(1))], None));
         let gcs = decide(&[Role::Refused, plain, plain]);

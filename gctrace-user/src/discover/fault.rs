@@ -13,11 +13,11 @@ use crate::{
 pub enum Fault {
     /// Every member of the objspace is read one word further.
     Layout,
-    /// The sites of `GC_START` and `GC_END_SWEEP` are taken for each other.
+    /// The sites of `GC_START` and `GC_END_SWEEP` are exchanged.
     Starts,
-    /// The sites of `GC_START` and `GC_END_MARK` are taken for each other.
+    /// The sites of `GC_START` and `GC_END_MARK` are exchanged.
     Marks,
-    /// The sites of `GC_ENTER` and `GC_EXIT` are taken for each other.
+    /// The sites of `GC_ENTER` and `GC_EXIT` are exchanged.
     Enters,
     /// The probe that is attached last has a place where the file has nothing.
     Attach,

@@ -40,7 +40,7 @@ pub(super) fn images(layers: bool) -> Vec<PathBuf> {
         let images = bins.flat_map(|path| images_of(&path));
         let inside = layers.then(places::layer_files).into_iter().flatten().filter(|path| holds_ruby(path));
         for path in images.chain(inside) {
-            // Nobody waits for it any more.
+            // Its results are not needed any more.
             if sender.send(path).is_err() {
                 return;
             }
@@ -65,7 +65,7 @@ pub(super) fn images(layers: bool) -> Vec<PathBuf> {
     found
 }
 
-/// The images of the Rubies in known places beside which there is a program of this name, as a shim stands for them.
+/// The images of the Rubies in known places beside which there is a program of this name, as a shim starts one of them.
 pub(super) fn images_named(name: &str, libraries: &OsStr) -> BTreeSet<PathBuf> {
     let dirs = places::bin_dirs().into_iter().filter(|dir| dir.join(name).is_file());
     let rubies = dirs.map(|dir| dir.join("ruby")).take(IMAGES);
@@ -112,7 +112,7 @@ pub(super) fn images_of_with(executable: &Path, libraries: &OsStr) -> Vec<PathBu
 }
 
 /// Paths of the GC libraries of a Ruby built `--with-modular-gc`, in the file system below `root`. `directory`: as the
-/// Ruby's file tells it.
+/// Ruby's file shows it.
 pub(super) fn gc_libraries(root: &Path, directory: &str) -> BTreeSet<PathBuf> {
     let directory = root.join(directory.trim_start_matches('/'));
     let Ok(entries) = fs::read_dir(directory) else { return BTreeSet::new() };

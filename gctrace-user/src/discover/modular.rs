@@ -10,9 +10,9 @@ use super::{
     debuginfo::Around,
     decision::{self, Chosen, NO_SITES},
     identity::ImageKey,
+    image_file::ImageFile,
     installed,
     mappings::{self, load_bias},
-    place::Place,
     state::{has_loaded_library, is_linked_with},
     tracing_method::{Choice, TracingMethod, choose_library},
 };
@@ -49,8 +49,8 @@ impl Control {
         };
         let Some((key, _)) = &verdicts[library] else { return };
         let mapping = &mappings[library];
-        let (file, shown) = (mapping.file(pid), &mapping.path);
-        match self.library(key, &file, shown, (*ruby_key, traced), &Place::of_process(pid, shown)) {
+        let image = ImageFile::of_process(pid, &mapping.file(pid), &mapping.path);
+        match self.library(key, &image, (*ruby_key, traced)) {
             Verdict::Traced(found) => {
                 let Some(plan) = found.plan.as_ref() else { return };
                 let Some(bias) = load_bias(mapping, &found.segments) else { return };
@@ -66,14 +66,16 @@ impl Control {
     }
 
     /// Has the GC libraries probed that processes of a Ruby may choose, where they are installed.
-    pub(super) fn add_gc_libraries(&mut self, key: ImageKey, ruby: &Arc<ProbedImage>, place: &Place) {
+    pub(super) fn add_gc_libraries(&mut self, key: ImageKey, ruby: &Arc<ProbedImage>, image: &ImageFile) {
         let Some(directory) = ruby.modular().and_then(|modular| modular.directory.as_deref()) else { return };
-        for root in &place.roots {
+        for root in &image.roots {
             for path in installed::gc_libraries(root, directory) {
                 let Ok(library) = ImageKey::of(&path) else { continue };
                 let shown = Path::new("/").join(path.strip_prefix(root).unwrap_or(&path));
-                if let Verdict::Refused(reason) = self.library(&library, &path, &shown, (key, ruby), place) {
-                    // Nobody runs it yet; it is told when somebody does.
+                let roots = image.roots.clone();
+                let file = ImageFile { open: path, roots, ..ImageFile::on_host(&shown) };
+                if let Verdict::Refused(reason) = self.library(&library, &file, (key, ruby)) {
+                    // No process runs it yet; it is reported when one does.
                     log::info!("{} is installed and would not be traced: {reason}", shown.display());
                 }
             }
@@ -84,10 +86,8 @@ impl Control {
     fn library(
         &mut self,
         key: &ImageKey,
-        path: &Path,
-        shown: &Path,
+        image: &ImageFile,
         (ruby_key, ruby): (ImageKey, &Arc<ProbedImage>),
-        place: &Place,
     ) -> Verdict {
         if let Some(verdict) = self.libraries.get(&(*key, ruby_key)) {
             return verdict.clone();
@@ -102,7 +102,7 @@ impl Control {
                     .into(),
             )
         } else {
-            match self.open_library(path, shown, ruby, place) {
+            match self.open_library(image, ruby) {
                 Ok(verdict) => verdict,
                 Err(reason) => Verdict::Refused(reason.into()),
             }
@@ -111,24 +111,18 @@ impl Control {
         verdict
     }
 
-    fn open_library(
-        &mut self,
-        path: &Path,
-        shown: &Path,
-        ruby: &Arc<ProbedImage>,
-        place: &Place,
-    ) -> Result<Verdict, String> {
+    fn open_library(&mut self, image: &ImageFile, ruby: &Arc<ProbedImage>) -> Result<Verdict, String> {
         let Some(plan) = ruby.plan.as_ref() else { return Ok(Verdict::NotRuby) };
-        let file =
-            File::open(path).map_err(|error| format!("{} cannot be opened: {error}", path.display()))?;
+        let file = File::open(&image.open)
+            .map_err(|error| format!("{} cannot be opened: {error}", image.open.display()))?;
         // Its symbols are only a witness: servers are not asked for them.
         let never = Cell::new(false);
-        let around = Around { info: &self.debug, place, later: Some(&never) };
+        let around = Around { info: &self.debug, image, later: Some(&never) };
         let abilities = self.abilities();
         let Choice { method, refusals } =
-            choose_library(&file, shown, &plan.analysis, self.methods, abilities, around);
+            choose_library(&file, &plan.analysis, self.methods, abilities, around);
         match method {
-            Some(TracingMethod::Sites(planned)) => self.open_sites(&file, shown, *planned),
+            Some(TracingMethod::Sites(planned)) => self.open_sites(&file, &image.shown, *planned),
             _ => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
         }
     }

@@ -150,7 +150,7 @@ fn layers() -> BTreeSet<PathBuf> {
     layers
 }
 
-/// The paths that a pattern stands for: a star in it is any part of one name.
+/// The paths that match a pattern: a star in it is any part of one name.
 fn expand(base: &Path, pattern: &str) -> Vec<PathBuf> {
     let mut paths = vec![base.to_owned()];
     for part in pattern.split('/') {

@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// The library of this machine's Ruby, by which results are told.
+    /// The library of this machine's Ruby, by which results are recognised.
     fn library() -> PathBuf {
         installed::images_of(Path::new("/usr/bin/ruby")).pop().unwrap()
     }

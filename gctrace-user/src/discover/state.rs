@@ -16,7 +16,7 @@ const STATE_TRIES: u32 = 5;
 pub enum VmState {
     /// Read between two GC pauses and proven: time and snapshot data.
     Proven(u64, Vec<u8>),
-    /// Proven; but what `GC.stat` returns depends on the thread that asks, and outside an event there is none.
+    /// Proven; but what `GC.stat` returns depends on the calling thread, and outside an event there is none.
     PerThread,
     /// The VM is not set up yet.
     NotSetUp,

@@ -15,9 +15,9 @@ use super::{
     debuginfo::{Around, DebugInfo},
     decision::{self, Chosen, Content, NO_SITES, Role, Sure},
     identity::ImageKey,
+    image_file::ImageFile,
     installed,
     mappings::{self, ExecutableMapping, load_bias},
-    place::Place,
     state::{has_loaded_library, is_linked_with, read_state},
     tracing_method::{Abilities, Choice, Rejection, TracingMethod, choose, choose_library},
 };
@@ -47,11 +47,11 @@ pub struct Subjects {
 /// What was found.
 #[derive(Debug, Default)]
 pub struct Survey {
-    /// Ruby images, in the order in which they were met.
+    /// Ruby images, in the order in which they were found.
     pub images: Vec<ImageFound>,
     /// Ruby processes, by pid.
     pub processes: Vec<ProcessFound>,
-    /// Named processes and files that are no Ruby, or cannot be looked at, and why.
+    /// Named processes and files that are no Ruby, or cannot be inspected, and why.
     pub misses: Vec<Miss>,
     /// Processes looked at.
     pub looked_at: usize,
@@ -240,9 +240,7 @@ impl Surveyor<'_> {
             return miss("neither holds a CRuby interpreter nor loads one from a library".to_owned(), false);
         }
         for image in images {
-            match ImageKey::of(&image)
-                .and_then(|key| self.image(key, &image, &image, &Place::on_host(&image)))
-            {
+            match ImageKey::of(&image).and_then(|key| self.image(key, &ImageFile::on_host(&image))) {
                 Ok(Known::Image(index)) => self.survey.images[index].named = true,
                 Ok(Known::GcLibrary | Known::Other) => {}
                 Err(error) => self.survey.misses.push(Miss {
@@ -259,7 +257,7 @@ impl Surveyor<'_> {
             Err(error) => decision::unreadable(&error),
             Ok(mappings) => match self.process(pid, &mappings) {
                 (true, _) => return,
-                (false, _) if !is_running(pid) => ("it exited while it was looked at".to_owned(), false),
+                (false, _) if !is_running(pid) => ("it exited while it was inspected".to_owned(), false),
                 (false, Some(error)) => (format!("its program cannot be opened: {error}"), true),
                 (false, None) => (decision::no_ruby(mappings.len()), false),
             },
@@ -282,7 +280,7 @@ impl Surveyor<'_> {
         }
         for path in installed::images(false) {
             if let Err(error) =
-                ImageKey::of(&path).and_then(|key| self.image(key, &path, &path, &Place::on_host(&path)))
+                ImageKey::of(&path).and_then(|key| self.image(key, &ImageFile::on_host(&path)))
             {
                 log::info!("{}: {error}", path.display());
             }
@@ -310,7 +308,7 @@ impl Surveyor<'_> {
         for mapping in mappings {
             let found = mapping.open_path(pid).and_then(|path| {
                 let key = ImageKey::of(&path)?;
-                let image = self.image(key, &path, &mapping.path, &Place::of_process(pid, &mapping.path))?;
+                let image = self.image(key, &ImageFile::of_process(pid, &path, &mapping.path))?;
                 Ok(Mapped { key, path, image })
             });
             files.push(found.map_err(|error| denied = Some(error)).ok());
@@ -378,8 +376,8 @@ impl Surveyor<'_> {
             Chosen::Library { library, ruby, bias } => (Some(library), ruby, bias),
             Chosen::Unknown { library } => {
                 let Some(file) = &files[library] else { return Ok(()) };
-                let place = Place::of_process(pid, &mappings[library].path);
-                let image = self.unknown_library(file, &place)?;
+                let image_file = ImageFile::of_process(pid, &file.path, &mappings[library].path);
+                let image = self.unknown_library(&image_file)?;
                 self.add_process(pid, image, None, None);
                 return Ok(());
             }
@@ -387,8 +385,8 @@ impl Surveyor<'_> {
         let Some(ruby) = files[ruby].as_ref().and_then(|file| file.image.image()) else { return Ok(()) };
         let library = match library.and_then(|index| Some((&mappings[index], files[index].as_ref()?))) {
             Some((mapping, file)) => {
-                let place = Place::of_process(pid, &mapping.path);
-                Some((self.library(file.key, &file.path, &place, ruby)?, mapping))
+                let image_file = ImageFile::of_process(pid, &file.path, &mapping.path);
+                Some((self.library(file.key, &image_file, ruby)?, mapping))
             }
             None => None,
         };
@@ -404,14 +402,14 @@ impl Surveyor<'_> {
             }
             Some((library, mapping)) => {
                 let found = &self.survey.images[library];
-                let place = found.segments().and_then(|segments| load_bias(mapping, segments));
+                let bias = found.segments().and_then(|segments| load_bias(mapping, segments));
                 let read = |(plan, bias): (&AttachPlan, u64)| {
                     let state = read_state(pid, bias, plan);
                     let linked = || is_linked_with(pid, (bias, plan), (ruby_bias, &modular));
                     let sure = decision::linked_library(&state, linked);
                     settled(state, sure)
                 };
-                (library, place, found.plan().zip(place).map(read))
+                (library, bias, found.plan().zip(bias).map(read))
             }
         };
         self.add_process(pid, image, bias, state);
@@ -419,38 +417,38 @@ impl Surveyor<'_> {
     }
 
     /// Index of the image of a GC library whose Ruby is traced by fallback probes only.
-    fn unknown_library(&mut self, file: &Mapped, place: &Place) -> io::Result<usize> {
+    fn unknown_library(&mut self, image_file: &ImageFile) -> io::Result<usize> {
         let known = self.survey.images.iter().position(|image| {
-            image.path == place.path && image.choice.refusals.iter().any(|why| why.to_string() == NO_SITES)
+            image.path == image_file.in_root
+                && image.choice.refusals.iter().any(|why| why.to_string() == NO_SITES)
         });
         if let Some(known) = known {
             return Ok(known);
         }
         let choice = Choice { method: None, refusals: vec![Rejection::Fallback(NO_SITES)] };
-        let identity = Identity::of(&File::open(&file.path)?, &choice);
-        self.survey.images.push(ImageFound { path: place.path.clone(), identity, choice, named: false });
+        let identity = Identity::of(&File::open(&image_file.open)?, &choice);
+        let path = image_file.in_root.clone();
+        self.survey.images.push(ImageFound { path, identity, choice, named: false });
         Ok(self.survey.images.len() - 1)
     }
 
     /// Index of the image of a GC library in processes of that Ruby.
-    fn library(&mut self, key: ImageKey, path: &Path, place: &Place, ruby: usize) -> io::Result<usize> {
+    fn library(&mut self, key: ImageKey, image_file: &ImageFile, ruby: usize) -> io::Result<usize> {
         if let Some(&known) = self.libraries.get(&(key, ruby)) {
             return Ok(known);
         }
-        let file = File::open(path)?;
+        let file = File::open(&image_file.open)?;
         // As in a run, servers are not asked for symbols that are only a witness.
         let never = Cell::new(false);
-        let around = Around { info: self.debug, place, later: Some(&never) };
+        let around = Around { info: self.debug, image: image_file, later: Some(&never) };
         let choice = match self.survey.images[ruby].plan() {
-            Some(plan) => {
-                choose_library(&file, &place.path, &plan.analysis, &METHODS, self.abilities, around)
-            }
+            Some(plan) => choose_library(&file, &plan.analysis, &METHODS, self.abilities, around),
             None => Choice { method: None, refusals: Vec::new() },
         };
         let identity = Identity::of(&file, &choice);
         let Identity { version, description, .. } = self.survey.images[ruby].identity.clone();
         let identity = Identity { version, description, ..identity };
-        let path = place.path.clone();
+        let path = image_file.in_root.clone();
         self.survey.images.push(ImageFound { path, identity, choice, named: false });
         let index = self.survey.images.len() - 1;
         self.libraries.insert((key, ruby), index);
@@ -463,7 +461,7 @@ impl Surveyor<'_> {
         let Some(directory) = modular.and_then(|modular: &Modular| modular.directory.clone()) else { return };
         for path in installed::gc_libraries(Path::new("/"), &directory) {
             if let Err(error) =
-                ImageKey::of(&path).and_then(|key| self.library(key, &path, &Place::on_host(&path), ruby))
+                ImageKey::of(&path).and_then(|key| self.library(key, &ImageFile::on_host(&path), ruby))
             {
                 log::info!("{}: {error}", path.display());
             }
@@ -471,15 +469,16 @@ impl Surveyor<'_> {
     }
 
     /// What the file is; if it holds an interpreter, its image is added.
-    fn image(&mut self, key: ImageKey, path: &Path, shown: &Path, place: &Place) -> io::Result<Known> {
+    fn image(&mut self, key: ImageKey, image_file: &ImageFile) -> io::Result<Known> {
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
-        let file = File::open(path)?;
+        let shown = &image_file.shown;
+        let file = File::open(&image_file.open)?;
         let known = match Content::of(&file, shown) {
             Content::Interpreter => {
-                let around = Around { info: self.debug, place, later: None };
-                let choice = choose(&file, shown, &METHODS, self.abilities, self.cache, around);
+                let around = Around { info: self.debug, image: image_file, later: None };
+                let choice = choose(&file, &METHODS, self.abilities, self.cache, around);
                 self.add_image(&file, shown, choice)
             }
             Content::Damaged(reason) => {

@@ -8,7 +8,7 @@ use std::{
 
 use super::debuginfo::{Around, Symbols};
 use crate::{
-    cache::{Cache, Kept},
+    cache::{Cache, CachedAnalysis},
     elf::{ElfImage, ImageHead, LoadSegment, Machine},
     images::Reading,
     model::Image,
@@ -74,23 +74,23 @@ impl Later {
         if let Some(rest) = rest {
             rest.complete(&image, &mut analysis);
         }
-        cache.put(file, &head, &image, &Kept { analysis, witnessed });
+        cache.put(file, &head, &image, &CachedAnalysis { analysis, witnessed });
     }
 }
 
-/// Plans an image file, for its GC. `shown` is the path that messages name; `reads_threads`: see [`plan_with`].
+/// Plans an image file, for its GC. `reads_threads`: see [`plan_with`].
 pub(super) fn plan_file(
     file: &File,
-    shown: &Path,
     reads_threads: bool,
     cache: &mut Cache,
     debug: Around<'_>,
 ) -> Result<Planned, PlanError> {
-    let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
+    let elf = |source| PlanError::Elf { path: debug.image.shown.clone(), source };
     let begun = Instant::now();
     let head = ImageHead::read(file).map_err(elf)?;
     let (mut image, mut rest) = (None, None);
-    let (mut analysis, earlier) = if let Some(Kept { analysis, witnessed }) = cache.get(file, &head) {
+    let (mut analysis, earlier) = if let Some(CachedAnalysis { analysis, witnessed }) = cache.get(file, &head)
+    {
         (analysis, Some(witnessed))
     } else {
         let (analysis, left) = analyse_gc(image.insert(ElfImage::read(file).map_err(elf)?))?;
@@ -120,12 +120,11 @@ pub(super) fn plan_file(
 /// depends on two files.
 fn plan_library(
     file: &File,
-    shown: &Path,
     ruby: &RubyAnalysis,
     reads_threads: bool,
     debug: Around<'_>,
 ) -> Result<Planned, PlanError> {
-    let elf = |source| PlanError::Elf { path: shown.to_owned(), source };
+    let elf = |source| PlanError::Elf { path: debug.image.shown.clone(), source };
     let begun = Instant::now();
     let head = ImageHead::read(file).map_err(elf)?;
     let image = ElfImage::read(file).map_err(elf)?;
@@ -140,7 +139,6 @@ fn plan_library(
 /// How a GC library is traced. It has event sites, or nothing.
 pub(super) fn choose_library(
     file: &File,
-    shown: &Path,
     ruby: &RubyAnalysis,
     methods: &[Method],
     abilities: Abilities,
@@ -150,7 +148,7 @@ pub(super) fn choose_library(
         let refusals = vec![Rejection::Fallback("a GC library is probed by its event sites only")];
         return Choice { method: None, refusals };
     }
-    match plan_library(file, shown, ruby, abilities.reads_threads, debug) {
+    match plan_library(file, ruby, abilities.reads_threads, debug) {
         Ok(planned) => Choice { method: Some(TracingMethod::Sites(Box::new(planned))), refusals: Vec::new() },
         Err(error) => Choice { method: None, refusals: vec![Rejection::Sites(error)] },
     }
@@ -200,13 +198,12 @@ pub struct Abilities {
 /// Chooses the first of the methods that serves the image, leaves nothing for later, and keeps the analysis.
 pub(super) fn choose(
     file: &File,
-    shown: &Path,
     methods: &[Method],
     abilities: Abilities,
     cache: &mut Cache,
     debug: Around<'_>,
 ) -> Choice {
-    let mut choice = choose_first(file, shown, methods, abilities, cache, debug);
+    let mut choice = choose_first(file, methods, abilities, cache, debug);
     if let Some(TracingMethod::Sites(planned)) = &mut choice.method {
         planned.finish(file, cache);
     }
@@ -216,7 +213,6 @@ pub(super) fn choose(
 /// Chooses the first of the methods that serves the image, and looks at no more of it than its GC needs.
 pub(super) fn choose_first(
     file: &File,
-    shown: &Path,
     methods: &[Method],
     abilities: Abilities,
     cache: &mut Cache,
@@ -225,7 +221,7 @@ pub(super) fn choose_first(
     let mut refusals = Vec::new();
     for &method in methods {
         let chosen = if method == Method::Sites {
-            plan_file(file, shown, abilities.reads_threads, cache, debug)
+            plan_file(file, abilities.reads_threads, cache, debug)
                 .map(|planned| TracingMethod::Sites(Box::new(planned)))
                 .map_err(Rejection::Sites)
         } else if abilities.cookies {
@@ -250,7 +246,7 @@ pub(super) fn choose_first(
     Choice { method: None, refusals }
 }
 
-/// What is told of an image that has only fallback probes.
+/// What is reported about an image that has only fallback probes.
 #[derive(Debug)]
 pub struct ImageFacts {
     /// Version.
@@ -274,7 +270,7 @@ fn fallback(file: &File, method: Method) -> Result<(ImageFacts, FallbackProbes),
         Method::UsdtPauses => FallbackProbes::usdt_pauses(&image).ok_or("it has no USDT probes of pauses")?,
         Method::Functions => FallbackProbes::functions(version, &image).ok_or("it has no symbol gc_start")?,
         Method::Usdt => FallbackProbes::usdt(&image).ok_or("it has no USDT probes")?,
-        Method::Sites => return Err("event sites are no fallback"),
+        Method::Sites => return Err("event sites are not a fallback"),
     };
     let head = ImageFacts {
         version,
@@ -285,7 +281,7 @@ fn fallback(file: &File, method: Method) -> Result<(ImageFacts, FallbackProbes),
     Ok((head, found))
 }
 
-/// What exporters are told of an image with event sites.
+/// What exporters receive about an image with event sites.
 pub(super) fn site_image(index: u32, shown: &Path, plan: &AttachPlan) -> Image {
     let heap = plan.layout.heaps.first();
     Image {

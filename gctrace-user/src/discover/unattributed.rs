@@ -1,5 +1,5 @@
-//! Mapping records whose pids say nothing: the kernel tells them in the pid namespace of whoever opened the event, and in
-//! a container with one of its own that leaves 0 for every process outside.
+//! Mapping records without usable pids: the kernel reports them in the pid namespace of the process that opened the event, and in
+//! a container with a separate one that is 0 for every process outside.
 //!
 //! Such a record still has the address and the file, so the process is looked for in the host's `/proc`: the one that has
 //! that file mapped there. All records that have come meanwhile are looked for at once, and files that are known to hold
@@ -35,7 +35,7 @@ impl From<ExecMapping> for ExecutableMapping {
 const MOST: usize = 4096;
 /// A file is taken to hold no Ruby this long: what was found for it may have been another one at the same address.
 const KNOWN: Duration = Duration::from_mins(1);
-/// Looking takes at most one part in so many of the time.
+/// Looking takes at most one part in this many of the time.
 const SHARE: u32 = 10;
 
 /// A mapping of a process that was looked for.
@@ -76,7 +76,7 @@ impl UnattributedMappings {
         (!self.wanted.is_empty()).then(|| self.due.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether so many records wait that everything must be looked at. They are dropped then.
+    /// Whether too many records wait, so that everything must be looked at. They are dropped then.
     pub(super) fn overflowed(&mut self) -> bool {
         let overflowed = self.wanted.len() > MOST;
         if overflowed {
@@ -90,7 +90,7 @@ impl UnattributedMappings {
         self.no_ruby.insert(file);
     }
 
-    /// The processes that have what was recorded, if it is time. What nobody has is gone again.
+    /// The processes that have the recorded mappings, if it is time. Mappings that no process has are gone again.
     pub(super) fn find(&mut self) -> Vec<AttributedMapping> {
         let started = Instant::now();
         if self.wanted.is_empty() || started < self.due {

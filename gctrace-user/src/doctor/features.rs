@@ -7,7 +7,7 @@ use crate::{
     ruby::{fallback::Method, gvl_plan::NoGvl, plan::AttachPlan},
 };
 
-/// Stable names of all features, in the order in which they are told.
+/// Stable names of all features, in the order in which they are reported.
 pub(super) const NAMES: [&str; 9] = [
     "gc_cycles",
     "gc_pauses",
@@ -24,7 +24,7 @@ pub(super) const NAMES: [&str; 9] = [
 const WORK: &str = "gc_work";
 
 /// What to do about a feature that other processors do not have.
-const ON_X86: &str = "nothing on this processor: it works on x86-64";
+const ON_X86: &str = "not possible on this processor: use x86-64";
 
 /// The features of an image that is traced by its event sites.
 pub(super) fn of(plan: &AttachPlan, abilities: Abilities) -> Vec<Feature> {
@@ -34,8 +34,8 @@ pub(super) fn of(plan: &AttachPlan, abilities: Abilities) -> Vec<Feature> {
     } else if abilities.reads_threads {
         "upgrade gctrace"
     } else {
-        "use a kernel with BTF (CONFIG_DEBUG_INFO_BTF): stacks and what Ruby 4.0 counts per thread are found with its \
-         help"
+        "use a kernel with BTF (CONFIG_DEBUG_INFO_BTF): it is needed for stacks and the per-thread counters of \
+         Ruby 4.0"
     };
     let lack = |name: &str| {
         if name == "ruby_stacks" {
@@ -51,18 +51,17 @@ pub(super) fn of(plan: &AttachPlan, abilities: Abilities) -> Vec<Feature> {
     NAMES.iter().map(|&name| Feature { name, lack: lack(name) }).collect()
 }
 
-/// What is missing of what `--gvl` tells.
+/// What is missing of what `--gvl` reports.
 fn gvl(plan: &AttachPlan, name: &str, abilities: Abilities) -> Option<(String, String)> {
     if !abilities.cookies {
-        let reason = "the kernel hands no cookies to probes, so it is not known which place a hit is at";
+        let reason = "the kernel has no attach cookies, so the site of a hit is not known";
         return Some((reason.to_owned(), "use Linux 5.15 or later, or --gvl=futex".to_owned()));
     }
     match &plan.gvl {
         Err(why @ NoGvl::Machine) => Some((why.to_string(), ON_X86.to_owned())),
         Err(why) => Some((why.to_string(), "upgrade gctrace, or the Ruby".to_owned())),
         Ok(gvl) if name == "gvl_holds" && !gvl.coverage.holds => {
-            let reason =
-                "the yields of Ruby 3.2 have no event, so how long a thread holds the GVL is not known";
+            let reason = "the yields of Ruby 3.2 have no event, so the time for which a thread holds the GVL is not known";
             Some((reason.to_owned(), "use Ruby 3.3 or later".to_owned()))
         }
         Ok(_) => None,

@@ -7,12 +7,12 @@ use std::{
 
 use super::report::{HostCheck, HostReport, Status, unprivileged};
 use crate::{
-    bpf::{KernelCheck, Tried},
+    bpf::{CheckResult, KernelCheck},
     host::proc_root,
     preflight::{self, Missing, PRIVILEGES},
 };
 
-/// Checks the host. `tracefs`: where it is mounted, or why that cannot be told.
+/// Checks the host. `tracefs`: where it is mounted, or why that is not known.
 pub(super) fn examine(
     tracefs: &io::Result<Option<PathBuf>>,
     kernel: &KernelCheck,
@@ -75,7 +75,7 @@ fn pids_detail() -> String {
         return "the host's own".to_owned();
     }
     format!(
-        "one of its own, the host's processes are in {}; native frames and a command need the host's",
+        "separate, the host's processes are in {}; native frames and a command need the host's pid namespace",
         proc_root::root().display()
     )
 }
@@ -123,7 +123,7 @@ fn mounted_tracefs(tracefs: &io::Result<Option<PathBuf>>) -> HostCheck {
     }
 }
 
-/// What it took the verifier, where the kernel tells.
+/// What it took the verifier, where the kernel reports it.
 fn verified(kernel: &KernelCheck) -> String {
     let count = kernel.verified.len();
     kernel.verified.first().map_or_else(
@@ -137,7 +137,7 @@ fn verified(kernel: &KernelCheck) -> String {
 /// What was tried. Without privileges a failure says nothing of the kernel.
 fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
     let unprivileged = unprivileged();
-    let tried = |name: &str, tried: &Tried, works: &str, status: Status, remedy: &str| match tried {
+    let tried = |name: &str, tried: &CheckResult, works: &str, status: Status, remedy: &str| match tried {
         Ok(()) => check(name, Status::Ok, works),
         Err(error) if unprivileged => {
             check(name, Status::Unknown, format!("not checked, for lack of privilege: {error}"))
@@ -145,13 +145,13 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
         }
         Err(error) => check(name, status, error.clone()).with(remedy),
     };
-    let config = "boot a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS; should it have them, a security policy \
+    let config = "boot a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS; if it has them, a security policy \
                   (lockdown, seccomp, SELinux) forbids BPF";
     let mut checks = vec![
         tried(
             "bpf_ring_buffer",
             &kernel.ring_buffer,
-            "a map was made",
+            "a map was created",
             Status::Missing,
             "boot Linux 5.8 or later",
         ),
@@ -161,7 +161,7 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
             &kernel.cookies,
             "given to uprobes",
             Status::Limited,
-            "nothing needs doing: without cookies, the first collections of a process that starts during a run can be \
+            "no action is needed: without cookies, the first collections of a process that starts during a run can be \
              missed",
         ),
         tried(
@@ -169,19 +169,19 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
             &kernel.uprobe,
             "attached to gctrace's own code and detached",
             Status::Missing,
-            "look at `dmesg` and at the security policy (lockdown, SELinux): uprobes are refused",
+            "check `dmesg` and the security policy (lockdown, SELinux): uprobes are refused",
         ),
         tried(
             "perf_events",
             &kernel.mappings,
             "new executable mappings can be watched",
             Status::Missing,
-            "look at the security policy: perf_event_open is refused (seccomp does so in many containers)",
+            "check the security policy: perf_event_open is refused (seccomp does so in many containers)",
         ),
         tried(
             "kernel_types",
             &kernel.kernel_types,
-            "BTF gives the offset of a thread's own memory",
+            "BTF gives the offset of thread-local memory",
             Status::Limited,
             "needed for some GC.stat keys of Ruby 4.0 only: boot a kernel with CONFIG_DEBUG_INFO_BTF",
         ),
@@ -219,7 +219,7 @@ fn locked_memory() -> Option<HostCheck> {
     Some(match limit.current {
         None => check("memlock", Status::Ok, "unlimited"),
         Some(bytes) => {
-            check("memlock", Status::Limited, format!("{bytes} bytes, which count BPF maps on this kernel"))
+            check("memlock", Status::Limited, format!("{bytes} bytes, and BPF maps count on this kernel"))
                 .with("run `ulimit -l unlimited` before, or set LimitMEMLOCK=infinity in the service")
         }
     })
@@ -254,8 +254,8 @@ fn settings() -> Vec<HostCheck> {
     }
     if let Ok(scope) = read("/proc/sys/kernel/yama/ptrace_scope") {
         checks.push(if scope == "3" {
-            check("ptrace_scope", Status::Limited, "3: nobody may read another process's memory")
-                .with("nothing needs doing: each process is proven at its first GC instead of beforehand")
+            check("ptrace_scope", Status::Limited, "3: no process may read another one's memory")
+                .with("no action is needed: each process is proven at its first GC instead of beforehand")
         } else {
             check("ptrace_scope", Status::Info, format!("{scope}; does not matter with CAP_SYS_PTRACE"))
         });
@@ -286,7 +286,9 @@ fn cgroups() -> HostCheck {
 
 fn cached(cache: Option<&Path>) -> HostCheck {
     match cache {
-        Some(path) => check("cache", Status::Info, format!("analyses are kept in {}", path.display())),
-        None => check("cache", Status::Info, "analyses are not kept: every start analyses every Ruby again"),
+        Some(path) => check("cache", Status::Info, format!("analyses are stored in {}", path.display())),
+        None => {
+            check("cache", Status::Info, "analyses are not stored: every start analyses every Ruby again")
+        }
     }
 }

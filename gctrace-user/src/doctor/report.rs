@@ -17,7 +17,7 @@ pub struct Report {
     pub images: Vec<ImageReport>,
     /// The processes.
     pub processes: Vec<ProcessReport>,
-    /// What was named and is no Ruby, or cannot be looked at.
+    /// What was named and is no Ruby, or cannot be inspected.
     pub misses: Vec<Miss>,
     /// The sum.
     pub summary: Summary,
@@ -34,7 +34,7 @@ pub struct HostReport {
     pub machine: String,
     /// Effective user of gctrace.
     pub uid: u32,
-    /// The checks, in the order in which they are told.
+    /// The checks, in the order in which they are reported.
     pub checks: Vec<HostCheck>,
     /// How many instructions the verifier walked for each program, of a million at most; empty before Linux 5.16.
     pub verified: Vec<(String, u32)>,
@@ -249,7 +249,7 @@ pub enum Proof {
     Passed {
         /// `GC.count`
         count: u64,
-        /// `heap_live_slots`, where it can be told outside an event.
+        /// `heap_live_slots`, where it can be read outside an event.
         live_slots: Option<u64>,
         /// `heap_available_slots`
         available_slots: Option<u64>,
@@ -277,7 +277,7 @@ pub struct Summary {
     pub processes: usize,
     /// Those that would be traced with all features.
     pub processes_working: usize,
-    /// Named things that are no Ruby, or cannot be looked at.
+    /// Named things that are no Ruby, or cannot be inspected.
     pub misses: usize,
     /// Processes looked at.
     pub looked_at: usize,

@@ -134,7 +134,7 @@ fn proof(state: &Result<VmState, String>, plan: &AttachPlan) -> Proof {
         }
         Ok(VmState::PerThread) => Proof::Later("its counters belong to threads"),
         Ok(VmState::NotSetUp) => Proof::Later("its VM is not set up yet"),
-        Ok(VmState::Busy) => Proof::Later("it was collecting whenever it was looked at"),
+        Ok(VmState::Busy) => Proof::Later("it was collecting at every attempt to read it"),
         Ok(VmState::Unreadable(error)) => Proof::Unreadable(error.to_string()),
         Err(failed) => Proof::Failed(failed.clone()),
     }

@@ -103,7 +103,7 @@ impl<W: Write> Page<'_, W> {
     }
 
     /// What is wrong, with each remedy once, below everything that it mends. Of what could not be checked only the names
-    /// are told: the reason is one of the problems above.
+    /// are shown: the reason is one of the problems above.
     fn host_problems(&mut self, checks: &[HostCheck]) -> io::Result<()> {
         let mut problems: Vec<&HostCheck> =
             checks.iter().filter(|check| check.status > Status::Unknown).collect();
@@ -171,7 +171,7 @@ impl<W: Write> Page<'_, W> {
         if let Some(description) = &image.description {
             self.line("ruby -v", description)?;
         }
-        self.line("build id", image.build_id.as_deref().unwrap_or("none (its analysis is not kept)"))?;
+        self.line("build id", image.build_id.as_deref().unwrap_or("none (its analysis is not stored)"))?;
         if let Some((probes, slow)) = image.fallback {
             self.line("probes", &format!("{probes}, {}", cost(slow)))?;
         }
@@ -241,7 +241,7 @@ impl<W: Write> Page<'_, W> {
 
     fn processes(&mut self, processes: &[&ProcessReport], image: &ImageReport) -> io::Result<()> {
         if processes.is_empty() {
-            return self.line("processes", "none runs it now");
+            return self.line("processes", "no process runs it now");
         }
         let is_fine =
             |process: &&ProcessReport| matches!(process.proof, Proof::Passed { .. } | Proof::Later(_));
@@ -289,7 +289,7 @@ impl<W: Write> Page<'_, W> {
         writeln!(self.out)?;
         if summary.denied > 0 {
             let text = format!(
-                "{} of {} processes cannot be looked at (other users', or protected by the system)",
+                "{} of {} processes cannot be inspected (other users', or protected by the system)",
                 summary.denied, summary.looked_at
             );
             self.verdict("Not everything was seen", YELLOW, &text)?;
@@ -300,7 +300,7 @@ impl<W: Write> Page<'_, W> {
         let (colour, verdict) = match summary.exit_status {
             0 => (GREEN, "everything works"),
             1 if report.images.is_empty() => (YELLOW, "nothing matched: no CRuby was found"),
-            1 => (YELLOW, "something named is no Ruby"),
+            1 => (YELLOW, "a named file or process is not a Ruby"),
             2 => (RED, "not everything works: see the errors above"),
             _ => (RED, "gctrace cannot run here; see `Host` above"),
         };

@@ -52,18 +52,18 @@ pub struct RubySide {
     /// Frames, leaf first.
     pub frames: Vec<Arc<Frame>>,
     /// What is known of how well they were read.
-    pub read: Read,
+    pub read: StackRead,
     /// What its GVL is, and who held it.
     pub gvl: Option<Gvl>,
     /// The `Mutex` that it waits for.
-    pub wants: Option<Wanted>,
+    pub wants: Option<LockWait>,
     /// How many `Mutex` it holds; `None`: not known.
     pub locks: Option<usize>,
 }
 
 /// How a stack was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Read {
+pub enum StackRead {
     /// The thread slept all the time.
     Slept,
     /// It runs; two reads in a row agreed.
@@ -75,7 +75,7 @@ pub enum Read {
     None,
 }
 
-impl Read {
+impl StackRead {
     /// The word used on the wire.
     pub fn name(self) -> &'static str {
         match self {
@@ -100,7 +100,7 @@ pub struct Gvl {
 
 /// A lock that a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct LockWait {
     /// Index of the thread that holds it; `None`: none of those that were read.
     pub holder: Option<usize>,
 }
@@ -108,9 +108,9 @@ pub struct Wanted {
 /// What a thread does, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It got CPU time while it was looked at.
+    /// It used CPU time while it was inspected.
     Running,
-    /// It could run, and got none.
+    /// It was runnable, and used none.
     Runnable,
     /// It waits for the GVL.
     GvlWait,
@@ -220,7 +220,7 @@ pub(super) fn circles(waits_for: &[Option<usize>]) -> Vec<Vec<usize>> {
 mod tests {
     use super::*;
 
-    /// Two circles, a tail that leads into one, a thread that waits for itself, and threads that wait for nobody.
+    /// Two circles, a tail that leads into one, a thread that waits for itself, and threads that wait for no other.
     #[test]
     fn who_waits_for_whom() {
         assert_eq!(circles(&[]), Vec::<Vec<usize>>::new());
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(circles(&[Some(1), Some(0)]), [vec![0, 1]]);
         assert_eq!(circles(&[Some(2), Some(0), Some(3), Some(2)]), [vec![2, 3]]);
         assert_eq!(circles(&[Some(0), Some(4), None, Some(1), Some(3), Some(2)]), [vec![0], vec![1, 4, 3]]);
-        // An index that is none.
+        // An index that is not valid.
         assert_eq!(circles(&[Some(7)]), Vec::<Vec<usize>>::new());
     }
 
@@ -241,7 +241,7 @@ mod tests {
             cpu_ns,
             ruby: Some(RubySide {
                 gvl: Some(Gvl { held: false, waits, holder: None }),
-                wants: wants.then_some(Wanted { holder: None }),
+                wants: wants.then_some(LockWait { holder: None }),
                 ..RubySide::default()
             }),
             ..Thread::default()

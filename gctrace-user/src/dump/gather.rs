@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use gctrace_common::stack::StackEvent;
 
-use super::found::{Dump, Gvl, Read, RubySide, Thread, Wanted, circles};
+use super::found::{Dump, Gvl, LockWait, RubySide, StackRead, Thread, circles};
 use crate::{
     discover::{ProcessFound, objspace_of},
     host::{
@@ -53,7 +53,7 @@ struct Reading {
 ///
 /// # Errors
 ///
-/// The process is gone, or its memory may not be read.
+/// The process is gone, or its memory must not be read.
 pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
     let pid = subject.process.pid;
     let memory = ProcessMemory::open(pid)?;
@@ -70,7 +70,7 @@ pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
         (ruby.is_none(), !ruby.is_some_and(|ruby| ruby.main), thread.tid)
     });
     let after = collecting(subject, &reader.memory);
-    // A thread that got CPU time while the others were read ran.
+    // A thread that used CPU time while the others were read ran.
     for (thread, _) in &mut found {
         let Some(tid) = thread.tid else { continue };
         let now = doing::cpu_ns(pid, tid);
@@ -116,7 +116,7 @@ fn relate(pid: u32, found: &mut [(Thread, Option<Reading>)]) -> Vec<Vec<usize>> 
             waits: reading.as_ref().is_some_and(|reading| reading.waits),
             holder: state.holder.and_then(|holder| by_address.get(&holder).copied()),
         });
-        ruby.wants = state.wanted.map(|mutex| Wanted { holder: by_mutex.get(&mutex).copied() });
+        ruby.wants = state.wanted.map(|mutex| LockWait { holder: by_mutex.get(&mutex).copied() });
         ruby.locks = state.locked.map(|locked| locked.len());
     }
     let sleeps = |at: usize| {
@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
         pid: u32,
         task: Task,
         doing: &Doing,
-    ) -> Option<(Walked, Read, Reading)> {
+    ) -> Option<(Walked, StackRead, Reading)> {
         if !task.asleep {
             return None;
         }
@@ -205,13 +205,13 @@ impl<'a> Reader<'a> {
         let futex = doing.call.and_then(|call| call.futex());
         let waits = futex.and_then(|at| layout.waits_for_gvl(&self.memory, ruby, at)) == Some(true);
         let reading = Reading { address: ruby.address, state, waits, slept: Some(task) };
-        task.still_sleeps(pid).then_some((walked, Read::Slept, reading))
+        task.still_sleeps(pid).then_some((walked, StackRead::Slept, reading))
     }
 
     /// Reads a thread that runs.
-    fn awake(&self, layout: &ThreadsLayout, ruby: RubyThread) -> (Walked, Read, Reading) {
+    fn awake(&self, layout: &ThreadsLayout, ruby: RubyThread) -> (Walked, StackRead, Reading) {
         let (walked, agreed) = layout.walk_running(&self.memory, ruby, RUN_TRIES);
-        let how = if agreed == Agreed::Whole { Read::Agreed } else { Read::RootOnly };
+        let how = if agreed == Agreed::Whole { StackRead::Agreed } else { StackRead::RootOnly };
         let state = layout.state(&self.memory, self.bias, ruby);
         (walked, how, Reading { address: ruby.address, state, waits: false, slept: None })
     }
@@ -230,7 +230,7 @@ impl<'a> Reader<'a> {
     }
 
     /// What the VM says of a thread.
-    fn side(&mut self, walked: &Walked, read: Read, reading: &Reading) -> RubySide {
+    fn side(&mut self, walked: &Walked, read: StackRead, reading: &Reading) -> RubySide {
         let state = reading.state.as_ref();
         let mut frames = Vec::new();
         let mut name = None;
@@ -239,17 +239,17 @@ impl<'a> Reader<'a> {
             name = state.and_then(|state| namer.text(state.name));
         }
         frames.extend(missing(walked.flags));
-        let read = if frames.is_empty() { Read::None } else { read };
+        let read = if frames.is_empty() { StackRead::None } else { read };
         RubySide { name, main: state.is_some_and(|state| state.main), frames, read, ..RubySide::default() }
     }
 }
 
-/// A frame that stands for the missing root end.
+/// A frame that represents the missing root end.
 fn missing(flags: u32) -> Option<std::sync::Arc<Frame>> {
     let name = match flags {
         0 => return None,
         _ if flags & StackEvent::TRUNCATED != 0 => "(truncated: the stack is deeper than gctrace reads)",
-        _ if flags & StackEvent::BAD_CONTEXT != 0 => "(the thread begins or ends)",
+        _ if flags & StackEvent::BAD_CONTEXT != 0 => "(the thread starts or ends)",
         _ => "(unreadable)",
     };
     let kind = FrameKind::Missing;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-pub use found::{Dump, Gvl, Read, RubySide, State, Thread, Wanted};
+pub use found::{Dump, Gvl, LockWait, RubySide, StackRead, State, Thread};
 pub use text::doing;
 
 use crate::{
@@ -51,7 +51,7 @@ pub enum DumpFailure {
     /// The kernel does not answer.
     #[error("{0}")]
     Hangs(String),
-    /// Nobody takes the output.
+    /// The reader of the output is gone.
     #[error("writing to standard output: {0}")]
     Output(String),
 }
@@ -123,7 +123,7 @@ fn started(settings: &DumpSettings) -> impl Iterator<Item = Result<Dump, DumpFai
 
 /// Why a process cannot be read, for people: the thread that hangs, if there is one.
 fn hangs(pids: &[u32]) -> String {
-    let waited = format!("the kernel has not let it be read for {} s", PATIENCE.as_secs());
+    let waited = format!("the kernel has blocked reading it for {} s", PATIENCE.as_secs());
     for &pid in pids {
         for tid in tasks::tids(pid).unwrap_or_default() {
             let doing = Doing::look_briefly(pid, tid);
@@ -141,7 +141,7 @@ fn hangs(pids: &[u32]) -> String {
     }
 }
 
-/// Reads all processes; stops when nobody takes them.
+/// Reads all processes; stops when the receiver is gone.
 fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
     let named: BTreeSet<u32> = settings.pids.iter().copied().collect();
     let mut pids = named.clone();

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use gctrace_tunemygc::printable::printable;
 
-use super::found::{Dump, Read, RubySide, State, Thread};
+use super::found::{Dump, RubySide, StackRead, State, Thread};
 use crate::{
     model::stack::{Frame, FrameKind},
     words::plural,
@@ -46,7 +46,7 @@ pub(super) fn write(out: &mut impl Write, dump: &Dump, native: bool) -> io::Resu
 fn ruby_thread(out: &mut impl Write, dump: &Dump, thread: &Thread, ruby: &RubySide) -> io::Result<()> {
     let main = if ruby.main { " (main)" } else { "" };
     writeln!(out, "\n{}{main}: {}", title(thread), doing(dump, thread))?;
-    if ruby.read == Read::RootOnly {
+    if ruby.read == StackRead::RootOnly {
         writeln!(out, "    (it runs, and its inner frames changed while they were read)")?;
     }
     for frame in &ruby.frames {
@@ -75,7 +75,7 @@ fn line(frame: &Frame) -> String {
 fn named(dump: &Dump, at: Option<usize>) -> String {
     match at.and_then(|at| dump.threads.get(at)) {
         Some(thread) => title(thread),
-        None => "a thread that is not known".to_owned(),
+        None => "an unknown thread".to_owned(),
     }
 }
 
@@ -134,7 +134,7 @@ fn call(thread: &Thread) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::found::{Gvl, Wanted};
+    use super::super::found::{Gvl, LockWait};
     use super::*;
     use crate::host::doing::Doing;
 
@@ -159,17 +159,17 @@ mod tests {
         };
         let gvl = |held, waits| Some(Gvl { held, waits, holder: Some(1) });
         let waiting =
-            RubySide { main: true, gvl: gvl(false, true), read: Read::Slept, ..RubySide::default() };
+            RubySide { main: true, gvl: gvl(false, true), read: StackRead::Slept, ..RubySide::default() };
         let running = RubySide {
             name: Some("a\x1b[2Jb".into()),
             gvl: gvl(true, false),
             locks: Some(1),
-            read: Read::RootOnly,
+            read: StackRead::RootOnly,
             frames: vec![frame("Integer#times", None), frame("Foo#bar", Some(("/a.rb", 7)))],
             ..RubySide::default()
         };
         let locked = RubySide {
-            wants: Some(Wanted { holder: Some(1) }),
+            wants: Some(LockWait { holder: Some(1) }),
             gvl: gvl(false, false),
             ..RubySide::default()
         };

@@ -83,7 +83,7 @@ impl Pair<'_> {
         if !self.consistent() {
             writeln!(
                 out,
-                "the program ran on while its heap was read: the counts may be off by what it did"
+                "the program continued while its heap was read: the counts may be off by its changes"
             )?;
         }
         if changes.is_empty() {
@@ -121,7 +121,7 @@ impl Pair<'_> {
     }
 }
 
-/// Whether somebody still takes the output.
+/// Whether the output is still read.
 #[derive(PartialEq, Eq)]
 enum Reader {
     There,
@@ -139,7 +139,7 @@ pub(super) fn compare(settings: &HeapSettings) -> Result<(), HeapFailure> {
     let after = match (read.next(), settings.pid) {
         (Some(after), None) => after?,
         (None, Some(pid)) => {
-            let target = Target::find(pid, settings)?;
+            let target = Target::find(pid, settings.cache_dir.as_deref())?;
             let by = if before.by == "class" { By::Class } else { By::Type };
             Saved::of(&look(&target, by)?)
         }
@@ -153,7 +153,7 @@ pub(super) fn compare(settings: &HeapSettings) -> Result<(), HeapFailure> {
     pair.write(&changes(&before, &after), settings).map(|_| ())
 }
 
-/// Counts again and again, and reports what grew, until the process ends or nobody reads any more.
+/// Counts again and again, and reports what grew, until the process ends or the output is no longer read.
 pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -> Result<(), HeapFailure> {
     let by = if settings.by == By::Class { By::Class } else { By::Type };
     let mut at = Instant::now();

@@ -198,7 +198,7 @@ fn short(kind: ObjectType) -> &'static str {
 pub(super) fn summary(path: &Path, dumped: &Dumped) -> Vec<String> {
     let mut lines = vec![format!("{} written to {}", plural(dumped.objects, "object"), path.display())];
     if !dumped.consistent {
-        lines.push("not of one moment: the program ran on while its heap was read".to_owned());
+        lines.push("not of one moment: the program continued while its heap was read".to_owned());
     }
     let unknown: u64 = dumped.references_unknown.values().sum();
     if unknown > 0 {

@@ -59,7 +59,7 @@ pub(super) enum HeapFailure {
         #[source]
         source: io::Error,
     },
-    /// Nobody takes the output.
+    /// The reader of the output is gone.
     #[error("writing to standard output: {0}")]
     Output(#[source] io::Error),
 }

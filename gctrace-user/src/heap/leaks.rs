@@ -92,6 +92,8 @@ enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         holders: Option<&'a [Holder]>,
         #[serde(skip_serializing_if = "Option::is_none")]
+        constant: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
         end: Option<holders::End>,
     },
 }
@@ -101,10 +103,10 @@ pub(super) fn watch(target: &Target, time: Duration, settings: &HeapSettings) ->
     target.needs_names()?;
     let layout = target.layout().map_err(|source| target.failure(source))?;
     if !layout.knows_bits() {
-        let why = format!("--leaks: where Ruby {} keeps the age of objects is not known", target.ruby());
+        let why = format!("--leaks: it is not known where Ruby {} stores the age of objects", target.ruby());
         return Err(HeapFailure::Usage(why));
     }
-    say(&format!("pid {}: watching what survives major collections, for {time:?}", target.pid));
+    say(&format!("pid {}: watching the objects that survive major collections, for {time:?}", target.pid));
     let watched = watched(target, time)?;
     let mut suspects = suspects(&watched.censuses);
     for suspect in suspects.iter_mut().take(PATHS) {
@@ -168,7 +170,7 @@ fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFail
         let layout = &target.plan.layout;
         let flags = layout.flags.read(&data).unwrap_or_default() as u32;
         let major = key(&target.plan, "major_gc_count", &data).ok_or_else(|| {
-            HeapFailure::Usage("--leaks: where this Ruby counts major collections is not known".to_owned())
+            HeapFailure::Usage("--leaks: it is not known where this Ruby counts major collections".to_owned())
         })?;
         Ok((major, live_check::mode(layout, flags)))
     };
@@ -259,6 +261,7 @@ impl Watched {
                 old_before: growth.first,
                 per_minute: rounded(*per_minute),
                 holders: path.as_ref().map(|path| path.holders.as_slice()),
+                constant: path.as_ref().and_then(|path| path.constant.as_deref()),
                 end: path.as_ref().map(|path| path.end),
             };
             jsonl::line(out, &line)?;
@@ -287,7 +290,7 @@ impl Watched {
                     out,
                     "too few major GCs ({majors}) that could be counted ({counted}) in {seconds:.1} s:"
                 )?;
-                writeln!(out, "nothing can be said; {} are needed, so watch for longer", FEWEST_STEPS + 1)?;
+                writeln!(out, "no result; {} are needed, so watch for longer", FEWEST_STEPS + 1)?;
             }
             Verdict::NoLeak => writeln!(out, "no leak seen in {majors} over {seconds:.1} s ({counted})")?,
             Verdict::Growth => {
@@ -301,7 +304,10 @@ impl Watched {
             for holder in &path.holders {
                 writeln!(out, "  held by {}", words(holder))?;
             }
-            writeln!(out, "  {}", path.end.words())?;
+            match &path.constant {
+                Some(constant) => writeln!(out, "  held by the constant {}", printable(constant))?,
+                None => writeln!(out, "  {}", path.end.words())?,
+            }
         }
         if suspects.len() > top {
             writeln!(out, "({} more; --top N shows more)", suspects.len() - top)?;
@@ -315,9 +321,12 @@ impl Watched {
 }
 
 fn words(holder: &Holder) -> String {
-    let Holder { address, kind, class, refers, holds, of } = holder;
-    let class =
-        class.as_deref().map_or_else(|| format!("a hidden {kind}"), |class| printable(class).into_owned());
+    let Holder { address, kind, class, code, refers, holds, of } = holder;
+    let class = match (class, code) {
+        (_, Some(code)) => format!("a closure over the variables of {}", printable(code)),
+        (Some(class), None) => printable(class).into_owned(),
+        (None, None) => format!("a hidden {kind}"),
+    };
     let share = if *of > 1 { format!(" ({holds} of {of} samples)") } else { String::new() };
     format!("{class} {:#x} with {}{share}", address.0, plural(*refers, "reference"))
 }

@@ -1,17 +1,27 @@
 //! Where the resident memory of a process is: what of it is the heap of objects, and what the rest.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io::{self, Write},
 };
 
 use serde::Serialize;
 
-use super::{count::Counted, jsonl, report::Report, target::Target};
+use super::{
+    anonymous::{Anonymous, Use},
+    count::Counted,
+    jsonl,
+    report::Report,
+    target::Target,
+};
 use crate::{
     cli::Format,
-    host::residency::{PageMap, Region, mappings},
-    words::{file_size, percent},
+    host::{
+        proc::MemoryReader,
+        residency::{PageMap, Region, Resident, mappings},
+        tasks::{self, Task},
+    },
+    words::{file_size, percent, plural},
 };
 
 /// The account of a process; bytes that are resident.
@@ -24,15 +34,71 @@ pub(super) struct Account {
     objects_own: u64,
     /// Bytes of slots in use and of free ones, resident or not.
     slots: [u64; 2],
-    regions: BTreeMap<Region, u64>,
+    /// Without the pages of objects.
+    parts: BTreeMap<Part, u64>,
+    /// Threads, and those of them whose stack is a part of its own.
+    threads: u64,
+    stacks: u64,
+    /// The kernel's own count (`VmRSS`) before and after the mappings were read.
+    vm_rss: [Option<u64>; 2],
+}
+
+/// A part of what is resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Break,
+    Arenas,
+    Blocks,
+    Stacks,
+    Anonymous,
+    File,
+    MainStack,
+    Kernel,
+}
+
+impl Part {
+    /// What there is, with its source. Each is without the pages of objects in it.
+    const ALL: [(Self, &'static str, &'static str); 8] = [
+        (Self::Break, "allocated (break)", "smaps: [heap]"),
+        (Self::Arenas, "allocated (arenas of threads)", "smaps: mappings that begin like an arena of glibc"),
+        (Self::Blocks, "allocated (large blocks)", "smaps: mappings that are blocks of glibc, end to end"),
+        (Self::Stacks, "thread stacks", "smaps: mappings with a guard and the thread's control block"),
+        (Self::Anonymous, "other anonymous", "smaps: without a file"),
+        (Self::File, "programs, libraries, files", "smaps: mappings of files"),
+        (Self::MainStack, "main stack", "smaps: [stack]"),
+        (Self::Kernel, "kernel's own", "smaps: [vdso], [vvar]"),
+    ];
+
+    fn of(region: Region, found: Option<Use>) -> Self {
+        match (region, found) {
+            (Region::Break, _) => Self::Break,
+            (Region::Anonymous, Some(Use::Arena)) => Self::Arenas,
+            (Region::Anonymous, Some(Use::Blocks)) => Self::Blocks,
+            (Region::Anonymous, Some(Use::Stack(_))) => Self::Stacks,
+            (Region::Anonymous, None) => Self::Anonymous,
+            (Region::File, _) => Self::File,
+            (Region::Stack, _) => Self::MainStack,
+            (Region::Kernel, _) => Self::Kernel,
+        }
+    }
 }
 
 impl Account {
     /// Adds up what is resident. Mappings that come and go meanwhile can make parts overlap: `None`.
     pub(super) fn of(target: &Target, counted: &Counted, page: u64) -> io::Result<Option<Self>> {
         let mut account = Self { slots: slots(counted), ..Self::default() };
-        let maps = mappings(target.pid).map_err(io::Error::other)?;
+        let status = MemoryReader::open(target.pid)?;
+        let vm_rss = || status.read().map(|memory| memory.rss);
+        let before = vm_rss();
+        let maps = mappings(target.pid)?;
+        account.vm_rss = [before, vm_rss()];
         let pages = PageMap::open(target.pid)?;
+        let own_tid = |tid: u32| Task::look(target.pid, tid).map(|task| task.own_tid);
+        let threads: HashSet<u32> = tasks::tids(target.pid)?.into_iter().filter_map(own_tid).collect();
+        account.threads = threads.len() as u64;
+        let mut starts: Vec<u64> =
+            counted.census.pages.iter().map(|found| found.start / page * page).collect();
+        starts.sort_unstable();
         let mut in_map = vec![0; maps.len()];
         for found in &counted.census.pages {
             let start = found.start / page * page;
@@ -45,31 +111,34 @@ impl Account {
                 _ => return Ok(None),
             }
         }
+        let anonymous = Anonymous {
+            memory: &target.memory,
+            pages: &pages,
+            threads: &threads,
+            page: rustix::param::page_size() as u64,
+            objects: (&starts, page),
+        };
+        let mut below: Option<&Resident> = None;
         for (map, objects) in maps.iter().zip(in_map) {
+            let found = match map.region {
+                Region::Anonymous if map.rss > 0 => anonymous.look(map, below)?,
+                _ => None,
+            };
+            below = Some(map);
+            account.stacks += u64::from(matches!(found, Some(Use::Stack(_))));
             account.rss += map.rss;
             account.swap += map.swap;
             let Some(rest) = map.rss.checked_sub(objects) else { return Ok(None) };
-            *account.regions.entry(map.region).or_default() += rest;
+            *account.parts.entry(Part::of(map.region, found)).or_default() += rest;
         }
         Ok(Some(account))
     }
 
     fn rows(&self) -> Vec<Row> {
-        // Each without the pages of objects in it.
-        const SOURCES: [(Region, &str, &str); 5] = [
-            (Region::Break, "allocated (break)", "smaps: [heap]"),
-            (Region::Anonymous, "other anonymous", "smaps: without a file"),
-            (Region::File, "programs, libraries, files", "smaps: mappings of files"),
-            (Region::Stack, "main stack", "smaps: [stack]"),
-            (Region::Kernel, "kernel's own", "smaps: [vdso], [vvar]"),
-        ];
         let objects = Row { name: "pages of objects", bytes: self.objects, source: "census and pagemap" };
-        let of = |(region, name, source)| Row {
-            name,
-            bytes: self.regions.get(&region).copied().unwrap_or(0),
-            source,
-        };
-        std::iter::once(objects).chain(SOURCES.map(of)).collect()
+        let of =
+            |(part, name, source)| Row { name, bytes: self.parts.get(&part).copied().unwrap_or(0), source };
+        std::iter::once(objects).chain(Part::ALL.map(of)).collect()
     }
 
     fn sentence(&self) -> String {
@@ -95,6 +164,15 @@ impl Account {
     }
 }
 
+/// How another count differs from the sum of the parts: `12 kB more`.
+fn difference(other: u64, rss: u64) -> String {
+    match other.cmp(&rss) {
+        std::cmp::Ordering::Equal => "the same".to_owned(),
+        std::cmp::Ordering::Less => format!("{} less", file_size(rss - other)),
+        std::cmp::Ordering::Greater => format!("{} more", file_size(other - rss)),
+    }
+}
+
 fn slots(counted: &Counted) -> [u64; 2] {
     [counted.census.live().bytes, counted.census.free.bytes]
 }
@@ -116,6 +194,12 @@ enum Line<'a> {
         objects_shared: u64,
         slots_live: u64,
         slots_free: u64,
+        threads: u64,
+        thread_stacks: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        vm_rss_before: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        vm_rss_after: Option<u64>,
         gc_count: u64,
         consistent: bool,
     },
@@ -145,6 +229,10 @@ pub(super) fn write(
             objects_shared: shared,
             slots_live: account.slots[0],
             slots_free: account.slots[1],
+            threads: account.threads,
+            thread_stacks: account.stacks,
+            vm_rss_before: account.vm_rss[0],
+            vm_rss_after: account.vm_rss[1],
             gc_count: report.gc_count[0],
             consistent: report.consistent,
         };
@@ -169,6 +257,20 @@ pub(super) fn write(
             out,
             "pages of objects: {shared} ({share}) shared with other processes, copied when written"
         )?;
+    }
+    // The main thread's is a part of its own.
+    let others = account.threads.saturating_sub(1);
+    if account.stacks < others {
+        writeln!(
+            out,
+            "thread stacks: of {} of {}; the others are in other anonymous",
+            account.stacks,
+            plural(others, "thread")
+        )?;
+    }
+    if let [Some(before), Some(after)] = account.vm_rss {
+        let [before, after] = [before, after].map(|rss| difference(rss, account.rss));
+        writeln!(out, "read while it ran: VmRSS was {before} before and {after} after")?;
     }
     if account.swap > 0 {
         writeln!(out, "in swap: {}", file_size(account.swap))?;

@@ -1,5 +1,7 @@
 //! `gctrace heap`: what lies in the heap of a running process, slot by slot, without stopping it.
 
+mod accounts;
+mod anonymous;
 mod count;
 mod diff;
 mod dump;
@@ -20,6 +22,7 @@ use std::{
     path::Path,
 };
 
+pub use accounts::Accounts;
 use failure::HeapFailure;
 use report::Report;
 use target::Target;
@@ -52,7 +55,7 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     for path in settings.svg.iter().chain(&settings.dump) {
         export::check_path(path).map_err(|error| file_failure(path, io::Error::other(error)))?;
     }
-    let target = Target::find(pid, settings)?;
+    let target = Target::find(pid, settings.cache_dir.as_deref())?;
     if settings.by == By::Class {
         target.needs_names()?;
     }
@@ -72,7 +75,10 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     let counted = count::count(&target).map_err(|source| target.failure(source))?;
     let report = Report::of(&target, settings.by, &counted);
     if settings.by == By::Memory {
-        return account(&target, &counted, &report, settings);
+        let account = account(&target, &counted)?;
+        let mut out = BufWriter::new(io::stdout());
+        let written = memory::write(&mut out, &report, &account, settings.format);
+        return flushed(written, &mut out);
     }
     if let Some(path) = &settings.svg {
         export::write_atomically(path, |out| svg::write(out, &report, &counted.census.pages))
@@ -82,25 +88,18 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
 }
 
 /// Where the memory of the process is; the kernel's view and the census must fit together.
-fn account(
-    target: &Target,
-    counted: &count::Counted,
-    report: &Report,
-    settings: &HeapSettings,
-) -> Result<(), HeapFailure> {
+fn account(target: &Target, counted: &count::Counted) -> Result<memory::Account, HeapFailure> {
     let unreadable = |source: io::Error| {
+        if !target.is_there() {
+            return target.ended();
+        }
         let reason = format!("its mappings cannot be read: {source}");
         let denied = source.kind() == io::ErrorKind::PermissionDenied;
         HeapFailure::NotRuby { pid: target.pid, reason, denied }
     };
     let page = target.layout().map_err(|source| target.failure(source))?.page_bytes();
     let moved = || HeapError::Implausible("its mappings changed while they were read; try again".to_owned());
-    let account = memory::Account::of(target, counted, page)
-        .map_err(unreadable)?
-        .ok_or_else(|| target.failure(moved()))?;
-    let mut out = BufWriter::new(io::stdout());
-    let written = memory::write(&mut out, report, &account, settings.format);
-    flushed(written, &mut out)
+    memory::Account::of(target, counted, page).map_err(unreadable)?.ok_or_else(|| target.failure(moved()))
 }
 
 fn file_failure(path: &Path, source: io::Error) -> HeapFailure {

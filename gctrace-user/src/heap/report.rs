@@ -27,9 +27,9 @@ pub(super) struct Row {
     pub(super) count: u64,
     /// Bytes of slots.
     pub(super) bytes: u64,
-    /// Free slots among them, where a row stands for slots or pages.
+    /// Free slots among them, where a row represents slots or pages.
     pub(super) free: Option<u64>,
-    /// What is known of the objects, where a row stands for objects.
+    /// What is known of the objects, where a row represents objects.
     pub(super) objects: Option<Tally>,
 }
 
@@ -57,12 +57,12 @@ pub(super) struct Report {
     pub(super) allocated: Option<u64>,
     pub(super) sweeping: bool,
     pub(super) consistent: bool,
-    pub(super) known: Known,
+    pub(super) known: ObjectBits,
 }
 
 /// What is known of the objects of this Ruby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct ObjectBits {
     /// Age, write barriers and death.
     pub(super) bits: bool,
     /// Pins.
@@ -105,7 +105,7 @@ impl Report {
             allocated: counted.allocated,
             sweeping: counted.sweeping,
             consistent: counted.consistent(),
-            known: Known { bits: counted.knows_bits, pins: counted.knows_bits && counted.compacted },
+            known: ObjectBits { bits: counted.knows_bits, pins: counted.knows_bits && counted.compacted },
             who,
         }
     }
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(nearly, [false, true, true, false, false, false]);
     }
 
-    /// Slots in use and free ones stand apart.
+    /// Slots in use and free ones are separate.
     #[test]
     fn sizes() {
         let rows = by_size(&[page(100, 60), Page { slot_size: 160, ..page(10, 10) }, page(100, 0)]);

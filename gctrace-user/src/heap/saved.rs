@@ -18,7 +18,7 @@ const LARGEST: u64 = 256 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
     pub(super) pid: u32,
-    /// What a row stands for.
+    /// What a row represents.
     pub(super) by: String,
     pub(super) gc_count: u64,
     pub(super) consistent: bool,
@@ -107,7 +107,7 @@ impl Saved {
                     }
                     let amount = Amount { count, bytes: bytes.saturating_add(owned_bytes) };
                     if saved.rows.insert(name, amount).is_some() {
-                        return Err(bad("a row of that name was there before".to_owned()));
+                        return Err(bad("it is the second row of that name".to_owned()));
                     }
                 }
                 Line::Other => {}
@@ -116,8 +116,8 @@ impl Saved {
         match heads {
             1 if ["type", "class"].contains(&saved.by.as_str()) => Ok(saved),
             1 => Err(io::Error::other("only censuses by type or class can be compared")),
-            0 => Err(io::Error::other("no census is in it; gctrace heap --format jsonl writes one")),
-            _ => Err(io::Error::other("more than one census is in it")),
+            0 => Err(io::Error::other("it contains no census; gctrace heap --format jsonl writes one")),
+            _ => Err(io::Error::other("it contains more than one census")),
         }
     }
 }

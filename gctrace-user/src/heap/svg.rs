@@ -1,7 +1,7 @@
 //! A picture of a heap: a cell for each page, a band for each slot size.
 //!
-//! The colour of a cell is how full its page is, the bar at its foot how much of what is in use is old, the mark in its
-//! corner that something on it is pinned. Pages stand in the order of their addresses. A cell of a large heap stands for
+//! The colour of a cell shows how full its page is, the bar at its foot the share of old objects, the mark in its
+//! corner that an object on it is pinned. Pages are in the order of their addresses. A cell of a large heap represents
 //! several neighbours.
 
 use std::{
@@ -24,7 +24,7 @@ const MARGIN: usize = 24;
 const CELL: usize = 14;
 const GAP: usize = 2;
 const COLUMNS: usize = (WIDTH - 2 * MARGIN) / CELL;
-/// Cells that are drawn at most; of a larger heap a cell stands for several pages.
+/// Cells that are drawn at most; in a larger heap a cell represents several pages.
 const MOST_CELLS: usize = 20_000;
 const FONT: &str = "font-family=\"Verdana,DejaVu Sans,sans-serif\"";
 
@@ -164,7 +164,7 @@ fn header(out: &mut dyn Write, report: &Report, per_cell: usize) -> io::Result<(
         plural(report.nearly_empty, "page"),
     );
     if !report.consistent {
-        line += "; the program ran on meanwhile";
+        line += "; the program continued meanwhile";
     }
     label(out, MARGIN, 60, 12, "#444444", &line)?;
     let mut x = MARGIN;

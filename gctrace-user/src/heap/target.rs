@@ -1,11 +1,10 @@
 //! The process whose heap is read.
 
-use std::io;
+use std::{io, path::Path};
 
 use super::failure::HeapFailure;
 use crate::{
     cache::Cache,
-    cli::HeapSettings,
     discover::{Abilities, DebugInfo, Selection, Subjects, objspace_of, survey},
     host::{mem::ProcessMemory, proc::is_running},
     ruby::{
@@ -26,7 +25,7 @@ pub(super) struct Target {
 
 impl Target {
     /// Finds the process, and how its Ruby is read.
-    pub(super) fn find(pid: u32, settings: &HeapSettings) -> Result<Self, HeapFailure> {
+    pub(super) fn find(pid: u32, cache_dir: Option<&Path>) -> Result<Self, HeapFailure> {
         let not_ruby = |reason: String, denied| HeapFailure::NotRuby { pid, reason, denied };
         let subjects = Subjects {
             selection: Selection { pids: vec![pid], ..Selection::default() },
@@ -36,7 +35,7 @@ impl Target {
             abilities: Abilities { reads_threads: true, cookies: true },
             debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
         };
-        let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
+        let mut cache = cache_dir.map_or_else(Cache::none, Cache::at);
         let mut found = survey(&subjects, &mut cache);
         let Some(process) = found.processes.into_iter().next() else {
             let miss = found.misses.into_iter().next();
@@ -93,9 +92,16 @@ impl Target {
 
     /// What a failure to read the heap means: it could not be read, or there is no process any more.
     pub(super) fn failure(&self, source: HeapError) -> HeapFailure {
-        if is_running(self.pid) {
-            return HeapFailure::Heap { pid: self.pid, source };
-        }
+        if self.is_there() { HeapFailure::Heap { pid: self.pid, source } } else { self.ended() }
+    }
+
+    /// Whether the process still has its memory.
+    pub(super) fn is_there(&self) -> bool {
+        is_running(self.pid)
+    }
+
+    /// What is said when it has none any more.
+    pub(super) fn ended(&self) -> HeapFailure {
         HeapFailure::NotRuby { pid: self.pid, reason: "it has ended".to_owned(), denied: false }
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
         By::Type | By::Class => objects(out, report, top)?,
         By::Size | By::Page => slots(out, report, top)?,
         By::Age if !report.known.bits => {
-            writeln!(out, "where Ruby {} keeps the age of objects is not known", report.who.ruby)?;
+            writeln!(out, "it is not known where Ruby {} stores the age of objects", report.who.ruby)?;
         }
         By::Age => {
             writeln!(out, "{:>12}{:>14}  COLLECTIONS SURVIVED", "COUNT", "SHARE")?;
@@ -78,7 +78,7 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
     match report.allocated {
         Some(0) => {}
         Some(n) => writeln!(out, "the program allocated {} while the heap was read", plural(n, "object"))?,
-        None => writeln!(out, "not known: how many objects were allocated while the heap was read")?,
+        None => writeln!(out, "unknown: how many objects were allocated while the heap was read")?,
     }
     Ok(())
 }
@@ -101,7 +101,7 @@ fn objects(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> 
         let name = format!("({} more; --top N shows more)", rest.len());
         line(sum.count, sum.old(), sum.bytes, sum.owned, &name)?;
     }
-    writeln!(out, "\nOWNED BYTES: what strings and arrays have outside of their slots")
+    writeln!(out, "\nOWNED BYTES: memory of strings and arrays outside of their slots")
 }
 
 fn slots(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {

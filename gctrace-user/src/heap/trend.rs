@@ -24,7 +24,7 @@ impl Growth {
         self.last - self.first
     }
 
-    /// Whether counts, each taken after a major collection, grow. The least count of each group stands for it, as garbage
+    /// Whether counts, each taken after a major collection, grow. The least count of each group represents it, as garbage
     /// that minor collections have promoted meanwhile only adds to a count. Four conditions: at least four groups;
     /// each larger than the one before; the whole growth larger than five standard deviations of the difference of two
     /// counts of objects that come and go independently (Poisson: the variance of a count is the count); and

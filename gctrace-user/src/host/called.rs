@@ -27,9 +27,57 @@ fn is(name: &str, comm: &str, cmdline: &[String]) -> bool {
         || script.strip_suffix(".rb") == Some(name)
 }
 
+/// Programs that run Sidekiq's jobs.
+const SIDEKIQ: [&str; 2] = ["sidekiq", "sidekiqswarm"];
+/// How many words of a command line are looked at for one of them: `ruby -W0 /usr/bin/bundle exec sidekiq`.
+const SIDEKIQ_WORDS: usize = 6;
+
+/// Whether a process is a Sidekiq by the title that it sets, or is about to be one by its command line.
+pub fn is_sidekiq(pid: u32) -> bool {
+    let cmdline = proc_root::process(pid).and_then(|process| process.cmdline());
+    cmdline.is_ok_and(|cmdline| names_sidekiq(&cmdline))
+}
+
+fn names_sidekiq(cmdline: &[String]) -> bool {
+    let is_one = |word: &str| {
+        let name = Path::new(word).file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| SIDEKIQ.contains(&name))
+    };
+    let title = cmdline.first().and_then(|first| first.split([' ', ':']).next());
+    title.is_some_and(is_one) || cmdline.iter().take(SIDEKIQ_WORDS).any(|word| is_one(word))
+}
+
+/// Whether Ruby threads of a process may change from one native thread to another (`RUBY_MN_THREADS`, from Ruby 3.3 on).
+pub fn has_mn_threads(pid: u32) -> bool {
+    let environ = proc_root::process(pid).and_then(|process| process.environ());
+    let value = |environ: std::collections::HashMap<std::ffi::OsString, std::ffi::OsString>| {
+        environ.get(std::ffi::OsStr::new("RUBY_MN_THREADS")).is_some_and(|value| value != "0")
+    };
+    environ.is_ok_and(value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// By title, script or the words of Bundler; names that only begin so are others.
+    #[test]
+    fn sidekiq() {
+        let is =
+            |words: &[&str]| names_sidekiq(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        for words in [
+            &["sidekiq 6.4.1 shop [0 of 5 busy]", ""][..],
+            &["sidekiq 7.3.2  [0 of 5 busy]"],
+            &["/usr/bin/ruby", "/usr/bin/sidekiq", "-r", "./app.rb"],
+            &["ruby", "-W0", "/usr/local/bin/bundle", "exec", "sidekiq"],
+            &["ruby", "bin/sidekiqswarm"],
+        ] {
+            assert!(is(words), "{words:?}");
+        }
+        for words in [&["ruby", "sidekiq.rb"][..], &["puma: cluster sidekiq"], &["sidekiqmon"], &[]] {
+            assert!(!is(words), "{words:?}");
+        }
+    }
 
     /// Scripts, titles, executables and names of threads; parts of them do not count.
     #[test]

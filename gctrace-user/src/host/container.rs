@@ -1,4 +1,4 @@
-//! Containers, told from the names of cgroups. Every runtime writes the id of a container into the path of its cgroup.
+//! Containers, identified by the names of cgroups. Every runtime writes the id of a container into the path of its cgroup.
 
 use std::fs;
 
@@ -48,7 +48,7 @@ impl Cgroups {
         self.v2.iter().map(String::as_str).chain(self.v1.iter().map(|(_, path)| path.as_str()))
     }
 
-    /// What the paths tell. On a hybrid host the v2 path may be the root while the v1 ones have the container.
+    /// What the paths show. On a hybrid host the v2 path may be the root while the v1 ones have the container.
     pub fn container(&self) -> Container {
         let path = self.paths().find(|path| *path != "/").unwrap_or("/");
         let told = self.paths().map(parse).find(|told| told.id.is_some()).unwrap_or_else(|| parse(path));
@@ -59,7 +59,7 @@ impl Cgroups {
 /// Hexadecimal digits of a container's id.
 const ID_LEN: usize = 64;
 
-/// What the path of a cgroup tells: the innermost container, its pod, the systemd unit. What it does not tell is `None`.
+/// What the path of a cgroup shows: the innermost container, its pod, the systemd unit. What it does not show is `None`.
 pub fn parse(path: &str) -> Container {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let innermost = parts.iter().enumerate().rev().find_map(|(at, part)| {
@@ -94,7 +94,7 @@ fn id_of(part: &str) -> Option<(&str, &str)> {
     (hex && separated && !monitor).then_some((prefix, id))
 }
 
-/// The runtime that writes such a prefix, or such a parent where there is none.
+/// The runtime that writes this prefix, or this parent where there is none.
 fn runtime(prefix: &str, above: &str) -> Option<Runtime> {
     // `SLICE:cri-containerd:ID` is what containerd makes of a systemd path when it drives cgroups itself.
     let name = prefix.trim_end_matches(['-', ':']);

@@ -146,7 +146,7 @@ impl Call {
 }
 
 impl Doing {
-    /// Looks at a thread. What may not be looked at is left out.
+    /// Reads the state of a thread. Parts that are not permitted to be read are absent.
     pub fn look(pid: u32, tid: u32) -> Self {
         let read = |name: &str| fs::read_to_string(proc_root::path(pid, &format!("task/{tid}/{name}"))).ok();
         let wchan = read("wchan").filter(|name| !name.is_empty() && name != "0");

@@ -11,7 +11,7 @@ const OVERLAYFS: i64 = 0x794c_7630;
 
 /// What makes two paths the same image. On overlayfs the device number differs from mount to mount while uprobes sit
 /// on the one lower inode, so there the device does not count: the same lower file attached through two containers
-/// would count every hit twice. A container that changes the mode or the owner of such a file gets a copy of it that keeps
+/// would count every hit twice. A container that changes the mode or the owner of such a file has a copy of it that keeps
 /// the inode number and the time of modification, so there the time of the change counts, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageKey {
@@ -37,7 +37,7 @@ impl ImageKey {
     }
 
     /// Whether another identity may be one of the same file: seen on overlayfs and below it, or before and after a change
-    /// of a file below it, which a new link to it is, too. Then only looking at the code tells.
+    /// of a file below it, which a new link to it is, too. Then only the code itself decides.
     pub fn may_be(&self, other: &Self) -> bool {
         let same = |key: &Self| (key.inode, key.size, key.modified);
         same(self) == same(other) && (self.device.is_none() || other.device.is_none())

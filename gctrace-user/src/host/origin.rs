@@ -14,7 +14,7 @@ use crate::{
 const MAX_TEXT: usize = 200;
 /// Attributes that are kept.
 const MAX_ATTRIBUTES: usize = 32;
-/// Where Kubernetes tells a container its namespace.
+/// Where a container in Kubernetes finds its namespace.
 const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// Reads it; what cannot be read is not there. `container`: where the process runs.
@@ -103,7 +103,7 @@ pub(crate) fn program(comm: &str, cmdline: &[String]) -> String {
 }
 
 fn clean(text: &str) -> String {
-    // Names of services stand in messages, labels and pages of servers.
+    // Names of services appear in messages, labels and pages of servers.
     printable(text).chars().take(MAX_TEXT).collect()
 }
 

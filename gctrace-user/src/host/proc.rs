@@ -94,10 +94,19 @@ fn kib(status: &str, field: &str) -> Option<u64> {
 /// `PF_EXITING` (include/linux/sched.h): set before the kernel reports the exit (`sched_process_exit`).
 const PF_EXITING: u32 = 0x4;
 
-/// Whether the process is there and its exit has not been reported yet.
+/// Whether the process is there and its exit has not been reported yet. Its first thread may have ended before others: it does when
+/// another thread calls exec, which then takes its place (`de_thread`, fs/exec.c).
 pub fn is_running(pid: u32) -> bool {
-    let stat = proc_root::process(pid).and_then(|process| process.stat());
-    stat.is_ok_and(|stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x'))
+    let Ok(process) = proc_root::process(pid) else { return false };
+    let lives =
+        |stat: &procfs::process::Stat| stat.flags & PF_EXITING == 0 && !matches!(stat.state, 'Z' | 'X' | 'x');
+    let leader_lives = || process.stat().is_ok_and(|stat| lives(&stat));
+    let thread_lives = || {
+        let tasks = process.tasks().into_iter().flatten().flatten();
+        tasks.filter_map(|task| task.stat().ok()).any(|stat| lives(&stat))
+    };
+    // Once more, if its place was taken while the others were looked at.
+    leader_lives() || thread_lives() || leader_lives()
 }
 
 /// CPU time of all threads of a process so far, nanoseconds: whole clock ticks (10 ms).
@@ -229,6 +238,27 @@ mod tests {
             parse_gc_env("RUBY_GC_X\n\n  For speed:=1\0RUBY_GC_\u{202e}=2\0RUBY_GC_Y=\x1b\0".as_bytes());
         assert_eq!(refused, ["RUBY_GC_X\n\n  For speed:", "RUBY_GC_\u{202e}"]);
         assert_eq!(env["RUBY_GC_Y"], "\x1b", "values are data: shown escaped, sent as they are");
+    }
+
+    /// A process runs as long as one of its threads does, also without its first one.
+    #[test]
+    fn first_thread_ended() {
+        let exit = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
+        let program = format!("Thread.new {{ sleep }}; sleep 0.01; $VERBOSE = nil; syscall({exit}, 0)");
+        let mut child = std::process::Command::new("ruby").args(["-e", &program]).spawn().unwrap();
+        let pid = child.id();
+        let state = || proc_root::process(pid).and_then(|process| process.stat()).unwrap().state;
+        while state() != 'Z' {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let was_running = is_running(pid);
+        child.kill().unwrap();
+        assert!(was_running);
+        let since = std::time::Instant::now();
+        while is_running(pid) {
+            assert!(since.elapsed().as_secs() < 10, "it runs still");
+        }
+        child.wait().unwrap();
     }
 
     /// What the kernel side read becomes bytes; the peak is never below what is there now, as in the kernel.

@@ -50,7 +50,7 @@ pub fn path(pid: u32, name: &str) -> PathBuf {
 ///
 /// # Errors
 ///
-/// It is gone, or may not be looked at.
+/// It is gone, or must not be read.
 pub fn process(pid: u32) -> Result<Process, ProcError> {
     Process::new_with_root(root().join(pid.to_string()))
 }
@@ -84,9 +84,9 @@ pub fn file_root() -> PathBuf {
     }
 }
 
-/// Whether gctrace itself is in the host's pid namespace, so that what the kernel tells it in its own pids are the host's.
+/// Whether gctrace itself is in the host's pid namespace, so that the pids that the kernel gives it are the host's.
 pub fn shares_pids() -> bool {
-    // A /proc that hides the link belongs to somebody who may look at nothing else either.
+    // A /proc that hides the link is that of a user who must not read anything else there, either.
     fs::read_link("/proc/self/ns/pid").map_or(true, |link| link.as_os_str() == HOST_PIDS)
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
-use procfs::process::MMapPath;
+use procfs::{ProcError, process::MMapPath};
 
 use super::proc_root;
 
@@ -28,6 +28,8 @@ pub struct Resident {
     pub region: Region,
     /// First address, and the one past the last.
     pub range: (u64, u64),
+    /// Whether the process may read it; guards of stacks and reserved memory are not.
+    pub readable: bool,
     /// `Rss`.
     pub rss: u64,
     /// `Swap`.
@@ -38,9 +40,9 @@ pub struct Resident {
 ///
 /// # Errors
 ///
-/// The process is gone, or may not be looked at.
-pub fn mappings(pid: u32) -> Result<Vec<Resident>, procfs::ProcError> {
-    let maps = proc_root::process(pid)?.smaps()?;
+/// The process is gone, or must not be read.
+pub fn mappings(pid: u32) -> io::Result<Vec<Resident>> {
+    let maps = proc_root::process(pid).and_then(|process| process.smaps()).map_err(unwrapped)?;
     let resident = |map: &procfs::process::MemoryMap| {
         let of = |key: &str| map.extension.map.get(key).copied().unwrap_or(0);
         Resident {
@@ -52,11 +54,22 @@ pub fn mappings(pid: u32) -> Result<Vec<Resident>, procfs::ProcError> {
                 _ => Region::Anonymous,
             },
             range: map.address,
+            readable: map.perms.contains(procfs::process::MMPermissions::READ),
             rss: of("Rss"),
             swap: of("Swap"),
         }
     };
     Ok(maps.iter().map(resident).collect())
+}
+
+/// An error with the kernel's own reason, where it has one.
+fn unwrapped(error: ProcError) -> io::Error {
+    match error {
+        ProcError::PermissionDenied(_) => io::ErrorKind::PermissionDenied.into(),
+        ProcError::NotFound(_) => io::ErrorKind::NotFound.into(),
+        ProcError::Io(error, _) => error,
+        other => io::Error::other(other),
+    }
 }
 
 /// Pages of a range that are in memory; bytes.
@@ -84,7 +97,7 @@ impl PageMap {
     ///
     /// # Errors
     ///
-    /// The process is gone, or may not be looked at.
+    /// The process is gone, or must not be read.
     pub fn open(pid: u32) -> io::Result<Self> {
         let file = File::open(proc_root::path(pid, "pagemap"))?;
         Ok(Self { file, page: rustix::param::page_size() as u64 })

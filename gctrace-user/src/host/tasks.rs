@@ -48,7 +48,7 @@ impl Task {
 ///
 /// # Errors
 ///
-/// The process is gone, or may not be looked at.
+/// The process is gone, or must not be read.
 pub fn tids(pid: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(proc_root::path(pid, "task"))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(Task::parse(705, "State:\tS (sleeping)\n"), None);
     }
 
-    /// A thread that sleeps is told from one that has run since, and from one that runs.
+    /// A sleeping thread is distinguished from one that has run since, and from one that runs.
     #[test]
     fn sleeping() {
         let pid = std::process::id();

@@ -1,4 +1,4 @@
-//! Names of kernel functions, from `/proc/kallsyms`. Their addresses stay here: they are a secret of the host (they tell where
+//! Names of kernel functions, from `/proc/kallsyms`. Their addresses stay here: they are a secret of the host (they show where
 //! the kernel has been loaded), and profiles are passed on.
 
 use std::{collections::HashMap, sync::Arc};
@@ -131,7 +131,7 @@ impl KernelSymbols {
 mod tests {
     use super::*;
 
-    /// Data is no function, hidden addresses are none, the function before an address covers it.
+    /// Data is not a function, hidden addresses are not addresses, the function before an address covers it.
     #[test]
     fn lookup() {
         let mut symbols = KernelSymbols { read: true, ..KernelSymbols::default() };
@@ -146,7 +146,7 @@ mod tests {
     fn names(symbols: KernelSymbols, addresses: &[u64]) -> Vec<String> {
         let mut namer = KernelNamer { symbols, ..KernelNamer::default() };
         let frames = namer.stack(addresses);
-        assert!(frames.iter().all(|frame| frame.address == 0), "an address is told");
+        assert!(frames.iter().all(|frame| frame.address == 0), "an address is exported");
         frames.iter().map(|frame| frame.name.to_string()).collect()
     }
 

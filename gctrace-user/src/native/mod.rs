@@ -1,7 +1,7 @@
 //! Native stacks: unwind tables for the kernel side, names for what it walked.
 //!
-//! [`Tables`] belongs to the thread that watches mappings: it compiles the unwind table of each image once and tells the
-//! kernel side what each process has mapped. [`NativeNamer`] belongs to the thread that handles stacks.
+//! [`Tables`] belongs to the thread that watches mappings: it compiles the unwind table of each image once and gives the
+//! kernel side the mappings of each process. [`NativeNamer`] belongs to the thread that handles stacks.
 
 mod arena;
 mod code;

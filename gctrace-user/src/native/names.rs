@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::code::{Book, Mapped};
 use crate::address::Svma;
 use crate::aggregate::mix::NativeFrame;
-use crate::ledger::UserCounts;
+use crate::ledger::{NativeCounts, UserCounts};
 use crate::model::stack::{Frame, FrameKind};
 
 /// Frames remembered at most; beyond, all are forgotten.
@@ -19,25 +19,25 @@ pub struct NativeNamer {
     frames: HashMap<(u32, u64), (Arc<Frame>, bool)>,
     /// When a process replaced its program, nanoseconds.
     execs: HashMap<u32, u64>,
-    counts: UserCounts,
+    counts: NativeCounts,
 }
 
 impl NativeNamer {
     pub(super) fn new(book: Book) -> Self {
-        Self { book, frames: HashMap::new(), execs: HashMap::new(), counts: UserCounts::default() }
+        Self { book, frames: HashMap::new(), execs: HashMap::new(), counts: NativeCounts::default() }
     }
 
     /// Adds what became of the frames so far, and of the tables by which they were found.
     pub fn add_counts(&self, counts: &mut UserCounts) {
-        counts.add(&self.counts);
+        counts.native.add(&self.counts);
         let tables = self.book.counts();
-        counts.unwind_images += tables.images;
-        counts.unwind_images_without += tables.images_without;
-        counts.unwind_tables_full += tables.full;
-        counts.unwind_mappings_dropped += tables.mappings_dropped;
+        counts.native.unwind_images += tables.images;
+        counts.native.unwind_images_without += tables.images_without;
+        counts.native.unwind_tables_full += tables.full;
+        counts.native.unwind_mappings_dropped += tables.mappings_dropped;
     }
 
-    /// A process replaced its program at that time: addresses mean something else from then on.
+    /// A process replaced its program at that time: addresses have other meanings after that.
     pub fn execed(&mut self, pid: u32, ts_ns: u64) {
         self.frames.retain(|(of, _), _| *of != pid);
         self.execs.insert(pid, ts_ns);

@@ -111,7 +111,7 @@ impl Tables {
         }
     }
 
-    /// Compiles the table of an image before a process is met that maps it.
+    /// Compiles the table of an image before a process that maps it is seen.
     pub fn prepare(&mut self, key: ImageKey, path: &Path, shown: &Path) {
         // Where it fails it is tried again. The thread that names frames must not have to look for the loop.
         if let Some(image) = self.image(Key::File(key), || read_file(None, path, shown)) {
@@ -137,7 +137,7 @@ impl Tables {
         }
         let (images, mapped): (Vec<_>, Vec<_>) =
             found.into_iter().map(|(image, mapped, _)| (image, mapped)).unzip();
-        // Read here, so that the thread that names frames does not wait for it while others leave.
+        // ImageTables here, so that the thread that names frames does not wait for it while others leave.
         for code in &mapped {
             code.image.names();
         }
@@ -209,7 +209,7 @@ impl Tables {
         }
     }
 
-    /// The image of an executable mapping, and what the kernel side is told of it, if it has a table.
+    /// The image of an executable mapping, and what is passed to the kernel side about it, if it has a table.
     fn mapping(
         &mut self,
         pid: u32,
@@ -240,12 +240,16 @@ impl Tables {
     }
 
     /// The image with that key, read if it is new.
-    fn image(&mut self, key: Key, read: impl FnOnce() -> Result<Read, ElfError>) -> Option<Arc<Image>> {
+    fn image(
+        &mut self,
+        key: Key,
+        read: impl FnOnce() -> Result<ImageTables, ElfError>,
+    ) -> Option<Arc<Image>> {
         if let Some(image) = self.images.get(&key) {
             return Some(Arc::clone(image));
         }
         // What cannot be read now may be readable for another process: nothing is remembered.
-        let Read { table, segments, code } =
+        let ImageTables { table, segments, code } =
             read().inspect_err(|error| log::debug!("unwind table: {error}")).ok()?;
         let mut image = Image { run: Run::default(), pages: 0, base: 0, segments, code: Arc::new(code) };
         let table = table
@@ -274,7 +278,7 @@ impl Tables {
         Some(image)
     }
 
-    /// Takes chunks. If there are none left, images that no process maps any more give theirs back, for the next time.
+    /// Takes chunks. If there are none left, images that no process maps any longer return theirs, for the next time.
     fn room(&mut self, count: u32) -> Option<Run> {
         let now = Instant::now();
         let taken = self.arena.take(count, now);
@@ -293,28 +297,28 @@ impl Tables {
 }
 
 /// What an image file gives.
-struct Read {
+struct ImageTables {
     segments: Vec<LoadSegment>,
     table: Result<UnwindTable, ElfError>,
     code: CodeImage,
 }
 
-fn read_file(pid: Option<u32>, path: &Path, shown: &Path) -> Result<Read, ElfError> {
+fn read_file(pid: Option<u32>, path: &Path, shown: &Path) -> Result<ImageTables, ElfError> {
     let file = File::open(path).map_err(|source| ElfError::Io { what: "a mapped file", source })?;
     let head = ImageHead::read(&file)?;
     let table = UnwindTable::read(&file);
     let of_process = pid.map(|pid| proc_root::path(pid, "root"));
     let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();
-    Ok(Read { segments: head.segments, table, code: CodeImage::new(shown, Source::File(file), roots) })
+    Ok(ImageTables { segments: head.segments, table, code: CodeImage::new(shown, Source::File(file), roots) })
 }
 
-fn read_vdso(pid: u32, start: u64, end: u64) -> Result<Read, ElfError> {
+fn read_vdso(pid: u32, start: u64, end: u64) -> Result<ImageTables, ElfError> {
     let io = |source| ElfError::Io { what: "the vDSO", source };
     let mut bytes = vec![0; (end - start).min(MAX_VDSO) as usize];
     let memory = File::open(proc_root::path(pid, "mem")).map_err(io)?;
     memory.read_exact_at(&mut bytes, start).map_err(io)?;
     let table = UnwindTable::read(&bytes[..]);
-    Ok(Read {
+    Ok(ImageTables {
         segments: Vec::new(),
         table,
         code: CodeImage::new(Path::new("[vdso]"), Source::Bytes(bytes), Vec::new()),

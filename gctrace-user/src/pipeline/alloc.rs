@@ -1,11 +1,20 @@
-//! What threads take of the heap to allocate objects, added up by process.
+//! What threads take of the heap to allocate objects, added up by process, and under stacks.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use gctrace_common::event::RefillEvent;
 
 use super::Pipeline;
-use crate::model::seen::{AllocSum, Seen};
+use crate::{
+    ledger::AllocCounts,
+    model::{
+        seen::{AllocStack, AllocSum, Seen},
+        stack::Stack,
+    },
+};
 
 /// Sizes that slots of a process can have: CRuby has up to 12 (4.1). A record with another one is refused.
 const MAX_SIZES: usize = 32;
@@ -13,12 +22,23 @@ const MAX_SIZES: usize = 32;
 /// How often sums are reported.
 const INTERVAL_NS: u64 = 1_000_000_000;
 
+/// Threads of a process whose last refill is known: it has just come when its stack does.
+const MAX_LAST: usize = 4096;
+
 /// By process.
 #[derive(Default)]
 pub(super) struct Allocs {
+    pub(super) counts: AllocCounts,
     processes: HashMap<u32, Allocated>,
     /// When they were reported last, `CLOCK_MONOTONIC` nanoseconds.
     reported_ns: u64,
+}
+
+/// What is known of a stack of allocation besides itself.
+pub(super) struct AllocOf {
+    pub(super) comm: Arc<str>,
+    pub(super) ts_ns: u64,
+    pub(super) request: Option<u64>,
 }
 
 struct Allocated {
@@ -32,6 +52,10 @@ struct Allocated {
     lost: u64,
     /// Since the last report.
     sum: AllocSum,
+    /// Slots of each size since the last stack of that size.
+    pending: BTreeMap<u32, u64>,
+    /// The last refill of each thread: when, and its slot size.
+    last_refill: HashMap<u32, (u64, u32)>,
 }
 
 impl Allocs {
@@ -44,6 +68,8 @@ impl Allocs {
             came: 0,
             lost: 0,
             sum: AllocSum { begin_ns: header.ts_ns, ..AllocSum::default() },
+            pending: BTreeMap::new(),
+            last_refill: HashMap::new(),
         };
         let allocated = self.processes.entry(header.tgid).or_insert_with(fresh);
         let known =
@@ -56,7 +82,29 @@ impl Allocs {
         allocated.came += 1;
         allocated.sum.refills += 1;
         *allocated.sum.slots.entry(event.slot_size).or_default() += u64::from(event.slots);
+        *allocated.pending.entry(event.slot_size).or_default() += u64::from(event.slots);
+        if allocated.last_refill.len() >= MAX_LAST {
+            allocated.last_refill.clear();
+        }
+        allocated.last_refill.insert(header.tid, (header.ts_ns, event.slot_size));
         true
+    }
+
+    /// The slots that a stack represents which was taken at a refill of a thread: their size and number. `None` if that refill is not
+    /// known.
+    fn stand_for(&mut self, pid: u32, tid: u32, ts_ns: u64) -> Option<(u32, u64)> {
+        let allocated = self.processes.get_mut(&pid)?;
+        let (_, size) = allocated.last_refill.remove(&tid).filter(|(at, _)| *at == ts_ns)?;
+        let slots = std::mem::take(allocated.pending.get_mut(&size)?);
+        (slots > 0).then_some((size, slots))
+    }
+
+    /// Slots of each size that came after the last stack of that size.
+    fn without_stack(&mut self, pid: u32) -> BTreeMap<u32, u64> {
+        self.processes
+            .get_mut(&pid)
+            .map(|allocated| std::mem::take(&mut allocated.pending))
+            .unwrap_or_default()
     }
 
     /// What has been added up since the last time.
@@ -84,9 +132,34 @@ impl Pipeline {
         let traced = self.traced.get(&header.tgid);
         let its = traced.is_some_and(|traced| traced.process.image.index == header.image);
         if its && self.allocs.add(event) {
-            self.counts.refills += 1;
+            self.allocs.counts.refills += 1;
         } else {
-            self.counts.refused_refills += 1;
+            self.allocs.counts.refused_refills += 1;
+        }
+    }
+
+    /// A stack was taken at the refill of that time.
+    pub(super) fn refill_stack(&mut self, pid: u32, tid: u32, of: AllocOf, stack: Stack) {
+        let AllocOf { comm, ts_ns, request } = of;
+        let process = self.traced.get(&pid).map(|traced| traced.process.clone());
+        let (Some(process), Some((slot_size, slots))) = (process, self.allocs.stand_for(pid, tid, ts_ns))
+        else {
+            self.allocs.counts.alloc_stacks_unclaimed += 1;
+            return;
+        };
+        self.allocs.counts.alloc_stacks += 1;
+        let alloc = AllocStack { ts_ns, tid, comm, slot_size, slots, request, stack };
+        self.see(&process, Seen::AllocStack(&alloc));
+    }
+
+    /// Reports what a process took after its last stacks, which is of no thread that is known.
+    pub(super) fn report_allocs_without_stack(&mut self, pid: u32, ts_ns: u64) {
+        let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else { return };
+        for (slot_size, slots) in self.allocs.without_stack(pid).into_iter().filter(|(_, slots)| *slots > 0) {
+            let comm = Arc::from("(any thread)");
+            let alloc =
+                AllocStack { ts_ns, tid: 0, comm, slot_size, slots, request: None, stack: Stack::default() };
+            self.see(&process, Seen::AllocStack(&alloc));
         }
     }
 

@@ -1,8 +1,8 @@
 //! Threads that are off their CPU when they are found, and those that still are when tracing ends.
 //!
-//! The kernel side learns of a thread when it leaves its CPU, so a thread that sleeps all the time would never show. Such threads are
+//! The kernel side learns of a thread when it leaves its CPU, so a thread that sleeps all the time would never be seen. Such threads are
 //! entered when their process is found: it is proven by their counts of context switches that they slept while their stacks were
-//! read, and from then on the kernel side goes on as with any other thread.
+//! read, and after that the kernel side treats them like any other thread.
 
 use std::{
     collections::{HashMap, HashSet},

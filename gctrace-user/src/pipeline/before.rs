@@ -1,4 +1,4 @@
-//! How many cycles a program had behind it when its first one was seen. `GC.count` tells: it counts from the start of the
+//! How many cycles a program had behind it when its first one was seen. `GC.count` shows it: it counts from the start of the
 //! VM, and goes on in forked children.
 
 use std::collections::{HashMap, HashSet};
@@ -25,7 +25,7 @@ pub(super) struct Beginnings {
 /// What is known of one program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beginning {
-    /// Cycles that are its parent's; `None`: it may have any number behind it that nobody could have seen.
+    /// Cycles that are its parent's; `None`: any number of unseen cycles may have preceded.
     base: Option<u64>,
     /// `GC.count` as seen last.
     pub(super) count: Option<u64>,
@@ -75,7 +75,7 @@ impl Beginnings {
 
 impl Beginning {
     /// A cycle with this number is the next that is reported. `lost`: records of the process were lost before it, so that
-    /// cycles may be missing for another reason. Returns what was told by the first one.
+    /// cycles may be missing for another reason. Returns what the first one reported.
     pub(super) fn reported(&mut self, count: u64, lost: bool) -> Option<CyclesBefore> {
         if self.before.is_some() {
             return None;
@@ -84,7 +84,7 @@ impl Beginning {
         self.before
     }
 
-    /// The program has ended, or tracing has. Also returns it if no cycle had told.
+    /// The program has ended, or tracing has. Also returns it if no cycle had reported it.
     pub(super) fn ended(&self, lost: bool) -> (CyclesBefore, bool) {
         match (self.before, self.count) {
             (Some(before), _) => (before, false),
@@ -119,7 +119,7 @@ mod tests {
         beginnings.execed(own);
         let mut fresh = beginnings.of(own, None);
         assert_eq!(fresh.reported(70, false), Some(CyclesBefore::Missed(69)));
-        assert_eq!(fresh.reported(71, false), None, "the first one tells");
+        assert_eq!(fresh.reported(71, false), None, "only the first one reports");
         assert_eq!(fresh.ended(false), (CyclesBefore::Missed(69), false));
         beginnings.forked(5, Some(12));
         assert_eq!(beginnings.of(5, None).reported(13, false), Some(CyclesBefore::Missed(0)));
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(beginnings.of(5, None).reported(15, false), Some(CyclesBefore::Earlier(14)));
     }
 
-    /// Without a cycle the count that was read tells; where records were lost nothing does.
+    /// Without a cycle the count that was read shows it; where records were lost nothing does.
     #[test]
     fn absent() {
         let mut beginnings = beginnings();

@@ -1,6 +1,6 @@
 //! The GC's part of the data path: records are proven, and become states, cycles, pauses and work.
 
-use gctrace_common::event::{PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
+use gctrace_common::event::{Header, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
 
 use super::Pipeline;
 use crate::{
@@ -50,13 +50,11 @@ impl Pipeline {
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
             self.trace(pid, &comm, &known, None, header.ts_ns);
         }
+        self.sequence(header);
         let Some(traced) = self.traced.get_mut(&pid) else {
             self.counts.refused_records += 1;
             return;
         };
-        let gap = traced.fold.sequence(header.seq);
-        traced.lost += gap;
-        self.counts.lost_records += gap;
         self.counts.phases += 1;
         let ns = header.ts_ns.saturating_sub(event.begin_ns);
         let work = GcWork { phase, tid: header.tid, comm, begin_ns: event.begin_ns, ns };
@@ -90,12 +88,10 @@ impl Pipeline {
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
             self.trace(pid, &model::comm(&event.comm), known, None, header.ts_ns);
         }
+        self.sequence(header);
         let Some(traced) = self.traced.get_mut(&pid) else { return };
         // Its first events may be older than the moment at which it is known what it runs.
         traced.since_ns = traced.since_ns.min(header.ts_ns);
-        let gap = traced.fold.sequence(header.seq);
-        traced.lost += gap;
-        self.counts.lost_records += gap;
         if point == Point::GcStart {
             traced.starts_outside = if event.depth == 0 { traced.starts_outside + 1 } else { 0 };
             if traced.starts_outside > MAX_STARTS_OUTSIDE {
@@ -107,6 +103,8 @@ impl Pipeline {
             if event.depth == 0 {
                 // The pause that it starts in is not known, so its pauses would be too few.
                 self.counts.starts_outside += 1;
+                // Nor is the cycle counted in the request that started it.
+                self.units.lost(pid, header.ts_ns, header.ts_ns);
                 let before = traced.fold.counts().cut_short;
                 let folded = traced.fold.cut();
                 self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
@@ -124,7 +122,7 @@ impl Pipeline {
         self.counts.memory_unread += u64::from(memory.is_none());
         let state = decode_state(&reading.layout, header.ts_ns, header.tid, &event.data, memory);
         let count = reading.layout.count.read(&event.data).unwrap_or_default();
-        // The VM counts a cycle before it tells of its start.
+        // The VM counts a cycle before it reports its start.
         traced.beginning.count = Some(count);
         let request = match point {
             Point::GcStart => self.request_of_cycle(pid, header.tid, event.request_ns),
@@ -170,6 +168,18 @@ impl Pipeline {
         }
     }
 
+    /// Notes the number of a GC record. A gap is records that were lost since the last one.
+    fn sequence(&mut self, header: &Header) {
+        let Some(traced) = self.traced.get_mut(&header.tgid) else { return };
+        let gap = traced.fold.sequence(header.seq);
+        traced.lost += gap;
+        self.counts.lost_records += gap;
+        if gap > 0 {
+            self.units.lost(header.tgid, traced.last_ns, header.ts_ns);
+        }
+        traced.last_ns = traced.last_ns.max(header.ts_ns);
+    }
+
     fn pause(&mut self, event: &PauseEvent) {
         let pid = event.header.tgid;
         // A process is traced from its first snapshot on; a pause before it belongs to a cycle that had begun earlier.
@@ -179,15 +189,13 @@ impl Pipeline {
             } else {
                 self.waiting.insert(pid, event.header.seq);
                 self.counts.pauses_outside += 1;
+                self.units.lost(pid, event.begin_ns, event.header.ts_ns);
             }
             return;
         }
-        let ns = event.header.ts_ns.saturating_sub(event.begin_ns);
-        self.request_pause(pid, event.header.tid, event.request_ns, ns);
+        self.request_pause(event);
+        self.sequence(&event.header);
         let Some(traced) = self.traced.get_mut(&pid) else { return };
-        let gap = traced.fold.sequence(event.header.seq);
-        traced.lost += gap;
-        self.counts.lost_records += gap;
         let Some(reading) = traced.image.reading.as_ref() else {
             self.counts.refused_records += 1;
             return;
@@ -228,7 +236,7 @@ pub(super) fn decode_state(
     data: &[u8],
     memory: Option<Memory>,
 ) -> GcState {
-    let read = |place: crate::ruby::layout::Place| place.read(data).unwrap_or_default();
+    let read = |place: crate::ruby::layout::SnapshotField| place.read(data).unwrap_or_default();
     let mode: Mode = live_check::mode(layout, read(layout.flags) as u32);
     let info = GcInfo::decode(
         read(layout.latest_gc_info) as u32,

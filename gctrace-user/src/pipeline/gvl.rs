@@ -15,14 +15,14 @@ use gctrace_common::{
 use crate::{
     aggregate::{
         gvl::{GcAndWaits, GvlFold, doing, who},
-        gvl_budget::{Act, Cost, Dearest, Governor, Stage},
+        gvl_budget::{Act, Cost, CostliestProcess, Governor, Stage},
         gvl_held::Held,
         gvl_so_far::GvlLook,
     },
     bpf::{GvlRead, GvlReader},
     clock::monotonic_ns,
     console::say,
-    ledger::UserCounts,
+    ledger::{GvlCounts, UserCounts},
     model::{
         Process,
         gvl::{
@@ -37,7 +37,7 @@ use crate::{
 /// How long a wait whose stack has been announced waits for it. It comes within microseconds; if it does not, it was lost.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// After looking at what threads do for some time, nobody looks for so many times as long.
+/// After the states of threads were read for some time, they are not read for this many times as long.
 const LOOK_SELDOM: u32 = 500;
 
 /// How often what it costs each process is read, nanoseconds.
@@ -49,7 +49,7 @@ pub struct Gvl {
     folds: HashMap<u32, GvlFold>,
     gc: HashMap<u32, GcAndWaits>,
     governor: Governor,
-    dearest: Dearest,
+    costliest: CostliestProcess,
     /// When that was added up last, and what everything had cost then.
     added: (u64, Cost),
     /// Waits whose stack has not come yet, by process and thread.
@@ -58,7 +58,7 @@ pub struct Gvl {
     held: HashMap<u32, Held>,
     look: GvlLook,
     next_look: Option<Instant>,
-    counts: UserCounts,
+    counts: GvlCounts,
 }
 
 struct Pending {
@@ -68,7 +68,7 @@ struct Pending {
     wait: GvlWait,
 }
 
-/// What there is to report of a process, which may not be known yet.
+/// The data to report of a process, which may be unknown until now.
 pub(super) struct Report {
     pub(super) pid: u32,
     /// Index of its image.
@@ -88,13 +88,13 @@ enum What {
 }
 
 /// What is exported of a report.
-pub(super) enum Shown {
+pub(super) enum GvlReport {
     Wait(Box<GvlWait>),
     Span(GvlSpan),
     Thread(Box<GvlThreadSummary>),
 }
 
-impl Shown {
+impl GvlReport {
     pub(super) fn seen(&self) -> Seen<'_> {
         match self {
             Self::Wait(wait) => Seen::GvlWait(wait),
@@ -122,13 +122,13 @@ impl Gvl {
             folds: HashMap::new(),
             gc: HashMap::new(),
             governor,
-            dearest: Dearest::default(),
+            costliest: CostliestProcess::default(),
             added: (0, Cost::default()),
             pending: HashMap::new(),
             held: HashMap::new(),
             look: GvlLook::default(),
             next_look: None,
-            counts: UserCounts::default(),
+            counts: GvlCounts::default(),
         }
     }
 
@@ -140,10 +140,10 @@ impl Gvl {
             && cost.ns() > before.ns()
         {
             let spent = reader.spent().unwrap_or_else(|error| {
-                log::error!("reading what watching the GVL costs each process: {error}");
+                log::error!("reading the cost of watching the GVL per process: {error}");
                 Vec::new()
             });
-            self.added = (now_ns, Cost { dearest_ns: self.dearest.add(spent), ..cost });
+            self.added = (now_ns, Cost { dearest_ns: self.costliest.add(spent), ..cost });
         }
         Cost { dearest_ns: self.added.1.dearest_ns, ..cost }
     }
@@ -217,7 +217,7 @@ impl Gvl {
                 }
             };
             if let Err(error) = done {
-                log::error!("telling the GVL probes what to do: {error}");
+                log::error!("configuring the GVL probes: {error}");
             }
         }
         order
@@ -225,7 +225,7 @@ impl Gvl {
 
     /// Adds what it has counted.
     pub(super) fn add_counts(&self, counts: &mut UserCounts) {
-        counts.add(&self.counts);
+        counts.gvl.add(&self.counts);
     }
 
     /// What the threads of each process have done so far, if looking does not cost too much now.
@@ -235,7 +235,7 @@ impl Gvl {
         let Some(reader) = self.reader.as_ref().filter(|_| due) else { return BTreeMap::new() };
         let so_far = reader.look().map_or_else(
             |error| {
-                log::warn!("looking at what threads do with the GVL: {error}");
+                log::warn!("reading the GVL states of threads: {error}");
                 BTreeMap::new()
             },
             |running| self.look.with(&running),
@@ -390,7 +390,7 @@ impl Gvl {
     }
 
     /// Makes of a report what is exported, once it is known whose it is. Without a process it is refused.
-    pub(super) fn shown(&mut self, report: Report, process: Option<&Process>) -> Option<Shown> {
+    pub(super) fn shown(&mut self, report: Report, process: Option<&Process>) -> Option<GvlReport> {
         let Report { pid, what, .. } = report;
         if let What::Wait(wait) = &what {
             self.counts.gvl_waits_without_stack += u64::from(wait.stack.is_none());
@@ -403,11 +403,11 @@ impl Gvl {
             What::Wait(wait) => {
                 self.counts.gvl_waits += 1;
                 self.gc.entry(pid).or_default().wait(wait.begin_ns, wait.ns);
-                Shown::Wait(wait)
+                GvlReport::Wait(wait)
             }
             What::Span(span) => {
                 self.counts.gvl_spans += 1;
-                Shown::Span(span)
+                GvlReport::Span(span)
             }
             What::Thread(thread, end_ns, ended) => {
                 self.counts.gvl_threads += 1;
@@ -416,7 +416,7 @@ impl Gvl {
                 let fold = self.folds.entry(pid).or_insert_with(|| GvlFold::new(coverage));
                 let summary = fold.thread(&thread, end_ns, ended, self.governor.times());
                 self.look.over(&thread);
-                Shown::Thread(Box::new(summary))
+                GvlReport::Thread(Box::new(summary))
             }
         })
     }
@@ -450,7 +450,7 @@ impl Gvl {
         let reader = self.reader.as_mut()?;
         Some(reader.take_out(of).unwrap_or_else(|error| {
             // The ledger does not balance then.
-            log::error!("reading what threads did with the GVL: {error}");
+            log::error!("reading the GVL times of threads: {error}");
             GvlRead::default()
         }))
     }

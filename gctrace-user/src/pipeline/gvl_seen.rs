@@ -58,7 +58,7 @@ impl Pipeline {
         let reports = self.gvl.close();
         self.gvl_report(reports);
         for gap in self.gvl.gaps(now_ns) {
-            self.exporters.iter_mut().for_each(|exporter| exporter.gvl_gap(gap));
+            self.outputs.tell(|exporter| exporter.gvl_gap(gap));
         }
         let Some(read) = self.gvl.take_out(None) else { return };
         for pid in self.gvl.processes(&read) {

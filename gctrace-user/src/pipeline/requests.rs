@@ -1,20 +1,46 @@
 //! The requests' part of the data path: records become units of work, which events name.
 
-use gctrace_common::request::{RequestEnd, RequestEvent};
+use gctrace_common::{
+    event::PauseEvent,
+    gvl::Clocks,
+    job::JobEvent,
+    request::{CLOCKS_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
+};
 
 use super::Pipeline;
 use crate::{
     aggregate::{
-        endpoint,
+        endpoint, job,
         units::{Facts, UnitKey},
     },
     bpf::RequestReader,
+    clock::monotonic_ns,
     decode::{self, Event},
-    model::{request::Request, seen::Seen},
+    model::{
+        request::{Request, States},
+        seen::Seen,
+    },
 };
 
 /// Records taken in one go.
 const BATCH: usize = 4096;
+
+/// How a time divides by what the clocks of a thread have gone forward in it.
+fn states(clocks: Clocks) -> Option<States> {
+    let [cpu_ns, runnable_ns, blocked_ns] = clocks;
+    (clocks != CLOCKS_UNKNOWN).then_some(States { cpu_ns, runnable_ns, blocked_ns })
+}
+
+/// From this Ruby on a native thread ends with its Ruby thread. Before, it may stay for some seconds, in which another one may come.
+const NATIVE_THREADS_END: (u16, u16) = (3, 3);
+
+/// What the kernel had numbered of a process when its requests were taken.
+pub(super) struct Numbered {
+    /// GC records; `None`: the kernel does not follow the process any more.
+    seq: Option<u64>,
+    /// When that was read, `CLOCK_MONOTONIC` nanoseconds.
+    at_ns: u64,
+}
 
 impl Pipeline {
     /// The same, seeing requests.
@@ -29,15 +55,23 @@ impl Pipeline {
         let Some(mut reader) = self.requests.take() else { return };
         reader.drain(BATCH, |bytes| match decode::decode(bytes) {
             Ok(Event::Request(end, event)) => {
-                self.counts.decoded_requests += 1;
+                self.request_counts.decoded_requests += 1;
                 self.request(end, event);
             }
-            Ok(_) => self.counts.undecodable += 1,
+            Ok(Event::Job(end, event)) => {
+                self.request_counts.decoded_requests += 1;
+                self.job(end, event);
+            }
+            Ok(_) => self.request_counts.undecodable_requests += 1,
             Err(error) => {
-                self.counts.undecodable += 1;
+                self.request_counts.undecodable_requests += 1;
                 log::warn!("a request record could not be decoded: {error}");
             }
         });
+        for pid in self.units.ended() {
+            let seq = reader.numbered(pid);
+            self.numbered.insert(pid, Numbered { seq, at_ns: monotonic_ns() });
+        }
         self.requests = Some(reader);
     }
 
@@ -46,7 +80,7 @@ impl Pipeline {
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
         self.trace_known(pid, header.image, "", begin_ns);
         if !self.traced.contains_key(&pid) {
-            self.counts.requests_refused += 1;
+            self.request_counts.requests_refused += 1;
             return;
         }
         let line = event.line.get(..event.len as usize).unwrap_or_default();
@@ -57,36 +91,116 @@ impl Pipeline {
             method,
             path,
             status: endpoint::status(&event.status),
+            // Data that came later is of another request.
+            queue_ns: begin_ns.checked_sub(event.arrival_ns).filter(|_| event.arrival_ns != 0),
             first_byte_ns: since(event.first_write_ns),
             last_byte_ns: since(event.last_write_ns),
+            gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
+            states: states(event.clocks),
+            pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
+            job: None,
         };
+        self.seal(UnitKey { pid, tid, begin_ns }, facts);
+    }
+
+    fn job(&mut self, end: RequestEnd, event: &JobEvent) {
+        let header = &event.header;
+        let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
+        self.trace_known(pid, header.image, "", begin_ns);
+        let head = event.head.get(..event.head_len as usize).unwrap_or_default();
+        let before = event.before.get(..event.before_len as usize).unwrap_or_default();
+        let tail = event.tail.get(..event.tail_len as usize).unwrap_or_default();
+        let fetched = job::fetched(&job::Reply { head, before, tail, total: event.total });
+        let (Some(traced), Some(fetched)) = (self.traced.get(&pid), fetched) else {
+            self.request_counts.requests_refused += 1;
+            return;
+        };
+        let version = traced.image.image.version;
+        let end_is_exact = match end {
+            RequestEnd::Kept => event.reconnected == 0,
+            RequestEnd::Gone => (version.major, version.minor) >= NATIVE_THREADS_END,
+            RequestEnd::Closed | RequestEnd::Left => false,
+        };
+        let facts = Facts {
+            end_ns: end_is_exact.then_some(header.ts_ns),
+            path: fetched.class,
+            gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
+            pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
+            states: states(event.clocks),
+            job: Some(fetched.job),
+            ..Facts::default()
+        };
+        self.seal(UnitKey { pid, tid, begin_ns }, facts);
+    }
+
+    fn seal(&mut self, key: UnitKey, facts: Facts) {
         let room = self.units.counts().no_room;
-        self.units.seal(UnitKey { pid, tid, begin_ns }, facts);
-        self.counts.requests_no_room += self.units.counts().no_room - room;
+        self.units.seal(key, facts);
+        self.request_counts.requests_no_room += self.units.counts().no_room - room;
     }
 
     /// Hands out the requests that have ended. All GC records of them must have been taken.
     pub(super) fn report_requests(&mut self) {
-        let taken = self.units.take();
-        self.export_requests(&taken);
+        // A record that is being written has a number already. The next look at the ring finds it, or it was lost.
+        let behind = self.numbered.keys().any(|pid| self.is_behind(*pid));
+        if behind && !self.requests_wait {
+            self.requests_wait = true;
+            return;
+        }
+        self.requests_wait = false;
+        let pids: Vec<u32> = self.numbered.keys().copied().collect();
+        for pid in pids {
+            self.lost_at_the_end(pid);
+        }
+        let taken = self.units.take(monotonic_ns());
+        self.export_requests(taken);
     }
 
     /// A process has ended, or tracing of it has.
     pub(super) fn end_requests(&mut self, pid: u32) {
+        self.lost_at_the_end(pid);
         let taken = self.units.end(pid);
-        self.export_requests(&taken);
+        self.export_requests(taken);
     }
 
-    fn export_requests(&mut self, taken: &[(u32, Request)]) {
-        for (pid, request) in taken {
-            let Some(process) = self.traced.get(pid).map(|traced| traced.process.clone()) else {
-                self.counts.requests_refused += 1;
+    /// Whether GC records of a process that were numbered before its requests were taken have not come.
+    fn is_behind(&self, pid: u32) -> bool {
+        let Some(Numbered { seq, .. }) = self.numbered.get(&pid) else { return false };
+        let came = self.traced.get(&pid).map_or(0, |traced| traced.fold.last_seq());
+        seq.is_none_or(|seq| came < seq)
+    }
+
+    /// GC records that were lost show by the number of the next one, which may come too late for requests that have ended.
+    fn lost_at_the_end(&mut self, pid: u32) {
+        if self.is_behind(pid)
+            && let Some(Numbered { at_ns, .. }) = self.numbered.get(&pid)
+        {
+            let last_ns = self.traced.get(&pid).map_or(0, |traced| traced.last_ns);
+            self.units.lost(pid, last_ns, *at_ns);
+        }
+        self.numbered.remove(&pid);
+    }
+
+    fn export_requests(&mut self, taken: Vec<(u32, Request)>) {
+        for (pid, mut request) in taken {
+            let Some(traced) = self.traced.get(&pid) else {
+                self.request_counts.requests_refused += 1;
                 continue;
             };
-            self.counts.requests_reported += 1;
-            self.export(|exporter| exporter.see(&process, Seen::Request(request)));
+            // Probes on functions show no cycles.
+            if traced.image.reading.is_none() {
+                (request.gcs, request.gc_ns, request.gc_pauses) = (None, None, None);
+                request.gc_other = None;
+            }
+            // Only waits in which a thread blocked are no sum, and the end of a request that was not seen is none of its waits.
+            let all_waits = traced.image.image.gvl.is_some_and(|coverage| !coverage.only_blocked);
+            request.gvl_wait_ns = request.gvl_wait_ns.filter(|_| all_waits && request.end_ns.is_some());
+            request.states = request.states.filter(|_| request.end_ns.is_some());
+            let process = traced.process.clone();
+            self.request_counts.requests_reported += 1;
+            self.export(|exporter| exporter.see(&process, Seen::Request(&request)));
         }
-        self.counts.requests_unknown = self.units.counts().unknown;
+        self.request_counts.requests_unknown = self.units.counts().unknown;
     }
 
     /// The id of the request in which a cycle was started.
@@ -94,15 +208,22 @@ impl Pipeline {
         (begin_ns != 0).then(|| self.units.cycle(UnitKey { pid, tid, begin_ns })).flatten()
     }
 
-    /// A pause of a thread that serves a request.
-    pub(super) fn request_pause(&mut self, pid: u32, tid: u32, begin_ns: u64, ns: u64) {
-        if begin_ns != 0 {
-            self.units.pause(UnitKey { pid, tid, begin_ns }, ns);
+    /// The id of the request that a thread was serving when its stack was taken; 0: it has none.
+    pub(super) fn request_of_stack(&mut self, pid: u32, tid: u32, begin_ns: u64) -> Option<u64> {
+        (begin_ns != 0).then(|| self.units.name(UnitKey { pid, tid, begin_ns }).unwrap_or_default())
+    }
+
+    /// A pause of a thread, which may serve a request.
+    pub(super) fn request_pause(&mut self, event: &PauseEvent) {
+        if self.requests.is_some() {
+            let PauseEvent { header, begin_ns, request_ns, .. } = event;
+            let unit_ns = (*request_ns != 0).then_some(*request_ns);
+            self.units.pause(header.tgid, header.tid, unit_ns, (*begin_ns, header.ts_ns));
         }
     }
 
     /// Requests that were being served when the gate was closed.
     pub fn requests_still_open(&mut self) {
-        self.counts.requests_open = self.requests.as_ref().map_or(0, RequestReader::open);
+        self.request_counts.requests_open = self.requests.as_ref().map_or(0, RequestReader::open);
     }
 }

@@ -107,7 +107,7 @@ fn a_failed_proof_is_final() {
     pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 1));
     pipeline.snapshot(Point::GcStart, &snapshot(&layout, 3, 0));
     assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused"]);
-    assert_eq!((pipeline.counts().refused_records, pipeline.counts().refused), (2, 1));
+    assert_eq!((pipeline.counts().pipeline.refused_records, pipeline.counts().pipeline.refused), (2, 1));
 }
 
 /// A site whose register holds something else than the objspace is caught at its first event.

@@ -27,7 +27,7 @@ use crate::{
     decode::{self, Event, StackRecord},
     host::mem::ProcessMemory,
     images::Images,
-    ledger::UserCounts,
+    ledger::StackCounts,
     model::stack::Frame,
     ruby::{
         frames::{FrameLayout, Namer},
@@ -43,7 +43,7 @@ const MAX_PENDING: usize = 4096;
 const BUSY: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// The same after a time without any.
 const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// How long the thread rests when nobody takes what it has read.
+/// How long the thread sleeps when its results are not taken.
 const FULL: Duration = Duration::from_millis(2);
 
 /// A record of the ring, in its order.
@@ -84,10 +84,12 @@ pub struct NamedStack {
     pub(super) cause: Cause,
     pub(super) gc: GcActivity,
     pub(super) comm: [u8; 16],
-    /// CPU time that it stands for, nanoseconds.
+    /// CPU time that it represents, nanoseconds.
     pub(super) weight_ns: u64,
     /// It held the GVL, and another thread waited for it.
     pub(super) blocks: bool,
+    /// Since when its thread serves a request, nanoseconds; 0: none that is known.
+    pub(super) request_ns: u64,
     pub(super) stack: Unmixed,
 }
 
@@ -136,7 +138,7 @@ impl Reader {
     }
 
     /// Reads what is in the ring now and hands over all that has been read so far.
-    pub(super) fn take(&self, counts: &mut UserCounts) -> Vec<Record> {
+    pub(super) fn take(&self, counts: &mut StackCounts) -> Vec<Record> {
         let mut stage = lock(&self.stage);
         stage.drain();
         counts.add(&std::mem::take(&mut stage.naming.counts));
@@ -154,7 +156,7 @@ impl Reader {
     }
 
     /// No further record can come: native frames without their stack are counted.
-    pub(super) fn finish(&self, counts: &mut UserCounts) {
+    pub(super) fn finish(&self, counts: &mut StackCounts) {
         counts.natives_orphaned += std::mem::take(&mut lock(&self.stage).naming.pending).len() as u64;
     }
 }
@@ -226,7 +228,7 @@ struct Naming {
     /// Native frames whose stack record has not come yet. It follows at once, unless it was lost.
     pending: VecDeque<Pending>,
     taken: Vec<Record>,
-    counts: UserCounts,
+    counts: StackCounts,
 }
 
 /// Native frames that wait for their stack record.
@@ -254,7 +256,7 @@ impl Naming {
             frames: SyntheticFrames::new(),
             pending: VecDeque::new(),
             taken: Vec::new(),
-            counts: UserCounts::default(),
+            counts: StackCounts::default(),
         }
     }
 
@@ -289,9 +291,9 @@ impl Naming {
                 self.counts.decoded_refills += 1;
                 self.taken.push(Record::Event(OwnedEvent::Refill(event)));
             }
-            Ok(_) => self.counts.undecodable += 1,
+            Ok(_) => self.counts.undecodable_stacks += 1,
             Err(error) => {
-                self.counts.undecodable += 1;
+                self.counts.undecodable_stacks += 1;
                 log::warn!("a stack record could not be decoded: {error}");
             }
         }
@@ -332,6 +334,8 @@ impl Naming {
             bias: ruby.bias,
             weight_ns: 0,
             epoch: ruby.epoch,
+            // It slept before its process was found.
+            request_ns: 0,
             comm: away.comm,
             flags: walked.flags,
             gc: GcActivity::None as u32,
@@ -381,7 +385,16 @@ impl Naming {
         };
         let (cause, gc, comm, weight_ns) = (record.cause, record.gc, event.comm, event.weight_ns);
         let blocks = event.flags & StackEvent::BLOCKS != 0;
-        NamedStack { header: *header, cause, gc, comm, weight_ns, blocks, stack }
+        NamedStack {
+            header: *header,
+            cause,
+            gc,
+            comm,
+            weight_ns,
+            blocks,
+            request_ns: event.request_ns,
+            stack,
+        }
     }
 
     fn named(&mut self, event: &StackEvent, ruby: &[RubyFrame]) -> Vec<Arc<Frame>> {
@@ -438,7 +451,7 @@ fn as_gc_event<'a>(record: &StackRecord<'a>) -> Cow<'a, [RubyFrame]> {
 }
 
 /// The control frames of each invocation of the interpreter loop, innermost first. The frame at the root of a stack, in
-/// which no code runs (`th_init` pushes it), is none.
+/// which no code runs (`th_init` pushes it), is not among them.
 fn groups_of(ruby: &[RubyFrame]) -> impl Iterator<Item = &[RubyFrame]> {
     let code = |frame: &RubyFrame| frame.iseq & !(RubyFrame::FINISH | RubyFrame::JIT) != 0;
     let end = ruby.iter().rposition(code).map_or(0, |last| last + 1);

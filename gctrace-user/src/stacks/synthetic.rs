@@ -1,4 +1,4 @@
-//! Frames that no program has: what the collector was doing, and what could not be told.
+//! Frames that no program has: what the collector was doing, and what could not be determined.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ impl SyntheticFrames {
         phase.into_iter().chain([&self.collection]).cloned().collect()
     }
 
-    /// The frame that stands for the missing root end, if any.
+    /// The frame that represents the missing root end, if any.
     pub(super) fn missing(&self, flags: u32) -> Option<Arc<Frame>> {
         self.missing.iter().find(|(flag, _)| flags & flag != 0).map(|(_, frame)| frame.clone())
     }

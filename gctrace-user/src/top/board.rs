@@ -74,7 +74,7 @@ pub(super) struct LastCycle {
 }
 
 /// A process.
-struct Known {
+struct ProcessState {
     name: String,
     service: String,
     container: Option<String>,
@@ -120,7 +120,7 @@ pub(super) struct Detail {
 /// All processes.
 #[derive(Default)]
 pub(super) struct Board {
-    processes: BTreeMap<u32, Known>,
+    processes: BTreeMap<u32, ProcessState>,
     /// Processes for which there was no room.
     pub dropped: u64,
     turned_ns: u64,
@@ -177,7 +177,7 @@ impl Board {
         if group == Group::Process {
             return self.processes.iter().map(|(&pid, known)| self.row(pid, known, now_ns)).collect();
         }
-        let mut groups: BTreeMap<String, Vec<(Row, &Known)>> = BTreeMap::new();
+        let mut groups: BTreeMap<String, Vec<(Row, &ProcessState)>> = BTreeMap::new();
         for (&pid, known) in &self.processes {
             let row = self.row(pid, known, now_ns);
             let key = match group {
@@ -212,7 +212,7 @@ impl Board {
         })
     }
 
-    fn row(&self, pid: u32, known: &Known, now_ns: u64) -> Row {
+    fn row(&self, pid: u32, known: &ProcessState, now_ns: u64) -> Row {
         let traced = now_ns.saturating_sub(known.since_ns);
         // The second that runs is not over.
         let now = now_ns / SECOND;
@@ -246,7 +246,7 @@ impl Board {
 }
 
 /// Several processes as one row. What is not known of one of them is not known of all.
-fn together(name: String, rows: &[(Row, &Known)], now_ns: u64) -> Row {
+fn together(name: String, rows: &[(Row, &ProcessState)], now_ns: u64) -> Row {
     let sum = |of: fn(&Row) -> Option<f64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<f64>>();
     let whole = |of: fn(&Row) -> Option<u64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<u64>>();
     let pauses = rows.iter().flat_map(|(_, known)| recent(&known.pauses, now_ns));
@@ -313,7 +313,7 @@ impl Observer for Board {
                 self.dropped += 1;
                 return;
             }
-            let mut known = Known::new(process, now_ns);
+            let mut known = ProcessState::new(process, now_ns);
             known.rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
             self.processes.insert(process.pid, known);
             return;
@@ -345,7 +345,7 @@ impl Board {
     }
 }
 
-impl Known {
+impl ProcessState {
     fn new(process: &Process, now_ns: u64) -> Self {
         let container = &process.container;
         Self {
@@ -377,7 +377,7 @@ impl Known {
     fn second(&mut self, ts_ns: u64) -> &mut Second {
         let at = ts_ns / SECOND;
         let second = &mut self.seconds[at as usize % WINDOW];
-        // What comes a whole window late is not told from what is new; it would have to be older than a minute.
+        // What comes a whole window late cannot be distinguished from what is new; it would have to be older than a minute.
         if second.at != at {
             *second = Second { at, ..Second::default() };
         }

@@ -92,7 +92,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
         text.extend(["  filter: ", &printable(&view.filter), if view.editing { "_" } else { "" }]);
     }
     if view.paused {
-        text.push_str("  HELD (p: go on)");
+        text.push_str("  HELD (p: continue)");
     }
     frame.render_widget(Paragraph::new(text).style(strong()), area);
     let by = format!("{} by {} ", view.group.name(), view.sort.heading());
@@ -111,7 +111,7 @@ fn footer(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
 
 fn nothing(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     let text = if shown.processes == 0 {
-        "\n  No Ruby process runs under this selection. What starts appears here."
+        "\n  No selected Ruby process runs. New ones appear here."
     } else {
         "\n  No row matches the filter (Esc clears it)."
     };
@@ -254,7 +254,7 @@ fn methods_of(detail: &Detail, area: Rect) -> Vec<Line<'static>> {
 fn cycles_of(detail: &Detail, area: Rect, now_ns: u64) -> Vec<Line<'static>> {
     let mut lines = vec![Line::styled("LAST GCs   AGE    STOP REASON     LINE", strong())];
     if detail.cycles.is_empty() {
-        lines.push(Line::from("none since gctrace top began"));
+        lines.push(Line::from("none since gctrace top started"));
     }
     let room = usize::from(area.height).saturating_sub(1);
     for LastCycle { count, kind, reason, ts_ns, pause_ns, line, .. } in detail.cycles.iter().take(room) {

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-/// What a row stands for.
+/// What a row represents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Group {
     /// A process.
@@ -39,7 +39,7 @@ impl Group {
 pub(super) struct Row {
     /// Its pid, of a process.
     pub pid: Option<u32>,
-    /// How many processes it stands for.
+    /// How many processes it represents.
     pub processes: usize,
     /// Program, service or container.
     pub name: String,

@@ -117,6 +117,7 @@ fn board() -> Board {
         cpu_ns: 10 * MS,
         wall_ns: 0,
         gc: GcActivity::None,
+        request: None,
         stack: Arc::from([frame("Shop#index"), frame("<main>")]),
     };
     board.see(&shop, Seen::Stack(&sample));
@@ -255,7 +256,7 @@ fn screens() {
     let help = screen(&board, &View { help: true, ..View::default() }, (80, 24));
     assert!(help.contains("reverse the order") && help.contains("GCs of the last 5 s"), "{help}");
     let nothing = screen(&Board::default(), &View::default(), (80, 24));
-    assert!(nothing.contains("No Ruby process runs"), "{nothing}");
+    assert!(nothing.contains("No selected Ruby process runs"), "{nothing}");
     let filtered = screen(&board, &View { filter: "zzz".into(), ..View::default() }, (80, 24));
     assert!(filtered.contains("No row matches") && filtered.contains("filter: zzz"), "{filtered}");
     for size in [(1, 1), (3, 2), (20, 5), (80, 3), (400, 100)] {

@@ -9,19 +9,19 @@ const MOST_FILTER: usize = 64;
 
 /// What the user has chosen.
 #[derive(Clone, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate switch")]
 pub(super) struct View {
     /// What the rows are sorted by.
     pub sort: Column,
     /// The other way round.
     pub reversed: bool,
-    /// What a row stands for.
+    /// What a row represents.
     pub group: Group,
     /// Only rows that have this.
     pub filter: String,
     /// Whether keys go into the filter.
     pub editing: bool,
-    /// Whether the screen stands still.
+    /// Whether the screen is held.
     pub paused: bool,
     /// Whether the keys are explained.
     pub help: bool,

@@ -10,7 +10,7 @@ module Counts
   end
 
   def self.end
-    # However few requests a worker got, it has collected.
+    # However few requests a worker served, it has collected.
     GC.start
     count = GC.count
     if defined?(Witness)

@@ -1,4 +1,4 @@
-//! Source text as the tests that read it want it.
+//! Source text for the tests that read it.
 
 /// Whether only tests compile this file or folder.
 pub(crate) fn is_test(path: &str) -> bool {
@@ -17,7 +17,7 @@ pub(crate) fn without_tests(text: &str) -> String {
             continue;
         }
         if line.trim() == "#[cfg(test)]" {
-            // The item that follows, to the closing brace at its own depth, or to its semicolon.
+            // The item that follows, to the closing brace at the same depth, or to its semicolon.
             let indent = line.len() - line.trim_start().len();
             let mut item = lines.next().unwrap_or_default();
             while item.trim_start().starts_with("#[") {

@@ -1,31 +1,36 @@
-//! Control frames of all threads of a sleeping Ruby, read through `/proc/PID/mem` as the kernel side reads those of a
-//! running one.
+//! Control frames of all threads of a sleeping Ruby, read through `/proc/PID/mem` by the same code with which the kernel side reads those
+//! of a running one.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, rc::Rc};
 
 use anyhow::{Context as _, Result, ensure};
 pub(crate) use gctrace_common::stack::RubyFrame;
 use gctrace_cruby::ruby::{
     RubyVersion,
     frames::Memory as _,
+    plan::AttachPlan,
     tables::{self, Struct},
+    threads::RubyThread,
 };
 use gctrace_user::host::mem::ProcessMemory;
 
-/// Frames of one stack, elements of one list, environments between a block and its method: more are a mistake.
+use super::kernel_side;
+
+/// Elements of one list: more are a mistake.
 const MANY: usize = 100_000;
 
-pub(crate) struct Walker {
-    memory: ProcessMemory,
+pub(crate) struct Walker<'a> {
+    memory: Rc<ProcessMemory>,
     version: RubyVersion,
+    plan: &'a AttachPlan,
 }
 
-impl Walker {
-    pub(crate) fn new(memory: ProcessMemory, version: RubyVersion) -> Self {
-        Self { memory, version }
+impl<'a> Walker<'a> {
+    pub(crate) fn new(memory: ProcessMemory, plan: &'a AttachPlan) -> Self {
+        Self { memory: Rc::new(memory), version: plan.analysis.version, plan }
     }
 
-    /// A structure in the youngest release of the series that is known.
+    /// A structure in the youngest known release of the series.
     fn structure(&self, tag: &str) -> Result<&'static Struct> {
         let series = tables::tables()
             .iter()
@@ -78,63 +83,23 @@ impl Walker {
             let list = self.list(list, self.offset("rb_thread_struct", "vmlt_node")?)?;
             threads.extend(list.into_iter().enumerate().map(|(number, thread)| ((0, number), thread)));
         }
-        let ec = self.offset("rb_thread_struct", "ec")?;
-        threads.into_iter().map(|(key, thread)| Ok((key, self.stack(self.word(thread + ec)?)?))).collect()
+        threads.into_iter().map(|(key, thread)| Ok((key, self.stack(thread)?))).collect()
     }
 
-    fn stack(&self, ec: u64) -> Result<Vec<RubyFrame>> {
+    /// The stack of a thread as the kernel side sends it, which is as user space reads it.
+    fn stack(&self, thread: u64) -> Result<Vec<RubyFrame>> {
+        let ec = self.word(thread + self.offset("rb_thread_struct", "ec")?)?;
         let of_ec = |member| Ok::<_, anyhow::Error>(ec + self.offset("rb_execution_context_struct", member)?);
         let size: u64 = self.structure("rb_control_frame_struct")?.size.into();
         let base = self.word(of_ec("vm_stack")?)?;
         let end = base + 8 * self.word(of_ec("vm_stack_size")?)?;
-        let mut at = self.word(of_ec("cfp")?)?;
-        let mut frames = Vec::new();
         // The last one is a dummy.
-        while at + size < end {
-            ensure!(frames.len() < MANY, "an endless stack");
-            let [pc, _, iseq, _, ep] = [0, 8, 16, 24, 32].map(|offset| self.word(at + offset));
-            let (pc, iseq, ep) = (pc?, iseq?, ep?);
-            let method = self.method(ep)?;
-            if iseq != 0 {
-                frames.push(RubyFrame { iseq, pc, method });
-            } else if self.word(ep)? & 0x7fff_0001 == 0x5555_0001 {
-                let definition = self.offset("rb_callable_method_entry_struct", "def")?;
-                let definition = if method == 0 { 0 } else { self.word(method + definition)? };
-                frames.push(RubyFrame { iseq: RubyFrame::CFUNC, pc: definition, method });
-            }
-            at += size;
-        }
-        Ok(frames)
-    }
-
-    /// The method entry of a frame (`rb_vm_frame_method_entry`, `vm_insnhelper.c`).
-    fn method(&self, mut ep: u64) -> Result<u64> {
-        const LOCAL: u64 = 2;
-        for _ in 0..MANY {
-            let [holder, outer, flags] = [ep - 16, ep - 8, ep].map(|address| self.word(address));
-            let (holder, outer, flags) = (holder?, outer?, flags?);
-            if let Some(method) = self.method_in(holder, flags & LOCAL != 0)? {
-                return Ok(method);
-            }
-            if flags & LOCAL != 0 {
-                return Ok(0);
-            }
-            ep = outer & !3;
-        }
-        Ok(RubyFrame::METHOD_LOST)
-    }
-
-    /// The method entry that a word beside a frame is or holds (`check_method_entry`).
-    fn method_in(&self, holder: u64, may_hold: bool) -> Result<Option<u64>> {
-        const IMEMO: u64 = 0x1a;
-        if holder == 0 || holder & 7 != 0 {
-            return Ok(None);
-        }
-        let flags = self.word(holder)?;
-        Ok(match (flags & 0x1f, flags >> 12 & 0xf) {
-            (IMEMO, 6) => Some(holder),
-            (IMEMO, 2) if may_hold => self.method_in(self.word(holder + 8)?, false)?,
-            _ => None,
-        })
+        let bounds = (self.word(of_ec("cfp")?)?, end - size);
+        let sent = kernel_side::walk(self.memory.clone(), &self.plan.config.stack, base, bounds);
+        ensure!(sent.flags == 0 && sent.counts.is_empty(), "{thread:#x}: {sent:?}");
+        let threads = self.plan.threads.as_ref().context("no layout of threads")?;
+        let walked = threads.walk(&*self.memory, RubyThread { address: thread, tid: 0 });
+        ensure!(walked.frames == sent.frames, "{thread:#x}: {walked:?} in user space, {sent:?}");
+        Ok(sent.frames)
     }
 }

@@ -1,8 +1,8 @@
 //! `cargo xtask lab --built`: the same Rubies compiled again from Debian's sources by the suite's own compiler.
 //!
-//! Debian's builds are reproducible: the code that comes out is that of the shipped library, but symbols and DWARF are
-//! still with it, so that what is found in the stripped library can be held against them. Each build has a full root
-//! with its build dependencies; every stage leaves a mark and is not done again.
+//! Debian's builds are reproducible: the compiled code is that of the shipped library, but symbols and DWARF are
+//! still with it, so that results from the stripped library can be checked against them. Each build has a full root
+//! with its build dependencies; every completed stage is marked and not repeated.
 
 use std::{
     fmt, fs,
@@ -22,7 +22,7 @@ use crate::{
 
 /// The sections that are compared with the shipped library's.
 const COMPARED: [&str; 4] = [".text", ".rodata", ".eh_frame", ".data.rel.ro"];
-/// How the script says that the mirror has no such source.
+/// The script's status if the mirror has no such source.
 const NO_SOURCE: i32 = 42;
 
 /// Runs in the root. Argument: the stage, the source package, the package of its library.
@@ -73,7 +73,7 @@ results)
 esac
 "#;
 
-/// Enters the root in a mount namespace of its own, which ends with the last process in it.
+/// Enters the root in its own mount namespace, which ends with the last process in it.
 const ENTER: &str = r#"root=$1; shift; mount -t proc proc "$root/proc"; exec chroot "$root" "$@""#;
 
 /// A Ruby that was built.
@@ -86,13 +86,13 @@ pub(crate) struct Built {
     pub(crate) compiler: String,
     /// The library with symbols and DWARF.
     pub(crate) library: PathBuf,
-    /// The Ruby of a root in which that library stands in the place of the shipped one.
+    /// The Ruby of a root in which that library replaces the shipped one.
     pub(crate) ruby: PathBuf,
     /// For each section that is compared: its name, and the number of bytes that differ from the shipped library's.
     pub(crate) differing: Vec<(&'static str, usize)>,
 }
 
-/// What became of one suite.
+/// The outcome of one suite.
 pub(crate) enum Outcome {
     /// It was built.
     Built(Box<Built>),
@@ -100,7 +100,7 @@ pub(crate) enum Outcome {
     NoSource(Missing),
 }
 
-/// A source that the mirror lists and does not have.
+/// A source that the mirror lists but does not have.
 pub(crate) struct Missing {
     pub(crate) suite: &'static str,
     /// The source package.
@@ -118,7 +118,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Builds what is not built yet of the named suites (of all if none is named).
+/// Builds the named suites (all if none is named) that are not built yet.
 pub(crate) fn ensure(names: &[String]) -> Result<Vec<Outcome>> {
     let dir = lab::dir()?.join("built");
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -189,7 +189,7 @@ fn make_root(suite: &Suite, root: &Path) -> Result<()> {
     run_quiet(&mut command)?;
     run_quiet(as_root("touch", "make the lab's roots")?.arg(part.join("build-root-is-complete")))?;
     run_quiet(as_root("mv", "make the lab's roots")?.args([part.as_path(), root]))?;
-    progress(format!("lab: {} is there after {:.0} s", short(root), started.elapsed().as_secs_f64()));
+    progress(format!("lab: {} was ready after {:.0} s", short(root), started.elapsed().as_secs_f64()));
     Ok(())
 }
 
@@ -205,7 +205,7 @@ fn run_stage(root: &Path, stage: &str, source: &str, log: &Path) -> Result<Optio
     Ok(status.code())
 }
 
-/// A copy of the suite's small root with this library in the place of the shipped one; returns its Ruby.
+/// A copy of the suite's small root in which this library replaces the shipped one; returns its Ruby.
 fn unstripped_root(suite: &Suite, ruby: &Path, dir: &Path, library: &Path) -> Result<PathBuf> {
     let small = lab::dir()?.join(suite.name);
     let copy = dir.join(format!("{}-unstripped", suite.name));

@@ -1,7 +1,7 @@
-//! `cargo xtask lab`: Debian's Rubies of several generations, each in a small root of its own, to test on.
+//! `cargo xtask lab`: Debian's Rubies of several generations, each in a small root, to test on.
 //!
-//! A root holds the Ruby packages of one suite with what they depend on, unpacked and not configured: the very files
-//! that users have, in about 75 MB. Nothing of it is ever booted; the tests start its Ruby in a chroot.
+//! A root holds the Ruby packages of one suite with their dependencies, unpacked and not configured: the same files
+//! that users have, in about 75 MB. It is never booted; the tests start its Ruby in a chroot.
 
 pub(crate) mod built;
 
@@ -55,7 +55,7 @@ const SUITES: &[Suite] = &[
         series: "2.7",
         packages: &["ruby2.7", "ruby2.7-dev"],
     },
-    // Of these two the Ruby of the release, and the later one that its security updates have brought.
+    // For these two suites: the Ruby of the release, and the later one of its security updates.
     Suite {
         name: "bookworm",
         archive: &["bookworm"],
@@ -75,7 +75,7 @@ const SUITES: &[Suite] = &[
         archive: &["trixie"],
         security: None,
         series: "3.3",
-        packages: &["ruby3.3", "ruby3.3-dev"],
+        packages: &["ruby3.3", "ruby3.3-dev", "ruby-sidekiq"],
     },
     Suite {
         name: "trixie-security",
@@ -84,7 +84,7 @@ const SUITES: &[Suite] = &[
         series: "3.3",
         packages: &["ruby3.3", "ruby3.3-dev"],
     },
-    // Experimental is no suite by itself: what its packages depend on is in sid.
+    // Experimental is not a complete suite: the dependencies of its packages are in sid.
     Suite {
         name: "experimental",
         archive: &["sid", "experimental"],
@@ -94,11 +94,11 @@ const SUITES: &[Suite] = &[
     },
 ];
 
-/// The file in a root that says how it was made; a root without it is not complete. The tests know a root by it, and
-/// take from its first line which Ruby is meant.
+/// The file in a root that says how it was made; a root without it is not complete. The tests recognise a root by it, and
+/// read from its first line which Ruby is meant.
 pub(crate) const STAMP: &str = ".gctrace-lab";
 
-/// What is left to do after unpacking: the links that the essential packages of a merged /usr would bring, and the
+/// The steps after unpacking: the links that the essential packages of a merged /usr would bring, and the
 /// stamp. Arguments: the folder, its final name, the stamp's text.
 const FINISH: &str = r#"
 set -e
@@ -113,12 +113,12 @@ mv "$1" "$2"
 "#;
 
 impl Suite {
-    /// The executable, seen from inside of its root.
+    /// The executable's path inside its root.
     fn ruby(&self) -> String {
         format!("/usr/bin/ruby{}", self.series)
     }
 
-    /// What the root is made of. A root with another recipe is made anew.
+    /// The recipe of the root. A root with another recipe is rebuilt.
     fn recipe(&self) -> String {
         format!(
             "{}\nsuites {} {}\npackages {}\n",
@@ -133,7 +133,7 @@ impl Suite {
         fs::read_to_string(root.join(STAMP)).is_ok_and(|stamp| stamp == self.recipe())
     }
 
-    /// The source package of its Ruby, built as the release has it; security updates are no release of their own.
+    /// The source package of its Ruby, built as in the release; security updates are not a release.
     pub(crate) fn source(&self) -> Option<String> {
         (!self.name.ends_with("-security")).then(|| format!("ruby{}", self.series))
     }
@@ -166,7 +166,7 @@ pub(crate) fn updated_sources(suite: &str) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Debian no longer has the packages of a root. Suites end and packages move: that is no fault of this machine, and the
+/// Debian no longer has the packages of a root. Suites end and packages move: that is not a fault of this machine, and the
 /// other roots do not depend on it.
 #[derive(Debug)]
 struct NotAvailable {
@@ -207,7 +207,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 Outcome::NoSource(source) => missing.push(source.to_string()),
             }
         }
-        // Whoever asked for it by name does not get it.
+        // A root that was asked for by name must be there.
         ensure!(missing.is_empty() || args.names.is_empty(), "{}", missing.join("\n"));
         for missing in &missing {
             progress(format!("lab: {missing}"));
@@ -229,13 +229,13 @@ pub(crate) fn dir() -> Result<PathBuf> {
 /// Debian's name of the processor that most roots are for.
 pub(crate) const AMD64: &str = "amd64";
 
-/// The command that makes a root of this variant for this processor, of which nothing is run if it is only extracted.
+/// The command that makes a root of this variant for this processor; if it is only extracted, nothing in it is run.
 pub(crate) fn mmdebstrap(variant: &str, architecture: &str) -> Result<Command> {
     let mut command = as_root("mmdebstrap", "make the lab's roots")?;
     // Not `--quiet`: that hides why apt failed.
     command.arg("--mode=root");
     command.args([format!("--architectures={architecture}"), format!("--variant={variant}")]);
-    // An old suite is no longer signed anew.
+    // An old suite is no longer signed again.
     let options = ["APT::Install-Recommends \"false\"", "Acquire::Check-Valid-Until \"false\""];
     command.args(options.iter().chain(&["Acquire::Languages \"none\""]).map(|o| format!("--aptopt={o}")));
     Ok(command)
@@ -246,7 +246,7 @@ pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
     ensure_in(&dir()?, AMD64, names)
 }
 
-/// The same without the roots that cannot be made because Debian no longer has their packages; it says which.
+/// The same without the roots whose packages Debian no longer has; it reports which.
 pub(crate) fn available(names: &[&str]) -> Result<Vec<PathBuf>> {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut rubies = Vec::new();
@@ -265,7 +265,7 @@ pub(crate) fn available(names: &[&str]) -> Result<Vec<PathBuf>> {
 /// The same in another folder and for another processor.
 pub(crate) fn ensure_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(lab).with_context(|| format!("cannot create {}", lab.display()))?;
-    // Two at once would each remove what the other is unpacking.
+    // Two at once would each remove what the other one is unpacking.
     let lock = lab.join(".lock");
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     lock.lock().context("cannot lock the lab")?;
@@ -304,7 +304,7 @@ fn make(suite: &Suite, root: &Path, architecture: &str) -> Result<()> {
     }
     let mut finish = as_root("sh", "make the lab's roots")?;
     run_quiet(finish.args(["-c", FINISH, "finish"]).args([&part, root]).arg(suite.recipe()))?;
-    progress(format!("lab: {} is there after {:.0} s", short(root), started.elapsed().as_secs_f64()));
+    progress(format!("lab: {} was ready after {:.0} s", short(root), started.elapsed().as_secs_f64()));
     Ok(())
 }
 
@@ -313,7 +313,7 @@ fn mirror(label: &str) -> Result<String> {
     match known_mirror(label)? {
         Some(uri) => Ok(uri),
         None => bail!(
-            "apt on this machine knows no mirror of \"{label}\", from which the root could come: add one to \
+            "apt on this machine knows no mirror of \"{label}\" to make the root from: add one to \
              /etc/apt/sources.list, or name the Rubies to test on in GCTRACE_RUBIES"
         ),
     }
@@ -344,7 +344,7 @@ fn known_mirror(label: &str) -> Result<Option<String>> {
 mod tests {
     use super::*;
 
-    /// What apt says of packages and suites that are gone is told from other failures.
+    /// apt's messages about missing packages and suites are distinguished from other failures.
     #[test]
     fn absent_packages() {
         for answer in [

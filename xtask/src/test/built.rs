@@ -1,4 +1,4 @@
-//! `cargo xtask test --built`: what gctrace finds in stripped libraries, against builds that kept their symbols.
+//! `cargo xtask test --built`: results from stripped libraries, checked against builds that kept their symbols.
 
 use std::{fs, io, process::ExitCode};
 
@@ -33,7 +33,7 @@ pub(super) fn run_checks(names: &[String]) -> Result<ExitCode> {
             }
             Outcome::NoSource(missing) => {
                 progress(format!("test: {missing}"));
-                rows.push(row(missing.suite, "", "", "the mirror has no source of it", "", ""));
+                rows.push(row(missing.suite, "", "", "the mirror has no source for it", "", ""));
             }
         }
     }
@@ -55,7 +55,7 @@ fn check(built: &Built) -> Result<(String, bool)> {
     progress(format!("test: {} {}: sites against symbols", built.suite, built.version));
     let mut finder = cargo();
     finder.args(["test", "--package", "gctrace-cruby", "--lib", "--", FINDER, "--ignored", "--nocapture"]);
-    // The build lies beside its source: `build/results/built.so`, `build/source`.
+    // The build is beside its source: `build/results/built.so`, `build/source`.
     let source = built.library.ancestors().nth(2).map(|build| build.join("source")).unwrap_or_default();
     finder.env("GCTRACE_RUBY_IMAGES", &built.library).env("GCTRACE_RUBY_SOURCE", source);
     let found = status(&mut finder)?.success();
@@ -65,7 +65,7 @@ fn check(built: &Built) -> Result<(String, bool)> {
         let mut live = live_tests()?;
         live.args(["--test", name]);
         if name == "live_gc" {
-            // That one demands a Ruby with YJIT, which not every single one has.
+            // That test requires a Ruby with YJIT, which not every single one has.
             live.args(["--", "--test-threads=1", "--skip", "yjit_equals_the_witness"]);
         }
         lived &= status(live.env("GCTRACE_RUBIES", &built.ruby))?.success();
@@ -84,7 +84,7 @@ fn row(suite: &str, version: &str, compiler: &str, code: &str, sites: &str, witn
     format!("| {suite} | {version} | {compiler} | {code} | {sites} | {witness} |\n")
 }
 
-/// The rows of a page with these in the place of the ones about the same suites, in the order of the lab.
+/// The rows of a page, in which these replace the ones about the same suites, in the order of the lab.
 fn merged(before: &str, new: &[String]) -> String {
     let about = |row: &str, suite: &Suite| row.starts_with(&format!("| {} |", suite.name));
     let rows = lab::chosen(&[]).filter_map(|suite| {

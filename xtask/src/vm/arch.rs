@@ -1,4 +1,4 @@
-//! What differs between the processors of the guests.
+//! The differences between the processors of the guests.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +15,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// Debian's name of it.
+    /// Debian's name for it.
     pub(crate) fn debian(self) -> &'static str {
         match self {
             Self::X86_64 => "amd64",
@@ -23,7 +23,7 @@ impl Arch {
         }
     }
 
-    /// The folder, in others, of what is only for it.
+    /// The folder, in others, of files that are only for it.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Self::X86_64 => "",
@@ -41,7 +41,7 @@ impl Arch {
         format!("linux-image-cloud-{}", self.debian())
     }
 
-    /// Rubies of these roots of the lab are tested on, unless others are named.
+    /// The roots of the lab whose Rubies are tested, unless others are named.
     pub(crate) fn usual_rubies(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["bullseye", "experimental"],
@@ -53,7 +53,7 @@ impl Arch {
     pub(crate) fn terminals(self) -> (&'static str, &'static str) {
         match self {
             Self::X86_64 => ("ttyS0", "ttyS1"),
-            // The board has one line of its own; the other is a card.
+            // The board has only one serial line; the other is a card.
             Self::Aarch64 => ("ttyAMA0", "ttyS0"),
         }
     }
@@ -67,8 +67,10 @@ impl Arch {
                 if kvm {
                     qemu.args(["-accel", "kvm", "-cpu", "host"]);
                 } else {
-                    // QEMU 7.2 spoils the flags behind an emulated cmpxchg16b.
-                    qemu.args(["-accel", "tcg", "-cpu", "qemu64,-cx16"]);
+                    // QEMU 7.2 corrupts the flags after an emulated cmpxchg16b. With a thread per processor it may also run
+                    // code of the guest that another processor has replaced since ("accel/tcg: Always lock pages before
+                    // translation", QEMU 8.1): Linux 7.2 died of an int3 that it had taken out of __schedule.
+                    qemu.args(["-accel", "tcg,thread=single", "-cpu", "qemu64,-cx16"]);
                 }
                 qemu.arg("-serial").arg(format!("file:{}", console.display()));
                 qemu.arg("-serial").arg(format!("file:{}", results.display()));

@@ -1,7 +1,7 @@
 //! What a guest with another processor runs, compiled here: gctrace and test programs by Debian's rustc with the standard
 //! library from Debian's package for that processor, the witness by Debian's cross compiler.
 //!
-//! Nothing of it is installed on this machine: packages of the other processor are unpacked in the cache.
+//! Nothing is installed on this machine: packages of the other processor are unpacked in the cache.
 
 use std::{
     collections::BTreeMap,
@@ -21,14 +21,14 @@ use crate::{
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const TUPLE: &str = "aarch64-linux-gnu";
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
-/// The package with the standard library; its version must be that of the rustc of this machine.
+/// The package with the standard library; its version must be that of this machine's rustc.
 const STD: &str = "libstd-rust-web-dev";
-/// What the base of a guest has: a shell with its tools, and what gctrace is linked with.
+/// The packages of a guest's base: a shell with its tools, and the libraries that gctrace is linked with.
 const BASE: &str = "busybox-static,libc6,libgcc-s1";
-/// Name of the file that tells what a folder was made of.
+/// Name of the file that records the recipe of a folder.
 const STAMP: &str = ".made-of";
 
-/// The folder of what is kept for the processor.
+/// The cache folder of the processor.
 fn cache(arch: Arch) -> Result<PathBuf> {
     let dir = cache_dirs("vm")?.into_iter().next().context("no folder for the guests")?.join(arch.folder());
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -40,7 +40,7 @@ pub(super) fn base(arch: Arch) -> Result<PathBuf> {
     let dir = cache(arch)?.join("base");
     kept(&dir, BASE, |part| {
         unpack(arch, BASE, part)?;
-        // As the essential package would link them that merges /usr.
+        // The links that the essential package that merges /usr would make.
         let finish = r#"cd "$1"; rm -rf usr/share; for dir in bin lib sbin; do [ -e $dir ] || ln -s usr/$dir $dir; done"#;
         run_quiet(as_root("sh", "make a guest's root")?.args(["-ec", finish, "finish"]).arg(part))
     })?;
@@ -67,7 +67,7 @@ fn sysroot(arch: Arch) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Makes a folder unless it is there and made of that; complete or not there at all.
+/// Makes a folder unless it exists with this recipe; it is complete or does not exist.
 fn kept(dir: &Path, recipe: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if fs::read_to_string(dir.join(STAMP)).is_ok_and(|stamp| stamp == recipe) {
         return Ok(());
@@ -80,7 +80,7 @@ fn kept(dir: &Path, recipe: &str, make: impl FnOnce(&Path) -> Result<()>) -> Res
     run_quiet(finish.arg(&part).arg(dir).args([recipe, STAMP]))
 }
 
-/// Unpacks packages of bookworm, as this machine's compilers are of it, for that processor.
+/// Unpacks packages of bookworm, the release of this machine's compilers, for that processor.
 fn unpack(arch: Arch, packages: &str, to: &Path) -> Result<()> {
     progress(format!("vm: unpacking {packages} for {} (10 to 30 s)", arch.debian()));
     run_quiet(as_root("rm", "unpack packages")?.args(["-rf", "--"]).arg(to))?;
@@ -124,9 +124,9 @@ pub(super) fn build(arch: Arch, programs: &[&str]) -> Result<Built> {
     Ok(Built { gctrace: dir.join(TARGET).join("debug/gctrace"), programs })
 }
 
-/// Compiles the witness for these Rubies, into the folder that `GCTRACE_WITNESSES` shall name.
+/// Compiles the witness for these Rubies, into the folder that `GCTRACE_WITNESSES` is to name.
 pub(super) fn witnesses(arch: Arch, rubies: &[PathBuf]) -> Result<PathBuf> {
-    // The tests' own folder is the one that is seen in the roots of the Rubies, too.
+    // The tests' own folder is also visible in the roots of the Rubies.
     let debug = target_dir()?.join("xtask/vm").join(arch.folder()).join(TARGET).join("debug");
     let all = debug.join("tmp/gctrace-tests/witnesses");
     let source = root().join("tests/rubies/witness/witness.c");

@@ -1,7 +1,7 @@
 //! What a guest runs: files of this machine at their own paths, packed for the kernel to unpack into memory.
 //!
 //! Nothing is copied and no image is made: the list of paths goes to `cpio`, so a guest sees the tests, the Rubies of the
-//! lab and what they are linked with exactly where this machine has them.
+//! lab and their libraries exactly where this machine has them.
 
 use std::{
     collections::BTreeSet,
@@ -17,14 +17,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::util::{as_root, line};
 
-/// A set of paths that is whole: with each path the folders above it, and what its links lead to.
+/// A complete set of paths: with each path the folders above it, and the targets of its links.
 #[derive(Default)]
 pub(crate) struct Files {
     paths: BTreeSet<PathBuf>,
 }
 
 impl Files {
-    /// Adds one file, folder (without what is in it) or link.
+    /// Adds one file, folder (without its contents) or link.
     pub(crate) fn add(&mut self, path: &Path) -> Result<()> {
         ensure!(path.is_absolute(), "{} is not absolute", path.display());
         let mut at = PathBuf::from("/");
@@ -51,7 +51,7 @@ impl Files {
         Ok(())
     }
 
-    /// Adds a folder with everything in it. Links in it stay as they are: they may be meant for a root of their own.
+    /// Adds a folder with everything in it. Links in it stay as they are: they may be meant for their own root.
     pub(crate) fn add_tree(&mut self, dir: &Path) -> Result<()> {
         self.add(dir)?;
         for entry in fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
@@ -80,7 +80,7 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the archive of these files, and of what is in a folder that shall be the guest's root, with this text as its
+    /// Writes the archive of these files, and of the contents of a folder that is to be the guest's root, with this text as its
     /// `/init`, which the `BusyBox` among them runs.
     pub(crate) fn pack(self, init: &str, base: Option<&Path>, archive: &Path) -> Result<()> {
         let dir = archive.parent().unwrap_or(Path::new("."));
@@ -122,7 +122,7 @@ fn cpio(dir: &Path, paths: impl IntoIterator<Item = OsString>) -> Result<Vec<u8>
             relative.into_iter().chain([0])
         })
         .collect();
-    // Of its own thread: cpio writes while it reads.
+    // In its own thread: cpio writes while it reads.
     let writer = std::thread::spawn(move || stdin.write_all(&list));
     let output = child.wait_with_output().context("cannot wait for cpio")?;
     if !writer.join().is_ok_and(|written| written.is_ok()) || !output.status.success() {

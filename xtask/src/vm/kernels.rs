@@ -16,7 +16,7 @@ use crate::{
 
 /// One series of kernels.
 pub(crate) struct Kernel {
-    /// The name by which one asks for it.
+    /// The name by which it is selected.
     pub(crate) name: &'static str,
     /// The release whose archive has it.
     suite: &'static str,
@@ -48,13 +48,13 @@ impl Kernel {
         command.arg(format!("--include={}", arch.kernel_package())).arg(self.suite).arg(&tree);
         run_quiet(command.args(lab::release_sources(&[self.suite])?))?;
         let found = find(&tree)?;
-        // Complete or not there at all.
+        // The image is complete or does not exist.
         let part = image.with_extension("part");
         run_quiet(as_root("cp", "read the kernel")?.arg(&found).arg(&part))?;
         run_quiet(as_root("chmod", "read the kernel")?.arg("644").arg(&part))?;
         fs::rename(&part, &image).with_context(|| format!("cannot write {}", image.display()))?;
         remove(&tree)?;
-        progress(format!("vm: {} is there after {:.0} s", short(&image), started.elapsed().as_secs_f64()));
+        progress(format!("vm: {} was ready after {:.0} s", short(&image), started.elapsed().as_secs_f64()));
         Ok(image)
     }
 }

@@ -1,8 +1,8 @@
 //! `cargo xtask vm`: the live tests on other kernels, each in a machine that QEMU emulates.
 //!
 //! A guest has no disk and no network: kernel, and one archive that is unpacked into its memory. It is emulated (TCG)
-//! unless `--kvm` says otherwise, because there are hosts whose KVM accepts a guest and then hangs it. An emulated
-//! CPU is about twenty times slower, so these tests are about what loads and what is counted, never about durations.
+//! unless `--kvm` is given, because there are hosts whose KVM accepts a guest and then hangs it. An emulated
+//! CPU is about twenty times slower, so these tests check what loads and what is counted, never durations.
 
 mod arch;
 mod cross;
@@ -14,8 +14,11 @@ use std::{
     ffi::OsStr,
     fmt::Write as _,
     fs,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
+    sync::{Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -41,7 +44,7 @@ pub(crate) struct Args {
     /// Run these tests (program and name, such as `live_gc::fork`) instead of the usual ones.
     #[arg(long = "test", value_name = "PROGRAM::NAME")]
     tests: Vec<String>,
-    /// Run this shell command instead of tests. `$GCTRACE_BIN` and `$GCTRACE_RUBIES` are what they name.
+    /// Run this shell command instead of tests, with `$GCTRACE_BIN` and `$GCTRACE_RUBIES` set.
     #[arg(long = "command", value_name = "COMMAND", conflicts_with = "tests")]
     command: Option<String>,
     /// The Rubies of these roots of the lab.
@@ -56,7 +59,7 @@ pub(crate) struct Args {
     kvm: bool,
 }
 
-/// What is run in a guest: a bit of everything that depends on the kernel.
+/// The tests that run in a guest: a bit of everything that depends on the kernel.
 const TESTS: &[&str] = &[
     "live_gc::pressure_equals_the_witness",
     "live_gc::explicit_cycles_without_witness",
@@ -75,7 +78,7 @@ const TESTS: &[&str] = &[
 
 /// Programs of tests that a kernel cannot pass: gctrace does not watch the GVL without attach cookies (Linux 5.15).
 const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl")];
-/// The same of aarch64, where neither stacks are walked nor lines told.
+/// The tests on aarch64, where neither stacks are walked nor lines shown.
 const TESTS_AARCH64: &[&str] = &[
     "live_gc::pressure_equals_the_witness",
     "live_gc::explicit_cycles_without_witness",
@@ -87,7 +90,7 @@ const TESTS_AARCH64: &[&str] = &[
 /// Longest that a guest may take; it takes two to five minutes.
 const LIMIT: Duration = Duration::from_mins(20);
 
-/// The first lines of the guest's `/init`. What goes to the serial line for results comes out here as it is.
+/// The first lines of the guest's `/init`. The serial line for results is copied here unchanged.
 const INIT: &str = r#"
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/bin:/usr/local/bin HOME=/root TMPDIR=/tmp RUST_BACKTRACE=0
@@ -105,7 +108,7 @@ echo "guest: Linux $(uname -r), up for $(cut -d' ' -f1 /proc/uptime) s"
 status=0
 "#;
 
-/// Its last lines. Whoever reads no verdict knows that the guest died.
+/// Its last lines. Without a verdict, the guest has died.
 const VERDICT: &str = r#"
 echo "guest: up for $(cut -d' ' -f1 /proc/uptime) s"
 echo "guest-status $status"
@@ -136,25 +139,45 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
         Arch::Aarch64 => foreign_guest(args, &archive)?,
     }
 
-    let mut failed = Vec::new();
-    for (kernel, image) in chosen.iter().zip(images) {
-        let started = Instant::now();
-        progress(format!("vm: booting Linux {}", kernel.name));
-        let outcome = boot(args, kernel, &image, &archive, &dir);
-        let seconds = started.elapsed().as_secs();
-        match outcome {
-            Ok(()) => progress(format!("vm: Linux {}: passed ({seconds} s)", kernel.name)),
-            Err(error) => {
-                progress(format!("vm: Linux {}: FAILED ({seconds} s): {error:#}", kernel.name));
-                failed.push(kernel.name);
-            }
+    // Emulated x86-64 takes one thread (see `Arch::emulator`), all else as many as the guest has processors.
+    let one_thread = args.arch == Arch::X86_64 && !args.kvm;
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let at_a_time = if one_thread { processors } else { 1 };
+    let waiting = Mutex::new(chosen.iter().zip(images));
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..at_a_time {
+            scope.spawn(|| {
+                loop {
+                    // A separate statement, or the lock is held until the guest has ended.
+                    let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+                    let Some((kernel, image)) = next else { return };
+                    if !passes(args, kernel, &image, &archive, &dir) {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(kernel.name);
+                    }
+                }
+            });
         }
-    }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     if failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     progress(format!("vm: failed on {}", failed.join(", ")));
     Ok(ExitCode::FAILURE)
+}
+
+/// Runs the tests on a kernel and reports how that went.
+fn passes(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) -> bool {
+    let started = Instant::now();
+    progress(format!("vm: booting Linux {}", kernel.name));
+    let outcome = boot(args, kernel, image, archive, dir);
+    let seconds = started.elapsed().as_secs();
+    match &outcome {
+        Ok(()) => progress(format!("vm: Linux {}: passed ({seconds} s)", kernel.name)),
+        Err(error) => progress(format!("vm: Linux {}: FAILED ({seconds} s): {error:#}", kernel.name)),
+    }
+    outcome.is_ok()
 }
 
 /// Packs what the guests run.
@@ -181,7 +204,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
         files.add_tree(lab::root_of(ruby)?)?;
     }
     let rubies =
-        std::env::join_paths(&rubies).context("the path of a Ruby cannot stand in GCTRACE_RUBIES")?;
+        std::env::join_paths(&rubies).context("the path of a Ruby cannot be put into GCTRACE_RUBIES")?;
     let (init, needed) = args.script(&gctrace, &rubies, &programs)?;
     for program in needed {
         files.add_program(program)?;
@@ -202,7 +225,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     files.pack(&(init + VERDICT), None, archive)
 }
 
-/// Packs what the guests of another processor run: the same, but compiled for it, on a small root of its own packages.
+/// Packs what the guests of another processor run: the same, but compiled for it, on a small root of its packages.
 fn foreign_guest(args: &Args, archive: &Path) -> Result<()> {
     let mut wanted: Vec<&str> =
         args.tests().iter().filter_map(|test| Some(test.split_once("::")?.0)).collect();
@@ -219,7 +242,7 @@ fn foreign_guest(args: &Args, archive: &Path) -> Result<()> {
         files.add_tree(lab::root_of(ruby)?)?;
     }
     let rubies =
-        std::env::join_paths(&rubies).context("the path of a Ruby cannot stand in GCTRACE_RUBIES")?;
+        std::env::join_paths(&rubies).context("the path of a Ruby cannot be put into GCTRACE_RUBIES")?;
     let (init, needed) = args.script(&built.gctrace, &rubies, &built.programs)?;
     for program in needed {
         files.add(program)?;
@@ -326,7 +349,7 @@ fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) 
     let (terminal, _) = args.arch.terminals();
     qemu.arg("-append").arg(format!("console={terminal} panic=-1 quiet")).stdin(Stdio::null());
 
-    // An earlier run's verdict must not stand for this one's, should the emulator not even start.
+    // An earlier run's verdict must not count for this one if the emulator does not even start.
     for file in [&console, &results] {
         fs::write(file, "").with_context(|| format!("cannot empty {}", file.display()))?;
     }
@@ -348,7 +371,7 @@ fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) 
     }
 }
 
-/// The end of a guest's console; if its kernel died, from the line on that says of what.
+/// The end of a guest's console; if its kernel died, from the line on that names the cause.
 fn last_words(console: &str) -> String {
     const OF: [&str; 5] = ["BUG: ", "Oops: ", "general protection fault", "int3: ", "kernel BUG at "];
     let lines: Vec<_> = console.lines().collect();
@@ -361,7 +384,7 @@ fn last_words(console: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A death is told from its first line on, however long what follows is.
+    /// A death is reported from its first line on, however long the following text is.
     #[test]
     fn deaths() {
         let quiet = (0..50).map(|at| format!("line {at}")).collect::<Vec<_>>().join("\n") + "\n";

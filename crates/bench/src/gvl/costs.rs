@@ -1,4 +1,4 @@
-//! What a hand-over of the GVL costs in BPF programs: by gctrace's own clock, and by the kernel's, in short runs that are watched all
+//! The cost of a hand-over of the GVL in BPF programs: by gctrace's own clock, and by the kernel's, in short runs that are watched all
 //! the time. The kernel's run statistics cost time themselves, so nothing else is measured in those runs.
 
 use std::{
@@ -19,7 +19,7 @@ use xtask::{
 
 /// Seconds of a run.
 const RUN_S: u32 = 3;
-/// Threads that do nothing but hand over the GVL: somebody waits for it each time.
+/// Threads that do nothing but hand over the GVL: another thread waits for it each time.
 const STORM: (&str, &str) = ("pass", "four threads in Thread.pass");
 const STORM_PROGRAM: &str = "4.times { Thread.new { loop { Thread.pass } } }; sleep";
 
@@ -34,13 +34,13 @@ pub(super) struct Cost {
     pub(super) kernel: Kernel,
 }
 
-/// Of the programs that do not run without `--gvl`.
+/// Programs that do not run without `--gvl`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kernel {
     /// Those at GVL points, nanoseconds and runs.
     pub(super) points_ns: u64,
     pub(super) points: u64,
-    /// Those on tracepoints, for whatever thread of the host.
+    /// Those on tracepoints, for any thread of the host.
     pub(super) others_ns: u64,
     pub(super) others: u64,
 }
@@ -61,7 +61,7 @@ impl Kernel {
     }
 }
 
-/// Ways of watching whose costs are told.
+/// Ways of watching whose costs are reported.
 fn arms(selected: &[Arm]) -> Vec<Arm> {
     let futex = selected.contains(&Arm::Futex).then_some(Arm::Futex);
     [Arm::All, Arm::Sums].into_iter().chain(futex).collect()
@@ -84,7 +84,7 @@ pub(super) fn seconds(selected: &[Arm]) -> u32 {
 /// What is watched.
 enum Target {
     Puma(&'static str),
-    /// It runs as long as this.
+    /// It runs as long as this exists.
     Storm(Running),
 }
 
@@ -114,7 +114,7 @@ impl Target {
     }
 }
 
-/// What the rows are about.
+/// The rows of the table.
 pub(super) fn targets() -> [(&'static str, &'static str); 3] {
     [ENDPOINTS[0], ENDPOINTS[1], STORM]
 }
@@ -154,7 +154,7 @@ fn storm() -> Result<Running> {
     Running::start(command.args(["--disable-gems", "-e", STORM_PROGRAM]).stdin(Stdio::null()))
 }
 
-/// One run, with what its programs have run when the work was over.
+/// One run, with the run statistics of its programs when the work was over.
 fn run(bench: &mut Bench, target: &Target, arm: Arm) -> Result<(Ledger, Vec<Program>)> {
     let mut gctrace = Tracer::start(bench, target.pid(bench), options(arm))?;
     target.work(bench)?;
@@ -167,7 +167,7 @@ fn run(bench: &mut Bench, target: &Target, arm: Arm) -> Result<(Ledger, Vec<Prog
 mod tests {
     use super::*;
 
-    /// What runs without `--gvl`, too, is not what watching the GVL costs.
+    /// Programs that also run without `--gvl` are not part of the cost of watching the GVL.
     #[test]
     fn programs_of_the_gvl() {
         let program = |kind, tag: &str, runs, ns| Program { kind, tag: tag.into(), runs, ns };

@@ -1,26 +1,26 @@
-//! Figures of turns, and what follows from many of them.
+//! Figures of turns, and their summaries.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// Getting a GVL that is free takes less, the traps of both probes included; a thread that waited longer found it held.
+/// Acquiring an uncontended GVL takes less, the traps of both probes included; a thread that waited longer found it held.
 /// Nanoseconds.
 const FREE_NS: u64 = 10_000;
 
-/// What gctrace itself says of a run.
+/// gctrace's own report of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ledger {
     /// Probe hits.
     pub(super) hits: u64,
-    /// Of those, while the GVL is not watched: probes that are being detached.
+    /// Those among them while the GVL is not watched: probes that are being detached.
     pub(super) shed: u64,
-    /// Times that a thread got the GVL.
+    /// Times that a thread acquired the GVL.
     pub(super) resumed: u64,
     /// Time in the programs, nanoseconds.
     pub(super) program_ns: u64,
-    /// Waits that came out one by one.
+    /// Waits that were reported one by one.
     pub(super) told: u64,
     /// For how long the GVL was watched, and for how long not, nanoseconds.
     pub(super) watched_ns: u64,
@@ -31,7 +31,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Out of the JSON lines of a run.
+    /// From the JSON lines of a run.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -90,34 +90,34 @@ impl Ledger {
         share(self.watched_ns, self.watched_ns + self.unwatched_ns).map(|share| share * 100.0)
     }
 
-    /// Hits that told something, each second that was watched.
+    /// Hits that were used, per second that was watched.
     pub(super) fn hits_per_second(&self) -> Option<f64> {
         share(self.hits.saturating_sub(self.shed), self.watched_ns).map(|share| share * 1e9)
     }
 
-    /// Share of the hits that told nothing.
+    /// Share of the hits that were not used.
     pub(super) fn shed_percent(&self) -> Option<f64> {
         share(self.shed, self.hits).map(|share| share * 100.0)
     }
 
-    /// Time in the programs for each hit, nanoseconds.
+    /// Time in the programs per hit, nanoseconds.
     pub(super) fn ns_per_hit(&self) -> Option<f64> {
         share(self.program_ns, self.hits)
     }
 
-    /// The same for each time that a thread got the GVL, microseconds.
+    /// The same per acquisition of the GVL, microseconds.
     pub(super) fn us_per_hand_over(&self) -> Option<f64> {
         share(self.program_ns, self.resumed).map(|ns| ns / 1e3)
     }
 
-    /// Share of the waits that were longer than getting a GVL that is free takes: no more than those of threads that found it
-    /// held were, since they may wait less.
+    /// Share of the waits that were longer than acquiring an uncontended GVL takes: at most the share of threads that found it
+    /// held, since those may wait less.
     pub(super) fn held_percent(&self) -> Option<f64> {
         share(self.held, self.waits).map(|share| share * 100.0)
     }
 }
 
-/// None of nothing.
+/// `None` if the whole is 0.
 pub(super) fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
@@ -131,7 +131,7 @@ pub(super) struct Quartiles {
 }
 
 impl Quartiles {
-    /// Between two values, in proportion (type 7 of Hyndman and Fan, the one of R and `NumPy`). None of nothing.
+    /// Between two values, in proportion (type 7 of Hyndman and Fan, the one of R and `NumPy`). `None` without values.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(Quartiles::of(&[]), None);
     }
 
-    /// The last line of each kind counts; what a run has nothing of is absent, not zero.
+    /// The last line of each kind counts; what a run does not contain is absent, not zero.
     #[test]
     fn ledger_of_a_run() {
         let kernel = r#"{"gvl_hits":30,"gvl_shed":3,"gvl_resumed":10,"gvl_ns":12000,"gvl_wait_submitted":2}"#;

@@ -1,4 +1,4 @@
-//! The Puma that is watched, and wrk, which gives it work.
+//! The Puma that is watched, and wrk, which sends requests to it.
 
 use std::{
     fs,
@@ -17,10 +17,10 @@ use xtask::util::{Running, output, which};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Requests that the program of the server answers in different ways: path, and what it does.
+/// Requests that the program of the server answers in different ways: path, and the work.
 pub(super) const ENDPOINTS: [(&str, &str); 2] = [("cpu", "computes"), ("io", "sleeps for 5 ms")];
 
-/// Refuses a machine on which it cannot be measured.
+/// Refuses a machine on which this cannot be measured.
 pub(in super::super) fn check() -> Result<()> {
     for name in ["puma", "wrk"] {
         if which(name).is_none() {
@@ -40,7 +40,7 @@ pub(super) struct Puma {
 }
 
 impl Puma {
-    /// Starts it and waits until it answers; what it says goes to `log`.
+    /// Starts it and waits until it answers; its output goes to `log`.
     pub(super) fn start(log: &Path) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?.port();
         let file = fs::File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
@@ -74,7 +74,7 @@ impl Puma {
         }
     }
 
-    /// Has it answer requests from eight connections for so long.
+    /// Makes it answer requests from eight connections for this long.
     pub(super) fn load(&mut self, endpoint: &str, seconds: u32) -> Result<Load> {
         let mut wrk = Command::new("wrk");
         wrk.args(["-t1", "-c8", "--latency"]).arg(format!("-d{seconds}s"));
@@ -92,29 +92,29 @@ impl Puma {
     }
 }
 
-/// What wrk says of a run.
+/// wrk's report of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Load {
     /// Answers.
     pub(super) requests: u64,
-    /// The same each second.
+    /// Answers per second.
     pub(super) per_second: f64,
     /// 99 of 100 answers took no longer, microseconds.
     pub(super) p99_us: Option<f64>,
 }
 
 impl Load {
-    /// Answers that are errors, and requests without any, are no measure of anything.
+    /// Runs with error answers or without requests are refused: they measure nothing.
     fn read(text: &str) -> Result<Self> {
         let lines = || text.lines().map(str::trim);
         for line in lines() {
             ensure!(!line.starts_with("Non-2xx") && !line.starts_with("Socket errors"), "{line}");
         }
         let requests = lines().find_map(|line| line.split_once(" requests in ")?.0.parse().ok());
-        let requests = requests.context("it does not tell how many requests there were")?;
+        let requests = requests.context("it does not report the number of requests")?;
         ensure!(requests > 0, "no request was answered");
         let per_second = lines().find_map(|line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
-        let per_second = per_second.context("it does not tell how many requests there were a second")?;
+        let per_second = per_second.context("it does not report requests per second")?;
         let p99_us = lines().find_map(|line| microseconds(line.strip_prefix("99%")?.trim()));
         Ok(Self { requests, per_second, p99_us })
     }
@@ -152,7 +152,7 @@ Requests/sec:   1979.68
 Transfer/sec:    163.50KB
 ";
 
-    /// Answers, answers a second and the 99th percentile, of which an old wrk or one without `--latency` says nothing.
+    /// Answers, answers per second and the 99th percentile, which an old wrk or one without `--latency` does not report.
     #[test]
     fn what_wrk_says() {
         let load = Load { requests: 39_637, per_second: 1979.68, p99_us: Some(7330.0) };
@@ -161,7 +161,7 @@ Transfer/sec:    163.50KB
         assert_eq!(Load::read(&without).unwrap(), Load { p99_us: None, ..load });
     }
 
-    /// Errors are not taken for answers.
+    /// Errors do not count as answers.
     #[test]
     fn what_is_no_measure() {
         let refused = |said: &str| Load::read(said).unwrap_err().to_string();

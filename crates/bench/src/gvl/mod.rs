@@ -1,8 +1,8 @@
 //! `cargo xtask bench --gvl`: what watching the GVL costs a Puma of five threads.
 //!
 //! One server stays for the whole of the measurement. In each round there is one turn for each way of watching, one after the other
-//! under the same load, and one in which gctrace looks at GC only: what is compared is watching the GVL, not tracing. Every other round
-//! goes backwards, so that what drifts is on both sides of each pair.
+//! under the same load, and one in which gctrace traces only GC: the cost compared is that of watching the GVL, not of tracing. Every
+//! other round runs in reverse order, so that drift affects both sides of each pair.
 
 mod costs;
 mod figures;
@@ -32,15 +32,15 @@ use xtask::util::{Running, progress, target_dir};
 
 pub(super) use load::check;
 
-/// Rounds, if not told otherwise: as many in each direction.
+/// Default number of rounds: as many in each direction.
 pub(super) const ROUNDS: u32 = 4;
-/// The period of the budget (docs/gvl.md): a slice that is watched uses up half of what may be spent in it, so there are about two.
+/// The period of the budget (docs/gvl.md): a slice that is watched uses half of what may be spent in it, so there are about two.
 const PERIOD_S: u32 = 10;
-/// Until what the first moments cost, which are watched completely, is made up for by not watching.
+/// Until the cost of the first moments, which are watched completely, is compensated by not watching.
 const SETTLE_S: u32 = 12;
-/// Without a budget to keep there is only the server that must get going.
+/// Without a budget only the server must warm up.
 const WARM_S: u32 = 2;
-/// Starting and ending gctrace takes about so long, together.
+/// Starting and ending gctrace takes about this long, together.
 const AROUND_S: u32 = 4;
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -59,7 +59,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// The same on a command line, if they are of any use.
+    /// These arguments as a command line, if they apply.
     pub(super) fn again(&self, wanted: bool) -> Vec<OsString> {
         if !wanted {
             return Vec::new();
@@ -75,16 +75,16 @@ impl Options {
 /// What gctrace does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Arm {
-    /// GC only: what the others are compared with.
+    /// GC only: the others are compared with it.
     #[value(skip)]
     Gc,
     /// `--gvl`, with its budget.
     Budget,
     /// `--gvl=futex`, with its budget.
     Futex,
-    /// `--gvl --gvl-budget 100`: all the time, each wait of at least 1 ms told.
+    /// `--gvl --gvl-budget 100`: all the time, each wait of at least 1 ms reported.
     All,
-    /// The same without any single wait: everything is added up only.
+    /// The same without reports of single waits: only sums.
     Sums,
 }
 
@@ -132,7 +132,7 @@ struct Turn {
     cpu_us: f64,
     /// CPU time of gctrace's user space, percent of a core.
     agent_percent: f64,
-    /// Of the whole run of gctrace, what came before the turn included.
+    /// The ledger of the whole run of gctrace, including the time before the turn.
     ledger: Ledger,
 }
 
@@ -179,7 +179,7 @@ pub(super) fn run(options: &Options, rounds: u32, json: bool) -> Result<()> {
         Some(path) => path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?,
         None => target_dir()?.join("release/gctrace"),
     };
-    ensure!(gctrace.is_file(), "{} is no file: leave --gctrace out, and it is built", gctrace.display());
+    ensure!(gctrace.is_file(), "{} is not a file: leave --gctrace out, and it is built", gctrace.display());
     announce(&plan, &gctrace);
     let live = Live::begin()?;
     let puma = Puma::start(&live.path("puma.log"))?;
@@ -287,7 +287,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Ends it; what it says must add up.
+    /// Ends it; its ledger must add up.
     fn stop(mut self) -> Result<Ledger> {
         self.process.signal(Signal::INT)?;
         let said = std::io::read_to_string(&mut self.errors).context("cannot read what gctrace says")?;
@@ -295,7 +295,7 @@ impl Tracer {
         ensure!(status.success(), "gctrace ended with {status} after SIGINT: {said}");
         ensure!(!said.contains("DOES NOT BALANCE"), "{said}");
         let ledger = Ledger::read(&self.lines).with_context(|| said)?;
-        // The next one finds the program without probes.
+        // The next gctrace finds the program without probes.
         thread::sleep(Duration::from_millis(500));
         Ok(ledger)
     }
@@ -309,7 +309,7 @@ mod tests {
         Options { arms: arms.to_vec(), seconds, gctrace: None }
     }
 
-    /// GC alone is there, and first, once; every other round goes backwards.
+    /// GC alone is first, and once; every other round is in reverse order.
     #[test]
     fn orders() {
         let plan = Plan::new(4, &options(&[Arm::All, Arm::Budget, Arm::All], 20));

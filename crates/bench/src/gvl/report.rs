@@ -9,17 +9,17 @@ use super::{
     load::ENDPOINTS,
 };
 
-/// One of a turn, if it has it.
+/// A figure of a turn, if the turn has it.
 type Figure = fn(&Turn) -> Option<f64>;
 
-/// What is compared: more is better, or less.
+/// The compared figures: more is better, or less.
 const COMPARED: [(&str, Figure); 3] = [
     ("requests/s", |turn| Some(turn.load.per_second)),
     ("99th percentile", |turn| turn.load.p99_us),
     ("CPU/request", |turn| Some(turn.cpu_us)),
 ];
 
-/// By rounds, what a figure of an arm is to that of GC alone; none if a turn lacks it.
+/// By rounds, the ratio of a figure of an arm to that of GC alone; `None` if a turn lacks it.
 fn ratios(rounds: &[Round], arm: usize, figure: Figure) -> Option<Vec<f64>> {
     rounds.iter().map(|turns| Some(figure(&turns[arm])? / figure(&turns[0])?)).collect()
 }
@@ -51,7 +51,7 @@ pub(super) fn print(plan: &Plan, all: &[Vec<Round>], costs: &[Cost]) {
             }
         }
     }
-    println!("\nTurns (medians), and the ledgers of all runs together, what came before the turns included");
+    println!("\nTurns (medians), and the ledgers of all runs together, including the time before the turns");
     println!(
         "{:<6}{:<8}{:>12}{:>10}{:>12}{:>11}{:>11}{:>10}{:>10}{:>9}{:>13}",
         "load",
@@ -89,14 +89,14 @@ pub(super) fn print(plan: &Plan, all: &[Vec<Round>], costs: &[Cost]) {
         }
     }
     println!(
-        "* in a second that is watched; shed: of all hits, those of probes that were being detached, which tell nothing"
+        "* in a second that is watched; shed: of all hits, those of probes that were being detached, which are not used"
     );
     print_costs(costs);
 }
 
 fn print_costs(costs: &[Cost]) {
     println!(
-        "\nTime in BPF programs, in short runs that are watched all the time: µs for each time that a thread got the GVL"
+        "\nTime in BPF programs, in short runs that are watched all the time: µs per acquisition of the GVL"
     );
     println!(
         "{:<6}{:<8}{:>10}{:>6}{:>10}{:>8}{:>8}{:>11}   {:>11}{:>8}{:>13}{:>7}",
@@ -153,7 +153,7 @@ fn print_costs(costs: &[Cost]) {
     }
 }
 
-/// All programs, for each time that a thread got the GVL, microseconds.
+/// All programs, per acquisition of the GVL, microseconds.
 fn kernel_us(kernel: Kernel, run: Ledger) -> Option<f64> {
     share(kernel.points_ns + kernel.others_ns, run.resumed).map(|ns| ns / 1e3)
 }
@@ -166,7 +166,7 @@ fn ledger_json(ledger: &Ledger) -> Value {
     })
 }
 
-/// All figures as they are, and what follows.
+/// All figures as they are, and their summaries.
 pub(super) fn to_json(plan: &Plan, all: &[Vec<Round>], costs: &[Cost]) -> Value {
     let turn = |turn: &Turn| {
         json!({
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::gvl::load::Load;
 
-    /// Each turn is compared with that of its own round; one figure that is missing takes the others with it.
+    /// Each turn is compared with that of its own round; one missing figure drops the others with it.
     #[test]
     fn pairs() {
         let turn = |per_second, p99_us| Turn {

@@ -1,4 +1,4 @@
-//! Connections by address: nobody has all of them.
+//! Connections by address, so that no client can occupy all of them.
 
 use std::{
     collections::HashMap,
@@ -6,26 +6,26 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Connections at a time of one address, where the operator said nothing.
+/// Default number of connections at a time of one address.
 pub(super) const DEFAULT: u32 = 256;
 
 /// How many connections each address has.
 #[derive(Debug)]
 pub(super) struct Addresses {
-    /// What the operator said; 0: no limit.
+    /// The operator's limit; 0: no limit.
     limit: Option<u32>,
     open: Mutex<HashMap<IpAddr, u32>>,
 }
 
-/// A place of an address. Dropping it gives it back.
+/// One of an address's connections. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct AddressSlot {
     of: Option<(Arc<Addresses>, IpAddr)>,
 }
 
 impl Addresses {
-    /// With this limit. Without one it is [`DEFAULT`], and loopback has none: all clients of a proxy on this host come
-    /// from there.
+    /// With this limit. Without one it is [`DEFAULT`], except for loopback, which has no limit: all clients of a proxy on this host
+    /// come from there.
     pub(super) fn new(limit: Option<u32>) -> Self {
         Self { limit, open: Mutex::default() }
     }
@@ -34,13 +34,13 @@ impl Addresses {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection from there; `None` if that address has too many.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+    /// Takes one of the connections of an address; `None` if that address has too many.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<AddressSlot> {
         let address = network(address);
         let limit = match self.limit {
-            Some(0) => return Some(Place { of: None }),
+            Some(0) => return Some(AddressSlot { of: None }),
             Some(limit) => limit,
-            None if address.is_loopback() => return Some(Place { of: None }),
+            None if address.is_loopback() => return Some(AddressSlot { of: None }),
             None => DEFAULT,
         };
         let mut open = self.open();
@@ -49,11 +49,11 @@ impl Addresses {
             return None;
         }
         *count += 1;
-        Some(Place { of: Some((Arc::clone(self), address)) })
+        Some(AddressSlot { of: Some((Arc::clone(self), address)) })
     }
 }
 
-impl Drop for Place {
+impl Drop for AddressSlot {
     fn drop(&mut self) {
         let Some((addresses, address)) = self.of.take() else { return };
         let mut open = addresses.open();
@@ -66,7 +66,7 @@ impl Drop for Place {
     }
 }
 
-/// What one owner has: an IPv4 address, or the /64 of an IPv6 one, of which a single host may use all.
+/// The network of one owner: an IPv4 address, or the /64 of an IPv6 one, which a single host may use completely.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(six) if !six.is_loopback() => IpAddr::V6((u128::from(six) & (u128::MAX << 64)).into()),
@@ -78,7 +78,7 @@ fn network(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    /// Each address has its own places, which come back; a /64 and a mapped address are one; loopback has no limit unless
+    /// Each address has its own connections, which are given back; a /64 and a mapped address are one; loopback has no limit unless
     /// one was asked for.
     #[test]
     fn places() {

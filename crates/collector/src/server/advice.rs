@@ -1,37 +1,35 @@
-//! What is recommended to an application: from the environment in force, and from those before it.
+//! Recommendations for an application: from the environment in force, and from those before it.
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, now};
+use super::{Shared, history, now};
 use crate::{
     store::{Environment, Group, Store, StoreError},
-    tune::{self, Episode, Evidence, InForce, Plan, Report, in_force::shown},
+    tune::{self, Episode, Evidence, InForce, Plan, Report, history::FORGOTTEN, in_force::shown},
 };
 
-/// Latest sets of an environment from which is recommended; up to twice as many before the oldest are left out.
+/// Latest sets of an environment that recommendations use; up to twice as many before the oldest are left out.
 const SETS: u32 = 500;
-/// Environments of a group that are looked at.
-const ENVIRONMENTS: u32 = 16;
-/// Others than the one in force are forgotten when nothing came from them for so long before, seconds.
-const FORGOTTEN: f64 = 30.0 * 86_400.0;
+/// Most environments of a group that are used.
+pub(super) const ENVIRONMENTS: u32 = 16;
 /// Sums that are kept in memory.
 const MOST_SUMS: usize = 256;
-/// Settings that were advised to a group and are remembered.
+/// Most settings advised to a group that are remembered.
 const MOST_ADVISED: u32 = 256;
 
-/// The sums of environments, so that a further set costs no more than itself.
+/// The sums of environments, so that a further set costs only its own work.
 #[derive(Debug, Default)]
 pub(super) struct Sums(Mutex<HashMap<i64, Sum>>);
 
-/// What the sets of an environment say.
+/// The evidence of the sets of an environment.
 #[derive(Clone, Debug, Default)]
 struct Sum {
     /// The number of the last set in it.
     latest: i64,
-    /// When the latest set came that was known of.
+    /// When the latest known set came.
     seen: f64,
     /// Sets in it.
     sets: usize,
@@ -39,16 +37,27 @@ struct Sum {
 }
 
 impl Sums {
-    fn get(&self, store: &dyn Store, environment: &Environment) -> Result<Evidence, StoreError> {
+    /// The evidence of the sets of an environment.
+    pub(super) fn get(&self, store: &dyn Store, environment: &Environment) -> Result<Evidence, StoreError> {
+        if environment.summarized == Some(environment.latest)
+            && let Some(evidence) = store.summary(environment.id)?
+        {
+            return Ok(evidence);
+        }
+        self.add_up(store, environment)
+    }
+
+    /// The same, computed from the sets.
+    fn add_up(&self, store: &dyn Store, environment: &Environment) -> Result<Evidence, StoreError> {
         let kept = self.sums().remove(&environment.id);
         let mut sum = match kept {
-            // Another request may have gone further meanwhile.
+            // Another request may have added more sets meanwhile.
             Some(sum) if sum.latest >= environment.latest && sum.seen >= environment.seen => sum,
             Some(mut sum) if sum.latest < environment.latest => {
                 sum.add(store, environment, sum.latest)?;
                 sum
             }
-            // Or what was in it is not there any more, and numbers began anew.
+            // Or the sets in it were deleted, and numbers started again.
             _ => Sum::default(),
         };
         if sum.sets == 0 || sum.sets > 2 * SETS as usize {
@@ -58,7 +67,7 @@ impl Sums {
         let evidence = sum.evidence.clone();
         let mut sums = self.sums();
         if sums.len() >= MOST_SUMS {
-            // Any one: what is still needed is added up again.
+            // Any one: a sum that is still needed is computed again.
             let some = sums.keys().next().copied();
             some.map(|some| sums.remove(&some));
         }
@@ -72,7 +81,7 @@ impl Sums {
 }
 
 impl Sum {
-    /// Adds the sets after a number, until the latest one that is known of.
+    /// Adds the sets after a number, up to the latest known one.
     fn add(&mut self, store: &dyn Store, environment: &Environment, after: i64) -> Result<(), StoreError> {
         let sets = store.evidence(environment.id, after, SETS)?;
         for (_, evidence) in sets.iter().filter(|(number, _)| *number <= environment.latest) {
@@ -84,9 +93,20 @@ impl Sum {
     }
 }
 
+/// Keeps the evidence of environments that are no longer in force: their sets will be deleted, and the effect of the change must still
+/// be known then.
+pub(super) fn summarize(shared: &Shared) -> Result<(), StoreError> {
+    for environment in shared.store.unsummarized()? {
+        let evidence = shared.sums.add_up(&*shared.store, &environment)?;
+        shared.store.summarize(&environment, &evidence)?;
+        shared.metrics.summarized.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
 /// What is recommended, and what was advised before.
 pub(super) struct Advice {
-    group: Group,
+    pub(super) group: Group,
     pub(super) report: Report,
     /// `NAME=VALUE`.
     advised: Vec<String>,
@@ -116,18 +136,15 @@ impl Advice {
         Ok(Some(Self { group, report, advised: store.advised(group)? }))
     }
 
-    /// Whether this value was advised: then nobody else has chosen it.
+    /// Whether this value was advised: then it is not the user's choice.
     pub(super) fn is_own(&self, name: &str, value: f64) -> bool {
         self.advised.contains(&setting(name, value))
     }
 
-    /// Remembers what is given to somebody now.
-    pub(super) fn give<'a>(
-        &self,
-        shared: &Shared,
-        plans: impl IntoIterator<Item = &'a Plan>,
-    ) -> Result<(), StoreError> {
-        let settings = plans.into_iter().flat_map(Plan::settings);
+    /// Remembers the advice that is given now.
+    pub(super) fn give(&self, shared: &Shared, plans: &[Plan]) -> Result<(), StoreError> {
+        history::note(shared, self, plans)?;
+        let settings = plans.iter().flat_map(Plan::settings);
         let mut new: Vec<String> = settings
             .map(|change| setting(change.variable, change.value.number()))
             .filter(|setting| !self.advised.contains(setting))

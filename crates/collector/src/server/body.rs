@@ -1,8 +1,8 @@
 //! Reading bodies: bounded in size, in time and, over all connections, in memory.
 //!
-//! The first [`FIRST`] bytes of a body are free: connections are limited, and so is what they take together. What is
-//! beyond them is for those whose token is known, and comes out of one of two shares: bodies that are large cannot
-//! take the memory of those that are not.
+//! The first [`FIRST`] bytes of a body are free: connections are limited, and so is the sum of these bytes. Memory beyond
+//! them is only for senders with a known token, and comes from one of two shares: large bodies cannot
+//! take the memory of small ones.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,15 +21,15 @@ use super::{LARGE, MAX_BODY};
 
 /// Memory is given out in pieces of this many bytes.
 pub(super) const UNIT: usize = 64 << 10;
-/// What is read of a body before anything is known of its sender.
+/// What is read of a body before its sender is known.
 pub(super) const FIRST: usize = UNIT;
-/// For a whole body.
+/// Timeout for a whole body.
 const TOTAL: Duration = Duration::from_mins(1);
 /// A body that is not complete must have brought [`LEAST`] bytes in each of these.
 const WINDOW: Duration = Duration::from_secs(10);
 /// See [`WINDOW`].
 const LEAST: usize = 64 << 10;
-/// For memory, while other bodies have it.
+/// Timeout for memory, while other bodies occupy it.
 const MEMORY: Duration = Duration::from_secs(15);
 /// A body that is refused is read to its end up to this size, so that its sender reads the answer.
 const DRAINED: u64 = 2 * MAX_BODY as u64;
@@ -44,7 +44,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// So many units for either kind.
+    /// With this many units for either kind.
     pub(super) fn new(small: usize, large: usize) -> Self {
         Self { small: Arc::new(Semaphore::new(small)), large: Arc::new(Semaphore::new(large)) }
     }
@@ -53,7 +53,7 @@ impl Memory {
 /// A body, and the memory that it was given.
 pub(super) struct Body {
     pub(super) bytes: Vec<u8>,
-    /// Given back with the body.
+    /// Returned with the body.
     _memory: Option<OwnedSemaphorePermit>,
 }
 
@@ -64,9 +64,9 @@ pub(super) enum BodyError {
     TooLarge,
     /// The connection broke off.
     Broken,
-    /// It did not come in time.
+    /// It did not arrive in time.
     Late,
-    /// Other bodies take all the memory.
+    /// Other bodies occupy all the memory.
     Busy,
 }
 
@@ -106,7 +106,7 @@ impl Reader {
             in_window: 0,
         };
         if announced.is_some_and(|size| size > limit as u64) {
-            // Its sender has not begun yet: it need not.
+            // Its sender waits for a `100 Continue`, and need not send the body.
             if !waits {
                 reader.drain().await;
             }
@@ -121,7 +121,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// All of the body, if it has come; else its beginning.
+    /// All of the body, if it has arrived; else its beginning.
     pub(super) fn so_far(&self) -> Result<&[u8], &[u8]> {
         if self.whole { Ok(&self.bytes) } else { Err(&self.bytes) }
     }
@@ -169,7 +169,7 @@ impl Reader {
         self.in_window = 0;
     }
 
-    /// Makes room for so many more bytes, with memory that is there.
+    /// Makes room for this many more bytes, with memory that is available.
     async fn reserve(&mut self, more: usize, memory: &Memory) -> Result<(), BodyError> {
         let (len, capacity) = (self.bytes.len(), self.bytes.capacity());
         if len + more <= capacity {
@@ -178,7 +178,7 @@ impl Reader {
         let wanted = (len + more).max(2 * capacity).min(self.limit).next_multiple_of(UNIT);
         let mut units = wanted / UNIT - self.memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if wanted > LARGE && !self.large && self.memory.is_some() {
-            // It leaves the memory of small ones once it has that of large ones.
+            // Once it has memory for large bodies, it gives back that for small ones.
             units = wanted / UNIT;
         }
         self.large |= wanted > LARGE;
@@ -192,12 +192,12 @@ impl Reader {
             other => *other = Some(permit),
         }
         self.bytes.reserve_exact(wanted - len);
-        // The time in which we did not read does not count.
+        // The time for which we did not read does not count.
         self.open_window();
         Ok(())
     }
 
-    /// Throws away what there is and what comes, within limits of size and time.
+    /// Discards what has arrived and what still arrives, within limits of size and time.
     pub(super) async fn drain(&mut self) {
         self.bytes = Vec::new();
         self.pending = Bytes::new();

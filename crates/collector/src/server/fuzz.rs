@@ -22,13 +22,13 @@ use crate::store::Store;
 mod requests;
 mod world;
 
-/// Bodies of every kind in frames of every kind, between good ones, whole or cut. What is whole gets its code and only that;
-/// what is not gets no 200.
+/// Bodies of every kind in frames of every kind, between good ones, complete or cut. A complete body is answered with its code and no
+/// other; an incomplete one is never answered with 200.
 #[test]
 fn bodies() {
     let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
     let around = (any::<bool>(), any::<bool>(), any::<bool>());
-    // Thousandths of what would be sent.
+    // In thousandths of the whole request.
     let cut = prop_oneof![3 => Just(1000_usize), 1 => 0..1000_usize];
     let cases = (content(), framing(), manner(), around, cut);
     each(400, &cases, |(content, framing, manner, (before, after, expect), cut)| {
@@ -44,7 +44,7 @@ fn bodies() {
         runtime.block_on(async {
             let received = world.talk(&wire[..cut], &manner.pieces, manner.buffer, manner.then).await;
             let mut codes = world.judged(&received, manner.then);
-            // Who does not wait for answers may get none.
+            // A client that does not wait for answers may receive none.
             if manner.then == Then::Wait && cut >= good.len() && before {
                 assert_eq!(codes.remove(0), 200);
             } else if before && !codes.is_empty() {
@@ -83,7 +83,7 @@ fn heads() {
         (b"Content-Encoding: gzip\r\n", false, 400),
         (b"Content-Encoding: br\r\n", true, 400),
         (b"Content-Encoding: gzip, gzip\r\n", true, 400),
-        // A coding that is not understood is not as good as none.
+        // A coding that is not understood must not be treated as no coding.
         (b"Content-Encoding: \xff\r\n", false, 400),
         (b"Content-Encoding: identity\r\nContent-Encoding: br\r\n", false, 400),
         (b"Content-Encoding: gzip\r\nContent-Encoding: br\r\n", true, 400),
@@ -121,8 +121,8 @@ fn heads() {
     runtime.block_on(world.still_works(&[200, 400, 431]));
 }
 
-/// Requests that were damaged anywhere, and bytes that never were one. The set is compressed: its checksum says whether it is
-/// what it was.
+/// Requests that were damaged anywhere, and random bytes. The set is compressed: its checksum shows whether it is
+/// unchanged.
 #[test]
 fn damage() {
     const PIECES: [&str; 18] = [
@@ -150,7 +150,7 @@ fn damage() {
         select(PIECES.to_vec()).prop_map(|piece| piece.as_bytes().to_vec()),
         any::<[u8; 1]>().prop_map(Vec::from)
     ];
-    // Most of what there is to damage is in the first bytes.
+    // Most of the parts that can be damaged are in the first bytes.
     let at = prop_oneof![0..180_usize, 0..2000_usize];
     let changes = prop::collection::vec((at, 0..12_usize, with), 1..5);
     let noise = prop::collection::vec(any::<u8>(), 0..400);
@@ -188,7 +188,7 @@ fn damage() {
     runtime.block_on(world.still_works(&[200, 400, 404, 405]));
 }
 
-/// More bodies at a time than there is memory for: each is judged, or is asked to come again, and none is forgotten.
+/// More bodies at a time than there is memory for: each is judged, or is asked to come later, and all memory is given back.
 #[test]
 fn crowds() {
     let runtime = runtime();
@@ -227,8 +227,8 @@ fn crowds() {
     runtime.block_on(world.still_works(&[200, 400, 500]));
 }
 
-/// A set whose sender is gone is worked on to its end, and takes its place for as long: a client that comes and goes does not
-/// make the server work on more sets, or on more large ones, than it said.
+/// A set whose sender has disconnected is processed to its end, and occupies its place until then: a client that comes and goes cannot
+/// make the server work on more sets, or on more large ones, than its limits allow.
 #[test]
 fn the_work_of_those_who_left_counts() {
     let (go, gate) = mpsc::channel();
@@ -245,7 +245,7 @@ fn the_work_of_those_who_left_counts() {
             drop(ours);
         };
         let (complete, ()) = tokio::join!(world.serve(theirs), client);
-        assert!(!complete, "nobody got an answer");
+        assert!(!complete, "no client received an answer");
         let Shared { memory, workers, large, .. } = &*world.shared;
         let free = [memory.small.available_permits(), workers.available_permits(), large.available_permits()];
         assert_eq!(free, [SMALL_UNITS, WORKERS - 1, 0], "while the set is being read");

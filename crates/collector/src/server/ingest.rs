@@ -1,4 +1,4 @@
-//! What happens to a set: it is read, judged, kept and answered. Nothing of it is kept unless all of it is good.
+//! Processing of a set: it is read, judged, kept and answered. It is kept only if all of it is good.
 
 use std::{
     io::{self, BufWriter, Read, Write as _},
@@ -10,7 +10,7 @@ use hyper::StatusCode;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-use super::{MAX_BODY, Shared, advice::Advice, body::Body, now, routes::Answer};
+use super::{MAX_BODY, Shared, access, advice::Advice, body::Body, now, routes::Answer};
 use crate::{
     digest::Digest,
     store::{App, Group, NewSet, SetId, StoreError, TokenHash},
@@ -18,27 +18,27 @@ use crate::{
     wire::{self, Header, Sample, Sink},
 };
 
-/// A body to be worked on.
+/// A body to be processed.
 pub(super) struct Work {
     pub(super) body: Body,
     pub(super) gzip: bool,
-    /// Of the set, bytes.
+    /// Size of the set, bytes.
     pub(super) size: usize,
-    /// Whether the agent's version counts: that of gctrace is none of the agent's.
+    /// Whether the agent's version counts: gctrace's own version is not one of the agent's.
     pub(super) judge_version: bool,
-    /// What the address in the answer begins with.
+    /// The beginning of the address in the answer.
     pub(super) base: String,
 }
 
-/// What every gzip file begins with.
+/// The beginning of every gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// How large a set is once it is decompressed. A gzip file says so in its last four bytes, and is not decompressed
-/// beyond what it says.
+/// The size of a set after decompression. A gzip file states it in its last four bytes, and is not decompressed
+/// beyond it.
 pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
     let size = match body.last_chunk::<4>() {
         _ if !gzip => body.len(),
-        // The last bytes of anything else are no size.
+        // The last bytes of anything else are not a size.
         _ if !body.starts_with(&GZIP) => return Err(Answer::bad("payload: is not gzip")),
         Some(last) => u32::from_le_bytes(*last) as usize,
         None => return Err(Answer::bad("payload: is not gzip")),
@@ -55,7 +55,7 @@ pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
     const ENOUGH: u64 = 8 << 10;
     let mut text = Vec::new();
     if gzip {
-        // What is damaged behind the token is judged later.
+        // Damage after the token is found later.
         let _cut = GzDecoder::new(beginning).take(ENOUGH).read_to_end(&mut text);
     } else {
         text.extend(beginning.iter().take(ENOUGH as usize));
@@ -131,13 +131,13 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     Ok(Answer::new(StatusCode::OK, format!("{}/configs/{}", work.base, id.as_str())))
 }
 
-/// The end of a set that is written anew.
+/// Finishes the rewritten set.
 fn complete(mut body: BufWriter<GzEncoder<Vec<u8>>>) -> io::Result<Vec<u8>> {
     body.write_all(b"]")?;
     body.into_inner()?.finish()
 }
 
-/// Whether the advice would change by too much what somebody has set in the environment of a set.
+/// Whether the advice would change the user's settings, in the environment of a set, by too much.
 fn clobbers(shared: &Shared, group: Group, id: &SetId) -> Result<bool, StoreError> {
     let environment = shared.store.group_of(id)?.map(|(_, environment)| environment);
     let Some(advice) = Advice::of(shared, group, environment)? else { return Ok(false) };
@@ -171,7 +171,7 @@ impl<R: Read> Read for Stream<R> {
 }
 
 impl Stream<GzDecoder<&[u8]>> {
-    /// What is wrong with the file behind the set that was read.
+    /// What is wrong with the file after the set that was read.
     fn problem(&mut self) -> Option<&'static str> {
         // To the end, where the checksum is.
         match io::copy(self, &mut io::sink()) {
@@ -183,7 +183,7 @@ impl Stream<GzDecoder<&[u8]>> {
     }
 }
 
-/// A set of somebody who is known.
+/// A set from a known sender.
 struct Judged {
     app: App,
     fold: Fold,
@@ -194,7 +194,7 @@ struct Judged {
     variables: Map<String, Value>,
 }
 
-/// Judges a set as it is read, and writes it anew.
+/// Judges a set as it is read, and rewrites it.
 struct Intake<'a> {
     shared: &'a Shared,
     work: &'a Work,
@@ -205,8 +205,9 @@ struct Intake<'a> {
 impl Intake<'_> {
     fn judge(&self, header: &Header) -> Result<Result<Judged, Answer>, StoreError> {
         let token = header.token.as_deref().unwrap_or_default();
-        let Some(app) = self.shared.store.app(TokenHash::of(token))? else {
-            return Ok(Err(Answer::unknown_token()));
+        let app = match access::writes(self.shared, TokenHash::of(token))? {
+            Ok(app) => app,
+            Err(refusal) => return Ok(Err(refusal.answer())),
         };
         let minimum = &self.shared.options.min_agent;
         if self.work.judge_version && older(&header.agent_version, minimum) {
@@ -254,7 +255,7 @@ impl Sink for Intake<'_> {
     }
 }
 
-/// Whether a version is below another one, compared number by number. What is no number is 0.
+/// Whether a version is below another one, compared number by number. Anything that is not a number is 0.
 fn older(version: &str, minimum: &str) -> bool {
     let parts = |text: &str| -> Vec<u64> { text.split('.').map(|part| part.parse().unwrap_or(0)).collect() };
     let (mut ours, mut least) = (parts(version), parts(minimum));
@@ -268,7 +269,7 @@ fn older(version: &str, minimum: &str) -> bool {
 mod tests {
     use super::{announced_size, older};
 
-    /// A body that is no gzip file is called that, whatever its last four bytes would be as a size.
+    /// A body that is not a gzip file is reported as that, whatever its last four bytes would be as a size.
     #[test]
     fn not_gzip() {
         let answer = |body: &[u8]| announced_size(body, true).map_err(|answer| answer.text);

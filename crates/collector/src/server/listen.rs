@@ -19,11 +19,11 @@ use super::{CollectorError, Shared, addresses::Addresses, routes};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: u32 = 1024;
-/// For the handshake of TLS, and for the head of a request, from the end of the one before.
+/// Timeout for the handshake of TLS, and for the head of a request, from the end of the one before.
 const HEAD: Duration = Duration::from_secs(10);
-/// For a connection, however busy.
+/// Longest life of a connection, however busy.
 const LIFE: Duration = Duration::from_mins(10);
-/// For requests in progress when the collector is asked to end.
+/// Timeout for requests in progress when the collector is asked to end.
 const FINISH: Duration = Duration::from_secs(15);
 /// Bytes of a request's head.
 const MAX_HEAD: usize = 64 << 10;
@@ -64,7 +64,7 @@ pub(super) async fn serve(
         let (stream, peer) = match stream {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, mostly: others will be closed.
+                // Usually there are no descriptors left: other connections will be closed.
                 log::warn!("accepting a connection: {error}");
                 sleep(Duration::from_millis(100)).await;
                 continue;
@@ -93,13 +93,15 @@ pub(super) async fn serve(
     drop(listener);
     drop(stop);
     if timeout(FINISH, slots.acquire_many(CONNECTIONS)).await.is_err() {
-        say("gctrace: some requests did not end in time and are cut off; what was answered with 200 is kept");
+        say(
+            "gctrace: some requests did not end in time and are cut off; all sets answered with 200 are stored",
+        );
     }
     say("gctrace: collector ended");
     Ok(())
 }
 
-/// Serves a connection to its end; false if that came early.
+/// Serves a connection to its end; false if it ended early.
 pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     shared: &Arc<Shared>,
     stream: S,

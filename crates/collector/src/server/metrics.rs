@@ -27,7 +27,7 @@ pub(super) struct Metrics {
     pub(super) set_bytes: AtomicU64,
     /// Sets kept.
     pub(super) sets: AtomicU64,
-    /// Sets that were kept already.
+    /// Sets that were stored already.
     pub(super) duplicates: AtomicU64,
     /// Samples of sets kept.
     pub(super) samples: AtomicU64,
@@ -35,6 +35,8 @@ pub(super) struct Metrics {
     pub(super) over_quota: AtomicU64,
     /// Sets deleted because of their age.
     pub(super) expired: AtomicU64,
+    /// Environments whose evidence was kept.
+    pub(super) summarized: AtomicU64,
 }
 
 impl Metrics {
@@ -58,17 +60,22 @@ impl Metrics {
             ("connections_total", "Connections accepted.", &self.connections),
             ("broken_connections_total", "Connections that broke off or took too long.", &self.broken),
             ("refused_connections_total", "Connections beyond the limit of their address.", &self.crowded),
-            ("received_bytes_total", "Bytes of bodies as they came.", &self.received_bytes),
+            ("received_bytes_total", "Bytes of bodies as received.", &self.received_bytes),
             ("set_bytes_total", "Bytes of sets after decompression.", &self.set_bytes),
-            ("sets_total", "Sets kept since the start.", &self.sets),
-            ("duplicate_sets_total", "Sets that were kept already.", &self.duplicates),
-            ("samples_total", "Samples of sets kept since the start.", &self.samples),
+            ("sets_total", "Sets stored since the start.", &self.sets),
+            ("duplicate_sets_total", "Sets that were stored already.", &self.duplicates),
+            ("samples_total", "Samples of sets stored since the start.", &self.samples),
             (
                 "over_quota_sets_total",
                 "Sets deleted because their application had too many.",
                 &self.over_quota,
             ),
             ("expired_sets_total", "Sets deleted because of their age.", &self.expired),
+            (
+                "kept_environments_total",
+                "Environments whose evidence was kept for the time after their sets are deleted.",
+                &self.summarized,
+            ),
         ] {
             let value = counter.load(Ordering::Relaxed);
             put(format_args!("# HELP gctrace_collector_{name} {help}"));

@@ -1,8 +1,9 @@
 //! The collector: TuneMyGC's protocol over HTTP/1.1, plain or TLS, in front of a [`Store`].
 //!
 //! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates
-//! * [`routes`]: which request gets which answer; [`pages`]: those for people; [`body`]: reading bodies within limits
-//! * [`ingest`]: what happens to a set; [`retention`]: when it goes; [`metrics`]: what is counted
+//! * [`routes`]: which request gets which answer; [`pages`]: answers for people; [`body`]: reading bodies within limits
+//! * [`access`]: rights of a token; [`advice`]: recommendations; [`history`]: earlier ones and their effect
+//! * [`ingest`]: processing of a set; [`retention`]: its end; [`metrics`]: counters
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -13,11 +14,13 @@ use crate::{
     store::{self, Quota, Store, StoreError},
 };
 
+mod access;
 mod addresses;
 mod advice;
 mod body;
 #[cfg(test)]
 mod fuzz;
+mod history;
 mod ingest;
 mod listen;
 mod metrics;
@@ -32,7 +35,7 @@ pub use tls::TlsError;
 pub const MAX_BODY: usize = 50_000_000;
 /// Sets above this size are worked on one at a time.
 const LARGE: usize = 4_000_000;
-/// What bodies that are being received may take beyond their first piece, in units of [`body::UNIT`]: those of up to
+/// Memory for bodies that are being received, beyond their first piece, in units of [`body::UNIT`]: bodies of up to
 /// [`LARGE`] bytes all together, and larger ones.
 const SMALL_UNITS: usize = 768;
 /// See [`SMALL_UNITS`].
@@ -47,7 +50,7 @@ pub struct Options {
     pub store: String,
     /// Certificate chain and key, PEM, for TLS.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// What addresses in answers begin with, where that is not the address that was asked.
+    /// The beginning of addresses in answers, where that is not the address of the request.
     pub public_url: Option<String>,
     /// Whether `POST /accounts` makes applications. `None`: on loopback only.
     pub registration: Option<bool>,
@@ -57,7 +60,7 @@ pub struct Options {
     pub keep: Option<Duration>,
     /// Connections at a time of one address (of IPv6: of a /64); 0: no limit. `None`: 256, but no limit on loopback.
     pub per_address: Option<u32>,
-    /// Agents below this version are told to be updated.
+    /// Agents below this version are asked to update.
     pub min_agent: String,
 }
 
@@ -99,7 +102,7 @@ struct Shared {
     large: Arc<Semaphore>,
 }
 
-/// Runs until SIGINT or SIGTERM. `say` tells what is going on, line by line.
+/// Runs until SIGINT or SIGTERM. `say` reports progress, line by line.
 pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
     let tls = options.tls.as_ref().map(|(chain, key)| tls::load(chain, key)).transpose()?;
     let store = store::open(&options.store)?;

@@ -1,4 +1,4 @@
-//! Pages for people: applications, and what each of them, its environments and its processes spend on garbage collection.
+//! Pages for people: applications, and the cost of garbage collection in each of them, in its environments and its processes.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,20 @@ use gctrace_pages::{
 use hyper::{StatusCode, header};
 use maud::{Markup, html};
 
-use super::{Shared, now, routes::Answer, routes::recommended};
+use super::{
+    Shared,
+    access::{self, Refusal, Sight},
+    now,
+    routes::{Answer, Recommended, recommended},
+};
 use crate::{
     digest::{BOUNDS, CLASSES, Figures},
     printable::printable,
     store::{AppInfo, MAX_SLOTS, Slot, StoreError, TokenHash},
+    tune::Series,
 };
+
+mod history;
 
 /// Columns of a chart.
 const COLUMNS: usize = 72;
@@ -38,20 +46,20 @@ const CLASS_NAMES: [&str; CLASSES] = [
     "≥ 0.5 s",
 ];
 
-/// Who looks at a page.
+/// The visitor of a page.
 #[derive(Debug)]
 pub(super) enum Visitor {
-    /// Somebody on this host, where no sign-in is needed.
+    /// A user on this host, where no sign-in is needed.
     Local,
-    /// Somebody with a token.
+    /// A user with a token.
     Token(TokenHash),
-    /// Somebody else.
+    /// Any other user.
     Unknown,
 }
 
 impl Visitor {
-    /// By the headers of a request. Without sign-in are only those who ask a collector that listens on loopback, by a
-    /// name of loopback (a page from elsewhere could have it asked by another one) and through no proxy.
+    /// By the headers of a request. No sign-in is needed only for requests to a collector that listens on loopback, by a
+    /// name of loopback (a page from elsewhere could use another name) and through no proxy.
     pub(super) fn of(shared: &Shared, headers: &header::HeaderMap, scheme: &str) -> Self {
         let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
         let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
@@ -76,19 +84,24 @@ impl Visitor {
             .map_or(Self::Unknown, |(_, token)| Self::Token(TokenHash::of(token)))
     }
 
-    /// The applications that this visitor sees.
-    fn sees(&self, shared: &Shared) -> Result<Vec<AppInfo>, StoreError> {
-        let only = match self {
-            Self::Local => return shared.store.apps(),
-            Self::Token(token) => shared.store.app(*token)?,
-            Self::Unknown => None,
+    /// The applications that this visitor sees; for others, the message beside the form, if they have a token.
+    fn sees(&self, shared: &Shared) -> Result<Result<Vec<AppInfo>, Option<&'static str>>, StoreError> {
+        let sight = match self {
+            Self::Local => Sight::All,
+            Self::Unknown => return Ok(Err(None)),
+            Self::Token(token) => match access::reads(shared, *token)? {
+                Ok(sight) => sight,
+                Err(refusal) => return Ok(Err(Some(refusal.text()))),
+            },
         };
-        let Some(only) = only else { return Ok(Vec::new()) };
-        Ok(shared.store.apps()?.into_iter().filter(|info| info.app == only).collect())
+        let mut apps = shared.store.apps()?;
+        apps.retain(|info| sight.sees(info));
+        apps.sort_by_key(AppInfo::order);
+        Ok(Ok(apps))
     }
 }
 
-/// Over TLS a name that browsers take from nobody else.
+/// Over TLS, a name that browsers accept only from this host.
 fn cookie_name(scheme: &str) -> String {
     if scheme == "https" { format!("__Host-{COOKIE}") } else { COOKIE.to_owned() }
 }
@@ -105,13 +118,13 @@ pub(super) fn show(
     path: &str,
     query: &str,
 ) -> Result<Answer, StoreError> {
-    let seen = visitor.sees(shared)?;
-    if seen.is_empty() && !matches!(visitor, Visitor::Local) {
-        return Ok(form(matches!(visitor, Visitor::Token(_))));
-    }
+    let seen = match visitor.sees(shared)? {
+        Ok(seen) => seen,
+        Err(refusal) => return Ok(form(refusal)),
+    };
     let Some(number) = path.strip_prefix("/app/") else { return Ok(list(&seen)) };
     let Some(info) = seen.iter().find(|info| info.app.0.to_string() == number) else {
-        let content = html! { p { "There is no such application, or your token is another one's." } };
+        let content = html! { p { "There is no such application, or your token is for another one." } };
         return Ok(Answer::page(StatusCode::NOT_FOUND, page("Not found", &above(), &content)));
     };
     let mut wanted = Wanted { days: 1, ..Wanted::default() };
@@ -124,7 +137,7 @@ pub(super) fn show(
             _ => {}
         }
     }
-    application(shared, info, &wanted)
+    application(shared, info, &info.title(&seen), &wanted)
 }
 
 fn above() -> Vec<gctrace_pages::Link<'static>> {
@@ -139,17 +152,19 @@ pub(super) fn sign_in(shared: &Shared, token: &str, scheme: &str) -> Result<Answ
     if token.is_empty() {
         return Ok(Answer::elsewhere("/", format!("{name}=; Max-Age=0; {attributes}")));
     }
-    let known = token.bytes().all(|byte| byte.is_ascii_alphanumeric())
-        && shared.store.app(TokenHash::of(token))?.is_some();
-    if !known {
-        return Ok(form(true));
+    // The token becomes a cookie.
+    if !token.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return Ok(form(Some(Refusal::Unknown.text())));
+    }
+    if let Err(refusal) = access::reads(shared, TokenHash::of(token))? {
+        return Ok(form(Some(refusal.text())));
     }
     Ok(Answer::elsewhere("/", format!("{name}={token}; Max-Age=2592000; {attributes}")))
 }
 
-fn form(refused: bool) -> Answer {
+fn form(refusal: Option<&str>) -> Answer {
     let content = html! {
-        @if refused { p role="alert" { "No application has this token." } }
+        @if let Some(refusal) = refusal { p role="alert" { (refusal) } }
         p { "Sign in with the token of an application. Its operator has it, or makes one: " code { "gctrace apps add NAME" } "." }
         form method="post" action="/sign-in" {
             label { "Token " br; input type="password" name="token" autocomplete="current-password" required; }
@@ -165,7 +180,7 @@ fn list(apps: &[AppInfo]) -> Answer {
         .iter()
         .map(|info| {
             vec![
-                html! { a href=(format!("/app/{}", info.app.0)) { (named(&info.name)) } },
+                html! { a href=(format!("/app/{}", info.app.0)) { (named(&info.title(apps))) } },
                 html! { (info.last.map_or_else(|| "never".to_owned(), |last| ago(now - last))) },
                 html! { (count(info.sets)) },
                 html! { (bytes(info.bytes)) },
@@ -189,13 +204,13 @@ fn list(apps: &[AppInfo]) -> Answer {
     Answer::page(StatusCode::OK, page("Applications", &[], &content))
 }
 
-/// A name from outside without what would rearrange the text around it.
+/// A name from outside without characters that would rearrange the text around it.
 fn named(name: &str) -> String {
     let name = printable(name);
     if name.trim().is_empty() { "(no name)".to_owned() } else { name.into_owned() }
 }
 
-/// What of an application is to be shown.
+/// What is to be shown of an application.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     days: u32,
@@ -244,7 +259,7 @@ impl Sum {
     }
 }
 
-fn application(shared: &Shared, info: &AppInfo, wanted: &Wanted) -> Result<Answer, StoreError> {
+fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) -> Result<Answer, StoreError> {
     let now = now();
     let since = now as i64 - i64::from(wanted.days) * 86_400;
     let all = shared.store.slots(info.app, since)?;
@@ -269,23 +284,27 @@ fn application(shared: &Shared, info: &AppInfo, wanted: &Wanted) -> Result<Answe
         @if let Some(environment) = &wanted.environment { p { "With " strong { (environment_name(environment)) } } }
         @if full { p.soft { "There is more than can be shown: older figures are left out." } }
         @if taken.is_empty() {
-            p { "No sample set came in this time. On the host of the program, with this application's token:" }
+            p { "No sample set arrived in this time. On the host of the program, with this application's token:" }
             (lines("sudo RUBY_GC_TOKEN=… gctrace --all-ruby --quiet --tunemygc-url URL"))
         } @else {
             (charts(&taken, since, now))
         }
         h2 { "What to set" }
         @match &advice {
-            None => p { "Nothing came yet." },
-            Some((exports, report)) => {
+            None => p { "Nothing has arrived yet." },
+            Some(Recommended { exports, report, .. }) => {
                 @if exports.is_empty() {
                     p { "Nothing to set for speed now." }
                 } @else {
                     p { "For speed, for a shell:" }
                     (lines(exports))
                 }
-                details { summary { "Why, and what speaks against the rest" } (lines(report)) }
+                details { summary { "Reasons, and why nothing else is advised" } (lines(report)) }
             },
+        }
+        @if let Some(advice) = advice.as_ref().filter(|advice| !advice.history.is_empty()) {
+            h2 { "What was advised, and its effect" }
+            (history::timeline(&advice.history, now))
         }
         @if !taken.is_empty() {
             h2 { "Environments" }
@@ -294,7 +313,7 @@ fn application(shared: &Shared, info: &AppInfo, wanted: &Wanted) -> Result<Answe
             (processes(&taken, wanted, now))
         }
     };
-    Ok(Answer::page(StatusCode::OK, page(&named(&info.name), &above(), &content)))
+    Ok(Answer::page(StatusCode::OK, page(&named(title), &above(), &content)))
 }
 
 fn environment_name(environment: &str) -> String {
@@ -377,11 +396,11 @@ const FIGURES: [Column; 7] = [
     Column::Number("Last seen"),
 ];
 
-/// One row per environment and series of Ruby: what a change of settings brought stands side by side.
+/// One row per environment and series of Ruby: the effect of a change of settings is shown side by side.
 fn environments(slots: &[Slot], wanted: &Wanted, now: f64) -> Markup {
-    let mut sums: BTreeMap<(&str, String), Sum> = BTreeMap::new();
+    let mut sums: BTreeMap<(&str, Series), Sum> = BTreeMap::new();
     for slot in slots {
-        sums.entry((&slot.environment, slot.series.to_string())).or_default().add(slot);
+        sums.entry((&slot.environment, slot.series)).or_default().add(slot);
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     // The newest first.
@@ -409,10 +428,10 @@ fn environments(slots: &[Slot], wanted: &Wanted, now: f64) -> Markup {
     }
 }
 
-/// The latest environment against the one before it.
-fn change(new: &(&str, String), after: &Sum, old: &(&str, String), before: &Sum) -> Markup {
+/// The latest environment compared with the one before it.
+fn change(new: &(&str, Series), after: &Sum, old: &(&str, Series), before: &Sum) -> Markup {
     let name =
-        |(environment, series): &(&str, String)| format!("Ruby {series}, {}", environment_name(environment));
+        |(environment, series): &(&str, Series)| format!("Ruby {series}, {}", environment_name(environment));
     let per_cycle = |sum: &Sum| {
         let all: u64 = sum.figures.classes.iter().sum();
         (all > 0).then(|| sum.figures.gc_ms as f64 / all as f64)
@@ -441,16 +460,16 @@ fn change(new: &(&str, String), after: &Sum, old: &(&str, String), before: &Sum)
     let columns =
         [Column::Text("Figure"), Column::Number("Before"), Column::Number("After"), Column::Number("Change")];
     html! {
-        h2 { "The latest environment against the one before" }
+        h2 { "The latest environment compared with the one before" }
         p { "Before: " (name(old)) "." br; "After: " (name(new)) "." }
         (table("Other load makes other figures, too", &columns, &rows))
     }
 }
 
 fn processes(slots: &[&Slot], wanted: &Wanted, now: f64) -> Markup {
-    let mut sums: BTreeMap<(&str, i64, String), Sum> = BTreeMap::new();
+    let mut sums: BTreeMap<(&str, i64, Series), Sum> = BTreeMap::new();
     for slot in slots {
-        sums.entry((&slot.host, slot.pid, slot.series.to_string())).or_default().add(slot);
+        sums.entry((&slot.host, slot.pid, slot.series)).or_default().add(slot);
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by_key(|(_, sum)| (-sum.last, -sum.first));

@@ -1,4 +1,4 @@
-//! Sets that are too old are deleted.
+//! Sets that are too old are deleted, and older figures are added up to hours: a chart of a month does not show ten minutes.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -7,29 +7,79 @@ use std::{
 
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use super::{Shared, now};
+use super::{Shared, advice, now};
 use crate::store::BATCH;
 
-/// Between two looks for old sets.
+/// Time between two searches for old sets.
 const EVERY: Duration = Duration::from_mins(10);
-/// Between two batches: sets come in meanwhile.
+/// Time between two batches, in which sets can be stored.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Deletes what is older than it may be, now and then, as long as the collector runs.
+/// From this age on, figures are added up to this many seconds: at most a column of the chart of a week, or of a month. A set may arrive a
+/// day after it was made, and its ten minutes must still be there.
+const WIDTHS: [(i64, i64); 2] = [(25 * 3600, 2 * 3600), (8 * 86_400, 6 * 3600)];
+
+/// Deletes old sets and adds up figures, from time to time, as long as the collector runs.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let Some(keep) = shared.options.keep else { return };
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut added_up = [0; WIDTHS.len()];
     loop {
         ticks.tick().await;
-        let before = now() - keep.as_secs_f64();
-        while batch(&shared, before).await == u64::from(BATCH) {
-            sleep(PAUSE).await;
-        }
         let store = Arc::clone(&shared);
-        let slots = tokio::task::spawn_blocking(move || store.store.prune_slots(before as i64)).await;
-        if let Ok(Err(error)) = slots {
-            log::warn!("deleting old figures: {error}");
+        match tokio::task::spawn_blocking(move || advice::summarize(&store)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => log::warn!("keeping the evidence of sets: {error}"),
+            Err(error) => log::error!("keeping the evidence of sets: {error}"),
+        }
+        if let Some(keep) = shared.options.keep {
+            let before = now() - keep.as_secs_f64();
+            while batch(&shared, before).await == u64::from(BATCH) {
+                sleep(PAUSE).await;
+            }
+            let store = Arc::clone(&shared);
+            let slots = tokio::task::spawn_blocking(move || store.store.prune_slots(before as i64)).await;
+            if let Ok(Err(error)) = slots {
+                log::warn!("deleting old figures: {error}");
+            }
+        }
+        roll_up(&shared, &mut added_up).await;
+    }
+}
+
+/// Adds up the figures of all applications. `done`: the time up to which that was done, for each of [`WIDTHS`].
+async fn roll_up(shared: &Arc<Shared>, done: &mut [i64; WIDTHS.len()]) {
+    for ((age, width), from) in WIDTHS.into_iter().zip(done) {
+        let before = (now() as i64 - age).div_euclid(width) * width;
+        if before <= *from {
+            continue;
+        }
+        let begin = *from;
+        let work = move |shared: &Shared, app| shared.store.roll_up(app, begin, before, width);
+        let store = Arc::clone(shared);
+        let apps = tokio::task::spawn_blocking(move || store.store.apps()).await;
+        let mut failed = !matches!(apps, Ok(Ok(_)));
+        for info in apps.into_iter().flatten().flatten() {
+            let store = Arc::clone(shared);
+            match tokio::task::spawn_blocking(move || work(&store, info.app)).await {
+                // Other work gets access to the store.
+                Ok(Ok(0)) => {}
+                Ok(Ok(_)) => sleep(PAUSE).await,
+                Ok(Err(error)) => {
+                    log::warn!(
+                        "adding up figures: {error}; trying again in {} minutes",
+                        EVERY.as_secs() / 60
+                    );
+                    failed = true;
+                }
+                Err(error) => {
+                    log::error!("adding up figures: {error}");
+                    failed = true;
+                }
+            }
+        }
+        if !failed {
+            *from = before;
         }
     }
 }

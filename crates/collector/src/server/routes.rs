@@ -14,20 +14,21 @@ use hyper::{
 
 use super::{
     MAX_BODY, Shared,
+    access::{self, Sight},
     advice::Advice,
     body::{Body, BodyError, Reader},
-    ingest, now,
+    history, ingest, now,
     pages::{self, Visitor},
 };
 use crate::{
     printable::{printable, printable_json, printable_lines},
-    store::{App, Group, SetId, StoreError, TokenHash, new_token},
+    store::{App, Group, NewApp, Rights, SetId, StoreError, TokenHash, new_token},
     tune::{Series, Strategy},
 };
 
-/// Largest form.
+/// Largest body of a form.
 const MAX_FORM: usize = 16 << 10;
-/// Applications that register themselves.
+/// Most applications; beyond that, none can register itself.
 const MAX_APPS: u64 = 10_000;
 /// Longest email address and name of an application.
 const MAX_FIELD: usize = 254;
@@ -59,7 +60,7 @@ impl Answer {
         Self { kind: JSON, ..Self::new(code, text) }
     }
 
-    /// A page. Names from outside are text in it already.
+    /// A page. Names from outside are escaped already.
     pub(super) fn page(code: StatusCode, text: String) -> Self {
         let headers = vec![
             (header::CONTENT_SECURITY_POLICY, gctrace_pages::POLICY.to_owned()),
@@ -81,12 +82,7 @@ impl Answer {
         Self { headers, ..Self::new(StatusCode::SEE_OTHER, "") }
     }
 
-    /// No application has this token.
-    pub(super) fn unknown_token() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "Invalid application token")
-    }
-
-    /// The text, in which nothing that somebody has sent can control a terminal. Only reports have several lines.
+    /// The text; text from outside in it cannot control a terminal. Only reports have several lines.
     fn shown(&self) -> Cow<'_, str> {
         match self.kind {
             JSON => printable_json(&self.text),
@@ -96,7 +92,7 @@ impl Answer {
         }
     }
 
-    /// The store failed. Agents send again what is answered with 500, and only that.
+    /// The store failed. Agents try again after a 500, and only then.
     pub(super) fn failed(error: &StoreError) -> Self {
         log::error!("{error}");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the collector's store failed; send it again")
@@ -150,13 +146,13 @@ pub(super) async fn answer(
     *response.status_mut() = answer.code;
     let headers = response.headers_mut();
     for (name, value) in answer.headers {
-        // What is no header's value is not sent.
+        // A value that is not valid in a header is not sent.
         if let Ok(value) = header::HeaderValue::from_str(&value) {
             headers.insert(name, value);
         }
     }
     headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.kind));
-    // A browser must not take the answer for a page.
+    // A browser must not show the answer as a page.
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
     // What the sender may do next time (RFC 7694).
     headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("gzip"));
@@ -176,7 +172,7 @@ fn elsewhere(path: &str) -> Answer {
     }
 }
 
-/// Runs what may block elsewhere.
+/// Runs blocking work on another thread.
 async fn blocking(
     shared: &Arc<Shared>,
     work: impl FnOnce(&Shared) -> Result<Answer, StoreError> + Send + 'static,
@@ -186,11 +182,14 @@ async fn blocking(
         tokio::task::spawn_blocking(move || work(&shared).unwrap_or_else(|error| Answer::failed(&error)));
     done.await.unwrap_or_else(|error| {
         log::error!("a request failed: {error}");
-        Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "the collector failed at this; please report it")
+        Answer::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the collector failed on this request; please report it",
+        )
     })
 }
 
-/// The answer to a body that did not come. What may come another time is a 500, because agents send only that again.
+/// The answer to a body that did not arrive. A temporary failure is a 500, because agents try only that again.
 fn no_body(error: BodyError, limit: usize) -> Answer {
     match error {
         BodyError::TooLarge => Answer::bad(format!("payload: is larger than {limit} bytes")),
@@ -229,7 +228,7 @@ async fn set(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static 
     let worker = Arc::clone(&shared.workers).acquire_owned().await.ok();
     let work = ingest::Work { body, gzip, size, judge_version: !ours, base };
     blocking(shared, move |shared| {
-        // Until the work is done, which goes on when its sender leaves: nobody waits for this future then.
+        // Held until the work is done. The work goes on when its sender disconnects, and this future is then not awaited.
         let _places = (large, worker);
         ingest::set(shared, &work)
     })
@@ -244,8 +243,10 @@ async fn set_body(shared: &Arc<Shared>, request: Request<Incoming>, gzip: bool) 
         let token = ingest::token(beginning, gzip);
         let known = blocking(shared, move |shared| match token {
             Err(answer) => Ok(answer),
-            Ok(token) if shared.store.app(token)?.is_none() => Ok(Answer::unknown_token()),
-            Ok(_) => Ok(Answer::new(StatusCode::OK, "")),
+            Ok(token) => Ok(match access::writes(shared, token)? {
+                Ok(_) => Answer::new(StatusCode::OK, ""),
+                Err(refusal) => refusal.answer(),
+            }),
         });
         let known = known.await;
         if known.code != StatusCode::OK {
@@ -273,7 +274,7 @@ fn is_gzip(headers: &header::HeaderMap) -> Result<bool, Answer> {
     }
 }
 
-/// What addresses in answers begin with.
+/// The beginning of addresses in answers.
 fn base(shared: &Shared, host: Option<&str>, scheme: &str) -> String {
     if let Some(url) = &shared.options.public_url {
         return url.trim_end_matches('/').to_owned();
@@ -283,7 +284,7 @@ fn base(shared: &Shared, host: Option<&str>, scheme: &str) -> String {
     format!("{scheme}://{}", host.map_or_else(|| shared.options.listen.to_string(), ToOwned::to_owned))
 }
 
-/// The body of a form. It takes no memory that others wait for.
+/// The body of a form. It takes no memory from the shared limit.
 async fn form(request: Request<Incoming>) -> Result<Vec<u8>, BodyError> {
     let mut reader = Reader::begin(request, MAX_FORM + 1).await?;
     match reader.so_far() {
@@ -295,7 +296,7 @@ async fn form(request: Request<Incoming>) -> Result<Vec<u8>, BodyError> {
     }
 }
 
-/// `POST /sign-in`: the token of a form becomes a cookie, or none.
+/// `POST /sign-in`: the token of a form becomes a cookie; without a token, the cookie is deleted.
 async fn sign_in(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static str) -> Answer {
     let body = match form(request).await {
         Ok(body) => body,
@@ -344,18 +345,20 @@ fn register(shared: &Shared, email: &str, name: &str) -> Result<Answer, StoreErr
         return Ok(Answer::new(StatusCode::UNPROCESSABLE_ENTITY, "this collector has too many applications"));
     }
     let Some(token) = new_token() else {
-        log::error!("the system gave no random numbers");
+        log::error!("the system returned no random numbers");
         return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "no token could be made; try again"));
     };
-    shared.store.register(TokenHash::of(&token), email, name, now())?;
+    let app = NewApp { name, email, parent: None, created: now() };
+    shared.store.register(&app, TokenHash::of(&token), Rights::Both)?;
     Ok(Answer::new(StatusCode::OK, token))
 }
 
-/// What `GET /apps/TOKEN` is asked for.
+/// The parameters of `GET /apps/TOKEN`.
 #[derive(Debug, Default, PartialEq)]
 struct Wanted {
     strategy: Option<Strategy>,
     ruby: Option<Series>,
+    app: Option<App>,
     json: bool,
 }
 
@@ -371,10 +374,14 @@ impl Wanted {
                     let series = Series::parse(version);
                     wanted.ruby = Some(series.ok_or("ruby: is a version such as 3.4, from 2.2 to 4.1")?);
                 }
+                ("app", number) => {
+                    let number = number.parse().map_err(|_| "app: is the number of an application")?;
+                    wanted.app = Some(App(number));
+                }
                 ("format", "json") => wanted.json = true,
                 ("format", "text") => wanted.json = false,
                 ("format", _) => return Err("format: is text or json".to_owned()),
-                // What others add to addresses.
+                // Unknown parameters are ignored.
                 _ => {}
             }
         }
@@ -388,8 +395,17 @@ fn app(shared: &Shared, token: TokenHash, query: &str) -> Result<Answer, StoreEr
         Ok(wanted) => wanted,
         Err(problem) => return Ok(Answer::bad(problem)),
     };
-    let Some(app) = shared.store.app(token)? else {
-        return Ok(Answer::new(StatusCode::NOT_FOUND, "Invalid application token"));
+    let sight = match access::reads(shared, token)? {
+        Ok(sight) => sight,
+        Err(refusal) => return Ok(refusal.answer()),
+    };
+    let app = match (wanted.app, sight) {
+        (None, Sight::Of(app)) => app,
+        (None, Sight::All) => return Ok(Answer::bad("app: an operator's token needs the number of one")),
+        (Some(app), _) if shared.store.apps()?.iter().any(|info| info.app == app && sight.sees(info)) => app,
+        (Some(_), _) => {
+            return Ok(Answer::new(StatusCode::NOT_FOUND, "app: this token has no such application"));
+        }
     };
     let group = match wanted.ruby {
         Some(series) => Some(Group { app, series }),
@@ -398,10 +414,12 @@ fn app(shared: &Shared, token: TokenHash, query: &str) -> Result<Answer, StoreEr
     let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
     let Some(advice) = advice else { return Ok(Answer::new(StatusCode::NO_CONTENT, "")) };
     let strategy = wanted.strategy.unwrap_or(Strategy::Speed);
-    advice.give(shared, [advice.report.plan(strategy)])?;
+    advice.give(shared, std::slice::from_ref(advice.report.plan(strategy)))?;
     let own = |name: &str, value: f64| advice.is_own(name, value);
     if wanted.json {
-        return Ok(Answer::json(StatusCode::OK, advice.report.to_state(strategy, &own).to_string()));
+        let mut state = advice.report.to_state(strategy, &own);
+        state["history"] = history::to_json(&history::of(shared, &advice)?);
+        return Ok(Answer::json(StatusCode::OK, state.to_string()));
     }
     let exports = advice.report.to_exports(strategy, &own);
     let code = if exports.is_empty() { StatusCode::NO_CONTENT } else { StatusCode::OK };
@@ -425,29 +443,45 @@ fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
     })
 }
 
-/// What is recommended to an application: lines for a shell, and the reasons. `None`: nothing came yet.
-pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<(String, String)>, StoreError> {
+/// What is recommended to an application.
+pub(super) struct Recommended {
+    /// Lines for a shell.
+    pub(super) exports: String,
+    /// The reasons.
+    pub(super) report: String,
+    /// Earlier advice and its effect.
+    pub(super) history: Vec<history::Event>,
+}
+
+/// What is recommended to an application. `None`: nothing has arrived yet.
+pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<Recommended>, StoreError> {
     let group = shared.store.latest_group(app)?;
     let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
     let Some(advice) = advice else { return Ok(None) };
     advice.give(shared, &advice.report.plans)?;
     let own = |name: &str, value: f64| advice.is_own(name, value);
     let exports = advice.report.to_exports(Strategy::Speed, &own);
-    Ok(Some((exports, printable_lines(&advice.report.to_string()).into_owned())))
+    let report = printable_lines(&advice.report.to_string()).into_owned();
+    Ok(Some(Recommended { exports, report, history: history::of(shared, &advice)? }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What is asked for is understood or refused; what others add to addresses is left alone.
+    /// Known parameters are understood or refused; unknown ones are ignored.
     #[test]
     fn queries() {
-        let wanted = Wanted::parse("strategy=memory&ruby=3.4&format=json&utm=x").unwrap();
-        let expected = Wanted { strategy: Some(Strategy::Memory), ruby: Some(Series(3, 4)), json: true };
+        let wanted = Wanted::parse("strategy=memory&ruby=3.4&format=json&app=7&utm=x").unwrap();
+        let expected = Wanted {
+            strategy: Some(Strategy::Memory),
+            ruby: Some(Series(3, 4)),
+            app: Some(App(7)),
+            json: true,
+        };
         assert_eq!(wanted, expected);
         assert_eq!(Wanted::parse("").unwrap(), Wanted::default());
-        for bad in ["strategy=fast", "ruby=9.9", "ruby=", "format=xml", "strategy"] {
+        for bad in ["strategy=fast", "ruby=9.9", "ruby=", "format=xml", "strategy", "app=x"] {
             assert!(Wanted::parse(bad).is_err(), "{bad}");
         }
     }

@@ -11,10 +11,10 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-/// Why TLS cannot be had.
+/// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or holds no such thing.
+    /// A file cannot be read, or does not hold what it should.
     #[error("{what} {}: {why}", path.display())]
     File {
         /// What it should hold.
@@ -24,7 +24,7 @@ pub enum TlsError {
         /// The reason.
         why: String,
     },
-    /// Certificate and key do not go together.
+    /// Certificate and key do not match.
     #[error("the certificate cannot be used with this key: {0}")]
     Pair(#[from] rustls::Error),
 }

@@ -2,31 +2,20 @@
 
 use std::{fmt::Write as _, path::PathBuf};
 
-use sha2::{Digest as _, Sha256};
-
 use serde::Deserialize;
 
 use crate::{
     digest::{Digest, Figures},
-    tune::{Evidence, InForce, Series},
+    tune::{Evidence, InForce, Series, Strategy},
 };
 
 mod postgres;
 mod sqlite;
+mod token;
 
 pub use postgres::Postgres;
 pub use sqlite::Sqlite;
-
-/// SHA-256 of a token: the token itself is kept nowhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenHash(pub(crate) [u8; 32]);
-
-impl TokenHash {
-    /// Of this token. Tokens are 128 random bits, so there is nothing to guess and nothing to salt.
-    pub fn of(token: &str) -> Self {
-        Self(Sha256::digest(token.as_bytes()).into())
-    }
-}
+pub use token::{Rights, Token, TokenHash, new_token};
 
 /// An application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +33,7 @@ pub struct Group {
 /// Sets that are taken together: of one group, under the same settings of `RUBY_GC_*` that Ruby follows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Environment {
-    /// Its number in the store, which no other one ever has.
+    /// Its number in the store, which is never reused.
     pub id: i64,
     /// The settings, as [`InForce::key`].
     pub key: String,
@@ -52,9 +41,30 @@ pub struct Environment {
     pub latest: i64,
     /// When that was, epoch seconds.
     pub seen: f64,
+    /// When the first set came, epoch seconds; it may be deleted by now.
+    pub first: f64,
+    /// Number of the latest set in its summary, if it has one; the sets may be deleted by now.
+    pub summarized: Option<i64>,
 }
 
-/// The number of a set in the order in which they came, and what it says.
+/// What was advised to a group under some settings.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// The settings in force, as [`InForce::key`].
+    pub in_force: String,
+    /// The advised settings; the same as `in_force`: no change.
+    pub settings: String,
+    /// Whether the advice was to take back the last change.
+    pub withdrawal: bool,
+    /// When it was given first, epoch seconds.
+    pub first: f64,
+    /// When it was given last, epoch seconds.
+    pub last: f64,
+}
+
+/// The number of a set in the order of arrival, and its evidence.
 pub type Numbered = (i64, Evidence);
 
 /// Name of a set: SHA-256 of its body, in hexadecimal.
@@ -62,12 +72,12 @@ pub type Numbered = (i64, Evidence);
 pub struct SetId(String);
 
 impl SetId {
-    /// Of a finished hash.
+    /// The name of a set with this hash.
     pub fn of(hash: &[u8; 32]) -> Self {
         Self(hex(hash))
     }
 
-    /// Of a text; `None` if it is none.
+    /// The name in a text; `None` if it is not valid.
     pub fn parse(text: &str) -> Option<Self> {
         let valid = text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         valid.then(|| Self(text.to_owned()))
@@ -77,13 +87,6 @@ impl SetId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-}
-
-/// A new token: 128 random bits in hexadecimal. `None` if the system gave no random numbers.
-pub fn new_token() -> Option<String> {
-    let mut bytes = [0; 16];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    (filled == Ok(bytes.len())).then(|| hex(&bytes))
 }
 
 /// Bytes in hexadecimal.
@@ -100,13 +103,13 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 pub struct NewSet<'a> {
     /// Its name.
     pub id: &'a SetId,
-    /// Whose it is.
+    /// The group that it belongs to.
     pub group: Group,
     /// Its settings, as [`InForce::key`].
     pub in_force: &'a str,
     /// When it came, epoch seconds.
     pub received: f64,
-    /// What it says.
+    /// Its evidence.
     pub evidence: &'a Evidence,
     /// What pages show of it.
     pub digest: &'a Digest,
@@ -114,7 +117,7 @@ pub struct NewSet<'a> {
     pub body: &'a [u8],
 }
 
-/// How much of an application is kept at most. Beyond that its oldest sets are deleted: the latest are worth the most.
+/// How much of an application is kept at most. Beyond that its oldest sets are deleted: the latest ones are the most useful.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Sets.
@@ -127,7 +130,7 @@ impl Quota {
     /// No limit.
     pub const NONE: Self = Self { sets: u64::MAX, bytes: u64::MAX };
 
-    /// How many of the oldest sets, of these sizes, must go so that `sets` sets of `bytes` bytes fit. The latest one stays.
+    /// How many of the oldest sets, of these sizes, must be deleted so that `sets` sets of `bytes` bytes fit. The latest one stays.
     fn excess(self, mut sets: u64, mut bytes: u64, oldest: impl IntoIterator<Item = u64>) -> u64 {
         let mut deleted = 0;
         for size in oldest {
@@ -146,7 +149,7 @@ impl Quota {
     }
 }
 
-/// What became of a set.
+/// The outcome of storing a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inserted {
     /// False if it was kept already.
@@ -155,18 +158,18 @@ pub struct Inserted {
     pub deleted: u64,
 }
 
-/// Most sets that are deleted at a time, so that others need not wait for long.
+/// Most sets that are deleted at a time, so that others do not wait for long.
 pub const BATCH: u32 = 500;
 
-/// Most slots of an application that are kept, and looked at: 46 processes that send for 30 days.
+/// Most slots of an application that are kept and read: some 500 processes that send for 30 days (see [`Store::roll_up`]).
 pub const MAX_SLOTS: u32 = 200_000;
 
-/// Ten minutes of a process.
+/// Ten minutes of a process; older ones are hours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slot {
     /// When they began, epoch seconds.
     pub at: i64,
-    /// Of its Ruby.
+    /// The series of its Ruby.
     pub series: Series,
     /// See [`Digest::environment`].
     pub environment: String,
@@ -178,14 +181,29 @@ pub struct Slot {
     pub figures: Figures,
 }
 
+/// An application to keep.
+#[derive(Clone, Copy, Debug)]
+pub struct NewApp<'a> {
+    /// Its name: any text.
+    pub name: &'a str,
+    /// A contact address: any text.
+    pub email: &'a str,
+    /// The application that it is a part of, which must not be a part itself.
+    pub parent: Option<App>,
+    /// When, epoch seconds.
+    pub created: f64,
+}
+
 /// An application and what is kept of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AppInfo {
-    /// Which.
+    /// The application.
     pub app: App,
-    /// Its name, as it was registered: anything.
+    /// The application that it is a part of.
+    pub parent: Option<App>,
+    /// Its name, as it was registered: any text.
     pub name: String,
-    /// Who registered it: anything.
+    /// Who registered it: any text.
     pub email: String,
     /// When, epoch seconds.
     pub created: f64,
@@ -195,6 +213,19 @@ pub struct AppInfo {
     pub bytes: u64,
     /// When the latest of them came, epoch seconds.
     pub last: Option<f64>,
+}
+
+impl AppInfo {
+    /// Its name, after that of the application that it is a part of, if that is one of these.
+    pub fn title(&self, all: &[Self]) -> String {
+        let whole = self.parent.and_then(|parent| all.iter().find(|other| other.app == parent));
+        whole.map_or_else(|| self.name.clone(), |whole| format!("{} / {}", whole.name, self.name))
+    }
+
+    /// The sort order in which parts follow their applications.
+    pub fn order(&self) -> (i64, i64) {
+        (self.parent.unwrap_or(self.app).0, self.app.0)
+    }
 }
 
 /// What is in a store.
@@ -211,7 +242,7 @@ pub struct Totals {
 /// Why something could not be kept or found.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The name of the store says of no engine.
+    /// The name of the store matches no engine.
     #[error("`{0}` names no store; give sqlite:PATH or postgres://USER@HOST/DATABASE")]
     Name(String),
     /// The file cannot be made.
@@ -237,56 +268,79 @@ pub enum StoreError {
     /// The engine failed.
     #[error("the store: {}", postgres_reason(.0))]
     Postgres(#[from] ::postgres::Error),
-    /// What the host trusts is not known.
+    /// The certificates that the host trusts cannot be read.
     #[error("the store: reading the certificates that this host trusts: {0}")]
     Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A token cannot be made.
-    #[error("no token can be made: the system gave no random numbers")]
+    #[error("no token can be made: the system returned no random numbers")]
     Random,
+    /// Parts have no parts.
+    #[error("application {} is a part of another one: it cannot have parts", .0.0)]
+    Part(App),
     /// What was kept cannot be read.
-    #[error("what is kept of a set cannot be read: {0}")]
+    #[error("the stored evidence of a set cannot be read: {0}")]
     Evidence(#[from] serde_json::Error),
 }
 
 /// Where applications and their sets are kept. All methods may block.
 pub trait Store: Send + Sync {
-    /// Keeps a new application.
-    fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError>;
-    /// The application with this token.
-    fn app(&self, token: TokenHash) -> Result<Option<App>, StoreError>;
+    /// Keeps a new application with its first token.
+    fn register(&self, app: &NewApp<'_>, token: TokenHash, rights: Rights) -> Result<App, StoreError>;
     /// All applications, the oldest first.
     fn apps(&self) -> Result<Vec<AppInfo>, StoreError>;
-    /// Deletes an application with its token and all of its sets; false if it is not there.
+    /// Deletes an application with its parts, all of their tokens and all of their sets; false if it is not there.
     fn delete_app(&self, app: App) -> Result<bool, StoreError>;
+    /// What is kept of a token, also after its end.
+    fn token(&self, token: TokenHash) -> Result<Option<Token>, StoreError>;
+    /// All tokens, the oldest first.
+    fn tokens(&self) -> Result<Vec<Token>, StoreError>;
+    /// Keeps a new token.
+    fn add_token(&self, token: &Token) -> Result<(), StoreError>;
+    /// Lets a token end at this time (epoch seconds), or earlier if it would. False if it is not there.
+    fn end_token(&self, token: TokenHash, at: f64) -> Result<bool, StoreError>;
     /// Keeps a set, safe from crashes once this returns.
     fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError>;
     /// The slots of an application since then (epoch seconds), the latest first; at most [`MAX_SLOTS`].
     fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError>;
-    /// Deletes the slots of all applications before then (epoch seconds).
+    /// Adds the slots of an application in `from..before` (epoch seconds) up to slots that begin at multiples of `width` seconds.
+    /// Repeating it changes nothing. Returns by how many the slots were reduced.
+    fn roll_up(&self, app: App, from: i64, before: i64, width: i64) -> Result<u64, StoreError>;
+    /// Deletes the slots, and the summaries of environments, of all applications before then (epoch seconds).
     fn prune_slots(&self, before: i64) -> Result<(), StoreError>;
     /// Deletes the oldest sets that came before this time (epoch seconds), of one application or of all; at most [`BATCH`]
     /// of them. Returns how many.
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError>;
-    /// Whose a set is, and the number of its environment.
+    /// The group of a set, and the number of its environment.
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError>;
     /// The group of the set of an application that came last.
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError>;
-    /// The environments of a group that have sets, at most so many; that of the latest set is first.
+    /// The environments of a group that have sets or a summary, at most `most`; that of the latest set is first.
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError>;
-    /// What the sets of an environment that came after a number say: the latest so many, in the order in which they came.
+    /// The evidence of the sets of an environment after a number: the latest `most`, in the order of arrival.
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError>;
-    /// Keeps settings (`NAME=VALUE`) that were advised to a group, and forgets all but the latest so many.
+    /// Environments with sets that are not in their summary, and with later sets of others in their group; at most [`BATCH`].
+    fn unsummarized(&self) -> Result<Vec<Environment>, StoreError>;
+    /// Keeps the evidence of an environment's sets, for the time after they are deleted.
+    fn summarize(&self, environment: &Environment, evidence: &Evidence) -> Result<(), StoreError>;
+    /// The evidence kept of an environment.
+    fn summary(&self, environment: i64) -> Result<Option<Evidence>, StoreError>;
+    /// Keeps settings (`NAME=VALUE`) that were advised to a group, and drops all but the latest `most`.
     fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError>;
     /// The settings that were advised to a group.
     fn advised(&self, group: Group) -> Result<Vec<String>, StoreError>;
+    /// Keeps advice given to a group: as a new entry, of which the latest `most` are kept; or, if it `replaces` one, in place of
+    /// the latest entry with the same strategy and settings in force.
+    fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError>;
+    /// The advice given to a group, the earliest first.
+    fn given(&self, group: Group) -> Result<Vec<Given>, StoreError>;
     /// What there is.
     fn totals(&self) -> Result<Totals, StoreError>;
 }
 
-/// Numbers of a slot, as they stand in both engines' tables.
+/// Columns of a slot, in both engines' tables.
 const FIGURES: &str = "cycles, majors, gc_ms, gc_seconds, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, rss, slots";
 
-/// What a further set does to a slot that is there; `is`: its table.
+/// How a further set changes an existing slot; `is`: its table.
 fn adding(is: &str, most: &str) -> String {
     let mut text = String::new();
     for name in FIGURES.split(", ") {
@@ -296,17 +350,27 @@ fn adding(is: &str, most: &str) -> String {
             _ => write!(text, "{name} = {is}.{name} + excluded.{name}, "),
         };
     }
-    text + &format!("sets = {is}.sets + 1")
+    text + &format!("sets = {is}.sets + excluded.sets")
 }
 
-/// The settings of a set that an earlier release has kept.
+/// The numbers of several slots as those of one.
+fn added_up() -> String {
+    let of = |name: &str| match name {
+        "rss" | "slots" => format!("max({name})"),
+        _ => format!("sum({name})"),
+    };
+    let sums: Vec<String> = FIGURES.split(", ").map(of).collect();
+    sums.join(", ")
+}
+
+/// The settings of a set that was kept by an earlier release.
 fn in_force_of(evidence: &str, series: Series) -> Result<String, serde_json::Error> {
     #[derive(Deserialize)]
-    struct Kept {
+    struct StoredSettings {
         #[serde(default)]
         environment: std::collections::BTreeMap<String, String>,
     }
-    let kept: Kept = serde_json::from_str(evidence)?;
+    let kept: StoredSettings = serde_json::from_str(evidence)?;
     Ok(InForce::of(&kept.environment, series).key())
 }
 
@@ -325,7 +389,7 @@ fn is_postgres(name: &str) -> bool {
     ["postgres://", "postgresql://"].iter().any(|scheme| name.starts_with(scheme))
 }
 
-/// The name of a store without what is secret in it.
+/// The name of a store without secrets.
 pub(crate) fn shown(name: &str) -> String {
     let Some((scheme, rest)) = name.split_once("://") else { return name.to_owned() };
     // Parameters may hold a password, too.
@@ -336,7 +400,7 @@ pub(crate) fn shown(name: &str) -> String {
     }
 }
 
-/// What PostgreSQL says itself, which its library's errors leave to their sources.
+/// PostgreSQL's own message, which is only in the sources of its library's errors.
 fn postgres_reason(error: &::postgres::Error) -> String {
     if let Some(error) = error.as_db_error() {
         return format!("PostgreSQL: {} ({})", error.message(), error.code().code());
@@ -351,7 +415,7 @@ fn postgres_reason(error: &::postgres::Error) -> String {
 mod tests {
     use super::*;
 
-    /// Names of stores are told without their passwords, and wrong ones are one clear error.
+    /// Names of stores are shown without their passwords, and wrong ones give one clear error.
     #[test]
     fn names() {
         for (name, told) in [
@@ -362,7 +426,7 @@ mod tests {
             assert_eq!(shown(name), told);
         }
         for name in ["", "sqlite:", "mysql://me:secret@db"] {
-            let Err(error) = open(name) else { panic!("{name} is no store") };
+            let Err(error) = open(name) else { panic!("{name} is not a store") };
             assert!(matches!(error, StoreError::Name(_)) && !error.to_string().contains("secret"), "{error}");
         }
     }

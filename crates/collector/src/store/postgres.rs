@@ -1,4 +1,4 @@
-//! PostgreSQL: one database for several collectors, none of which holds anything.
+//! PostgreSQL: one database for several collectors, which keep no state.
 
 use std::{
     env, fmt,
@@ -12,106 +12,30 @@ use rustls_platform_verifier::ConfigVerifierExt as _;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
-    App, AppInfo, BATCH, Environment, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Numbered, Quota, SetId,
-    Slot, Store, StoreError, TokenHash, Totals, adding,
+    App, AppInfo, BATCH, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Quota, Rights, SetId,
+    Slot, Store, StoreError, Token, TokenHash, Totals,
 };
-use crate::{
-    digest::{CLASSES, Figures},
-    tune::Series,
-};
+use crate::tune::{Evidence, Series};
 
+mod apps;
 mod environments;
+mod slots;
+mod tables;
 
-/// For a connection.
+use tables::MIGRATIONS;
+
+/// Timeout for a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// For a server that has gone away without a word.
+/// Timeout for a server that has silently gone away.
 const SILENCE: Duration = Duration::from_secs(20);
-/// Connections that are kept; more are made while there is more to do.
+/// Connections that are kept; more are opened while there is more to do.
 const KEPT: usize = 16;
 /// Collectors that start together make the tables one after the other: "gctr".
 const LOCK: i64 = 0x6763_7472;
 
-/// On the disk before the answer goes out, whatever the server's configuration says; and no statement waits for ever.
+/// Data is on the disk before the answer is sent, whatever the server's configuration is; and no statement waits for ever.
 const SESSION: &str =
     "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
-
-/// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 4] = [
-    "
-    CREATE TABLE gctrace_app (
-        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        token_hash BYTEA NOT NULL UNIQUE,
-        email TEXT NOT NULL,
-        name TEXT NOT NULL,
-        created DOUBLE PRECISION NOT NULL
-    );
-    CREATE TABLE gctrace_sample_set (
-        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        app BIGINT NOT NULL REFERENCES gctrace_app (id),
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        received DOUBLE PRECISION NOT NULL,
-        samples BIGINT NOT NULL,
-        evidence TEXT NOT NULL,
-        body BYTEA NOT NULL
-    );
-    -- The body is compressed already.
-    ALTER TABLE gctrace_sample_set ALTER COLUMN body SET STORAGE EXTERNAL;
-    CREATE INDEX gctrace_sample_set_group ON gctrace_sample_set (app, ruby_major, ruby_minor, number);
-    CREATE INDEX gctrace_sample_set_app ON gctrace_sample_set (app, number);
-",
-    "
-    ALTER TABLE gctrace_app ADD COLUMN sets BIGINT NOT NULL DEFAULT 0, ADD COLUMN bytes BIGINT NOT NULL DEFAULT 0;
-    UPDATE gctrace_app SET sets = counted.sets, bytes = counted.bytes FROM (
-        SELECT app, count(*) AS sets, sum(octet_length(body) + octet_length(evidence)) AS bytes
-        FROM gctrace_sample_set GROUP BY app
-    ) AS counted WHERE counted.app = gctrace_app.id;
-    CREATE INDEX gctrace_sample_set_received ON gctrace_sample_set (received);
-",
-    "
-    ALTER TABLE gctrace_app ADD COLUMN slots BIGINT NOT NULL DEFAULT 0;
-    CREATE TABLE gctrace_slot (
-        app BIGINT NOT NULL REFERENCES gctrace_app (id),
-        at BIGINT NOT NULL,
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        environment TEXT NOT NULL,
-        host TEXT NOT NULL,
-        pid BIGINT NOT NULL,
-        sets BIGINT NOT NULL,
-        cycles BIGINT NOT NULL,
-        majors BIGINT NOT NULL,
-        gc_ms BIGINT NOT NULL,
-        gc_seconds DOUBLE PRECISION NOT NULL,
-        c0 BIGINT NOT NULL, c1 BIGINT NOT NULL, c2 BIGINT NOT NULL, c3 BIGINT NOT NULL, c4 BIGINT NOT NULL,
-        c5 BIGINT NOT NULL, c6 BIGINT NOT NULL, c7 BIGINT NOT NULL, c8 BIGINT NOT NULL, c9 BIGINT NOT NULL,
-        rss BIGINT NOT NULL,
-        slots BIGINT NOT NULL,
-        PRIMARY KEY (app, at, ruby_major, ruby_minor, environment, host, pid)
-    );
-",
-    "
-    CREATE TABLE gctrace_environment (
-        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        app BIGINT NOT NULL REFERENCES gctrace_app (id) ON DELETE CASCADE,
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        in_force TEXT NOT NULL,
-        UNIQUE (app, ruby_major, ruby_minor, in_force)
-    );
-    ALTER TABLE gctrace_sample_set ADD COLUMN environment BIGINT;
-    CREATE INDEX gctrace_sample_set_environment ON gctrace_sample_set (environment, number);
-    CREATE TABLE gctrace_advised (
-        app BIGINT NOT NULL REFERENCES gctrace_app (id) ON DELETE CASCADE,
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        setting TEXT NOT NULL,
-        given DOUBLE PRECISION NOT NULL,
-        PRIMARY KEY (app, ruby_major, ruby_minor, setting)
-    );
-",
-];
 
 /// The version from which on sets have their environment.
 const WITH_ENVIRONMENTS: i32 = 4;
@@ -146,7 +70,7 @@ impl Postgres {
                 ClientConfig::with_platform_verifier().map_err(|error| StoreError::Tls(error.into()))?;
             Some(MakeRustlsConnect::new(verified))
         } else {
-            // To encrypt for whoever answers would only look safe.
+            // Encryption to an unverified server would only look safe.
             config.ssl_mode(SslMode::Disable);
             None
         };
@@ -180,7 +104,7 @@ impl Postgres {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with a connection. A server that was restarted has closed those that were kept, which shows only when
+    /// Does something with a connection. A restarted server has closed the kept connections, which is noticed only when
     /// they are used.
     fn with<T>(
         &self,
@@ -212,20 +136,20 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // A connection ends itself by blocking, which it must not do on a thread of the server's runtime.
+        // A connection blocks when it is closed, which is not allowed on a thread of the server's runtime.
         let idle = std::mem::take(&mut *self.idle());
         let _panicked = std::thread::spawn(move || drop(idle)).join();
     }
 }
 
-/// Whether work may be done once more where it is not known if it was done.
+/// Whether work may be repeated if it is not known whether it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retry {
     Yes,
     No,
 }
 
-/// Makes the tables what they should be. Returns their version, which may be later than ours: then nothing is done.
+/// Migrates the tables. Returns their version, which may be later than ours: then nothing is done.
 fn migrate(transaction: &mut Transaction<'_>) -> Result<i32, postgres::Error> {
     transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK])?;
     transaction.batch_execute("CREATE TABLE IF NOT EXISTS gctrace_version (version INTEGER NOT NULL)")?;
@@ -266,88 +190,10 @@ fn text(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-fn slot(row: &Row) -> Result<Slot, postgres::Error> {
-    let count = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
-    let number = |at| row.try_get::<_, i32>(at).map(i32::unsigned_abs);
-    let mut classes = [0; CLASSES];
-    for (at, class) in classes.iter_mut().enumerate() {
-        *class = count(10 + at)?;
-    }
-    Ok(Slot {
-        at: row.try_get(0)?,
-        series: Series(number(1)?, number(2)?),
-        environment: row.try_get(3)?,
-        host: row.try_get(4)?,
-        pid: row.try_get(5)?,
-        figures: Figures {
-            cycles: count(6)?,
-            majors: count(7)?,
-            gc_ms: count(8)?,
-            gc_seconds: row.try_get(9)?,
-            classes,
-            rss: count(20)?,
-            slots: count(21)?,
-        },
-    })
-}
+/// Sets that are read first when one must be deleted.
+const FEW: i64 = 8;
 
-/// Adds the figures of a set to its ten minutes; an application that has too many of them loses its oldest ones.
-fn add_to_slot(transaction: &mut Transaction<'_>, set: &NewSet<'_>) -> Result<(), postgres::Error> {
-    let (digest, figures) = (set.digest, &set.digest.figures);
-    let add = format!(
-        "INSERT INTO gctrace_slot (app, at, ruby_major, ruby_minor, environment, host, pid, sets, {FIGURES})
-         VALUES ($1, $2, $3, $4, $5, $6, $7, 1, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
-         ON CONFLICT (app, at, ruby_major, ruby_minor, environment, host, pid) DO UPDATE SET {} RETURNING sets",
-        adding("gctrace_slot", "greatest")
-    );
-    let (app, major, minor) = of_group(set.group);
-    let at = digest.slot(set.received);
-    let [cycles, majors, ms, rss, slots] =
-        [figures.cycles, figures.majors, figures.gc_ms, figures.rss, figures.slots]
-            .map(|number| number as i64);
-    let c = figures.classes.map(|number| number as i64);
-    let row = transaction.query_one(
-        &add,
-        &[
-            &app,
-            &at,
-            &major,
-            &minor,
-            &digest.environment,
-            &digest.host,
-            &digest.pid,
-            &cycles,
-            &majors,
-            &ms,
-            &figures.gc_seconds,
-            &c[0],
-            &c[1],
-            &c[2],
-            &c[3],
-            &c[4],
-            &c[5],
-            &c[6],
-            &c[7],
-            &c[8],
-            &c[9],
-            &rss,
-            &slots,
-        ],
-    )?;
-    if row.try_get::<_, i64>(0)? > 1 {
-        return Ok(());
-    }
-    let count = "UPDATE gctrace_app SET slots = slots + 1 WHERE id = $1 RETURNING slots";
-    if transaction.query_one(count, &[&app])?.try_get::<_, i64>(0)? > i64::from(MAX_SLOTS) {
-        let delete = "DELETE FROM gctrace_slot WHERE app = $1
-             AND at <= (SELECT at FROM gctrace_slot WHERE app = $1 ORDER BY at LIMIT 1 OFFSET $2)";
-        let deleted = transaction.execute(delete, &[&app, &i64::from(BATCH)])? as i64;
-        transaction.execute("UPDATE gctrace_app SET slots = slots - $2 WHERE id = $1", &[&app, &deleted])?;
-    }
-    Ok(())
-}
-
-/// Deletes the oldest sets of an application until it is within its quota, which it is not. Returns how many.
+/// Deletes the oldest sets of an application that is over its quota, until it is within it. Returns how many.
 fn make_room(
     transaction: &mut Transaction<'_>,
     app: i64,
@@ -357,20 +203,27 @@ fn make_room(
 ) -> Result<u64, postgres::Error> {
     let oldest = "SELECT (octet_length(body) + octet_length(evidence))::BIGINT FROM gctrace_sample_set
          WHERE app = $1 ORDER BY number LIMIT $2";
-    let rows = transaction.query(oldest, &[&app, &i64::from(BATCH)])?;
-    let sizes = rows.iter().map(|row| row.try_get::<_, i64>(0).map(i64::unsigned_abs));
-    let most = quota.excess(sets, bytes, sizes.collect::<Result<Vec<_>, _>>()?) as i64;
+    let mut most = 0;
+    // An application at its quota loses one set for each new one: usually the others need not be read.
+    for looked_at in [FEW, i64::from(BATCH)] {
+        let rows = transaction.query(oldest, &[&app, &looked_at])?;
+        let sizes = rows.iter().map(|row| row.try_get::<_, i64>(0).map(i64::unsigned_abs));
+        most = quota.excess(sets, bytes, sizes.collect::<Result<Vec<_>, _>>()?) as i64;
+        if most < looked_at {
+            break;
+        }
+    }
     let oldest = "SELECT number FROM gctrace_sample_set WHERE app = $1 ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED";
     delete(transaction, oldest, &[&app, &most])
 }
 
-/// Deletes the sets of which a query gives the numbers, and takes them off the counts of their applications.
+/// Deletes the sets whose numbers a query gives, and subtracts them from the counts of their applications.
 fn delete(
     transaction: &mut Transaction<'_>,
     numbers: &str,
     params: &[&(dyn postgres::types::ToSql + Sync)],
 ) -> Result<u64, postgres::Error> {
-    // In the order of their ids: two collectors that do this at a time wait for each other, but not in a circle.
+    // In the order of their ids: two collectors that do this at the same time wait for each other, but cannot deadlock.
     let delete = format!(
         "WITH gone AS (DELETE FROM gctrace_sample_set WHERE number IN ({numbers})
              RETURNING app, octet_length(body) + octet_length(evidence) AS bytes)
@@ -387,50 +240,32 @@ fn delete(
 }
 
 impl Store for Postgres {
-    fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError> {
-        let (email, name) = (text(email), text(name));
-        let insert = "INSERT INTO gctrace_app (token_hash, email, name, created) VALUES ($1, $2, $3, $4)";
-        self.with(Retry::No, |client| client.execute(insert, &[&token.0.as_slice(), &email, &name, &now]))?;
-        Ok(())
-    }
-
-    fn app(&self, token: TokenHash) -> Result<Option<App>, StoreError> {
-        let query = "SELECT id FROM gctrace_app WHERE token_hash = $1";
-        self.with(Retry::Yes, |client| {
-            client.query_opt(query, &[&token.0.as_slice()])?.map(|row| row.try_get(0).map(App)).transpose()
-        })
+    fn register(&self, app: &NewApp<'_>, token: TokenHash, rights: Rights) -> Result<App, StoreError> {
+        apps::register(self, app, token, rights)
     }
 
     fn apps(&self) -> Result<Vec<AppInfo>, StoreError> {
-        let query = "SELECT id, name, email, created, sets, bytes,
-                 (SELECT received FROM gctrace_sample_set AS s WHERE s.app = a.id ORDER BY number DESC LIMIT 1)
-             FROM gctrace_app AS a ORDER BY id";
-        let info = |row: &Row| -> Result<AppInfo, postgres::Error> {
-            Ok(AppInfo {
-                app: App(row.try_get(0)?),
-                name: row.try_get(1)?,
-                email: row.try_get(2)?,
-                created: row.try_get(3)?,
-                sets: row.try_get::<_, i64>(4)?.unsigned_abs(),
-                bytes: row.try_get::<_, i64>(5)?.unsigned_abs(),
-                last: row.try_get(6)?,
-            })
-        };
-        self.with(Retry::Yes, |client| client.query(query, &[])?.iter().map(info).collect())
+        apps::list(self)
     }
 
     fn delete_app(&self, app: App) -> Result<bool, StoreError> {
-        let rows = self.with(Retry::Yes, |client| {
-            let mut transaction = client.transaction()?;
-            // Nobody adds a set meanwhile.
-            transaction.execute("SELECT 1 FROM gctrace_app WHERE id = $1 FOR UPDATE", &[&app.0])?;
-            transaction.execute("DELETE FROM gctrace_sample_set WHERE app = $1", &[&app.0])?;
-            transaction.execute("DELETE FROM gctrace_slot WHERE app = $1", &[&app.0])?;
-            let rows = transaction.execute("DELETE FROM gctrace_app WHERE id = $1", &[&app.0])?;
-            transaction.commit()?;
-            Ok(rows)
-        })?;
-        Ok(rows == 1)
+        apps::delete(self, app)
+    }
+
+    fn token(&self, token: TokenHash) -> Result<Option<Token>, StoreError> {
+        apps::token(self, token)
+    }
+
+    fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        apps::tokens(self)
+    }
+
+    fn add_token(&self, token: &Token) -> Result<(), StoreError> {
+        self.with(Retry::No, |client| apps::add_token(client, token))
+    }
+
+    fn end_token(&self, token: TokenHash, at: f64) -> Result<bool, StoreError> {
+        apps::end_token(self, token, at)
     }
 
     fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError> {
@@ -445,7 +280,7 @@ impl Store for Postgres {
         let id = set.id.as_str();
         self.with(Retry::Yes, |client| {
             let mut transaction = client.transaction()?;
-            let environment = environments::id_of(&mut transaction, set.group, set.in_force)?;
+            let environment = environments::id_of(&mut transaction, set.group, set.in_force, set.received)?;
             let rows = transaction.execute(
                 insert,
                 &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body, &environment],
@@ -453,7 +288,7 @@ impl Store for Postgres {
             if rows == 0 {
                 return Ok(Inserted::default());
             }
-            // Last of all: it holds up the other sets of the application until all of this is on the disk.
+            // Last of all: it blocks the other sets of the application until all of this is on the disk.
             let row = transaction.query_one(count, &[&app, &size])?;
             let of = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
             let (sets, bytes) = (of(0)?, of(1)?);
@@ -462,32 +297,22 @@ impl Store for Postgres {
             } else {
                 0
             };
-            add_to_slot(&mut transaction, set)?;
+            slots::add(&mut transaction, set)?;
             transaction.commit()?;
             Ok(Inserted { new: true, deleted })
         })
     }
 
     fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError> {
-        let query = format!(
-            "SELECT at, ruby_major, ruby_minor, environment, host, pid, {FIGURES} FROM gctrace_slot
-             WHERE app = $1 AND at >= $2 ORDER BY at DESC LIMIT $3"
-        );
-        let rows =
-            self.with(Retry::Yes, |client| client.query(&query, &[&app.0, &since, &i64::from(MAX_SLOTS)]))?;
-        rows.iter().map(|row| Ok(slot(row)?)).collect()
+        slots::list(self, app, since)
+    }
+
+    fn roll_up(&self, app: App, from: i64, before: i64, width: i64) -> Result<u64, StoreError> {
+        slots::roll_up(self, app, from, before, width)
     }
 
     fn prune_slots(&self, before: i64) -> Result<(), StoreError> {
-        self.with(Retry::Yes, |client| {
-            client.execute(
-                "WITH gone AS (DELETE FROM gctrace_slot WHERE at < $1 RETURNING app),
-                     counted AS (SELECT app, count(*) AS slots FROM gone GROUP BY app)
-                 UPDATE gctrace_app SET slots = gctrace_app.slots - counted.slots FROM counted WHERE counted.app = id",
-                &[&before],
-            )
-        })?;
-        Ok(())
+        slots::prune(self, before)
     }
 
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
@@ -534,12 +359,32 @@ impl Store for Postgres {
         environments::evidence(self, environment, after, most)
     }
 
+    fn unsummarized(&self) -> Result<Vec<Environment>, StoreError> {
+        environments::unsummarized(self)
+    }
+
+    fn summarize(&self, environment: &Environment, evidence: &Evidence) -> Result<(), StoreError> {
+        environments::summarize(self, environment, evidence)
+    }
+
+    fn summary(&self, environment: i64) -> Result<Option<Evidence>, StoreError> {
+        environments::summary(self, environment)
+    }
+
     fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
         environments::advise(self, group, settings, now, most)
     }
 
     fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
         environments::advised(self, group)
+    }
+
+    fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError> {
+        environments::note(self, group, given, replaces, most)
+    }
+
+    fn given(&self, group: Group) -> Result<Vec<Given>, StoreError> {
+        environments::given(self, group)
     }
 
     fn totals(&self) -> Result<Totals, StoreError> {

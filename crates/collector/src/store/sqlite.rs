@@ -12,98 +12,24 @@ use std::{
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
 use super::{
-    App, AppInfo, BATCH, Environment, FIGURES, Group, Inserted, MAX_SLOTS, NewSet, Numbered, Quota, SetId,
-    Slot, Store, StoreError, TokenHash, Totals, adding,
+    App, AppInfo, BATCH, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Quota, Rights, SetId,
+    Slot, Store, StoreError, Token, TokenHash, Totals,
 };
-use crate::{
-    digest::{CLASSES, Figures},
-    tune::Series,
-};
+use crate::tune::{Evidence, Series};
 
+mod apps;
 mod environments;
+mod slots;
+mod tables;
 #[cfg(test)]
 mod tests;
 
-/// Tells a store of ours from other databases: "gctr".
+/// Distinguishes our stores from other databases: "gctr".
 const APPLICATION_ID: i32 = 0x6763_7472;
-/// For another process that writes.
+/// Timeout for another process that writes.
 const BUSY: Duration = Duration::from_secs(10);
 
-/// Steps from each version of the tables to the next one; a step that was released is never changed.
-const MIGRATIONS: [&str; 4] = [
-    "
-    CREATE TABLE app (
-        id INTEGER PRIMARY KEY,
-        token_hash BLOB NOT NULL UNIQUE,
-        email TEXT NOT NULL,
-        name TEXT NOT NULL,
-        created REAL NOT NULL
-    ) STRICT;
-    CREATE TABLE sample_set (
-        number INTEGER PRIMARY KEY,
-        id TEXT NOT NULL UNIQUE,
-        app INTEGER NOT NULL REFERENCES app (id),
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        received REAL NOT NULL,
-        samples INTEGER NOT NULL,
-        evidence TEXT NOT NULL,
-        body BLOB NOT NULL
-    ) STRICT;
-    CREATE INDEX sample_set_group ON sample_set (app, ruby_major, ruby_minor, number, samples);
-",
-    "
-    ALTER TABLE app ADD COLUMN sets INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE app ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
-    UPDATE app SET
-        sets = (SELECT count(*) FROM sample_set WHERE sample_set.app = app.id),
-        bytes = (SELECT coalesce(sum(length(body) + octet_length(evidence)), 0) FROM sample_set WHERE sample_set.app = app.id);
-    CREATE INDEX sample_set_app ON sample_set (app, number);
-    CREATE INDEX sample_set_received ON sample_set (received);
-",
-    "
-    ALTER TABLE app ADD COLUMN slots INTEGER NOT NULL DEFAULT 0;
-    CREATE TABLE slot (
-        app INTEGER NOT NULL REFERENCES app (id),
-        at INTEGER NOT NULL,
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        environment TEXT NOT NULL,
-        host TEXT NOT NULL,
-        pid INTEGER NOT NULL,
-        sets INTEGER NOT NULL,
-        cycles INTEGER NOT NULL,
-        majors INTEGER NOT NULL,
-        gc_ms INTEGER NOT NULL,
-        gc_seconds REAL NOT NULL,
-        c0 INTEGER NOT NULL, c1 INTEGER NOT NULL, c2 INTEGER NOT NULL, c3 INTEGER NOT NULL, c4 INTEGER NOT NULL,
-        c5 INTEGER NOT NULL, c6 INTEGER NOT NULL, c7 INTEGER NOT NULL, c8 INTEGER NOT NULL, c9 INTEGER NOT NULL,
-        rss INTEGER NOT NULL,
-        slots INTEGER NOT NULL,
-        PRIMARY KEY (app, at, ruby_major, ruby_minor, environment, host, pid)
-    ) STRICT, WITHOUT ROWID;
-",
-    "
-    CREATE TABLE environment (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        app INTEGER NOT NULL REFERENCES app (id) ON DELETE CASCADE,
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        in_force TEXT NOT NULL,
-        UNIQUE (app, ruby_major, ruby_minor, in_force)
-    ) STRICT;
-    ALTER TABLE sample_set ADD COLUMN environment INTEGER;
-    CREATE INDEX sample_set_environment ON sample_set (environment, number);
-    CREATE TABLE advised (
-        app INTEGER NOT NULL REFERENCES app (id) ON DELETE CASCADE,
-        ruby_major INTEGER NOT NULL,
-        ruby_minor INTEGER NOT NULL,
-        setting TEXT NOT NULL,
-        given REAL NOT NULL,
-        PRIMARY KEY (app, ruby_major, ruby_minor, setting)
-    ) STRICT, WITHOUT ROWID;
-",
-];
+use tables::MIGRATIONS;
 
 /// The version from which on sets have their environment.
 const WITH_ENVIRONMENTS: usize = 4;
@@ -128,12 +54,12 @@ impl Sqlite {
             .truncate(false)
             .write(true)
             .mode(0o600)
-            // Should it have become a pipe by now, opening it does not wait.
+            // If it has become a pipe by now, opening it does not block.
             .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
             .open(path)
             .map_err(failed)?;
         if file.metadata().map_err(failed)?.len() == 0 {
-            // Somebody has made the file, but there is nothing of theirs in it yet.
+            // Another user may have created the file, but it is still empty.
             file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed)?;
         }
         let mut writer = connect(path).map_err(|error| foreign(path, error))?;
@@ -156,7 +82,7 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // On the disk before the answer goes out: a power failure loses nothing either.
+    // Data is on the disk before the answer is sent: a power failure loses nothing either.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
@@ -165,7 +91,7 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
 fn foreign(path: &Path, error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::NotADatabase) => {
-            StoreError::Foreign { path: path.to_owned(), what: "is no SQLite database".to_owned() }
+            StoreError::Foreign { path: path.to_owned(), what: "is not an SQLite database".to_owned() }
         }
         _ => error.into(),
     }
@@ -198,63 +124,7 @@ fn group(row: &rusqlite::Row<'_>) -> Result<Group, rusqlite::Error> {
     Ok(Group { app: App(row.get(0)?), series: Series(row.get(1)?, row.get(2)?) })
 }
 
-/// Adds the figures of a set to its ten minutes; an application that has too many of them loses its oldest ones.
-fn add_to_slot(transaction: &Transaction<'_>, set: &NewSet<'_>) -> Result<(), rusqlite::Error> {
-    let (digest, figures) = (set.digest, &set.digest.figures);
-    let mut add = transaction.prepare_cached(&format!(
-        "INSERT INTO slot (app, at, ruby_major, ruby_minor, environment, host, pid, sets, {FIGURES})
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 1, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23)
-         ON CONFLICT DO UPDATE SET {} RETURNING sets",
-        adding("slot", "max")
-    ))?;
-    let (Group { app, series: Series(major, minor) }, c) = (set.group, figures.classes);
-    let at = digest.slot(set.received);
-    let sets: u64 = add.query_row(
-        params![
-            app.0,
-            at,
-            major,
-            minor,
-            digest.environment,
-            digest.host,
-            digest.pid,
-            figures.cycles,
-            figures.majors,
-            figures.gc_ms,
-            figures.gc_seconds,
-            c[0],
-            c[1],
-            c[2],
-            c[3],
-            c[4],
-            c[5],
-            c[6],
-            c[7],
-            c[8],
-            c[9],
-            figures.rss,
-            figures.slots
-        ],
-        |row| row.get(0),
-    )?;
-    if sets > 1 {
-        return Ok(());
-    }
-    let mut count =
-        transaction.prepare_cached("UPDATE app SET slots = slots + 1 WHERE id = ?1 RETURNING slots")?;
-    let slots: u32 = count.query_row([app.0], |row| row.get(0))?;
-    if slots > MAX_SLOTS {
-        let mut delete = transaction.prepare_cached(
-            "DELETE FROM slot WHERE app = ?1 AND at <= (SELECT at FROM slot WHERE app = ?1 ORDER BY at LIMIT 1 OFFSET ?2)",
-        )?;
-        let deleted = delete.execute(params![app.0, BATCH])?;
-        let mut count = transaction.prepare_cached("UPDATE app SET slots = slots - ?2 WHERE id = ?1")?;
-        count.execute(params![app.0, deleted])?;
-    }
-    Ok(())
-}
-
-/// Deletes the oldest sets of an application until it is within its quota, which it is not. Returns how many.
+/// Deletes the oldest sets of an application that is over its quota, until it is within it. Returns how many.
 fn make_room(
     transaction: &Transaction<'_>,
     app: App,
@@ -265,14 +135,19 @@ fn make_room(
     let mut oldest = transaction.prepare_cached(
         "SELECT length(body) + octet_length(evidence) FROM sample_set WHERE app = ?1 ORDER BY number LIMIT ?2",
     )?;
-    let sizes =
-        oldest.query_map(params![app.0, BATCH], |row| row.get(0))?.collect::<Result<Vec<u64>, _>>()?;
+    let mut failed = None;
+    // One by one: an application at its quota loses one for each new one, and the others need not be read.
+    let sizes = oldest.query_map(params![app.0, BATCH], |row| row.get::<_, u64>(0))?;
+    let sizes = sizes.map_while(|size| size.map_err(|error| failed = Some(error)).ok());
     let most = quota.excess(sets, bytes, sizes);
+    if let Some(error) = failed {
+        return Err(error);
+    }
     let oldest = "SELECT number FROM sample_set WHERE app = ?1 ORDER BY number LIMIT ?2";
     delete(transaction, oldest, &[&app.0, &most])
 }
 
-/// Deletes the sets of which a query gives the numbers, and takes them off the counts of their applications.
+/// Deletes the sets whose numbers a query gives, and subtracts them from the counts of their applications.
 fn delete(
     transaction: &Transaction<'_>,
     numbers: &str,
@@ -297,49 +172,32 @@ fn delete(
 }
 
 impl Store for Sqlite {
-    fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError> {
-        self.writer().execute(
-            "INSERT INTO app (token_hash, email, name, created) VALUES (?1, ?2, ?3, ?4)",
-            params![token.0, email, name, now],
-        )?;
-        Ok(())
-    }
-
-    fn app(&self, token: TokenHash) -> Result<Option<App>, StoreError> {
-        let reader = self.reader();
-        let mut query = reader.prepare_cached("SELECT id FROM app WHERE token_hash = ?1")?;
-        Ok(query.query_row([token.0], |row| Ok(App(row.get(0)?))).optional()?)
+    fn register(&self, app: &NewApp<'_>, token: TokenHash, rights: Rights) -> Result<App, StoreError> {
+        apps::register(&mut self.writer(), app, token, rights)
     }
 
     fn apps(&self) -> Result<Vec<AppInfo>, StoreError> {
-        let reader = self.reader();
-        let mut query = reader.prepare_cached(
-            "SELECT id, name, email, created, sets, bytes,
-                 (SELECT received FROM sample_set WHERE app = app.id ORDER BY number DESC LIMIT 1)
-             FROM app ORDER BY id",
-        )?;
-        let apps = query.query_map([], |row| {
-            Ok(AppInfo {
-                app: App(row.get(0)?),
-                name: row.get(1)?,
-                email: row.get(2)?,
-                created: row.get(3)?,
-                sets: row.get(4)?,
-                bytes: row.get(5)?,
-                last: row.get(6)?,
-            })
-        })?;
-        Ok(apps.collect::<Result<_, _>>()?)
+        apps::list(&self.reader())
     }
 
     fn delete_app(&self, app: App) -> Result<bool, StoreError> {
-        let mut writer = self.writer();
-        let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
-        transaction.execute("DELETE FROM sample_set WHERE app = ?1", [app.0])?;
-        transaction.execute("DELETE FROM slot WHERE app = ?1", [app.0])?;
-        let rows = transaction.execute("DELETE FROM app WHERE id = ?1", [app.0])?;
-        transaction.commit()?;
-        Ok(rows == 1)
+        apps::delete(&mut self.writer(), app)
+    }
+
+    fn token(&self, token: TokenHash) -> Result<Option<Token>, StoreError> {
+        apps::token(&self.reader(), token)
+    }
+
+    fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        apps::tokens(&self.reader())
+    }
+
+    fn add_token(&self, token: &Token) -> Result<(), StoreError> {
+        apps::add_token(&self.writer(), token)
+    }
+
+    fn end_token(&self, token: TokenHash, at: f64) -> Result<bool, StoreError> {
+        apps::end_token(&self.writer(), token, at)
     }
 
     fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError> {
@@ -362,7 +220,7 @@ impl Store for Sqlite {
                 set.evidence.samples,
                 evidence,
                 set.body,
-                environments::id_of(&transaction, set.group, set.in_force)?
+                environments::id_of(&transaction, set.group, set.in_force, set.received)?
             ])?;
             if rows == 0 {
                 return Ok(Inserted::default());
@@ -378,7 +236,7 @@ impl Store for Sqlite {
             } else {
                 0
             };
-            add_to_slot(&transaction, set)?;
+            slots::add(&transaction, set)?;
             Inserted { new: true, deleted }
         };
         transaction.commit()?;
@@ -386,43 +244,15 @@ impl Store for Sqlite {
     }
 
     fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError> {
-        let reader = self.reader();
-        let mut query = reader.prepare_cached(&format!(
-            "SELECT at, ruby_major, ruby_minor, environment, host, pid, {FIGURES} FROM slot
-             WHERE app = ?1 AND at >= ?2 ORDER BY at DESC LIMIT ?3"
-        ))?;
-        let slots = query.query_map(params![app.0, since, MAX_SLOTS], |row| {
-            let mut classes = [0; CLASSES];
-            for (at, class) in classes.iter_mut().enumerate() {
-                *class = row.get(10 + at)?;
-            }
-            Ok(Slot {
-                at: row.get(0)?,
-                series: Series(row.get(1)?, row.get(2)?),
-                environment: row.get(3)?,
-                host: row.get(4)?,
-                pid: row.get(5)?,
-                figures: Figures {
-                    cycles: row.get(6)?,
-                    majors: row.get(7)?,
-                    gc_ms: row.get(8)?,
-                    gc_seconds: row.get(9)?,
-                    classes,
-                    rss: row.get(20)?,
-                    slots: row.get(21)?,
-                },
-            })
-        })?;
-        Ok(slots.collect::<Result<_, _>>()?)
+        slots::list(&self.reader(), app, since)
+    }
+
+    fn roll_up(&self, app: App, from: i64, before: i64, width: i64) -> Result<u64, StoreError> {
+        slots::roll_up(&mut self.writer(), app, from, before, width)
     }
 
     fn prune_slots(&self, before: i64) -> Result<(), StoreError> {
-        let mut writer = self.writer();
-        let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
-        transaction.execute("DELETE FROM slot WHERE app IN (SELECT id FROM app) AND at < ?1", [before])?;
-        transaction
-            .execute("UPDATE app SET slots = (SELECT count(*) FROM slot WHERE slot.app = app.id)", [])?;
-        Ok(transaction.commit()?)
+        slots::prune(&mut self.writer(), before)
     }
 
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
@@ -466,12 +296,32 @@ impl Store for Sqlite {
         environments::evidence(&self.reader(), environment, after, most)
     }
 
+    fn unsummarized(&self) -> Result<Vec<Environment>, StoreError> {
+        environments::unsummarized(&self.reader())
+    }
+
+    fn summarize(&self, environment: &Environment, evidence: &Evidence) -> Result<(), StoreError> {
+        environments::summarize(&self.writer(), environment, evidence)
+    }
+
+    fn summary(&self, environment: i64) -> Result<Option<Evidence>, StoreError> {
+        environments::summary(&self.reader(), environment)
+    }
+
     fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
         environments::advise(&mut self.writer(), group, settings, now, most)
     }
 
     fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
         environments::advised(&self.reader(), group)
+    }
+
+    fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError> {
+        environments::note(&mut self.writer(), group, given, replaces, most)
+    }
+
+    fn given(&self, group: Group) -> Result<Vec<Given>, StoreError> {
+        environments::given(&self.reader(), group)
     }
 
     fn totals(&self) -> Result<Totals, StoreError> {

@@ -40,7 +40,7 @@ pub struct Headers {
     pub has_interpreter: bool,
     /// The sections; without section headers those that the program headers describe.
     pub sections: Vec<Section>,
-    /// The file has no section headers; the sections are what the program headers tell.
+    /// The file has no section headers; the sections are what the program headers show.
     pub sectionless: bool,
 }
 

@@ -258,7 +258,7 @@ impl ElfImage {
     /// relocations are packed (`DT_RELR`).
     fn link_time_pointer(&self, slot: Svma) -> Option<Svma> {
         /// The first page of an image has its headers, which no program points to; small numbers such as `Qnil` do not
-        /// become addresses in it where data cannot be told from the offset table (no section headers).
+        /// become addresses in it where data cannot be distinguished from the offset table (no section headers).
         const HEADERS: u64 = 4096;
         let bytes = self.got.iter().find_map(|region| region.get(slot.0, 8))?;
         let address = Svma(u64::from_le_bytes(bytes.try_into().ok()?));
@@ -290,7 +290,7 @@ impl ElfImage {
         self.stubs.iter().filter(move |&&(_, slot)| self.pointer(slot) == Some(target)).map(|&(stub, _)| stub)
     }
 
-    /// PLT stubs and slots that lead to the symbol of that name, whoever defines it.
+    /// PLT stubs and slots that lead to the symbol of that name, wherever it is defined.
     pub fn imports(&self, name: &str) -> impl Iterator<Item = Svma> {
         let leads = move |slot| self.slot_symbol(slot) == Some(name);
         let stubs = self.stubs.iter().filter(move |&&(_, slot)| leads(slot)).map(|&(stub, _)| stub);

@@ -209,7 +209,7 @@ fn scan_aarch64_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>)
             continue;
         }
         let at = address.wrapping_add(4 * index as u64);
-        // 21 bits, of which the lowest two stand apart, in pages.
+        // 21 bits, of which the lowest two are separate, in pages.
         let pages = (adrp >> 5 & 0x7_ffff) << 2 | adrp >> 29 & 3;
         let distance = i64::from((pages << 11).cast_signed() >> 11) << 12;
         let slot =

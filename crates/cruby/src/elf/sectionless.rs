@@ -1,4 +1,4 @@
-//! Sections of a file without section headers, as far as its program headers and its dynamic section tell. Some
+//! Sections of a file without section headers, as far as its program headers and its dynamic section show. Some
 //! packaging tools (sstrip, `strip --strip-section-headers`) remove the headers; the kernel and the dynamic linker never
 //! look at them.
 
@@ -15,7 +15,7 @@ const MAX_SYMBOLS: u64 = 1 << 22;
 const MAX_DYNAMIC: u64 = 1 << 20;
 const MAX_UNWIND: u64 = 64 << 20;
 
-/// A program header that is not a segment to load, but tells where something is.
+/// A program header that is not a segment to load, but shows where something is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pointer {
     pub(crate) kind: elf::ProgramType,

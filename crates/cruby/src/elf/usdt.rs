@@ -34,7 +34,7 @@ pub struct UsdtProbe {
 pub(super) fn probes(source: &(impl ReadAt + ?Sized), headers: &Headers) -> Result<Vec<UsdtProbe>, ElfError> {
     let Some(notes) = headers.section(".note.stapsdt") else { return Ok(Vec::new()) };
     let bytes = notes.read(source, ".note.stapsdt", MAX_NOTES)?;
-    // Prelinking moves addresses but not notes: `.stapsdt.base` tells by how much.
+    // Prelinking moves addresses but not notes: `.stapsdt.base` shows by how much.
     let base = headers.section(".stapsdt.base").map(|section| section.address);
     let mut found = Vec::new();
     let Ok(mut iterator) = NoteIterator::<elf::FileHeader64<LE>>::new(LE, 4, &bytes) else {

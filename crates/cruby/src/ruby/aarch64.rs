@@ -33,11 +33,11 @@ pub(super) enum Flow {
     Conditional(Svma),
     /// There.
     Jump(Svma),
-    /// Where a register tells.
+    /// At the address in a register.
     IndirectJump,
     /// There, and then with the next one.
     Call(Svma),
-    /// Where a register tells, and then with the next one.
+    /// At the address in a register, and then with the next one.
     IndirectCall,
     /// With the caller.
     Return,
@@ -209,7 +209,7 @@ pub(super) fn decode_one(bytes: &[u8], address: Svma) -> Option<Instruction> {
 /// The address that an instruction takes, loads from or jumps to, followed from `adrp` through a register.
 #[derive(Default)]
 pub(super) struct Addresses {
-    /// What the general registers hold, as far as `adrp` and `add` tell.
+    /// What the general registers hold, as far as `adrp` and `add` show.
     registers: [Option<u64>; 32],
 }
 

@@ -115,7 +115,7 @@ fn guarded_field(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Outcome {
     guards_test(event_flags, vm, findings)
 }
 
-/// `event_flags` is the address of `ruby_vm_event_flags`, where symbols tell it.
+/// `event_flags` is the address of `ruby_vm_event_flags`, where symbols give it.
 fn guards_test(event_flags: Option<Svma>, vm: &VmPath, findings: &Findings) -> Outcome {
     match findings.field {
         None => Outcome::NotApplicable("rb_gc_event_hook tests inside (Ruby 3.4)".to_owned()),
@@ -319,12 +319,12 @@ struct UsdtEnd {
     point: Point,
     /// The function that it is in.
     owner: Svma,
-    /// Which pause, where the note tells it as a constant.
+    /// Which pause, where the note gives it as a constant.
     pause: Option<PauseKind>,
 }
 
 /// From 4.1 on `gc_enter` and `gc_exit` have a USDT probe each beside their event (gc/default/default.c), so that the
-/// functions with the one are those with the other. A constant argument tells the kind of pause (`enum gc_enter_event`).
+/// functions with the one are those with the other. A constant argument gives the kind of pause (`enum gc_enter_event`).
 fn usdt(code: &Code<'_>, findings: &Findings) -> Outcome {
     let kind = |arguments: &str| {
         Some(match arguments.split_once("@$")?.1 {

@@ -46,7 +46,7 @@ pub struct RubyAnalysis {
     pub gvl: GvlSites,
     /// Where a thread takes a page of free slots. Not attached yet, and never a reason to refuse.
     pub refill: RefillSites,
-    /// What the code tells of the layout.
+    /// What the code shows of the layout.
     pub derived: Derivation,
     /// The choice of GCs, if it is a Ruby built `--with-modular-gc`.
     pub modular: Option<Modular>,
@@ -73,7 +73,7 @@ pub enum Refusal {
     Machine(Machine),
     /// A version whose events are not found on aarch64.
     #[error(
-        "on aarch64 the event sites of Ruby {0} are not looked for yet (2.6 to 3.4 are traced, 3.4 without a modular GC)"
+        "on aarch64 the event sites of Ruby {0} are not supported yet (2.6 to 3.4 are traced, 3.4 without a modular GC)"
     )]
     Aarch64(RubyVersion),
     /// Not a Ruby.

@@ -125,7 +125,7 @@ impl<'a> Code<'a> {
         body
     }
 
-    /// What a call or jump leads to; empty for one that only run time can tell.
+    /// What a call or jump leads to; empty for one that is known only at run time.
     pub(super) fn callee(&self, instruction: &Instruction) -> Callee<'a> {
         if instruction.is_call_near_indirect() || instruction.is_jmp_near_indirect() {
             if !instruction.is_ip_rel_memory_operand() {

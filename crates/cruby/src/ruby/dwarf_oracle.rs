@@ -191,7 +191,7 @@ impl Names {
     }
 
     fn of(&self, mut offset: usize) -> Option<String> {
-        /// Out-of-line copy → abstract instance → declaration, and once more with link-time optimisation.
+        /// Out-of-line copy → abstract instance → declaration, and one step more with link-time optimisation.
         const MAX_CHAIN: usize = 6;
         for _ in 0..MAX_CHAIN {
             if let Some(name) = self.names.get(&offset) {

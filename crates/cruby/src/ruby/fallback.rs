@@ -1,4 +1,4 @@
-//! What can still be told of an image whose event sites are not known: how long GC work takes, and nothing else.
+//! The data that remain for an image whose event sites are not known: only how long GC work takes.
 //!
 //! Functions are found by their symbols. Compilers split and clone them, so `gc_rest.part.0` is as good as `gc_rest`, and
 //! better where both exist: the plain one then only decides whether to call it. Old USDT probes (up to 3.2 in Debian's
@@ -44,7 +44,7 @@ impl Method {
         }
     }
 
-    /// What it cannot tell.
+    /// The data that it lacks.
     pub fn misses(self) -> Option<&'static str> {
         match self {
             Self::Sites => None,

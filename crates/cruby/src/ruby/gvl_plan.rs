@@ -1,4 +1,4 @@
-//! How the GVL of an image is watched: which of the found sites are probed, and how threads and their GVL are told there.
+//! How the GVL of an image is watched: which of the found sites are probed, and how threads and their GVL are identified there.
 
 use gctrace_common::{
     config::StackPath,
@@ -6,7 +6,7 @@ use gctrace_common::{
 };
 
 use super::{
-    GvlEvent, Outcome, RubyAnalysis, RubyVersion, ThreadEvent, ThreadPlace,
+    GvlEvent, Outcome, RubyAnalysis, RubyVersion, ThreadEvent, ThreadOperand,
     tables::{self, Table},
 };
 use crate::{
@@ -18,9 +18,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about what is seen")]
 pub struct GvlCoverage {
-    /// Holds, and times without it: no thread can give it up unseen (in 3.2 they can).
+    /// Holds, and times without it: no thread can release it unseen (in 3.2 they can).
     pub holds: bool,
-    /// The ends of threads (from 3.2 on). Without them a thread's life is told up to the last time that it was seen to give up
+    /// The ends of threads (from 3.2 on). Without them a thread's life is reported up to the last time that it was seen to release
     /// the GVL.
     pub ends: bool,
     /// Only waits are seen for which a thread had to block (futexes are looked at, and not the program).
@@ -55,7 +55,7 @@ pub struct GvlProbe {
     /// Where it is in the file.
     pub file_offset: FileOffset,
     /// Where the thread is found; `None`: it is the running one.
-    pub place: Option<ThreadPlace>,
+    pub place: Option<ThreadOperand>,
     /// Whether it is about the return of the function that begins there. Only up to 3.1: from 3.3 on a thread may come back
     /// on another native thread, and the kernel's return probes would crash the program.
     pub at_return: bool,
@@ -64,7 +64,7 @@ pub struct GvlProbe {
 /// How the GVL of an image is watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GvlPlan {
-    /// How threads and their GVL are told.
+    /// How threads and their GVL are identified.
     pub path: GvlPath,
     /// Where.
     pub probes: Vec<GvlProbe>,
@@ -98,7 +98,7 @@ pub enum NoGvl {
     /// Condition variables of another libc.
     #[error("its libc is not glibc, whose condition variables show which thread waits")]
     Libc,
-    /// The running thread cannot be told.
+    /// The running thread cannot be identified.
     #[error("the running thread cannot be identified: its Ruby stacks are not read either")]
     Context,
     /// A site is not in an executable segment of the file.
@@ -106,7 +106,7 @@ pub enum NoGvl {
     NotExecutable(Svma),
 }
 
-/// Ruby 3.2, whose `thread_sched_yield` gives up the GVL without an event, and whose hooks are not told of the thread.
+/// Ruby 3.2, whose `thread_sched_yield` releases the GVL without an event, and whose hooks do not receive the thread.
 fn is_first_with_events(version: RubyVersion) -> bool {
     version.at_least(3, 2) && !version.at_least(3, 3)
 }
@@ -169,7 +169,7 @@ pub fn plan(
 /// Bytes from entry to entry of glibc's dynamic thread vector.
 pub(super) const GLIBC_DTV_ENTRY: u32 = 16;
 
-/// Decides how waits are told by futexes alone.
+/// Decides how waits are identified by futexes alone.
 ///
 /// A wrong offset cannot make a wait: the kernel side takes a futex call for one only where the thread's own memory, found by
 /// these, leads back to the thread.
@@ -232,7 +232,7 @@ fn passed(outcome: &Outcome) -> Result<(), NoGvl> {
     }
 }
 
-/// Byte offset of `ractor` in `rb_thread_t`, which no release of a series has moved. Of a series without a table the code tells
+/// Byte offset of `ractor` in `rb_thread_t`, which no release of a series has moved. In a series without a table the code shows
 /// it: from 4.0 on `GC.stat` goes through it. (Where both do, they agree, or the image is refused.)
 fn ractor_offset(analysis: &RubyAnalysis, own: Option<&Table>) -> Option<u32> {
     const TAG: &str = "rb_thread_struct";
@@ -255,7 +255,7 @@ mod tests {
         ruby::derive::ThreadLayout,
     };
 
-    /// Every release that tells threads apart by their address has the offset of their Ractor.
+    /// Every release whose threads are identified by their address has the offset of their Ractor.
     #[test]
     fn ractors() {
         let mut analysis = libruby_analysis().clone();
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// Of a release of a series that has no table, the code of the image tells it, or nobody does. Without any probe, more
+    /// For a release of a series that has no table, it comes from the code of the image, or it is unknown. Without any probe, more
     /// would have to be known.
     #[test]
     fn ractors_of_a_new_series() {
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(futex_plan(&analysis, None, &stack), Err(NoGvl::Layout(analysis.version)));
     }
 
-    /// Every release with a table has what tells its waits by futexes.
+    /// Every release with a table has the members that identify its waits by futexes.
     #[test]
     fn futexes() {
         let mut analysis = libruby_analysis().clone();

@@ -19,12 +19,12 @@ pub enum LayoutError {
     /// No table covers the release.
     #[error("no layout is known for CRuby {0} (known: {1}); upgrade gctrace")]
     UnknownVersion(RubyVersion, String),
-    /// No table covers the release, and its code does not tell enough.
+    /// No table covers the release, and its code does not show enough.
     #[error("{unknown}; its code does not show `{field}` either: {reason}")]
     NotProven {
         /// That no table covers it.
         unknown: String,
-        /// What the code does not tell.
+        /// What the code does not show.
         field: &'static str,
         /// Why not.
         reason: String,
@@ -39,12 +39,12 @@ pub enum LayoutError {
 
 /// Where a value lies in a snapshot's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct SnapshotField {
     at: usize,
     size: u8,
 }
 
-impl Place {
+impl SnapshotField {
     /// Reads the value, zero extended; `None` if the data is too short for it.
     pub fn read(self, data: &[u8]) -> Option<u64> {
         let bytes = data.get(self.at..self.at + usize::from(self.size))?;
@@ -59,7 +59,7 @@ impl Place {
 pub struct BoundKey {
     /// The key's name.
     pub name: &'static str,
-    terms: Vec<(Sign, Place)>,
+    terms: Vec<(Sign, SnapshotField)>,
     divisor: u64,
 }
 
@@ -91,24 +91,24 @@ pub struct ObjspaceLayout {
     /// `GC.stat_heap` keys of each heap, in this Ruby's order; empty before 3.2.
     pub heaps: Vec<Vec<BoundKey>>,
     /// Keys of this Ruby that are not read: the way to what the VM keeps per thread is not known, or neither a table
-    /// nor the code tells how they are computed.
+    /// nor the code shows how they are computed.
     pub absent: Vec<&'static str>,
     /// Whether the spans include per-thread data: [`Span::CACHE`] or [`Span::LOCAL`].
     pub per_thread: bool,
     /// The `flags` word.
-    pub flags: Place,
+    pub flags: SnapshotField,
     /// `profile.count`.
-    pub count: Place,
+    pub count: SnapshotField,
     /// `profile.minor_gc_count`.
-    pub minor_gc_count: Place,
+    pub minor_gc_count: SnapshotField,
     /// `profile.major_gc_count`.
-    pub major_gc_count: Place,
+    pub major_gc_count: SnapshotField,
     /// `profile.latest_gc_info`.
-    pub latest_gc_info: Place,
-    /// `rgengc.need_major_gc`, for series whose `GC.latest_gc_info` tells it (≥ 3.2).
-    pub need_major_gc: Option<Place>,
+    pub latest_gc_info: SnapshotField,
+    /// `rgengc.need_major_gc`, for series whose `GC.latest_gc_info` reports it (≥ 3.2).
+    pub need_major_gc: Option<SnapshotField>,
     /// `profile.weak_references_count` (≥ 3.3) and `profile.retained_weak_references_count` (3.3 to 4.0).
-    pub weak_references: Option<(Place, Option<Place>)>,
+    pub weak_references: Option<(SnapshotField, Option<SnapshotField>)>,
 }
 
 impl RubyVersion {
@@ -357,11 +357,11 @@ fn pack(mut wanted: Vec<Piece>) -> Vec<Span> {
     spans
 }
 
-fn locate(spans: &[Span], piece: Piece) -> Option<Place> {
+fn locate(spans: &[Span], piece: Piece) -> Option<SnapshotField> {
     spans.iter().enumerate().find_map(|(slot, span)| {
         let start = piece.offset.checked_sub(u32::from(span.offset))?;
         let inside = span.via == piece.via && start + u32::from(piece.size) <= u32::from(span.len);
-        inside.then_some(Place { at: slot * SLOT_BYTES + start as usize, size: piece.size })
+        inside.then_some(SnapshotField { at: slot * SLOT_BYTES + start as usize, size: piece.size })
     })
 }
 

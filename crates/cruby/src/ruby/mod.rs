@@ -15,6 +15,7 @@ pub mod frames;
 pub mod gvl_plan;
 pub mod heap;
 pub mod interpreter;
+pub mod jobs;
 pub mod layout;
 pub mod live_check;
 mod modular;
@@ -43,7 +44,7 @@ pub use formula::{Formula, Piece};
 pub use modular::Modular;
 pub use sites::{
     GvlEvent, GvlFields, GvlSite, GvlSites, PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm,
-    ThreadEvent, ThreadPlace, ThreadSite, ThreadSites,
+    ThreadEvent, ThreadOperand, ThreadSite, ThreadSites,
 };
 pub use symbol_check::{Disagreement, Witness, witness};
 pub use version::{InvalidVersion, RubyVersion};

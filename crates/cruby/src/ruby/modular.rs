@@ -38,7 +38,7 @@ pub struct Modular {
     /// Stated address of the byte that is 1 in a process that has loaded a GC library, and 0 in one that uses the GC
     /// that is compiled in or has not chosen yet.
     pub loaded: Svma,
-    /// The directory of GC libraries, as the build was configured; `None` if the file does not tell it.
+    /// The directory of GC libraries, as the build was configured; `None` if it is not in the file.
     pub directory: Option<String>,
 }
 

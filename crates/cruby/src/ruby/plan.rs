@@ -65,7 +65,7 @@ pub struct AttachPlan {
     pub threads: Option<Arc<ThreadsLayout>>,
     /// How its GVL is watched, or why it cannot be.
     pub gvl: Result<GvlPlan, NoGvl>,
-    /// The same for waits that are told by futexes alone.
+    /// The same for waits that are identified by futexes alone.
     pub gvl_futex: Result<GvlPlan, NoGvl>,
     /// The probes.
     pub sites: Vec<ProbeSite>,
@@ -102,7 +102,7 @@ pub enum PlanError {
     /// The debug file that the user named is of another build.
     #[error("{0}")]
     OtherBuild(String),
-    /// The debug information that was to tell the layout cannot.
+    /// The debug information that was given for the layout does not contain it.
     #[error("{0}")]
     DebugInformation(String),
     /// The layout of its structures is not known or contradicts the code.

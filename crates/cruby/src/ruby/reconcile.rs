@@ -1,6 +1,6 @@
-//! What is known of an image's layout and how: the table of its release against what its code tells.
+//! What is known of an image's layout and how: the table of its release against what its code shows.
 //!
-//! Where both tell something they must agree. A release without a table of its own is read as far as its code tells.
+//! Where both have a value they must agree. A release without a table of its own is read as far as its code shows.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -43,7 +43,7 @@ pub enum Unproven {
 pub enum Source {
     /// Table and code say the same.
     Confirmed,
-    /// From the table; the code did not tell.
+    /// From the table; the code did not show it.
     Table,
     /// From the code; there is no table for it.
     Code,
@@ -138,10 +138,10 @@ pub(super) fn settle(
     Ok((ObjspaceLayout::bind(version, wanted)?, knowledge))
 }
 
-/// Name of a field, its structure and the names it goes by there, and where the code finds it.
+/// Name of a field, its structure and its names there, and where the code finds it.
 type Around = (&'static str, (&'static str, &'static [&'static str]), Option<Piece>);
 
-/// What the code of an image tells.
+/// What the code of an image shows.
 #[derive(Clone, Copy)]
 pub(super) struct Evidence<'a> {
     pub(super) machine: Machine,
@@ -187,7 +187,7 @@ impl Evidence<'_> {
         // These are not read for a snapshot but where the code goes there itself.
         for (name, (structure, members), code) in self.around() {
             // The tables are of x86-64. The objspace has the same layout everywhere; of these structures those that hold
-            // locks do not (glibc's have other sizes on aarch64), and the code alone tells of them.
+            // locks do not (glibc's have other sizes on aarch64), and only the code shows them.
             if code.is_none() || self.machine != Machine::X86_64 {
                 continue;
             }
@@ -221,7 +221,7 @@ impl Evidence<'_> {
         Ok((wanted, Knowledge { table: Some(range), own: false, fields, keys, absent }))
     }
 
-    /// Fields of other structures that the code tells: name, structure and members in a table, place.
+    /// Fields of other structures that the code shows: name, structure and members in a table, place.
     fn around(&self) -> [Around; 7] {
         let pointer = |offset: Option<u32>| offset.map(|offset| Piece::direct(offset, 8));
         let told = |offset: &Result<u32, NotDerived>| pointer(offset.as_ref().ok().copied());
@@ -247,7 +247,7 @@ impl Evidence<'_> {
         ]
     }
 
-    /// What the code alone proves. The table of another release of the series only tells which keys to look for.
+    /// What the code alone proves. The table of another release of the series only says which keys to look for.
     pub(super) fn derive(
         &self,
         hypothesis: Option<&Table>,
@@ -265,9 +265,9 @@ impl Evidence<'_> {
         let counter = |name: &'static str| match stat.formula(name) {
             Some(Formula { terms, divisor: 1, outside: 0 }) => match terms[..] {
                 [(Sign::Plus, piece)] => Ok(piece),
-                _ => Err(refuse(name, &"it is no single field")),
+                _ => Err(refuse(name, &"it is not a single field")),
             },
-            Some(_) => Err(refuse(name, &"it is no single field")),
+            Some(_) => Err(refuse(name, &"it is not a single field")),
             None => Err(refuse(name, &stat.reason(name))),
         };
         let word = |name, offset: &Result<u32, NotDerived>| match offset {
@@ -353,7 +353,7 @@ impl Evidence<'_> {
 /// Keys that every process is proven by (`live_check`).
 const PROVING: [&str; 3] = ["heap_available_slots", "heap_live_slots", "heap_final_slots"];
 
-const PER_THREAD: &str = "part of it is kept per thread, and the way there is not known";
+const PER_THREAD: &str = "a part of it is per thread, and the path to it is not known";
 
 fn per_thread(name: &str) -> Absent {
     Absent { name: name.to_owned(), reason: PER_THREAD.to_owned() }

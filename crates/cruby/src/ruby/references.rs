@@ -13,7 +13,7 @@ use crate::address::Svma;
 use crate::elf::ElfImage;
 
 /// The places in `.text` whose four bytes, read as a displacement or (at a fixed position) as an address, name a place in
-/// the image. Most are chance: what refers to an address is told by decoding.
+/// the image. Most are chance: decoding shows which of them refer to an address.
 pub(super) struct Displacements {
     /// First address of `.text`.
     text: u64,
@@ -25,7 +25,7 @@ pub(super) struct Displacements {
 }
 
 impl Displacements {
-    /// Scans the text of an image. One that is 4 GiB long is none of a Ruby's, and has no places.
+    /// Scans the text of an image. One that is 4 GiB long is not that of a Ruby, and has no places.
     pub(super) fn of(image: &ElfImage) -> Self {
         let (Svma(text), bytes) = image.text();
         let segments = image.segments();
@@ -107,7 +107,7 @@ pub(super) fn decode(image: &ElfImage, function: usize) -> Vec<Instruction> {
     Decoder::with_ip(64, bytes, range.start.0, DecoderOptions::NONE).into_iter().collect()
 }
 
-/// Bytes before a displacement that tell a branch; no instruction with a displacement is shorter than one opcode byte,
+/// Bytes before a displacement that identify a branch; no instruction with a displacement is shorter than one opcode byte,
 /// and code does not begin with a branch.
 const OPCODE: usize = 2;
 

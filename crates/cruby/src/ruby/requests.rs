@@ -86,6 +86,12 @@ pub enum RequestRefusal {
     /// A function is not called, or not there.
     #[error("no call of {0} that the kernel can emulate")]
     NoCall(&'static str),
+    /// What it returns cannot be seen.
+    #[error("no test of what {0} returns that the kernel can emulate")]
+    NoResult(&'static str),
+    /// It is no interpreter.
+    #[error("the file has no ruby_version")]
+    Version,
     /// It is called too often.
     #[error("more than {MAX_SITES} calls")]
     TooMany,
@@ -158,7 +164,7 @@ fn entries(image: &ElfImage, functions: &[(&'static str, RequestPoint, bool)]) -
 mod tests {
     use super::*;
 
-    /// By its name a file is one of ours or nobody's; what merely looks like it is not.
+    /// A file is recognised by its exact name; similar names are not.
     #[test]
     fn names() {
         for (name, expected) in [

@@ -70,7 +70,7 @@ fn debian_libruby() {
 }
 
 /// Every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons): sites are the same without
-/// symbols, and lie in the copies of the functions that DWARF tells.
+/// symbols, and lie in the copies of the functions that DWARF names.
 #[test]
 #[ignore = "needs GCTRACE_RUBY_IMAGES"]
 fn images_of_the_environment() {

@@ -1,6 +1,6 @@
 //! What the kernel side must know of an image to walk the Ruby stacks of its threads.
 //!
-//! The members' offsets are the table's; what the code of the image tells of them must agree, or its stacks are not
+//! The members' offsets are the table's; what the code of the image shows of them must agree, or its stacks are not
 //! walked.
 
 use gctrace_common::config::StackPath;
@@ -27,7 +27,7 @@ pub enum NoStacks {
         "the process runs a GC library (RUBY_GC_LIBRARY), and stacks are walked only with the compiled-in GC"
     )]
     GcLibrary,
-    /// The kernel does not tell where a thread's own memory begins.
+    /// The kernel does not report where a thread's own memory begins.
     #[error(
         "the kernel does not describe its types (CONFIG_DEBUG_INFO_BTF), so threads cannot be distinguished"
     )]
@@ -35,7 +35,7 @@ pub enum NoStacks {
     /// The way to the running context was not found in the code.
     #[error("the running thread's execution context was not found: {0}")]
     Context(NotDerived),
-    /// The variable is thread-local and the image does not tell of which module.
+    /// The variable is thread-local and its module is not known from the image.
     #[error("the running thread's execution context is in a TLS block that the code does not name")]
     Module,
     /// How a C library finds thread-local variables is its own affair.
@@ -123,7 +123,7 @@ fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Re
             Ok(derived) if *derived != table => {
                 Err(NoStacks::Disagree { member: name, derived: *derived, table })
             }
-            // What the code does not tell, the table does; a wrong one shows in every context that does not fit together.
+            // Members that the code does not show are those of the table; a wrong one shows in every context that does not fit together.
             _ => Ok(table),
         }
     };

@@ -434,7 +434,7 @@ impl Mode {
         }
     }
 
-    /// What `GC.latest_gc_info(:state)` says; compacting is told as sweeping (`gc_info_decode`).
+    /// What `GC.latest_gc_info(:state)` says; compacting is reported as sweeping (`gc_info_decode`).
     pub fn state(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -481,6 +481,18 @@ impl GcInfo {
             weak_references,
         }
     }
+}
+
+/// Every word that a `GC.stat`, `GC.stat_heap` or `GC.latest_gc_info` of a known release can have, some several times: keys, reasons
+/// and states.
+pub fn words() -> impl Iterator<Item = &'static str> {
+    let releases = [(2, 6..=7), (3, 0..=4), (4, 0..=1)];
+    let releases = releases
+        .into_iter()
+        .flat_map(|(major, minors)| minors.map(move |minor| RubyVersion { major, minor, teeny: 0 }));
+    let keys = releases.flat_map(|version| [keys(version), heap_keys(version)]).flatten().map(|key| key.name);
+    let reasons = gpr::MAJOR_BY.into_iter().chain(gpr::BY).map(|(_, name)| name);
+    keys.chain(reasons).chain([Mode::None, Mode::Marking, Mode::Sweeping].map(Mode::state))
 }
 
 fn first(names: &[(u32, &'static str)], flags: u32) -> Option<&'static str> {

@@ -329,7 +329,7 @@ fn other_files_are_refused() {
     }
 }
 
-/// None of the host's programs and libraries is taken for a Ruby, whatever its code looks like, and looking at them costs
+/// None of the host's programs and libraries is mistaken for a Ruby, whatever its code looks like, and looking at them costs
 /// next to nothing.
 #[test]
 fn unrelated_files_of_the_host() {

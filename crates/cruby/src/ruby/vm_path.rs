@@ -24,7 +24,7 @@ pub struct VmPath {
     pub anchor: Option<Svma>,
 }
 
-/// The functions that tell of the objspace.
+/// The functions that lead to the objspace.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Accessors {
     /// Those of gc.c, which find the objspace through the VM.
@@ -116,7 +116,7 @@ impl VmPath {
         Ok(Self { vm_ptr, vm_objspace, count, flags, during_gc_bit, dont_gc_bit, anchor: Some(anchor) })
     }
 
-    /// Whose functions tell of the objspace in this image.
+    /// The part whose functions lead to the objspace in this image.
     pub(super) fn accessors(&self) -> Accessors {
         if self.anchor.is_some() { Accessors::Implementation } else { Accessors::Vm }
     }

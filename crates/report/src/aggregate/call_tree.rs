@@ -4,17 +4,17 @@ use std::{collections::HashMap, sync::Arc};
 
 use crate::model::stack::{Frame, FrameKind};
 
-/// A call path: the frame it ends in, and what called that.
+/// A call path: its last frame, and the path of that frame's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
 
 impl NodeId {
-    /// The empty path, which calls everything.
+    /// The empty path, the root of all paths.
     pub const ROOT: Self = Self(0);
-    /// A path of one frame that stands for all paths beyond the limit.
+    /// A path of one frame that represents all paths beyond the limit.
     pub const BEYOND: Self = Self(1);
 
-    /// Its place in a table of all nodes.
+    /// Its index in a table of all nodes.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -25,7 +25,7 @@ impl NodeId {
 pub struct FrameId(u32);
 
 impl FrameId {
-    /// Its place in a table of all frames.
+    /// Its index in a table of all frames.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -37,7 +37,7 @@ struct Node {
     frame: FrameId,
 }
 
-/// Frames that are known by their address before that table is emptied.
+/// Most frames known by address; when there are more, that table is emptied.
 const KNOWN_ADDRESSES: usize = 1 << 20;
 
 /// All distinct call paths of a run, up to a limit.
@@ -45,7 +45,7 @@ const KNOWN_ADDRESSES: usize = 1 << 20;
 pub struct CallTree {
     frames: Vec<Arc<Frame>>,
     by_content: HashMap<Arc<Frame>, FrameId>,
-    /// Frames come interned, so most are known by their address. Each is kept alive here: its address stays its own.
+    /// Frames come interned, so most are known by their address. Each is kept alive here, so that its address is not reused.
     by_address: HashMap<usize, (Arc<Frame>, FrameId)>,
     nodes: Vec<Node>,
     children: HashMap<(NodeId, FrameId), NodeId>,
@@ -72,14 +72,14 @@ impl CallTree {
             limit: limit.max(2),
         };
         let frame = tree.add_frame(&beyond);
-        // The root has no frame; nobody asks for it.
+        // The root has no frame; this one is never read.
         tree.nodes.push(Node { parent: NodeId::ROOT, frame });
         tree.nodes.push(Node { parent: NodeId::ROOT, frame });
         tree.children.insert((NodeId::ROOT, frame), NodeId::BEYOND);
         tree
     }
 
-    /// The path of a stack (leaf first). A path that does not fit any more is [`NodeId::BEYOND`].
+    /// The path of a stack (leaf first). A path beyond the limit is [`NodeId::BEYOND`].
     pub fn insert(&mut self, stack: &[Arc<Frame>]) -> NodeId {
         let mut node = NodeId::ROOT;
         for frame in stack.iter().rev() {
@@ -131,7 +131,7 @@ impl CallTree {
         })
     }
 
-    /// The path that a path's last frame was called from.
+    /// The path of the caller of a path's last frame.
     pub fn parent(&self, node: NodeId) -> NodeId {
         self.nodes.get(node.index()).map_or(NodeId::ROOT, |node| node.parent)
     }
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!((tree.len(), tree.frames().count()), (6, 3));
     }
 
-    /// Beyond the limit, known paths are still found and others say that they are not kept.
+    /// Beyond the limit, known paths are still found and others are reported as not kept.
     #[test]
     fn limit() {
         let mut tree = CallTree::new(4);

@@ -1,24 +1,25 @@
 //! The first line of a request → method and template of its path. What identifies a person or a thing is replaced, the query
-//! is not looked at, and the result is visible ASCII whatever comes in.
+//! is ignored, and the result is visible ASCII whatever comes in.
 
 use std::collections::HashSet;
 
-/// Templates that are told apart in one process.
+/// Distinct templates per process.
 const MAX_TEMPLATES: usize = 500;
-/// Segments of a path that are told apart.
+/// Segments of a path that are kept.
 const MAX_SEGMENTS: usize = 16;
 /// Longest segment that may be a word.
 const MAX_WORD: usize = 40;
-/// From this length on, digits among letters are a token's.
+/// Segments of letters and digits are tokens from this length on.
 const MIN_TOKEN: usize = 16;
-/// From this length on, hexadecimal digits are a number.
+/// Hexadecimal digits are a number from this length on.
 const MIN_HEX: usize = 8;
 
-/// A path of which there are too many others.
+/// Stands for all paths beyond the limit.
 pub const OTHER: &str = "(other)";
 
 /// Methods of RFC 9110 (9.3) and RFC 5789.
-const METHODS: [&str; 9] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
+pub const METHODS: [&str; 9] =
+    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 
 /// Method and template of a request line, as far as they can be read (RFC 9112, 3). The line ends with the first CR, LF or NUL;
 /// a path that is cut off by the end of `bytes` is not known.
@@ -74,7 +75,7 @@ fn push_segment(out: &mut String, segment: &[u8]) {
     let word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
     let digits = segment.iter().filter(|byte| byte.is_ascii_digit()).count();
     if !segment.iter().all(word) || segment.len() > MAX_WORD {
-        // Among them what is written with %, mail addresses, and what is no URI at all.
+        // This includes percent-encoded text, mail addresses, and bytes that are not allowed in a URI.
         out.push_str(if is_uuid(segment) { ":uuid" } else { ":text" });
     } else if is_uuid(segment) {
         out.push_str(":uuid");
@@ -111,7 +112,7 @@ fn has_parts(segment: &[u8]) -> bool {
         .all(|part| part.iter().all(u8::is_ascii_digit) || part.iter().all(u8::is_ascii_lowercase))
 }
 
-/// `v1` to `v99`: of an interface.
+/// `v1` to `v99`: the version of an API.
 fn is_version(segment: &[u8]) -> bool {
     matches!(segment, [b'v', rest @ ..] if (1..=2).contains(&rest.len()) && rest.iter().all(u8::is_ascii_digit))
 }
@@ -174,7 +175,7 @@ mod tests {
         }
     }
 
-    /// A query is not looked at, whatever is in it; a line that is cut off is not known.
+    /// The query is ignored, whatever it contains; a truncated line gives no path.
     #[test]
     fn queries() {
         assert_eq!(path("GET /login?user=me&password=hunter HTTP/1.1").as_deref(), Some("/login"));
@@ -194,7 +195,7 @@ mod tests {
         assert_eq!(status(&[0; 12]), None);
     }
 
-    /// So many endpoints and no more.
+    /// The number of endpoints is bounded.
     #[test]
     fn capped() {
         let mut templates = Templates::default();
@@ -206,7 +207,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes give visible ASCII of bounded length, in which nothing behind a question mark is.
+        /// Any bytes give visible ASCII of bounded length, without anything that follows a question mark.
         #[test]
         fn hostile(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let line = [b"GET /", bytes.as_slice(), b"?SECRETS"].concat();

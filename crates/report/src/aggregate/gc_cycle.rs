@@ -42,12 +42,12 @@ pub struct CycleFold {
 }
 
 impl CycleFold {
-    /// A fold that takes up after record number `seq` of its process.
+    /// A fold that continues after record number `seq` of its process.
     pub fn after(seq: u64) -> Self {
         Self { last_seq: seq, ..Self::default() }
     }
 
-    /// Notes the sequence number of a record; a gap is records lost in the kernel.
+    /// Notes the sequence number of a record. Returns how many records the kernel lost before it.
     pub fn sequence(&mut self, seq: u64) -> u64 {
         let gap = seq.saturating_sub(self.last_seq.saturating_add(1));
         self.lost += gap;
@@ -55,7 +55,12 @@ impl CycleFold {
         gap
     }
 
-    /// The process ended having numbered `seq` records: what is missing at the end was lost, too.
+    /// The highest number of a record so far.
+    pub fn last_seq(&self) -> u64 {
+        self.last_seq
+    }
+
+    /// The process ended after record number `seq`: records missing at the end were lost, too.
     pub fn sequence_end(&mut self, seq: u64) -> u64 {
         self.sequence(seq.saturating_add(1))
     }
@@ -65,7 +70,7 @@ impl CycleFold {
         self.counts
     }
 
-    /// A cycle starts of which too little is known to report it.
+    /// A cycle starts, but too little is known of it to report it.
     pub fn cut(&mut self) -> Folded {
         self.shutdown = None;
         let mut folded = Folded::default();
@@ -93,7 +98,7 @@ impl CycleFold {
         folded
     }
 
-    /// Where the stack goes that started the open cycle, if its snapshot was taken at that time.
+    /// Where to put the stack that started the open cycle, if the cycle's snapshot was taken at that time.
     pub fn trigger(&mut self, ts_ns: u64) -> Option<&mut Option<Stack>> {
         self.open.as_mut().filter(|cycle| cycle.start.ts_ns == ts_ns).map(|cycle| &mut cycle.trigger)
     }
@@ -105,7 +110,7 @@ impl CycleFold {
         }
     }
 
-    /// `GC_END_SWEEP`. The cycle is reported with the pause that swept last, which ends after it.
+    /// `GC_END_SWEEP`. The cycle is reported with its last sweeping pause, which ends after this event.
     pub fn end_sweep(&mut self, count: u64, state: GcState) {
         match self.open.as_mut() {
             Some(cycle) if cycle.count == count => {
@@ -121,7 +126,7 @@ impl CycleFold {
         self.shutdown = Some(state);
     }
 
-    /// A pause has ended. `mode` is the GC mode at its beginning, `kind` what its site says.
+    /// A pause has ended. `mode` is the GC mode at its beginning, `kind` is that of its site.
     pub fn pause(
         &mut self,
         event: &PauseEvent,
@@ -170,7 +175,7 @@ fn split(event: &PauseEvent, mode: Mode, kind: Option<PauseKind>) -> Pause {
         marked.or((matches!(mode, Mode::Sweeping | Mode::Compacting) && start.is_none()).then_some(begin));
     let sweep_ns = sweep_from.map_or(0, |from| swept.unwrap_or(end).saturating_sub(from));
     let ns = end - begin;
-    // A cycle starts in no other pause than its own; a nested one could be anything.
+    // A pause in which a cycle starts is of kind `Start`; a nested pause may be of any kind.
     let started = (start.is_some() && event.nested == 0).then_some(PauseKind::Start);
     let other_ns = ns.saturating_sub(mark_ns + sweep_ns);
     Pause { tid: event.header.tid, begin_ns: begin, ns, kind: kind.or(started), mark_ns, sweep_ns, other_ns }
@@ -252,7 +257,7 @@ mod tests {
         assert!(fold.finish().0.is_none());
     }
 
-    /// A gap in the sequence is told with the next cycle, once.
+    /// A gap in the sequence is reported once, with the next cycle.
     #[test]
     fn lost_records() {
         let mut fold = CycleFold::default();

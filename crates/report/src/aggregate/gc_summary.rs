@@ -15,7 +15,7 @@ use crate::model::{
     stack::Frame,
 };
 
-/// Lines that are told apart; a process that collects from more has the rest as one.
+/// Most lines of code kept apart per process; all others are one entry.
 const MAX_LINES: usize = 1000;
 /// Significant decimal digits of quantiles: they are at most 1 % too high.
 const DIGITS: u8 = 2;
@@ -23,7 +23,7 @@ const DIGITS: u8 = 2;
 /// Times by their length: the largest exactly, quantiles with an error of at most 1 %.
 #[derive(Clone, Debug)]
 pub struct Distribution {
-    /// `None` if it could not take a value, which cannot be.
+    /// `None` if it rejected a value, which cannot happen.
     histogram: Option<Histogram<u64>>,
     max_ns: u64,
 }
@@ -62,7 +62,7 @@ impl Distribution {
     }
 }
 
-/// A line that starts cycles.
+/// A line of code that starts cycles.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// The innermost frame of the application's own code, or where there is none, of any Ruby code; `None`: its stack was
@@ -79,7 +79,7 @@ pub struct Line {
 pub struct Notable {
     /// `GC.count`.
     pub count: u64,
-    /// What it was.
+    /// Its kind and reason.
     pub key: CycleKey,
     /// When it began, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
@@ -98,14 +98,14 @@ pub struct Rss {
     pub first: u64,
     /// When it was last known.
     pub last: u64,
-    /// The highest that the kernel has seen, before tracing, too.
+    /// The peak that the kernel recorded, also before tracing.
     pub peak: u64,
 }
 
 /// What the garbage collector did.
 #[derive(Clone, Debug, Default)]
 pub struct GcSummary {
-    /// Cycles, those included whose end was not seen.
+    /// Cycles, including those whose end was not seen.
     pub cycles: BTreeMap<CycleKey, u64>,
     /// All stops of these cycles, nanoseconds.
     pub stopped_ns: u64,
@@ -173,7 +173,7 @@ impl GcSummary {
         of_kind.map(|(_, count)| count).sum()
     }
 
-    /// The lines that started cycles, those with the most time first; what has no line is last.
+    /// The lines that started cycles, those with the most time first; cycles without a line come last.
     pub fn lines(&self) -> Vec<Line> {
         let line = |(frame, (cycles, ns)): (&Option<Arc<Frame>>, &(u64, u64))| Line {
             frame: frame.clone(),
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!((lines[0].cycles, lines[1].cycles, lines[1].frame.is_none()), (1000, 1, true));
     }
 
-    /// However many lines start cycles, so many are kept.
+    /// The number of lines is bounded.
     #[test]
     fn bounded() {
         let mut summary = GcSummary::default();

@@ -14,10 +14,10 @@ use crate::model::gvl::{
 /// Ended threads of a process whose names are remembered for the edges: as many as there can be edges.
 const MAX_NAMES: usize = MAX_GVL_EDGES as usize;
 
-/// Pauses and waits that are remembered of a process.
+/// Pauses and waits remembered per process.
 const MAX_MOMENTS: usize = 1 << 16;
 
-/// GC pauses of a process, and its waits that were told one by one: begin and end, nanoseconds.
+/// GC pauses of a process, and its individually reported waits: begin and end, nanoseconds.
 #[derive(Debug, Default)]
 pub struct GcAndWaits {
     pauses: Vec<(u64, u64)>,
@@ -44,7 +44,7 @@ impl GcAndWaits {
         }
     }
 
-    /// Sums from then on; `None`: there were too many to remember.
+    /// Sums from `first_ns` on; `None`: there were too many to remember.
     fn sum(&self, first_ns: u64, times: &OpenTimes) -> Option<GvlGc> {
         if self.overflown {
             return None;
@@ -79,7 +79,7 @@ impl GvlFold {
         Self { coverage, first_ns: None, threads: 0, sums: GvlSums::default(), names: HashMap::new() }
     }
 
-    /// A thread that has ended, or is looked at for the last time.
+    /// A thread that has ended, or is read for the last time.
     /// `times`: when the probes were watching.
     pub fn thread(
         &mut self,
@@ -126,12 +126,12 @@ impl GvlFold {
     }
 }
 
-/// A thread by what the kernel side noted of it.
+/// A thread, from the kernel side's record of it.
 pub fn who(tid: u32, comm: &[u8; 16]) -> GvlWho {
     GvlWho { tid, comm: Arc::from(model::comm(comm)) }
 }
 
-/// What a state is for exporters; `None`: nothing that is known.
+/// A state as exporters show it; `None`: not known.
 pub fn doing(state: GvlState) -> Option<GvlDoing> {
     match state {
         GvlState::Unknown => None,
@@ -141,7 +141,7 @@ pub fn doing(state: GvlState) -> Option<GvlDoing> {
     }
 }
 
-/// What the scheduler did with a thread. What it did before anything was seen of it belongs nowhere.
+/// What the scheduler did with a thread. Time before the thread was first seen is not counted.
 fn split(thread: &GvlThread) -> GvlSplit {
     let row = |state: GvlState| {
         let [cpu_ns, runnable_ns, blocked_ns] = thread.split[state as usize];
@@ -159,13 +159,13 @@ fn summary(
 ) -> GvlThreadSummary {
     let mut thread = *known;
     if thread.state == GvlState::Ready as u32 && thread.left_ns != 0 {
-        // It has left its futex and not come back: it has got the GVL.
+        // It left its futex and did not return: it has acquired the GVL.
         let ns = thread.left_ns.saturating_sub(thread.since_ns);
         let _paired = thread.waited(thread.left_ns);
         thread.buckets[bucket(ns)] += 1;
     }
     let state = GvlState::from_raw(thread.state);
-    // When the probes stopped, if it was not seen again since: what it did then is not known, nor whether it ended.
+    // When the probes stopped, if it was not seen since: what it did afterwards, and whether it ended, is not known.
     let stopped_ns = times.end_of(thread.epoch).filter(|&stopped| stopped < end_ns);
     let maybe_ended = !coverage.ends && state == Some(GvlState::Away) && stopped_ns.is_none();
     let end_ns = if maybe_ended { thread.since_ns } else { end_ns.max(thread.since_ns) };
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!((second.sums.hold.unwrap().ns, second.sums.hold.unwrap().count), (1300, 0));
         let key = |waiter, holder| GvlEdgeKey { waiter, holder, tgid: 9, execs: 0 };
         let edge = |wait_ns| GvlEdge { holds: 1, wait_ns, wait_max_ns: wait_ns };
-        // One pause before anything was seen; one that two waits share partly, one that nobody waits in.
+        // One pause before anything was seen; one that partly overlaps two waits, one without a waiter.
         let mut gc = GcAndWaits::default();
         gc.pause(500, 100);
         gc.pause(1200, 100);
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(names, [(Some("one"), Some("two")), (Some("two"), None)]);
     }
 
-    /// What a thread did after the probes were stopped is not told, and counts as time that was not watched.
+    /// What a thread did after the probes were stopped is not reported, and counts as time that was not watched.
     #[test]
     fn stopped() {
         let mut times = OpenTimes::default();
@@ -279,13 +279,13 @@ mod tests {
             (told.sums.wait.ns, told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns),
             (300, 200, 0)
         );
-        // It gives up what it was not seen to get.
+        // It releases a GVL that it was not seen to acquire.
         one.suspended(1950);
         let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
         assert_eq!((told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns), (200, 50));
     }
 
-    /// Where ends are not seen, a thread that does without the GVL may be none any more.
+    /// Where ends of threads are not seen, a thread without the GVL may have ended already.
     #[test]
     fn without_ends() {
         let coverage = GvlCoverage { holds: true, ..GvlCoverage::default() };
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!((told.end_ns, told.sums.wall_ns, told.sums.away.unwrap().ns), (1400, 400, 0));
     }
 
-    /// Where yields are not seen, nothing is said about holds.
+    /// Where yields are not seen, holds are not reported.
     #[test]
     fn waits_only() {
         let mut one = thread(1, b"one");

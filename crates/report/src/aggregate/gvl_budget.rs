@@ -1,9 +1,9 @@
-//! What watching the GVL may cost: probes that cost more than their share step back, and it is known when they were watching.
-//! Pure: time and costs come in, what is to be done comes out.
+//! The CPU budget for watching the GVL: probes that cost more than their share are reduced in steps, and the times when they
+//! watched are known. Pure: time and costs come in, actions come out.
 //!
-//! The steps: single waits are reported in samples of the time, as far as the budget goes; the GVL is watched in slices of time, between
-//! which the probes are detached (a closed gate spares the program, but not the trap, which is half of the cost); it is not watched any
-//! more. When single waits were not reported is known ([`Governor::gaps`]).
+//! The steps: single waits are reported during parts of the time, as far as the budget goes; the GVL is watched in slices of time, and
+//! the probes are detached between them (a closed gate saves the program's cost, but not that of the trap, which is half); it is not
+//! watched any more. [`Governor::gaps`] has the times for which single waits were not reported.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,24 +11,24 @@ use gctrace_common::gvl::{GvlTask, GvlThread, STACK_NS, TRAP_NS};
 
 use crate::model::gvl::GvlGap;
 
-/// How long costs are looked at before anything is concluded.
+/// How long costs are observed before a decision.
 const WINDOW: Duration = Duration::from_millis(250);
 /// Windows in a row above the budget before a step back.
 const OVER: u32 = 2;
-/// Windows in a row in which single waits are sampled and the budget suffices before a step forth; doubled each time that the step was taken back.
+/// Windows in a row with sampled waits within the budget before a step forward; doubled each time that the step is undone.
 const UNDER: u32 = 20;
 /// Shortest slice of time in which the GVL is watched.
 const SLICE: Duration = Duration::from_millis(200);
-/// A slice lasts until it has cost half of what may be spent in this time. Attaching and detaching have each process stop for a moment
+/// A slice lasts until it has cost half of what may be spent in this time. Attaching and detaching stop each process for a moment
 /// per probe, so they must be rare.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Slices that would have to be further apart are not worth anything.
+/// Longest wait for the next slice; if it would have to be longer, watching ends.
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
-/// Single waits are reported again once the budget of so long a time has been saved.
+/// Single waits are reported again once the budget of this much time has been saved.
 const SAVED: Duration = Duration::from_secs(1);
-/// Times without reports of single waits that are remembered; beyond, single waits stay away.
+/// Most remembered times without reports of single waits; after that many, single waits are no longer reported.
 const MOST_GAPS: usize = 4096;
-/// How often the gate can be closed: as often as its times are kept in the kernel.
+/// How often the gate can be closed: the kernel keeps the times of a fixed number of epochs.
 const MOST_EPOCHS: usize = gctrace_common::gvl::MAX_GVL_EPOCHS as usize - 1;
 
 /// What the probes have cost so far.
@@ -40,7 +40,7 @@ pub struct Cost {
     pub program_ns: u64,
     /// Stacks taken.
     pub stacks: u64,
-    /// What it cost the process that it cost most, nanoseconds; see [`Dearest`].
+    /// Cost to the process that was affected most, nanoseconds; see [`CostliestProcess`].
     pub dearest_ns: u64,
 }
 
@@ -51,22 +51,22 @@ impl Cost {
     }
 }
 
-/// Adds up what watching the GVL cost the process that it cost most in each span of time. Only one thread of a process has its GVL at
-/// a time, so a process of many threads goes on at the speed of one CPU, and that is what its share is measured by.
+/// Adds up, for each span of time, what watching the GVL cost the process that was affected most. Only one thread of a process holds
+/// its GVL at a time, so a process of many threads runs at the speed of one CPU, and its share is measured against one CPU.
 #[derive(Debug, Default)]
-pub struct Dearest {
+pub struct CostliestProcess {
     /// By process, nanoseconds so far.
     last: HashMap<u32, u64>,
     sum_ns: u64,
 }
 
-impl Dearest {
-    /// Takes what it has cost each process so far, and returns the sum.
+impl CostliestProcess {
+    /// Takes the cost of each process so far, and returns the sum.
     pub fn add(&mut self, processes: impl IntoIterator<Item = (u32, u64)>) -> u64 {
         let last = std::mem::take(&mut self.last);
         let mut most = 0;
         for (pid, ns) in processes {
-            // What is less than before is another process, or another program of it.
+            // A smaller value than before belongs to another process, or to another program of the process.
             let before = last.get(&pid).copied().filter(|before| *before <= ns).unwrap_or(0);
             most = most.max(ns - before);
             self.last.insert(pid, ns);
@@ -83,13 +83,13 @@ pub enum Stage {
     Events,
     /// Single waits are reported in samples of the time.
     Sums,
-    /// That only part of the time.
+    /// The GVL is watched for part of the time.
     Slices(Slice),
     /// Not at all.
     Off,
 }
 
-/// Where in a slice of time, or between two.
+/// The position in a slice of time, or between two slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slice {
     /// The probes are attached and count.
@@ -107,7 +107,7 @@ pub enum Slice {
 pub enum Act {
     /// Probes report single waits again.
     ReportWaits,
-    /// They do not any more.
+    /// Probes stop reporting single waits.
     OnlySums,
     /// Probes count from now on, and report single waits.
     Open,
@@ -119,7 +119,7 @@ pub enum Act {
     Detach,
 }
 
-/// Decides.
+/// Decides how the GVL is watched.
 #[derive(Debug)]
 pub struct Governor {
     /// Nanoseconds per nanosecond of a CPU.
@@ -129,7 +129,7 @@ pub struct Governor {
     began_ns: u64,
     window: (u64, Cost),
     over: u32,
-    /// Windows before the next step forth.
+    /// Windows before the next step forward.
     patience: u32,
     /// When the account of the slices was opened, and the cost then.
     account: (u64, Cost),
@@ -142,7 +142,7 @@ pub struct Governor {
 }
 
 impl Governor {
-    /// For a budget in millionths of the CPU time of so many CPUs, and of the time of each process.
+    /// For a budget in millionths: of the time of this many CPUs, and of one CPU for each process.
     pub fn new(budget_ppm: u64, cpus: u32, now_ns: u64) -> Self {
         Self {
             budget: budget_ppm as f64 / 1e6,
@@ -160,17 +160,17 @@ impl Governor {
         }
     }
 
-    /// How it is watched.
+    /// How the GVL is watched.
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// When it was.
+    /// When the GVL was watched.
     pub fn times(&self) -> &OpenTimes {
         &self.times
     }
 
-    /// When single waits were not reported until then.
+    /// Times up to `now_ns` for which single waits were not reported.
     pub fn gaps(&self, now_ns: u64) -> Vec<GvlGap> {
         let until = |gap: &GvlGap| GvlGap { to_ns: gap.to_ns.min(now_ns), ..*gap };
         self.gaps.iter().map(until).collect()
@@ -189,13 +189,13 @@ impl Governor {
         }
     }
 
-    /// How long it was watched until then, and how long not, nanoseconds.
+    /// How long the GVL was watched up to `now_ns`, and how long not, nanoseconds.
     pub fn watched(&self, now_ns: u64) -> (u64, u64) {
         let closed = self.times.closed_within(self.began_ns, now_ns);
         (now_ns.saturating_sub(self.began_ns) - closed, closed)
     }
 
-    /// What each CPU spent since then on the average, nanoseconds, or the process that it cost most if that is more.
+    /// Average cost per CPU since then, nanoseconds, or the cost to the process that was affected most if that is more.
     fn spent_since(&self, since: Cost, cost: Cost) -> f64 {
         let all = cost.ns().saturating_sub(since.ns()) as f64 / self.cpus;
         all.max(cost.dearest_ns.saturating_sub(since.dearest_ns) as f64)
@@ -208,7 +208,7 @@ impl Governor {
         if spent == 0.0 { 0.0 } else { spent / earned }
     }
 
-    /// Time has passed. What is said to be done is to be done in this order.
+    /// Time has passed. Returns actions, to be done in this order.
     pub fn tick(&mut self, now_ns: u64, cost: Cost) -> &'static [Act] {
         match self.stage {
             Stage::Events | Stage::Sums => self.watch(now_ns, cost),
@@ -247,7 +247,7 @@ impl Governor {
         }
         let used = self.use_since(self.window, now_ns, cost);
         if self.over == 0 && self.stage == Stage::Events {
-            // What is spent until the probes are off counts.
+            // The cost until the probes are detached counts.
             self.account = self.window;
         }
         self.window = (now_ns, cost);
@@ -258,7 +258,7 @@ impl Governor {
         if self.over >= OVER {
             if self.stage == Stage::Events {
                 self.stage = Stage::Sums;
-                // The account goes on.
+                // The account is kept open.
                 self.over = 1;
                 self.gap(now_ns, true);
                 return &[Act::OnlySums];
@@ -278,18 +278,18 @@ impl Governor {
         &[]
     }
 
-    /// What was not spent of the budget since the account was opened, nanoseconds of each CPU.
+    /// The unspent budget since the account was opened, nanoseconds of each CPU.
     fn saved_ns(&mut self, now_ns: u64, cost: Cost) -> f64 {
         let age = now_ns.saturating_sub(self.account.0);
         let saved = age as f64 * self.budget - self.spent_since(self.account.1, cost);
         if saved > nanos(PERIOD) as f64 * self.budget {
-            // A long time of rest does not allow for a long time of excess.
+            // A long quiet time must not allow a long excess.
             self.account = (now_ns.saturating_sub(nanos(PERIOD)), cost);
         }
         saved
     }
 
-    /// Single waits are reported as long as the budget goes.
+    /// Single waits are reported as long as the budget lasts.
     fn sample(&mut self, now_ns: u64, cost: Cost, since_ns: u64) -> &'static [Act] {
         let lasted = now_ns.saturating_sub(since_ns);
         if self.saved_ns(now_ns, cost) < 0.0 && lasted >= nanos(SLICE) {
@@ -328,28 +328,28 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// When the probes did nothing.
+/// Times for which the probes did nothing.
 #[derive(Clone, Debug, Default)]
 pub struct OpenTimes {
-    /// From when to when, `CLOCK_MONOTONIC` nanoseconds; the last may go on. An epoch of the gate ends where one begins.
+    /// Begin and end, `CLOCK_MONOTONIC` nanoseconds; the last may be still open. An epoch of the gate ends where one of these begins.
     closed: Vec<(u64, u64)>,
-    /// Length of all before each.
+    /// For each, the total length of all before it.
     before: Vec<u64>,
 }
 
 impl OpenTimes {
-    /// Tells what the native thread of a thread did since that was met last. Where the probes were stopped meanwhile it is known up to
-    /// then.
+    /// Adds what the native thread of a thread has done since it was last seen. If the probes were stopped meanwhile, only up to that
+    /// time.
     pub fn tell_rest(&self, thread: &mut GvlThread, task: Option<&GvlTask>, now_ns: u64) {
         if thread.told_ns == 0 {
             return;
         }
         let task = task.filter(|task| task.owner == thread.id);
-        // It has run since, and what its clocks were at the end of the epoch is not known any more.
+        // It has run since; its clocks at the end of the epoch are no longer known.
         if task.is_some_and(|task| task.epoch != thread.epoch) {
             return;
         }
-        // It may have been met after the moment up to which is told.
+        // It may have been seen after that time.
         let now_ns = self.end_of(thread.epoch).unwrap_or(now_ns).max(thread.told_ns);
         thread.told(task.map(|task| task.clocks_at(now_ns)), now_ns);
     }
@@ -383,7 +383,7 @@ impl OpenTimes {
         self.before[last] + self.closed[last].1.min(at_ns) - self.closed[last].0
     }
 
-    /// For how long of that time they did nothing, nanoseconds.
+    /// For how long of that time the probes did nothing, nanoseconds.
     pub fn closed_within(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.closed_until(to_ns).saturating_sub(self.closed_until(from_ns))
     }

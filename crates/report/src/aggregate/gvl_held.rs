@@ -1,18 +1,18 @@
-//! What threads did that held the GVL while others waited, until the waits that ended with that have come. Pure.
+//! What GVL holders did while other threads waited; kept until the records of those waits arrive. Pure.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::model::stack::Stack;
 
-/// How many are remembered of a process: a wait comes right behind, unless other threads held the GVL in between.
+/// Stacks remembered per process: the wait follows at once, unless other threads held the GVL in between.
 const MOST: usize = 64;
 
-/// How many samples are remembered of a process: those of the last 10 s of a thread that runs all the time, at 99 per second.
+/// Samples remembered per process: those of the last 10 s of a thread that runs all the time, at 99 per second.
 const MOST_SAMPLES: usize = 1024;
-/// How many different stacks are told of one wait.
+/// Distinct stacks reported per wait.
 const MOST_TOLD: usize = 8;
 
-/// Those of a process.
+/// The stacks and samples of a process.
 #[derive(Debug, Default)]
 pub struct Held {
     /// Where threads were when they gave up the GVL, the last one first.
@@ -29,17 +29,17 @@ struct End {
     named: bool,
 }
 
-/// One that has been found.
+/// A stack that was found.
 #[derive(Debug)]
-pub struct Found {
+pub struct HolderStack {
     /// The stack, leaf first.
     pub stack: Stack,
-    /// Whether it was not found before.
+    /// Whether it was found for the first time.
     pub first: bool,
 }
 
 impl Held {
-    /// Remembers a stack. Returns how many were forgotten for it that nobody has asked for.
+    /// Remembers a stack. Returns how many stacks were dropped for it that were never asked for.
     pub fn keep(&mut self, tid: u32, ts_ns: u64, stack: Stack) -> u64 {
         self.ends.push_front(End { tid, ts_ns, stack, named: false });
         let beyond = if self.ends.len() > MOST { self.ends.pop_back() } else { None };
@@ -47,10 +47,10 @@ impl Held {
     }
 
     /// The stack with which the thread gave up the GVL at that time.
-    pub fn find(&mut self, tid: u32, ts_ns: u64) -> Option<Found> {
+    pub fn find(&mut self, tid: u32, ts_ns: u64) -> Option<HolderStack> {
         let end = self.ends.iter_mut().find(|end| end.tid == tid && end.ts_ns == ts_ns)?;
         let first = !std::mem::replace(&mut end.named, true);
-        Some(Found { stack: end.stack.clone(), first })
+        Some(HolderStack { stack: end.stack.clone(), first })
     }
 
     /// Remembers what a thread was doing at that time.
@@ -75,7 +75,7 @@ impl Held {
         ran
     }
 
-    /// Places that nobody has asked for.
+    /// Stacks that were never asked for.
     pub fn unclaimed(&self) -> u64 {
         self.ends.iter().filter(|end| !end.named).count() as u64
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::model::stack::{Frame, FrameKind};
 
-    /// Each is found by its thread and time as often as one asks, is counted once, and makes room when it is old.
+    /// A stack is found by thread and time any number of times, is counted once, and is dropped when it is old.
     #[test]
     fn held() {
         let mut held = Held::default();
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(held.unclaimed(), MOST as u64 - 1);
     }
 
-    /// Only what the thread did in that time is told, the most frequent first, and old samples make room.
+    /// Only what the thread did in that time is reported, the most frequent first, and old samples are dropped.
     #[test]
     fn ran() {
         let stack = |name: &str| {

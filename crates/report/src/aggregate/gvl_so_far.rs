@@ -1,4 +1,4 @@
-//! Sums of what threads have done with the GVL, of those that are over and those that go on. Pure.
+//! Sums of what threads did with the GVL: of threads that have ended and of those that still run. Pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,18 +6,18 @@ use gctrace_common::gvl::{GvlKey, GvlThread};
 
 use crate::model::gvl_so_far::GvlSoFar;
 
-/// Threads that are over, by process, and how they are told from those that go on.
+/// Ended threads by process, and what distinguishes them from running ones.
 #[derive(Debug, Default)]
 pub struct GvlLook {
     over: HashMap<u32, GvlSoFar>,
-    /// Threads whose end has been told but which may be in the kernel's map still.
+    /// Threads whose end was reported but which may still be in the kernel's map.
     just_ended: HashSet<(u32, u64)>,
-    /// Whether anybody looks, from the beginning of a run on; else nothing empties that.
+    /// Whether the sums are read, from the start of a run on; otherwise `just_ended` would never be emptied.
     is_used: bool,
 }
 
 impl GvlLook {
-    /// A thread is over.
+    /// A thread has ended.
     pub fn over(&mut self, thread: &GvlThread) {
         let pid = thread.header.tgid;
         self.over.entry(pid).or_default().thread(thread);
@@ -26,8 +26,8 @@ impl GvlLook {
         }
     }
 
-    /// What the threads of each process have done, with those that go on. Of a process that has become another program, it
-    /// is the earlier one.
+    /// What the threads of each process have done, running ones included. If a process has replaced its program, these are the
+    /// sums of the earlier program.
     pub fn with(&mut self, running: &[(GvlKey, GvlThread)]) -> BTreeMap<u32, GvlSoFar> {
         self.is_used = true;
         let mut programs: BTreeMap<u32, u32> = BTreeMap::new();
@@ -75,7 +75,7 @@ mod tests {
         sums.get(&pid).map_or((0, 0), |sums| (sums.waits().map(|(_, count)| count).sum(), sums.wait_ns))
     }
 
-    /// Every thread counts once, whether it goes on, has ended, or is between the two; and programs are not mixed up.
+    /// Every thread counts once, whether it runs, has ended, or is in between; and programs are not mixed up.
     #[test]
     fn once() {
         let mut look = GvlLook::default();
@@ -83,7 +83,7 @@ mod tests {
         let mut next = thread(1, 3, &[7]);
         next.0.execs = 1;
         assert_eq!(count(&look.with(&[one, two, next]), 1), (3, 9000));
-        // Its end has come through the ring; it is in the map still.
+        // Its end came through the ring; it is still in the map.
         look.over(&one.1);
         assert_eq!(count(&look.with(&[one, two]), 1), (3, 9000));
         assert_eq!(count(&look.with(&[one, two]), 1), (3, 9000));
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(count(&look.with(&[next]), 1), (1, 7));
     }
 
-    /// What was told stays told, and nothing is told twice.
+    /// Reported sums are never reduced, and nothing is reported twice.
     #[test]
     fn grows() {
         let sums = |waits: &[u64]| {

@@ -14,11 +14,11 @@
 //!   those that only dispatch calls ([`is_plumbing`]);
 //! - below the outermost loop, nothing: it is the same in every stack of a thread.
 //!
-//! During a collection the frames that say so stand in place of the Ruby image's own (that many functions of the collector
-//! say no more than "marking" does); what the collector calls outside of it (an extension's mark or free function, the
-//! allocator) stands on top of them, and what called into the VM when the collection began below.
+//! During a collection, GC frames replace the Ruby image's own frames (the names of the many functions of the collector
+//! say no more than "marking" does); what the collector calls outside of the image (an extension's mark or free function, the
+//! allocator) is above them, and what called into the VM when the collection began is below.
 //!
-//! Where that cannot be done, the native frames above the first frame of the Ruby image stand on top of the Ruby stack;
+//! Where that cannot be done, the native frames above the first frame of the Ruby image are put on top of the Ruby stack;
 //! those that belong to no file (just-in-time code of the Ruby method below) are left out.
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use gctrace_common::stack::NativeEnd;
 
 use crate::model::stack::{Frame, FrameKind};
 
-/// A native frame with what mixing must know of it.
+/// A native frame with the facts that mixing needs.
 #[derive(Clone, Debug)]
 pub struct NativeFrame {
     /// The frame.
@@ -45,7 +45,7 @@ pub struct NativeFrame {
 pub enum Mixed {
     /// In true order.
     InOrder,
-    /// The native leaf stands on top of the Ruby stack: the walk did not reach the outermost frame.
+    /// The native leaf is on top of the Ruby stack: the walk did not reach the outermost frame.
     Incomplete,
     /// The same, because the numbers of loops and groups differ (between the push of a frame and the loop's begin; code
     /// that a just-in-time compiler made) or the loop is not known.
@@ -158,7 +158,7 @@ mod tests {
     const NATIVE: &str = "memcpy .str_gsub .vm_call_cfunc ?x !loop .rb_vm_exec .rb_yield cb.so .rb_ensure .vm_call_cfunc \
                           !loop .rb_vm_exec .ruby_run_node main _start";
 
-    /// What a C function called stands on it, what yields stands between, what dispatches and what starts is left out.
+    /// Frames that a C function called are above it, frames that yield are in between; dispatch and start-up frames are left out.
     #[test]
     fn in_order() {
         let ruby = "String#gsub block|Ext#each m <main>";
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!((how, text.as_str()), (Mixed::NativeOnly, "read x start_thread"));
     }
 
-    /// The collector's own functions are replaced by what says so.
+    /// The collector's own functions are replaced by GC frames.
     #[test]
     fn collection() {
         let native = "free ext_free .sweep ?step .newobj z.so .vm_call_cfunc !loop .rb_vm_exec main";

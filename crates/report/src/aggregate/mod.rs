@@ -1,13 +1,18 @@
 //! Folding of events into what users read. Pure: no I/O, no clock; time comes with the events.
 
 pub mod call_tree;
+pub mod condition;
 pub mod endpoint;
+mod gaps;
 pub mod gc_cycle;
+mod gc_pauses;
 pub mod gc_summary;
 pub mod gvl;
 pub mod gvl_budget;
 pub mod gvl_held;
 pub mod gvl_so_far;
+pub mod heap_figures;
+pub mod job;
 pub mod mix;
 pub mod recording;
 pub mod request_summary;

@@ -1,22 +1,35 @@
 //! What was seen of stacks and GC pauses in a run: sums for profiles, and, if asked for, when it was for timelines.
 //! Memory is bounded: what is beyond a limit goes into sums that say so, and into counters.
 
+mod alloc;
+mod endpoints;
+mod filter;
 mod gvl;
+mod memory;
+mod pattern;
 mod requests;
+mod sums;
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::Entry},
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
+pub use self::alloc::{AllocCount, AllocInterval, AllocKey, AllocMoment};
+pub use self::endpoints::EndpointIndex;
+use self::endpoints::Endpoints;
+pub use self::filter::{Amount, Filter, FilterAccount, Shares};
+use self::filter::{FilterState, ThreadName};
 pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey};
+pub use self::memory::MemoryMoment;
+pub use self::pattern::Pattern;
 pub use self::requests::RequestMoment;
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
-    Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Phase, Process,
+    Container, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::{GvlGap, GvlTimes},
     seen::{Observer, Seen},
-    stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
+    stack::{Frame, FrameKind, GcActivity, Stack, ThreadState},
 };
 
 /// How much is kept.
@@ -44,21 +57,21 @@ impl Default for Limits {
 pub struct ProcessFacts {
     /// Pid, host namespace; 0 for the sum of those beyond the limit.
     pub pid: u32,
-    /// Name of its main thread when it was met.
+    /// Name of its main thread when it was first seen.
     pub comm: String,
     /// Its arguments.
     pub cmdline: Vec<String>,
     /// Its Ruby.
     pub image: Option<Arc<Image>>,
-    /// Whose it is.
+    /// What it belongs to.
     pub origin: Arc<Origin>,
     /// Its host name.
     pub hostname: Option<String>,
     /// Its container, pod and unit.
     pub container: Container,
-    /// When it was first heard of, `CLOCK_MONOTONIC` nanoseconds.
+    /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
     pub first_ns: u64,
-    /// When it was last heard of.
+    /// When it was last seen.
     pub last_ns: u64,
 }
 
@@ -89,6 +102,8 @@ pub struct SampleKey {
     pub state: ThreadState,
     /// What the GC was doing on it.
     pub gc: GcActivity,
+    /// The endpoint of the request that it served; `None`: it served none, or that is not known.
+    pub endpoint: Option<EndpointIndex>,
 }
 
 /// A sum of samples.
@@ -115,6 +130,8 @@ pub struct PauseKey {
     pub reason: (Option<&'static str>, Option<&'static str>),
     /// The part of the pause.
     pub phase: Phase,
+    /// The endpoint of the request that started the cycle, as in [`SampleKey`].
+    pub endpoint: Option<EndpointIndex>,
 }
 
 /// A sum of pauses.
@@ -131,7 +148,7 @@ pub struct PauseSum {
 pub struct Moment {
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
-    /// What it is of.
+    /// Thread, stack and state.
     pub key: SampleKey,
     /// CPU time, nanoseconds.
     pub cpu_ns: u64,
@@ -173,17 +190,6 @@ pub struct WorkMoment {
     pub ns: u64,
 }
 
-/// Memory of a process at a time.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryMoment {
-    /// The process.
-    pub process: ProcessIndex,
-    /// `CLOCK_MONOTONIC` nanoseconds.
-    pub ts_ns: u64,
-    /// Resident set size, bytes.
-    pub rss: u64,
-}
-
 /// What happened when, up to a limit.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
@@ -193,15 +199,21 @@ pub struct Timeline {
     pub cycles: Vec<CycleMoment>,
     /// GC work without event sites.
     pub work: Vec<WorkMoment>,
-    /// Memory.
+    /// Memory, at GC events.
     pub memory: Vec<MemoryMoment>,
+    /// Stacks of allocation, in the order in which they came.
+    pub allocs: Vec<AllocMoment>,
+    /// What was allocated in each interval, likewise.
+    pub allocated: Vec<AllocInterval>,
     /// Long waits for the GVL, long holds, and long times without it, in the order in which they came; holds may come twice.
     pub gvl: Vec<GvlMoment>,
     /// Requests, in the order in which they ended.
     pub requests: Vec<RequestMoment>,
     /// Samples beyond the limit, which are only in the sums.
     pub samples_left_out: u64,
-    /// Cycles, pauses, requests, intervals of work and points of memory beyond the limit.
+    /// The same of stacks of allocation.
+    pub allocs_left_out: u64,
+    /// Cycles, pauses, requests, intervals of work or allocation and points of memory beyond the limit.
     pub events_left_out: u64,
     events: usize,
     endpoints: HashSet<Arc<str>>,
@@ -211,6 +223,7 @@ pub struct Timeline {
 #[derive(Debug)]
 pub struct Recording {
     limits: Limits,
+    filter: FilterState,
     /// The stacks.
     pub tree: CallTree,
     /// The Rubies of traced processes.
@@ -223,6 +236,8 @@ pub struct Recording {
     pub samples: HashMap<SampleKey, SampleSum>,
     /// Sums of pauses.
     pub pauses: HashMap<PauseKey, PauseSum>,
+    /// Sums of allocation.
+    pub allocs: HashMap<AllocKey, AllocCount>,
     /// Sums of long waits for the GVL.
     pub gvl_waits: HashMap<WaitKey, GvlTimes>,
     /// Sums of times for which the GVL was held while another thread waited long for it.
@@ -231,12 +246,12 @@ pub struct Recording {
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
     /// When single waits for the GVL were not reported.
     pub gvl_gaps: Vec<GvlGap>,
-    /// When it was, if anyone asked.
+    /// The timeline, if one was asked for.
     pub timeline: Option<Timeline>,
-    /// When all that was asked for was being traced, and when nothing was any more, `CLOCK_MONOTONIC` nanoseconds. Nothing is
-    /// recorded before.
+    /// When everything that was asked for began to be traced, `CLOCK_MONOTONIC` nanoseconds. Nothing is recorded
+    /// before.
     pub began_ns: Option<u64>,
-    /// The same.
+    /// When tracing ended, `CLOCK_MONOTONIC` nanoseconds.
     pub closed_ns: Option<u64>,
     /// Samples before the recording began, which are not in it.
     pub early_samples: u64,
@@ -246,7 +261,10 @@ pub struct Recording {
     pub period_ns: Option<u64>,
     /// Samples whose stack or thread is beyond the limits; their time is in the sums.
     pub merged: u64,
-    /// What stands for an empty stack: readers drop samples without frames, or take them for idle time.
+    /// Samples, cycles and stacks of allocation of requests whose end was not seen, or came too late: their endpoint is not known.
+    pub unresolved: u64,
+    endpoints: Endpoints,
+    /// Replaces an empty stack: readers drop samples without frames, or show them as idle time.
     no_stack: Stack,
     current: HashMap<u32, ProcessIndex>,
     thread_of: HashMap<Thread, ThreadIndex>,
@@ -261,26 +279,30 @@ impl Observer for Recording {
             Seen::Work(work) => self.work(process, work),
             Seen::Request(request) => self.request(process, request),
             Seen::Stack(sample) => self.sample(process, sample),
+            Seen::Alloc(sum) => self.allocated(process, sum),
+            Seen::AllocStack(alloc) => self.alloc(process, alloc),
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSpan(span) => self.gvl_span(process, span),
             Seen::GvlThread(thread) => self.gvl_thread(process, thread),
-            Seen::Ended(_) => self.ended(process),
+            Seen::Ended(end) => self.ended(process, end.shutdown.as_ref()),
             _ => {}
         }
     }
 }
 
 impl Recording {
-    /// Records sums, and a timeline if `timeline`.
-    pub fn new(timeline: bool, limits: Limits) -> Self {
+    /// Records sums of what this filter lets through, and a timeline if `timeline`.
+    pub fn new(timeline: bool, limits: Limits, filter: Filter) -> Self {
         Self {
             limits,
+            filter: FilterState::new(filter),
             tree: CallTree::new(limits.nodes),
             images: Vec::new(),
             processes: Vec::new(),
             threads: Vec::new(),
             samples: HashMap::new(),
             pauses: HashMap::new(),
+            allocs: HashMap::new(),
             gvl_waits: HashMap::new(),
             gvl_holds: HashMap::new(),
             gvl_threads: HashMap::new(),
@@ -292,6 +314,8 @@ impl Recording {
             early_events: 0,
             period_ns: None,
             merged: 0,
+            unresolved: 0,
+            endpoints: Endpoints::default(),
             no_stack: Arc::new([Arc::new(Frame {
                 kind: FrameKind::Missing,
                 name: Arc::from("(no stack)"),
@@ -306,7 +330,7 @@ impl Recording {
         }
     }
 
-    /// A process is traced from now on. What had its pid before is another one.
+    /// A process is traced from now on. An earlier process with its pid is another one.
     fn process(&mut self, process: &Process, state: Option<&GcState>) {
         self.current.remove(&process.pid);
         if self.images.iter().all(|known| known.index != process.image.index) {
@@ -317,129 +341,76 @@ impl Recording {
         }
     }
 
-    /// Tracing of a process ended.
-    fn ended(&mut self, process: &Process) {
+    /// Tracing of a process ended, in this state if it shut down: none of its requests ends any more.
+    fn ended(&mut self, process: &Process, state: Option<&GcState>) {
+        if let Some(state) = state {
+            self.memory(process, state);
+        }
+        self.settle(Some(process.pid));
         self.current.remove(&process.pid);
     }
 
-    /// From when to when was recorded. `now_ns` stands for an end that is not known.
+    /// The name of an endpoint.
+    pub fn endpoint(&self, index: EndpointIndex) -> &str {
+        self.endpoints.name(index)
+    }
+
+    /// An empty recording that goes on where this one ends: it knows the same requests.
+    #[must_use]
+    pub fn go_on(&mut self) -> Self {
+        self.settle(None);
+        let mut next = Self::new(self.timeline.is_some(), self.limits, self.filter().clone());
+        next.endpoints = self.endpoints.go_on();
+        next.began_ns = self.began_ns;
+        next
+    }
+
+    /// The recorded span of time. `now_ns` replaces an end that is not known.
     pub fn span(&self, now_ns: u64) -> (u64, u64) {
         let ended = self.closed_ns.unwrap_or(now_ns);
         (self.began_ns.unwrap_or(ended).min(ended), ended)
     }
 
     /// Whether something at this time belongs to the recording. What was seen while other Rubies, or other probes, were still
-    /// being attached does not: shares would be of different times.
+    /// being attached does not: shares would refer to different times.
     fn has_begun(&self, ts_ns: u64) -> bool {
         self.began_ns.is_some_and(|began_ns| ts_ns >= began_ns)
     }
 
-    /// The same of a cycle or an interval, which is counted if it does not.
+    /// [`Self::has_begun`] for a cycle or an interval, which is counted if it came before.
     fn admits(&mut self, ts_ns: u64) -> bool {
         let admitted = self.has_begun(ts_ns);
         self.early_events += u64::from(!admitted);
         admitted
     }
 
-    /// A sample.
-    fn sample(&mut self, process: &Process, sample: &StackSample) {
-        // Of a time off the CPU the part in the recording counts.
-        let (mut ts_ns, mut wall_ns) = (sample.ts_ns, sample.wall_ns);
-        if let Some(began_ns) = self.began_ns.filter(|_| sample.state != ThreadState::Running)
-            && (ts_ns..ts_ns.saturating_add(wall_ns)).contains(&began_ns)
-        {
-            (ts_ns, wall_ns) = (began_ns, ts_ns + wall_ns - began_ns);
-        }
-        if !self.has_begun(ts_ns) {
-            self.early_samples += 1;
-            return;
-        }
-        let thread = self.thread(process, sample.tid, &sample.comm, ts_ns);
-        let stack = if sample.stack.is_empty() { &self.no_stack } else { &sample.stack };
-        let node = self.tree.insert(stack);
-        let mut merged = node == NodeId::BEYOND || Some(thread) == self.beyond;
-        if self.period_ns.is_none() && sample.cpu_ns > 0 {
-            self.period_ns = Some(sample.cpu_ns);
-        }
-        let key = SampleKey { thread, node, state: sample.state, gc: sample.gc };
-        let full = self.samples.len() >= self.limits.sums;
-        let sum = match self.samples.entry(key) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) if !full => entry.insert(SampleSum::default()),
-            Entry::Vacant(_) => {
-                merged = true;
-                let thread = self.thread_beyond();
-                self.samples.entry(SampleKey { thread, node: NodeId::BEYOND, ..key }).or_default()
-            }
-        };
-        sum.samples += 1;
-        sum.cpu_ns += sample.cpu_ns;
-        sum.wall_ns += wall_ns;
-        self.merged += u64::from(merged);
-        let Some(timeline) = &mut self.timeline else { return };
-        if timeline.samples.len() >= self.limits.timeline {
-            timeline.samples_left_out += 1;
-            return;
-        }
-        timeline.samples.push(Moment { ts_ns, key, cpu_ns: sample.cpu_ns, wall_ns });
+    /// The node of a stack without the frames that are hidden; [`NodeId::ROOT`] if there is no stack.
+    fn node(&mut self, stack: Option<&Stack>) -> NodeId {
+        stack.map_or(NodeId::ROOT, |stack| self.tree.insert(&self.filter.shown(stack)))
     }
 
-    /// A cycle with its pauses.
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
-        let start = &cycle.start;
-        // All of a cycle or nothing, so that sums and timelines agree.
-        if !self.admits(cycle.pauses.iter().map(|pause| pause.begin_ns).fold(start.ts_ns, u64::min)) {
-            return;
-        }
-        let thread = self.thread(process, start.tid, &Arc::from(cycle.comm.as_str()), start.ts_ns);
-        let node = cycle.trigger.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
-        let reason = (start.info.gc_by, start.info.major_by);
-        let kind = cycle.kind();
-        for pause in &cycle.pauses {
-            for (phase, ns) in pause.phases() {
-                let pauses = u64::from(phase == pause.first_phase());
-                if ns == 0 && pauses == 0 {
-                    continue;
-                }
-                let key = PauseKey { thread, node, kind, reason, phase };
-                let full = self.pauses.len() >= self.limits.sums;
-                let sum = match self.pauses.entry(key) {
-                    Entry::Occupied(entry) => entry.into_mut(),
-                    Entry::Vacant(entry) if !full => entry.insert(PauseSum::default()),
-                    Entry::Vacant(_) => {
-                        let thread = self.thread_beyond();
-                        let key = PauseKey { thread, node: NodeId::BEYOND, kind, reason, phase };
-                        self.pauses.entry(key).or_default()
-                    }
-                };
-                sum.pauses += pauses;
-                sum.ns += ns;
-            }
-        }
-        let end_ns = cycle.end.as_ref().map(|end| end.ts_ns);
-        self.heard(process, end_ns.unwrap_or(start.ts_ns));
-        if let Some(timeline) = &mut self.timeline
-            && timeline.admit(1 + cycle.pauses.len(), &self.limits)
-        {
-            timeline.cycles.push(CycleMoment {
-                thread,
-                node,
-                count: cycle.count,
-                kind,
-                reason,
-                begin_ns: start.ts_ns,
-                end_ns,
-                pauses: cycle.pauses.as_slice().into(),
-            });
-        }
-        for state in std::iter::once(start).chain(&cycle.end) {
-            self.memory(process, state);
-        }
+    /// What filters let through and what they dropped.
+    pub fn filtered(&self) -> &FilterAccount {
+        &self.filter.account
+    }
+
+    /// What is recorded.
+    pub fn filter(&self) -> &Filter {
+        self.filter.filter()
+    }
+
+    /// Whether an event of a thread that has no stack is recorded.
+    fn keeps_thread(&mut self, thread: ThreadName<'_>, ns: u64) -> bool {
+        let dropped = self.filter.drops_thread(thread);
+        self.filter.account.others.keeps(dropped, ns)
     }
 
     /// GC work without event sites.
     fn work(&mut self, process: &Process, work: &GcWork) {
-        if self.timeline.is_none() || !self.admits(work.begin_ns) {
+        if self.timeline.is_none()
+            || !self.admits(work.begin_ns)
+            || !self.keeps_thread(named(process, work.tid, &work.comm), work.ns)
+        {
             return;
         }
         let thread = self.thread(process, work.tid, &Arc::from(work.comm.as_str()), work.begin_ns);
@@ -448,17 +419,6 @@ impl Recording {
         {
             let GcWork { phase, begin_ns, ns, .. } = *work;
             timeline.work.push(WorkMoment { thread, name: phase.name(), begin_ns, ns });
-        }
-    }
-
-    fn memory(&mut self, process: &Process, state: &GcState) {
-        let wanted = self.timeline.is_some() && self.has_begun(state.ts_ns);
-        let Some(memory) = state.memory.filter(|_| wanted) else { return };
-        let index = self.process_index(process, state.ts_ns);
-        if let Some(timeline) = &mut self.timeline
-            && timeline.admit(1, &self.limits)
-        {
-            timeline.memory.push(MemoryMoment { process: index, ts_ns: state.ts_ns, rss: memory.rss });
         }
     }
 
@@ -510,7 +470,7 @@ impl Recording {
         index
     }
 
-    /// The thread that stands for all beyond the limit.
+    /// The thread that represents all beyond the limit.
     fn thread_beyond(&mut self) -> ThreadIndex {
         if let Some(index) = self.beyond {
             return index;
@@ -547,6 +507,11 @@ impl Recording {
     }
 }
 
+/// A thread of a process, for filters.
+fn named<'a>(process: &Process, tid: u32, name: &'a str) -> ThreadName<'a> {
+    ThreadName { pid: process.pid, tid, name }
+}
+
 impl Timeline {
     fn admit(&mut self, events: usize, limits: &Limits) -> bool {
         let fits = self.events + events <= limits.timeline;
@@ -560,7 +525,7 @@ impl Timeline {
 }
 
 impl SampleSum {
-    /// The time that a stack in this state stands for: on a CPU its CPU time, else wall time. Nanoseconds.
+    /// The time that a stack in this state represents: on a CPU its CPU time, else wall time. Nanoseconds.
     pub fn time_ns(&self, state: ThreadState) -> u64 {
         time_ns(state, self.cpu_ns, self.wall_ns)
     }

@@ -1,56 +1,179 @@
-//! The requests of one process, by endpoint.
+//! Requests by what they have in common: endpoint, service or thread.
 
 use std::collections::BTreeMap;
 
-use super::gc_summary::Distribution;
-use crate::model::request::Request;
+use super::{endpoint::OTHER, gc_summary::Distribution};
+use crate::model::{Process, request::Request};
 
-/// What was seen of one endpoint.
+/// Groups that are told apart; the rest is one.
+const MAX_GROUPS: usize = 500;
+
+/// What requests are put together by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Service and endpoint.
+    Endpoint,
+    /// Service.
+    Service,
+    /// The thread that served them.
+    Thread,
+}
+
+/// Requests that belong together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group {
+    /// Their service; empty where all are of one process.
+    pub service: String,
+    /// What tells them apart in it; empty where nothing does.
+    pub name: String,
+}
+
+/// What was seen of a group.
 #[derive(Clone, Debug, Default)]
-pub struct EndpointSummary {
+pub struct GroupSummary {
     /// Requests.
     pub count: u64,
-    /// Of them, with a status from 500 on.
+    /// Requests with a status from 500 on.
     pub failed: u64,
     /// How long they took, where that was seen.
     pub times: Distribution,
     /// The sum of that, nanoseconds.
     pub ns: u64,
-    /// Of that, GC pauses of their threads, nanoseconds.
-    pub gc_ns: u64,
-    /// GC cycles that they started.
+    /// How long they had waited for a thread, where that is known.
+    pub queues: Distribution,
+    /// GC that their own threads ran.
+    pub own: Part,
+    /// Pauses of other threads of their processes meanwhile.
+    pub other: Part,
+    /// Waits of their threads for the GVL.
+    pub gvl: Part,
+    /// CPU time of their threads.
+    pub cpu: Part,
+    /// GC cycles that they started, where that is known.
     pub gcs: u64,
+    /// Of how many requests it is.
+    pub gcs_known: u64,
 }
 
-/// The requests of one process.
+/// A part of the time of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Part {
+    /// Time of the requests of which the part is known, nanoseconds.
+    pub of_ns: u64,
+    /// The part, nanoseconds.
+    pub ns: u64,
+}
+
+impl Part {
+    fn add(&mut self, of_ns: u64, ns: Option<u64>) {
+        if let Some(ns) = ns {
+            self.of_ns += of_ns;
+            self.ns += ns;
+        }
+    }
+}
+
+impl GroupSummary {
+    /// All GC in their time that is known, nanoseconds.
+    pub fn gc_ns(&self) -> u64 {
+        self.own.ns.saturating_add(self.other.ns)
+    }
+
+    fn add(&mut self, request: &Request) {
+        self.count += 1;
+        self.failed += u64::from(request.status.is_some_and(|status| status >= 500));
+        self.gcs += u64::from(request.gcs.unwrap_or_default());
+        self.gcs_known += u64::from(request.gcs.is_some());
+        if let Some(ns) = request.queue_ns {
+            self.queues.add(ns);
+        }
+        if let Some(ns) = request.duration_ns() {
+            self.times.add(ns);
+            self.ns += ns;
+            self.own.add(ns, request.gc_ns);
+            self.other.add(ns, request.gc_other.map(|other| other.ns));
+            self.gvl.add(ns, request.gvl_wait_ns);
+            self.cpu.add(ns, request.states.map(|states| states.cpu_ns));
+        }
+    }
+}
+
+/// Requests in groups.
 #[derive(Clone, Debug, Default)]
 pub struct RequestSummary {
-    endpoints: BTreeMap<String, EndpointSummary>,
+    groups: BTreeMap<Group, GroupSummary>,
 }
 
 impl RequestSummary {
-    /// Counts one.
+    /// Counts one of a single process, by its endpoint.
     pub fn add(&mut self, request: &Request) {
-        let of = self.endpoints.entry(request.endpoint()).or_default();
-        of.count += 1;
-        of.failed += u64::from(request.status.is_some_and(|status| status >= 500));
-        of.gcs += u64::from(request.gcs);
-        if let Some(ns) = request.duration_ns() {
-            of.times.add(ns);
-            of.ns += ns;
-            of.gc_ns += request.gc_ns;
-        }
+        self.add_to(Group { service: String::new(), name: request.endpoint() }, request);
+    }
+
+    /// Counts one of any process.
+    pub fn add_by(&mut self, by: By, process: &Process, request: &Request) {
+        let service = process.origin.service.clone();
+        let name = match by {
+            By::Endpoint => request.endpoint(),
+            By::Service => String::new(),
+            By::Thread => format!("pid {} thread {}", process.pid, request.tid),
+        };
+        self.add_to(Group { service, name }, request);
+    }
+
+    fn add_to(&mut self, group: Group, request: &Request) {
+        let known = self.groups.len() < MAX_GROUPS || self.groups.contains_key(&group);
+        let group = if known { group } else { Group { service: String::new(), name: OTHER.to_owned() } };
+        self.groups.entry(group).or_default().add(request);
     }
 
     /// How many requests there were.
     pub fn count(&self) -> u64 {
-        self.endpoints.values().map(|of| of.count).sum()
+        self.groups.values().map(|of| of.count).sum()
     }
 
-    /// Endpoints, those with most time first.
-    pub fn by_time(&self) -> Vec<(&str, &EndpointSummary)> {
-        let mut all: Vec<_> = self.endpoints.iter().map(|(name, of)| (name.as_str(), of)).collect();
-        all.sort_by_key(|(_, of)| std::cmp::Reverse(of.ns));
+    /// Time of all of them, nanoseconds.
+    pub fn ns(&self) -> u64 {
+        self.groups.values().map(|of| of.ns).sum()
+    }
+
+    /// Groups, those with most time first.
+    pub fn by_time(&self) -> Vec<(&Group, &GroupSummary)> {
+        self.sorted(|of| of.ns)
+    }
+
+    /// Groups with GC in their time, those with most of it first.
+    pub fn by_gc(&self) -> Vec<(&Group, &GroupSummary)> {
+        let mut all = self.sorted(GroupSummary::gc_ns);
+        all.retain(|(_, of)| of.gc_ns() > 0);
+        all
+    }
+
+    /// Whether waits for the GVL are known of any.
+    pub fn has_gvl(&self) -> bool {
+        self.groups.values().any(|of| of.gvl.of_ns > 0)
+    }
+
+    /// Whether CPU time is known of any.
+    pub fn has_cpu(&self) -> bool {
+        self.groups.values().any(|of| of.cpu.of_ns > 0)
+    }
+
+    /// Whether it is known of any how long it had waited for a thread.
+    pub fn has_queues(&self) -> bool {
+        self.groups.values().any(|of| of.queues.count() > 0)
+    }
+
+    /// Whether they are of more than one service.
+    pub fn has_services(&self) -> bool {
+        let mut services = self.groups.keys().map(|group| &group.service).filter(|name| !name.is_empty());
+        let first = services.next();
+        services.any(|service| Some(service) != first)
+    }
+
+    fn sorted(&self, ns: impl Fn(&GroupSummary) -> u64) -> Vec<(&Group, &GroupSummary)> {
+        let mut all: Vec<_> = self.groups.iter().collect();
+        all.sort_by_key(|(_, of)| std::cmp::Reverse(ns(of)));
         all
     }
 }
@@ -58,12 +181,10 @@ impl RequestSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{aggregate::services::tests::process, model::request::GcTime};
 
-    /// By endpoint, most time first; what has no duration counts without one.
-    #[test]
-    fn endpoints() {
-        let mut summary = RequestSummary::default();
-        let request = |path: &str, end_ns, status| Request {
+    fn request(path: &str, end_ns: Option<u64>, status: Option<u16>) -> Request {
+        Request {
             id: 1,
             tid: 1,
             begin_ns: 100,
@@ -71,17 +192,90 @@ mod tests {
             method: Some("GET"),
             path: Some(path.to_owned()),
             status,
+            queue_ns: None,
             first_byte_ns: None,
             last_byte_ns: None,
-            gcs: 1,
-            gc_ns: 10,
-        };
+            gcs: Some(1),
+            gc_ns: Some(10),
+            gc_pauses: Some(1),
+            gc_other: Some(GcTime { pauses: 2, ns: 30 }),
+            gvl_wait_ns: None,
+            states: None,
+            job: None,
+        }
+    }
+
+    fn names(groups: &[(&Group, &GroupSummary)]) -> Vec<String> {
+        groups.iter().map(|(group, _)| format!("{}|{}", group.service, group.name)).collect()
+    }
+
+    /// By endpoint, most time first; what has no duration counts without one.
+    #[test]
+    fn endpoints() {
+        let mut summary = RequestSummary::default();
         summary.add(&request("/a", Some(200), Some(200)));
         summary.add(&request("/b", Some(1100), Some(503)));
         summary.add(&request("/b", None, None));
         let by_time = summary.by_time();
-        let (name, of) = by_time[0];
-        assert_eq!((name, of.count, of.failed, of.ns, of.gc_ns, of.gcs), ("GET /b", 2, 1, 1000, 10, 2));
-        assert_eq!((by_time[1].0, summary.count()), ("GET /a", 3));
+        let of = by_time[0].1;
+        assert_eq!(names(&by_time), ["|GET /b", "|GET /a"]);
+        assert_eq!((of.count, of.failed, of.ns, of.own.ns, of.other.ns, of.gcs), (2, 1, 1000, 10, 30, 2));
+        assert_eq!((of.own.of_ns, of.other.of_ns), (1000, 1000));
+        assert_eq!((summary.count(), summary.ns()), (3, 1100));
+        // A duration without its GC has no part in the share of GC, and one without that of other threads none in theirs.
+        let unknown = Request { gc_other: None, ..request("/b", Some(9100), None) };
+        summary.add(&Request { gcs: None, gc_ns: None, gc_pauses: None, ..unknown.clone() });
+        let of = summary.by_time()[0].1;
+        assert_eq!((of.count, of.ns, of.own.of_ns, of.own.ns, of.gcs), (3, 10_000, 1000, 10, 2));
+        assert_eq!(of.gcs_known, 2);
+        summary.add(&unknown);
+        let of = summary.by_time()[0].1;
+        assert_eq!((of.own.of_ns, of.own.ns), (10_000, 20));
+        assert_eq!((of.other.of_ns, of.other.ns), (1000, 30));
+    }
+
+    /// By GC, those that have none are left out.
+    #[test]
+    fn most_gc() {
+        let mut summary = RequestSummary::default();
+        let none = Some(GcTime::default());
+        summary.add(&Request { gc_ns: Some(0), gc_other: none, ..request("/slow", Some(9000), None) });
+        summary.add(&Request { gc_ns: Some(0), ..request("/waits", Some(200), None) });
+        summary.add(&Request { gc_ns: Some(20), ..request("/starts", Some(200), None) });
+        assert_eq!(names(&summary.by_gc()), ["|GET /starts", "|GET /waits"]);
+    }
+
+    /// Processes of a service are one group, or their threads are groups of their own.
+    #[test]
+    fn groups() {
+        let (web, other) = (process(1, "web"), process(2, "web"));
+        let api = process(3, "api");
+        let a = request("/a", Some(200), None);
+        let grouped = |by| {
+            let mut summary = RequestSummary::default();
+            for of in [&web, &other, &api] {
+                summary.add_by(by, of, &a);
+            }
+            let all: Vec<String> = names(&summary.by_time());
+            (all, summary.has_services())
+        };
+        let all = |names: &[&str]| (names.iter().map(|&name| name.to_owned()).collect(), true);
+        assert_eq!(grouped(By::Endpoint), all(&["web|GET /a", "api|GET /a"]));
+        assert_eq!(grouped(By::Service), all(&["web|", "api|"]));
+        let threads = ["api|pid 3 thread 1", "web|pid 1 thread 1", "web|pid 2 thread 1"];
+        assert_eq!(grouped(By::Thread), all(&threads));
+    }
+
+    /// However many groups there are, memory is bounded, and no request is missing.
+    #[test]
+    fn bounded() {
+        let mut summary = RequestSummary::default();
+        for n in 0..MAX_GROUPS + 7 {
+            summary.add_by(By::Endpoint, &process(1, "web"), &request(&format!("/{n}"), Some(200), None));
+        }
+        assert_eq!(summary.groups.len(), MAX_GROUPS + 1);
+        let other = Group { service: String::new(), name: OTHER.to_owned() };
+        assert_eq!((summary.groups[&other].count, summary.count()), (7, MAX_GROUPS as u64 + 7));
+        assert!(!summary.has_services());
     }
 }

@@ -25,17 +25,36 @@ pub const REQUEST_BOUNDS: [u64; 17] = [
     10_000_000_000,
     30_000_000_000,
 ];
-/// Endpoints that are told apart in a service; what is beyond them is [`OTHER`].
+/// The same of waits for a thread, which are often short.
+pub const QUEUE_BOUNDS: [u64; 14] = [
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    25_000_000,
+    50_000_000,
+    100_000_000,
+    500_000_000,
+    1_000_000_000,
+    5_000_000_000,
+    30_000_000_000,
+];
+/// Endpoints kept apart per service; all others are [`OTHER`].
 const MAX_ENDPOINTS: usize = 500;
-/// What a method or a path is called that is not known.
+/// Label of an unknown method or path.
 const UNKNOWN: &str = "(unknown)";
+/// Stands for the method of jobs.
+const JOB: &str = "(job)";
 
 /// What requests are counted by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestKey {
-    /// Method, or `(unknown)`.
+    /// Method, `(job)`, or `(unknown)`.
     pub method: &'static str,
-    /// Template of the path, visible ASCII; `(unknown)`; or `(other)`, where there are too many.
+    /// Template of the path or class of a job, visible ASCII; `(unknown)`; or `(other)`, where there are too many.
     pub path: String,
     /// `1xx` to `5xx`, or `unknown`.
     pub status: &'static str,
@@ -48,9 +67,15 @@ pub struct RequestFigures {
     pub count: u64,
     /// How long they took, where that was seen.
     pub times: Times,
-    /// GC pauses of their threads meanwhile, nanoseconds.
+    /// How long they had waited for a thread, where that is known.
+    pub queues: Times,
+    /// GC pauses of their threads meanwhile, nanoseconds, where known.
     pub gc_ns: u64,
-    /// GC cycles that they started.
+    /// GC pauses of other threads of their processes meanwhile, nanoseconds, where known.
+    pub gc_other_ns: u64,
+    /// Waits of their threads for the GVL, nanoseconds, where known; `None`: of none so far.
+    pub gvl_wait_ns: Option<u64>,
+    /// GC cycles that they started, where known.
     pub gcs: u64,
 }
 
@@ -62,20 +87,30 @@ pub struct ServiceRequests {
 }
 
 impl ServiceRequests {
-    /// Counts one. Without `room`, an endpoint that is new counts as [`OTHER`].
+    /// Counts one. Without `room`, a new endpoint counts as [`OTHER`].
     pub fn add(&mut self, request: &Request, room: bool) {
-        let method = request.method.unwrap_or(UNKNOWN);
+        let method = request.method.unwrap_or(if request.job.is_some() { JOB } else { UNKNOWN });
         let path = request.path.as_deref().unwrap_or(UNKNOWN);
         let key = RequestKey { method, path: self.admit(method, path, room), status: class(request.status) };
         let of = self.by_key.entry(key).or_insert_with(|| RequestFigures {
             count: 0,
             times: Times::within(&REQUEST_BOUNDS),
+            queues: Times::within(&QUEUE_BOUNDS),
             gc_ns: 0,
+            gc_other_ns: 0,
+            gvl_wait_ns: None,
             gcs: 0,
         });
         of.count += 1;
-        of.gc_ns = of.gc_ns.saturating_add(request.gc_ns);
-        of.gcs += u64::from(request.gcs);
+        of.gc_ns = of.gc_ns.saturating_add(request.gc_ns.unwrap_or_default());
+        of.gcs += u64::from(request.gcs.unwrap_or_default());
+        of.gc_other_ns = of.gc_other_ns.saturating_add(request.gc_other.map_or(0, |other| other.ns));
+        if let Some(ns) = request.gvl_wait_ns {
+            of.gvl_wait_ns = Some(of.gvl_wait_ns.unwrap_or_default().saturating_add(ns));
+        }
+        if let Some(ns) = request.queue_ns {
+            of.queues.add(ns);
+        }
         if let Some(ns) = request.duration_ns() {
             of.times.add(ns);
         }
@@ -86,7 +121,7 @@ impl ServiceRequests {
         self.by_key.iter()
     }
 
-    /// How many endpoints are told apart.
+    /// Number of distinct endpoints.
     pub fn endpoints(&self) -> usize {
         self.endpoints.len()
     }
@@ -118,6 +153,7 @@ fn class(status: Option<u16>) -> &'static str {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::model::request::{GcTime, Job};
 
     /// A request that began at 100 ns.
     pub(crate) fn request(path: Option<&str>, ns: Option<u64>, status: Option<u16>) -> Request {
@@ -129,11 +165,33 @@ pub(crate) mod tests {
             method: path.map(|_| "GET"),
             path: path.map(ToOwned::to_owned),
             status,
+            queue_ns: None,
             first_byte_ns: None,
             last_byte_ns: None,
-            gcs: 2,
-            gc_ns: 10,
+            gcs: Some(2),
+            gc_ns: Some(10),
+            gc_pauses: Some(3),
+            gc_other: Some(GcTime { pauses: 4, ns: 50 }),
+            gvl_wait_ns: None,
+            states: None,
+            job: None,
         }
+    }
+
+    /// A job has its class for a path, and no method that a request could have.
+    #[test]
+    fn jobs() {
+        let mut requests = ServiceRequests::default();
+        let job = |class: Option<&str>| Request {
+            method: None,
+            job: Some(Job::default()),
+            ..request(class, Some(5), None)
+        };
+        requests.add(&job(Some("Shop::MailJob")), true);
+        requests.add(&job(None), true);
+        let keys: Vec<_> =
+            requests.iter().map(|(key, _)| (key.method, key.path.as_str(), key.status)).collect();
+        assert_eq!(keys, [("(job)", "(unknown)", "unknown"), ("(job)", "Shop::MailJob", "unknown")]);
     }
 
     /// Each class of status by itself; a request whose end was not seen counts, but has no duration.
@@ -165,7 +223,7 @@ pub(crate) mod tests {
         assert_eq!(failed.times.buckets[REQUEST_BOUNDS.len()], 1);
     }
 
-    /// However many endpoints somebody asks for, memory is bounded, those known before stay, and no request is missing.
+    /// However many endpoints are requested, memory is bounded, known endpoints stay, and every request is counted.
     #[test]
     fn bounded() {
         let mut requests = ServiceRequests::default();

@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use super::service_requests::ServiceRequests;
+use super::{heap_figures::HeapFigures, service_requests::ServiceRequests};
 use crate::model::{
     GcCycle, GcState, GcWork, Image, Origin, Process,
     gvl::GvlWait,
     gvl_so_far::GvlSoFar,
     request::Request,
-    seen::{Observer, Seen},
+    seen::{AllocSum, Observer, Seen},
 };
 
 /// Upper bounds of the buckets of pauses, nanoseconds.
@@ -34,7 +34,7 @@ pub const PAUSE_BOUNDS: [u64; 15] = [
     2_500_000_000,
 ];
 /// Upper bounds of the buckets of waits for the GVL, nanoseconds: 8 µs to 4.3 s. The kernel side counts waits in finer buckets,
-/// none of which lies across one of these.
+/// none of which crosses one of these.
 pub const GVL_BOUNDS: [u64; 20] = {
     let mut bounds = [0; 20];
     let mut at = 0;
@@ -44,28 +44,28 @@ pub const GVL_BOUNDS: [u64; 20] = {
     }
     bounds
 };
-/// Endpoints that are told apart in all services together.
+/// Endpoints kept apart in all services together.
 const MAX_ENDPOINTS: usize = 10_000;
-/// Services that are told apart.
+/// Services kept apart.
 const MAX_SERVICES: usize = 200;
-/// What those beyond it are called.
+/// Name of the sum of the services beyond that limit.
 const BEYOND: &str = "(beyond gctrace's limit of services)";
 
-/// What processes are added up by.
+/// The key that processes are added up by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
     /// Name.
     pub service: String,
     /// Container, or nothing.
     pub container: String,
-    /// Pid, where each process is told apart.
+    /// Pid, where figures are kept per process.
     pub pid: Option<u32>,
 }
 
-/// Times by their length.
+/// A histogram of times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Upper bounds of the buckets, nanoseconds; a further one has none.
+    /// Upper bounds of the buckets, nanoseconds; one further bucket is unbounded.
     pub bounds: &'static [u64],
     /// How many are in each; not cumulative.
     pub buckets: Vec<u64>,
@@ -80,7 +80,7 @@ impl Default for Times {
 }
 
 impl Times {
-    /// None yet.
+    /// An empty histogram.
     pub(super) fn within(bounds: &'static [u64]) -> Self {
         Self { bounds, buckets: vec![0; bounds.len() + 1], ns: 0 }
     }
@@ -90,7 +90,7 @@ impl Times {
         self.ns = self.ns.saturating_add(ns);
     }
 
-    /// Some that took up to so long (`None`: any time), and all of which belong into one bucket.
+    /// Counts times of at most `most` nanoseconds (`None`: any length), which all belong in one bucket.
     fn count_in(&mut self, most: Option<u64>, count: u64) {
         let bucket = most.and_then(|most| self.bounds.iter().position(|bound| most <= *bound));
         self.buckets[bucket.unwrap_or(self.bounds.len())] += count;
@@ -102,7 +102,7 @@ impl Times {
     }
 }
 
-/// What cycles are counted by.
+/// The key that cycles are counted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CycleKey {
     /// `minor` or `major`.
@@ -114,7 +114,7 @@ pub struct CycleKey {
 }
 
 impl CycleKey {
-    /// What a cycle is counted by.
+    /// The key of a cycle.
     pub fn of(cycle: &GcCycle) -> Self {
         let info = &cycle.start.info;
         Self { kind: cycle.kind(), gc_by: info.gc_by, major_by: info.major_by }
@@ -122,7 +122,7 @@ impl CycleKey {
 }
 
 /// Figures of a process at its last GC event, or their sum over processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
     /// Slots with objects.
     pub live_slots: u64,
@@ -136,6 +136,10 @@ pub struct Gauges {
     pub old_objects: u64,
     /// Bytes allocated by `malloc` since the last cycle.
     pub malloc_increase: u64,
+    /// The same since the last major cycle.
+    pub oldmalloc_increase: u64,
+    /// Slots by their size in bytes: those in use, and free ones. Of Rubies that do not count objects by size there are none.
+    pub pools: BTreeMap<u64, (u64, u64)>,
     /// Resident memory, bytes.
     pub rss: u64,
 }
@@ -148,6 +152,11 @@ impl Gauges {
         self.pages += other.pages;
         self.old_objects += other.old_objects;
         self.malloc_increase += other.malloc_increase;
+        self.oldmalloc_increase += other.oldmalloc_increase;
+        for (size, (used, free)) in &other.pools {
+            let sum = self.pools.entry(*size).or_default();
+            *sum = (sum.0 + used, sum.1 + free);
+        }
         self.rss += other.rss;
     }
 }
@@ -155,7 +164,7 @@ impl Gauges {
 /// Figures of a service since gctrace saw it first.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// What its first process said of itself.
+    /// What its first process belongs to.
     pub origin: Arc<Origin>,
     /// Host name of its first process.
     pub hostname: Option<String>,
@@ -181,6 +190,8 @@ pub struct Service {
     pub allocated: u64,
     /// Growth of `total_freed_objects`.
     pub freed: u64,
+    /// Slots that were handed out for objects, by their size in bytes, where that is counted.
+    pub handed_out: BTreeMap<u32, u64>,
     /// Long waits for the GVL.
     pub gvl_long_waits: Times,
     /// Waits for the GVL of every length.
@@ -209,6 +220,7 @@ impl Service {
             work: BTreeMap::new(),
             allocated: 0,
             freed: 0,
+            handed_out: BTreeMap::new(),
             gvl_long_waits: Times::default(),
             gvl_waits: Times::within(&GVL_BOUNDS),
             gvl_held_ns: 0,
@@ -224,7 +236,7 @@ struct Running {
     gauges: Gauges,
     /// `total_allocated_objects` and `total_freed_objects`, once they are known.
     totals: Option<(u64, u64)>,
-    /// What has been added up of what its threads did with the GVL.
+    /// The part of its threads' GVL sums that has been added already.
     gvl: GvlSoFar,
 }
 
@@ -234,7 +246,7 @@ pub struct Services {
     by_pid: bool,
     known: BTreeMap<ServiceKey, Service>,
     running: HashMap<u32, Running>,
-    /// Processes that were added up as of no service of their own.
+    /// Processes counted in the sum of services beyond the limit.
     pub beyond: u64,
 }
 
@@ -247,6 +259,7 @@ impl Observer for Services {
             Seen::Request(request) => self.request(process, request),
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
+            Seen::Alloc(sum) => self.handed_out(process, sum),
             Seen::Ended(end) => self.ended(process, end.shutdown.as_ref()),
             _ => {}
         }
@@ -254,7 +267,7 @@ impl Observer for Services {
 }
 
 impl Services {
-    /// Nothing yet; with `by_pid` each process is told apart.
+    /// Nothing yet; with `by_pid`, figures are kept per process.
     pub fn new(by_pid: bool) -> Self {
         Self { by_pid, ..Self::default() }
     }
@@ -308,6 +321,14 @@ impl Services {
         }
     }
 
+    /// Slots that were handed out.
+    fn handed_out(&mut self, process: &Process, sum: &AllocSum) {
+        let Some(service) = self.of(process.pid) else { return };
+        for (size, slots) in &sum.slots {
+            *service.handed_out.entry(*size).or_default() += slots;
+        }
+    }
+
     /// A long wait for the GVL.
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         if let Some(service) = self.of(process.pid) {
@@ -343,7 +364,7 @@ impl Services {
         }
         self.known
             .iter()
-            .map(move |(key, service)| (key, service, gauges.get(key).copied().unwrap_or_default()))
+            .map(move |(key, service)| (key, service, gauges.get(key).cloned().unwrap_or_default()))
     }
 
     fn of(&mut self, pid: u32) -> Option<&mut Service> {
@@ -357,7 +378,7 @@ impl Services {
         }
     }
 
-    /// What a process is added up under. Where there is no room, what has no process any more makes it.
+    /// The key of a process. If there is no room, a service without processes is dropped first.
     fn key(&mut self, process: &Process) -> ServiceKey {
         let key = ServiceKey {
             service: process.origin.service.clone(),
@@ -385,6 +406,7 @@ impl Services {
             state.stat.get(at).copied()
         };
         let value = |name: &str| get(name).unwrap_or_default();
+        let pools = HeapFigures::of(&process.image, state).pools;
         running.gauges = Gauges {
             live_slots: value("heap_live_slots"),
             free_slots: value("heap_free_slots"),
@@ -392,7 +414,9 @@ impl Services {
             pages: value("heap_allocated_pages"),
             old_objects: value("old_objects"),
             malloc_increase: value("malloc_increase_bytes"),
-            // Once the process is gone its last known memory stands.
+            oldmalloc_increase: value("oldmalloc_increase_bytes"),
+            pools: pools.iter().map(|pool| (pool.slot_size, (pool.used, pool.free))).collect(),
+            // The last known memory is kept once the process is gone.
             rss: state.memory.map_or(running.gauges.rss, |memory| memory.rss),
         };
         let Some(totals) = get("total_allocated_objects").zip(get("total_freed_objects")) else { return };
@@ -499,7 +523,7 @@ pub(crate) mod tests {
         assert_eq!((web.seen, web.running, web.allocated, gauges.live_slots), (3, 1, 550, 7));
     }
 
-    /// However many services there are, so many are kept: those without processes go first, and the rest is one.
+    /// The number of services is bounded: those without processes are dropped first, and the rest are added up as one.
     #[test]
     fn bounded() {
         let mut services = Services::new(false);

@@ -1,5 +1,5 @@
-//! `RUBY_GC_*` variables of traced processes that do nothing, told once for each service: misspelt ones, ones of other releases, and
-//! values that Ruby ignores without a word.
+//! Reports `RUBY_GC_*` variables of traced processes that have no effect, once for each service: misspelt names, names of other
+//! releases, and values that Ruby silently ignores.
 
 use std::collections::HashSet;
 
@@ -14,10 +14,10 @@ use crate::{
     model::{Process, seen::Seen},
 };
 
-/// Services and variables that are remembered; then nothing more is told.
+/// Services and variables that are remembered; after that many, nothing more is reported.
 const MAX_TOLD: usize = 1000;
 
-/// Tells.
+/// Reports variables without effect.
 pub struct Environment {
     told: HashSet<(String, String)>,
     /// Variables that were refused.
@@ -26,7 +26,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Tells by `say`.
+    /// Reports through `say`.
     pub fn new(say: fn(&str)) -> Self {
         Self { told: HashSet::new(), refused: 0, say }
     }
@@ -42,7 +42,7 @@ impl Exporter for Environment {
             if self.told.len() >= MAX_TOLD || !self.told.insert(key) {
                 continue;
             }
-            // Somebody has put this into an environment.
+            // This text comes from outside.
             let text = printable_part(&format!("{}={}", found.variable, found.value), 100);
             let (pid, service) = (process.pid, &process.origin.service);
             (self.say)(&format!("gctrace: pid {pid} ({service}): {text} does nothing: {}", found.reason));
@@ -62,6 +62,6 @@ impl Exporter for Environment {
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
-        counts.variables_refused += self.refused;
+        counts.environment.variables_refused += self.refused;
     }
 }

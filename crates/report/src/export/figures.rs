@@ -31,7 +31,7 @@ pub(super) enum Value {
     Times(Box<Times>),
 }
 
-/// A value with what tells it from others of its figure.
+/// A value with the labels that distinguish it from others of its figure.
 pub(super) struct Point {
     /// Name and value.
     pub(super) labels: Vec<(&'static str, Cow<'static, str>)>,
@@ -101,7 +101,17 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
     let slots = [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)];
     let slots = slots.map(|(state, slots)| one(&[("state", state)], Value::Number(slots)));
-    // Only where it is watched: none is not the same as not known.
+    let of_size = |size: String, state: Option<&'static str>, value: u64| {
+        let size = ("slot_size", Cow::Owned(size));
+        let state = state.map(|state| ("state", Cow::Borrowed(state)));
+        Point { labels: std::iter::once(size).chain(state).collect(), value: Value::Number(value) }
+    };
+    let pools = gauges.pools.iter().flat_map(|(size, (used, free))| {
+        [("used", used), ("free", free)]
+            .map(|(state, slots)| of_size(size.to_string(), Some(state), slots.saturating_mul(*size)))
+    });
+    let handed_out = service.handed_out.iter().map(|(size, slots)| of_size(size.to_string(), None, *slots));
+    // Only where it is watched: zero is not the same as not known.
     let gvl = service.image.as_ref().and_then(|image| image.gvl);
     let times = |times: &Times| gvl.map(|_| one(&[], Value::Times(Box::new(times.clone()))));
     let (long_waits, waits) = (times(&service.gvl_long_waits), times(&service.gvl_waits));
@@ -120,7 +130,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "cruby.gc.pause.duration",
             "s",
             Histogram,
-            "Time that threads were stopped in garbage collection at a stretch",
+            "Lengths of garbage collection pauses",
             pauses.collect(),
         ),
         figure(
@@ -128,7 +138,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "cruby.gc.cycle.pause.duration",
             "s",
             Histogram,
-            "Time that threads were stopped by a garbage collection, all its pauses together",
+            "Lengths of all pauses of a garbage collection together",
             cycle_pauses.collect(),
         ),
         figure(
@@ -136,7 +146,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "cruby.gc.time",
             "s",
             Counter,
-            "Time in garbage collection pauses by what was done",
+            "Time in garbage collection pauses, by phase",
             phases.collect(),
         ),
         figure(
@@ -154,6 +164,14 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             Gauge,
             "Slots of the heap at the last GC event of each running process",
             slots.into_iter().collect(),
+        ),
+        figure(
+            "cruby_heap_pool",
+            "cruby.heap.pool",
+            "By",
+            Gauge,
+            "Bytes of slots by their size, at the last GC event of each running process",
+            pools.collect(),
         ),
         figure(
             "cruby_heap_pages",
@@ -188,12 +206,28 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             number(service.freed),
         ),
         figure(
+            "cruby_handed_out_slots",
+            "cruby.slots.handed_out",
+            "{slot}",
+            Counter,
+            "Slots that were handed out for objects",
+            handed_out.collect(),
+        ),
+        figure(
             "cruby_malloc_increase",
             "cruby.malloc.increase",
             "By",
             Gauge,
-            "Bytes that malloc gave since a collection began, at the last GC event of each running process",
+            "Bytes allocated by malloc since the last collection, at the last GC event of each running process",
             number(gauges.malloc_increase),
+        ),
+        figure(
+            "cruby_oldmalloc_increase",
+            "cruby.oldmalloc.increase",
+            "By",
+            Gauge,
+            "Bytes that malloc gave since a major collection began, at the last GC event of each running process",
+            number(gauges.oldmalloc_increase),
         ),
         figure(
             "cruby_resident_memory",
@@ -232,7 +266,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "cruby.gvl.wait.duration",
             "s",
             Histogram,
-            "Waits for the GVL of every length that are over",
+            "Completed waits for the GVL, of every length",
             waits.into_iter().collect(),
         ),
         figure(
@@ -240,7 +274,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "cruby.gvl.held",
             "s",
             Counter,
-            "Time for which threads held the GVL, of holds that are over",
+            "Time for which threads held the GVL, completed holds only",
             held.into_iter().collect(),
         ),
         figure(
@@ -262,12 +296,38 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             }),
         ),
         figure(
+            "cruby_request_queue",
+            "cruby.request.queue.duration",
+            "s",
+            Histogram,
+            "From when the kernel had a request's last bytes until a thread took it",
+            by_endpoint(service, |of| {
+                (of.queues.count() > 0).then(|| Value::Times(Box::new(of.queues.clone())))
+            }),
+        ),
+        figure(
             "cruby_request_gc",
             "cruby.request.gc",
             "s",
             Counter,
             "Time in garbage collection pauses of threads that served a request",
             by_endpoint(service, |of| Some(Value::Time(of.gc_ns))),
+        ),
+        figure(
+            "cruby_request_gc_of_others",
+            "cruby.request.gc.of_others",
+            "s",
+            Counter,
+            "Time in garbage collection pauses of other threads of the process while a request was served",
+            by_endpoint(service, |of| Some(Value::Time(of.gc_other_ns))),
+        ),
+        figure(
+            "cruby_request_gvl_wait",
+            "cruby.request.gvl.wait",
+            "s",
+            Counter,
+            "Time for which threads that served a request waited for the GVL",
+            by_endpoint(service, |of| of.gvl_wait_ns.map(Value::Time)),
         ),
         figure(
             "cruby_request_gc_collections",

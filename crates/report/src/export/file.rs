@@ -1,4 +1,4 @@
-//! Writing files so that a reader sees all of one or none of it, whenever we are killed.
+//! Writing files so that a reader sees the whole file or no file, even if gctrace is killed.
 
 use std::{
     fs::{self, File},
@@ -19,31 +19,36 @@ use rustix::{
 
 use super::ExportError;
 
-/// The files that have got their names.
+/// The files published so far.
 static PUBLISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-/// Most of them that are remembered: sample sets may be written for days.
+/// Most files that are remembered: sample sets may be written for days.
 const REMEMBERED: usize = 64;
 
-/// Whose the files are: user and group.
+/// Mode of a file that anybody may read.
+pub(super) const PUBLIC: u32 = 0o644;
+/// Mode of a file that only its owner may read.
+const PRIVATE: u32 = 0o600;
+
+/// Owner of the files: user and group.
 static OWNER: OnceLock<(u32, u32)> = OnceLock::new();
 
-/// Has all files that are written from now on belong to this user and group. Only the first call counts.
+/// Makes all files that are written from now on belong to this user and group. Only the first call counts.
 pub fn belong_to(uid: u32, gid: u32) {
     // Where it is set already, files have been written.
     let _already = OWNER.set((uid, gid));
 }
 
 /// Gives a new file or directory to the user it is to belong to.
-pub(super) fn give_to_owner(file: BorrowedFd<'_>) {
+pub(crate) fn give_to_owner(file: BorrowedFd<'_>) {
     let Some(&(uid, gid)) = OWNER.get() else { return };
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-    // A complete file of root's is better than none.
+    // A complete file owned by root is better than no file.
     if let Err(error) = rustix::fs::fchown(file, Some(uid), Some(gid)) {
-        log::warn!("a file stays root's: {error}");
+        log::warn!("a file stays owned by root: {error}");
     }
 }
 
-/// The files written so far (of very many, the first). No other appears under its name while this is held.
+/// The files written so far (the first ones if there are very many). No other file is published while this is held.
 pub fn published() -> MutexGuard<'static, Vec<PathBuf>> {
     PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -54,8 +59,8 @@ fn note_published(published: &mut Vec<PathBuf>, path: &Path) {
     }
 }
 
-/// Writes `content` to `path`, replacing what was there. The bytes are on disk under no name at all (`O_TMPFILE`) until
-/// they are complete.
+/// Writes `content` to `path`, replacing what was there. The file has no name (`O_TMPFILE`) until its bytes
+/// are complete.
 ///
 /// # Errors
 ///
@@ -64,7 +69,24 @@ pub fn write_atomically(
     path: &Path,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut file = Unpublished::create(dir_of(path))?;
+    write_with_mode(path, PUBLIC, content)
+}
+
+/// [`write_atomically`], and only the owner can read the file.
+///
+/// # Errors
+///
+/// As of [`write_atomically`].
+pub fn write_private(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    write_with_mode(path, PRIVATE, content)
+}
+
+fn write_with_mode(
+    path: &Path,
+    mode: u32,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = Unpublished::create(dir_of(path), mode)?;
     file.fill(content)?;
     let mut published = published();
     file.replace(path)?;
@@ -76,15 +98,15 @@ pub fn write_atomically(
 ///
 /// # Errors
 ///
-/// It names no regular file, or the directory cannot be written.
+/// It does not name a regular file, or the directory cannot be written.
 pub fn check_path(path: &Path) -> Result<(), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
-    // Elsewhere it means standard output, where a profile would be among the lines; nobody wants a file of that name.
+    // `-` usually means standard output, where a profile would be mixed with the lines. A file of that name is not wanted either.
     if path == Path::new("-") {
         let why = "a profile is not written to standard output";
         return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
     }
-    // A complete file takes the name: doing that to a device or a pipe would take it away from everybody.
+    // The complete file takes over the name: a device or a pipe of that name would be lost for everyone.
     if path.is_dir() {
         return Err(unwritable(io::Error::other("it is a directory")));
     }
@@ -97,7 +119,7 @@ pub fn check_path(path: &Path) -> Result<(), ExportError> {
 /// Why no profile is written to `path`, if what is there, or would be, is no regular file.
 fn special(path: &Path) -> Option<String> {
     if let Some(dir) = ["/dev", "/proc"].into_iter().find(|dir| path.starts_with(dir)) {
-        return Some(format!("it is in {dir}, which keeps no files"));
+        return Some(format!("it is in {dir}, which cannot hold files"));
     }
     let found = fs::metadata(path).ok()?.file_type();
     let what = match found {
@@ -113,11 +135,21 @@ fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Writes `bytes` to a new file in `dir`: `STEM.json`, or with a number behind the stem if that is taken (the same
-/// process traced before, or after an exec). What is there is never overwritten.
-pub(super) fn write_new(dir: &Path, stem: &str, extension: &str, bytes: &[u8]) -> io::Result<()> {
-    let mut file = Unpublished::create(dir)?;
-    file.fill(|out| out.write_all(bytes))?;
+/// Writes `content` to a new file in `dir`: `STEM.json`, or with a number behind the stem if that is taken (the same
+/// process traced before, or after an exec). What is there is never overwritten. Returns its path.
+///
+/// # Errors
+///
+/// As of [`write_atomically`].
+pub(crate) fn write_new(
+    dir: &Path,
+    stem: &str,
+    extension: &str,
+    mode: u32,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<PathBuf> {
+    let mut file = Unpublished::create(dir, mode)?;
+    file.fill(content)?;
     let mut published = published();
     for number in 1..=10_000 {
         let name =
@@ -128,7 +160,7 @@ pub(super) fn write_new(dir: &Path, stem: &str, extension: &str, bytes: &[u8]) -
             Err(error) => return Err(error),
             Ok(()) => {
                 note_published(&mut published, &path);
-                return Ok(());
+                return Ok(path);
             }
         }
     }
@@ -143,13 +175,12 @@ enum Unpublished {
 }
 
 impl Unpublished {
-    fn create(dir: &Path) -> io::Result<Self> {
+    fn create(dir: &Path, mode: u32) -> io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
-        match rustix::fs::open(dir, flags, mode) {
+        match rustix::fs::open(dir, flags, Mode::from_raw_mode(mode)) {
             Ok(file) => Ok(Self::Unnamed(File::from(file))),
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-                let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+                let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
                 Ok(Self::Named(tempfile::Builder::new().permissions(permissions).tempfile_in(dir)?))
             }
             Err(error) => Err(error.into()),
@@ -169,7 +200,7 @@ impl Unpublished {
         file.sync_data()
     }
 
-    /// Gives the file a name that is not taken.
+    /// Gives the file a name that is not in use.
     fn publish(&self, path: &Path) -> io::Result<()> {
         let from = match self {
             Self::Unnamed(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
@@ -178,8 +209,8 @@ impl Unpublished {
         Ok(rustix::fs::linkat(CWD, &from, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     }
 
-    /// Gives the file a name, replacing what has it. Linking cannot replace, so the complete file gets another name
-    /// first and is renamed over.
+    /// Gives the file a name, replacing the file that has it. Linking cannot replace, so the complete file is linked under another
+    /// name first and renamed.
     fn replace(&self, path: &Path) -> io::Result<()> {
         match self.publish(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -199,11 +230,13 @@ impl Unpublished {
 
 /// Checks that files can be made in a directory, without leaving one there.
 pub(super) fn check_writable(dir: &Path) -> io::Result<()> {
-    Unpublished::create(dir).map(drop)
+    Unpublished::create(dir, PUBLIC).map(drop)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     /// New files and replacements carry the whole content, and nothing else is left in the directory.
@@ -223,7 +256,10 @@ mod tests {
     fn new_files_get_new_names() {
         let dir = tempfile::tempdir().unwrap();
         for content in ["a", "b", "c"] {
-            write_new(dir.path(), "set", ".json", content.as_bytes()).unwrap();
+            let mode = if content == "b" { 0o600 } else { PUBLIC };
+            let path =
+                write_new(dir.path(), "set", ".json", mode, |out| out.write_all(content.as_bytes())).unwrap();
+            assert_eq!(fs::metadata(path).unwrap().permissions().mode() & 0o777, mode);
         }
         for (name, content) in [("set.json", "a"), ("set-2.json", "b"), ("set-3.json", "c")] {
             assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), content);
@@ -249,7 +285,7 @@ mod tests {
             (&socket, "it is a socket", "name a regular file"),
             (&link, "it is a device", "name a regular file"),
             (dir.path(), "it is a directory", "name a file in it"),
-            (&left, "No such file or directory", "make its directory"),
+            (&left, "No such file or directory", "create its directory"),
         ] {
             let error = check_path(path).unwrap_err().to_string();
             assert!(error.starts_with(&path.display().to_string()), "{error}");

@@ -187,7 +187,7 @@ struct Sums {
     away_ns: Option<u64>,
     /// What the scheduler did meanwhile.
     split: Option<Split>,
-    /// Waits by length: at most so many nanoseconds (`null`: longer than all before), how many.
+    /// Waits by length: the longest of the bucket in nanoseconds (`null`: unbounded), and how many.
     wait_histogram: Vec<(Option<u64>, u64)>,
 }
 
@@ -321,7 +321,7 @@ impl<W: Write> Jsonl<W> {
     fn write(&mut self, line: &Line<'_>) -> Result<(), ExportError> {
         self.line.clear();
         serde_json::to_writer(&mut self.line, line).map_err(|error| ExportError::Stdout(error.into()))?;
-        // Names come from outside, and lines are looked at on terminals.
+        // Names come from outside, and lines are viewed on terminals.
         let text = String::from_utf8_lossy(&self.line);
         self.out.write_all(printable_json(&text).as_bytes()).map_err(ExportError::Stdout)?;
         self.out.write_all(b"\n").map_err(ExportError::Stdout)
@@ -381,7 +381,7 @@ impl<W: Write> Exporter for Jsonl<W> {
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        self.flush()
+        self.out.flush().map_err(ExportError::Stdout)
     }
 
     fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
@@ -390,10 +390,10 @@ impl<W: Write> Exporter for Jsonl<W> {
             kernel: Counters(&ledger.kernel_counters()),
             user: Counters(&ledger.user_counters()),
         })?;
-        self.flush()
+        self.out.flush().map_err(ExportError::Stdout)
     }
 
-    fn flush(&mut self) -> Result<(), ExportError> {
+    fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         self.out.flush().map_err(ExportError::Stdout)
     }
 }
@@ -476,7 +476,7 @@ impl<W: Write> Jsonl<W> {
             peak_rss: start.memory.map(|memory| memory.peak_rss),
             rss_end: memory_end.map(|memory| memory.rss),
             peak_rss_end: memory_end.map(|memory| memory.peak_rss),
-            // The least exact of the two.
+            // The less exact of the two.
             rss_source: start
                 .memory
                 .into_iter()

@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 
-use crate::model::{Process, request::Request};
+use crate::model::{
+    Process,
+    request::{Job, Request},
+};
 
 #[derive(Serialize)]
 pub(super) struct RequestLine<'a> {
@@ -13,13 +16,24 @@ pub(super) struct RequestLine<'a> {
     kind: &'static str,
     method: Option<&'static str>,
     path: Option<&'a str>,
+    #[serde(flatten)]
+    job: Option<JobPart<'a>>,
     status: Option<u16>,
     begin_ns: u64,
     duration_ns: Option<u64>,
+    queue_ns: Option<u64>,
     first_byte_ns: Option<u64>,
     last_byte_ns: Option<u64>,
-    gcs: u32,
-    gc_ns: u64,
+    gcs: Option<u32>,
+    gc_ns: Option<u64>,
+    gc_own_pauses: Option<u32>,
+    gc_own_ns: Option<u64>,
+    gc_other_pauses: Option<u32>,
+    gc_other_ns: Option<u64>,
+    gvl_wait_ns: Option<u64>,
+    cpu_ns: Option<u64>,
+    runnable_ns: Option<u64>,
+    blocked_ns: Option<u64>,
 }
 
 impl<'a> RequestLine<'a> {
@@ -30,16 +44,46 @@ impl<'a> RequestLine<'a> {
             pid: process.pid,
             tid: request.tid,
             id: request.id,
-            kind: "http",
+            kind: request.kind(),
             method: request.method,
             path: request.path.as_deref(),
+            job: request.job.as_ref().map(JobPart::of),
             status: request.status,
             begin_ns: request.begin_ns,
             duration_ns: request.duration_ns(),
+            queue_ns: request.queue_ns,
             first_byte_ns: request.first_byte_ns,
             last_byte_ns: request.last_byte_ns,
             gcs: request.gcs,
             gc_ns: request.gc_ns,
+            gc_own_pauses: request.gc_pauses,
+            gc_own_ns: request.gc_ns,
+            gc_other_pauses: request.gc_other.map(|other| other.pauses),
+            gc_other_ns: request.gc_other.map(|other| other.ns),
+            gvl_wait_ns: request.gvl_wait_ns,
+            cpu_ns: request.states.map(|states| states.cpu_ns),
+            runnable_ns: request.states.map(|states| states.runnable_ns),
+            blocked_ns: request.states.map(|states| states.blocked_ns),
+        }
+    }
+}
+
+/// What only lines of jobs have.
+#[derive(Serialize)]
+struct JobPart<'a> {
+    queue: Option<&'a str>,
+    jid: Option<&'a str>,
+    /// Epoch seconds.
+    enqueued_at: Option<f64>,
+}
+
+impl<'a> JobPart<'a> {
+    fn of(job: &'a Job) -> Self {
+        let Job { queue, jid, enqueued_us } = job;
+        Self {
+            queue: queue.as_deref(),
+            jid: jid.as_deref(),
+            enqueued_at: enqueued_us.map(|us| us as f64 / 1e6),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct SummaryLine {
     pause_ns: u64,
     /// Pauses of cycles that had begun before tracing.
     outside_pause_ns: u64,
-    /// Both, as a part of the time traced.
+    /// Both, as a share of the time traced.
     gc_share: Option<f64>,
     pauses: Times,
     cycle_pauses: Times,

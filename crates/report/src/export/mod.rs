@@ -10,6 +10,9 @@ use crate::{
     model::{Process, gvl::GvlGap, seen::Seen},
 };
 
+pub mod contents;
+pub mod csv;
+pub mod diff;
 pub mod environment;
 mod figures;
 mod file;
@@ -18,6 +21,7 @@ mod jsonl_gc;
 mod jsonl_request;
 mod jsonl_summary;
 mod otlp;
+mod outputs;
 mod place;
 pub mod profile;
 pub mod prometheus;
@@ -33,10 +37,13 @@ mod text_gvl;
 mod text_interval;
 pub mod tunemygc;
 pub mod upload;
+pub mod window;
 mod windows;
 
-pub use file::{belong_to, check_path, published, write_atomically};
-pub use place::program;
+pub use file::{belong_to, check_path, published, write_atomically, write_private};
+pub(crate) use file::{give_to_owner, write_new};
+pub use outputs::Outputs;
+pub use place::{place, program, started_by};
 
 /// Version that outputs name as their producer.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -68,7 +75,7 @@ pub enum ExportError {
         source: io::Error,
     },
     /// Headers for a server cannot be understood.
-    #[error("{variable}: {why}; it wants Name=value,Name=value")]
+    #[error("{variable}: {why}; expected Name=value,Name=value")]
     Headers {
         /// The environment variable that has them.
         variable: &'static str,
@@ -78,6 +85,15 @@ pub enum ExportError {
     /// A thread cannot be started.
     #[error("starting a thread that sends: {0}")]
     Thread(#[source] io::Error),
+    /// Adding to a recording failed.
+    #[error("writing {path}: {source}; the recording ends before this")]
+    Recording {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
     /// Writing a file failed.
     #[error("writing {path}: {source}; this file was not written")]
     File {
@@ -92,11 +108,11 @@ pub enum ExportError {
 /// What to do about an output that cannot be written.
 fn remedy(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => "make its directory, or name another place",
+        io::ErrorKind::NotFound => "create its directory, or name another path",
         io::ErrorKind::InvalidInput => "name a regular file or a new one",
         io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "name a directory",
         _ if path.is_dir() => "name a file in it",
-        _ => "name another place",
+        _ => "name another path",
     }
 }
 
@@ -107,10 +123,10 @@ impl ExportError {
     }
 }
 
-/// A destination of what was seen. What is seen comes by [`see`](Self::see); the rest is the life of an output, of which each does
-/// what concerns it.
+/// A destination for what is seen, which comes through [`see`](Self::see). The other methods are the life cycle of an output; each
+/// output implements those that concern it.
 pub trait Exporter {
-    /// Something was seen of a process. An output that does not show it leaves it alone.
+    /// Something was seen of a process. An output that does not show it ignores it.
     fn see(&mut self, _process: &Process, _seen: Seen<'_>) -> Result<(), ExportError> {
         Ok(())
     }
@@ -118,7 +134,7 @@ pub trait Exporter {
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
         Ok(())
     }
-    /// Everything that was asked for is being traced from this time on (`CLOCK_MONOTONIC` nanoseconds). Some of it may have been
+    /// Everything that was asked for is being traced from this time on (`CLOCK_MONOTONIC` nanoseconds). Some of it may have been traced
     /// before.
     fn began(&mut self, _ts_ns: u64) {}
     /// Nothing is traced any more since this time.
@@ -127,7 +143,9 @@ pub trait Exporter {
     fn gvl_gap(&mut self, _gap: GvlGap) {}
     /// What has been counted so far, about once a second.
     fn account(&mut self, _ledger: &Ledger) {}
-    /// Adds what it counts itself.
+    /// The user requests a dump of a recording that is kept in memory.
+    fn dump_requested(&mut self) {}
+    /// Adds its own counters.
     fn add_counts(&self, _counts: &mut UserCounts) {}
     /// The run ended.
     fn finish(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
@@ -137,8 +155,8 @@ pub trait Exporter {
     fn settled(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
         Ok(())
     }
-    /// Hand out what is buffered.
-    fn flush(&mut self) -> Result<(), ExportError> {
+    /// Hand out what is buffered. `now_ns`: now, `CLOCK_MONOTONIC` nanoseconds.
+    fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         Ok(())
     }
 }

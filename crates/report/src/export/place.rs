@@ -14,7 +14,7 @@ const NAME: usize = 60;
 /// Characters of a file's name that are shown.
 const FILE: usize = 60;
 
-/// The file as it tells files apart: `models/order.rb:12`, `gem sinatra-3.0.5 base.rb:1874`.
+/// The file in a form that distinguishes files: `models/order.rb:12`, `gem sinatra-3.0.5 base.rb:1874`.
 fn file_and_line(frame: &Frame) -> Option<String> {
     let file = frame.file.as_deref()?;
     let name = file.rsplit('/').next().unwrap_or(file);
@@ -26,7 +26,7 @@ fn file_and_line(frame: &Frame) -> Option<String> {
 }
 
 /// `Order#total models/order.rb:12`.
-pub(super) fn place(frame: &Frame) -> String {
+pub fn place(frame: &Frame) -> String {
     let name = clip(&frame.name, NAME);
     match file_and_line(frame) {
         Some(at) => format!("{name} {at}"),
@@ -34,7 +34,7 @@ pub(super) fn place(frame: &Frame) -> String {
     }
 }
 
-/// The same in so many columns: the line is worth more than the name of the method.
+/// [`place`] in at most `width` columns: the line number is kept longer than the name of the method.
 pub(super) fn place_within(frame: &Frame, width: usize) -> String {
     let full = place(frame);
     if full.chars().count() <= width {
@@ -50,7 +50,7 @@ pub(super) fn place_within(frame: &Frame, width: usize) -> String {
 
 /// What started a cycle: the Ruby line, and where that is not the application's own code, the application's line that led
 /// there.
-pub(super) fn started_by(stack: &[Arc<Frame>]) -> Option<String> {
+pub fn started_by(stack: &[Arc<Frame>]) -> Option<String> {
     let leaf = ruby_frame(stack)?;
     Some(match app_frame(stack) {
         Some(app) if !Arc::ptr_eq(app, leaf) => format!("{} for {}", place(leaf), place(app)),
@@ -58,7 +58,7 @@ pub(super) fn started_by(stack: &[Arc<Frame>]) -> Option<String> {
     })
 }
 
-/// The same in so many columns: the application's line alone.
+/// [`started_by`] in at most `width` columns: the application's line alone.
 pub(super) fn started_by_within(stack: &[Arc<Frame>], width: usize) -> Option<String> {
     app_frame(stack).or_else(|| ruby_frame(stack)).map(|frame| place_within(frame, width))
 }
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(started_by(&stack[..2]), None);
     }
 
-    /// The narrower, the less; the line stays to the last.
+    /// A narrower column shows less; the line number is kept longest.
     #[test]
     fn narrow() {
         let stack = [frame(FrameKind::Ruby, "Foo#bar", Some("/srv/app/lib/app.rb"))];

@@ -7,16 +7,16 @@ use super::{
     upload::{self, Address, Uploader},
     windows::{LastUploads, Make, Windows},
 };
-use crate::clock::WallClock;
+use crate::{aggregate::recording::Filter, clock::WallClock};
 
-/// Where is pushed.
+/// Servers to push to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers {
     /// Address of an OTLP receiver, without `/v1/...`.
     pub otlp: Option<Address>,
-    /// Whether it gets metrics.
+    /// Whether metrics are pushed there.
     pub metrics: bool,
-    /// Whether it gets profiles.
+    /// Whether profiles are pushed there.
     pub profiles: bool,
     /// Address of a Pyroscope.
     pub pyroscope: Option<Address>,
@@ -24,6 +24,8 @@ pub struct Servers {
     pub interval: Duration,
     /// Whether threads off their CPU are looked at.
     pub wall: bool,
+    /// What profiles contain.
+    pub filter: Filter,
 }
 
 impl Servers {
@@ -32,13 +34,13 @@ impl Servers {
         (self.otlp.is_some() && self.profiles) || self.pyroscope.is_some()
     }
 
-    /// Whether there is any.
+    /// Whether there is any server.
     pub fn any(&self) -> bool {
         self.otlp.is_some() || self.pyroscope.is_some()
     }
 }
 
-/// The exporters that push there, to be used together, in this order. `own_pid` is gctrace's, as the host has it.
+/// The exporters that push there, to be used together, in this order. `own_pid` is gctrace's pid in the host's namespace.
 pub fn exporters(
     servers: &Servers,
     clock: WallClock,
@@ -73,7 +75,7 @@ pub fn exporters(
         uploaders.push(uploader);
     }
     if !sinks.is_empty() {
-        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock, servers.wall)));
+        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock, servers.wall, &servers.filter)));
     }
     if !uploaders.is_empty() {
         exporters.push(Box::new(LastUploads::new(uploaders)));

@@ -1,34 +1,39 @@
 //! Pushing to Grafana Pyroscope: one pprof per service and window, by its native `push.v1.PusherService/Push` (Connect
-//! protocol, protobuf).
+//! protocol, protobuf). Allocation is a profile of its own: Pyroscope names what it shows after a series and the period of its profile,
+//! and its pages look for `memory:alloc_space:bytes:space:bytes`, as Go's profiles give it.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use prost::Message as _;
 
 use super::{
-    profile::pprof,
+    profile::pprof::{self, Allocation},
     upload::{Payload, Protocol},
     windows::Window,
 };
 use crate::aggregate::recording::ProcessIndex;
 
 /// Name under which Pyroscope's pages look for CPU time.
-const NAME: &str = "process_cpu";
+const CPU: &str = "process_cpu";
+/// The same for allocation.
+const MEMORY: &str = "memory";
 
 /// Profiles of the processes of one service in a window.
 struct Push {
     window: Arc<Window>,
+    /// Sorted.
     processes: Vec<ProcessIndex>,
 }
 
 /// Makes one.
-pub(super) fn make(window: Arc<Window>, processes: Vec<ProcessIndex>) -> Box<dyn Payload> {
+pub(super) fn make(window: Arc<Window>, mut processes: Vec<ProcessIndex>) -> Box<dyn Payload> {
+    processes.sort_unstable();
     Box::new(Push { window, processes })
 }
 
 impl Payload for Push {
     fn path(&self, _: Protocol) -> &'static str {
-        // A Connect server has the same one for both.
+        // A Connect server uses the same path for both protocols.
         "/push.v1.PusherService/Push"
     }
 
@@ -37,38 +42,52 @@ impl Payload for Push {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let Window { recording, clock, began_ns, ended_ns, account, wall, .. } = &*self.window;
-        let wanted: HashSet<ProcessIndex> = self.processes.iter().copied().collect();
-        let is_wanted = |thread: &u32| wanted.contains(&recording.thread_facts(*thread).0.process);
+        let recording = &self.window.recording;
+        let is_wanted = |thread: &u32| self.is_wanted(recording.thread_facts(*thread).0.process);
         let mut threads = recording.samples.keys().map(|key| &key.thread);
         let mut paused = recording.pauses.keys().map(|key| &key.thread);
         let gvl = recording.gvl_waits.keys().map(|key| &key.thread).any(is_wanted);
-        if !threads.any(is_wanted) && !paused.any(is_wanted) && !gvl {
+        let mut series = Vec::new();
+        if threads.any(is_wanted) || paused.any(is_wanted) || gvl {
+            series.push(self.series(CPU, gvl, Allocation::None));
+        }
+        if recording.allocs.keys().map(|key| &key.thread).any(is_wanted) {
+            series.push(self.series(MEMORY, false, Allocation::Only));
+        }
+        if series.is_empty() {
             return Vec::new();
         }
+        PushRequest { series }.encode_to_vec()
+    }
+}
+
+impl Push {
+    fn is_wanted(&self, process: ProcessIndex) -> bool {
+        self.processes.binary_search(&process).is_ok()
+    }
+
+    fn series(&self, name: &str, gvl: bool, alloc: Allocation) -> Series {
+        let Window { recording, clock, began_ns, ended_ns, account, wall, .. } = &*self.window;
         let head = pprof::Head {
             comment: account.clone(),
             clock: *clock,
             began_ns: *began_ns,
             ended_ns: *ended_ns,
             gvl,
+            alloc,
             wall: *wall,
         };
         let mut raw_profile = Vec::new();
         // Writing to memory does not fail.
         let _infallible =
-            pprof::write(recording, &head, &|process| wanted.contains(&process), &mut raw_profile);
-        let labels = self.labels();
-        let series = vec![Series { labels, samples: vec![RawSample { raw_profile }] }];
-        PushRequest { series }.encode_to_vec()
+            pprof::write(recording, &head, &|process| self.is_wanted(process), &mut raw_profile);
+        Series { labels: self.labels(name), samples: vec![RawSample { raw_profile }] }
     }
-}
 
-impl Push {
-    fn labels(&self) -> Vec<LabelPair> {
+    fn labels(&self, name: &str) -> Vec<LabelPair> {
         let facts = self.processes.first().and_then(|first| self.window.recording.processes.get(*first));
         let pair = |name: &str, value: &str| LabelPair { name: name.to_owned(), value: value.to_owned() };
-        let mut labels = vec![pair("__name__", NAME)];
+        let mut labels = vec![pair("__name__", name)];
         let Some(facts) = facts else { return labels };
         let service = if facts.origin.service.is_empty() { "unknown_service" } else { &facts.origin.service };
         labels.push(pair("service_name", service));
@@ -111,4 +130,19 @@ struct LabelPair {
     name: String,
     #[prost(string, tag = "2")]
     value: String,
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Names and profiles of what is sent.
+    pub(in crate::export) fn series(sent: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let sent = PushRequest::decode(sent).unwrap();
+        let of = |mut series: Series| {
+            let name = series.labels.iter().find(|label| label.name == "__name__").unwrap();
+            (name.value.clone(), series.samples.remove(0).raw_profile)
+        };
+        sent.series.into_iter().map(of).collect()
+    }
 }

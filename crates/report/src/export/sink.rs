@@ -22,7 +22,7 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Opens it. A file that is there is emptied, as the shell's `>` does; a pipe is written to.
+    /// Opens it. An existing file is truncated, as the shell's `>` does; a pipe is written to.
     pub fn open(path: Option<&Path>) -> Result<Self, ExportError> {
         let Some(path) = path else { return Ok(Self::Stdout) };
         let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };

@@ -1,4 +1,4 @@
-//! `--slower-than`: slow requests in place of cycles, each with what its thread stood in: GC pauses and long waits for the GVL.
+//! `--slower-than`: slow requests in place of cycles, each with what stopped its thread: GC pauses and long waits for the GVL.
 
 use std::{collections::VecDeque, io::Write};
 
@@ -8,15 +8,21 @@ use super::{
     text::{clip, duration, time_of_day, why},
 };
 use crate::{
-    clock::{WallClock, monotonic_ns},
+    clock::WallClock,
     ledger::Ledger,
-    model::{GcCycle, Process, gvl::GvlWait, request::Request, seen::Seen, source::ruby_frame},
+    model::{
+        GcCycle, Process,
+        gvl::GvlWait,
+        request::{GcTime, Request, States},
+        seen::Seen,
+        source::ruby_frame,
+    },
     words::{percent, plural},
 };
 
 /// Cycles, and as many waits, that are kept for requests that have not ended.
 const KEPT: usize = 4096;
-/// Requests that wait for what is reported of them later.
+/// Requests that wait for later reports about them.
 const PENDING: usize = 64;
 /// For how long they wait: a cycle is reported when its lazy sweep is over, nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
@@ -30,20 +36,22 @@ pub struct SlowRequests<W: Write> {
     out: W,
     clock: WallClock,
     least_ns: u64,
-    cycles: Kept<Cycle>,
-    waits: Kept<Wait>,
+    cycles: Recent<Cycle>,
+    waits: Recent<Wait>,
     pending: VecDeque<Pending>,
     slow: u64,
     all: u64,
+    /// When it was last flushed, `CLOCK_MONOTONIC` nanoseconds.
+    now_ns: u64,
 }
 
-/// The last of something, and until when there were others.
-struct Kept<T> {
+/// The most recent items, and the time up to which older ones were dropped.
+struct Recent<T> {
     last: VecDeque<(u32, T)>,
     dropped_ns: u64,
 }
 
-impl<T> Kept<T> {
+impl<T> Recent<T> {
     fn push(&mut self, pid: u32, one: T, begin_ns: impl Fn(&T) -> u64) {
         if self.last.len() >= KEPT
             && let Some((_, oldest)) = self.last.pop_front()
@@ -99,20 +107,21 @@ impl<W: Write> SlowRequests<W> {
             out,
             clock,
             least_ns,
-            cycles: Kept { last: VecDeque::new(), dropped_ns: 0 },
-            waits: Kept { last: VecDeque::new(), dropped_ns: 0 },
+            cycles: Recent { last: VecDeque::new(), dropped_ns: 0 },
+            waits: Recent { last: VecDeque::new(), dropped_ns: 0 },
             pending: VecDeque::new(),
             slow: 0,
             all: 0,
+            now_ns: 0,
         }
     }
 
-    fn request(&mut self, process: &Process, request: &Request, now_ns: u64) -> std::io::Result<()> {
+    fn request(&mut self, process: &Process, request: &Request) -> std::io::Result<()> {
         self.all += 1;
         let Some(ns) = request.duration_ns().filter(|ns| *ns >= self.least_ns) else { return Ok(()) };
         self.slow += 1;
         self.pending.push_back(Pending {
-            due_ns: now_ns.saturating_add(PATIENCE_NS),
+            due_ns: self.now_ns.max(request.begin_ns.saturating_add(ns)).saturating_add(PATIENCE_NS),
             pid: process.pid,
             program: program(process),
             gvl: process.image.gvl.is_some(),
@@ -137,9 +146,16 @@ impl<W: Write> SlowRequests<W> {
         let status = request.status.map_or_else(String::new, |status| format!(" {status}"));
         let out = &mut self.out;
         writeln!(out, "{at}Z  {}  {}{status}", duration(*ns), clip(&request.endpoint(), 300))?;
+        let queue = request.queue_ns;
+        let queue = queue.map_or_else(String::new, |ns| format!("; waited {} for a thread", duration(ns)));
         let first = request.first_byte_ns;
         let first = first.map_or_else(String::new, |ns| format!("; first byte after {}", duration(ns)));
-        writeln!(out, "  {} (pid {pid}, thread {}){first}", clip(&next.program, 24), request.tid)?;
+        writeln!(out, "  {} (pid {pid}, thread {}){queue}{first}", clip(&next.program, 24), request.tid)?;
+        if let Some(States { cpu_ns, runnable_ns, blocked_ns }) = request.states {
+            let share = |ns: u64| format!("{} ({})", duration(ns), percent(ns, next.ns));
+            let (cpu, runnable, blocked) = (share(cpu_ns), share(runnable_ns), share(blocked_ns));
+            writeln!(self.out, "  CPU: {cpu}, ready {runnable}, waiting {blocked}")?;
+        }
         self.write_gc(&next)?;
         if next.gvl { self.write_waits(&next) } else { Ok(()) }
     }
@@ -147,47 +163,50 @@ impl<W: Write> SlowRequests<W> {
     fn write_gc(&mut self, next: &Pending) -> std::io::Result<()> {
         let Pending { pid, request, ns, .. } = next;
         let out = &mut self.out;
-        if request.gcs == 0 && request.gc_ns == 0 {
-            return writeln!(out, "  GC: none in this thread");
+        let figures = request.gcs.zip(request.gc_ns);
+        match figures {
+            Some((0, 0)) => write!(out, "  GC: none in this thread")?,
+            Some((gcs, gc_ns)) => {
+                let (sum, share) = (duration(gc_ns), percent(gc_ns, *ns));
+                let started = plural(gcs.into(), "cycle");
+                write!(out, "  GC: {sum} ({share}) in pauses of this thread; it started {started}")?;
+            }
+            None => write!(out, "  GC: not known in this thread")?,
         }
-        let share = percent(request.gc_ns, *ns);
-        let (sum, started) = (duration(request.gc_ns), plural(request.gcs.into(), "cycle"));
-        writeln!(out, "  GC: {sum} ({share}) in pauses of this thread; it started {started}")?;
-        let within = request.begin_ns..request.begin_ns.saturating_add(*ns);
-        let (mut known, mut known_ns) = (0, 0);
+        match request.gc_other {
+            Some(GcTime { pauses: 0, .. }) => writeln!(out, "; none in others")?,
+            Some(GcTime { pauses, ns: other_ns }) => {
+                let (sum, share) = (duration(other_ns), percent(other_ns, *ns));
+                let pauses = plural(pauses.into(), "pause");
+                writeln!(out, "\n      {sum} ({share}) in {pauses} of other threads meanwhile")?;
+            }
+            None => writeln!(out, "; not known of others")?,
+        }
+        if matches!(figures, Some((0, 0))) && matches!(request.gc_other, Some(GcTime { pauses: 0, .. })) {
+            return Ok(());
+        }
+        let mut known = Share::default();
         let mut lines = Vec::new();
         for cycle in self.cycles.of(*pid) {
-            let own = cycle.request == Some(request.id);
-            let of_it =
-                |(tid, begin_ns, _): &&(u32, u64, u64)| *tid == request.tid && within.contains(begin_ns);
-            let pauses: Vec<_> = cycle.pauses.iter().filter(of_it).collect();
-            if !own && pauses.is_empty() {
-                continue;
+            if let Some((line, share)) = share_of(cycle, request, *ns) {
+                known.cycles += share.cycles;
+                known.own_ns += share.own_ns;
+                known.other_ns += share.other_ns;
+                lines.push(line);
             }
-            known += u32::from(own);
-            let ns: u64 = pauses.iter().map(|(_, _, ns)| ns).sum();
-            known_ns += ns;
-            let begin_ns = if own { cycle.begin_ns } else { pauses.first().map_or(0, |pause| pause.1) };
-            let times = match pauses.iter().map(|(_, _, ns)| *ns).max() {
-                None => "no pause here".to_owned(),
-                Some(_) if pauses.len() == 1 => duration(ns),
-                Some(max) => format!("{} in {}, longest {}", duration(ns), pauses.len(), duration(max)),
-            };
-            let by = match &cycle.by {
-                Some(by) if own => format!("\n{:14}by {}", "", clip(by, WIDTH - 17)),
-                None if own => String::new(),
-                _ => format!("\n{:14}not started by this request", ""),
-            };
-            lines.push(Line { at_ns: begin_ns, ns, text: format!("{}: {times}{by}", cycle.title) });
         }
         write_lines(out, request.begin_ns, lines)?;
-        let (left, left_ns) = (request.gcs.saturating_sub(known), request.gc_ns.saturating_sub(known_ns));
-        if left > 0 || left_ns > 0 {
-            let left = [
-                (left > 0).then(|| plural(left.into(), "cycle")),
-                (left_ns > 0).then(|| format!("{} in pauses", duration(left_ns))),
-            ];
-            let left = left.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let other_ns = request.gc_other.map_or(0, |other| other.ns).saturating_sub(known.other_ns);
+        let (gcs, gc_ns) = figures.unwrap_or_default();
+        let (left, left_ns) = (gcs.saturating_sub(known.cycles), gc_ns.saturating_sub(known.own_ns));
+        let left = [
+            (left > 0).then(|| plural(left.into(), "cycle")),
+            (left_ns > 0).then(|| format!("{} in pauses", duration(left_ns))),
+            (other_ns > 0).then(|| format!("{} in pauses of others", duration(other_ns))),
+        ];
+        let left: Vec<String> = left.into_iter().flatten().collect();
+        if !left.is_empty() {
+            let left = left.join(", ");
             writeln!(out, "    not listed: {left} (not over yet, lost, or too many to keep)")?;
         }
         Ok(())
@@ -205,7 +224,12 @@ impl<W: Write> SlowRequests<W> {
         let out = &mut self.out;
         let sum: u64 = waits.iter().map(|wait| wait.ns).sum();
         let (count, share) = (plural(waits.len() as u64, "long wait"), percent(sum, *ns));
-        writeln!(out, "  GVL: {count} seen, {} ({share})", duration(sum))?;
+        if let Some(all_ns) = request.gvl_wait_ns {
+            writeln!(out, "  GVL: waited {} ({}) for it in all", duration(all_ns), percent(all_ns, *ns))?;
+            writeln!(out, "       {count} seen, {} ({share})", duration(sum))?;
+        } else {
+            writeln!(out, "  GVL: {count} seen, {} ({share})", duration(sum))?;
+        }
         let line = |wait: &&Wait| {
             let mut line = format!("waited {}", duration(wait.ns));
             for (what, who) in [("held by", &wait.holder), ("running", &wait.ran)] {
@@ -221,6 +245,60 @@ impl<W: Write> SlowRequests<W> {
         }
         Ok(())
     }
+}
+
+/// What a cycle was in a request.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    /// 1: the request started it.
+    cycles: u32,
+    /// Its pauses in the request's thread, nanoseconds.
+    own_ns: u64,
+    /// Its pauses in other threads meanwhile, nanoseconds.
+    other_ns: u64,
+}
+
+/// What a cycle was in a request of `ns` nanoseconds, if it was anything, and its line.
+fn share_of(cycle: &Cycle, request: &Request, ns: u64) -> Option<(Line, Share)> {
+    let within = request.begin_ns..request.begin_ns.saturating_add(ns);
+    let started = cycle.request == Some(request.id);
+    let (mut own, mut others) = (Vec::new(), Vec::new());
+    let mut first_ns = u64::MAX;
+    for &(tid, begin_ns, ns) in &cycle.pauses {
+        // One of another thread may have begun before the request, or end after it.
+        let from_ns = begin_ns.max(within.start);
+        let until_ns = begin_ns.saturating_add(ns).min(within.end);
+        if tid == request.tid && within.contains(&begin_ns) {
+            own.push(ns);
+        } else if tid != request.tid && from_ns < until_ns {
+            others.push(until_ns - from_ns);
+        } else {
+            continue;
+        }
+        first_ns = first_ns.min(from_ns);
+    }
+    if !started && own.is_empty() && others.is_empty() {
+        return None;
+    }
+    let (own_ns, other_ns) = (own.iter().sum(), others.iter().sum());
+    let in_own = own.iter().max().map(|max| match own.len() {
+        1 => duration(own_ns),
+        pauses => format!("{} in {pauses}, longest {}", duration(own_ns), duration(*max)),
+    });
+    let in_others = (!others.is_empty()).then(|| format!("{} in other threads", duration(other_ns)));
+    let times = match (in_own, in_others) {
+        (None, None) => "no pause here".to_owned(),
+        (Some(times), None) | (None, Some(times)) => times,
+        (Some(own), Some(others)) => format!("{own}\n{:14}and {others}", ""),
+    };
+    let by = match &cycle.by {
+        Some(by) if started => format!("\n{:14}by {}", "", clip(by, WIDTH - 17)),
+        None if started => String::new(),
+        _ => format!("\n{:14}not started by this request", ""),
+    };
+    let text = format!("{}: {times}{by}", cycle.title);
+    let at_ns = if started { cycle.begin_ns } else { first_ns };
+    Some((Line { at_ns, ns: own_ns + other_ns, text }, Share { cycles: started.into(), own_ns, other_ns }))
 }
 
 /// What took longest in a request, in the order of time.
@@ -269,15 +347,16 @@ impl<W: Write> Exporter for SlowRequests<W> {
             Seen::Cycle(cycle) => self.cycles.push(pid, cycle_of(cycle), |cycle| cycle.begin_ns),
             Seen::GvlWait(wait) => self.waits.push(pid, wait_of(wait), |wait| wait.begin_ns),
             Seen::Request(request) => {
-                self.request(process, request, monotonic_ns()).map_err(ExportError::Stdout)?;
+                self.request(process, request).map_err(ExportError::Stdout)?;
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), ExportError> {
-        self.write_due(monotonic_ns()).and_then(|()| self.out.flush()).map_err(ExportError::Stdout)
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        self.now_ns = now_ns;
+        self.write_due(now_ns).and_then(|()| self.out.flush()).map_err(ExportError::Stdout)
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {

@@ -33,6 +33,7 @@ struct Line<'a> {
     cpu_ns: u64,
     wall_ns: u64,
     gc: &'static str,
+    request: Option<u64>,
     stack: Vec<LoggedFrame<'a>>,
 }
 
@@ -74,6 +75,7 @@ impl Exporter for StackLog {
             cpu_ns: sample.cpu_ns,
             wall_ns: sample.wall_ns,
             gc: gc_name(sample.gc),
+            request: sample.request,
             stack: sample.stack.iter().map(|frame| LoggedFrame::of(frame)).collect(),
         };
         let written = serde_json::to_writer(&mut self.lines, &line).map_err(std::io::Error::from);

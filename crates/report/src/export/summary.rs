@@ -9,7 +9,11 @@ use super::{
     text::{bytes, clip, duration, time_of_day},
 };
 use crate::{
-    aggregate::{gc_summary::GcSummary, request_summary::RequestSummary, services::CycleKey},
+    aggregate::{
+        gc_summary::GcSummary,
+        request_summary::{By, RequestSummary},
+        services::CycleKey,
+    },
     clock::WallClock,
     ledger::Ledger,
     model::{
@@ -102,16 +106,24 @@ pub struct Summary<W: Write> {
     screen: Screen,
     min_pause_ns: u64,
     hidden: u64,
+    /// Requests of all processes, if they are put together by something.
+    all: Option<(By, RequestSummary)>,
     running: Summaries,
     done: Vec<Done>,
     rest: Rest,
 }
 
 impl<W: Write> Summary<W> {
-    /// It goes to `out`, which is this screen. Of cycles without a stop of at least `min_pause_ns` there were no lines.
+    /// Writes to `out`, which is this screen. Cycles without a stop of at least `min_pause_ns` had no lines.
     pub fn new(out: W, clock: WallClock, screen: Screen, min_pause_ns: u64) -> Self {
         let (running, done, rest) = (Summaries::default(), Vec::new(), Rest::default());
-        Self { out, clock, screen, min_pause_ns, hidden: 0, running, done, rest }
+        Self { out, clock, screen, min_pause_ns, hidden: 0, all: None, running, done, rest }
+    }
+
+    /// The same, with the requests of all processes put together, in place of those of each process by endpoint.
+    #[must_use]
+    pub fn by(self, by: Option<By>) -> Self {
+        Self { all: by.map(|by| (by, RequestSummary::default())), ..self }
     }
 
     /// The summary keeps the processes that were stopped most.
@@ -130,7 +142,7 @@ impl<W: Write> Summary<W> {
     fn write(&mut self) -> std::io::Result<()> {
         let width = self.screen.width().unwrap_or(WIDTH).max(40);
         for done in &self.done {
-            write_process(&mut self.out, self.clock, width, done)?;
+            write_process(&mut self.out, self.clock, width, done, self.all.is_none())?;
         }
         let Rest { processes, cycles, stopped_ns } = self.rest;
         if processes > 0 {
@@ -141,6 +153,9 @@ impl<W: Write> Summary<W> {
                 plural(cycles, "cycle"),
                 duration(stopped_ns)
             )?;
+        }
+        if let Some((by, requests)) = &self.all {
+            summary_requests::write_all(&mut self.out, width, requests, *by)?;
         }
         if self.hidden > 0 {
             let least = duration(self.min_pause_ns);
@@ -159,6 +174,11 @@ impl<W: Write> Exporter for Summary<W> {
         match seen {
             Seen::Ended(end) => self.ended(process, end),
             Seen::Cycle(cycle) if cycle.max_pause_ns() < self.min_pause_ns => self.hidden += 1,
+            Seen::Request(request) => {
+                if let Some((by, all)) = &mut self.all {
+                    all.add_by(*by, process, request);
+                }
+            }
             _ => {}
         }
         self.running.see(process, seen);
@@ -190,7 +210,14 @@ pub(super) fn row(out: &mut impl Write, width: usize, label: &str, text: &str) -
     writeln!(out, "{}", clip(&format!("  {label:<9} {text}"), width).trim_end())
 }
 
-fn write_process(out: &mut impl Write, clock: WallClock, width: usize, done: &Done) -> std::io::Result<()> {
+/// A process; its requests only if they are not put together with those of others.
+fn write_process(
+    out: &mut impl Write,
+    clock: WallClock,
+    width: usize,
+    done: &Done,
+    shows_requests: bool,
+) -> std::io::Result<()> {
     let Done { process, gc, gvl, requests, end } = done;
     let span_ns = end.ts_ns.saturating_sub(end.since_ns);
     let ended = match end.reason {
@@ -236,7 +263,9 @@ fn write_process(out: &mut impl Write, clock: WallClock, width: usize, done: &Do
         );
         row(out, width, "GVL", &text)?;
     }
-    summary_requests::write(out, width, requests)?;
+    if shows_requests {
+        summary_requests::write(out, width, requests)?;
+    }
     if gc.lost > 0 {
         let lost = plural(gc.lost, "GC event");
         row(out, width, "lost", &format!("{lost}: the figures above lack them"))?;

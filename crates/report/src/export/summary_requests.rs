@@ -1,55 +1,302 @@
-//! The requests of a process, in the summary for people.
+//! The requests of a process, or of all, in the summary for people.
 
 use std::io::Write;
 
-use super::{summary::row, text::duration};
+use super::{
+    summary::row,
+    text::{clip, duration},
+};
 use crate::{
-    aggregate::request_summary::RequestSummary,
+    aggregate::{
+        gc_summary::Distribution,
+        request_summary::{By, Group, GroupSummary, Part, RequestSummary},
+    },
     words::{percent, plural},
 };
 
-/// Endpoints that are shown, those with most time.
+/// Groups that are shown, those with most time.
 const SHOWN: usize = 10;
-/// Columns of an endpoint's figures.
-const FIGURES: usize = 62;
+/// Groups that are named for their GC.
+const SHOWN_GC: usize = 3;
+/// Columns in front of the names.
+const INDENT: usize = 12;
+/// Columns of a name: at least, and at most. Longer ones have a row of their own.
+const NAMES: (usize, usize) = (11, 40);
 
-/// How many there were, and the endpoints that took most time.
+/// Columns of any name.
+const LONGEST: usize = 300;
+
+/// The column of waits for the GVL, where these are known.
+const GVL: &str = "GVL";
+/// The column of time on a CPU, where that is known.
+const CPU: &str = "CPU";
+/// The column of waits for a thread, where these are known.
+const QUEUE: &str = "queue95";
+
+/// A column of figures.
+struct Column {
+    head: &'static str,
+    width: usize,
+    /// Where there is no room, those with less are left out first.
+    worth: u8,
+    text: fn(&GroupSummary, u64) -> String,
+}
+
+/// The figures of a group, with the time of all groups.
+const COLUMNS: [Column; 13] = [
+    Column { head: "count", width: 7, worth: 9, text: |of, _| of.count.to_string() },
+    Column { head: "p50", width: 8, worth: 8, text: |of, _| time(of, 0.5) },
+    Column { head: "p95", width: 8, worth: 5, text: |of, _| time(of, 0.95) },
+    Column { head: "p99", width: 8, worth: 7, text: |of, _| time(of, 0.99) },
+    Column { head: "max", width: 8, worth: 3, text: |of, _| time(of, 1.0) },
+    Column { head: QUEUE, width: 8, worth: 5, text: |of, _| at(&of.queues, 0.95) },
+    Column { head: "time", width: 8, worth: 4, text: |of, all_ns| brief(of.ns, all_ns) },
+    Column { head: CPU, width: 8, worth: 5, text: |of, _| share(of.cpu) },
+    Column { head: "own GC", width: 8, worth: 6, text: |of, _| share(of.own) },
+    Column { head: "other GC", width: 9, worth: 6, text: |of, _| share(of.other) },
+    Column { head: GVL, width: 8, worth: 6, text: |of, _| share(of.gvl) },
+    Column { head: "GCs/req", width: 8, worth: 1, text: |of, _| each(of) },
+    Column { head: "5xx", width: 5, worth: 2, text: |of, _| of.failed.to_string() },
+];
+
+fn time(of: &GroupSummary, quantile: f64) -> String {
+    at(&of.times, quantile)
+}
+
+fn at(times: &Distribution, quantile: f64) -> String {
+    match times.count() {
+        0 => "?".to_owned(),
+        _ => duration(times.quantile_ns(quantile)),
+    }
+}
+
+fn share(part: Part) -> String {
+    if part.of_ns == 0 { "?".to_owned() } else { brief(part.ns, part.of_ns) }
+}
+
+/// A share in few columns.
+fn brief(part: u64, whole: u64) -> String {
+    percent(part, whole).replace("below ", "<")
+}
+
+/// Cycles that a request started, on average.
+fn each(of: &GroupSummary) -> String {
+    match of.gcs_known {
+        0 => "?".to_owned(),
+        known => format!("{:.2}", of.gcs as f64 / known as f64),
+    }
+}
+
+/// The columns that fit into the room, and of which something is known.
+fn columns(room: usize, requests: &RequestSummary) -> Vec<&'static Column> {
+    let known = |column: &&Column| match column.head {
+        GVL => requests.has_gvl(),
+        QUEUE => requests.has_queues(),
+        CPU => requests.has_cpu(),
+        _ => true,
+    };
+    let mut columns: Vec<&Column> = COLUMNS.iter().filter(known).collect();
+    while columns.iter().map(|column| column.width).sum::<usize>() > room
+        && let Some(least) = columns.iter().map(|column| column.worth).min()
+    {
+        columns.retain(|column| column.worth > least);
+    }
+    columns
+}
+
+/// The requests of a process: how many there were, and the endpoints that took most time.
 pub(super) fn write(out: &mut impl Write, width: usize, requests: &RequestSummary) -> std::io::Result<()> {
-    let endpoints = requests.by_time();
-    if endpoints.is_empty() {
+    table(out, width, requests, By::Endpoint)
+}
+
+/// The requests of all processes, by what was asked for.
+pub(super) fn write_all(
+    out: &mut impl Write,
+    width: usize,
+    requests: &RequestSummary,
+    by: By,
+) -> std::io::Result<()> {
+    let what = match by {
+        By::Endpoint => "endpoint",
+        By::Service => "service",
+        By::Thread => "thread",
+    };
+    writeln!(out, "\nRequests of all processes by {what}")?;
+    if requests.count() == 0 {
+        return row(out, width, "requests", "none");
+    }
+    table(out, width, requests, by)
+}
+
+fn table(out: &mut impl Write, width: usize, requests: &RequestSummary, by: By) -> std::io::Result<()> {
+    let groups = requests.by_time();
+    if groups.is_empty() {
         return Ok(());
     }
-    let known = plural(endpoints.len() as u64, "endpoint");
-    row(out, width, "requests", &format!("{} to {known}, those with most time first:", requests.count()))?;
-    let name_width = width.saturating_sub(12 + FIGURES).clamp(14, 40);
-    let head = format!(
-        "{:<name_width$} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}",
-        "", "count", "p50", "p95", "p99", "max", "of it GC", "5xx"
-    );
-    row(out, width, "", &head)?;
-    for (name, of) in endpoints.iter().take(SHOWN) {
-        let time = |quantile| match of.times.count() {
-            0 => "?".to_owned(),
-            _ => duration(of.times.quantile_ns(quantile)),
-        };
-        let shown: String = match name.char_indices().nth(name_width) {
-            Some(_) => name.chars().take(name_width - 1).chain(['…']).collect(),
-            None => (*name).to_owned(),
-        };
-        let text = format!(
-            "{shown:<name_width$} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}",
-            of.count,
-            time(0.5),
-            time(0.95),
-            time(0.99),
-            duration(of.times.max_ns()),
-            percent(of.gc_ns, of.ns),
-            of.failed
-        );
-        row(out, width, "", &text)?;
+    let noun = match by {
+        By::Endpoint => "to {} endpoint",
+        By::Service => "to {} service",
+        By::Thread => "on {} thread",
+    };
+    let (preposition, noun) = noun.split_once(" {} ").unwrap_or_default();
+    let known = plural(groups.len() as u64, noun);
+    let text = format!("{} {preposition} {known}, those with most time first:", requests.count());
+    row(out, width, "requests", &text)?;
+    let columns = columns(width.saturating_sub(INDENT + NAMES.0), requests);
+    let figures: usize = columns.iter().map(|column| column.width).sum();
+    let name_width = width.saturating_sub(INDENT + figures).clamp(NAMES.0, NAMES.1);
+    let cells = |text: &dyn Fn(&Column) -> String| -> String {
+        let cell = |column: &&Column| format!("{:>width$}", text(column), width = column.width);
+        columns.iter().map(cell).collect::<Vec<_>>().concat()
+    };
+    let head = cells(&|column| column.head.to_owned());
+    row(out, width, "", &format!("{:<name_width$}{head}", ""))?;
+    let services = requests.has_services();
+    for (group, of) in groups.iter().take(SHOWN) {
+        let mut name = group_name(group, services);
+        if name.chars().count() > name_width {
+            row(out, width, "", &name)?;
+            name.clear();
+        }
+        let figures = cells(&|column| (column.text)(of, requests.ns()));
+        row(out, width, "", &format!("{name:<name_width$}{figures}"))?;
     }
-    if endpoints.len() > SHOWN {
-        row(out, width, "", &format!("{} more", plural((endpoints.len() - SHOWN) as u64, "endpoint")))?;
+    if groups.len() > SHOWN {
+        row(out, width, "", &format!("{} more", plural((groups.len() - SHOWN) as u64, noun)))?;
+    }
+    for (at, (group, of)) in requests.by_gc().into_iter().take(SHOWN_GC).enumerate() {
+        let label = if at == 0 { "most GC" } else { "" };
+        let (own, other) = (duration(of.own.ns), duration(of.other.ns));
+        let figures = format!("{own:>8} own, {other:>8} of other threads: ");
+        let room = width.saturating_sub(INDENT + figures.len());
+        row(out, width, label, &format!("{figures}{}", clip(&group_name(group, services), room)))?;
     }
     Ok(())
+}
+
+fn group_name(group: &Group, services: bool) -> String {
+    let name = match (group.service.as_str(), group.name.as_str()) {
+        (service, "") => service.to_owned(),
+        (service, name) if services && !service.is_empty() => format!("{service}: {name}"),
+        (_, name) => name.to_owned(),
+    };
+    clip(&name, LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        aggregate::{service_requests::tests::request, services::tests::process},
+        model::request::{GcTime, Request, States},
+    };
+
+    const MS: u64 = 1_000_000;
+
+    fn some() -> Vec<Request> {
+        let one = |path: &str, ms: u64, own_ms: u64, other_ms: u64| Request {
+            gc_ns: Some(own_ms * MS),
+            gc_other: Some(GcTime { pauses: 1, ns: other_ms * MS }),
+            ..request(Some(path), Some(ms * MS), Some(200))
+        };
+        let unknown = Request { gcs: None, gc_ns: None, gc_other: None, ..one("/b", 300, 0, 0) };
+        let failed = Request { status: Some(500), gcs: Some(1), ..one("/a", 200, 0, 100) };
+        vec![one("/a", 600, 60, 20), failed, unknown, one("/a/path/that/is/long/:id", 100, 0, 0)]
+    }
+
+    fn text(width: usize) -> String {
+        let mut summary = RequestSummary::default();
+        for request in some() {
+            summary.add(&request);
+        }
+        let mut out = Vec::new();
+        write(&mut out, width, &summary).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    /// All figures; what is not known is no number.
+    #[test]
+    fn figures() {
+        let expected = "  requests  4 to 3 endpoints, those with most time first:
+                                   count     p50     p95     p99     max    time  own GC other GC GCs/req  5xx
+            GET /a                     2 200.3ms 600.0ms 600.0ms 600.0ms  66.7 %   7.5 %   15.0 %    1.50    1
+            GET /b                     1 300.0ms 300.0ms 300.0ms 300.0ms  25.0 %       ?        ?       ?    0
+            GET /a/path/that/is/long/:id
+                                       1 100.0ms 100.0ms 100.0ms 100.0ms   8.3 %     0 %      0 %    2.00    0
+  most GC    60.00ms own,  120.0ms of other threads: GET /a
+";
+        assert_eq!(text(110), expected);
+    }
+
+    /// Waits for the GVL have a column where they are known.
+    #[test]
+    fn of_the_gvl() {
+        let mut summary = RequestSummary::default();
+        let states = Some(States { cpu_ns: 150 * MS, runnable_ns: 0, blocked_ns: 450 * MS });
+        summary.add(&Request { gvl_wait_ns: Some(60 * MS), states, ..some().remove(0) });
+        summary.add(&some()[0]);
+        let mut out = Vec::new();
+        write(&mut out, 120, &summary).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            text.contains("    time     CPU  own GC other GC     GVL GCs/req")
+                && text.contains(" 10.0 %    2.00 "),
+            "{text}"
+        );
+        assert!(text.contains(" 100.0 %  25.0 %  10.0 %"), "{text}");
+    }
+
+    /// So have waits for a thread: of those requests of which they are known.
+    #[test]
+    fn of_the_queue() {
+        let mut summary = RequestSummary::default();
+        summary.add(&Request { queue_ns: Some(7 * MS), ..some().remove(0) });
+        summary.add(&some()[0]);
+        summary.add(&some()[2]);
+        let mut out = Vec::new();
+        write(&mut out, 120, &summary).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("     max queue95    time "), "{text}");
+        assert!(
+            text.contains(" 600.0ms  7.00ms  80.0 %") && text.contains(" 300.0ms       ?  20.0 %"),
+            "{text}"
+        );
+    }
+
+    /// What does not fit is left out by columns, and no line is longer than there is room.
+    #[test]
+    fn narrow() {
+        for width in [40, 60, 80, 100, 200] {
+            let text = text(width);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}\n{text}");
+            assert!(text.contains("count"), "{text}");
+            assert_eq!(text.contains("GCs/req"), width >= 100, "{text}");
+        }
+        assert!(text(80).contains("own GC other GC"), "{}", text(80));
+    }
+
+    /// All processes together; services are named where there are several.
+    #[test]
+    fn of_all() {
+        let all = |by, services: &[&str]| {
+            let mut summary = RequestSummary::default();
+            for (pid, service) in services.iter().enumerate() {
+                summary.add_by(by, &process(pid as u32 + 1, service), &some()[0]);
+            }
+            let mut out = Vec::new();
+            write_all(&mut out, 100, &summary, by).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let text = all(By::Endpoint, &["web", "web"]);
+        assert!(text.starts_with("\nRequests of all processes by endpoint\n"), "{text}");
+        assert!(text.contains("  2 to 1 endpoint,") && text.contains("\n            GET /a  "), "{text}");
+        assert!(all(By::Endpoint, &["web", "api"]).contains("\n            api: GET /a  "));
+        assert!(all(By::Service, &["web", "web"]).contains("\n            web  "));
+        let text = all(By::Thread, &["web", "web"]);
+        assert!(
+            text.contains("  2 on 2 threads,") && text.contains("\n            pid 1 thread 1"),
+            "{text}"
+        );
+        assert_eq!(all(By::Thread, &[]), "\nRequests of all processes by thread\n  requests  none\n");
+    }
 }

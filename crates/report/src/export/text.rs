@@ -23,7 +23,7 @@ use crate::{
 pub struct Lines {
     /// Only cycles with a stop of at least this long, nanoseconds.
     pub min_pause_ns: u64,
-    /// No cycles, but a line per process every so many nanoseconds.
+    /// A line per process at this interval, nanoseconds, in place of lines for cycles.
     pub interval_ns: Option<u64>,
     /// No lines at all.
     pub none: bool,
@@ -43,9 +43,9 @@ pub struct Text<W: Write> {
 
 /// The heading is repeated after this many lines, as in `vmstat`.
 const HEADING_EVERY: u64 = 50;
-/// Stops that a user may feel, nanoseconds.
+/// Stops that a user may notice, nanoseconds.
 const LONG_NS: u64 = 20_000_000;
-/// Stops that a user feels, nanoseconds.
+/// Stops that a user notices, nanoseconds.
 const VERY_LONG_NS: u64 = 100_000_000;
 
 /// Which columns there is room for.
@@ -76,7 +76,7 @@ impl Layout {
     }
 }
 
-/// A column: heading, width, whether numbers stand in it.
+/// A column: heading, width, whether it holds numbers.
 struct Column {
     id: Id,
     name: &'static str,
@@ -150,7 +150,7 @@ static NARROW: [Column; 7] = [
 ];
 
 impl<W: Write> Text<W> {
-    /// Lines go to `out`, which is this screen.
+    /// Writes lines to `out`, which is this screen.
     pub fn new(out: W, clock: WallClock, screen: Screen, lines: Lines) -> Self {
         let intervals = lines.interval_ns.filter(|_| !lines.none).map(Intervals::new);
         Self { out, clock, screen, lines, written: 0, layout: None, gvl: GvlTable::default(), intervals }
@@ -184,7 +184,7 @@ impl<W: Write> Text<W> {
         let mut line = String::new();
         for column in layout.columns() {
             let (text, colour) = cell(column.id, column.width);
-            // What does not fit is cut only where the line has to fit, and numbers never are.
+            // Text is cut only where the line has to fit, and numbers never are.
             let text = if layout == Layout::Full || column.right { text } else { clip(&text, column.width) };
             let text = aligned(&text, column.width, column.right);
             used += text.chars().count() + 1;
@@ -236,7 +236,7 @@ impl<W: Write> Text<W> {
         if let Some(blocker) = &wait.blocker {
             let who = &blocker.hold.who;
             tail = format!("{tail}  ← held by {} {}", who.tid, clip(&who.comm, 16));
-            // What it did says more than where it stopped.
+            // What it was running says more than where it released the GVL.
             if let Some(place) = blocker.ran.first().and_then(|(_, stack)| at(stack)) {
                 tail = format!("{tail} running {place}");
             } else if let Some(place) = blocker.until.as_ref().and_then(at) {
@@ -364,18 +364,20 @@ impl<W: Write> Exporter for Text<W> {
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        self.flush()
+        self.out.flush().map_err(ExportError::Stdout)
     }
 
-    fn flush(&mut self) -> Result<(), ExportError> {
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
         if let Some(intervals) = &mut self.intervals {
-            intervals.write_due(&mut self.out, self.clock, self.screen).map_err(ExportError::Stdout)?;
+            intervals
+                .write_due(&mut self.out, self.clock, self.screen, now_ns)
+                .map_err(ExportError::Stdout)?;
         }
         self.out.flush().map_err(ExportError::Stdout)
     }
 }
 
-fn stat(process: &Process, state: &GcState, name: &str) -> Option<u64> {
+pub(super) fn stat(process: &Process, state: &GcState, name: &str) -> Option<u64> {
     let at = process.image.stat_keys.iter().position(|key| *key == name)?;
     state.stat.get(at).copied()
 }
@@ -388,7 +390,7 @@ pub(super) fn time_of_day(epoch: f64) -> String {
 }
 
 /// Nanoseconds with a fitting unit.
-pub(crate) fn duration(ns: u64) -> String {
+pub fn duration(ns: u64) -> String {
     match ns {
         0 => "0".to_owned(),
         1..1_000_000 => format!("{:.0}µs", ns as f64 / 1e3),

@@ -142,7 +142,7 @@ fn joined(cells: [String; 13], narrow: bool) -> String {
 }
 
 fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums) -> std::io::Result<()> {
-    // Where the probes were stopped meanwhile, what a thread did is known for less than the time for which they were there.
+    // If the probes were stopped meanwhile, what a thread did is known for less than the time for which they were attached.
     let known_ns = match (sums.hold, sums.away) {
         (Some(hold), Some(away)) => sums.wait.ns + hold.ns + away.ns,
         _ => sums.watched_ns,

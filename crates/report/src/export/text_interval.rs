@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     aggregate::gc_summary::GcSummary,
-    clock::{WallClock, monotonic_ns},
+    clock::WallClock,
     model::{Process, seen::Seen},
     terminal::{Colour, Screen},
 };
@@ -19,7 +19,7 @@ const HEADING_EVERY: u64 = 50;
 /// What happened in each process since the last lines.
 pub(super) struct Intervals {
     every_ns: u64,
-    /// When the interval began; `None`: the first process has not come yet.
+    /// When the interval began; `None`: no process has been seen yet.
     began_ns: Option<u64>,
     processes: BTreeMap<u32, Interval>,
     lines: u64,
@@ -63,8 +63,8 @@ impl Intervals {
         out: &mut impl Write,
         clock: WallClock,
         screen: Screen,
+        now: u64,
     ) -> std::io::Result<()> {
-        let now = monotonic_ns();
         let Some(began) = self.began_ns.filter(|began| now.saturating_sub(*began) >= self.every_ns) else {
             return Ok(());
         };
@@ -72,7 +72,7 @@ impl Intervals {
         let mut quiet = 0_u64;
         for (pid, interval) in &mut self.processes {
             let gc = std::mem::take(&mut interval.gc);
-            // Of one process there is always a line, as of `vmstat`; of a fleet those that collect have one.
+            // A single process always has a line, as in `vmstat`; in a fleet only processes that collected have one.
             if gc.count(None) == 0 && self.lines > 0 {
                 quiet += 1;
                 continue;

@@ -22,31 +22,31 @@ pub(super) use notices::Reason;
 use engine::{Counts, Engine, FIRST_PAUSE, Failing, Outcome, Peer, Policy, Receipt};
 use memory::{Item, Memory};
 
-/// Payloads that wait.
+/// Most payloads that wait.
 const QUEUE: usize = 1024;
-/// For one exchange, and for its connection alone.
+/// Timeouts of one exchange, and of its connection alone.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const CONNECT: Duration = Duration::from_secs(5);
 /// The longest pause, whatever the server asks for.
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// Attempts for one payload.
 const ATTEMPTS: u32 = 6;
-/// For what is left when tracing ends.
+/// Time for what is left when tracing ends.
 const FINISH: Duration = Duration::from_secs(10);
 
 /// Something to send.
 pub(super) trait Payload: Send {
-    /// What follows the server's address: of HTTP a path, of gRPC a method.
+    /// What follows the server's address: for HTTP a path, for gRPC a method.
     fn path(&self, protocol: Protocol) -> &'static str;
     /// Its `Content-Type` where it is sent over HTTP.
     fn content_type(&self) -> &'static str;
     /// Its bytes; empty if there is nothing to send after all.
     fn encode(&self) -> Vec<u8>;
-    /// The same as two smaller ones, where it can be halved: for servers that find it too large.
+    /// The payload as two smaller ones, where it can be split: for servers that reject it as too large.
     fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
         None
     }
-    /// What the server rejected of what it accepted, by its answer.
+    /// The part of an accepted payload that the server rejected, according to its answer.
     fn rejected(&self, _answer: &[u8]) -> Option<Reason> {
         None
     }
@@ -89,7 +89,7 @@ impl Uploader {
         self.0.send(payload, 1);
     }
 
-    /// Counts a payload that there is no room for.
+    /// Counts a payload for which there is no room.
     pub(super) fn give_up(&self) {
         self.0.give_up();
     }
@@ -97,12 +97,12 @@ impl Uploader {
     /// Adds what became of its payloads.
     pub(super) fn add_counts(&self, to: &mut UserCounts) {
         let Counts { made, sent, partial, refused, dropped, waiting } = self.0.counts();
-        to.uploads += made;
-        to.uploads_sent += sent;
-        to.uploads_partial += partial;
-        to.uploads_refused += refused;
-        to.uploads_dropped += dropped;
-        to.uploads_waiting += waiting;
+        to.uploads.uploads += made;
+        to.uploads.uploads_sent += sent;
+        to.uploads.uploads_partial += partial;
+        to.uploads.uploads_refused += refused;
+        to.uploads.uploads_dropped += dropped;
+        to.uploads.uploads_waiting += waiting;
     }
 
     /// Sends what is left, for a while, and reports what became of all.
@@ -139,17 +139,17 @@ impl Peer<Memory> for Server {
     }
 }
 
-/// Further headers from an environment variable: `Name=value,Name=value`, values percent-encoded (OpenTelemetry's specification
-/// of exporters). An error is what is no header; values are not repeated, they may be secrets.
+/// Additional headers from an environment variable: `Name=value,Name=value`, values percent-encoded (OpenTelemetry's specification
+/// of exporters). An error names what is not a header; it never quotes values, which may be secrets.
 pub(crate) fn headers(variable: &str) -> Result<HeaderMap, String> {
     let list = std::env::var(variable).unwrap_or_default();
     let mut headers = HeaderMap::new();
     for pair in list.split(',').filter(|pair| !pair.trim().is_empty()) {
         let (name, value) = pair.split_once('=').ok_or("an entry without `=`")?;
         let name = name.trim();
-        let key = HeaderName::try_from(name).map_err(|_| format!("`{name}` is no name of a header"))?;
+        let key = HeaderName::try_from(name).map_err(|_| format!("`{name}` is not a header name"))?;
         let value = HeaderValue::try_from(percent_decoded(value.trim()));
-        let mut value = value.map_err(|_| format!("what `{name}` is set to cannot be sent"))?;
+        let mut value = value.map_err(|_| format!("the value of `{name}` cannot be sent"))?;
         value.set_sensitive(true);
         headers.append(key, value);
     }
@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// A server that rejects a part of each request is quoted once, and nothing that it says controls the terminal.
+    /// A server that rejects a part of each request is quoted once, and its text cannot control the terminal.
     #[test]
     fn rejected_in_part() {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(quoted, [&text, &format!("{text} [2 more times]")], "{said:?}");
     }
 
-    /// With nobody there, handing over does not wait, the queue has its bound, and every payload is accounted for.
+    /// Without a server, handing over does not block, the queue is bounded, and every payload is accounted for.
     #[test]
     fn bounded() {
         for protocol in [Protocol::Http, Protocol::Grpc] {

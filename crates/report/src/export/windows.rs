@@ -12,7 +12,7 @@ use super::{
     upload::{Payload, Uploader},
 };
 use crate::{
-    aggregate::recording::{Limits, ProcessIndex, Recording},
+    aggregate::recording::{Filter, FilterAccount, Limits, ProcessIndex, Recording},
     clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
     model::{
@@ -24,14 +24,14 @@ use crate::{
 /// A window is short; what is beyond these limits goes into sums that say so.
 const LIMITS: Limits = Limits { nodes: 1 << 18, sums: 1 << 18, threads: 1 << 14, timeline: 0 };
 
-/// Windows that may wait to be sent; more would be memory without bound while a server is away.
+/// Most windows that wait to be sent; more would be memory without bound while a server is away.
 const WAITING: usize = 4;
 
 /// What was recorded in a window of time.
 pub(super) struct Window {
-    /// Everything.
+    /// What was recorded.
     pub(super) recording: Recording,
-    /// Of the run.
+    /// The clock of the run.
     pub(super) clock: WallClock,
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub(super) began_ns: u64,
@@ -54,33 +54,41 @@ pub(super) struct Windows {
     wall: bool,
     recording: Recording,
     began: Instant,
-    /// Of the first window, when tracing began; `None` until it has.
+    /// When the first window began, with tracing; after that, when the current one began. `None` before tracing.
     began_ns: Option<u64>,
     closed_ns: Option<u64>,
-    /// What came before that, of the windows that are gone.
+    /// Samples and events of earlier windows that came before recording began.
     early: (u64, u64),
+    /// What was in earlier windows of requests that had not ended.
+    unresolved: u64,
+    /// What was recorded and filtered in earlier windows.
+    filtered: FilterAccount,
     account: String,
     waiting: Vec<Weak<Window>>,
 }
 
 impl Windows {
-    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at.
+    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. They contain what the filter lets
+    /// through.
     pub(super) fn new(
         sinks: Vec<(Rc<Uploader>, Make)>,
         interval: Duration,
         clock: WallClock,
         wall: bool,
+        filter: &Filter,
     ) -> Self {
         Self {
             sinks,
             interval,
             clock,
             wall,
-            recording: Recording::new(false, LIMITS),
+            recording: Recording::new(false, LIMITS, filter.clone()),
             began: Instant::now(),
             began_ns: None,
             closed_ns: None,
             early: (0, 0),
+            unresolved: 0,
+            filtered: FilterAccount::default(),
             account: String::new(),
             waiting: Vec::new(),
         }
@@ -90,19 +98,25 @@ impl Windows {
     fn hand_over(&mut self) {
         let Some(began_ns) = self.began_ns else { return };
         let ended_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
-        let recording = std::mem::replace(&mut self.recording, Recording::new(false, LIMITS));
-        // A sample may come late: it is in the window that is open then.
-        self.recording.began_ns = recording.began_ns;
+        // A late sample is in the window that is open when it arrives.
+        let next = self.recording.go_on();
+        let recording = std::mem::replace(&mut self.recording, next);
         self.early.0 += recording.early_samples;
         self.early.1 += recording.early_events;
+        self.unresolved += recording.unresolved;
+        self.filtered.add(recording.filtered());
         self.began_ns = Some(ended_ns);
         self.began = Instant::now();
-        let has_any =
-            !recording.samples.is_empty() || !recording.pauses.is_empty() || !recording.gvl_waits.is_empty();
+        let has_any = !recording.samples.is_empty()
+            || !recording.pauses.is_empty()
+            || !recording.gvl_waits.is_empty()
+            || !recording.allocs.is_empty();
         if !has_any {
             return;
         }
-        let (clock, account, wall) = (self.clock, self.account.clone(), self.wall);
+        let filtered = recording.filtered().text(recording.filter());
+        let account = self.account.clone() + &filtered.map_or_else(String::new, |text| format!("; {text}"));
+        let (clock, wall) = (self.clock, self.wall);
         let window = Arc::new(Window { recording, clock, began_ns, ended_ns, account, wall });
         self.waiting.retain(|window| window.strong_count() > 0);
         let full = self.waiting.len() >= WAITING;
@@ -125,7 +139,7 @@ impl Windows {
 
 impl Exporter for Windows {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        // What a thread did as a whole belongs to no window.
+        // The sums of a thread's whole life belong to no window.
         if !matches!(seen, Seen::GvlThread(_)) {
             self.recording.see(process, seen);
         }
@@ -144,8 +158,11 @@ impl Exporter for Windows {
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
-        counts.profile_samples_early += self.early.0 + self.recording.early_samples;
-        counts.profile_events_early += self.early.1 + self.recording.early_events;
+        counts.profiles.profile_samples_early += self.early.0 + self.recording.early_samples;
+        counts.profiles.profile_events_early += self.early.1 + self.recording.early_events;
+        counts.profiles.profile_endpoints_unknown += self.unresolved + self.recording.unresolved;
+        self.filtered.add_to(&mut counts.profiles);
+        self.recording.filtered().add_to(&mut counts.profiles);
     }
 
     fn account(&mut self, ledger: &Ledger) {
@@ -158,7 +175,7 @@ impl Exporter for Windows {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), ExportError> {
+    fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         if self.began.elapsed() >= self.interval {
             self.hand_over();
         }
@@ -172,7 +189,7 @@ pub(super) struct LastUploads {
 }
 
 impl LastUploads {
-    /// Of these.
+    /// Waits for these.
     pub(super) fn new(uploaders: Vec<Rc<Uploader>>) -> Self {
         Self { uploaders }
     }
@@ -231,10 +248,11 @@ mod tests {
         let headers = super::super::upload::headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
         let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
         let clock = WallClock::measure();
-        let mut windows = Windows::new(vec![(uploader, make)], Duration::ZERO, clock, false);
+        let mut windows =
+            Windows::new(vec![(uploader, make)], Duration::ZERO, clock, false, &Filter::default());
         let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
         // The start may take longer than a window.
-        windows.flush().unwrap();
+        windows.flush(0).unwrap();
         windows.began(7_000_000_000);
         windows.see(&process, Seen::Stack(&sample)).unwrap();
         windows.hand_over();

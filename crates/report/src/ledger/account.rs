@@ -2,20 +2,20 @@
 
 use gctrace_common::stats::{Counter, Family};
 
-use super::{Ledger, without_stack};
+use super::{Extent, Ledger, without_stack};
 use crate::words::{percent, plural};
 
 impl Ledger {
     /// What was done, and whether anything is missing: one line for people.
     pub fn summary(&self) -> String {
         let u = &self.user;
-        let cycles = plural(u.cycles, "cycle");
-        let mut parts = vec![match u.processes {
+        let cycles = plural(u.pipeline.cycles, "cycle");
+        let mut parts = vec![match u.pipeline.processes {
             1 => cycles,
             processes => format!("{cycles} in {}", plural(processes, "process")),
         }];
-        if u.phases > 0 {
-            parts.push(format!("{} of GC work", plural(u.phases, "interval")));
+        if u.pipeline.phases > 0 {
+            parts.push(format!("{} of GC work", plural(u.pipeline.phases, "interval")));
         }
         let missing = self.missing();
         if missing.is_empty() {
@@ -26,20 +26,28 @@ impl Ledger {
         parts.join(", ")
     }
 
-    /// What should be there and is not, by kind.
+    /// Expected data that is missing, by kind.
     fn missing(&self) -> Vec<String> {
         use Counter as C;
         let u = &self.user;
         let (gc, lives) = (self.lost_of(Family::Gc), self.lost_of(Family::Life));
         let stacks = self.lost_of(Family::Stacks);
-        // These two are named apart.
+        // These two are listed separately.
         let gvl = self.lost_of(Family::Gvl) - self.kernel(C::GvlNoThread) - self.kernel(C::GvlEdgesFull);
-        let requests = self.lost_of(Family::Requests) + u.requests_no_room;
-        let sampled = without_stack(u);
+        let requests = self.lost_of(Family::Requests) + u.requests.requests_no_room;
+        let undecodable =
+            u.pipeline.undecodable + u.stacks.undecodable_stacks + u.requests.undecodable_requests;
+        let sampled = without_stack(&u.stacks);
         [
             (gc, format!("{} lost (a larger buffer: --gc-ring)", plural(gc, "GC event"))),
-            (u.cycles_missed, format!("{} before tracing began", plural(u.cycles_missed, "cycle"))),
-            (u.cycles_cut_short, format!("{} without an end", plural(u.cycles_cut_short, "cycle"))),
+            (
+                u.pipeline.cycles_missed,
+                format!("{} before tracing began", plural(u.pipeline.cycles_missed, "cycle")),
+            ),
+            (
+                u.pipeline.cycles_cut_short,
+                format!("{} without an end", plural(u.pipeline.cycles_cut_short, "cycle")),
+            ),
             (lives, format!("{} lost", plural(lives, "process event"))),
             (stacks, format!("{} lost", plural(stacks, "stack"))),
             (u64::from(sampled.is_some()), sampled.unwrap_or_default()),
@@ -57,17 +65,27 @@ impl Ledger {
                 ),
             ),
             (
-                u.tracepoints_skipped,
-                format!("{} skipped by the kernel", plural(u.tracepoints_skipped, "scheduler event")),
+                u.pipeline.tracepoints_skipped,
+                format!(
+                    "{} skipped by the kernel",
+                    plural(u.pipeline.tracepoints_skipped, "scheduler event")
+                ),
             ),
-            (u.undecodable, format!("{} not understood", plural(u.undecodable, "record"))),
+            (undecodable, format!("{} not understood", plural(undecodable, "record"))),
             (
-                u.uploads_dropped + u.uploads_refused,
-                format!("{} not delivered", plural(u.uploads_dropped + u.uploads_refused, "upload")),
+                u.recording.recorded_dropped,
+                format!("{} not in the recording", plural(u.recording.recorded_dropped, "event")),
             ),
             (
-                u.sets_dropped + u.sets_refused,
-                format!("{} not delivered", plural(u.sets_dropped + u.sets_refused, "sample set")),
+                u.uploads.uploads_dropped + u.uploads.uploads_refused,
+                format!(
+                    "{} not delivered",
+                    plural(u.uploads.uploads_dropped + u.uploads.uploads_refused, "upload")
+                ),
+            ),
+            (
+                u.sets.sets_dropped + u.sets.sets_refused,
+                format!("{} not delivered", plural(u.sets.sets_dropped + u.sets.sets_refused, "sample set")),
             ),
         ]
         .into_iter()
@@ -79,17 +97,24 @@ impl Ledger {
     fn limits(&self) -> Vec<String> {
         let u = &self.user;
         let mut limits = Vec::new();
-        if u.ends_without_start > 0 {
-            limits.push(format!("{} already under way at start", plural(u.ends_without_start, "cycle")));
+        if u.pipeline.ends_without_start > 0 {
+            limits.push(format!(
+                "{} already under way at start",
+                plural(u.pipeline.ends_without_start, "cycle")
+            ));
         }
-        if u.gvl_unwatched_ns > 0 {
-            let share = percent(u.gvl_watched_ns, u.gvl_watched_ns + u.gvl_unwatched_ns);
+        if u.gvl.gvl_unwatched_ns > 0 {
+            let share = percent(u.gvl.gvl_watched_ns, u.gvl.gvl_watched_ns + u.gvl.gvl_unwatched_ns);
             limits.push(format!("the GVL watched for {share} of the time (CPU budget)"));
         }
-        if u.refused > 0 {
-            limits.push(format!("{} not traced (reported above)", plural(u.refused, "candidate")));
+        if u.pipeline.refused > 0 {
+            limits.push(format!("{} not traced (reported above)", plural(u.pipeline.refused, "candidate")));
         }
         match self.imbalances() {
+            _ if self.extent == Extent::CutOff => {
+                limits.push("cut off: the last second before that may not be counted".to_owned());
+            }
+            _ if self.extent == Extent::Part => limits.push("a part of a run".to_owned()),
             none if none.is_empty() => {}
             some => {
                 limits.push(format!("THE COUNTS DO NOT ADD UP (please report this): {}", some.join("; ")));
@@ -114,24 +139,25 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::UserCounts;
+    use crate::ledger::{PipelineCounts, UserCounts};
 
-    fn ledger(user: &UserCounts) -> Ledger {
-        Ledger { kernel: Some(vec![0; Counter::ALL.len()]), user: *user }
+    fn ledger(pipeline: PipelineCounts) -> Ledger {
+        let user = UserCounts { pipeline, ..UserCounts::default() };
+        Ledger { kernel: Some(vec![0; Counter::ALL.len()]), user, ..Ledger::default() }
     }
 
-    /// A run without loss is said in four words; a cycle that runs when tracing ends is no loss.
+    /// A run without loss takes four words; a cycle that runs when tracing ends is no loss.
     #[test]
     fn nothing_lost() {
-        let counts = UserCounts {
+        let counts = PipelineCounts {
             cycles: 583,
             cycles_started: 583,
             decoded_snapshots: 583,
             cycles_unfinished: 1,
             processes: 1,
-            ..UserCounts::default()
+            ..PipelineCounts::default()
         };
-        let mut ledger = ledger(&counts);
+        let mut ledger = ledger(counts);
         if let Some(kernel) = ledger.kernel.as_mut() {
             for counter in [
                 Counter::SnapshotSubmitted,
@@ -147,16 +173,16 @@ mod tests {
         assert!(ledger.details()[1].contains("cycles_unfinished 1"), "{:?}", ledger.details());
     }
 
-    /// What is missing is named by its kind, with the right plural, and never called by another's name.
+    /// What is missing is named by its kind, with the right plural.
     #[test]
     fn by_kind() {
-        let counts = UserCounts {
+        let counts = PipelineCounts {
             ends_without_start: 1,
             processes: 2,
             tracepoints_skipped: 2,
-            ..UserCounts::default()
+            ..PipelineCounts::default()
         };
-        let mut ledger = ledger(&counts);
+        let mut ledger = ledger(counts);
         if let Some(kernel) = ledger.kernel.as_mut() {
             kernel[Counter::GvlNoThread as usize] = 123_598;
         }

@@ -15,7 +15,7 @@ const HEAD: &str = "# The ledger
 Every run ends with an account of what each stage counted: the `ledger` line of JSON lines, `gctrace_*` metrics, and with `-v` two
 lines of text. What is lost, dropped, filtered or refused is counted by kind, and the sums below hold at the end of every run; a
 sum that does not hold is reported. This page is made from the tables in `gctrace-common/src/stats.rs` and
-`crates/report/src/ledger.rs` (`GCTRACE_WRITE_DOCS=1 cargo test -p gctrace-report ledger_page`).
+`crates/report/src/ledger/stages.rs` (`GCTRACE_WRITE_DOCS=1 cargo test -p gctrace-report ledger_page`).
 ";
 
 fn names(kernel: &[Counter], user: &[UserCounter]) -> String {
@@ -24,9 +24,9 @@ fn names(kernel: &[Counter], user: &[UserCounter]) -> String {
     all.join(" + ")
 }
 
-fn row(text: &mut String, name: &str, lost: bool, doc: &str) {
-    let lost = if lost { "yes" } else { "" };
-    writeln!(text, "| `{name}` | {lost} | {} |", doc.trim().replace('|', "\\|")).unwrap();
+fn row(text: &mut String, name: &str, lost: Option<bool>, doc: &str) {
+    let lost = lost.map_or("", |lost| if lost { " yes |" } else { "  |" });
+    writeln!(text, "| `{name}` |{lost} {} |", doc.trim().replace('|', "\\|")).unwrap();
 }
 
 fn page() -> String {
@@ -44,12 +44,15 @@ fn page() -> String {
         write!(text, "\n## Kernel: {}\n\n| counter | lost | counts |\n|---|---|---|\n", family.title())
             .unwrap();
         for counter in Counter::ALL.iter().filter(|counter| counter.family() == family) {
-            row(&mut text, counter.name(), counter.is_loss(), counter.doc());
+            row(&mut text, counter.name(), Some(counter.is_loss()), counter.doc());
         }
     }
-    text.push_str("\n## User space\n\n| counter | lost | counts |\n|---|---|---|\n");
-    for counter in UserCounter::ALL {
-        row(&mut text, counter.name(), false, counter.doc());
+    for (about, counters) in UserCounter::STAGES {
+        let title = about.trim().trim_end_matches('.');
+        write!(text, "\n## User space: {title}\n\n| counter | counts |\n|---|---|\n").unwrap();
+        for counter in *counters {
+            row(&mut text, counter.name(), None, counter.doc());
+        }
     }
     text
 }

@@ -56,6 +56,8 @@ pub(super) const ALL: &[Sum] = &[
                 U::decoded_requests,
                 U::decoded_refills,
                 U::undecodable,
+                U::undecodable_stacks,
+                U::undecodable_requests,
             ],
         },
     },
@@ -126,6 +128,8 @@ pub(super) const ALL: &[Sum] = &[
                 U::gvl_holder_stacks,
                 U::gvl_holder_stacks_unclaimed,
                 U::gvl_blockers,
+                U::alloc_stacks,
+                U::alloc_stacks_unclaimed,
             ],
         },
     },
@@ -153,6 +157,29 @@ pub(super) const ALL: &[Sum] = &[
                 U::pauses_outside,
                 U::refused_records,
             ],
+        },
+    },
+    Sum {
+        text: "entries of the recording = written + waiting + kept + expired + displaced + dropped",
+        left: Side { kernel: &[], user: &[U::recorded] },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::recorded_written,
+                U::recorded_waiting,
+                U::recorded_kept,
+                U::recorded_expired,
+                U::recorded_displaced,
+                U::recorded_dropped,
+            ],
+        },
+    },
+    Sum {
+        text: "requests for a file of what is kept = written + waiting + failed + suppressed",
+        left: Side { kernel: &[], user: &[U::dump_requests] },
+        right: Side {
+            kernel: &[],
+            user: &[U::dumps_written, U::dumps_waiting, U::dumps_failed, U::dumps_suppressed],
         },
     },
     Sum {
@@ -185,6 +212,45 @@ pub(super) const ALL: &[Sum] = &[
         text: "cycles started = cycles reported",
         left: Side { kernel: &[], user: &[U::cycles_started] },
         right: Side { kernel: &[], user: &[U::cycles] },
+    },
+    Sum {
+        text: "samples for profiles = recorded + of other threads + out of focus + of other endpoints",
+        left: Side { kernel: &[], user: &[U::profile_samples] },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::profile_samples_recorded,
+                U::profile_samples_other_threads,
+                U::profile_samples_out_of_focus,
+                U::profile_samples_other_endpoints,
+            ],
+        },
+    },
+    Sum {
+        text: "time for profiles = recorded + of other threads + out of focus + of other endpoints",
+        left: Side { kernel: &[], user: &[U::profile_ns] },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::profile_ns_recorded,
+                U::profile_ns_other_threads,
+                U::profile_ns_out_of_focus,
+                U::profile_ns_other_endpoints,
+            ],
+        },
+    },
+    Sum {
+        text: "events for profiles = recorded + of other threads + out of focus + of other endpoints",
+        left: Side { kernel: &[], user: &[U::profile_events] },
+        right: Side {
+            kernel: &[],
+            user: &[
+                U::profile_events_recorded,
+                U::profile_events_other_threads,
+                U::profile_events_out_of_focus,
+                U::profile_events_other_endpoints,
+            ],
+        },
     },
     Sum {
         text: "refill records decoded = added up + refused",

@@ -1,17 +1,17 @@
 //! How much of the time off the CPU has no stack, in words.
 
-use super::UserCounts;
+use super::StackCounts;
 
-/// Shares below this are not worth a word.
+/// Smaller shares are not reported.
 const LEAST: f64 = 0.001;
 
 /// The share of the reported time off the CPU that has no stack, 0 to 1; `None` if no time was reported.
-pub fn share_without_stack(counts: &UserCounts) -> Option<f64> {
+pub fn share_without_stack(counts: &StackCounts) -> Option<f64> {
     (counts.off_cpu_ns > 0).then(|| counts.off_cpu_ns_without_stack as f64 / counts.off_cpu_ns as f64)
 }
 
-/// The same in words, where it is worth saying.
-pub fn without_stack(counts: &UserCounts) -> Option<String> {
+/// The same in words, where it is large enough to report.
+pub fn without_stack(counts: &StackCounts) -> Option<String> {
     let share = share_without_stack(counts).filter(|share| *share >= LEAST)?;
     Some(format!(
         "{:.1} % of off-CPU time has no stack (sampling limit; raise it with --off-cpu-stacks)",
@@ -25,10 +25,10 @@ mod tests {
 
     #[test]
     fn words() {
-        let counts = |off_cpu_ns, off_cpu_ns_without_stack| UserCounts {
+        let counts = |off_cpu_ns, off_cpu_ns_without_stack| StackCounts {
             off_cpu_ns,
             off_cpu_ns_without_stack,
-            ..UserCounts::default()
+            ..StackCounts::default()
         };
         assert_eq!(share_without_stack(&counts(0, 0)), None);
         assert_eq!(without_stack(&counts(1_000_000, 10)), None);

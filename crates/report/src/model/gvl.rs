@@ -29,12 +29,12 @@ impl GvlGap {
     }
 }
 
-/// A thread, as far as it can be told.
+/// A thread, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GvlWho {
     /// Native thread that it ran on last, host pid namespace; 0 if it never ran.
     pub tid: u32,
-    /// Name of that.
+    /// Name of that thread.
     pub comm: Arc<str>,
 }
 
@@ -69,7 +69,7 @@ pub struct GvlSpan {
 pub struct GvlBlocker {
     /// That time, the longest at a stretch during the wait.
     pub hold: GvlSpan,
-    /// Where the thread was when it gave the GVL up, leaf first; `None` where that was not seen.
+    /// Where the thread was when it released the GVL, leaf first; `None` where that was not seen.
     pub until: Option<Stack>,
     /// What the sampling clock saw the thread do while the other one waited, leaf first: how often, and the stack; the most frequent first.
     /// Empty: the clock did not tick then.
@@ -85,13 +85,13 @@ pub struct GvlWait {
     pub who: GvlWho,
     /// Unique in its process.
     pub id: u64,
-    /// Its `rb_thread_t *`, where that is told: a thread can go from one native thread to another (3.3 and later).
+    /// Its `rb_thread_t *`, where that is known: a thread can move from one native thread to another (3.3 and later).
     pub thread: Option<u64>,
     /// When it began to wait, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// For how long, nanoseconds.
     pub ns: u64,
-    /// Who held the GVL longest at a stretch meanwhile; `None`: nobody that was seen to get it.
+    /// The thread that held the GVL longest at a stretch meanwhile; `None`: no thread was seen to acquire it.
     pub blocker: Option<GvlBlocker>,
     /// What the thread was doing when it began to wait, leaf first; `None` where that was not seen.
     pub stack: Option<Stack>,
@@ -102,7 +102,7 @@ pub struct GvlWait {
 pub struct GvlTimes {
     /// How often it was done and ended.
     pub count: u64,
-    /// For how long altogether, nanoseconds, up to the end of what is told; what has not ended counts.
+    /// For how long altogether, nanoseconds, up to the end of the reported time; what has not ended counts.
     pub ns: u64,
     /// The longest of those that ended, nanoseconds.
     pub max_ns: u64,
@@ -127,6 +127,11 @@ impl Default for Histogram {
 }
 
 impl Histogram {
+    /// A histogram with these counts.
+    pub(crate) fn of_counts(counts: Box<[u64; BUCKETS]>) -> Self {
+        Self(counts)
+    }
+
     pub(crate) fn add(&mut self, counts: impl IntoIterator<Item = u64>) {
         for (mine, more) in self.0.iter_mut().zip(counts) {
             *mine += more;
@@ -247,10 +252,10 @@ pub struct GvlThreadSummary {
     pub who: GvlWho,
     /// Unique in its process.
     pub id: u64,
-    /// What it was doing when it ended or was looked at for the last time, and since when, `CLOCK_MONOTONIC` nanoseconds;
+    /// What it was doing when it ended or was read for the last time, and since when, `CLOCK_MONOTONIC` nanoseconds;
     /// `None` where that is not known.
     pub last: Option<(GvlDoing, u64)>,
-    /// Its `rb_thread_t *`, where that is told.
+    /// Its `rb_thread_t *`, where that is known.
     pub thread: Option<u64>,
     /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
@@ -278,8 +283,8 @@ pub struct GvlBlocked {
 pub struct GvlGc {
     /// How long they took together, nanoseconds.
     pub pause_ns: u64,
-    /// For how long threads that wanted the GVL had to wait for it during a pause, all threads together, nanoseconds; of the
-    /// waits that were told one by one. `None`: they were not all told.
+    /// For how long threads waited for the GVL during a pause, all threads together, nanoseconds; only
+    /// waits that were reported one by one. `None`: not all of them were reported.
     pub wait_ns: Option<u64>,
 }
 

@@ -19,6 +19,16 @@ impl Default for GvlSoFar {
 }
 
 impl GvlSoFar {
+    /// With these counts of waits.
+    pub(crate) fn of_counts(waits: Box<[u64; BUCKETS]>, wait_ns: u64, hold_ns: u64) -> Self {
+        Self { waits, wait_ns, hold_ns }
+    }
+
+    /// Waits by bucket.
+    pub(crate) fn counts(&self) -> impl Iterator<Item = u64> {
+        self.waits.iter().copied()
+    }
+
     /// Adds a thread.
     pub fn thread(&mut self, thread: &GvlThread) {
         for (sum, count) in self.waits.iter_mut().zip(thread.buckets) {
@@ -28,8 +38,8 @@ impl GvlSoFar {
         self.hold_ns += thread.hold_ns;
     }
 
-    /// By how much this is more than what was `told`, which becomes this where it was less. What has been told is not taken
-    /// back: a thread that has just ended may be nowhere for a moment.
+    /// The growth since what was reported (`told`), which is raised to this. Reported sums are never reduced: a thread that has just
+    /// ended may be missing in both places for a moment.
     #[must_use]
     pub fn growth(&self, told: &mut Self) -> Self {
         let mut grown = Self::default();

@@ -1,6 +1,6 @@
-//! A request that a server has served.
+//! A request that a server has served, or a job that a thread has run.
 
-/// One HTTP request. What is not known is `None`.
+/// One HTTP request, or one job. What is not known is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Its number in this run.
@@ -9,22 +9,66 @@ pub struct Request {
     pub tid: u32,
     /// When that thread took it, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// When the thread was done with it; not seen where the connection was handed to somebody else.
+    /// When the thread was done with it; not seen where the connection was handed over (hijack, WebSocket).
     pub end_ns: Option<u64>,
-    /// Its method, one of those of RFC 9110 and 5789; another one is not known.
+    /// Its method, one of those of RFC 9110 and 5789; other methods are not known.
     pub method: Option<&'static str>,
-    /// Its path without what differs from request to request, visible ASCII. `(other)`: the process has too many.
+    /// Its path without what differs from request to request, or the class of a job: visible ASCII. `(other)`: the process has too many.
     pub path: Option<String>,
     /// Status of the response, 200 to 599 (or 101).
     pub status: Option<u16>,
+    /// From when the kernel had received the last bytes that had come on its connection to when its thread took it, nanoseconds.
+    pub queue_ns: Option<u64>,
     /// From taking it to the first bytes of the response, nanoseconds.
     pub first_byte_ns: Option<u64>,
     /// From taking it to the last bytes, nanoseconds.
     pub last_byte_ns: Option<u64>,
-    /// GC cycles that it started.
-    pub gcs: u32,
-    /// GC pauses of its thread meanwhile, nanoseconds.
-    pub gc_ns: u64,
+    /// GC cycles that it started; not known where GC records of its process were lost meanwhile.
+    pub gcs: Option<u32>,
+    /// GC pauses of its thread meanwhile, nanoseconds; known when `gcs` is.
+    pub gc_ns: Option<u64>,
+    /// How many these were; known when `gcs` is.
+    pub gc_pauses: Option<u32>,
+    /// GC pauses of other threads of its process meanwhile, in which its thread could not run Ruby. Not known where GC records of
+    /// the process were lost, its end was not seen, or it took so long that its first pauses are forgotten.
+    pub gc_other: Option<GcTime>,
+    /// For how long its thread waited for the GVL meanwhile, nanoseconds; not known where not all of it was watched.
+    pub gvl_wait_ns: Option<u64>,
+    /// How its time divides by the states of its native thread; not known where these were not watched all the time.
+    pub states: Option<States>,
+    /// If it is a job: what only jobs have.
+    pub job: Option<Job>,
+}
+
+/// How a time divides by the states of a thread in the scheduler, nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct States {
+    /// It ran on a CPU.
+    pub cpu_ns: u64,
+    /// It could run, and had no CPU.
+    pub runnable_ns: u64,
+    /// It waited for something: a socket, a lock, the GVL, a timer.
+    pub blocked_ns: u64,
+}
+
+/// What only jobs have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job {
+    /// The queue it was in.
+    pub queue: Option<String>,
+    /// The number that Sidekiq gave it.
+    pub jid: Option<String>,
+    /// When it was put into its queue, by the clock of whoever did: microseconds since the epoch.
+    pub enqueued_us: Option<u64>,
+}
+
+/// GC pauses and their time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GcTime {
+    /// How many.
+    pub pauses: u32,
+    /// The part of their time that counts, nanoseconds.
+    pub ns: u64,
 }
 
 impl Request {
@@ -33,7 +77,12 @@ impl Request {
         self.end_ns.map(|end_ns| end_ns.saturating_sub(self.begin_ns))
     }
 
-    /// Method and path as one text, such as `GET /orders/:id`.
+    /// `http` or `job`.
+    pub fn kind(&self) -> &'static str {
+        if self.job.is_some() { "job" } else { "http" }
+    }
+
+    /// Method and path as one text, such as `GET /orders/:id`; the class of a job.
     pub fn endpoint(&self) -> String {
         match (self.method, &self.path) {
             (Some(method), Some(path)) => format!("{method} {path}"),

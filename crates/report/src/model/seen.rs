@@ -1,13 +1,13 @@
-//! The vocabulary of what is seen of a process: aggregates and exporters get all of it in one form.
+//! The vocabulary of what is seen of a process: aggregates and exporters receive all of it in one form.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     EndReason, GcCycle, GcState, GcWork, Process,
     gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
     gvl_so_far::GvlSoFar,
     request::Request,
-    stack::StackSample,
+    stack::{Stack, StackSample},
 };
 
 /// Something that was seen of a process.
@@ -34,12 +34,14 @@ pub enum Seen<'a> {
     GvlSpan(&'a GvlSpan),
     /// What a thread did with the GVL, when it has ended, or its process or tracing has.
     GvlThread(&'a GvlThreadSummary),
-    /// What its threads have done with the GVL so far, from time to time and at the end. Only seen where accounts are.
+    /// What its threads have done with the GVL so far, from time to time and at the end.
     GvlSoFar(&'a GvlSoFar),
     /// What its threads did with the GVL, when it or tracing has ended.
     GvlProcess(&'a GvlProcessSummary),
     /// What its threads took of the heap to allocate objects, about once a second and at the end.
     Alloc(&'a AllocSum),
+    /// A part of what it took, under a stack.
+    AllocStack(&'a AllocStack),
     /// Tracing of it ended.
     Ended(&'a ProcessEnd),
 }
@@ -75,20 +77,47 @@ impl AllocSum {
     }
 }
 
+/// Slots of one size that were taken since the last stack of that size, under a stack that represents all of them: it is taken
+/// where slots run out, at bytes that are random. All of a process add up to its [`AllocSum`]s, without what is lost.
+#[derive(Clone, Debug)]
+pub struct AllocStack {
+    /// When the stack was taken, `CLOCK_MONOTONIC` nanoseconds.
+    pub ts_ns: u64,
+    /// Its thread, host namespace; 0 where none is known.
+    pub tid: u32,
+    /// The thread's name.
+    pub comm: Arc<str>,
+    /// Bytes of a slot.
+    pub slot_size: u32,
+    /// Slots.
+    pub slots: u64,
+    /// The request that the thread was serving, as in [`StackSample`].
+    pub request: Option<u64>,
+    /// The stack, leaf first; empty for what came after the last one.
+    pub stack: Stack,
+}
+
+impl AllocStack {
+    /// Bytes of the slots.
+    pub fn bytes(&self) -> u64 {
+        self.slots.saturating_mul(u64::from(self.slot_size))
+    }
+}
+
 /// Something that adds up what is seen.
 pub trait Observer {
     /// Something was seen of a process.
     fn see(&mut self, process: &Process, seen: Seen<'_>);
 }
 
-/// Cycles that a program had behind it before the first one that was reported.
+/// Cycles that a program ran before the first reported one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CyclesBefore {
-    /// It ran before gctrace did: so many were over, or under way.
+    /// It ran before gctrace did: this many were over, or under way.
     Earlier(u64),
-    /// It started during the run: so many were missed, because its Ruby had no probes yet.
+    /// It started during the run: this many were missed, because its Ruby had no probes yet.
     Missed(u64),
-    /// It cannot be told.
+    /// Not known.
     Unknown,
 }
 

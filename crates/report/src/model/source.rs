@@ -1,4 +1,4 @@
-//! Whose code a Ruby file is, as far as its path tells.
+//! Whose code a Ruby file is, as far as its path shows.
 
 use super::stack::{Frame, FrameKind};
 

@@ -31,7 +31,7 @@ impl ThreadState {
     }
 }
 
-/// A stack and the time it stands for.
+/// A stack and the time it represents.
 #[derive(Clone, Debug)]
 pub struct StackSample {
     /// `CLOCK_MONOTONIC` nanoseconds: the tick of the clock; off the CPU, the time at which the thread left it.
@@ -42,12 +42,14 @@ pub struct StackSample {
     pub comm: Arc<str>,
     /// What the thread was doing.
     pub state: ThreadState,
-    /// CPU time it stands for, nanoseconds; 0 off the CPU.
+    /// CPU time it represents, nanoseconds; 0 off the CPU.
     pub cpu_ns: u64,
-    /// Wall time it stands for, nanoseconds.
+    /// Wall time it represents, nanoseconds.
     pub wall_ns: u64,
     /// What the garbage collector was doing on the thread. The stack then begins with the frames that say so.
     pub gc: GcActivity,
+    /// The request that the thread was serving, by number; 0: one whose number is not known. `None`: it served none, or that is not known.
+    pub request: Option<u64>,
     /// Kernel, native and Ruby frames, leaf first. The root end of an incomplete stack is a [`FrameKind::Missing`] frame.
     pub stack: Stack,
 }

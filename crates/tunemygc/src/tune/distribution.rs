@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Buckets per power of two, as a power of two: a quantile is at most 1/64 (1.6 %) above the true one.
 const FINENESS: u32 = 6;
 
-/// How often which sizes came.
+/// Counts of values by size.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
     counts: BTreeMap<u16, u64>,
@@ -35,12 +35,12 @@ impl Distribution {
         self.counts.values().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// The largest value; 0 of none.
+    /// The largest value; 0 if there are none.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The value below which this share lies, rounded up by at most 1.6 %; `None` of none.
+    /// The value below which this share lies, rounded up by at most 1.6 %; `None` if there are no values.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let rank = ((self.n() as f64 * share).ceil() as u64).max(1);
         let mut seen = 0_u64;
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    /// Nothing has no quantiles; hostile counts do not overflow.
+    /// An empty distribution has no quantiles; hostile counts do not overflow.
     #[test]
     fn edges() {
         assert_eq!(Distribution::default().median(), None);

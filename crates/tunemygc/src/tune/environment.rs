@@ -1,4 +1,4 @@
-//! `RUBY_GC_*` variables that do not do what somebody hoped.
+//! `RUBY_GC_*` variables without the effect that their author expected.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ pub struct Unheeded {
     pub reason: String,
 }
 
-/// Whether a variable has a name that Ruby, or anybody, could mean: `A` to `Z`, `0` to `9` and `_`, at most 64 of them. What
-/// has any other name is refused, for names are shown, and others choose them.
+/// Whether a variable has a name that Ruby, or any user, could mean: `A` to `Z`, `0` to `9` and `_`, at most 64 of them. Other
+/// names are refused, because names are shown and come from outside.
 pub fn is_name(name: &str) -> bool {
     name.len() <= 64 && name.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_'))
 }
@@ -63,12 +63,12 @@ fn reason(name: &str, value: &str, series: Series) -> Option<String> {
     }
     let needs = match known.kind {
         Kind::Text => return None,
-        Kind::Size => "an integer above 0, with k, m or g behind it if need be (no fraction, no `_`)",
+        Kind::Size => "an integer above 0, optionally followed by k, m or g (no fraction, no `_`)",
         Kind::Growth => "a number above 1.0",
         Kind::Factor => "a number not below 0",
         Kind::Ratio => "a number from 0 to 1",
     };
-    known.parse(value).is_none().then(|| format!("Ruby ignores this value without a word: it takes {needs}"))
+    known.parse(value).is_none().then(|| format!("Ruby silently ignores this value: it takes {needs}"))
 }
 
 fn instead(name: &str, series: Series) -> &'static str {

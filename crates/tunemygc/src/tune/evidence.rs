@@ -1,4 +1,4 @@
-//! What sample sets say, boiled down: counts, times and distributions that can be added up over sets, and kept.
+//! The content of sample sets in short: counts, times and distributions that can be added up over sets, and kept.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub struct Evidence {
     pub majors: BTreeMap<String, u64>,
     /// Time in the GC; `None` where this Ruby does not count it (before 3.1).
     pub time: Option<GcTime>,
-    /// Objects allocated between the starts of two cycles of which the second began because no free slot was left.
+    /// Objects allocated between the starts of two cycles, where the second began because no free slot was left.
     pub intervals: Distribution,
     /// Slots of the heap (`heap_available_slots`) at starts, where the heap did not grow any more.
     pub available: Distribution,
@@ -52,10 +52,10 @@ pub struct Evidence {
     /// Objects allocated between the first and the last start of each set, added up.
     #[serde(default)]
     pub objects: u64,
-    /// What each set says by itself, for the spread.
+    /// Figures of each set alone, for the spread.
     #[serde(default)]
     pub each: Each,
-    /// What is live in the course of time.
+    /// How the live heap develops over time.
     #[serde(default)]
     pub trends: Trends,
     /// The heaps of the Ruby, from 3.2 on, where sets carry them.
@@ -75,7 +75,7 @@ pub struct GcTime {
     pub minor_ms: u64,
     /// Of major cycles.
     pub major_ms: u64,
-    /// Seconds in which that was.
+    /// Seconds in which this time was spent.
     pub seconds: f64,
 }
 
@@ -95,13 +95,13 @@ impl GcTime {
 pub struct Each {
     /// Share of time in the GC, in parts of 10 000.
     pub share: Distribution,
-    /// Time in the GC for an object allocated, picoseconds.
+    /// Time in the GC per object allocated, picoseconds.
     pub cost: Distribution,
-    /// Minor cycles for 10⁹ objects allocated.
+    /// Minor cycles per 10⁹ objects allocated.
     pub minors: Distribution,
-    /// Major cycles for 10⁹ objects allocated.
+    /// Major cycles per 10⁹ objects allocated.
     pub majors: Distribution,
-    /// Resident memory in the middle (median), bytes.
+    /// Median of resident memory, bytes.
     pub rss: Distribution,
     /// Most resident memory, bytes.
     pub peak: Distribution,
@@ -112,7 +112,7 @@ pub(super) const REASONS: [&str; 10] =
     ["newobj", "malloc", "method", "capi", "stress", "nofree", "oldgen", "shady", "force", "oldmalloc"];
 
 impl Evidence {
-    /// Adds what another one says. The environment is that of the later one.
+    /// Adds the evidence of another one. The environment is that of the later one.
     pub fn merge(&mut self, later: &Self) {
         self.sets += later.sets;
         self.samples += later.samples;
@@ -185,7 +185,7 @@ impl Evidence {
     }
 }
 
-/// Why nothing can be made of a set.
+/// Why a set cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
     /// The version is of no known series.

@@ -1,4 +1,4 @@
-//! Boils a sample set down to its [`Evidence`], sample by sample.
+//! Reduces a sample set to its [`Evidence`], sample by sample.
 
 use std::collections::HashMap;
 
@@ -18,10 +18,10 @@ const MAX_OPEN_UNITS: usize = 4096;
 const MAX_VARIABLES: usize = 64;
 /// Most ends of cycles that are kept for the trend of a set.
 const MAX_ENDS: usize = 20_000;
-/// Fewest cycles of a set that says something by itself.
+/// Fewest cycles of a set whose own figures count.
 const FEWEST_CYCLES: u64 = 5;
 
-/// Where the values that matter stand in a sample.
+/// Where the values that matter are in a sample.
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     count: usize,
@@ -57,11 +57,11 @@ struct Start {
     available: u64,
     old: u64,
     time_ms: u64,
-    /// Whether it is major; and if, whether by `oldgen`.
+    /// Whether it is major, and if so, whether because of `oldgen`.
     major: Option<bool>,
 }
 
-/// Boils down one set, sample by sample.
+/// Reduces one set, sample by sample.
 #[derive(Debug)]
 pub struct Fold {
     series: Series,
@@ -81,7 +81,7 @@ pub struct Fold {
     ends: Vec<(f64, u64)>,
     /// `PID on HOST`.
     process: String,
-    /// Count of cycles and the state of the heaps, at first and at last.
+    /// Count of cycles and the state of the heaps, in the first and the last sample.
     heaps: Option<[(u64, Vec<heaps::State>); 2]>,
     peak_rss: Option<u64>,
 }
@@ -177,7 +177,7 @@ impl Fold {
         if let Some(last) = self.last {
             let step = start.count.saturating_sub(last.count);
             evidence.missing = evidence.missing.saturating_add(step.saturating_sub(1));
-            // What happened between two starts belongs to one cycle only if these are neighbours.
+            // What happened between two starts belongs to one cycle only if the cycles are neighbours.
             if step == 1 {
                 if info("gc_by") == Some("newobj")
                     && let Some(objects) = start.allocated.checked_sub(last.allocated)
@@ -209,11 +209,11 @@ impl Fold {
             return;
         };
         let (live, available) = (at(self.columns.live), at(self.columns.available));
-        // Counters of freed and allocated objects are read one after the other: a wrapped difference is none.
+        // Counters of freed and allocated objects are read one after the other: a wrapped difference is not valid.
         if live > available || available == 0 {
             return;
         }
-        // Minor cycles do not free old objects: what lives after them says nothing.
+        // Minor cycles do not free old objects: what is live after them has no meaning here.
         let Some(oldgen) = start.major else { return };
         if self.ends.len() < MAX_ENDS {
             self.ends.push((sample.ts, live));
@@ -247,7 +247,7 @@ impl Fold {
         }
     }
 
-    /// What the set says.
+    /// The evidence of the set.
     pub fn finish(mut self) -> Evidence {
         self.settle();
         self.compare_heaps();

@@ -15,16 +15,16 @@ const LARGEST: usize = 64 << 10;
 pub struct Heap {
     /// Bytes of a slot.
     pub slot: u64,
-    /// Slots that it had in the end, in each set.
+    /// Slots that it had at the end, in each set.
     pub slots: Distribution,
     /// Objects allocated in it, over [`Heap::cycles`]; 0 where the Ruby does not count them (3.2).
     pub allocated: u64,
-    /// Cycles in which that was.
+    /// Cycles in which these were allocated.
     pub cycles: u64,
 }
 
 impl Heap {
-    /// Adds what a later set says.
+    /// Adds the figures of a later set.
     pub fn merge(&mut self, later: &Self) {
         self.slot = self.slot.max(later.slot);
         self.slots.merge(&later.slots);
@@ -77,7 +77,7 @@ mod tests {
         read(&RawValue::from_string(text.to_owned()).ok()?)
     }
 
-    /// Heaps are read with or without counts; anything else is nothing.
+    /// Heaps are read with or without counts; anything else is ignored.
     #[test]
     fn metas() {
         let heaps = of(
@@ -101,7 +101,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever `meta` is.
+        /// Any text as `meta`.
         #[test]
         fn any_meta(text in r#"(\{"stat_heap":)?[\[{}\]0-9a-z":,.-]{0,80}"#) {
             let _ = of(&text);

@@ -17,25 +17,27 @@ use super::{
 pub struct Episode {
     /// The settings that Ruby followed.
     pub in_force: InForce,
-    /// What its sets say.
+    /// The evidence of its sets.
     pub evidence: Evidence,
     /// When the last of them came, on any clock that is the same for all environments.
     pub seen: f64,
 }
 
-/// The environment that was in force before, of the others, that which was seen last at the end.
+/// The environment that was in force before; of the others, the one seen last is at the end.
 pub(super) fn before<'a>(now: &Episode, others: &'a [Episode]) -> Option<&'a Episode> {
     others.iter().rev().find(|other| other.seen <= now.seen)
 }
 
-/// Fewest sets on each side for a spread to mean something.
+/// Environments that are not in force are forgotten when their last set is older than this, seconds.
+pub const FORGOTTEN: f64 = 30.0 * 86_400.0;
+/// Fewest sets on each side for a meaningful spread.
 const FEW: u64 = 3;
 /// A cost that differs by less is the same.
 const CLEAR: f64 = 0.10;
-/// The same where there are too few sets for a spread.
+/// The same threshold where there are too few sets for a spread.
 const CLEAR_OF_FEW: f64 = 0.25;
 
-/// How one environment does against another.
+/// How one environment compares with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -103,7 +105,7 @@ const PEAK: &str = "peak RSS, MiB";
 
 type Pick = fn(&Evidence) -> &Distribution;
 
-/// Each with what its unit is in those of the evidence.
+/// Each with the factor from the evidence's unit.
 const FIGURES: [(&str, f64, Pick); 6] = [
     (MINORS, 1e3, |evidence| &evidence.each.minors),
     (MAJORS, 1e3, |evidence| &evidence.each.majors),
@@ -114,7 +116,7 @@ const FIGURES: [(&str, f64, Pick); 6] = [
 ];
 
 impl Comparison {
-    /// Of two environments.
+    /// Compares two environments.
     pub fn of(before: &Episode, after: &Episode) -> Self {
         let changed = before.in_force.differences(&after.in_force).map(|variable| Changed {
             variable: variable.name,
@@ -143,7 +145,7 @@ impl Comparison {
         }
     }
 
-    /// How it does by this strategy.
+    /// The outcome for this strategy.
     pub fn outcome(&self, strategy: Strategy) -> Outcome {
         match strategy {
             Strategy::Speed => self.speed,
@@ -152,7 +154,7 @@ impl Comparison {
     }
 }
 
-/// How `after` does against `before`.
+/// How `after` compares with `before`.
 pub(super) fn judge(before: &Episode, after: &Episode, strategy: Strategy) -> Outcome {
     let (before, after) = (&before.evidence, &after.evidence);
     if !is_sufficient(before) || !is_sufficient(after) {
@@ -163,7 +165,7 @@ pub(super) fn judge(before: &Episode, after: &Episode, strategy: Strategy) -> Ou
     match strategy {
         Strategy::Memory => by(|evidence| &evidence.each.rss),
         Strategy::Speed if counted => by(|evidence| &evidence.each.cost),
-        // Before 3.1 only cycles are counted. What fewer minors for more majors bring is not known then.
+        // Before 3.1 only cycles are counted. The effect of fewer minors for more majors is not known then.
         Strategy::Speed => match (by(|evidence| &evidence.each.minors), by(|evidence| &evidence.each.majors))
         {
             (one, other) if one == other => one,
@@ -188,7 +190,7 @@ fn judge_by(before: &Distribution, after: &Distribution) -> Outcome {
     }
 }
 
-/// What was tried already: other environments of the same program.
+/// Earlier attempts: other environments of the same program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tried<'a> {
     /// The one in force.
@@ -198,7 +200,7 @@ pub(super) struct Tried<'a> {
 }
 
 impl Tried<'_> {
-    /// Why a variable should not be moved to this value: to go that way was tried, and was worse; or to have come that far has
+    /// Why a variable should not be moved to this value: moving it that way was tried and was worse, or moving it this far has
     /// brought nothing.
     pub(super) fn objection(
         &self,
@@ -213,14 +215,14 @@ impl Tried<'_> {
             let theirs = other.in_force.value(variable);
             let beyond = if up { theirs > now } else { theirs < now };
             let behind = if up { theirs < now } else { theirs > now };
-            // What was tried and left is only worth another try if it was clearly better.
+            // A value that was tried and abandoned is only worth another try if it was clearly better.
             let outcome = if beyond { judge(self.now, other, strategy) } else { Outcome::Unknown };
             if matches!(outcome, Outcome::Worse | Outcome::Same) {
                 let word = if outcome == Outcome::Worse { "worse" } else { "no better" };
                 let what = gain(self.now, other, strategy);
                 return Some(format!("with {} it was {word}: {what}", other.in_force));
             }
-            // Where others were changed as well, it is not known what brought nothing.
+            // If other variables were changed as well, it is not known which change brought nothing.
             let alone = other.in_force.differences(&self.now.in_force).count() <= 2;
             if behind && alone && judge(other, self.now, strategy) == Outcome::Same {
                 let from = brief(variable.name, theirs);

@@ -1,4 +1,4 @@
-//! The settings that a Ruby really follows: what makes two environments the same for advice.
+//! The settings that a Ruby really follows: for advice, two environments with the same settings are one.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -6,14 +6,14 @@ use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use super::ruby::{Kind, Series, Variable, variable};
 
-/// The `RUBY_GC_*` settings that a Ruby follows: known to its series, taken by it, and other than its defaults.
+/// The `RUBY_GC_*` settings that a Ruby follows: known to its series, accepted by it, and different from its defaults.
 ///
-/// Values are bytes, slots, factors or ratios, as the variable has it.
+/// Values are bytes, slots, factors or ratios, in the unit of the variable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InForce(BTreeMap<&'static str, f64>);
 
 impl InForce {
-    /// Of an environment.
+    /// The settings of an environment.
     pub fn of(environment: &BTreeMap<String, String>, series: Series) -> Self {
         let mut in_force = Self::default();
         for (name, text) in environment {
@@ -26,9 +26,9 @@ impl InForce {
         in_force
     }
 
-    /// With a further setting in place of what the variable had.
+    /// With a further setting, which replaces the variable's value.
     pub fn set(&mut self, variable: &'static Variable, value: f64) {
-        if same(value, variable.default) {
+        if is_same(value, variable.default) {
             self.0.remove(variable.name);
         } else {
             self.0.insert(variable.name, value);
@@ -52,7 +52,7 @@ impl InForce {
 
     /// The variables in which two differ.
     pub fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'static Variable> + 'a {
-        super::ruby::VARIABLES.iter().filter(|variable| !same(self.value(variable), other.value(variable)))
+        super::ruby::VARIABLES.iter().filter(|variable| !is_same(self.value(variable), other.value(variable)))
     }
 
     /// As text, the same for the same settings: `NAME=VALUE` by name, with blanks between; empty for Ruby's defaults.
@@ -62,7 +62,7 @@ impl InForce {
         settings.join(" ")
     }
 
-    /// What [`InForce::key`] wrote; what it cannot have written is left out.
+    /// Reads what [`InForce::key`] wrote; anything else is left out.
     pub fn parse(key: &str, series: Series) -> Self {
         let pairs = key.split(' ').filter_map(|pair| pair.split_once('='));
         Self::of(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(), series)
@@ -70,7 +70,7 @@ impl InForce {
 }
 
 /// Whether two values are one setting.
-pub(super) fn same(a: f64, b: f64) -> bool {
+pub fn is_same(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-9
 }
 
@@ -79,14 +79,14 @@ pub fn shown(name: &str, value: f64) -> String {
     let size = variable(name).is_some_and(|variable| variable.kind == Kind::Size);
     if size {
         format!("{value:.0}")
-    } else if same((value * 100.0).round() / 100.0, value) {
+    } else if is_same((value * 100.0).round() / 100.0, value) {
         format!("{value:.2}")
     } else {
         value.to_string()
     }
 }
 
-/// The name of a variable without what all have in common.
+/// The name of a variable without the common prefix.
 pub fn short(name: &str) -> &str {
     name.strip_prefix("RUBY_GC_").unwrap_or(name)
 }
@@ -95,7 +95,7 @@ pub fn short(name: &str) -> &str {
 pub fn brief(name: &str, value: f64) -> String {
     const MIB: f64 = 1_048_576.0;
     let bytes = name.contains("MALLOC_LIMIT") && !name.ends_with("FACTOR");
-    if bytes && value >= MIB && same(value % MIB, 0.0) {
+    if bytes && value >= MIB && is_same(value % MIB, 0.0) {
         format!("{:.0}M", value / MIB)
     } else {
         shown(name, value)
@@ -117,7 +117,13 @@ impl Serialize for InForce {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (name, value) in self.iter() {
-            map.serialize_entry(name, &value)?;
+            // As Ruby reads it: a size has no fraction.
+            let size = variable(name).is_some_and(|variable| variable.kind == Kind::Size);
+            if size {
+                map.serialize_entry(name, &(value as u64))?;
+            } else {
+                map.serialize_entry(name, &value)?;
+            }
         }
         map.end()
     }
@@ -152,6 +158,13 @@ mod tests {
         ];
         assert_eq!(of(&other, series), plain);
         assert_eq!(plain.to_string(), "MALLOC_LIMIT=64M");
+        let both = of(&[("RUBY_GC_MALLOC_LIMIT", "64m"), ("RUBY_GC_HEAP_GROWTH_FACTOR", "2")], series);
+        let json = r#"{"RUBY_GC_HEAP_GROWTH_FACTOR":2.0,"RUBY_GC_MALLOC_LIMIT":67108864}"#;
+        assert_eq!(
+            serde_json::to_string(&both).unwrap(),
+            json,
+            "Ruby takes 2.0, but no size with a fraction"
+        );
         assert_eq!(of(&[], series).to_string(), "Ruby's defaults");
     }
 
@@ -167,7 +180,7 @@ mod tests {
             }
         }
 
-        /// No text is too strange.
+        /// Any text can be parsed.
         #[test]
         fn strange_keys(key in ".*") {
             let in_force = InForce::parse(&key, Series(3, 4));

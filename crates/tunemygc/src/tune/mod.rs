@@ -1,6 +1,6 @@
-//! Recommendations: a pure function from what sample sets say to `RUBY_GC_*` settings.
+//! Recommendations: a pure function from the evidence of sample sets to `RUBY_GC_*` settings.
 //!
-//! [`evidence`] boils sets down, [`rules`] turn that into advice or a reason why there is none, [`ruby`] knows which
+//! [`evidence`] reduces sets, [`rules`] turn that into advice or a reason why there is none, [`ruby`] knows which
 //! release reads which variable, [`report`] words it. The rules and their sources are in `docs/collector.md`.
 
 use std::fmt;
@@ -27,12 +27,12 @@ pub mod trend;
 
 pub use evidence::{Evidence, Unsupported};
 pub use fold::Fold;
-pub use history::{Comparison, Episode};
+pub use history::{Comparison, Episode, Outcome};
 pub use in_force::InForce;
 pub use report::Report;
 pub use ruby::Series;
 
-/// What is wanted.
+/// The goal of tuning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
@@ -45,6 +45,11 @@ pub enum Strategy {
 impl Strategy {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Speed, Self::Memory];
+
+    /// By the protocol's word.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|strategy| strategy.name() == name)
+    }
 
     /// The protocol's word.
     pub fn name(self) -> &'static str {
@@ -92,7 +97,7 @@ impl Serialize for Setting {
     }
 }
 
-/// How much is behind an advice.
+/// How well founded an advice is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
@@ -118,7 +123,7 @@ pub struct Measure {
     pub metric: &'static str,
     /// How much it is.
     pub value: f64,
-    /// Out of how many cases.
+    /// From how many cases.
     pub n: u64,
 }
 
@@ -129,23 +134,23 @@ pub struct Effect {
     pub text: String,
     /// The figure that changes.
     pub metric: &'static str,
-    /// By which factor; `None`: the sets do not say.
+    /// By which factor; `None`: not known from the sets.
     pub factor: Option<f64>,
     /// What else changes, as ranges.
     #[serde(flatten)]
     pub price: Price,
 }
 
-/// What an advice costs or saves besides, from the least to the most; `None`: not known.
+/// The other costs and savings of an advice, from the least to the most; `None`: not known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Price {
     /// Peak of resident memory, bytes.
     pub peak_rss: Option<[f64; 2]>,
-    /// The same before, bytes.
+    /// Peak of resident memory now, bytes.
     pub peak_rss_now: Option<f64>,
-    /// By what the number of major cycles is multiplied.
+    /// Factor on the number of major cycles.
     pub majors: Option<[f64; 2]>,
-    /// By what the time in the GC is multiplied.
+    /// Factor on the time in the GC.
     pub gc_time: Option<[f64; 2]>,
 }
 
@@ -158,7 +163,7 @@ pub struct Advice {
     pub set: Vec<Change>,
     /// Why.
     pub why: String,
-    /// What that is founded on.
+    /// Measurements behind the reason.
     pub evidence: Vec<Measure>,
     /// What to expect.
     pub effect: Effect,
@@ -195,9 +200,9 @@ pub struct Plan {
     pub strategy: Strategy,
     /// What to set.
     pub advice: Vec<Advice>,
-    /// What not, and why.
+    /// What is not advised, and why.
     pub refusals: Vec<Refusal>,
-    /// The last change was for the worse: what to go back to.
+    /// The last change made things worse: the settings to go back to.
     pub withdrawal: Option<Withdrawal>,
 }
 
@@ -217,7 +222,7 @@ pub struct State {
     pub set: InForce,
     /// Variables that are set now and should not be.
     pub unset: Vec<&'static str>,
-    /// Variables that are left as somebody has set them, though the advice is another: it would change them by more than a factor of 2.
+    /// Variables that are left as the user has set them, though the advice is different: it would change them by more than a factor of 2.
     pub left: Vec<&'static str>,
 }
 
@@ -227,14 +232,14 @@ impl Plan {
         self.advice.iter().flat_map(|advice| &advice.set)
     }
 
-    /// The variables that somebody has set and that the plan would change by more than a factor of 2. Ruby's defaults and values for
-    /// which `own` is true (those that were advised) were set by nobody.
+    /// The variables that the user has set and that the plan would change by more than a factor of 2. Ruby's defaults and values for
+    /// which `own` is true (those that were advised) are not the user's.
     pub fn clobbers(&self, in_force: &InForce, own: &dyn Fn(&str, f64) -> bool) -> Vec<&'static str> {
         let clobbered = |change: &&Change| {
             let Some(variable) = ruby::variable(change.variable) else { return false };
             let (set, value) = (in_force.value(variable), change.value.number());
             let (low, high) = (set.min(value), set.max(value));
-            !in_force::same(set, variable.default) && high > low * 2.0 && !own(variable.name, set)
+            !in_force::is_same(set, variable.default) && high > low * 2.0 && !own(variable.name, set)
         };
         self.settings().filter(clobbered).map(|change| change.variable).collect()
     }
@@ -257,14 +262,14 @@ impl Plan {
     }
 }
 
-/// Recommends from what is known of a program on this Ruby.
+/// Recommends from the evidence of a program on this Ruby.
 pub fn recommend(series: Series, evidence: &Evidence) -> Report {
     let in_force = InForce::of(&evidence.environment, series);
     rules::recommend(series, &Episode { in_force, evidence: evidence.clone(), seen: 0.0 }, &[])
 }
 
-/// Recommends from the environments under which a program ran on this Ruby: the one in force, and the others, that which was seen
-/// last at the end.
+/// Recommends from the environments under which a program ran on this Ruby: the one in force, and the others, of which the one seen
+/// last is at the end.
 pub fn recommend_after(series: Series, now: &Episode, others: &[Episode]) -> Report {
     rules::recommend(series, now, others)
 }

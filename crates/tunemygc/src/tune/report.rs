@@ -20,12 +20,12 @@ const MAX_LEAKS: usize = 5;
 /// What is recommended, and why.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Which Rubies it is for.
+    /// The series of Ruby that it is for.
     #[serde(rename = "ruby")]
     pub series: Series,
     /// The settings that Ruby follows.
     pub in_force: InForce,
-    /// What they brought, against those before them.
+    /// Their effect, compared with the settings before them.
     pub change: Option<Comparison>,
     /// Processes whose live heap grows steadily, the fastest first.
     pub leaks: Vec<Leak>,
@@ -35,7 +35,7 @@ pub struct Report {
     pub plans: [Plan; 2],
     /// Variables of the environment that have no effect.
     pub unheeded: Vec<Unheeded>,
-    /// What it is founded on.
+    /// The evidence behind it.
     pub evidence: Evidence,
 }
 
@@ -62,7 +62,7 @@ impl Report {
         value
     }
 
-    /// The evidence as figures to look at.
+    /// The evidence as figures for people.
     fn facts(&self) -> Value {
         let evidence = &self.evidence;
         let median = |of: &super::distribution::Distribution| json!(of.median());
@@ -86,7 +86,7 @@ impl Report {
         })
     }
 
-    /// The body of `/configs/ID.json`: variables and numbers by strategy, and in words why there are no more.
+    /// The body of `/configs/ID.json`: variables and numbers by strategy, and in words why there are not more.
     pub fn to_config(&self) -> Value {
         let mut config = Map::new();
         for plan in self.plans.iter().rev() {
@@ -117,13 +117,13 @@ impl Report {
         findings.into_iter().chain(self.plans.iter().flat_map(of)).collect()
     }
 
-    /// What was found besides: what the last change brought, and leaks. Names of hosts are escaped.
+    /// Other findings: the effect of the last change, and leaks. Names of hosts are escaped.
     fn findings(&self) -> Vec<String> {
         let change = self.change.iter().map(|change| change.to_string().trim_end().to_owned());
         change.chain(self.leaks.iter().take(MAX_LEAKS).map(leak_text)).collect()
     }
 
-    /// Everything that should be set by this strategy, as lines for a shell; empty if that is nothing. Values for which `own` is true
+    /// Everything that should be set by this strategy, as lines for a shell; empty if nothing should be. Values for which `own` is true
     /// were advised before.
     pub fn to_exports(&self, strategy: Strategy, own: &dyn Fn(&str, f64) -> bool) -> String {
         let State { set, unset, .. } = self.plan(strategy).state(&self.in_force, own);
@@ -131,7 +131,7 @@ impl Report {
         set.chain(unset.iter().map(|name| format!("unset {name}\n"))).collect()
     }
 
-    /// The same as JSON, with what the last change brought and what was found.
+    /// [`Self::to_exports`] as JSON, with the effect of the last change and other findings.
     pub fn to_state(&self, strategy: Strategy, own: &dyn Fn(&str, f64) -> bool) -> Value {
         let plan = self.plan(strategy);
         let State { set, unset, left } = plan.state(&self.in_force, own);

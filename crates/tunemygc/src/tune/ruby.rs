@@ -1,4 +1,4 @@
-//! The `RUBY_GC_*` variables of each Ruby: which release reads which, with which default, and what it takes.
+//! The `RUBY_GC_*` variables of each Ruby: which release reads which, with which default, and which values it accepts.
 //!
 //! Source: `ruby_gc_set_params` and `get_envparam_size`/`get_envparam_double` of `gc.c` (up to 3.3) and
 //! `gc/default/default.c` (from 3.4), tags `v2_2_10` to `v4.0.5`, and master for 4.1.
@@ -17,7 +17,7 @@ impl Series {
     /// The last one whose variables are known.
     pub const LAST: Self = Self(4, 1);
 
-    /// The series of a version such as `3.4.7`; `None` if it is none that is known.
+    /// The series of a version such as `3.4.7`; `None` if it is not a known series.
     pub fn parse(version: &str) -> Option<Self> {
         let mut parts = version.split('.');
         let mut next = || parts.next()?.parse().ok();
@@ -36,7 +36,7 @@ impl Series {
         if self >= Self(3, 2) { 1638 } else { 409 }
     }
 
-    /// So many slots, in whole pages.
+    /// This many slots, in whole pages.
     pub fn whole_pages(self, slots: u64) -> u64 {
         slots.div_ceil(self.page_slots()).saturating_mul(self.page_slots())
     }
@@ -54,10 +54,10 @@ impl Serialize for Series {
     }
 }
 
-/// What a variable takes.
+/// Values that a variable accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// An integer above 0, with k, m or g behind it if need be.
+    /// An integer above 0, optionally followed by k, m or g.
     Size,
     /// A number above 1.
     Growth,
@@ -65,7 +65,7 @@ pub enum Kind {
     Factor,
     /// A number from 0 to 1.
     Ratio,
-    /// Something that is no number.
+    /// Something that is not a number.
     Text,
 }
 
@@ -78,9 +78,9 @@ pub struct Variable {
     pub from: Series,
     /// The last series that reads it.
     pub until: Series,
-    /// What it takes.
+    /// Values that it accepts.
     pub kind: Kind,
-    /// Its value where nothing is set.
+    /// Its value where it is not set.
     pub default: f64,
 }
 
@@ -132,7 +132,7 @@ impl Variable {
         (self.from..=self.until).contains(&series)
     }
 
-    /// What Ruby makes of a text; `None`: nothing, it keeps its default and says so only with `-W2`.
+    /// How Ruby reads a text; `None`: it ignores the text, keeps its default, and reports that only with `-W2`.
     pub fn parse(&self, text: &str) -> Option<f64> {
         let real = || text.trim_end().parse::<f64>().ok().filter(|value| value.is_finite());
         match self.kind {
@@ -170,7 +170,7 @@ fn size(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Versions that are none, or of no known series, have none.
+    /// Invalid versions, and versions of no known series, have no series.
     #[test]
     fn series() {
         assert_eq!(Series::parse("3.4.7"), Some(Series(3, 4)));
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Texts mean what Ruby makes of them.
+    /// Texts are read as Ruby reads them.
     #[test]
     fn texts() {
         let limit = variable("RUBY_GC_MALLOC_LIMIT").unwrap();

@@ -1,7 +1,7 @@
-//! Programs that do not exist: a model of CRuby's GC good enough to be advised, which follows what it is advised.
+//! Programs that do not exist: a model of CRuby's GC that is good enough for advice, and that follows the advice.
 //!
-//! One cycle after the other: what begins it, whether it is major, what it costs, and by how much the heap grows. The order of
-//! magnitude of each figure is right, no more: what is tested is that following advice ends, and ends well.
+//! One cycle after the other: what starts it, whether it is major, what it costs, and by how much the heap grows. The order of
+//! magnitude of each figure is right, no more: the tests check that following advice ends, and ends well.
 //!
 //! Compiled for tests only (`#[cfg(test)]` in `tune`): a variable that does not exist fails the test, so it is unwrapped.
 
@@ -37,7 +37,7 @@ pub(super) struct Program {
     pub(super) explicit: u64,
     /// Share of its objects in heap 0; the others are in heap 1 (from 3.2 on).
     pub(super) small: f64,
-    /// By what the cost is multiplied as soon as a variable is not at its default.
+    /// Factor on the cost as soon as a variable is not at its default.
     pub(super) harmed_by: Option<(&'static str, f64)>,
     /// Noise of all times, 0 to 1.
     pub(super) noise: f64,
@@ -132,7 +132,7 @@ impl<'a> Process<'a> {
             0.0
         } else if self.series >= Series(3, 3) && self.series < Series(4, 1) {
             let [small, large] = [0, 1].map(|heap| self.value(&format!("RUBY_GC_HEAP_{heap}_INIT_SLOTS")));
-            // The heap that is short begins the cycle.
+            // The heap that is short of slots starts the cycle.
             (small / self.program.small).min(large / (1.0 - self.program.small).max(0.01))
         } else {
             self.value("RUBY_GC_HEAP_INIT_SLOTS")
@@ -232,7 +232,7 @@ impl<'a> Process<'a> {
             self.need = Some("oldgen");
         }
         if self.series == Series(3, 2) {
-            // So many are free after each cycle.
+            // This many slots are free after each cycle.
             self.size = self.size.max(self.live + self.value("RUBY_GC_HEAP_INIT_SLOTS"));
         }
         self.size = self.size.max(self.initial());
@@ -292,7 +292,7 @@ impl<'a> Process<'a> {
         SampleSet { header, samples: self.samples.clone() }
     }
 
-    /// What some sets of it say.
+    /// The evidence of some of its sets.
     pub(super) fn evidence(&mut self, sets: u32) -> Evidence {
         let mut sum = Evidence::default();
         for _ in 0..sets {
@@ -311,7 +311,7 @@ fn fold(header: &Header, samples: &[Sample]) -> Evidence {
     fold.finish()
 }
 
-/// What happened to somebody who always did what was advised.
+/// What happened to a user who always followed the advice.
 #[derive(Debug)]
 pub(super) struct Story {
     /// The settings of each round.
@@ -325,7 +325,7 @@ pub(super) struct Story {
 }
 
 impl Story {
-    /// Settings that were left and came back.
+    /// Settings that were abandoned and came back.
     pub(super) fn returns(&self) -> usize {
         let changes = self.rounds.windows(2).enumerate().filter(|(_, pair)| pair[0] != pair[1]);
         changes.filter(|(at, pair)| self.rounds[..*at].contains(&pair[1])).count()

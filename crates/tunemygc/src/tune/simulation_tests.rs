@@ -18,7 +18,7 @@ const SERIES: [Series; 8] = [
     Series(4, 0),
 ];
 
-/// Thirteen shapes of programs, with the rule that each is for, on Ruby 3.1 and later; `None`: none.
+/// Thirteen shapes of programs, with the rule that each is for, on Ruby 3.1 and later; `None`: no rule.
 fn shapes() -> [(&'static str, Program, Option<&'static str>); 13] {
     let base = Program::default();
     [
@@ -50,8 +50,8 @@ fn shapes() -> [(&'static str, Program, Option<&'static str>); 13] {
     ]
 }
 
-/// Who follows advice comes to an end within four steps of fourteen, never returns to what was left, and is not worse off; each shape gets
-/// its rule.
+/// A user who follows advice is done within four steps of fourteen, never returns to abandoned settings, and is not worse off; each
+/// shape gets its rule.
 #[test]
 fn followed_advice_ends() {
     for series in SERIES {
@@ -97,7 +97,7 @@ fn nothing_to_gain() {
     }
 }
 
-/// A leak is named, and not fed with slots.
+/// A leak is named, and no slots are added for it.
 #[test]
 fn leaks_are_named() {
     for series in SERIES {
@@ -120,7 +120,7 @@ fn leaks_are_named() {
     }
 }
 
-/// What makes it worse is taken back, with the reason, and is not advised again.
+/// A change for the worse is taken back, with the reason, and is not advised again.
 #[test]
 fn withdrawn() {
     for series in SERIES.into_iter().filter(|series| *series >= Series(3, 1)) {
@@ -141,7 +141,7 @@ fn withdrawn() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Any program: at most four steps, and no return to what was left, unless that is taken back once.
+    /// Any program: at most four steps, and no return to abandoned settings, unless a change is taken back once.
     #[test]
     fn any_program(
         (rate, live, bytes) in (5.0_f64..7.0, 4.3_f64..6.0, 0.0_f64..4.5),

@@ -1,7 +1,21 @@
 use super::*;
 use crate::wire::SampleSet;
 
-/// A program on this Ruby that gives every rule a reason.
+/// Series with their own rules, and their neighbours.
+const ALL: [Series; 10] = [
+    Series(2, 2),
+    Series(2, 4),
+    Series(2, 7),
+    Series(3, 0),
+    Series(3, 1),
+    Series(3, 2),
+    Series(3, 3),
+    Series(3, 4),
+    Series(4, 0),
+    Series(4, 1),
+];
+
+/// A program on this Ruby that gives every rule a reason to advise.
 pub(crate) fn everything() -> Evidence {
     let mut evidence =
         Evidence { sets: 1, samples: 9000, seconds: 1000.0, cycles: 4000, settled: 1, ..Evidence::default() };
@@ -29,26 +43,15 @@ fn value_of(report: &Report, strategy: usize, name: &str) -> Option<Setting> {
     report.plans[strategy].settings().find(|change| change.variable == name).map(|change| change.value)
 }
 
-/// Every advice is of a variable that the series reads, is a value that Ruby takes, and says why and how sure; every
+/// Every advice names a variable that the series reads and a value that Ruby accepts, with a reason and a confidence; every
 /// rule either advises or says why not; no variable is set twice.
 #[test]
 fn advice_is_complete() {
-    let all = [
-        Series(2, 2),
-        Series(2, 7),
-        Series(3, 0),
-        Series(3, 1),
-        Series(3, 2),
-        Series(3, 3),
-        Series(3, 4),
-        Series(4, 0),
-        Series(4, 1),
-    ];
     let mut kept = everything();
     kept.old_kept = distribution::Distribution::default();
     (0..50).for_each(|_| kept.old_kept.add(300));
     kept.time = Some(evidence::GcTime { minor_ms: 90_000, major_ms: 40_000, seconds: 10_000.0 });
-    for series in all {
+    for series in ALL {
         for evidence in [&everything(), &kept, &Evidence::default()] {
             let report = recommend(series, evidence);
             for plan in &report.plans {
@@ -101,7 +104,7 @@ fn formulas() {
         None,
         "150 of 1560 are not more than 10 %"
     );
-    // What the environment sets is where the advice starts from.
+    // Advice starts from the settings of the environment.
     let mut tuned = everything();
     tuned.environment.insert("RUBY_GC_MALLOC_LIMIT".to_owned(), "64m".to_owned());
     let report = recommend(Series(3, 4), &tuned);
@@ -148,7 +151,7 @@ fn units() {
     assert!((factor - 0.5).abs() < 0.02, "{factor}");
 }
 
-/// Too little is said to be too little, by what is missing.
+/// Insufficient data is reported, with what is missing.
 #[test]
 fn insufficient() {
     let little = Evidence { cycles: 29, missing: 5, seconds: 4.0, ..everything() };
@@ -183,7 +186,7 @@ fn example_set() {
     assert_eq!(sum, evidence);
 }
 
-/// What is not CRuby, or not a known one, is refused by name.
+/// A program that is not CRuby, or not a known one, is refused by name.
 #[test]
 fn unsupported() {
     let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
@@ -223,6 +226,15 @@ fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
         evidence.free_share = of(sizes[6] % 10);
         evidence.unit_objects =
             if sizes[7] % 2 == 0 { of(sizes[7]) } else { distribution::Distribution::default() };
+        // The sizes of heaps are there or not.
+        evidence.heaps = (0..if sizes[4] % 2 == 0 { 5 } else { 0 })
+            .map(|at| heaps::Heap {
+                slot: 40 << at,
+                slots: of(sizes[at as usize] % 24),
+                allocated: 1 << sizes[6],
+                cycles: 1 << (sizes[5] % 16),
+            })
+            .collect();
         for (at, hundredths, size) in settings {
             let variable = &ruby::VARIABLES[at];
             let value = match variable.kind {
@@ -236,8 +248,8 @@ fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
 }
 
 proptest::proptest! {
-    /// Whatever a program does and has set: what is advised is read by its Ruby, is taken by it, together with what is
-    /// set already, and changes something.
+    /// Whatever a program does and has set: its Ruby reads and accepts all advised settings, together with the ones that are
+    /// set already, and each advice changes something.
     #[test]
     fn advice_is_always_valid(evidence in any_evidence(), minor in 0_u32..5) {
         for series in [Series(2, 2), Series(2, 7), Series(3, minor), Series(4, 0), Series(4, 1)] {
@@ -258,6 +270,10 @@ proptest::proptest! {
                     proptest::prop_assert_eq!(variable.parse(&text), Some(change.value.number()), "{}={}", change.variable, text);
                 }
                 for advice in &plan.advice {
+                    for change in &advice.set {
+                        let pair = (advice.rule, change.variable);
+                        proptest::prop_assert!(rules::settable(series).any(|known| known == pair), "{pair:?} on {series}");
+                    }
                     proptest::prop_assert!(
                         advice.set.iter().any(|change| (change.value.number() - change.current).abs() > 1e-9),
                         "{} changes nothing", advice.rule
@@ -270,7 +286,25 @@ proptest::proptest! {
     }
 }
 
-/// Where malloc begins a cycle before the room would be used, there is no advice to make more of it.
+/// The settings that rules declare are read by the series for which they declare them.
+#[test]
+fn declared_variables() {
+    for series in ALL {
+        let all: Vec<_> = rules::settable(series).collect();
+        assert!(all.len() >= 7, "{series}: {all:?}");
+        for (rule, name) in &all {
+            let variable = ruby::variable(name).unwrap();
+            assert!(variable.is_read_by(series), "{rule}: {name} on {series}");
+            assert_eq!(
+                all.iter().filter(|other| **other == (*rule, *name)).count(),
+                1,
+                "{rule}: {name} twice"
+            );
+        }
+    }
+}
+
+/// Where malloc starts a cycle before the additional room would be used, there is no advice to add room.
 #[test]
 fn no_room_that_malloc_leaves_unused() {
     let room = |series: Series, evidence: &Evidence| {
@@ -281,7 +315,7 @@ fn no_room_that_malloc_leaves_unused() {
     assert_eq!(room(Series(3, 1), &evidence), Some(0.25));
     assert_eq!(room(Series(3, 4), &evidence), Some(0.25));
     evidence.minors.insert("malloc".to_owned(), 1800);
-    // A heap that has its size from the beginning may be as large as can be used.
+    // A heap that has its size from the beginning may become as large as can be used.
     let until = evidence.minors_by("newobj") as f64 / (1800 + evidence.majors_by("oldmalloc")) as f64 + 0.5;
     let factor = room(Series(3, 1), &evidence).unwrap();
     assert!((factor * until - 1.0).abs() < 0.01 && factor > 0.25, "{factor} {until}");
@@ -296,7 +330,7 @@ fn no_room_that_malloc_leaves_unused() {
     assert!(refusal.reason.starts_with("malloc begins 3000 minor cycles"), "{}", refusal.reason);
 }
 
-/// A heap that gives pages back and takes them again has its size; one that gets larger and larger has not.
+/// A heap that gives pages back and takes them again has its final size; one that grows and grows does not.
 #[test]
 fn heaps_that_breathe() {
     let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
@@ -323,7 +357,7 @@ fn heaps_that_breathe() {
     assert_eq!(settled(&|count| 400_000 + count * 10_000 + count % 4 * 50_000), 0, "breathes and grows");
 }
 
-/// Names and values of variables are what others have chosen: in a report nothing of them moves, hides or forges text.
+/// Names and values of variables come from outside: in a report they cannot move, hide or forge text.
 #[test]
 fn forged_environment() {
     let name = "RUBY_GC_X\n\n  For speed:\n    export LD_PRELOAD=x.so    #";
@@ -342,7 +376,7 @@ fn forged_environment() {
     assert!(!text.chars().any(|c| c != '\n' && crate::printable::is_hidden(c)), "{text:?}");
     assert!(text.contains("RUBY_GC_HEAP_GROWTH=\\u{1b}[8m\\u{a}"), "{text}");
     assert!(text.contains("ignored 2 environment variables"), "{text}");
-    // What an earlier release has kept is not believed either.
+    // Text that an earlier release kept is not trusted either.
     let mut kept = evidence;
     kept.environment.insert(name.to_owned(), "x".to_owned());
     assert!(!recommend(Series(3, 1), &kept).to_string().contains("LD_PRELOAD"));

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 /// Points of one set.
 const PER_SET: usize = 8;
-/// Most points of a process: then those of each stretch of time become one.
+/// Most points of a process; beyond it, the points of each stretch of time are merged.
 const MOST_POINTS: usize = 64;
 /// Most processes that are followed.
 const MOST_PROCESSES: usize = 64;
-/// Fewest points from which anything follows.
+/// Fewest points for a conclusion.
 const FEWEST: usize = 8;
 
 /// The fewest live slots in a stretch of time: what no major cycle of it could free.
@@ -40,7 +40,7 @@ pub struct Leak {
 }
 
 impl Trends {
-    /// Of the ends of major cycles of one process's set: seconds and live slots.
+    /// The floors of one process's set, from the ends of its major cycles: seconds and live slots.
     pub fn of(process: String, ends: &[(f64, u64)]) -> Self {
         if ends.is_empty() {
             return Self::default();
@@ -78,7 +78,7 @@ impl Trends {
 }
 
 impl Leak {
-    /// By what the live heap was multiplied.
+    /// The factor by which the live heap grew.
     fn share(&self) -> f64 {
         self.to as f64 / self.from.max(1) as f64
     }
@@ -89,8 +89,8 @@ impl Leak {
     }
 }
 
-/// The lowest floor of each of so many equal stretches of time; `None` of those without any. The clock of a process that was
-/// restarted with the same pid may begin anew: times out of order belong to the nearest stretch.
+/// The lowest floor of each of `n` equal stretches of time; `None` for those without any. The clock of a process that was
+/// restarted with the same pid may start again: times out of order belong to the nearest stretch.
 fn stretches(floors: &[Floor], n: usize) -> Vec<Option<Floor>> {
     let mut lowest = vec![None; n];
     let (Some(first), Some(last)) = (floors.first(), floors.last()) else { return lowest };
@@ -104,7 +104,7 @@ fn stretches(floors: &[Floor], n: usize) -> Vec<Option<Floor>> {
     lowest
 }
 
-/// It grows in every quarter, by 15 % in all, and does not come to rest: in the last quarter by at least half of the average.
+/// It grows in every quarter, by 15 % in all, and does not level off: in the last quarter it grows by at least half of the average.
 fn leak(process: &str, floors: &[Floor]) -> Option<Leak> {
     let quarters = stretches(floors, 4);
     let lowest = |at: usize| Some(quarters.get(at).copied()??.live);

@@ -1,11 +1,11 @@
 //! The wire format of TuneMyGC sample sets, both ways.
 //!
 //! Header: 11 elements (readers also accept the agent's 12, which carry the spy ids at position 8). Samples: 8
-//! elements (readers also accept 7, from before thread ids). A set is written with times since the epoch; agents since
+//! elements (readers also accept 7, from before thread ids). Sets are written with times since the epoch; agents since
 //! 1.0.70 write `CLOCK_MONOTONIC`, which [`Sample::ts`] keeps as it is.
 //!
-//! Reading is bounded: every header field and every `latest_gc_info` has a limit on what it may hold, so that a set
-//! of so many bytes takes a small multiple of that in memory, and a stream of samples next to nothing.
+//! Reading is bounded: every header field and every `latest_gc_info` has a limit on its content, so that a set
+//! takes a small multiple of its size in memory, and a stream of samples next to nothing.
 
 use std::fmt::Write as _;
 
@@ -42,7 +42,7 @@ pub enum EventName {
     ProcessingEnded,
     /// The VM begins to shut down.
     Terminated,
-    /// One of the events that forks of the agent add; nothing is made of them.
+    /// One of the events that forks of the agent add; they are ignored.
     Other(&'static str),
 }
 
@@ -122,7 +122,7 @@ pub struct Sample {
     pub stat: Vec<u64>,
     /// `GC.latest_gc_info`; values are scalars.
     pub latest_gc_info: Map<String, Value>,
-    /// Anything but null, as it came.
+    /// Anything but null, unchanged.
     pub meta: Option<Box<RawValue>>,
     /// Thread; `None` is the main thread.
     pub thread_id: Option<Number>,
@@ -152,10 +152,10 @@ pub struct SampleSet {
     pub samples: Vec<Sample>,
 }
 
-/// What in a set violates the protocol.
+/// How a set violates the protocol.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// It is no JSON.
+    /// It is not JSON.
     #[error("payload: is not JSON: {0}")]
     Json(String),
     /// An element is not what the protocol says.

@@ -10,7 +10,7 @@ use super::{EventName, Header, MAX_ENTRIES, MAX_KEYS, MAX_META, MAX_STRING, Prot
 /// How far time may go backwards between samples, seconds: agents queue them from several threads.
 const BACKWARDS: f64 = 1.0;
 
-/// Takes a set while it is being read. The text of an error is the problem of the element at hand.
+/// Takes a set while it is being read. The text of an error is the problem of the current element.
 pub trait Sink {
     /// The header, before any sample.
     fn header(&mut self, header: &Header) -> Result<(), String>;
@@ -32,7 +32,7 @@ fn run<'de, R: serde_json::de::Read<'de>>(
     mut json: serde_json::Deserializer<R>,
     sink: &mut impl Sink,
 ) -> Result<Header, ProtocolError> {
-    let place = Place::default();
+    let place = Position::default();
     let set = Set { place: &place, sink };
     let result = json.deserialize_seq(set).and_then(|header| json.end().map(|()| header));
     result.map_err(|error| {
@@ -49,9 +49,9 @@ fn run<'de, R: serde_json::de::Read<'de>>(
 
 /// What is being read.
 #[derive(Default)]
-struct Place(RefCell<(Option<usize>, &'static str)>);
+struct Position(RefCell<(Option<usize>, &'static str)>);
 
-impl Place {
+impl Position {
     fn at(&self, sample: Option<usize>, field: &'static str) {
         *self.0.borrow_mut() = (sample, field);
     }
@@ -61,7 +61,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self.0.borrow() {
             (_, "") => f.write_str("payload"),
@@ -72,7 +72,7 @@ impl fmt::Display for Place {
 }
 
 struct Set<'a, S> {
-    place: &'a Place,
+    place: &'a Position,
     sink: &'a mut S,
 }
 
@@ -109,7 +109,7 @@ impl<'de, S: Sink> Visitor<'de> for Set<'_, S> {
     }
 }
 
-/// Makes a seed of a function on deserialisers.
+/// Makes a seed from a function on deserialisers.
 macro_rules! seed {
     ($name:ident $(<$lt:lifetime>)?, $value:ty) => {
         impl<'de $(, $lt)?> DeserializeSeed<'de> for $name $(<$lt>)? {
@@ -121,7 +121,7 @@ macro_rules! seed {
     };
 }
 
-struct HeaderSeed<'a>(&'a Place);
+struct HeaderSeed<'a>(&'a Position);
 seed!(HeaderSeed<'a>, Header);
 
 impl<'de> Visitor<'de> for HeaderSeed<'_> {
@@ -194,7 +194,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
 }
 
 struct SampleSeed<'a> {
-    place: &'a Place,
+    place: &'a Position,
     keys: usize,
 }
 seed!(SampleSeed<'a>, Sample);
@@ -211,7 +211,7 @@ impl<'de> Visitor<'de> for SampleSeed<'_> {
         place.field("timestamp");
         let ts = element(&mut seq, place, Real)?;
         if !(0.0..1e11).contains(&ts) {
-            return Err(A::Error::custom(format!("{ts} is no time in seconds")));
+            return Err(A::Error::custom(format!("{ts} is not a time in seconds")));
         }
         place.field("peak RSS");
         let peak_rss = element(&mut seq, place, Optional(Whole))?;
@@ -241,7 +241,7 @@ impl<'de> Visitor<'de> for SampleSeed<'_> {
 /// The next element of a tuple, which must be there.
 fn element<'de, A: SeqAccess<'de>, T: DeserializeSeed<'de>>(
     seq: &mut A,
-    place: &Place,
+    place: &Position,
     seed: T,
 ) -> Result<T::Value, A::Error> {
     if let Some(value) = seq.next_element_seed(seed)? {
@@ -284,7 +284,7 @@ impl<'de, T: DeserializeSeed<'de>> Visitor<'de> for Optional<T> {
     }
 }
 
-/// A seed of scalars: what it is called, and what it makes of each kind of JSON value.
+/// A seed for scalars: its name, and the value for each kind of JSON value.
 macro_rules! scalar {
     ($name:ident, $value:ty, $call:ident, $expects:literal, { $($visit:item)* }) => {
         struct $name;
@@ -374,7 +374,7 @@ fn short<E: serde::de::Error>(value: &str) -> Result<String, E> {
     Ok(value.to_owned())
 }
 
-/// A list of at most so many strings.
+/// A list of at most this many strings.
 struct Strings(usize);
 seed!(Strings, Vec<String>);
 
@@ -397,7 +397,7 @@ impl<'de> Visitor<'de> for Strings {
     }
 }
 
-/// Exactly so many integers.
+/// Exactly this many integers.
 struct Wholes(usize);
 seed!(Wholes, Vec<u64>);
 
@@ -449,7 +449,7 @@ impl<'de> Visitor<'de> for Hash {
             }
             let value = access.next_value_seed(Scalar)?;
             if self.strings && !value.is_string() {
-                return Err(A::Error::custom("has a value that is no string"));
+                return Err(A::Error::custom("has a value that is not a string"));
             }
             map.insert(key.unwrap_or_default(), value);
         }

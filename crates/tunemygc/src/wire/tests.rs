@@ -37,14 +37,14 @@ fn value() -> Value {
     serde_json::from_str(&set(vec![sample(vec![1, 2]), sample(vec![1, 2])]).to_json()).unwrap()
 }
 
-/// The text of the error that this change of a good set brings.
+/// The text of the error that this change of a good set causes.
 fn refusal(change: impl FnOnce(&mut Value)) -> String {
     let mut value = value();
     change(&mut value);
     SampleSet::from_json(&value.to_string()).unwrap_err().to_string()
 }
 
-/// What we write we read back, to the microsecond and the byte.
+/// What is written is read back, to the microsecond and the byte.
 #[test]
 fn round_trip() {
     let mut last = sample(vec![3, u64::MAX]);
@@ -55,7 +55,7 @@ fn round_trip() {
     assert_eq!(SampleSet::from_json(&text).unwrap(), set);
     let value: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((value[0].as_array().unwrap().len(), value[1].as_array().unwrap().len()), (11, 8));
-    // A stream reads as memory does.
+    // A stream is read like memory.
     let mut streamed = Samples(Vec::new());
     let header = read(text.as_bytes(), &mut streamed).unwrap();
     assert_eq!(SampleSet { header, samples: streamed.0 }, set);
@@ -72,7 +72,7 @@ fn dialects() {
     assert_eq!((read.header.hostname.as_str(), read.header.pid), ("vm", 153));
 }
 
-/// What violates the protocol is refused by the name of the field.
+/// Violations of the protocol are refused, with the name of the field.
 #[test]
 fn refusals() {
     for (at, wrong, name) in [
@@ -117,7 +117,7 @@ fn refusals() {
     }
 }
 
-/// Long strings, long lists and large hashes are refused where they stand.
+/// Long strings, long lists and large hashes are refused in place.
 #[test]
 fn limits() {
     let long = "x".repeat(MAX_STRING + 1);
@@ -136,7 +136,7 @@ proptest! {
         let _any = SampleSet::from_json(&text);
     }
 
-    /// No bytes put into a good set make the reader panic, and what it takes it writes as it was.
+    /// No bytes put into a good set make the reader panic, and what it accepts it writes unchanged.
     #[test]
     fn hostile_bytes(at in 0_usize..400, with in proptest::collection::vec(any::<u8>(), 0..8)) {
         let mut bytes = set(vec![sample(vec![1, 2])]).to_json().into_bytes();

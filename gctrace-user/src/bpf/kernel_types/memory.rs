@@ -47,7 +47,7 @@ pub(super) fn layout(btf: &Btf<'_>, task: u32, cpus: Option<u32>) -> Result<Memo
     let indices = btf.enumeration("MM_FILEPAGES");
     let indices = indices.ok_or_else(|| BtfError::Missing("MM_FILEPAGES".to_owned()))?;
     if order.iter().any(|&(name, index)| btf.enumerator(indices, name) != Some(index as u32)) {
-        return Err(BtfError::Malformed("the memory counters are others than expected"));
+        return Err(BtfError::Malformed("the memory counters are not the expected ones"));
     }
     let mm = btf.structure("mm_struct").ok_or_else(|| BtfError::Missing("mm_struct".to_owned()))?;
     let (counters, kept) = btf.place_in(mm, "mm_struct", &["rss_stat"])?;
@@ -62,7 +62,7 @@ pub(super) fn layout(btf: &Btf<'_>, task: u32, cpus: Option<u32>) -> Result<Memo
             per_cpu(btf, known, element, cpus)
         }
         None if btf.type_name(kept) == Some(b"mm_rss_stat") => words(btf, known, task, kept),
-        _ => Err(BtfError::Malformed("`mm_struct.rss_stat` is kept in a way that is not known")),
+        _ => Err(BtfError::Malformed("`mm_struct.rss_stat` is stored in an unknown way")),
     }
 }
 

@@ -18,12 +18,12 @@ use super::{
         debuginfod::{Context, Lookup, Request, Response},
         decision::Content,
         identity::ImageKey,
-        place::Place,
+        image_file::ImageFile,
         tracing_method::{
             Abilities, Choice, ImageFacts, Later, Planned, TracingMethod, choose_first, reading, site_image,
         },
     },
-    Control, Found, ProbedImage, Verdict, Waiting,
+    Control, ControlEvent, ProbedImage, Verdict, Waiting,
 };
 use crate::{
     bpf::brief,
@@ -38,26 +38,26 @@ use crate::{
 const MAX_PUT_OFF: usize = 4;
 
 impl Control {
-    pub(super) fn judge(&mut self, key: ImageKey, path: &Path, shown: &Path, place: &Place) -> Verdict {
-        let file = match File::open(path) {
+    pub(super) fn judge(&mut self, key: ImageKey, image: &ImageFile) -> Verdict {
+        let file = match File::open(&image.open) {
             Ok(file) => file,
             Err(error) => {
                 // The process is gone, or we are out of descriptors: that says nothing about the image, so nothing is
                 // remembered, and the next process that maps it is looked at again.
-                log::debug!("{}: {error}", shown.display());
+                log::debug!("{}: {error}", image.shown.display());
                 return Verdict::NotRuby;
             }
         };
-        let verdict = match self.judge_file(key, &file, shown, place) {
+        let verdict = match self.judge_file(key, &file, image) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Refused(reason.into()),
         };
         self.verdicts.insert(key, verdict.clone());
         if let Verdict::Traced(traced) = &verdict {
             if let Some(native) = &mut self.native {
-                native.prepare(key, path, shown);
+                native.prepare(key, &image.open, &image.shown);
             }
-            self.add_gc_libraries(key, traced, place);
+            self.add_gc_libraries(key, traced, image);
         }
         verdict
     }
@@ -66,24 +66,23 @@ impl Control {
         &mut self,
         key: ImageKey,
         file: &File,
-        shown: &Path,
-        place: &Place,
+        image: &ImageFile,
     ) -> Result<Verdict, String> {
-        match Content::of(file, shown) {
+        match Content::of(file, &image.shown) {
             Content::Interpreter => {}
             Content::GcLibrary => return Ok(Verdict::GcLibrary),
             Content::Other => return Ok(Verdict::NotRuby),
             Content::Damaged(reason) => return Err(reason),
         }
         let later = Cell::new(false);
-        let around = Around { info: &self.debug, place, later: Some(&later) };
-        let choice = choose_first(file, shown, self.methods, self.abilities(), &mut self.cache, around);
+        let around = Around { info: &self.debug, image, later: Some(&later) };
+        let choice = choose_first(file, self.methods, self.abilities(), &mut self.cache, around);
         if later.get() {
             let file = file.try_clone().map_err(|error| format!("keeping it open: {error}"))?;
-            let request = Request { key, file, shown: shown.to_owned(), place: place.clone() };
+            let request = Request { key, file, image: image.clone() };
             return self.ask(request).map(|()| Verdict::Waiting);
         }
-        self.open(file, shown, choice)
+        self.open(file, &image.shown, choice)
     }
 
     pub(in crate::discover) fn abilities(&self) -> Abilities {
@@ -106,7 +105,7 @@ impl Control {
             })?
         };
         let lookup = self.lookup.insert(lookup);
-        let (key, shown) = (request.key, request.shown.clone());
+        let (key, shown) = (request.key, request.image.shown.clone());
         if !lookup.request(request) {
             return Err("too many images wait for the servers in DEBUGINFOD_URLS; unset it".to_owned());
         }
@@ -124,10 +123,10 @@ impl Control {
         while let Some(lookup) = &self.lookup {
             match lookup.response() {
                 Ok(Some(Response { request, choice })) => {
-                    let verdict = self.open(&request.file, &request.shown, choice);
+                    let verdict = self.open(&request.file, &request.image.shown, choice);
                     self.conclude(request.key, verdict);
                     if let Some(Verdict::Traced(traced)) = self.verdicts.get(&request.key).cloned() {
-                        self.add_gc_libraries(request.key, &traced, &request.place);
+                        self.add_gc_libraries(request.key, &traced, &request.image);
                     }
                 }
                 Ok(None) => return,
@@ -160,7 +159,7 @@ impl Control {
                     "the servers in DEBUGINFOD_URLS had not answered when the run ended; unset it, or \
                               install the debug package"
                         .to_owned();
-                self.tell(Found::Refused { pid: Some(pid), path: shown.clone(), reason });
+                self.tell(ControlEvent::Refused { pid: Some(pid), path: shown.clone(), reason });
             }
         }
     }
@@ -182,7 +181,7 @@ impl Control {
                 let path = shown.display();
                 say(&format!("gctrace: {path} is probed by {}: {misses}", last.method.name()));
                 for reason in refusals {
-                    say(&format!("gctrace: {path}: why not better: {reason}"));
+                    say(&format!("gctrace: {path}: better methods are not possible: {reason}"));
                 }
                 Ok(verdict)
             }
@@ -253,7 +252,7 @@ impl Control {
         match file.try_clone() {
             Ok(file) => self.put_off.push_back((file, later, analysis)),
             // The next run analyses it again.
-            Err(error) => log::debug!("{error}; the analysis of an image is not kept"),
+            Err(error) => log::debug!("{error}; the analysis of an image is not stored"),
         }
     }
 
@@ -295,7 +294,7 @@ impl Control {
         plan.config.gvl = gvl.path;
         let lacks = gvl.coverage.lacks();
         if !lacks.is_empty() {
-            say(&format!("gctrace: {path}: of its GVL only a part is known: {lacks}"));
+            say(&format!("gctrace: {path}: its GVL is seen only in part: {lacks}"));
         }
         Some(gvl.coverage)
     }

@@ -6,8 +6,8 @@ use super::{
     super::{
         decision::{self, Role, Sure},
         identity::ImageKey,
+        image_file::ImageFile,
         mappings::{self, ExecutableMapping},
-        place::Place,
     },
     Control, Verdict,
 };
@@ -101,7 +101,7 @@ impl Control {
                     self.verdicts.insert(key, verdict.clone());
                     verdict
                 }
-                None => self.judge(key, &file, &mapping.path, &Place::of_process(pid, &mapping.path)),
+                None => self.judge(key, &ImageFile::of_process(pid, &file, &mapping.path)),
             },
         };
         Some((key, verdict))

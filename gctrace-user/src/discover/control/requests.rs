@@ -1,13 +1,17 @@
 //! Servers: processes that have mapped a web server's parser, and the probes by which their requests are seen.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry},
     fs::File,
     num::NonZeroU32,
+    os::unix::fs::MetadataExt as _,
 };
+
+use gctrace_common::request::SERVES_HTTP;
 
 use super::{
     super::{
+        cgroups,
         identity::ImageKey,
         mappings::{self, ExecutableMapping},
     },
@@ -15,11 +19,14 @@ use super::{
     images::reopened,
 };
 use crate::{
-    bpf::{RequestLinks, Scope, brief},
+    bpf::{ArrivalsLink, RequestLinks, Scope, brief},
     console::say,
     elf::ElfImage,
-    host::proc_root,
-    ruby::requests::{RequestFile, RequestSite, request_sites},
+    host::{called, proc_root},
+    ruby::{
+        jobs::JobSite,
+        requests::{RequestFile, RequestSite, request_sites},
+    },
 };
 
 /// Bounds the memory for not telling a refusal twice.
@@ -32,8 +39,14 @@ pub(super) struct Servers {
     sites: HashMap<ImageKey, Result<Vec<RequestSite>, String>>,
     /// Files probed for all processes that have them.
     probed: HashMap<ImageKey, RequestLinks>,
-    /// The probes in the libc of each server.
-    processes: HashMap<u32, RequestLinks>,
+    /// The probes in the libc of each server, and the cgroup whose packets are looked at for it.
+    pub(super) processes: HashMap<u32, (RequestLinks, Option<u64>)>,
+    /// Sites of jobs by file.
+    pub(super) job_sites: HashMap<ImageKey, Result<Vec<JobSite>, String>>,
+    /// The probes in processes that run jobs.
+    pub(super) job_runners: HashMap<u32, Vec<RequestLinks>>,
+    /// By the id of a cgroup.
+    arrivals: HashMap<u64, ArrivalsLink>,
     told: HashSet<String>,
 }
 
@@ -54,7 +67,7 @@ impl Control {
     /// Looks at the children of servers: they have all that their parents have mapped.
     pub(super) fn forked_servers(&mut self, forks: &[(u32, u32)]) {
         for (parent, child) in forks {
-            if self.servers.processes.contains_key(parent) {
+            if self.servers.processes.contains_key(parent) || self.servers.job_runners.contains_key(parent) {
                 self.add_server(*child);
             }
         }
@@ -65,6 +78,9 @@ impl Control {
             return;
         }
         let Ok(mappings) = mappings::of_process(pid) else { return };
+        if called::is_sidekiq(pid) {
+            return self.add_job_runner(pid, &mappings);
+        }
         let find = |wanted| mappings.iter().find(|mapping| file_of(mapping) == Some(wanted));
         // What is missing is mapped later, and then looked at.
         let (Some(puma), Some(socket)) = (find(RequestFile::Puma), find(RequestFile::Socket)) else { return };
@@ -73,13 +89,16 @@ impl Control {
             None => Err("its C library is not glibc".to_owned()),
         };
         if let Err(why) = added {
-            if self.servers.told.len() > REFUSALS_REMEMBERED {
-                self.servers.told.clear();
-            }
-            let text = format!("gctrace: {}: its requests are not seen: {why}", puma.path.display());
-            if self.servers.told.insert(text.clone()) {
-                say(&text);
-            }
+            self.say_once(&format!("gctrace: {}: its requests are not seen: {why}", puma.path.display()));
+        }
+    }
+
+    pub(super) fn say_once(&mut self, text: &str) {
+        if self.servers.told.len() > REFUSALS_REMEMBERED {
+            self.servers.told.clear();
+        }
+        if self.servers.told.insert(text.to_owned()) {
+            say(text);
         }
     }
 
@@ -109,10 +128,29 @@ impl Control {
         let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::One(own));
         let links = links.map_err(|error| format!("{}: {}", libc.path.display(), brief(&error)))?;
         self.forget_ended_servers();
-        if let Some(before) = self.servers.processes.insert(pid, links) {
+        let cgroup = self.look_at_packets(pid);
+        let cgroup = cgroup.map_err(|why| {
+            self.say_once(&format!(
+                "gctrace: pid {pid}: how long its requests wait for a thread is not known: {why}"
+            ));
+        });
+        if let Some((before, _)) = self.servers.processes.insert(pid, (links, cgroup.ok())) {
             self.probes.detach_requests(before);
         }
-        self.probes.add_server(pid).map_err(|error| brief(&error))
+        self.probes.add_server(pid, SERVES_HTTP).map_err(|error| brief(&error))
+    }
+
+    /// Has the packets of a server's cgroup looked at; returns the cgroup's id.
+    fn look_at_packets(&mut self, pid: u32) -> Result<u64, String> {
+        let folder = cgroups::folder_of(pid)?;
+        let shown = folder.display();
+        let cgroup = File::open(&folder).map_err(|error| format!("{shown}: {error}"))?;
+        let id = cgroup.metadata().map_err(|error| format!("{shown}: {error}"))?.ino();
+        if let Entry::Vacant(entry) = self.servers.arrivals.entry(id) {
+            let link = self.probes.attach_arrivals(&cgroup).map_err(|error| format!("{shown}: {error}"))?;
+            entry.insert(link);
+        }
+        Ok(id)
     }
 
     /// The sites of a mapped file, found once.
@@ -135,15 +173,25 @@ impl Control {
         Ok((key, file, sites))
     }
 
-    /// Detaches what was in the libc of servers that are gone.
-    fn forget_ended_servers(&mut self) {
+    /// Detaches what was in the libc of servers that are gone, and in processes that ran jobs.
+    pub(super) fn forget_ended_servers(&mut self) {
         let probes = &self.probes;
         let ended: Vec<u32> =
             self.servers.processes.keys().copied().filter(|&pid| !probes.is_server(pid)).collect();
         for pid in ended {
-            if let Some(links) = self.servers.processes.remove(&pid) {
+            if let Some((links, _)) = self.servers.processes.remove(&pid) {
                 self.probes.detach_requests(links);
             }
         }
+        let probes = &self.probes;
+        let ended: Vec<u32> =
+            self.servers.job_runners.keys().copied().filter(|&pid| !probes.is_server(pid)).collect();
+        for pid in ended {
+            for links in self.servers.job_runners.remove(&pid).unwrap_or_default() {
+                self.probes.detach_requests(links);
+            }
+        }
+        let used: HashSet<u64> = self.servers.processes.values().filter_map(|(_, cgroup)| *cgroup).collect();
+        self.servers.arrivals.retain(|cgroup, _| used.contains(cgroup));
     }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Control, Found};
+use super::{Control, ControlEvent};
 use crate::{
     discover::{decision, mappings},
     host::{called, proc::is_running, proc_root},
@@ -27,7 +27,7 @@ const SWEEP: Duration = Duration::from_secs(5);
 pub(super) struct Listed {
     /// Pids that the user named and that were found to be Rubies, or to have started some.
     roots: Vec<u32>,
-    /// Whether it has been told that all of them have ended.
+    /// Whether it has been reported that all of them have ended.
     ended: bool,
     swept: Option<Instant>,
     /// Ruby processes that have another name so far.
@@ -58,7 +58,7 @@ impl Control {
                 Ok(()) => self.listed.roots.push(pid),
                 Err(reason) => {
                     self.probes.forget(pid);
-                    self.tell(Found::NotRuby { pid, reason });
+                    self.tell(ControlEvent::NotRuby { pid, reason });
                 }
             }
         }
@@ -73,7 +73,7 @@ impl Control {
             rubies += usize::from(self.inspect_or_why(pid).is_ok());
         }
         for &pid in &members {
-            // An exit before the selection was reported to nobody.
+            // An exit before the selection was not reported.
             if rubies == 0 || !is_running(pid) {
                 self.probes.forget(pid);
             }
@@ -81,18 +81,18 @@ impl Control {
         match why {
             Err(reason) if rubies == 0 => {
                 let reason = if members.len() > 1 {
-                    format!("{reason}; nor is any of its descendants")
+                    format!("{reason}; none of its descendants is one, either")
                 } else {
                     reason
                 };
-                self.tell(Found::NotRuby { pid: root, reason });
+                self.tell(ControlEvent::NotRuby { pid: root, reason });
             }
             _ => self.listed.roots.push(root),
         }
         Ok(())
     }
 
-    /// Selects a process and its descendants. Each is selected before its children are listed, and from then on the kernel
+    /// Selects a process and its descendants. Each is selected before its children are listed, and after that the kernel
     /// selects its new children, so none is missed.
     pub(super) fn select_tree(&mut self, root: u32) -> Result<BTreeSet<u32>, String> {
         let mut selected = BTreeSet::from([root]);
@@ -182,7 +182,7 @@ impl Control {
         }
         if !self.probes.follows_any() {
             self.listed.ended = true;
-            self.tell(Found::Ended { pids: self.listed.roots.clone() });
+            self.tell(ControlEvent::Ended { pids: self.listed.roots.clone() });
         }
     }
 }

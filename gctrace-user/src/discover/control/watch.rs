@@ -10,7 +10,7 @@ use super::{
         mappings::ExecutableMapping,
         unattributed::{AttributedMapping, UnattributedMappings},
     },
-    Control, Found, GVL_ATTACH, GVL_DETACH, Verdict,
+    Control, ControlEvent, GVL_ATTACH, GVL_DETACH, Verdict,
     select::END_INTERVAL,
 };
 use crate::bpf::{MappingWatch, Watched};
@@ -44,7 +44,7 @@ impl Control {
             }
             _ => return,
         };
-        self.tell(Found::GvlProbes { attached });
+        self.tell(ControlEvent::GvlProbes { attached });
     }
 
     /// Handles new mappings and answers until told to stop, which gives `false`, or until nothing waits for an answer.
@@ -80,7 +80,7 @@ impl Control {
                     Ok(events) => idle = events == 0,
                     Err(rustix::io::Errno::INTR) => {}
                     Err(error) => {
-                        self.tell(Found::Fatal(format!("waiting for new mappings: {error}")));
+                        self.tell(ControlEvent::Fatal(format!("waiting for new mappings: {error}")));
                         return false;
                     }
                 }
@@ -98,7 +98,7 @@ impl Control {
                 self.tell_end();
             }
             if let Err(reason) = self.take_groups() {
-                self.tell(Found::Fatal(reason));
+                self.tell(ControlEvent::Fatal(reason));
                 return false;
             }
             let mut new = Vec::new();

@@ -1,4 +1,4 @@
-//! What clients send: contents, frames that lie about them, and manners of sending.
+//! What clients send: contents, frames with wrong lengths, and ways of sending.
 
 use std::io::Write as _;
 
@@ -19,21 +19,21 @@ pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A request without lies.
+/// A request with a correct length.
 pub(super) fn request(headers: &str, body: &[u8]) -> Vec<u8> {
     let head = format!("POST /ruby HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {}\r\n\r\n", body.len());
     [head.as_bytes(), body].concat()
 }
 
-/// What is sent, before anybody lies about its length.
+/// What is sent, before its length is falsified.
 #[derive(Clone, Debug)]
 pub(super) enum Content {
     Good {
         gzipped: bool,
     },
-    /// The good set with this instead of that.
+    /// The good set with one text replaced by another.
     Other(&'static str, &'static str, u16),
-    /// The beginning of the good set; of so many thousandths.
+    /// The beginning of the good set, in thousandths.
     Cut {
         gzipped: bool,
         part: usize,
@@ -60,7 +60,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// Bytes, whether they are said to be gzip, and the codes that are right.
+    /// Bytes, whether they are declared as gzip, and the codes that are right.
     pub(super) fn make(&self, set: &[u8]) -> (Vec<u8>, bool, &'static [u16]) {
         let form = |gzipped: bool| if gzipped { gzip(set) } else { set.to_vec() };
         match self {
@@ -87,7 +87,7 @@ impl Content {
                 let mut bytes = gzip(set);
                 let at = at % bytes.len();
                 bytes[at] ^= 1 << bit;
-                // Some bits of a gzip file's head mean nothing. Sets are judged as they are read, before the checksum.
+                // Some bits of a gzip file's head have no meaning. Sets are judged as they are read, before the checksum.
                 (bytes, true, &[200, 400, 404, 426, 501])
             }
             Self::Size(size) => {
@@ -109,32 +109,32 @@ impl Content {
     }
 }
 
-/// How its end is told.
+/// How the end of the body is marked.
 #[derive(Clone, Debug)]
 pub(super) enum Framing {
     Length,
-    /// So many bytes fewer, but not none, or more than there are.
+    /// This many bytes fewer (but not none), or more than there are.
     Short(usize),
     Long(usize),
-    /// This.
+    /// This text as the length.
     LengthText(&'static str),
-    /// Chunks of these sizes, with extensions of so many bytes.
+    /// Chunks of these sizes, with extensions of this many bytes.
     Chunked {
         sizes: Vec<usize>,
         extension: usize,
     },
     /// The same with both headers, where the length must not count.
     Both,
-    /// One chunk whose size is wrong by so much.
+    /// One chunk whose size is wrong by this much.
     WrongChunk(i64),
     ChunkText(&'static str),
-    /// With more than is taken.
+    /// With a longer extension than is accepted.
     LongExtension,
     Unended,
 }
 
 impl Framing {
-    /// Headers and body, and whether they are what they say.
+    /// Headers and body, and whether they are consistent.
     pub(super) fn make(&self, body: &[u8]) -> (String, Vec<u8>, bool) {
         let length = |length: &str| format!("Content-Length: {length}\r\n");
         let chunked = || "Transfer-Encoding: chunked\r\n".to_owned();
@@ -266,7 +266,7 @@ pub(super) struct Manner {
 pub(super) fn manner() -> impl Strategy<Value = Manner> {
     let pieces = prop::collection::vec(prop_oneof![1..50_usize, 1..5000_usize, Just(1_usize << 20)], 1..5);
     let buffer = prop_oneof![16..200_usize, 200..70_000_usize];
-    // Who waits for the answer sees the most.
+    // A client that waits for the answer sees the most.
     let then = prop_oneof![3 => Just(Then::Wait), 1 => Just(Then::HalfClose), 1 => Just(Then::Leave)];
     (pieces, buffer, then).prop_map(|(pieces, buffer, then)| Manner { pieces, buffer, then })
 }

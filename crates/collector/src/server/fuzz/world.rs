@@ -24,18 +24,19 @@ use super::{
     requests::{gzip, request},
 };
 use crate::store::{
-    self, App, AppInfo, Environment, Group, Inserted, NewSet, Numbered, Quota, SetId, Slot, Store,
-    StoreError, TokenHash, Totals,
+    self, App, AppInfo, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Quota, Rights, SetId,
+    Slot, Store, StoreError, Token, TokenHash, Totals,
 };
+use crate::tune::Evidence;
 
 const EXAMPLE: &str = include_str!("../../../../../tests/fixtures/tunemygc_seed.json");
 pub(super) const TOKEN: &str = "09dddb3e2e9d5d16ec093cd313f4ff80";
 pub(super) const WORKERS: usize = 2;
 const URL: &str = "http://collector";
-/// Longer than anything that the server waits for; no time passes while it works.
+/// Longer than any timeout of the server; no time passes while it works.
 const PATIENCE: Duration = Duration::from_hours(1);
 
-/// The only two reasons that are nobody's mistake.
+/// The only two reasons that are not the sender's mistake.
 const PASSING: [&str; 2] = [
     "payload: did not arrive in time; send it again",
     "too many large payloads at a time; send it again later",
@@ -45,11 +46,11 @@ const PASSING: [&str; 2] = [
 pub(super) struct World {
     pub(super) shared: Arc<Shared>,
     units: usize,
-    /// Kept: the server ends when it goes away.
+    /// Kept alive: the server ends when it is dropped.
     _stop: watch::Sender<()>,
     stopped: watch::Receiver<()>,
     pub(super) set: &'static [u8],
-    /// What a 200 says.
+    /// The body of a 200.
     address: String,
     /// Answers by code.
     seen: Mutex<BTreeMap<u16, u64>>,
@@ -61,9 +62,9 @@ pub(super) struct World {
 pub(super) enum Then {
     /// It reads until the server closes the connection.
     Wait,
-    /// It says that nothing more comes, and reads.
+    /// It closes its side of the connection, and reads.
     HalfClose,
-    /// It is gone.
+    /// It disconnects.
     Leave,
 }
 
@@ -83,7 +84,8 @@ impl World {
             min_agent: "1.0.15".to_owned(),
         };
         let store = store::open(&store).unwrap();
-        store.register(TokenHash::of(TOKEN), "me@example.com", "shop", 0.0).unwrap();
+        let app = NewApp { name: "shop", email: "me@example.com", parent: None, created: 0.0 };
+        store.register(&app, TokenHash::of(TOKEN), Rights::Both).unwrap();
         let shared = Arc::new(Shared {
             store: wrap(store),
             options,
@@ -104,7 +106,7 @@ impl World {
         async move { listen::connection(&shared, stream, "http", stopped).await }
     }
 
-    /// One connection, on which this is sent in pieces of these sizes; what came back.
+    /// Sends this on one connection, in pieces of these sizes; returns what came back.
     pub(super) async fn talk(&self, sent: &[u8], pieces: &[usize], buffer: usize, then: Then) -> Vec<u8> {
         let (ours, theirs) = duplex(buffer);
         let client = async move {
@@ -139,7 +141,7 @@ impl World {
         received
     }
 
-    /// All that was lent for requests is there again, once those that nobody waits for any more are done.
+    /// All resources of requests are available again, once the abandoned ones are done.
     pub(super) async fn given_back(&self) {
         let Shared { memory, workers, large, .. } = &*self.shared;
         for (what, semaphore, all) in [
@@ -155,7 +157,7 @@ impl World {
         }
     }
 
-    /// Cases of all these kinds have come by. The server works, and has kept nothing but the one good set.
+    /// All these kinds of cases occurred. The server works, and has kept only the one good set.
     pub(super) async fn still_works(&self, seen: &[u16]) {
         let answered = self.seen.lock().unwrap().clone();
         assert!(seen.iter().all(|code| answered.contains_key(code)), "{seen:?} are not all in {answered:?}");
@@ -170,8 +172,8 @@ impl World {
         if gzipped { gzip(self.set) } else { self.set.to_vec() }
     }
 
-    /// The codes of the answers. They are whole, there is nothing else, and each is one that the server may give: a 200 says
-    /// that exactly the good set is kept, and a 500 that the same may do another time.
+    /// The codes of the answers. The answers are complete, there is nothing else, and each is one that the server may give: a 200 means
+    /// that exactly the good set is kept, and a 500 that the same request may succeed another time.
     pub(super) fn judged(&self, received: &[u8], then: Then) -> Vec<u16> {
         let judge = |(code, text): (u16, String)| {
             match code {
@@ -202,7 +204,7 @@ pub(super) fn answers(mut bytes: &[u8], whole: bool) -> Vec<(u16, String)> {
     found
 }
 
-/// Its code and its body, and what comes behind it.
+/// Its code and its body, and what follows it.
 pub(super) fn first_answer(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let (head, rest) = bytes.split_at(end);
@@ -218,7 +220,7 @@ pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
 }
 
-/// Runs `test` on cases of `strategy`: always the same ones, unless somebody asks for others.
+/// Runs `test` on cases of `strategy`: always the same ones, unless others are asked for.
 pub(super) fn each<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value)) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     let asked = std::env::var_os("PROPTEST_CASES").is_some();
@@ -243,13 +245,22 @@ pub(super) struct Slow {
 }
 
 impl Store for Slow {
-    fn app(&self, token: TokenHash) -> Result<Option<App>, StoreError> {
+    fn token(&self, token: TokenHash) -> Result<Option<Token>, StoreError> {
         self.asked.notify_one();
         let _gone = self.go.lock().unwrap().recv();
-        self.inner.app(token)
+        self.inner.token(token)
     }
-    fn register(&self, token: TokenHash, email: &str, name: &str, now: f64) -> Result<(), StoreError> {
-        self.inner.register(token, email, name, now)
+    fn tokens(&self) -> Result<Vec<Token>, StoreError> {
+        self.inner.tokens()
+    }
+    fn add_token(&self, token: &Token) -> Result<(), StoreError> {
+        self.inner.add_token(token)
+    }
+    fn end_token(&self, token: TokenHash, at: f64) -> Result<bool, StoreError> {
+        self.inner.end_token(token, at)
+    }
+    fn register(&self, app: &NewApp<'_>, token: TokenHash, rights: Rights) -> Result<App, StoreError> {
+        self.inner.register(app, token, rights)
     }
     fn apps(&self) -> Result<Vec<AppInfo>, StoreError> {
         self.inner.apps()
@@ -262,6 +273,9 @@ impl Store for Slow {
     }
     fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError> {
         self.inner.slots(app, since)
+    }
+    fn roll_up(&self, app: App, from: i64, before: i64, width: i64) -> Result<u64, StoreError> {
+        self.inner.roll_up(app, from, before, width)
     }
     fn prune_slots(&self, before: i64) -> Result<(), StoreError> {
         self.inner.prune_slots(before)
@@ -281,11 +295,26 @@ impl Store for Slow {
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {
         self.inner.evidence(environment, after, most)
     }
+    fn unsummarized(&self) -> Result<Vec<Environment>, StoreError> {
+        self.inner.unsummarized()
+    }
+    fn summarize(&self, environment: &Environment, evidence: &Evidence) -> Result<(), StoreError> {
+        self.inner.summarize(environment, evidence)
+    }
+    fn summary(&self, environment: i64) -> Result<Option<Evidence>, StoreError> {
+        self.inner.summary(environment)
+    }
     fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
         self.inner.advise(group, settings, now, most)
     }
     fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
         self.inner.advised(group)
+    }
+    fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError> {
+        self.inner.note(group, given, replaces, most)
+    }
+    fn given(&self, group: Group) -> Result<Vec<Given>, StoreError> {
+        self.inner.given(group)
     }
     fn totals(&self) -> Result<Totals, StoreError> {
         self.inner.totals()

@@ -1,19 +1,20 @@
-//! Environments of sets, and what was advised to whom.
+//! Environments of sets, and the advice given.
 
 use postgres::{GenericClient, Row, Transaction};
 
 use super::{
-    super::{Environment, Group, Numbered, StoreError, in_force_of},
+    super::{BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
     Postgres, Retry, group, of_group,
 };
+use crate::tune::{Evidence, Strategy};
 
-/// Gives the sets of an earlier release their environments. What cannot be read has none, and is left out of recommendations.
+/// Gives the sets of an earlier release their environments. Unreadable sets have none, and are left out of recommendations.
 pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres::Error> {
     const AT_A_TIME: i64 = 1000;
     let mut after = 0_i64;
     loop {
         let rows = transaction.query(
-            "SELECT app, ruby_major, ruby_minor, number, evidence FROM gctrace_sample_set
+            "SELECT app, ruby_major, ruby_minor, number, evidence, received FROM gctrace_sample_set
              WHERE number > $1 ORDER BY number LIMIT $2",
             &[&after, &AT_A_TIME],
         )?;
@@ -22,7 +23,7 @@ pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres
         for row in &rows {
             let group = group(row)?;
             let Ok(key) = in_force_of(row.try_get(4)?, group.series) else { continue };
-            let id = id_of(transaction, group, &key)?;
+            let id = id_of(transaction, group, &key, row.try_get(5)?)?;
             let number: i64 = row.try_get(3)?;
             transaction.execute(
                 "UPDATE gctrace_sample_set SET environment = $1 WHERE number = $2",
@@ -32,11 +33,12 @@ pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres
     }
 }
 
-/// The number of an environment, which is made if it is not there.
+/// The number of an environment, which is made if it is not there; its first set came at `received`.
 pub(super) fn id_of(
     client: &mut impl GenericClient,
     group: Group,
     key: &str,
+    received: f64,
 ) -> Result<i64, postgres::Error> {
     let (app, major, minor) = of_group(group);
     let find = "SELECT id FROM gctrace_environment
@@ -44,30 +46,77 @@ pub(super) fn id_of(
     if let Some(row) = client.query_opt(find, &[&app, &major, &minor, &key])? {
         return row.try_get(0);
     }
-    let insert = "INSERT INTO gctrace_environment (app, ruby_major, ruby_minor, in_force) VALUES ($1, $2, $3, $4)
+    let insert = "INSERT INTO gctrace_environment (app, ruby_major, ruby_minor, in_force, first) VALUES ($1, $2, $3, $4, $5)
          ON CONFLICT (app, ruby_major, ruby_minor, in_force) DO UPDATE SET in_force = excluded.in_force RETURNING id";
-    client.query_one(insert, &[&app, &major, &minor, &key])?.try_get(0)
+    client.query_one(insert, &[&app, &major, &minor, &key, &received])?.try_get(0)
+}
+
+/// The columns of an environment `e`, whose latest set is `s`.
+const ENVIRONMENT: &str =
+    "e.id, e.in_force, coalesce(s.number, e.summarized), coalesce(s.received, e.seen) AS at,
+         coalesce(e.first, s.received, e.seen), e.summarized";
+/// The latest set of an environment.
+const LATEST: &str = "LATERAL (SELECT number, received FROM gctrace_sample_set
+         WHERE environment = e.id ORDER BY number DESC LIMIT 1) s ON true";
+
+fn environment(row: &Row) -> Result<Environment, postgres::Error> {
+    Ok(Environment {
+        id: row.try_get(0)?,
+        key: row.try_get(1)?,
+        latest: row.try_get(2)?,
+        seen: row.try_get(3)?,
+        first: row.try_get(4)?,
+        summarized: row.try_get(5)?,
+    })
 }
 
 /// See [`Store::environments`](super::super::Store::environments).
 pub(super) fn list(store: &Postgres, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
     let (app, major, minor) = of_group(group);
-    let query = "SELECT e.id, e.in_force, s.number, s.received FROM gctrace_environment e
-         CROSS JOIN LATERAL (SELECT number, received FROM gctrace_sample_set
-             WHERE environment = e.id ORDER BY number DESC LIMIT 1) s
-         WHERE e.app = $1 AND e.ruby_major = $2 AND e.ruby_minor = $3 ORDER BY s.number DESC LIMIT $4";
+    let query = format!(
+        "SELECT {ENVIRONMENT} FROM gctrace_environment e LEFT JOIN {LATEST}
+         WHERE e.app = $1 AND e.ruby_major = $2 AND e.ruby_minor = $3 AND coalesce(s.number, e.summarized) IS NOT NULL
+         ORDER BY at DESC, s.number DESC NULLS LAST LIMIT $4"
+    );
     store.with(Retry::Yes, |client| {
-        let rows = client.query(query, &[&app, &major, &minor, &i64::from(most)])?;
-        let environment = |row: &Row| {
-            Ok(Environment {
-                id: row.try_get(0)?,
-                key: row.try_get(1)?,
-                latest: row.try_get(2)?,
-                seen: row.try_get(3)?,
-            })
-        };
+        let rows = client.query(&query, &[&app, &major, &minor, &i64::from(most)])?;
         rows.iter().map(environment).collect()
     })
+}
+
+/// See [`Store::unsummarized`](super::super::Store::unsummarized).
+pub(super) fn unsummarized(store: &Postgres) -> Result<Vec<Environment>, StoreError> {
+    let query = format!(
+        "SELECT {ENVIRONMENT} FROM gctrace_environment e JOIN {LATEST}
+         WHERE e.summarized IS DISTINCT FROM s.number AND s.number < (SELECT max(number) FROM gctrace_sample_set o
+             WHERE o.app = e.app AND o.ruby_major = e.ruby_major AND o.ruby_minor = e.ruby_minor) LIMIT $1"
+    );
+    store.with(Retry::Yes, |client| {
+        client.query(&query, &[&i64::from(BATCH)])?.iter().map(environment).collect()
+    })
+}
+
+/// See [`Store::summarize`](super::super::Store::summarize).
+pub(super) fn summarize(
+    store: &Postgres,
+    environment: &Environment,
+    evidence: &Evidence,
+) -> Result<(), StoreError> {
+    let text = serde_json::to_string(evidence)?;
+    let update = "UPDATE gctrace_environment SET summary = $2, summarized = $3, seen = $4 WHERE id = $1";
+    store.with(Retry::Yes, |client| {
+        client.execute(update, &[&environment.id, &text, &environment.latest, &environment.seen])
+    })?;
+    Ok(())
+}
+
+/// See [`Store::summary`](super::super::Store::summary).
+pub(super) fn summary(store: &Postgres, environment: i64) -> Result<Option<Evidence>, StoreError> {
+    let query = "SELECT summary FROM gctrace_environment WHERE id = $1";
+    let text: Option<String> = store.with(Retry::Yes, |client| {
+        Ok(client.query_opt(query, &[&environment])?.map(|row| row.try_get(0)).transpose()?.flatten())
+    })?;
+    Ok(text.map(|text| serde_json::from_str(&text)).transpose()?)
 }
 
 /// See [`Store::evidence`](super::super::Store::evidence).
@@ -120,5 +169,71 @@ pub(super) fn advised(store: &Postgres, group: Group) -> Result<Vec<String>, Sto
     let query = "SELECT setting FROM gctrace_advised WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3";
     store.with(Retry::Yes, |client| {
         client.query(query, &[&app, &major, &minor])?.iter().map(|row| row.try_get(0)).collect()
+    })
+}
+
+/// See [`Store::note`](super::super::Store::note).
+pub(super) fn note(
+    store: &Postgres,
+    group: Group,
+    given: &Given,
+    replaces: bool,
+    most: u32,
+) -> Result<(), StoreError> {
+    let (app, major, minor) = of_group(group);
+    let (strategy, in_force, settings) = (given.strategy.name(), &given.in_force, &given.settings);
+    store.with(Retry::Yes, |client| {
+        if replaces {
+            let update = "UPDATE gctrace_given SET settings = $6, last = $7 WHERE id = (SELECT max(id) FROM gctrace_given
+                 WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3 AND strategy = $4 AND in_force = $5)";
+            client.execute(update, &[&app, &major, &minor, &strategy, in_force, settings, &given.last])?;
+            return Ok(());
+        }
+        let mut transaction = client.transaction()?;
+        transaction.execute(
+            "INSERT INTO gctrace_given (app, ruby_major, ruby_minor, strategy, in_force, settings, withdrawal, first, last)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+            &[
+                &app,
+                &major,
+                &minor,
+                &strategy,
+                in_force,
+                settings,
+                &given.withdrawal,
+                &given.first,
+                &given.last,
+            ],
+        )?;
+        transaction.execute(
+            "DELETE FROM gctrace_given WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3 AND id NOT IN
+                 (SELECT id FROM gctrace_given WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3
+                  ORDER BY id DESC LIMIT $4)",
+            &[&app, &major, &minor, &i64::from(most)],
+        )?;
+        transaction.commit()
+    })
+}
+
+/// See [`Store::given`](super::super::Store::given).
+pub(super) fn given(store: &Postgres, group: Group) -> Result<Vec<Given>, StoreError> {
+    let (app, major, minor) = of_group(group);
+    let query = "SELECT strategy, in_force, settings, withdrawal, first, last FROM gctrace_given
+         WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3 ORDER BY id";
+    store.with(Retry::Yes, |client| {
+        let mut all = Vec::new();
+        for row in client.query(query, &[&app, &major, &minor])? {
+            // Strategies that a later release has added are left out.
+            let Some(strategy) = Strategy::parse(row.try_get(0)?) else { continue };
+            all.push(Given {
+                strategy,
+                in_force: row.try_get(1)?,
+                settings: row.try_get(2)?,
+                withdrawal: row.try_get(3)?,
+                first: row.try_get(4)?,
+                last: row.try_get(5)?,
+            });
+        }
+        Ok(all)
     })
 }

@@ -1,22 +1,23 @@
-//! Environments of sets, and what was advised to whom.
+//! Environments of sets, and the advice given.
 
-use rusqlite::{Connection, OptionalExtension as _, params};
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::{
-    super::{Environment, Group, Numbered, StoreError, in_force_of},
+    super::{BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
     group,
 };
-use crate::tune::Series;
+use crate::tune::{Evidence, Series, Strategy};
 
 /// Gives the sets of an earlier release their environments.
 pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
-    let mut sets =
-        connection.prepare("SELECT app, ruby_major, ruby_minor, number, evidence FROM sample_set")?;
+    let mut sets = connection.prepare(
+        "SELECT app, ruby_major, ruby_minor, number, evidence, received FROM sample_set ORDER BY number",
+    )?;
     let mut rows = sets.query([])?;
     while let Some(row) = rows.next()? {
         let group = group(row)?;
         let text = row.get_ref(4)?.as_str().map_err(rusqlite::Error::from)?;
-        let environment = id_of(connection, group, &in_force_of(text, group.series)?)?;
+        let environment = id_of(connection, group, &in_force_of(text, group.series)?, row.get(5)?)?;
         let number: i64 = row.get(3)?;
         connection
             .prepare_cached("UPDATE sample_set SET environment = ?1 WHERE number = ?2")?
@@ -25,8 +26,13 @@ pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The number of an environment, which is made if it is not there.
-pub(super) fn id_of(connection: &Connection, group: Group, key: &str) -> Result<i64, StoreError> {
+/// The number of an environment, which is made if it is not there; its first set came at `received`.
+pub(super) fn id_of(
+    connection: &Connection,
+    group: Group,
+    key: &str,
+    received: f64,
+) -> Result<i64, StoreError> {
     let Series(major, minor) = group.series;
     let names = params![group.app.0, major, minor, key];
     let mut find = connection.prepare_cached(
@@ -36,24 +42,72 @@ pub(super) fn id_of(connection: &Connection, group: Group, key: &str) -> Result<
         return Ok(id);
     }
     let mut insert = connection.prepare_cached(
-        "INSERT INTO environment (app, ruby_major, ruby_minor, in_force) VALUES (?1, ?2, ?3, ?4)
+        "INSERT INTO environment (app, ruby_major, ruby_minor, in_force, first) VALUES (?1, ?2, ?3, ?4, ?5)
          ON CONFLICT (app, ruby_major, ruby_minor, in_force) DO UPDATE SET in_force = in_force RETURNING id",
     )?;
-    Ok(insert.query_row(names, |row| row.get(0))?)
+    Ok(insert.query_row(params![group.app.0, major, minor, key, received], |row| row.get(0))?)
+}
+
+/// The columns of an environment `e`, whose latest set is `s`.
+const ENVIRONMENT: &str =
+    "e.id, e.in_force, coalesce(s.number, e.summarized), coalesce(s.received, e.seen) AS at,
+         coalesce(e.first, s.received, e.seen), e.summarized";
+/// The latest set of an environment.
+const LATEST: &str = "(SELECT number FROM sample_set WHERE environment = e.id ORDER BY number DESC LIMIT 1)";
+
+fn environment(row: &Row<'_>) -> Result<Environment, rusqlite::Error> {
+    Ok(Environment {
+        id: row.get(0)?,
+        key: row.get(1)?,
+        latest: row.get(2)?,
+        seen: row.get(3)?,
+        first: row.get(4)?,
+        summarized: row.get(5)?,
+    })
 }
 
 /// See [`Store::environments`](super::super::Store::environments).
 pub(super) fn list(reader: &Connection, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
-    let mut query = reader.prepare_cached(
-        "SELECT e.id, e.in_force, s.number, s.received FROM environment e JOIN sample_set s ON s.number =
-             (SELECT number FROM sample_set WHERE environment = e.id ORDER BY number DESC LIMIT 1)
-         WHERE e.app = ?1 AND e.ruby_major = ?2 AND e.ruby_minor = ?3 ORDER BY s.number DESC LIMIT ?4",
-    )?;
+    // By time: if all sets were deleted, their numbers start again.
+    let mut query = reader.prepare_cached(&format!(
+        "SELECT {ENVIRONMENT} FROM environment e LEFT JOIN sample_set s ON s.number = {LATEST}
+         WHERE e.app = ?1 AND e.ruby_major = ?2 AND e.ruby_minor = ?3 AND coalesce(s.number, e.summarized) IS NOT NULL
+         ORDER BY at DESC, s.number DESC LIMIT ?4"
+    ))?;
     let Series(major, minor) = group.series;
-    let rows = query.query_map(params![group.app.0, major, minor, most], |row| {
-        Ok(Environment { id: row.get(0)?, key: row.get(1)?, latest: row.get(2)?, seen: row.get(3)? })
-    })?;
+    let rows = query.query_map(params![group.app.0, major, minor, most], environment)?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// See [`Store::unsummarized`](super::super::Store::unsummarized).
+pub(super) fn unsummarized(reader: &Connection) -> Result<Vec<Environment>, StoreError> {
+    let mut query = reader.prepare_cached(&format!(
+        "SELECT {ENVIRONMENT} FROM environment e JOIN sample_set s ON s.number = {LATEST}
+         WHERE e.summarized IS NOT s.number AND s.number < (SELECT max(number) FROM sample_set o
+             WHERE o.app = e.app AND o.ruby_major = e.ruby_major AND o.ruby_minor = e.ruby_minor) LIMIT ?1"
+    ))?;
+    let rows = query.query_map([BATCH], environment)?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// See [`Store::summarize`](super::super::Store::summarize).
+pub(super) fn summarize(
+    writer: &Connection,
+    environment: &Environment,
+    evidence: &Evidence,
+) -> Result<(), StoreError> {
+    writer.execute(
+        "UPDATE environment SET summary = ?2, summarized = ?3, seen = ?4 WHERE id = ?1",
+        params![environment.id, serde_json::to_string(evidence)?, environment.latest, environment.seen],
+    )?;
+    Ok(())
+}
+
+/// See [`Store::summary`](super::super::Store::summary).
+pub(super) fn summary(reader: &Connection, environment: i64) -> Result<Option<Evidence>, StoreError> {
+    let mut query = reader.prepare_cached("SELECT summary FROM environment WHERE id = ?1")?;
+    let text: Option<Option<String>> = query.query_row([environment], |row| row.get(0)).optional()?;
+    Ok(text.flatten().map(|text| serde_json::from_str(&text)).transpose()?)
 }
 
 /// See [`Store::evidence`](super::super::Store::evidence).
@@ -110,4 +164,67 @@ pub(super) fn advised(reader: &Connection, group: Group) -> Result<Vec<String>, 
     let Series(major, minor) = group.series;
     let rows = query.query_map(params![group.app.0, major, minor], |row| row.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// See [`Store::note`](super::super::Store::note).
+pub(super) fn note(
+    writer: &mut Connection,
+    group: Group,
+    given: &Given,
+    replaces: bool,
+    most: u32,
+) -> Result<(), StoreError> {
+    let transaction = writer.transaction()?;
+    let Series(major, minor) = group.series;
+    let strategy = given.strategy.name();
+    if replaces {
+        transaction.execute(
+            "UPDATE given SET settings = ?6, last = ?7 WHERE id = (SELECT max(id) FROM given
+                 WHERE app = ?1 AND ruby_major = ?2 AND ruby_minor = ?3 AND strategy = ?4 AND in_force = ?5)",
+            params![group.app.0, major, minor, strategy, given.in_force, given.settings, given.last],
+        )?;
+    } else {
+        transaction.execute(
+            "INSERT INTO given (app, ruby_major, ruby_minor, strategy, in_force, settings, withdrawal, first, last)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            params![
+                group.app.0,
+                major,
+                minor,
+                strategy,
+                given.in_force,
+                given.settings,
+                given.withdrawal,
+                given.first,
+                given.last
+            ],
+        )?;
+        transaction.execute(
+            "DELETE FROM given WHERE app = ?1 AND ruby_major = ?2 AND ruby_minor = ?3 AND id NOT IN
+                 (SELECT id FROM given WHERE app = ?1 AND ruby_major = ?2 AND ruby_minor = ?3
+                  ORDER BY id DESC LIMIT ?4)",
+            params![group.app.0, major, minor, most],
+        )?;
+    }
+    Ok(transaction.commit()?)
+}
+
+/// See [`Store::given`](super::super::Store::given).
+pub(super) fn given(reader: &Connection, group: Group) -> Result<Vec<Given>, StoreError> {
+    let mut query = reader.prepare_cached(
+        "SELECT strategy, in_force, settings, withdrawal, first, last FROM given
+         WHERE app = ?1 AND ruby_major = ?2 AND ruby_minor = ?3 ORDER BY id",
+    )?;
+    let Series(major, minor) = group.series;
+    let rows = query.query_map(params![group.app.0, major, minor], |row| {
+        let strategy = Strategy::parse(&row.get::<_, String>(0)?);
+        Ok(strategy.zip(Some((row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))))
+    })?;
+    let mut all = Vec::new();
+    for row in rows {
+        // Strategies that a later release has added are left out.
+        let Some((strategy, (in_force, settings, withdrawal, first, last))) = row? else { continue };
+        all.push(Given { strategy, in_force, settings, withdrawal, first, last });
+    }
+    Ok(all)
 }

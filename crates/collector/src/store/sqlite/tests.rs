@@ -1,7 +1,10 @@
-//! A store in a file: what is put in comes out, what must go goes, and other files are left alone.
+//! A store in a file: what is stored is read back, deletion deletes, and other files are left alone.
 
 use super::*;
-use crate::{digest::Digest, tune::Evidence};
+use crate::{
+    digest::{Digest, Figures},
+    tune::Evidence,
+};
 
 fn store() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -9,7 +12,12 @@ fn store() -> (tempfile::TempDir, std::path::PathBuf) {
     (dir, path)
 }
 
-/// What is put in comes out, after reopening as well; the same set is kept once; groups are kept apart.
+fn register(store: &Sqlite, name: &str, parent: Option<App>) -> App {
+    let app = NewApp { name, email: "a@b", parent, created: 1.0 };
+    store.register(&app, TokenHash::of(name), Rights::Both).unwrap()
+}
+
+/// What is stored is read back, after reopening as well; the same set is kept once; groups are kept apart.
 #[test]
 fn keeps() {
     let (_dir, path) = store();
@@ -17,10 +25,10 @@ fn keeps() {
     let id = |byte: u8| SetId::of(&[byte; 32]);
     {
         let store = Sqlite::open(&path).unwrap();
-        assert_eq!(store.app(token).unwrap(), None);
-        store.register(token, "a@b'); DROP TABLE app; --", "shop", 1.0).unwrap();
-        assert!(store.register(token, "again", "again", 1.0).is_err());
-        let app = store.app(token).unwrap().unwrap();
+        assert_eq!(store.token(token).unwrap(), None);
+        let new = NewApp { name: "shop", email: "a@b'); DROP TABLE app; --", parent: None, created: 1.0 };
+        let app = store.register(&new, token, Rights::Both).unwrap();
+        assert!(store.register(&new, token, Rights::Both).is_err(), "a token is one application's");
         assert_eq!(store.latest_group(app).unwrap(), None);
         for (byte, series) in [(1, Series(3, 3)), (2, Series(3, 4)), (3, Series(3, 4))] {
             let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
@@ -39,7 +47,7 @@ fn keeps() {
         }
     }
     let store = Sqlite::open(&path).unwrap();
-    let app = store.app(token).unwrap().unwrap();
+    let app = store.token(token).unwrap().unwrap().app.unwrap();
     let group = Group { app, series: Series(3, 4) };
     assert_eq!(store.latest_group(app).unwrap(), Some(group));
     assert_eq!(store.group_of(&id(1)).unwrap().unwrap().0.series, Series(3, 3));
@@ -97,15 +105,12 @@ fn deletes() {
         store.apps().unwrap().iter().map(|app| (app.sets, app.bytes)).collect()
     };
     let store = Sqlite::open(&path).unwrap();
-    for name in ["shop", "mail"] {
-        store.register(TokenHash::of(name), "a@b", name, 1.0).unwrap();
-    }
-    let [shop, mail] = ["shop", "mail"].map(|name| store.app(TokenHash::of(name)).unwrap().unwrap());
+    let [shop, mail] = ["shop", "mail"].map(|name| register(&store, name, None));
     put(&store, mail, 50, Quota::NONE);
     let few = Quota { sets: 3, bytes: u64::MAX };
     let deleted: Vec<u64> = (1..6).map(|byte| put(&store, shop, byte, few).deleted).collect();
     assert_eq!((deleted, known(&store)), (vec![0, 0, 0, 1, 1], vec![3, 4, 5, 50]));
-    // Of one that is sent again nothing follows.
+    // A set that is sent again changes nothing.
     assert_eq!(put(&store, shop, 5, Quota { sets: 1, bytes: 1 }), Inserted::default());
     let each = counted(&store)[1].1;
     assert!(each > 1000);
@@ -124,25 +129,27 @@ fn deletes() {
     let latest = store.apps().unwrap()[0].clone();
     assert_eq!((latest.app, latest.name.as_str(), latest.sets, latest.last), (shop, "shop", 10, Some(19.0)));
     // As an earlier gctrace left it.
-    let before = "DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
+    let before = "UPDATE app SET token_hash = (SELECT hash FROM token WHERE app = app.id); DROP TABLE token;
+        ALTER TABLE app DROP COLUMN parent; DROP TABLE given; DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
         ALTER TABLE sample_set DROP COLUMN environment; DROP INDEX sample_set_app; DROP INDEX sample_set_received;
         DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes; PRAGMA user_version = 1";
     store.writer().execute_batch(before).unwrap();
     drop(store);
     let store = Sqlite::open(&path).unwrap();
     assert_eq!(counted(&store), [(10, 10 * each), (1, each)]);
+    let token = store.token(TokenHash::of("shop")).unwrap().unwrap();
+    assert_eq!((token.app, token.rights, token.ends), (Some(shop), Rights::Both, None));
     assert!(store.delete_app(shop).unwrap() && !store.delete_app(shop).unwrap());
     assert_eq!((known(&store), counted(&store)), (vec![50], vec![(1, each)]));
-    assert_eq!(store.app(TokenHash::of("shop")).unwrap(), None);
+    assert_eq!(store.token(TokenHash::of("shop")).unwrap(), None);
 }
 
-/// Sets of the same ten minutes of a process are added up, others are not; what is old goes.
+/// Sets of the same ten minutes of a process are added up, others are not; old ones are deleted.
 #[test]
 fn slots() {
     let (_dir, path) = store();
     let store = Sqlite::open(&path).unwrap();
-    store.register(TokenHash::of("shop"), "a@b", "shop", 1.0).unwrap();
-    let app = store.app(TokenHash::of("shop")).unwrap().unwrap();
+    let app = register(&store, "shop", None);
     let evidence = Evidence::default();
     let base = 999_999_600;
     for (byte, after, host) in [(1, 100.0, "a"), (2, 500.0, "a"), (3, 700.0, "a"), (4, 700.0, "b")] {
@@ -177,13 +184,74 @@ fn slots() {
     assert!(store.delete_app(app).unwrap());
 }
 
+/// Older slots are added up: sums are unchanged, others are left alone, and repeating it changes nothing.
+#[test]
+fn roll_up() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    let (app, other) = (register(&store, "shop", None), register(&store, "mail", None));
+    let begin = 1_000_080_000;
+    assert_eq!(begin % 21_600, 0);
+    for (at, app) in (0..180_u32).flat_map(|at| [(at, app), (at, other)]) {
+        for pid in [7, 8] {
+            let figures = Figures {
+                cycles: u64::from(at),
+                gc_ms: 5,
+                gc_seconds: 0.5,
+                classes: [u64::from(at % 3); 10],
+                rss: u64::from(at),
+                ..Figures::default()
+            };
+            let mut digest = Digest::default();
+            (digest.pid, digest.figures) = (pid, figures);
+            let set = NewSet {
+                id: &SetId::of(&std::array::from_fn(|n| [at as u8, app.0 as u8, pid as u8][n % 3])),
+                group: Group { app, series: Series(3, 4) },
+                in_force: "",
+                received: f64::from(begin + at as i32 * 600 + 7),
+                evidence: &Evidence::default(),
+                digest: &digest,
+                body: b"",
+            };
+            assert!(store.insert(&set, Quota::NONE).unwrap().new);
+        }
+    }
+    let sum = |slots: &[Slot]| {
+        let mut sum = Figures::default();
+        for slot in slots {
+            sum.merge(&slot.figures);
+        }
+        sum
+    };
+    let before = store.slots(app, 0).unwrap();
+    assert_eq!(before.len(), 360);
+    let end = i64::from(begin) + 20 * 3600;
+    // 20 hours of six slots each become 20 slots for each process; ten hours stay.
+    assert_eq!(store.roll_up(app, 0, end, 3600).unwrap(), 200);
+    assert_eq!(store.roll_up(app, 0, end, 3600).unwrap(), 0);
+    let after = store.slots(app, 0).unwrap();
+    assert_eq!((after.len(), sum(&after)), (160, sum(&before)));
+    let first = after.last().unwrap();
+    assert_eq!(
+        (first.at, first.figures.cycles, first.figures.rss, first.figures.classes[0]),
+        (begin.into(), 15, 5, 6)
+    );
+    // Six hours become one slot: three for each process, and two hours stay.
+    store.roll_up(app, 0, end - 2 * 3600, 21_600).unwrap();
+    let after = store.slots(app, 0).unwrap();
+    assert_eq!((after.len(), sum(&after)), (2 * (3 + 2 + 60), sum(&before)));
+    assert_eq!(store.slots(other, 0).unwrap().len(), 360, "another one's");
+    let counted: u64 =
+        store.reader().query_row("SELECT slots FROM app WHERE id = ?1", [app.0], |row| row.get(0)).unwrap();
+    assert_eq!(counted, after.len() as u64);
+}
+
 /// A store that is written to and deleted from for long keeps its size.
 #[test]
 fn stays_flat() {
     let (_dir, path) = store();
     let store = Sqlite::open(&path).unwrap();
-    store.register(TokenHash::of("shop"), "a@b", "shop", 1.0).unwrap();
-    let group = Group { app: store.app(TokenHash::of("shop")).unwrap().unwrap(), series: Series(3, 4) };
+    let group = Group { app: register(&store, "shop", None), series: Series(3, 4) };
     let evidence = Evidence { sets: 1, samples: 10, ..Evidence::default() };
     let quota = Quota { sets: 10, bytes: u64::MAX };
     let mut sizes = Vec::new();
@@ -211,13 +279,13 @@ fn stays_flat() {
     assert!(sizes[9] <= sizes[0] + (64 << 10), "{sizes:?}");
 }
 
-/// Files of somebody else, and of the future, are refused and left as they are.
+/// Files of other programs, and of later versions, are refused and left as they are.
 #[test]
 fn foreign_files() {
     let (dir, path) = store();
-    fs::write(&path, "not a database, but long enough to be taken for one".repeat(100)).unwrap();
+    fs::write(&path, "not a database, but long enough to be mistaken for one".repeat(100)).unwrap();
     let error = Sqlite::open(&path).unwrap_err().to_string();
-    assert!(error.ends_with("is no SQLite database"), "{error}");
+    assert!(error.ends_with("is not an SQLite database"), "{error}");
     let other = dir.path().join("other.db");
     Connection::open(&other).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
     let error = Sqlite::open(&other).unwrap_err().to_string();
@@ -267,4 +335,135 @@ fn first_release() {
     let keys: Vec<&str> = environments.iter().map(|environment| environment.key.as_str()).collect();
     assert_eq!(keys, ["RUBY_GC_MALLOC_LIMIT=33554432", ""]);
     assert_eq!(store.evidence(environments[0].id, 0, 9).unwrap().len(), 2);
+    assert_eq!((environments[0].first, environments[1].first), (1.0, 1.0));
+}
+
+/// Advice stays one entry while it is replaced, and only the latest entries are kept; each environment knows its first set.
+#[test]
+fn given() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    let group = Group { app: register(&store, "shop", None), series: Series(3, 4) };
+    let given = |in_force: &str, settings: &str, at: f64| Given {
+        strategy: crate::tune::Strategy::Speed,
+        in_force: in_force.to_owned(),
+        settings: settings.to_owned(),
+        withdrawal: false,
+        first: at,
+        last: at,
+    };
+    store.note(group, &given("", "A=1", 1.0), false, 2).unwrap();
+    store.note(group, &given("A=1", "A=1", 2.0), false, 2).unwrap();
+    store.note(group, &given("", "A=2", 3.0), true, 2).unwrap();
+    let replaced = Given { first: 1.0, ..given("", "A=2", 3.0) };
+    assert_eq!(store.given(group).unwrap(), [replaced, given("A=1", "A=1", 2.0)]);
+    store.note(group, &given("", "B=1", 4.0), false, 2).unwrap();
+    assert_eq!(store.given(group).unwrap(), [given("A=1", "A=1", 2.0), given("", "B=1", 4.0)]);
+    assert!(store.given(Group { series: Series(3, 3), ..group }).unwrap().is_empty());
+    let evidence = Evidence::default();
+    for (byte, received) in [(1, 7.0), (2, 9.0)] {
+        let set = NewSet {
+            id: &SetId::of(&[byte; 32]),
+            group,
+            in_force: "",
+            received,
+            evidence: &evidence,
+            digest: &Digest::default(),
+            body: b"",
+        };
+        store.insert(&set, Quota::NONE).unwrap();
+    }
+    let environment = store.environments(group, 9).unwrap().remove(0);
+    assert_eq!((environment.first, environment.seen), (7.0, 9.0));
+    assert!(store.delete_app(group.app).unwrap() && store.given(group).unwrap().is_empty());
+}
+
+/// The evidence of an environment's sets is kept when they are deleted; only that of environments that are no longer in force is
+/// kept, and it goes when it is too old.
+#[test]
+fn summaries() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    let group = Group { app: register(&store, "shop", None), series: Series(3, 4) };
+    let put = |byte: u8, in_force: &str| {
+        let evidence = Evidence { sets: 1, cycles: u64::from(byte), ..Evidence::default() };
+        let set = NewSet {
+            id: &SetId::of(&[byte; 32]),
+            group,
+            in_force,
+            received: f64::from(byte),
+            evidence: &evidence,
+            digest: &Digest::default(),
+            body: b"",
+        };
+        assert!(store.insert(&set, Quota::NONE).unwrap().new);
+    };
+    put(1, "");
+    put(2, "");
+    assert!(store.unsummarized().unwrap().is_empty(), "it is in force");
+    put(3, "A=1");
+    let left = store.unsummarized().unwrap();
+    assert_eq!(left.iter().map(|environment| environment.latest).collect::<Vec<_>>(), [2]);
+    let said = Evidence { sets: 2, cycles: 3, ..Evidence::default() };
+    store.summarize(&left[0], &said).unwrap();
+    assert!(store.unsummarized().unwrap().is_empty(), "all of it is kept");
+    assert_eq!(store.prune(3.0, None).unwrap(), 2);
+    let environments = store.environments(group, 9).unwrap();
+    let facts: Vec<_> = environments
+        .iter()
+        .map(|environment| (environment.key.as_str(), environment.seen, environment.summarized))
+        .collect();
+    assert_eq!(facts, [("A=1", 3.0, None), ("", 2.0, Some(2))]);
+    assert_eq!(store.summary(environments[1].id).unwrap(), Some(said));
+    assert_eq!((store.summary(environments[0].id).unwrap(), store.summary(99).unwrap()), (None, None));
+    // It is in force again, and then no longer.
+    put(4, "");
+    assert_eq!(store.environments(group, 9).unwrap()[0].latest, 4);
+    put(5, "A=1");
+    assert_eq!(store.unsummarized().unwrap().len(), 1);
+    store.prune(5.0, None).unwrap();
+    store.prune_slots(2).unwrap();
+    assert_eq!(store.environments(group, 9).unwrap().len(), 2);
+    store.prune_slots(3).unwrap();
+    assert_eq!(store.environments(group, 9).unwrap().len(), 1);
+}
+
+/// Tokens end once and for all, whatever their number; parts are deleted with their application, and nothing else is.
+#[test]
+fn tokens_and_parts() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    let (shop, mail) = (register(&store, "shop", None), register(&store, "mail", None));
+    let jobs = register(&store, "jobs", Some(shop));
+    let nested = NewApp { name: "x", email: "", parent: Some(jobs), created: 1.0 };
+    let error = store.register(&nested, TokenHash::of("x"), Rights::Both).unwrap_err();
+    assert!(matches!(error, StoreError::Part(app) if app == jobs), "{error}");
+    let read = Token {
+        hash: TokenHash::of("read"),
+        app: Some(shop),
+        rights: Rights::Read,
+        created: 2.0,
+        ends: None,
+    };
+    let operator =
+        Token { hash: TokenHash::of("all"), app: None, rights: Rights::Operator, created: 3.0, ends: None };
+    for token in [&read, &operator] {
+        store.add_token(token).unwrap();
+        assert!(store.add_token(token).is_err(), "twice");
+    }
+    assert_eq!(store.token(read.hash).unwrap(), Some(read));
+    assert!(store.end_token(read.hash, 100.0).unwrap() && store.end_token(read.hash, 200.0).unwrap());
+    assert_eq!(store.token(read.hash).unwrap().unwrap().ends, Some(100.0), "an end is never put off");
+    assert!(store.end_token(read.hash, 50.0).unwrap() && !store.end_token(TokenHash::of("no"), 1.0).unwrap());
+    let ended = store.token(read.hash).unwrap().unwrap();
+    assert!(ended.is_valid(49.0) && !ended.is_valid(50.0));
+    // Opened again, the migration is not done again.
+    drop(store);
+    let store = Sqlite::open(&path).unwrap();
+    assert_eq!(store.tokens().unwrap().len(), 5);
+    assert!(store.delete_app(shop).unwrap());
+    let left: Vec<App> = store.apps().unwrap().iter().map(|info| info.app).collect();
+    assert_eq!(left, [mail]);
+    let left: Vec<_> = store.tokens().unwrap().iter().map(|token| (token.app, token.rights)).collect();
+    assert_eq!(left, [(Some(mail), Rights::Both), (None, Rights::Operator)]);
 }

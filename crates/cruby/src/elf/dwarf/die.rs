@@ -233,7 +233,7 @@ impl<'a> Dies<'a> {
             AttributeValue::DebugTypesRef(_) => {
                 return Err(DwarfError::Unsupported("type units (-fdebug-types-section)"));
             }
-            _ => return Err(ElfError::malformed(WHAT, "a type that is no reference").into()),
+            _ => return Err(ElfError::malformed(WHAT, "a type that is not a reference").into()),
         };
         let found = self.file(alt)?.locate(offset);
         let (unit, offset) = found.ok_or_else(|| ElfError::malformed(WHAT, "a type outside all units"))?;

@@ -83,7 +83,7 @@ struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    /// The word that tells reason, finalizers and sweeping of the latest GC; all four keys must agree on it.
+    /// The word that holds reason, finalizers and sweeping of the latest GC; all four keys must agree on it.
     fn latest_gc_info(&self) -> Result<u32, NotDerived> {
         let found = [
             ("have_finalizer", self.word("have_finalizer", &flag(gpr::HAVE_FINALIZE))?),

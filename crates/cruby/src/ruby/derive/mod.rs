@@ -3,7 +3,7 @@
 //!
 //! `rb_gc_stat` and `rb_gc_latest_gc_info` are exported by every CRuby. They are run symbolically once per key, with
 //! that key as their argument; what they return is the key's formula over the objspace. Every condition on memory that
-//! the run met is tried the other way too, and a key counts as derived only if the formula stays the same.
+//! the run reached is tried the other way too, and a key counts as derived only if the formula stays the same.
 
 mod ec;
 mod formula;
@@ -60,7 +60,7 @@ pub enum NotDerived {
     #[error("{0} does not know this key")]
     UnknownKey(Cow<'static, str>),
     /// What is returned is no sum over the objspace.
-    #[error("it is {0}, which is no sum over the objspace")]
+    #[error("it is {0}, which is not a sum over the objspace")]
     Shape(String),
     /// It is not part of this release.
     #[error("this release has none")]
@@ -99,7 +99,7 @@ pub struct Derivation {
 }
 
 impl Derivation {
-    /// Derives what the code of the image tells. A pure function of the image.
+    /// Derives what the code of the image shows. A pure function of the image.
     pub(super) fn of(code: &Code<'_>, vm: &VmPath) -> Self {
         let session = Session::new(code, vm);
         let stat = stat::derive(&session, vm);
@@ -121,7 +121,7 @@ impl Derivation {
     }
 }
 
-/// The objspace as `rb_gc_count` reaches it, or as a GC implementation gets it.
+/// The objspace as `rb_gc_count` reaches it, or as a GC implementation receives it.
 fn objspace(vm: &VmPath) -> Value {
     if let Accessors::Implementation = vm.accessors() {
         return Value::Argument(0);

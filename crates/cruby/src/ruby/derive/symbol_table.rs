@@ -10,7 +10,7 @@ use crate::address::Svma;
 use crate::ruby::eval::{Ending, Machine, Value};
 
 const FUNCTION: &str = "rb_id2str";
-/// An id that is none of an operator.
+/// An id that is not that of an operator.
 const ID: i64 = 0x4321 << 4;
 /// Byte offset of `ids` in `rb_symbols_t`, behind `last_id` (`next_id` from 4.0 on) and one pointer (2.6–4.0).
 const IDS: u32 = 16;

@@ -11,7 +11,7 @@ use crate::ruby::eval::{Machine, STATIC_SYMBOL, SYMBOL_SHIFT, Value};
 #[derive(Clone, Debug)]
 pub(super) struct Symbol {
     pub(super) slot: Svma,
-    /// The number that stands for it.
+    /// The number that represents it.
     pub(super) value: i64,
     pub(super) name: String,
 }
@@ -52,7 +52,7 @@ impl Symbols {
         self.all.iter().find(|symbol| symbol.name == name)
     }
 
-    /// The name of the symbol that the number stands for.
+    /// The name of the symbol that the number represents.
     pub(super) fn name_of(&self, value: i64) -> Option<&str> {
         Some(&self.all.iter().find(|symbol| symbol.value == value)?.name)
     }

@@ -29,7 +29,7 @@ fn of_image(image: &ElfImage) -> Derivation {
     Derivation::of(&code, &vm)
 }
 
-/// All that Debian's library tells; the offsets are those of the DWARF of a build of the upstream sources.
+/// All that Debian's library shows; the offsets are those of the DWARF of a build of the upstream sources.
 #[test]
 fn debian_libruby() {
     let (image, table) = (libruby_image(), table_of_libruby());
@@ -159,7 +159,7 @@ fn with_code(code: &[u8]) -> (ElfImage, VmPath) {
     (ElfImage::read(&bytes[..]).unwrap(), vm)
 }
 
-/// The thread-local variable is found in every way in which code gets at one.
+/// The thread-local variable is found in every way in which code accesses one.
 #[test]
 fn tls_models() {
     /// Type of the slot's relocation, code before the use of the slot, opcode of that use, code behind, what is found.

@@ -101,7 +101,7 @@ impl Chain {
 }
 
 /// As long as there is only one Ractor, `rb_current_ractor` takes it from a global variable
-/// (`ruby_single_main_ractor`). The longer way, which holds always, is met when the condition on that variable is tried
+/// (`ruby_single_main_ractor`). The longer path, which always holds, is taken when the condition on that variable is tried
 /// the other way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shortcut {

@@ -15,7 +15,7 @@ const X: u8 = 8;
 const W: u8 = 4;
 
 /// A memory operand: where it is, and what its base register becomes.
-struct Place {
+struct MemoryOperand {
     address: Value,
     base: Option<(u16, Value)>,
 }
@@ -34,7 +34,7 @@ fn bytes(size: SizeCode) -> u8 {
     }
 }
 
-/// The condition of a `b.cond` and its like, which the flags of a comparison answer alike on both processors.
+/// The condition of a `b.cond` and similar instructions, which the flags of a comparison decide alike on both processors.
 fn condition(number: u8) -> Option<ConditionCode> {
     use ConditionCode::{a, ae, b, be, e, g, ge, l, le, ne, ns, s};
     Some(match number {
@@ -345,13 +345,13 @@ impl Machine<'_> {
             (Some(false), 0b0000) => compare(0, i64::MIN + 1),
             (Some(false), 0b0010) => compare(1, 0),
             (Some(false), 0b1000) => compare(0, 1),
-            // No comparison leaves zero and no carry; the carry is not told.
+            // No comparison leaves zero and no carry; the carry is unknown.
             (Some(false), 0b0100) => Flags::Result { value: Value::Constant(0), size: X },
             _ => Flags::Unknown,
         };
     }
 
-    /// A load or store of general or vector registers; `None` if it is none that is modelled.
+    /// A load or store of general or vector registers; `None` if it is not modelled.
     fn memory_access(&mut self, instruction: &Instruction) -> Option<bool> {
         use Fill::{Sign, Zero};
         let (width, fill, stores) = match instruction.opcode {
@@ -427,24 +427,26 @@ impl Machine<'_> {
         Some(registers > 0)
     }
 
-    fn place(&self, instruction: &Instruction, operand: &Operand) -> Option<Place> {
+    fn place(&self, instruction: &Instruction, operand: &Operand) -> Option<MemoryOperand> {
         let plus = |base: u16, offset: i32| {
             Value::binary(Operator::Add, self.pointer_register(base), Value::Constant(offset.into()))
         };
         Some(match *operand {
             Operand::RegPreIndex(base, offset, back) => {
                 let address = plus(base, offset);
-                Place { base: back.then(|| (base, address.clone())), address }
+                MemoryOperand { base: back.then(|| (base, address.clone())), address }
             }
             Operand::RegPostIndex(base, offset) => {
-                Place { address: plus(base, 0), base: Some((base, plus(base, offset))) }
+                MemoryOperand { address: plus(base, 0), base: Some((base, plus(base, offset))) }
             }
             Operand::RegRegOffset(base, index, size, style, amount) => {
                 let index = shifted(self.general(index, size), style, amount, bytes(size))?;
                 let address = Value::binary(Operator::Add, self.pointer_register(base), index);
-                Place { address, base: None }
+                MemoryOperand { address, base: None }
             }
-            Operand::PCOffset(_) => Place { address: Value::Image(instruction.target()?.0), base: None },
+            Operand::PCOffset(_) => {
+                MemoryOperand { address: Value::Image(instruction.target()?.0), base: None }
+            }
             _ => return None,
         })
     }

@@ -1,4 +1,4 @@
-//! What the flags tell, and numbers to decide by where the code does not.
+//! What the flags show, and numbers to decide by where the code does not.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ pub(crate) enum Flags {
     Compare { left: Value, right: Value, size: u8 },
     /// The carry flag is that bit.
     Carry(Value),
-    /// Zero and sign flag tell of a result of `size` bytes, carry and overflow flag nothing.
+    /// Zero and sign flag describe a result of `size` bytes, carry and overflow flag are unknown.
     Result { value: Value, size: u8 },
-    /// As `Result`; and the carry flag tells whether the value is not 0 (`neg`).
+    /// As `Result`; and the carry flag shows whether the value is not 0 (`neg`).
     Negated { value: Value, size: u8 },
 }
 
 impl Flags {
     /// The outcome of a condition on the flags (b, e, be, s, l or le; the others are their opposites), with the values
-    /// that `number` gives; `None` if they do not tell.
+    /// that `number` gives; `None` if they do not show it.
     pub(super) fn holds(&self, code: ConditionCode, number: impl Fn(&Value) -> Option<u64>) -> Option<bool> {
         use ConditionCode::{b, be, e, l, le, s};
         let sign = |value: u64, size: u8| value >> (u32::from(size.clamp(1, 8)) * 8 - 1) & 1 == 1;
@@ -101,10 +101,10 @@ impl Flags {
 }
 
 /// Numbers for what memory holds. With them the code takes one definite way; the conditions that depend on them are
-/// recorded, and whoever asks decides whether the way was the right one.
+/// recorded, and the caller decides whether the way was the right one.
 #[derive(Clone, Debug)]
 pub(crate) struct Assumptions {
-    /// Address of the object whose fields are told apart.
+    /// Address of the object whose fields are distinguished.
     pub(crate) object: Value,
     /// Its 32-bit words, by their offset.
     pub(crate) words: BTreeMap<i64, u32>,
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(Flags::Unknown.holds(ConditionCode::e, number), None);
     }
 
-    /// Words of the object are told apart, down to their bytes.
+    /// Words of the object are distinguished, down to their bytes.
     #[test]
     fn words() {
         let object = Value::Argument(0);

@@ -17,7 +17,7 @@ const LEAVING: [&str; 7] =
 /// `RUBY_SPECIAL_SHIFT` and `RUBY_SYMBOL_FLAG` (`special_consts.h`, with flonums, as on every 64-bit platform): a static
 /// symbol is its id, shifted and marked.
 pub(crate) const SYMBOL_SHIFT: u32 = 8;
-/// Stands for the object cache of the running Ractor where another image knows the way to it; no function has so many
+/// Represents the object cache of the running Ractor where another image has the path to it; no function has this many
 /// arguments.
 pub(crate) const OBJECT_CACHE: Value = Value::Argument(u8::MAX);
 /// See [`SYMBOL_SHIFT`].
@@ -49,7 +49,7 @@ impl Machine<'_> {
         Some(Ending::Returned(value))
     }
 
-    /// The id of a name: the address of the string stands for it.
+    /// The id of a name: the address of the string represents it.
     fn interned(&self) -> Value {
         let Value::Image(address) = *self.argument(0) else { return Value::Unknown };
         let Some(name) = self.program.code.image.c_string(Svma(address)) else { return Value::Unknown };
@@ -60,7 +60,7 @@ impl Machine<'_> {
     }
 
     /// The general dynamic TLS model: the argument points at a pair of slots, module number and offset. The offset has a
-    /// relocation where the variable is a dynamic symbol, and stands in the file where it is local. In the local
+    /// relocation where the variable is a dynamic symbol, and is in the file where it is local. In the local
     /// dynamic model the offset is 0 and the code adds it.
     fn tls_get_addr(&self) -> Value {
         let Value::Image(slot) = *self.argument(0) else { return Value::Unknown };

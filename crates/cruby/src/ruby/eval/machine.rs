@@ -88,7 +88,7 @@ pub(crate) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// A program whose runs may take so many steps in all.
+    /// A program whose runs may take this many steps in all.
     pub(crate) fn new(code: &'a Code<'a>, steps: u32) -> Self {
         Self {
             code,
@@ -133,16 +133,16 @@ impl<'a> Program<'a> {
 /// Which way conditional jumps go that the code does not decide by itself.
 #[derive(Clone, Debug)]
 enum Branching {
-    /// Bit n tells whether the n-th one is taken.
+    /// Bit n says whether the n-th one is taken.
     Choices(u32),
     /// As these numbers say; except for the condition at which another way is tried.
     Assumed(Rc<Assumptions>, Option<Guard>),
 }
 
-/// A condition that a run met and could not decide from the code alone.
+/// A condition that a run reached and could not decide from the code alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Guard {
-    /// What the flags told.
+    /// What the flags showed.
     pub(crate) flags: Flags,
     /// What was asked of them: one of b, e, be, s, l, le.
     pub(crate) code: ConditionCode,
@@ -183,7 +183,7 @@ pub(crate) struct Machine<'a> {
     guards: Vec<Guard>,
     limits: Limits,
     steps: u32,
-    /// Conditions met of which nothing was known.
+    /// Conditions reached about which nothing was known.
     unknown_conditions: u32,
     /// Functions that have been entered and not left: a call to one of them is not followed.
     active: Vec<usize>,
@@ -199,7 +199,7 @@ pub(super) enum Next {
 }
 
 impl<'a> Machine<'a> {
-    /// A machine at the entry of an accessor. `choices`: bit n tells whether the n-th conditional jump is taken that
+    /// A machine at the entry of an accessor. `choices`: bit n says whether the n-th conditional jump is taken that
     /// the code does not decide by itself.
     pub(crate) fn new(code: &'a Code<'a>, choices: u32) -> Self {
         let program = Program::new(code, Limits::ACCESSOR.steps);
@@ -276,7 +276,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs the function at `address` and tells how that ended.
+    /// Runs the function at `address` and reports how that ended.
     pub(crate) fn run_to_end(&mut self, address: Svma) -> Ending {
         self.run_function(address, self.limits.depth)
     }
@@ -286,7 +286,7 @@ impl<'a> Machine<'a> {
         &self.stores
     }
 
-    /// The open conditions met so far, in order, each once.
+    /// The open conditions reached so far, in order, each once.
     pub(crate) fn guards(&self) -> &[Guard] {
         &self.guards
     }
@@ -392,7 +392,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Whether a condition on the flags holds; `None` if only a choice can tell.
+    /// Whether a condition on the flags holds; `None` if only a choice can decide.
     pub(super) fn decide(&mut self, code: ConditionCode, address: u64) -> Option<bool> {
         let (code, negated) = canonical(code)?;
         if !self.flags.is_open() {
@@ -416,7 +416,7 @@ impl<'a> Machine<'a> {
         Some(outcome != negated)
     }
 
-    /// What a call or jump leads to, also where a register or slot that the code has computed tells it.
+    /// What a call or jump leads to, also where a register or slot that the code has computed holds it.
     fn target(&self, instruction: &Instruction) -> Callee<'a> {
         let callee = self.program.code.callee(instruction);
         if callee.address.is_some() || callee.name.is_some() || instruction.op_count() == 0 {

@@ -8,7 +8,7 @@ use super::{
     read::{Failure, Reader, Result, T_CLASS, T_MODULE, is_object, object_type, u32_at, u64_at},
 };
 
-/// A class or module with a permanent name, and what stands between it and the name of its method.
+/// A class or module with a permanent name, and the separator between it and the name of its method.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) path: Arc<str>,
@@ -20,7 +20,7 @@ pub(super) struct Owner {
 const MAX_VARIABLES: u64 = 1024;
 /// Singleton classes and included modules that are passed over on the way to the class of an object.
 const MAX_ANCESTORS: u32 = 4096;
-/// `T_ICLASS`: a module as it stands among the ancestors of a class.
+/// `T_ICLASS`: a module as an entry among the ancestors of a class.
 const T_ICLASS: u64 = 0x1c;
 /// `struct st_table` (include/ruby/st.h, 2.6–4.0): byte offsets of `entries_start`, `entries_bound` and `entries`.
 const TABLE_START: u32 = 32;

@@ -106,7 +106,7 @@ impl Body {
         if sound { Ok(found) } else { Err(Failure::Stale) }
     }
 
-    /// The index that `calc_lineno` (`vm_backtrace.c`) looks up for a program counter: the counter stands behind the
+    /// The index that `calc_lineno` (`vm_backtrace.c`) looks up for a program counter: the counter points behind the
     /// instruction that runs. `None` if it points elsewhere than into this code.
     pub(super) fn position(&self, pc: u64) -> Option<u32> {
         let bytes = pc.checked_sub(self.encoded)?;
@@ -136,7 +136,7 @@ impl Body {
 
     /// How many entries begin at or before a position (`succ_index_lookup`, iseq.c).
     fn rank<M: Memory>(&self, reader: &Reader<M>, position: u32, layout: &FrameLayout) -> Result<u32> {
-        /// Positions that are told without a block (`IMMEDIATE_TABLE_SIZE`): seven bits each, nine in a word.
+        /// Positions that are stored without a block (`IMMEDIATE_TABLE_SIZE`): seven bits each, nine in a word.
         const IMMEDIATE: u32 = 54;
         let at = &layout.iseq;
         if !is_object(self.index) {

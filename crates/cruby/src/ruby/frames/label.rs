@@ -12,7 +12,7 @@ use super::{
 /// Instruction sequences around each other that are followed at most; Ruby's own parser does not nest deeper by far.
 const MAX_NESTING: usize = 256;
 
-/// A label in two parts, between which the class of a method stands.
+/// A label in two parts, between which the class of a method is inserted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     /// `block in `, or empty.

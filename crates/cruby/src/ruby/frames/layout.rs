@@ -20,7 +20,7 @@ pub struct FrameLayout {
     pub(super) rules: Rules,
     /// The way to the names of C functions, or why it is not known.
     pub(super) symbols: Result<SymbolTable, String>,
-    /// A variable of the image, by which a process that is gone is told from a pointer that leads nowhere.
+    /// A variable of the image, by which a process that is gone is distinguished from a pointer that leads nowhere.
     pub(super) vm_ptr: Svma,
 }
 
@@ -99,6 +99,17 @@ pub(super) struct ClassLayout {
     pub(super) path: ClassPath,
     /// Byte offset of the superclass from the class; `None` if it is not known.
     pub(super) superclass: Option<u32>,
+    /// Where its table of constants is; `None` if that is not known.
+    pub(super) constants: Option<ConstantsAt>,
+}
+
+/// Where the pointer to a class's table of constants is; byte offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ConstantsAt {
+    /// From the class: its extension lies behind it (3.2 and later).
+    Class(u32),
+    /// Up to 3.1: of the pointer to the extension from the class, and from there.
+    Extension(u32, u32),
 }
 
 /// The three generations of class names.
@@ -108,7 +119,7 @@ pub(super) enum ClassPath {
     Member { path: u32, permanent: u32, permanent_bit: u8, attached: u32, span: usize },
     /// Up to 3.1: hidden instance variables in a hash table; byte offsets of `RClass.ptr` and `rb_classext_t.iv_tbl`.
     Table { extension: u32, variables: u32 },
-    /// In 3.2: hidden instance variables in an array, whose order the shape of the class tells; byte offsets of
+    /// In 3.2: hidden instance variables in an array, whose order the shape of the class gives; byte offsets of
     /// `rb_classext_t.iv_ptr` from the class and of `rb_vm_t.shape_list`.
     Shapes { variables: u32, list: u32, shape: ShapeLayout },
     /// Not known: methods are named without their class.
@@ -163,7 +174,7 @@ impl Rules {
 }
 
 impl FrameLayout {
-    /// The layout of an image, from its release's table and what its code tells; or why there is none, in words.
+    /// The layout of an image, from its release's table and what its code shows; or why there is none, in words.
     pub fn of(analysis: &RubyAnalysis, table: &Table) -> Result<Self, String> {
         let symbols = analysis.derived.symbols.as_ref().copied().map_err(ToString::to_string);
         Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)
@@ -333,7 +344,26 @@ impl ClassLayout {
         };
         let plain = table.structure("RClass").and_then(|class| class.field("super"));
         let superclass = plain.or_else(|| both?.field("classext.super")).map(|field| field.offset);
-        Ok(Self { singleton, path, superclass })
+        Ok(Self { singleton, path, superclass, constants: Self::constants(version, table) })
+    }
+
+    /// The table of constants, of releases whose table and entries are as `constants.rs` reads them.
+    fn constants(version: RubyVersion, table: &Table) -> Option<ConstantsAt> {
+        if version < RubyVersion::new(2, 7, 0) || version >= RubyVersion::new(3, 5, 0) {
+            return None;
+        }
+        let extension = table.structure("rb_classext_struct")?;
+        let constants = extension.field("const_tbl")?.offset;
+        if let Some(both) = table.structure("RClass_and_rb_classext_t") {
+            let begin =
+                both.field("classext.classpath")?.offset.checked_sub(extension.field("classpath")?.offset)?;
+            return Some(ConstantsAt::Class(begin + constants));
+        }
+        let class = table.structure("RClass")?;
+        Some(match class.field("ptr") {
+            Some(pointer) => ConstantsAt::Extension(pointer.offset, constants),
+            None => ConstantsAt::Class(class.size + constants),
+        })
     }
 
     /// Releases that keep the name in an instance variable.

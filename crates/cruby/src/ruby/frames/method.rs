@@ -35,7 +35,7 @@ pub(super) enum Kind {
 }
 
 /// What an environment holds where a method entry could be (`check_method_entry`, `vm_insnhelper.c`): a `struct vm_svar`
-/// stands in front of one (`cref_or_me`, internal/imemo.h, 2.6–4.0); `None` for a `cref`, whose frame has no method.
+/// precedes one (`cref_or_me`, internal/imemo.h, 2.6–4.0); `None` for a `cref`, whose frame has no method.
 pub(super) fn behind<M: Memory>(reader: &Reader<M>, address: u64) -> Result<Option<u64>> {
     let flags = |slot: &[u8]| u64_at(slot, 0);
     let slot = reader.slot(address)?;
@@ -84,7 +84,7 @@ impl MethodEntry {
     }
 }
 
-/// The instruction sequence of a `Proc`. Whoever asks compares it with one that is known, so that a `Proc` of another
+/// The instruction sequence of a `Proc`. The caller compares it with one that is known, so that a `Proc` of another
 /// kind or layout is found out.
 fn block<M: Memory>(reader: &Reader<M>, proc: u64) -> Result<u64> {
     let slot = reader.slot(proc)?;

@@ -1,7 +1,7 @@
 //! From the addresses of a Ruby stack to names: iseqs, method entries, symbols, classes, lines, read out of the process.
 //!
 //! A frame is named as the running Ruby's own `caller_locations` would: the same frames, the same label, path and line.
-//! On every release the method's class stands before its name, by the rule that CRuby itself follows from 3.4 on:
+//! On every release the method's class precedes its name, by the rule that CRuby itself follows from 3.4 on:
 //! `Class#method`, `Class.method` for singleton methods of classes and modules, and no class where the class has no
 //! permanent name or the singleton belongs to something else. Frames of C functions have the name alone, without file
 //! and line: Ruby shows those of the caller there, which is the next Ruby frame.
@@ -12,13 +12,14 @@
 //!
 //! Frames are read after they were sampled. Garbage collection may have freed or moved what they point to, so nothing
 //! is believed before it was checked: the program counter must lie in the code that is found, the method entry must
-//! belong to that code, a C function's entry must still have the definition that it had, the name of an id must stand
+//! belong to that code, a C function's entry must still have the definition that it had, the name of an id must be
 //! beside the symbol with that id, and what was read before is read again once the process has been through another
 //! collection. What fails is counted as stale. One case is not found out: code and method entry were both freed, and
 //! others that belong together took the places of both, down to the same address of the instructions.
 
 mod cache;
 mod class;
+mod constants;
 mod frame;
 mod iseq;
 mod label;
@@ -98,7 +99,22 @@ impl<M: Memory> Namer<M> {
         self.names.class_name(class)
     }
 
-    /// The text of a `String`; `None`: it is none, or it cannot be read.
+    /// Hands the key and the value of each constant of a class or module to `visit`; `None` if they cannot be read.
+    pub(in crate::ruby) fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {
+        self.names.constants(class, visit)
+    }
+
+    /// The name of a constant by its key.
+    pub(in crate::ruby) fn constant_name(&mut self, key: u32) -> Option<Arc<str>> {
+        self.names.constant_name(key)
+    }
+
+    /// Label, file and first line of the code at an address.
+    pub(in crate::ruby) fn code_place(&mut self, iseq: u64) -> Option<(String, Arc<str>, u32)> {
+        self.names.code_place(iseq)
+    }
+
+    /// The text of a `String`; `None`: it is not a `String`, or it cannot be read.
     pub fn text(&mut self, value: u64) -> Option<Arc<str>> {
         self.names.text(value)
     }

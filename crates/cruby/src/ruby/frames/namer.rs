@@ -11,6 +11,7 @@ use super::{
     Frame, FrameKind, Memory,
     cache::Cache,
     class::{self, Owner},
+    constants,
     iseq::{Body, Kind},
     label::Label,
     layout::{AsC, FrameLayout},
@@ -104,7 +105,7 @@ pub(super) struct Names<M> {
     numbers: u64,
     codes: Cache<u64, Checked<Code>>,
     methods: Cache<u64, Checked<Method>>,
-    /// What stands in environments where a method entry could be, and the entry behind it.
+    /// What environments hold where a method entry could be, and the entry behind it.
     behind: Cache<u64, Checked<Option<u64>>>,
     /// Names of ids; they never change.
     ids: Cache<u64, Arc<str>>,
@@ -137,6 +138,27 @@ impl<M: Memory> Names<M> {
         let Self { reader, layout, bias, ids, units, .. } = self;
         let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
         class::real_name(reader, class, layout, &mut id_name).ok().flatten()
+    }
+
+    /// Hands the key and the value of each constant of a class or module to `visit`; `None` if they cannot be read.
+    pub(super) fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {
+        constants::each(&self.reader, class, self.layout.class.constants, visit).ok().flatten()
+    }
+
+    /// The name of a constant by its key in a table.
+    pub(super) fn constant_name(&mut self, key: u32) -> Option<Arc<str>> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        constants::ids(key)
+            .into_iter()
+            .find_map(|id| id_name(reader, layout, *bias, ids, units, id).ok().flatten())
+    }
+
+    /// Label, file and first line of the code at an address.
+    pub(super) fn code_place(&mut self, iseq: u64) -> Option<(String, Arc<str>, u32)> {
+        self.lately.clear();
+        let code = self.code(iseq, 0).ok()?;
+        let Label { prefix, base, .. } = &code.label;
+        Some((format!("{prefix}{base}"), Arc::clone(&code.path), code.body.first_line))
     }
 
     /// The text of a `String`.
@@ -278,7 +300,7 @@ impl<M: Memory> Names<M> {
         Ok((named, code))
     }
 
-    /// The method of a frame of Ruby code: what its environment holds, or what an `svar` there stands in front of
+    /// The method of a frame of Ruby code: what its environment holds, or the entry that an `svar` there precedes
     /// (`check_method_entry`, `vm_insnhelper.c`).
     fn method_around(&mut self, method: u64, epoch: u64) -> Result<Option<Arc<Method>>> {
         let address = method & !RubyFrame::METHOD_FLAGS;

@@ -1,4 +1,4 @@
-//! Reads of a process's memory: numbers, strings, arrays. Every read is bounded, and tells why it failed.
+//! Reads of a process's memory: numbers, strings, arrays. Every read is bounded, and reports why it failed.
 
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl<M: Memory> Reader<M> {
         Ok(bytes)
     }
 
-    /// Reads so many bytes.
+    /// Reads this many bytes.
     pub(super) fn vec(&self, address: u64, len: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; len];
         self.fill(address, &mut bytes)?;

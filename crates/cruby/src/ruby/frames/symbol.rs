@@ -12,7 +12,7 @@ use super::{
 const UNIT: u64 = 512;
 /// Arrays whose place is remembered.
 const MAX_UNITS: usize = 4096;
-/// `ID_SCOPE_SHIFT`: bits of an id that tell what kind of name it is. Ids of operators have none.
+/// `ID_SCOPE_SHIFT`: bits of an id with the kind of its name. Ids of operators have none.
 const SCOPE_SHIFT: u32 = 4;
 /// Ids below this may be those of operators (`tLAST_OP_ID` is below 200 in 2.6–4.0).
 const MAX_OPERATOR: u64 = 512;

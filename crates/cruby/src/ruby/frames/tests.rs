@@ -1,4 +1,4 @@
-//! Layouts of all releases, lines against a plain search, and memory that nobody wrote.
+//! Layouts of all releases, lines against a plain search, and memory without valid data.
 
 use std::{
     cell::{Cell, RefCell},
@@ -161,7 +161,7 @@ proptest! {
     }
 }
 
-/// Memory that nobody wrote: every word is made of its address, in a way that leads readers on.
+/// Memory without valid data: every word is made of its address, in a way that leads readers on.
 struct Noise {
     seed: u64,
     /// Out of 16 reads that many fail.

@@ -18,4 +18,21 @@ impl<M: Memory> ClassNames<M> {
     pub fn name(&mut self, class: u64) -> Option<Arc<str>> {
         self.0.class_name(class)
     }
+
+    /// Hands the constants of the class or module at this address to `visit`, each as a key that [`Self::constant`] names, and its
+    /// value. `None`: they cannot be read, as in releases before 2.7 and after 3.4.
+    pub fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {
+        self.0.constants(class, visit)
+    }
+
+    /// Label, file and first line of the code at an address; `None`: there is none, or it cannot be read.
+    pub fn code(&mut self, iseq: u64) -> Option<(String, Arc<str>, u32)> {
+        self.0.code_place(iseq)
+    }
+
+    /// What Ruby code calls a constant: `CACHE` of `Object`, else `Order::CACHE`. `None`: it or its class has no name.
+    pub fn constant(&mut self, class: u64, key: u32) -> Option<String> {
+        let (class, name) = (self.0.class_name(class)?, self.0.constant_name(key)?);
+        Some(if &*class == "Object" { name.to_string() } else { format!("{class}::{name}") })
+    }
 }

@@ -1,10 +1,11 @@
 //! The heap of a process, slot by slot: what `ObjectSpace.count_objects` counts, read from memory without stopping it.
 //!
 //! Sources: `struct heap_page` and `objspace_each_objects` (gc.c up to 3.3, gc/default/default.c from 3.4 on),
-//! `count_objects` (gc.c). A slot whose flags are 0 is free, whoever has it in its free list.
+//! `count_objects` (gc.c). A slot whose flags are 0 is free, regardless of whose free list it is in.
 
 mod census;
 mod classes;
+mod environment;
 mod kinds;
 mod layout;
 mod references;
@@ -14,6 +15,7 @@ mod walk;
 
 pub use census::{ByClass, Census, Keeper, Page, Tally, census};
 pub use classes::ClassNames;
+pub use environment::Environment;
 pub use kinds::ObjectType;
 pub use layout::HeapLayout;
 pub use references::{References, Referred};

@@ -3,7 +3,7 @@
 //! What is reported of an object is what `ObjectSpace.reachable_objects_from` gives (`gc_mark_children`, gc.c; `rb_gc_mark_children`
 //! from 3.4 on), without its class. Arrays, strings, hashes, structs, numbers, matches and regular expressions of 2.7
 //! to 3.4 are read, and up to 3.1 objects with instance variables. Not read, and said so: objects whose variables only
-//! their shape tells (3.2 and later), classes, code, what C extensions mark, and what has instance variables in the table
+//! their shape describes (3.2 and later), classes, code, what C extensions mark, and what has instance variables in the table
 //! of others (`FL_EXIVAR`). Symbols are reported as Ruby does, without their strings.
 
 use super::{HeapLayout, Slot, walk::USER1};

@@ -220,7 +220,7 @@ fn images_of_the_environment() {
         };
         let (wanted, knowledge) = evidence.confirm(table).unwrap_or_else(|error| panic!("{path}: {error}"));
         println!("{path}: CRuby {version}: {knowledge}");
-        // Libraries of gc.c alone have no functions that tell of threads; the last three came with 4.0.
+        // Libraries of gc.c alone have no functions that use threads; the last three came with 4.0.
         let of_threads = |name: &str| ["ec.", "thread.", "ractor."].iter().any(|of| name.starts_with(of));
         let sources = knowledge.fields.iter().filter(|(name, _)| !of_threads(name)).chain(&knowledge.keys);
         assert!(sources.into_iter().all(|(_, source)| *source == Source::Confirmed), "{path}: {knowledge:?}");

@@ -247,7 +247,7 @@ pub(super) fn find(code: &mut Code<'_>, vm: &VmPath) -> Option<Findings> {
     Some(findings)
 }
 
-/// What the calls of a function that tests itself tell.
+/// What the calls of a function that contains the test show.
 fn called(code: &Code<'_>, bodies: &BTreeMap<usize, Body>, calls: &[EventCall]) -> Findings {
     let site = |call: &EventCall| {
         let instruction = &bodies[&call.owner].instructions[call.index];

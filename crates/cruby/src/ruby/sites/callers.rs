@@ -68,7 +68,7 @@ pub(super) fn name_owners(code: &Code<'_>, sites: &mut [Site]) {
     }
 }
 
-/// The name in the source of a function that the compiler cloned or split: without `.part.0`, `.isra.0` and the like.
+/// The name in the source of a function that the compiler cloned or split: without `.part.0`, `.isra.0` and similar.
 pub(in crate::ruby) fn base_name(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }

@@ -112,7 +112,7 @@ mod tests {
         Body::new([Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect()])
     }
 
-    /// Addresses of what stands for the store at the offset.
+    /// Addresses of the instruction that represents the store at the offset.
     fn of(code: &[u8], store: u64) -> Option<Vec<u64>> {
         let body = body(code);
         let store = body.index_of(Svma(0x1000 + store)).unwrap();
@@ -152,7 +152,7 @@ mod tests {
         let mut other = code;
         other[17] = 0xf2;
         assert_eq!(of(&other, 8), None);
-        // jmp rcx: nobody knows where that leads.
+        // jmp rcx: its target is unknown.
         let mut other = code;
         other[16..].copy_from_slice(&[0xff, 0xe1]);
         assert_eq!(of(&other, 8), None);

@@ -41,7 +41,7 @@ impl Value {
 
 /// A place whose value is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum Storage {
     Register(Register),
     /// Eight bytes of the frame, by their offset from the stack pointer at the entry.
     Slot(i64),
@@ -49,7 +49,7 @@ enum Place {
 
 /// What is known before an instruction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct State(BTreeMap<Place, Value>);
+pub(super) struct State(BTreeMap<Storage, Value>);
 
 impl State {
     fn entry() -> Self {
@@ -72,14 +72,14 @@ impl State {
         ];
         let value = |register| Value { origin: Origin::Entry(register), offset: 0 };
         let mut state: BTreeMap<_, _> =
-            REGISTERS.into_iter().map(|register| (Place::Register(register), value(register))).collect();
-        state.insert(Place::Register(Register::RSP), Value { origin: Origin::Stack, offset: 0 });
+            REGISTERS.into_iter().map(|register| (Storage::Register(register), value(register))).collect();
+        state.insert(Storage::Register(Register::RSP), Value { origin: Origin::Stack, offset: 0 });
         Self(state)
     }
 
     /// What a 64-bit register holds.
     pub(super) fn register(&self, register: Register) -> Option<Value> {
-        self.0.get(&Place::Register(register)).copied()
+        self.0.get(&Storage::Register(register)).copied()
     }
 
     /// The address of the instruction's memory operand.
@@ -111,7 +111,7 @@ impl State {
         (register.is_gpr64() || value.origin == Origin::Constant).then_some(value)
     }
 
-    fn set(&mut self, place: Place, value: Option<Value>) {
+    fn set(&mut self, place: Storage, value: Option<Value>) {
         match value {
             Some(value) => self.0.insert(place, value),
             None => self.0.remove(&place),
@@ -120,7 +120,7 @@ impl State {
 
     fn forget_slots(&mut self, offset: i64, size: i64) {
         let near = offset.saturating_sub(7)..offset.saturating_add(size);
-        self.0.retain(|place, _| !matches!(place, Place::Slot(at) if near.contains(at)));
+        self.0.retain(|place, _| !matches!(place, Storage::Slot(at) if near.contains(at)));
     }
 
     /// Keeps what both know; whether anything was lost.
@@ -193,7 +193,7 @@ fn run(factory: &mut InstructionInfoFactory, state: &mut State, index: usize, in
     let result = |register| Value { origin: Origin::Result(index, register), offset: 0 };
     if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
         for register in CHANGED {
-            state.set(Place::Register(register), Some(result(register)));
+            state.set(Storage::Register(register), Some(result(register)));
         }
         return;
     }
@@ -202,16 +202,16 @@ fn run(factory: &mut InstructionInfoFactory, state: &mut State, index: usize, in
     match instruction.mnemonic() {
         Mnemonic::Push => {
             let stack = state.register(Register::RSP).map(|value| value.plus(-8));
-            state.set(Place::Register(Register::RSP), stack);
+            state.set(Storage::Register(Register::RSP), stack);
             let value = state.operand(instruction, 0);
             store(state, stack, 8, value);
         }
         Mnemonic::Pop => {
             let stack = state.register(Register::RSP);
-            state.set(Place::Register(Register::RSP), stack.map(|value| value.plus(8)));
+            state.set(Storage::Register(Register::RSP), stack.map(|value| value.plus(8)));
             let value = stack.and_then(|stack| slot(state, stack));
             if let Some(register) = first_register(instruction) {
-                state.set(Place::Register(register), value.or(Some(result(register))));
+                state.set(Storage::Register(register), value.or(Some(result(register))));
             }
         }
         _ => {
@@ -226,7 +226,7 @@ fn run(factory: &mut InstructionInfoFactory, state: &mut State, index: usize, in
             }
             for register in written {
                 let known = computed.filter(|_| first_register(instruction) == Some(register));
-                state.set(Place::Register(register), known.or(Some(result(register))));
+                state.set(Storage::Register(register), known.or(Some(result(register))));
             }
         }
     }
@@ -266,14 +266,14 @@ fn computed(state: &State, instruction: &Instruction) -> Option<Value> {
 }
 
 fn slot(state: &State, address: Value) -> Option<Value> {
-    (address.origin == Origin::Stack).then(|| state.0.get(&Place::Slot(address.offset)).copied()).flatten()
+    (address.origin == Origin::Stack).then(|| state.0.get(&Storage::Slot(address.offset)).copied()).flatten()
 }
 
 fn store(state: &mut State, address: Option<Value>, size: usize, value: Option<Value>) {
     let Some(address) = address.filter(|address| address.origin == Origin::Stack) else { return };
     state.forget_slots(address.offset, size as i64);
     if size == 8 {
-        state.set(Place::Slot(address.offset), value);
+        state.set(Storage::Slot(address.offset), value);
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) struct EventTest {
 
 /// If the instruction tests exactly one bit of memory, or of a register just loaded from memory, and the bit is an
 /// event's bit of some 32-bit word.
-/// `frame_pointer` tells whether rbp addresses the stack frame in this code.
+/// `frame_pointer` says whether rbp addresses the stack frame in this code.
 pub(super) fn event_test(
     image: &ElfImage,
     instructions: &[Instruction],

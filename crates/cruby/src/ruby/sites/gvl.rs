@@ -26,7 +26,7 @@ use crate::ruby::x86::{first_register, has_frame_pointer, immediate, is_memory, 
 pub enum GvlEvent {
     /// It wants the GVL: the entry of `gvl_acquire_common`.
     Wait,
-    /// It has got it: a return of that function, or a jump out of it to another that returns in its place.
+    /// It has acquired it: a return of that function, or a jump out of it to another that returns in its place.
     Acquired,
     /// It is about to give it up: the call that locks the GVL's mutex before the owner is cleared.
     Release,
@@ -118,13 +118,13 @@ pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> GvlSit
     GvlSites { sites, fields: Some(acquire.fields), outcome }
 }
 
-/// The function that gets the GVL.
+/// The function that acquires the GVL.
 struct Acquire {
     owner: usize,
     fields: GvlFields,
     /// Its entry and its ends.
     sites: Vec<GvlSite>,
-    /// What could not be told.
+    /// What could not be determined.
     open: Vec<String>,
 }
 
@@ -368,7 +368,7 @@ fn leads_on(body: &Body, instruction: &Instruction) -> bool {
 
 type Releases = (Vec<GvlSite>, Vec<String>);
 
-/// The calls that lock the GVL's mutex before the owner is cleared, and what could not be told.
+/// The calls that lock the GVL's mutex before the owner is cleared, and what could not be determined.
 fn releases(code: &mut Code<'_>, acquire: usize, fields: GvlFields) -> Result<Releases, &'static str> {
     let extents = callers_by_name(code, &MUTEX_LOCK);
     if extents.len() > MAX_LOCKING {

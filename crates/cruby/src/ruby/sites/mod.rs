@@ -31,7 +31,7 @@ use crate::address::Svma;
 
 pub use gvl::{GvlEvent, GvlFields, GvlSite, GvlSites};
 pub use refill::{PageFields, RefillSite, RefillSites};
-pub use thread::{ThreadEvent, ThreadPlace, ThreadSite, ThreadSites};
+pub use thread::{ThreadEvent, ThreadOperand, ThreadSite, ThreadSites};
 
 pub(super) use aarch64::increments as increments_aarch64;
 pub(super) use callers::{MAX_SITES, base_name, hook_events};
@@ -89,7 +89,7 @@ pub struct Site {
     pub register: Option<u8>,
     /// First address of the function that contains the site (of the hot part, if the site is in the cold one).
     pub owner: Svma,
-    /// Name of that function, where symbols tell.
+    /// Name of that function, where symbols give it.
     pub owner_name: Option<String>,
     /// How it was recognised.
     pub form: SiteForm,

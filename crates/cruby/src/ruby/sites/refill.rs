@@ -54,7 +54,7 @@ pub struct PageFields {
 pub struct RefillSites {
     /// Ordered by address; incomplete unless `outcome` is passed.
     pub sites: Vec<RefillSite>,
-    /// Where the fields are; `None` if no site tells.
+    /// Where the fields are; `None` if no site shows it.
     pub page: Option<PageFields>,
     /// Stores of the same shape that empty a page which is swept or given back, and take nothing from it.
     pub dropped: Vec<Svma>,

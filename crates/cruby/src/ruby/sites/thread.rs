@@ -1,4 +1,4 @@
-//! Finds the instructions at which CRuby tells what its threads do: `RB_INTERNAL_THREAD_HOOK(event, th)` in
+//! Finds the instructions at which CRuby reports the states of its threads: `RB_INTERNAL_THREAD_HOOK(event, th)` in
 //! `thread_pthread.c`, from 3.2 on. It is `if (rb_internal_thread_event_hooks) rb_thread_execute_hooks(event, th)`, so
 //! every place reads one static variable, which two exported functions write.
 
@@ -25,7 +25,7 @@ pub enum ThreadEvent {
     Started,
     /// It wants the GVL.
     Ready,
-    /// It has got the GVL.
+    /// It has acquired the GVL.
     Resumed,
     /// It has given up the GVL.
     Suspended,
@@ -45,10 +45,10 @@ impl ThreadEvent {
 
 /// Where a site has the thread. Registers by their hardware numbers (0 rax … 15 r15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ThreadPlace {
+pub enum ThreadOperand {
     /// In a register.
     Register(u8),
-    /// In the eight bytes that lie so many bytes behind what a register holds: a slot of the stack, as a rule.
+    /// In the eight bytes at this offset from the address in a register: a slot of the stack, as a rule.
     Memory(u8, i16),
 }
 
@@ -59,9 +59,9 @@ pub struct ThreadSite {
     pub event: ThreadEvent,
     /// The conditional jump behind the test for hooks, which the kernel emulates.
     pub address: Svma,
-    /// Where the thread (`rb_thread_t *`) is found when `address` is reached, where the hooks are told of it (from 3.3 on)
+    /// Where the thread (`rb_thread_t *`) is found when `address` is reached, where the hooks receive it (from 3.3 on)
     /// and the code shows it.
-    pub thread: Option<ThreadPlace>,
+    pub thread: Option<ThreadOperand>,
     /// First address of the function.
     pub owner: Svma,
 }
@@ -98,7 +98,7 @@ pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> Thread
     }
 }
 
-/// `told`: whether the hooks are told of the thread.
+/// `told`: whether the hooks receive the thread.
 fn find_sites(code: &mut Code<'_>, told: bool) -> Result<(Vec<ThreadSite>, Outcome), &'static str> {
     let image = code.image;
     let export = |name| {
@@ -205,10 +205,10 @@ struct Test {
     jump: Option<Svma>,
     /// The event whose hooks run behind it, and the function that runs them if it is not inlined.
     event: Option<(ThreadEvent, Option<Svma>)>,
-    /// Other reads met on the way.
+    /// Other reads on the path.
     inner: Vec<Svma>,
     /// Where the second argument of that function, the thread, is at the jump.
-    thread: Option<ThreadPlace>,
+    thread: Option<ThreadOperand>,
     /// Whether something jumps between read and jump.
     entered_midway: bool,
 }
@@ -264,7 +264,7 @@ fn tested_by(body: &Body, read: usize) -> Option<usize> {
 
 /// Where that is at the jump which the hooks get as their second argument, `th`: `rb_thread_execute_hooks(event, th)` of
 /// 3.3 and later. (Where that function is inlined, or not called straight away, it is not known.)
-fn thread_at(body: &Body, jump: usize, walked: &Walked) -> Option<ThreadPlace> {
+fn thread_at(body: &Body, jump: usize, walked: &Walked) -> Option<ThreadOperand> {
     walked.executor?;
     let way = body.instructions.get(hooked_side(body, jump)?..=walked.call)?;
     let (call, before) = way.split_last()?;
@@ -285,7 +285,7 @@ fn thread_at(body: &Body, jump: usize, walked: &Walked) -> Option<ThreadPlace> {
     });
     match argument.filter(|_| complete)? {
         Value { origin: Origin::Entry(register), offset: 0 } => {
-            Some(ThreadPlace::Register(number(register)?))
+            Some(ThreadOperand::Register(number(register)?))
         }
         Value { origin: Origin::Result(load, _), offset: 0 } => {
             let writes = |instruction: &Instruction| {
@@ -295,8 +295,8 @@ fn thread_at(body: &Body, jump: usize, walked: &Walked) -> Option<ThreadPlace> {
             let displacement = i16::try_from(address.offset).ok()?;
             match address.origin {
                 _ if before[..load].iter().any(writes) => None,
-                Origin::Stack => Some(ThreadPlace::Memory(number(Register::RSP)?, displacement)),
-                Origin::Entry(base) => Some(ThreadPlace::Memory(number(base)?, displacement)),
+                Origin::Stack => Some(ThreadOperand::Memory(number(Register::RSP)?, displacement)),
+                Origin::Entry(base) => Some(ThreadOperand::Memory(number(base)?, displacement)),
                 _ => None,
             }
         }
@@ -326,7 +326,7 @@ struct Way {
     inner: Vec<Svma>,
 }
 
-/// Finds the nearest call that gets an event as its first argument, on the ways on which there are hooks.
+/// Finds the nearest call that has an event as its first argument, on the paths with hooks.
 fn walk(code: &Code<'_>, body: &Body, jump: usize, reads: &[Svma]) -> Option<Walked> {
     /// The inlined body reads the list once.
     const MAX_INNER: usize = 1;
@@ -469,7 +469,7 @@ mod tests {
         [&[0x48, 0x83, 0x3d][..], &displacement.to_le_bytes(), &[0]].concat()
     }
 
-    /// The call on the side with hooks tells the event, whichever side the jump leads to; on the other side it does not.
+    /// The call on the side with hooks has the event, whichever side the jump leads to; on the other side it does not.
     #[test]
     fn sides() {
         let call = [0xbf, 2, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xc3];
@@ -498,15 +498,15 @@ mod tests {
         };
         let call = [0xbf, 2, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xc3];
         // mov rsi, rbp
-        assert_eq!(place(&[&[0x48, 0x89, 0xee][..], &call].concat()), Some(ThreadPlace::Register(5)));
+        assert_eq!(place(&[&[0x48, 0x89, 0xee][..], &call].concat()), Some(ThreadOperand::Register(5)));
         // it is there already
-        assert_eq!(place(&call), Some(ThreadPlace::Register(6)));
+        assert_eq!(place(&call), Some(ThreadOperand::Register(6)));
         // mov rsi, [rsp+24]
         let loaded = [0x48, 0x8b, 0x74, 0x24, 24];
-        assert_eq!(place(&[&loaded[..], &call].concat()), Some(ThreadPlace::Memory(4, 24)));
+        assert_eq!(place(&[&loaded[..], &call].concat()), Some(ThreadOperand::Memory(4, 24)));
         // mov [rsp+24], rax before that: it was in rax at the jump.
         let stored = [0x48, 0x89, 0x44, 0x24, 24];
-        assert_eq!(place(&[&stored[..], &loaded, &call].concat()), Some(ThreadPlace::Register(0)));
+        assert_eq!(place(&[&stored[..], &loaded, &call].concat()), Some(ThreadOperand::Register(0)));
         // mov [rbp+24], rax before that: perhaps the same slot.
         let stored = [0x48, 0x89, 0x45, 24];
         assert_eq!(place(&[&stored[..], &loaded, &call].concat()), None);

@@ -20,7 +20,7 @@ const MAX_STRING_OWNER: u64 = 0x4000;
 const STRINGS: [&str; 3] =
     ["during_gc != 0", "object allocation during garbage collection phase", "heap_live_slots"];
 
-/// The functions of gc.c, as far as exports and strings tell.
+/// The functions of gc.c, as far as exports and strings show.
 #[derive(Debug, Default)]
 pub(super) struct GcUnit {
     /// Addresses between the outermost functions.
@@ -66,7 +66,7 @@ fn exported_cluster(code: &Code<'_>) -> Option<Range<u64>> {
     let image = code.image;
     let is_gc_function = |name: &str| {
         let prefixed = name.starts_with("rb_gc_") || name.starts_with("rb_objspace_");
-        // rb_gc_for_fd and its like (io.c) are not part of the GC.
+        // rb_gc_for_fd and similar functions (io.c) are not part of the GC.
         (prefixed && !name.ends_with("_fd")) || name == "rb_newobj_of" || name == "rb_during_gc"
     };
     let addresses_in = |table: &SymbolTable| -> Vec<u64> {

@@ -132,10 +132,10 @@ fn lines(layout: &Struct) -> Vec<String> {
 }
 
 /// A member's path and its place in words.
-type Place = (&'static str, String);
+type Member = (&'static str, String);
 
 /// The members of two layouts, paired by path.
-pub(super) fn members(one: &Struct, two: &Struct) -> Vec<(Option<Place>, Option<Place>)> {
+pub(super) fn members(one: &Struct, two: &Struct) -> Vec<(Option<Member>, Option<Member>)> {
     let (one, two) = (places(one), places(two));
     let mut pairs: Vec<_> = one
         .iter()
@@ -149,9 +149,9 @@ pub(super) fn members(one: &Struct, two: &Struct) -> Vec<(Option<Place>, Option<
     pairs
 }
 
-fn places(layout: &Struct) -> Vec<Place> {
+fn places(layout: &Struct) -> Vec<Member> {
     let field = |f: &Field| (f.name, format!("{} bytes at {}", f.size, f.offset));
-    let mut places: Vec<Place> = layout.fields.iter().map(field).collect();
+    let mut places: Vec<Member> = layout.fields.iter().map(field).collect();
     places.extend(layout.bits.iter().map(|b| {
         let BitField { name, offset, size, first, bits } = *b;
         (name, format!("{bits} bits at bit {first} of the {size} bytes at {offset}"))

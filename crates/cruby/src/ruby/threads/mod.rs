@@ -130,7 +130,7 @@ impl ThreadsLayout {
         self.state.as_ref()?.read(memory, vm, thread.address)
     }
 
-    /// Whether a thread that sleeps on the futex at this address waits for the GVL; `None` where that cannot be told.
+    /// Whether a thread that sleeps on the futex at this address waits for the GVL; `None` where that is not known.
     pub fn waits_for_gvl(&self, memory: &impl Memory, thread: RubyThread, futex: u64) -> Option<bool> {
         self.state.as_ref()?.waits_for_gvl(memory, thread, futex)
     }

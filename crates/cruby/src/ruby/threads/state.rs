@@ -52,7 +52,7 @@ pub(super) struct StateLayout {
     pub(super) locking: u32,
     /// The bit of the word at [`TYPED_FLAG`] that says that a structure is embedded; 0 before 3.3.
     pub(super) embedded: u64,
-    /// How a thread that waits for the GVL is told; `None`: not known of this libc or release.
+    /// How a thread that waits for the GVL is identified; `None`: not known of this libc or release.
     pub(super) waits: Option<FutexPath>,
 }
 
@@ -112,7 +112,7 @@ impl StateLayout {
         word(memory, value, TYPED_DATA).filter(|&mutex| mutex != 0)
     }
 
-    /// `keeping_mutexes`, which stands behind `locking_mutex` (`vm_core.h`, 2.6–4.0).
+    /// `keeping_mutexes`, which follows `locking_mutex` (`vm_core.h`, 2.6–4.0).
     fn locked(&self, memory: &impl Memory, thread: u64) -> Option<Vec<u64>> {
         let mut found = Vec::new();
         let mut next = word(memory, thread, self.locking.checked_add(8)?)?;
@@ -126,8 +126,8 @@ impl StateLayout {
         Some(found)
     }
 
-    /// Whether a thread that waits on the futex at this address waits for the GVL, as `gctrace-ebpf/src/futex.rs` tells it; `None`
-    /// where that cannot be told.
+    /// Whether a thread that waits on the futex at this address waits for the GVL, as in `gctrace-ebpf/src/futex.rs`; `None`
+    /// where that is not known.
     pub(super) fn waits_for_gvl(&self, memory: &impl Memory, thread: RubyThread, futex: u64) -> Option<bool> {
         let path = self.waits.as_ref()?;
         let owner = match path.native {
@@ -147,7 +147,7 @@ impl StateLayout {
     }
 }
 
-/// `next_mutex` of an `rb_mutex_t`. Patch releases have moved it, but it always stands in front of `waitq`, and that shows by itself: a
+/// `next_mutex` of an `rb_mutex_t`. Patch releases have moved it, but it is always before `waitq`, and that shows by itself: a
 /// list (ccan/list) whose first node leads back to its head (`thread_sync.c`, 2.6–4.0).
 fn next_held(memory: &impl Memory, mutex: u64) -> Option<u64> {
     let is_head = |at: u64| {

@@ -140,7 +140,7 @@ fn every_table() {
         let layout = ThreadsLayout::with(version, table, Svma(0), &path, true);
         let state = layout.as_ref().and_then(|layout| layout.state.as_ref());
         assert!(state.is_some_and(|state| state.waits.is_some()), "{version}");
-        // What stands behind it is `keeping_mutexes`, so it is not the last member before another one that is known.
+        // The member after it is `keeping_mutexes`, so it is not the last member before another one that is known.
         let thread = table.structure("rb_thread_struct");
         let thread = thread.or_else(|| tables::newest_structure(version, "rb_thread_struct")).unwrap();
         let behind = thread.field("locking_mutex").unwrap().offset + 8;

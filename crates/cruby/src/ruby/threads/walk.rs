@@ -1,4 +1,5 @@
-//! Walking the stack of a sleeping thread, as the kernel side does it (`gctrace-ebpf/src/walk.rs`).
+//! Walking the stack of a sleeping thread, as the kernel side does it (`gctrace-ebpf/src/walk/steps.rs`); `tests/tests/host_walker.rs`
+//! compares the two.
 
 use gctrace_common::{
     config::StackPath,
@@ -166,10 +167,10 @@ fn read(memory: &impl Memory, frame: &Frame) -> Result<Option<RubyFrame>, ()> {
             return found(if method == 0 { 0 } else { method | RubyFrame::METHOD_RAW }, pc);
         }
         match method_entry(memory, method, local) {
-            Found::Entry(method, definition) => return found(method, if c { definition } else { pc }),
-            Found::Unreadable => return Ok(Some(lost(frame, flags))),
-            Found::None if local => return found(0, if c { 0 } else { pc }),
-            Found::None => ep = previous & !3,
+            EnvMethod::Entry(method, definition) => return found(method, if c { definition } else { pc }),
+            EnvMethod::Unreadable => return Ok(Some(lost(frame, flags))),
+            EnvMethod::None if local => return found(0, if c { 0 } else { pc }),
+            EnvMethod::None => ep = previous & !3,
         }
         if ep == 0 {
             break;
@@ -202,7 +203,7 @@ fn words(memory: &impl Memory, address: u64) -> Option<[u64; 3]> {
 }
 
 /// What an environment says of its method.
-enum Found {
+enum EnvMethod {
     /// A method entry and its `def`.
     Entry(u64, u64),
     /// It is a scope without a method, or that of a block.
@@ -213,18 +214,22 @@ enum Found {
 
 /// `check_method_entry` (`vm_insnhelper.c`): `ep[-2]` is a method entry, a `cref`, or, in the environment of a method itself,
 /// an `svar` in front of one of them.
-fn method_entry(memory: &impl Memory, value: u64, local: bool) -> Found {
+fn method_entry(memory: &impl Memory, value: u64, local: bool) -> EnvMethod {
     if value == 0 {
-        return Found::None;
+        return EnvMethod::None;
     }
-    let Some([flags, second, definition]) = words(memory, value) else { return Found::Unreadable };
+    let Some([flags, second, definition]) = words(memory, value) else { return EnvMethod::Unreadable };
     match imemo(flags) {
-        Some(IMEMO_MENT) => Found::Entry(value, definition),
+        Some(IMEMO_MENT) => EnvMethod::Entry(value, definition),
         Some(IMEMO_SVAR) if local && second != 0 => {
-            let Some([flags, _, definition]) = words(memory, second) else { return Found::Unreadable };
-            if imemo(flags) == Some(IMEMO_MENT) { Found::Entry(second, definition) } else { Found::None }
+            let Some([flags, _, definition]) = words(memory, second) else { return EnvMethod::Unreadable };
+            if imemo(flags) == Some(IMEMO_MENT) {
+                EnvMethod::Entry(second, definition)
+            } else {
+                EnvMethod::None
+            }
         }
-        _ => Found::None,
+        _ => EnvMethod::None,
     }
 }
 

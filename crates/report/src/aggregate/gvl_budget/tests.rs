@@ -1,4 +1,4 @@
-//! What watching the GVL may cost, tried on made-up costs.
+//! The CPU budget for watching the GVL, tested with made-up costs.
 
 use gctrace_common::gvl::GvlState;
 
@@ -6,8 +6,8 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// A program that makes so many hits per second, each of which costs a microsecond with its trap; attaching and
-/// detaching take a while. Returns the cost and where it ended, after so many seconds.
+/// A program with `hits` hits per second, each of which costs a microsecond with its trap; attaching and
+/// detaching take a while. Returns the cost and the stages after `seconds` seconds.
 fn run(governor: &mut Governor, from_ns: u64, seconds: u64, hits: u64, stacks: u64) -> (Cost, Vec<Stage>) {
     let (mut cost, mut stages) = (Cost::default(), vec![governor.stage()]);
     let mut pending: Option<(u64, Act)> = None;
@@ -63,7 +63,7 @@ fn reports() {
     let mut governor = Governor::new(10_000, 2, 0);
     let (_, stages) = run(&mut governor, 0, 4, 5_000, 10_000);
     assert_eq!(stages, [Stage::Events, Stage::Sums]);
-    // A new run of costs: they only have to grow.
+    // The costs start again from 0: they must never go down.
     governor.window = (4_000 * MS, Cost::default());
     let (_, stages) = run(&mut governor, 4_000 * MS, 20, 5_000, 0);
     assert_eq!(stages, [Stage::Sums, Stage::Events]);
@@ -84,15 +84,15 @@ fn storm() {
     assert!(share > 0.005 && share < 0.05, "{share}");
 }
 
-/// On a host of many CPUs a process has no more to lose than on a small one.
+/// On a host with many CPUs a process may lose no more than on a small one.
 #[test]
 fn one_process() {
-    let mut dearest = Dearest::default();
-    assert_eq!(dearest.add([(1, 100), (2, 50)]), 100);
-    assert_eq!(dearest.add([(1, 110), (2, 90)]), 140);
-    // One has ended, and its number is that of another one.
-    assert_eq!(dearest.add([(1, 30), (2, 90)]), 170);
-    assert_eq!(dearest.add([]), 170);
+    let mut costliest = CostliestProcess::default();
+    assert_eq!(costliest.add([(1, 100), (2, 50)]), 100);
+    assert_eq!(costliest.add([(1, 110), (2, 90)]), 140);
+    // One process has ended, and another one has its pid.
+    assert_eq!(costliest.add([(1, 30), (2, 90)]), 170);
+    assert_eq!(costliest.add([]), 170);
     let mut governor = Governor::new(10_000, 64, 0);
     let mut cost = Cost::default();
     for step in 1..=10 {
@@ -140,7 +140,7 @@ fn calm() {
     assert_eq!(governor.stage(), Stage::Events);
 }
 
-/// A thread that sleeps all the time is blocked up to the end of the epoch in which it was met, and nothing is known of it afterwards.
+/// A thread that sleeps all the time is blocked up to the end of the epoch in which it was seen, and nothing is known of it afterwards.
 #[test]
 fn asleep_all_the_time() {
     let mut times = OpenTimes::default();
@@ -150,7 +150,7 @@ fn asleep_all_the_time() {
         GvlThread { state: GvlState::Away as u32, told_ns: 100, since_ns: 100, ..GvlThread::blank() };
     times.tell_rest(&mut thread, None, 1_000);
     assert_eq!(thread.split[GvlState::Away as usize], [0, 0, 400]);
-    // One that was met again: its clocks of then are gone.
+    // A thread that was seen again: its earlier clocks are gone.
     let mut thread = GvlThread { id: 5, told_ns: 100, ..GvlThread::blank() };
     let task = GvlTask { owner: 5, epoch: 1, ..GvlTask::default() };
     times.tell_rest(&mut thread, Some(&task), 1_000);

@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, hash_map::Entry};
 
-use super::{NodeId, Recording, ThreadIndex, Timeline};
+use super::{NodeId, Recording, ThreadIndex, Timeline, filter::DropReason, named};
 use crate::model::{
     Process,
     gvl::{GvlDoing, GvlSpan, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
@@ -18,7 +18,7 @@ pub struct WaitKey {
     pub node: NodeId,
     /// Who held the GVL longest at a stretch meanwhile, where that was seen.
     pub holder: Option<ThreadIndex>,
-    /// What that thread was doing, and where it gave the GVL up.
+    /// What that thread was doing, and where it released the GVL.
     pub holder_at: HolderAt,
 }
 
@@ -27,7 +27,7 @@ pub struct WaitKey {
 pub struct HolderAt {
     /// What it was seen to do most often.
     pub ran: NodeId,
-    /// Where it gave the GVL up.
+    /// Where it released the GVL.
     pub until: NodeId,
 }
 
@@ -41,7 +41,7 @@ impl HolderAt {
 pub struct HoldKey {
     /// The thread that held it.
     pub thread: ThreadIndex,
-    /// Where it gave it up.
+    /// Where it released it.
     pub node: NodeId,
 }
 
@@ -50,23 +50,23 @@ pub struct HoldKey {
 pub struct GvlFacts {
     /// The thread under its last name.
     pub thread: ThreadIndex,
-    /// Waits that came one by one.
+    /// Waits that were reported one by one.
     pub told: GvlTimes,
-    /// All of its waits; `None` until it is looked at for the last time.
+    /// All of its waits; `None` until it is read for the last time.
     pub waits: Option<GvlTimes>,
     /// Times for which it held it, where that is seen.
     pub holds: Option<GvlTimes>,
-    /// Of that, what is in [`Recording::gvl_holds`], nanoseconds.
+    /// The part of that time that is in [`Recording::gvl_holds`], nanoseconds.
     pub held_ns: u64,
 }
 
 impl GvlFacts {
-    /// For how long it held the GVL, without the times that came one by one, nanoseconds.
+    /// For how long it held the GVL, without the times that were reported one by one, nanoseconds.
     pub fn held_besides(&self) -> u64 {
         self.holds.map_or(0, |holds| holds.ns).saturating_sub(self.held_ns)
     }
 
-    /// Number and time of the waits that did not come one by one: they were shorter than the threshold, lost, or not over.
+    /// Number and time of the waits that were not reported one by one: they were shorter than the threshold, lost, or not over.
     pub fn untold(&self) -> (u64, u64) {
         let all = self.waits.unwrap_or(self.told);
         (all.count.saturating_sub(self.told.count), all.ns.saturating_sub(self.told.ns))
@@ -76,7 +76,7 @@ impl GvlFacts {
 /// What a thread did with regard to the GVL, at its time.
 #[derive(Clone, Copy, Debug)]
 pub struct GvlMoment {
-    /// The thread, as far as its native thread tells it.
+    /// The thread, as far as its native thread identifies it.
     pub thread: ThreadIndex,
     /// Unique in its process.
     pub id: u64,
@@ -86,11 +86,11 @@ pub struct GvlMoment {
     pub begin_ns: u64,
     /// Length, nanoseconds.
     pub ns: u64,
-    /// Of a wait: the stack.
+    /// For a wait: the stack.
     pub node: NodeId,
-    /// Of a wait: who held the GVL longest at a stretch meanwhile, and when that thread had got it.
+    /// For a wait: the thread that held the GVL longest at a stretch meanwhile, its id, and when it acquired the GVL.
     pub holder: Option<(ThreadIndex, u64, u64)>,
-    /// What that thread was doing, and where it gave the GVL up.
+    /// What that thread was doing, and where it released the GVL.
     pub holder_at: HolderAt,
     /// Whether it was still doing that when it ended or tracing did.
     pub open: bool,
@@ -99,10 +99,16 @@ pub struct GvlMoment {
 impl Recording {
     /// A long wait for the GVL.
     pub(super) fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+        let dropped = self.filter.drops(named(process, wait.who.tid, &wait.who.comm), wait.stack.as_deref());
+        // It does not say which request it is of.
+        let dropped = dropped.or_else(|| self.filter.drops_endpoint(None));
+        if !self.filter.account.gvl_waits.keeps(dropped, wait.ns) {
+            return;
+        }
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
-        let node = wait.stack.as_ref().map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
+        let node = self.node(wait.stack.as_ref());
         let held = wait.blocker.as_ref().map(|blocker| &blocker.hold);
-        let mut node_of = |stack: Option<&Stack>| stack.map_or(NodeId::ROOT, |stack| self.tree.insert(stack));
+        let mut node_of = |stack: Option<&Stack>| self.node(stack);
         let holder_at = wait.blocker.as_ref().map_or(HolderAt::UNSEEN, |blocker| HolderAt {
             ran: node_of(blocker.ran.first().map(|(_, stack)| stack)),
             until: node_of(blocker.until.as_ref()),
@@ -137,17 +143,21 @@ impl Recording {
         self.gvl_moment(process, moment);
         if let (Some(holder), Some(blocker)) = (holder, &wait.blocker) {
             // What the wait points at must be there, however short it was.
-            self.gvl_span(process, &blocker.hold);
+            self.gvl_state(process, &blocker.hold);
             if blocker.first && process.image.gvl.is_some_and(|coverage| coverage.holds) {
-                self.gvl_held(HoldKey { thread: holder, node: holder_at.until }, &blocker.hold);
+                let who = named(process, blocker.hold.who.tid, &blocker.hold.who.comm);
+                let dropped = self.filter.drops(who, blocker.until.as_deref());
+                if self.filter.account.others.keeps(dropped, blocker.hold.ns) {
+                    self.gvl_held(HoldKey { thread: holder, node: holder_at.until }, &blocker.hold);
+                }
             }
         }
     }
 
-    /// A thread held the GVL, and where it gave it up is known.
+    /// A thread held the GVL, and where it released it is known.
     fn gvl_held(&mut self, key: HoldKey, hold: &GvlSpan) {
         if self.gvl_holds.len() >= self.limits.sums && !self.gvl_holds.contains_key(&key) {
-            // It is in what the thread held it for besides.
+            // The time is part of [`GvlFacts::held_besides`].
             return;
         }
         let times = GvlTimes { count: 1, ns: hold.ns, max_ns: hold.ns };
@@ -157,19 +167,37 @@ impl Recording {
 
     /// A thread held the GVL for long, or did without it.
     pub(super) fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
+        let thread = named(process, span.who.tid, &span.who.comm);
+        if self.timeline.is_some() && self.keeps_thread(thread, span.ns) {
+            self.gvl_state(process, span);
+        }
+    }
+
+    fn gvl_state(&mut self, process: &Process, span: &GvlSpan) {
         let GvlSpan { doing, begin_ns, ns, .. } = *span;
         self.gvl_interval(process, &span.who, span.id, doing, begin_ns, ns, false);
     }
 
-    /// A thread has ended, or is looked at for the last time.
+    /// A thread has ended, or is read for the last time.
     pub(super) fn gvl_thread(&mut self, process: &Process, summary: &GvlThreadSummary) {
         let who = &summary.who;
+        // Sums have no stack, so they are never in focus; what the thread did last is shown nevertheless.
+        let focus = self.filter.has_focus();
+        let dropped = self.filter.drops_thread(named(process, who.tid, &who.comm));
+        let unseen = focus.then_some(DropReason::Focus).or_else(|| self.filter.drops_endpoint(None));
+        let reason = dropped.or(unseen);
+        self.filter.account.others.keeps(reason, summary.sums.wait.ns);
+        if dropped.is_some() {
+            return;
+        }
         let thread = self.thread(process, who.tid, &who.comm, summary.end_ns);
         let facts = self.gvl_facts(thread, summary.id);
-        // One that stands for several, beyond the limit, has the sums of all.
-        facts.waits.get_or_insert_default().add(&summary.sums.wait);
-        if let Some(hold) = &summary.sums.hold {
-            facts.holds.get_or_insert_default().add(hold);
+        if unseen.is_none() {
+            // One that represents several, beyond the limit, has the sums of all.
+            facts.waits.get_or_insert_default().add(&summary.sums.wait);
+            if let Some(hold) = &summary.sums.hold {
+                facts.holds.get_or_insert_default().add(hold);
+            }
         }
         if let Some((doing, since_ns)) = summary.last {
             let ns = summary.end_ns.saturating_sub(since_ns);
@@ -234,7 +262,7 @@ impl Recording {
 }
 
 impl Timeline {
-    /// What threads did with the GVL, each once, in the order in which it came: a hold may have been told by itself and by the
+    /// What threads did with the GVL, each once, in the order in which it came: a hold may have been reported by itself and by the
     /// waits that it caused.
     pub fn gvl_once(&self, recording: &Recording) -> Vec<&GvlMoment> {
         let mut known = HashSet::new();

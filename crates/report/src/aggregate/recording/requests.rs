@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::{ProcessIndex, Recording};
-use crate::model::{Process, request::Request};
+use crate::model::{
+    Process,
+    request::{GcTime, Request},
+};
 
 /// A request at its time.
 #[derive(Clone, Debug)]
@@ -22,12 +25,16 @@ pub struct RequestMoment {
     pub begin_ns: u64,
     /// When the thread was done with it, if that was seen.
     pub end_ns: Option<u64>,
+    /// How long its last bytes had waited for the thread, nanoseconds, if that is known.
+    pub queue_ns: Option<u64>,
     /// Until the first bytes of the response, nanoseconds.
     pub first_byte_ns: Option<u64>,
-    /// GC cycles that it started.
-    pub gcs: u32,
-    /// GC pauses of its thread meanwhile, nanoseconds.
-    pub gc_ns: u64,
+    /// GC cycles that it started, if that is known.
+    pub gcs: Option<u32>,
+    /// GC pauses of its thread meanwhile, nanoseconds, if that is known.
+    pub gc_ns: Option<u64>,
+    /// GC pauses of other threads of its process meanwhile, if they are known.
+    pub gc_other: Option<GcTime>,
 }
 
 impl RequestMoment {
@@ -43,10 +50,16 @@ impl RequestMoment {
 impl Recording {
     /// A request has been served.
     pub(super) fn request(&mut self, process: &Process, request: &Request) {
+        let endpoint = self.request_ended(request.id, request.endpoint());
         if self.timeline.is_none() || !self.admits(request.begin_ns) {
             return;
         }
         let end_ns = request.end_ns.unwrap_or(request.begin_ns);
+        let dropped = self.filter.drops_tid(process.pid, request.tid);
+        let dropped = dropped.or_else(|| self.filter.drops_endpoint(Some(self.endpoints.name(endpoint))));
+        if !self.filter.account.others.keeps(dropped, end_ns.saturating_sub(request.begin_ns)) {
+            return;
+        }
         self.heard(process, request.begin_ns);
         self.heard(process, end_ns);
         let index = self.process_index(process, request.begin_ns);
@@ -68,9 +81,11 @@ impl Recording {
             status: request.status,
             begin_ns: request.begin_ns,
             end_ns: request.end_ns,
+            queue_ns: request.queue_ns,
             first_byte_ns: request.first_byte_ns,
             gcs: request.gcs,
             gc_ns: request.gc_ns,
+            gc_other: request.gc_other,
         });
     }
 }

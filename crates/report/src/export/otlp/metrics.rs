@@ -27,7 +27,7 @@ use crate::{
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-struct Told {
+struct MetricsSnapshot {
     services: Vec<(Service, Gauges)>,
     ledger: Ledger,
     clock: WallClock,
@@ -36,15 +36,15 @@ struct Told {
     now_ns: u64,
 }
 
-/// Metrics of some of the services of a moment; those of gctrace itself count as one more, the last.
+/// Metrics of some services at one time; gctrace itself counts as one more service, the last.
 pub(super) struct Metrics {
-    told: Arc<Told>,
+    told: Arc<MetricsSnapshot>,
     from: usize,
     to: usize,
 }
 
 impl Metrics {
-    /// Of all services.
+    /// Metrics of all services.
     pub(super) fn new(
         services: &Services,
         ledger: Ledger,
@@ -56,7 +56,11 @@ impl Metrics {
         let services: Vec<_> =
             services.iter().map(|(_, service, gauges)| (service.clone(), gauges)).collect();
         let to = services.len() + 1;
-        Self { told: Arc::new(Told { services, ledger, clock, own_pid, began_ns, now_ns }), from: 0, to }
+        Self {
+            told: Arc::new(MetricsSnapshot { services, ledger, clock, own_pid, began_ns, now_ns }),
+            from: 0,
+            to,
+        }
     }
 }
 
@@ -97,7 +101,7 @@ impl Payload for Metrics {
     }
 }
 
-impl Told {
+impl MetricsSnapshot {
     fn times(&self, since_ns: u64) -> (u64, u64) {
         let epoch = |ns| u64::try_from(self.clock.epoch_nanos(ns)).unwrap_or_default();
         (epoch(since_ns), epoch(self.now_ns))
@@ -250,7 +254,7 @@ mod tests {
         sent.resource_metrics.into_iter().next().unwrap().scope_metrics.into_iter().next().unwrap().metrics
     }
 
-    /// Requests have the attributes of the conventions; where there are none, there is no metric of them.
+    /// Requests have the attributes of the conventions; a service without requests has no request metrics.
     #[test]
     fn requests() {
         let mut services = Services::new(false);

@@ -26,6 +26,8 @@ mod metrics;
 mod profiles;
 
 pub(super) use profiles::make as profiles;
+#[cfg(test)]
+pub(super) use profiles::tests::read as sent_profiles;
 
 /// The semantic conventions whose names are used.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
@@ -46,7 +48,7 @@ fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
-/// What metrics and profiles are of. A process's own attributes come first, and none comes twice.
+/// The resource of metrics and profiles. A process's own attributes come first, and no attribute comes twice.
 fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid: Option<u32>) -> Resource {
     let mut attributes = vec![text("service.name", origin.service.as_str())];
     let mut put = |attribute: KeyValue| {
@@ -83,7 +85,7 @@ pub(super) struct OtlpMetrics {
     uploader: Rc<Uploader>,
     interval: Duration,
     clock: WallClock,
-    /// gctrace's own pid, as the host has it.
+    /// gctrace's own pid in the host's namespace.
     own_pid: u32,
     /// When counting began.
     began_ns: Option<u64>,
@@ -153,7 +155,7 @@ impl Exporter for OtlpMetrics {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), ExportError> {
+    fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         if self.began_ns.is_some() && self.last.elapsed() >= self.interval {
             self.hand_over();
         }

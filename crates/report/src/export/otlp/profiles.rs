@@ -31,7 +31,7 @@ use crate::{
     model::stack::{Frame, FrameKind, GcActivity, ThreadState, gc_name},
 };
 
-/// What the values of a profile are.
+/// Kinds of values of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// CPU time of samples.
@@ -44,9 +44,14 @@ enum Kind {
     GcPauses,
     /// Time in long waits for the GVL, measured.
     Gvl,
+    /// Slots handed out for objects, counted.
+    AllocObjects,
+    /// Their bytes.
+    AllocSpace,
 }
 
-const KINDS: [Kind; 5] = [Kind::Cpu, Kind::Wall, Kind::Gc, Kind::GcPauses, Kind::Gvl];
+const KINDS: [Kind; 7] =
+    [Kind::Cpu, Kind::Wall, Kind::Gc, Kind::GcPauses, Kind::Gvl, Kind::AllocObjects, Kind::AllocSpace];
 
 impl Kind {
     fn name(self) -> (&'static str, &'static str) {
@@ -56,6 +61,8 @@ impl Kind {
             Self::Gc => ("gc", "nanoseconds"),
             Self::GcPauses => ("gc_pauses", "count"),
             Self::Gvl => ("gvl_wait", "nanoseconds"),
+            Self::AllocObjects => ("alloc_objects", "count"),
+            Self::AllocSpace => ("alloc_space", "bytes"),
         }
     }
 }
@@ -116,7 +123,7 @@ impl Payload for Profiles {
     }
 }
 
-/// A table whose entries are there once.
+/// A table of unique entries.
 struct Table<T> {
     entries: Vec<T>,
     known: HashMap<T, i32>,
@@ -147,11 +154,11 @@ struct Attribute {
 
 /// A location: a line in a function, in a mapping, at an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Place {
+struct LocationRow {
     mapping: i32,
     address: u64,
     line: Line,
-    /// Of the attribute that says what kind of frame it is.
+    /// Index of the attribute that says what kind of frame it is.
     kind: i32,
 }
 
@@ -159,14 +166,14 @@ struct Builder<'a> {
     window: &'a Window,
     strings: Table<String>,
     mappings: Table<Mapping>,
-    locations: Table<Place>,
+    locations: Table<LocationRow>,
     functions: Table<Function>,
     attributes: Table<Attribute>,
     stacks: Table<Stack>,
     of_frame: HashMap<FrameId, i32>,
 }
 
-/// What tells samples of a profile apart.
+/// What distinguishes samples of a profile.
 type Identity = (i32, Vec<i32>);
 
 impl<'a> Builder<'a> {
@@ -175,7 +182,7 @@ impl<'a> Builder<'a> {
             window,
             strings: Table::new(String::new()),
             mappings: Table::new(Mapping::default()),
-            locations: Table::new(Place::default()),
+            locations: Table::new(LocationRow::default()),
             functions: Table::new(Function::default()),
             attributes: Table::new(Attribute::default()),
             stacks: Table::new(Stack::default()),
@@ -207,6 +214,7 @@ impl<'a> Builder<'a> {
             Kind::Cpu | Kind::Wall => self.samples(process, kind),
             Kind::Gc | Kind::GcPauses => self.pauses(process, kind),
             Kind::Gvl => self.waits(process),
+            Kind::AllocObjects | Kind::AllocSpace => self.allocs(process, kind),
         };
         if sums.is_empty() {
             return None;
@@ -292,6 +300,27 @@ impl<'a> Builder<'a> {
         sums
     }
 
+    fn allocs(&mut self, process: ProcessIndex, kind: Kind) -> BTreeMap<Identity, u64> {
+        let recording = self.recording();
+        let mut sums = BTreeMap::new();
+        for (key, sum) in &recording.allocs {
+            let (thread, _) = recording.thread_facts(key.thread);
+            if thread.process != process || sum.slots == 0 {
+                continue;
+            }
+            let value = if kind == Kind::AllocObjects { sum.slots } else { key.bytes(sum.slots) };
+            let mut attributes = self.who(thread);
+            let number = Some(i64::from(key.slot_size));
+            attributes.push(self.attribute(Attribute {
+                key: "cruby.slot.size",
+                text: String::new(),
+                number,
+            }));
+            *sums.entry((self.stack(&[], key.node), attributes)).or_default() += value;
+        }
+        sums
+    }
+
     /// Attributes that say which thread it is.
     fn who(&mut self, thread: &Thread) -> Vec<i32> {
         let id = Attribute { key: "thread.id", number: Some(i64::from(thread.tid)), ..Attribute::default() };
@@ -308,7 +337,7 @@ impl<'a> Builder<'a> {
         self.attributes.index(attribute)
     }
 
-    /// A stack, leaf first: frames that gctrace puts in, then a path.
+    /// A stack, leaf first: frames that gctrace adds, then a path.
     fn stack(&mut self, made_up: &[&str], node: NodeId) -> i32 {
         let tree = &self.recording().tree;
         let mut location_indices: Vec<i32> = made_up.iter().map(|name| self.made_up(name)).collect();
@@ -323,7 +352,7 @@ impl<'a> Builder<'a> {
 
     fn made_up(&mut self, name: &str) -> i32 {
         let name_strindex = self.strings.index(name.to_owned());
-        self.line(Function { name_strindex, ..Function::default() }, 0, Place::default(), "ruby")
+        self.line(Function { name_strindex, ..Function::default() }, 0, LocationRow::default(), "ruby")
     }
 
     fn location(&mut self, frame: &Frame) -> i32 {
@@ -344,15 +373,15 @@ impl<'a> Builder<'a> {
             start_line: i64::from(frame.first_line),
             ..Function::default()
         };
-        let place = Place { mapping, address: frame.address, ..Place::default() };
+        let place = LocationRow { mapping, address: frame.address, ..LocationRow::default() };
         self.line(function, i64::from(frame.line), place, kind)
     }
 
     /// A location with one line in a function.
-    fn line(&mut self, function: Function, line: i64, place: Place, kind: &str) -> i32 {
+    fn line(&mut self, function: Function, line: i64, place: LocationRow, kind: &str) -> i32 {
         let line = Line { function_index: self.functions.index(function), line, column: 0 };
         let kind = self.word("profile.frame.type", kind);
-        self.locations.index(Place { line, kind, ..place })
+        self.locations.index(LocationRow { line, kind, ..place })
     }
 
     fn value_type(&mut self, name: &str, unit: &str) -> ValueType {
@@ -388,5 +417,41 @@ impl<'a> Builder<'a> {
             attribute_table,
             stack_table: self.stacks.entries,
         }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A profile that was sent, for tests.
+    pub(in crate::export) struct Sent {
+        /// Its values as `type/unit`.
+        pub(in crate::export) kind: String,
+        /// Of each sample the name of its leaf, the keys of its attributes, its value.
+        pub(in crate::export) samples: Vec<(String, Vec<String>, i64)>,
+    }
+
+    /// The profiles of the first process of a request.
+    pub(in crate::export) fn read(sent: &[u8]) -> Vec<Sent> {
+        let sent = ExportProfilesServiceRequest::decode(sent).unwrap();
+        let tables = sent.dictionary.unwrap();
+        let text = |at: i32| tables.string_table[at as usize].clone();
+        let of_sample = |sample: &Sample| {
+            let leaf = tables.stack_table[sample.stack_index as usize].location_indices[0];
+            let function = tables.location_table[leaf as usize].lines[0].function_index;
+            let name = text(tables.function_table[function as usize].name_strindex);
+            let keys = sample.attribute_indices.iter();
+            let keys = keys.map(|at| text(tables.attribute_table[*at as usize].key_strindex));
+            (name, keys.collect(), sample.values[0])
+        };
+        let of_profile = |profile: &Profile| {
+            let kind = profile.sample_type.unwrap();
+            Sent {
+                kind: format!("{}/{}", text(kind.type_strindex), text(kind.unit_strindex)),
+                samples: profile.samples.iter().map(of_sample).collect(),
+            }
+        };
+        sent.resource_profiles[0].scope_profiles[0].profiles.iter().map(of_profile).collect()
     }
 }

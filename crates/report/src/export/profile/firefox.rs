@@ -1,7 +1,12 @@
 //! The Firefox Profiler's processed format (<https://profiler.firefox.com>), version 55 of it: samples of each thread with
-//! categories and CPU time, GC cycles and pauses as markers, memory as a counter.
+//! categories and CPU time, GC cycles and pauses as markers, memory as a counter and as markers that are drawn, allocation as the
+//! format's own table.
 //!
-//! Weights are milliseconds (`tracing-ms`) of the time that a sample stands for; `threadCPUDelta` is nanoseconds.
+//! Weights are milliseconds (`tracing-ms`) of the time that a sample represents; `threadCPUDelta` is nanoseconds.
+//!
+//! `fxprof-processed-profile` 0.8.1 writes the same version, and was tried: its functions have no file and no line (`func_table.rs`
+//! writes null), weights are whole numbers (`i32`), CPU time is cut to microseconds, `meta.extra` cannot be set, and all threads' tables
+//! are in memory at once.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -14,20 +19,22 @@ use serde_json::{Value, json};
 
 use super::{Context, by_thread, label};
 use crate::aggregate::recording::{
-    CycleMoment, GvlMoment, MemoryMoment, Moment, ProcessIndex, Recording, RequestMoment, Timeline,
-    WorkMoment,
+    AllocInterval, AllocMoment, CycleMoment, GvlMoment, MemoryMoment, Moment, ProcessIndex, Recording,
+    RequestMoment, Timeline, WorkMoment,
 };
 
 mod markers;
+mod memory;
 mod tables;
 
+use memory::Allocations;
 use tables::{Samples, Tables};
 
 /// The version of the format that is written; viewers bring older ones up to date.
 const VERSION: u32 = 55;
 
 /// Categories of frames and markers, in the order of their numbers, with their colours.
-const CATEGORIES: [(&str, &str); 11] = [
+const CATEGORIES: [(&str, &str); 12] = [
     ("Idle", "transparent"),
     ("Other", "grey"),
     ("Ruby", "red"),
@@ -39,6 +46,7 @@ const CATEGORIES: [(&str, &str); 11] = [
     ("Missing frames", "darkgrey"),
     ("GVL", "magenta"),
     ("Request", "green"),
+    ("Memory", "brown"),
 ];
 
 /// Numbers of [`CATEGORIES`].
@@ -54,6 +62,7 @@ enum Category {
     Missing = 8,
     Gvl = 9,
     Request = 10,
+    Memory = 11,
 }
 
 impl Serialize for Category {
@@ -105,6 +114,10 @@ struct ThreadParts<'a> {
     work: Vec<&'a WorkMoment>,
     gvl: Vec<&'a GvlMoment>,
     requests: Vec<&'a RequestMoment>,
+    allocs: Vec<&'a AllocMoment>,
+    /// What is of the process, and is shown on its main thread.
+    memory: Vec<&'a MemoryMoment>,
+    allocated: Vec<&'a AllocInterval>,
 }
 
 /// Threads are turned into tables one after another, while they are written.
@@ -113,7 +126,7 @@ struct Threads<'a> {
     threads: &'a [ThreadParts<'a>],
 }
 
-/// What all parts of the file look at.
+/// What all parts of the file use.
 #[derive(Clone, Copy)]
 struct View<'a> {
     recording: &'a Recording,
@@ -144,6 +157,8 @@ struct Thread<'a> {
     pid: String,
     tid: String,
     samples: Samples,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    native_allocations: Option<Allocations>,
     markers: markers::Markers,
     #[serde(flatten)]
     tables: Tables<'a>,
@@ -164,11 +179,13 @@ fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
     let mut tables = Tables::new(&view.recording.tree);
     let markers = markers::of(view, &mut tables, parts);
     let samples = Samples::of(view, &mut tables, &parts.samples);
-    // A thread is called what it was called last: names are given after it starts.
+    let native_allocations = Allocations::of(view, &mut tables, &parts.allocs);
+    // A thread has its last name: names are given after it starts.
     let last = parts.samples.last().map(|sample| sample.key.thread);
     let last =
         last.or(parts.cycles.last().map(|cycle| cycle.thread)).or(parts.work.last().map(|work| work.thread));
     let last = last.or(parts.gvl.last().map(|gvl| gvl.thread));
+    let last = last.or(parts.allocs.last().map(|alloc| alloc.key.thread));
     let name = last.map(|thread| &*view.recording.threads[thread as usize].name);
     let name = match name {
         Some(name) => name.to_owned(),
@@ -189,6 +206,7 @@ fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
         pid: parts.pid.clone(),
         tid: parts.tid_text.clone(),
         samples,
+        native_allocations,
         markers,
         tables,
     }
@@ -205,7 +223,7 @@ pub(super) fn write(
     let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
     let view = View { recording, began_ns: context.began_ns };
     let threads = threads(recording, timeline);
-    let left_out = timeline.samples_left_out + timeline.events_left_out;
+    let left_out = timeline.samples_left_out + timeline.allocs_left_out + timeline.events_left_out;
     let profile = Profile {
         meta: meta(recording, context, timeline),
         libs: [],
@@ -250,8 +268,10 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
     keys.extend(timeline.work.iter().map(|work| key(work.thread)));
     keys.extend(timeline.gvl.iter().map(|gvl| key(gvl.thread)));
     keys.extend(timeline.requests.iter().map(|request| (request.process, request.tid)));
-    let processes: BTreeSet<ProcessIndex> =
-        keys.iter().map(|key| key.0).chain(timeline.memory.iter().map(|memory| memory.process)).collect();
+    keys.extend(timeline.allocs.iter().map(|alloc| key(alloc.key.thread)));
+    let memory = timeline.memory.iter().map(|memory| memory.process);
+    let memory = memory.chain(timeline.allocated.iter().map(|allocated| allocated.process));
+    let processes: BTreeSet<ProcessIndex> = keys.iter().map(|key| key.0).chain(memory).collect();
     keys.extend(processes.into_iter().map(|process| (process, recording.processes[process].pid)));
 
     let mut pids = Unique::default();
@@ -275,6 +295,9 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
             work: Vec::new(),
             gvl: Vec::new(),
             requests: Vec::new(),
+            allocs: Vec::new(),
+            memory: Vec::new(),
+            allocated: Vec::new(),
         })
         .collect();
     threads.sort_by_key(|parts| (parts.process, parts.tid != recording.processes[parts.process].pid));
@@ -292,23 +315,34 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
     for request in &timeline.requests {
         threads[place[&(request.process, request.tid)]].requests.push(request);
     }
+    for alloc in &timeline.allocs {
+        threads[place[&key(alloc.key.thread)]].allocs.push(alloc);
+    }
+    let main = |process: ProcessIndex| place[&(process, recording.processes[process].pid)];
+    for memory in &timeline.memory {
+        threads[main(memory.process)].memory.push(memory);
+    }
+    for allocated in &timeline.allocated {
+        threads[main(allocated.process)].allocated.push(allocated);
+    }
     threads
 }
 
 fn counters<'a>(view: View<'_>, timeline: &Timeline, threads: &[ThreadParts<'_>]) -> Vec<Counter<'a>> {
-    let mut memory: Vec<&MemoryMoment> =
-        timeline.memory.iter().filter(|memory| memory.ts_ns >= view.began_ns).collect();
-    memory.sort_by_key(|memory| (memory.process, memory.ts_ns));
+    let known = timeline.memory.iter().filter(|memory| memory.ts_ns >= view.began_ns);
+    let mut memory: Vec<(ProcessIndex, u64, u64)> =
+        known.filter_map(|memory| Some((memory.process, memory.ts_ns, memory.rss?))).collect();
+    memory.sort_unstable();
     memory
-        .chunk_by(|a, b| a.process == b.process)
+        .chunk_by(|a, b| a.0 == b.0)
         .filter_map(|points| {
-            let process = points.first()?.process;
+            let process = points.first()?.0;
             let mut samples = CounterSamples { length: points.len(), ..CounterSamples::default() };
             let mut last = 0;
-            for point in points {
-                samples.time.push(view.ms(point.ts_ns));
-                samples.count.push(point.rss as i64 - last);
-                last = point.rss as i64;
+            for &(_, ts_ns, rss) in points {
+                samples.time.push(view.ms(ts_ns));
+                samples.count.push(rss as i64 - last);
+                last = rss as i64;
             }
             let main_thread_index = threads.iter().position(|parts| parts.process == process)?;
             Some(Counter {
@@ -334,6 +368,7 @@ fn meta(recording: &Recording, context: &Context<'_>, timeline: &Timeline) -> Va
     let mut entries = vec![entry("Ruby", rubies.join(", ")), entry("Run summary", context.ledger.summary())];
     for (what, n) in [
         ("Later samples left out", timeline.samples_left_out),
+        ("Later stacks of allocation left out", timeline.allocs_left_out),
         ("Later events left out", timeline.events_left_out),
         ("Samples without stack (too many different ones)", recording.merged),
     ] {

@@ -2,7 +2,10 @@
 
 use std::io::{self, Write};
 
+mod differential;
 mod legend;
+
+pub(in crate::export) use differential::{Comparable, write as differential};
 
 use inferno::flamegraph::{
     self, Options, TextTruncateDirection,
@@ -10,13 +13,15 @@ use inferno::flamegraph::{
 };
 
 use super::{
-    Context, label,
-    label_tree::{Class, Grouping, LabelTree, Rows},
+    Context, Graph, Measure, label,
+    label_tree::{Class, LabelTree, Rows},
+    measure::Entry,
 };
 use crate::{
-    aggregate::recording::Recording,
+    aggregate::recording::{AllocCount, AllocKey, Recording},
     ledger::without_stack,
     model::stack::{FrameKind, ThreadState},
+    words::{file_size, plural},
 };
 
 /// Paths with less than this part of all time would be drawn narrower than a third of a pixel.
@@ -25,19 +30,19 @@ const MIN_PART: f64 = 0.0002;
 /// Writes it.
 pub(super) fn write(
     recording: &Recording,
-    grouping: Grouping,
+    graph: Graph,
     context: &Context<'_>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let mut tree = LabelTree::of(recording, grouping, Rows::Telling);
-    let total_ns = tree.total_ns();
-    if total_ns == 0 {
-        return out.write_all(EMPTY.as_bytes());
+    let mut tree = LabelTree::of(recording, graph, Rows::Telling);
+    let total = tree.total();
+    if total == 0 {
+        return out.write_all(empty(graph.of, context).as_bytes());
     }
-    tree.prune((total_ns as f64 * MIN_PART) as u64);
+    tree.prune((total as f64 * MIN_PART) as u64);
     let mut lines = Vec::new();
-    tree.visit(|path, ns| {
-        lines.push(format!("{path} {ns}"));
+    tree.visit(|path, weight| {
+        lines.push(format!("{path} {weight}"));
         Ok::<_, io::Error>(())
     })?;
     let mut palette = PaletteMap::default();
@@ -52,13 +57,14 @@ pub(super) fn write(
     palette.insert("", Color { r: 235, g: 235, b: 235 });
     let mut options = Options::default();
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 255, g: 255, b: 255 }));
-    // What a method is called comes before where it is.
+    // A label begins with the method's name; its place comes after it.
     options.text_truncate_direction = TextTruncateDirection::Right;
-    options.title = title(recording);
-    options.subtitle = Some(subtitle(recording, context));
+    options.title = title(recording, graph.of);
+    options.subtitle = Some(subtitle(recording, graph.of, context));
     options.palette_map = Some(&mut palette);
-    "ms".clone_into(&mut options.count_name);
-    options.factor = 1e-6;
+    let (unit, factor) = graph.of.unit();
+    unit.clone_into(&mut options.count_name);
+    options.factor = factor;
     options.min_width = MIN_PART * 100.0;
     "Frame:".clone_into(&mut options.name_type);
     options.notes = context.account();
@@ -68,16 +74,28 @@ pub(super) fn write(
     out.write_all(legend::added(&svg, &classes).as_bytes())
 }
 
-const EMPTY: &str = r#"<?xml version="1.0" standalone="no"?>
-<svg version="1.1" width="640" height="80" xmlns="http://www.w3.org/2000/svg">
-<text x="20" y="46" font-family="sans-serif" font-size="16">gctrace took no samples in this run.</text>
-</svg>
-"#;
+/// A picture that says that there is nothing to show.
+fn empty(of: Measure, context: &Context<'_>) -> String {
+    let filters =
+        if context.filtered.is_some() { " Filters may have dropped samples or events." } else { "" };
+    picture(&format!("{}{filters}", of.nothing()))
+}
 
-fn title(recording: &Recording) -> String {
-    let what = if recording.has_wall() { "Wall time" } else { "CPU time" };
-    let mut processes: Vec<usize> =
-        recording.samples.keys().map(|key| recording.threads[key.thread as usize].process).collect();
+/// A picture of a sentence.
+fn picture(sentence: &str) -> String {
+    format!(
+        r#"<?xml version="1.0" standalone="no"?>
+<svg version="1.1" width="640" height="80" xmlns="http://www.w3.org/2000/svg">
+<text x="20" y="46" font-family="sans-serif" font-size="16">{sentence}</text>
+</svg>
+"#
+    )
+}
+
+fn title(recording: &Recording, of: Measure) -> String {
+    let what = of.title();
+    let process = |entry: &Entry| recording.threads[entry.thread as usize].process;
+    let mut processes: Vec<usize> = of.entries(recording).iter().map(process).collect();
     processes.sort_unstable();
     processes.dedup();
     match processes.as_slice() {
@@ -90,26 +108,54 @@ fn title(recording: &Recording) -> String {
     }
 }
 
-fn subtitle(recording: &Recording, context: &Context<'_>) -> String {
-    let (mut samples, mut waits) = (0, 0);
-    for (key, sum) in &recording.samples {
-        if key.state == ThreadState::Running {
-            samples += sum.samples;
-            continue;
-        }
-        waits += sum.samples;
-    }
+fn subtitle(recording: &Recording, of: Measure, context: &Context<'_>) -> String {
     let seconds = context.ended_ns.saturating_sub(context.began_ns) as f64 / 1e9;
-    let rate = recording.period_ns.map_or_else(String::new, |ns| format!(" at {:.0} Hz", 1e9 / ns as f64));
-    let mut parts = vec![format!("{seconds:.1} s of recording"), format!("{samples} CPU samples{rate}")];
-    if waits > 0 {
-        parts.push(format!("{waits} times off the CPU"));
+    let mut parts = vec![format!("{seconds:.1} s of recording")];
+    match of {
+        Measure::Cpu | Measure::Wall => parts.extend(samples(recording, of, context)),
+        Measure::Gc => {
+            let pauses: u64 = recording.pauses.values().map(|sum| sum.pauses).sum();
+            parts.push(format!("{}, measured", plural(pauses, "pause")));
+        }
+        Measure::Alloc => {
+            let sum = |of: fn(&AllocKey, &AllocCount) -> u64| -> u64 {
+                recording.allocs.iter().map(|(key, sum)| of(key, sum)).sum()
+            };
+            let (slots, stacks) = (sum(|_, sum| sum.slots), sum(|_, sum| sum.stacks));
+            parts.push(format!(
+                "{} in {}, measured",
+                plural(slots, "slot"),
+                file_size(sum(|key, sum| key.bytes(sum.slots)))
+            ));
+            parts.push(format!("by {}", plural(stacks, "stack")));
+        }
+        Measure::GvlWait => {
+            let single: u64 = recording.gvl_waits.values().map(|times| times.count).sum();
+            let others: u64 = recording.gvl_threads.values().map(|facts| facts.untold().0).sum();
+            parts.push(format!("{}, measured", plural(single + others, "wait")));
+        }
     }
-    parts.extend(without_stack(&context.ledger.user));
+    parts.extend(context.filtered.clone());
+    parts.join(" · ")
+}
+
+/// What a graph of samples is made of.
+fn samples(recording: &Recording, of: Measure, context: &Context<'_>) -> Vec<String> {
+    let count = |running| -> u64 {
+        let of_state =
+            recording.samples.iter().filter(|(key, _)| (key.state == ThreadState::Running) == running);
+        of_state.map(|(_, sum)| sum.samples).sum()
+    };
+    let rate = recording.period_ns.map_or_else(String::new, |ns| format!(" at {:.0} Hz", 1e9 / ns as f64));
+    let mut parts = vec![format!("{} CPU samples{rate}", count(true))];
+    if of == Measure::Wall {
+        parts.push(format!("{} times off the CPU", count(false)));
+        parts.extend(without_stack(&context.ledger.user.stacks));
+    }
     if recording.merged > 0 {
         parts.push(format!("{} samples without a stack: too many different ones", recording.merged));
     }
-    parts.join(" · ")
+    parts
 }
 
 /// A colour by kind, its shade by name, so that it is the same in every graph.
@@ -133,6 +179,7 @@ fn shade(class: Class, of: impl Fn(u8) -> u8) -> Color {
         Class::Frame(FrameKind::Kernel) => ([120, 125, 150], [25, 25, 30]),
         Class::Frame(FrameKind::Vm) => ([150, 100, 190], [35, 30, 40]),
         Class::Frame(FrameKind::Missing) => ([170, 170, 170], [20, 20, 20]),
+        Class::GvlWait => ([225, 150, 170], [20, 20, 20]),
         Class::Off(ThreadState::Runnable) => ([236, 226, 140], [10, 10, 10]),
         Class::Off(_) => ([205, 215, 225], [10, 10, 10]),
         Class::Group => ([225, 205, 175], [10, 12, 12]),

@@ -36,7 +36,7 @@ impl<W: Write> Exporter for Hottest<W> {
     }
 }
 
-/// A method, or what stands for time that no method has.
+/// A method, or time outside of all methods.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Method {
     Of { name: Arc<str>, file: Option<Arc<str>>, line: u32 },
@@ -65,6 +65,30 @@ impl Method {
             Self::Of { name, .. } => label::text(name),
         }
     }
+}
+
+/// A method with its CPU time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HotMethod {
+    /// Its name and place.
+    pub text: String,
+    /// With it on top, nanoseconds.
+    pub self_ns: u64,
+    /// With it anywhere on the stack, nanoseconds.
+    pub total_ns: u64,
+}
+
+/// The hottest methods of all processes together, at most so many, and how many more there are.
+pub(super) fn of_all(recording: &Recording, most: usize) -> (Vec<HotMethod>, usize) {
+    let running = |(key, sum): &(&SampleKey, &SampleSum)| key.state == ThreadState::Running && sum.cpu_ns > 0;
+    let samples: Vec<_> = recording.samples.iter().filter(running).collect();
+    let methods = methods(recording, &samples);
+    let hot = |(method, time): &(Method, Time)| HotMethod {
+        text: method.text(),
+        self_ns: time.self_ns,
+        total_ns: time.total_ns,
+    };
+    (methods.iter().take(most).map(hot).collect(), methods.len().saturating_sub(most))
 }
 
 #[derive(Clone, Copy, Default)]
@@ -111,7 +135,7 @@ fn print(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Methods with their time, the one with the most time of its own first. A method that is on a stack several times counts
+/// Methods with their time, the one with the most self time first. A method that is on a stack several times counts
 /// once.
 fn methods(recording: &Recording, samples: &[(&SampleKey, &SampleSum)]) -> Vec<(Method, Time)> {
     // Methods by number, so that a sample costs no more than its depth.

@@ -10,7 +10,7 @@ use crate::{
     model::stack::{Frame, FrameKind, ThreadState},
 };
 
-/// What a frame is called where methods are told apart, and the lines inside of one are not: `Foo#bar (app.rb:12)` with
+/// The name of a frame where methods are distinguished, but not the lines inside of one: `Foo#bar (app.rb:12)` with
 /// the line at which it begins; kernel functions carry the customary `_[k]`.
 pub(super) fn method(frame: &Frame) -> String {
     let name = text(&frame.name);
@@ -21,6 +21,14 @@ pub(super) fn method(frame: &Frame) -> String {
         (FrameKind::Ruby, Some(file)) => format!("{name} ({})", text(base_name(file))),
         (FrameKind::Kernel, _) => format!("{name}_[k]"),
         _ => name,
+    }
+}
+
+/// The same without the line: `Foo#bar (app.rb)`.
+pub(super) fn without_line(frame: &Frame) -> String {
+    match (frame.kind, &frame.file) {
+        (FrameKind::Ruby, Some(file)) => format!("{} ({})", text(&frame.name), text(base_name(file))),
+        _ => method(frame),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{label, rows};
+use super::{Graph, label, measure::Entry, rows};
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
@@ -11,7 +11,7 @@ use crate::{
     model::stack::{Frame, FrameKind, ThreadState},
 };
 
-/// What stands at the root of each stack.
+/// What is at the root of each stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Grouping {
     /// The process.
@@ -19,20 +19,24 @@ pub enum Grouping {
     Process,
     /// The process, then the name of the thread.
     Thread,
+    /// The endpoint of the request that the thread served: all processes together.
+    Endpoint,
     /// Nothing: all processes together.
     None,
 }
 
-/// Which frames there are.
+/// Which frames a tree has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
     /// Every one.
     All,
-    /// Those that say something, for a picture (see [`rows`]).
+    /// Those that carry information, for a picture (see [`rows`]).
     Telling,
+    /// The same without lines, which move from one version of a program to the next.
+    Comparable,
 }
 
-/// What a label stands for, for its colour.
+/// What a label represents, for its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A process or thread.
@@ -41,6 +45,8 @@ pub(super) enum Class {
     Frame(FrameKind),
     /// Not running.
     Off(ThreadState),
+    /// Waiting for the GVL.
+    GvlWait,
 }
 
 /// A node: a label below another node.
@@ -48,11 +54,11 @@ pub(super) enum Class {
 struct Node {
     parent: u32,
     label: u32,
-    /// Time at which this was the leaf, nanoseconds.
-    self_ns: u64,
+    /// Weight with which this was the leaf, in the unit of the measure.
+    own: u64,
 }
 
-/// Labelled call paths with their time.
+/// Labelled call paths with their weight.
 pub(super) struct LabelTree {
     labels: Vec<(String, Class)>,
     by_label: HashMap<String, u32>,
@@ -63,31 +69,39 @@ pub(super) struct LabelTree {
 const ROOT: u32 = 0;
 
 impl LabelTree {
-    /// The samples of a recording.
-    pub(super) fn of(recording: &Recording, grouping: Grouping, shown: Rows) -> Self {
+    /// What a graph shows of a recording.
+    pub(super) fn of(recording: &Recording, graph: Graph, shown: Rows) -> Self {
+        let Graph { grouping, of } = graph;
         let mut tree = Self {
             labels: Vec::new(),
             by_label: HashMap::new(),
-            nodes: vec![Node { parent: ROOT, label: 0, self_ns: 0 }],
+            nodes: vec![Node { parent: ROOT, label: 0, own: 0 }],
             children: HashMap::new(),
         };
         let mut frame_labels: Vec<Option<u32>> = vec![None; recording.tree.frames().count()];
         let mut known: HashMap<(u32, NodeId), u32> = HashMap::new();
-        for (key, sum) in &recording.samples {
-            let (thread, process) = recording.thread_facts(key.thread);
+        for Entry { thread, node, endpoint, state, rows, weight } in of.entries(recording) {
+            let (thread, process) = recording.thread_facts(thread);
+            let endpoint = || match endpoint {
+                Some(index) => label::text(recording.endpoint(index)),
+                None => "(no request)".to_owned(),
+            };
+            let groups = match grouping {
+                Grouping::None => vec![],
+                Grouping::Process => vec![label::process(process)],
+                Grouping::Thread => vec![label::process(process), label::text(&thread.name)],
+                Grouping::Endpoint => vec![endpoint()],
+            };
             let mut group = ROOT;
-            if grouping != Grouping::None {
-                group = tree.child_called(group, &label::process(process), Class::Group);
-            }
-            if grouping == Grouping::Thread {
-                group = tree.child_called(group, &label::text(&thread.name), Class::Group);
+            for name in groups {
+                group = tree.child_called(group, &name, Class::Group);
             }
             // Up to the nearest caller that is known, then down again.
             let mut way: Vec<(NodeId, FrameId)> = Vec::new();
             let mut at = group;
-            let mut path = recording.tree.path(key.node).peekable();
+            let mut path = recording.tree.path(node).peekable();
             let mut kernel: Vec<&Frame> = Vec::new();
-            while shown == Rows::Telling
+            while shown != Rows::All
                 && let Some((_, frame)) =
                     path.next_if(|(_, frame)| recording.tree.frame(*frame).kind == FrameKind::Kernel)
             {
@@ -102,9 +116,10 @@ impl LabelTree {
             }
             for &(node, frame) in way.iter().rev() {
                 let of = recording.tree.frame(frame);
-                let unnamed = if shown == Rows::Telling { rows::unnamed(of) } else { None };
+                let unnamed = if shown == Rows::All { None } else { rows::unnamed(of) };
                 let label = frame_labels[frame.index()].unwrap_or_else(|| {
-                    let name = unnamed.clone().unwrap_or_else(|| label::method(of));
+                    let named = if shown == Rows::Comparable { label::without_line } else { label::method };
+                    let name = unnamed.clone().unwrap_or_else(|| named(of));
                     tree.label(&name, Class::Frame(of.kind))
                 });
                 frame_labels[frame.index()] = Some(label);
@@ -114,13 +129,13 @@ impl LabelTree {
                 }
                 known.insert((group, node), at);
             }
-            for row in rows::kernel(&kernel, key.state) {
+            for row in rows::kernel(&kernel, state) {
                 at = tree.child_called(at, &row, Class::Frame(FrameKind::Kernel));
             }
-            if let Some(state) = label::state(key.state) {
-                at = tree.child_called(at, state, Class::Off(key.state));
+            for (name, class) in rows {
+                at = tree.child_called(at, &name, class);
             }
-            tree.nodes[at as usize].self_ns += sum.time_ns(key.state);
+            tree.nodes[at as usize].own += weight;
         }
         tree
     }
@@ -144,14 +159,14 @@ impl LabelTree {
     fn child(&mut self, parent: u32, label: u32) -> u32 {
         let nodes = &mut self.nodes;
         *self.children.entry((parent, label)).or_insert_with(|| {
-            nodes.push(Node { parent, label, self_ns: 0 });
+            nodes.push(Node { parent, label, own: 0 });
             nodes.len() as u32 - 1
         })
     }
 
-    /// All time, nanoseconds.
-    pub(super) fn total_ns(&self) -> u64 {
-        self.nodes.iter().map(|node| node.self_ns).sum()
+    /// All weight.
+    pub(super) fn total(&self) -> u64 {
+        self.nodes.iter().map(|node| node.own).sum()
     }
 
     /// The labels.
@@ -159,23 +174,23 @@ impl LabelTree {
         self.labels.iter().map(|(name, class)| (name.as_str(), *class))
     }
 
-    /// Gives the time of every path that has less than `min_ns` in all to its caller, if it has one, so that few paths
+    /// Gives the weight of every path that has less than `least` in all to its caller, if it has one, so that few paths
     /// remain. Sums stay.
-    pub(super) fn prune(&mut self, min_ns: u64) {
+    pub(super) fn prune(&mut self, least: u64) {
         // A node comes after its parent, so going backwards all children are done before.
-        let mut totals: Vec<u64> = self.nodes.iter().map(|node| node.self_ns).collect();
+        let mut totals: Vec<u64> = self.nodes.iter().map(|node| node.own).collect();
         for at in (1..self.nodes.len()).rev() {
-            let Node { parent, self_ns, .. } = self.nodes[at];
+            let Node { parent, own, .. } = self.nodes[at];
             totals[parent as usize] += totals[at];
-            if totals[at] < min_ns && parent != ROOT {
+            if totals[at] < least && parent != ROOT {
                 // Its own children are pruned already, so this is all of it.
-                self.nodes[at].self_ns = 0;
-                self.nodes[parent as usize].self_ns += self_ns;
+                self.nodes[at].own = 0;
+                self.nodes[parent as usize].own += own;
             }
         }
     }
 
-    /// Hands out each path that was a leaf as `root;…;leaf`, with its time, sorted.
+    /// Hands out each path that was a leaf as `root;…;leaf`, with its weight, sorted.
     pub(super) fn visit<E>(&self, mut leaf: impl FnMut(&str, u64) -> Result<(), E>) -> Result<(), E> {
         let mut children: Vec<Vec<u32>> = vec![Vec::new(); self.nodes.len()];
         for (at, node) in self.nodes.iter().enumerate().skip(1) {
@@ -196,9 +211,9 @@ impl LabelTree {
                 }
                 line.push_str(name(at));
             }
-            let self_ns = self.nodes[at as usize].self_ns;
-            if self_ns > 0 {
-                leaf(&line, self_ns)?;
+            let own = self.nodes[at as usize].own;
+            if own > 0 {
+                leaf(&line, own)?;
             }
             waiting.extend(children[at as usize].iter().map(|&child| (child, line.len())));
         }
@@ -206,7 +221,7 @@ impl LabelTree {
     }
 }
 
-/// A name that does not look like another part of a line `a;b;c 42`: no separator, no number of its own at its end, no
+/// A name that cannot be taken as another part of a line `a;b;c 42`: no separator, no number at its end, no
 /// comment.
 fn foldable(name: &str) -> String {
     let mut name = name.trim().replace(';', ":");

@@ -5,13 +5,13 @@ use std::{
     cell::RefCell,
     collections::BTreeMap,
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
     rc::Rc,
 };
 
 use super::{ExportError, Exporter, file, sink::Sink};
 use crate::{
-    aggregate::recording::{Limits, Moment, ProcessIndex, Recording},
+    aggregate::recording::{Filter, Limits, Moment, ProcessIndex, Recording},
     clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
     model::{
@@ -22,12 +22,15 @@ use crate::{
     words::file_size,
 };
 
+mod callgrind;
 mod firefox;
 mod flamegraph;
 mod folded;
 mod hottest;
+mod kept;
 pub(super) mod label;
 mod label_tree;
+mod measure;
 mod perfetto;
 pub(super) mod pprof;
 mod rows;
@@ -37,23 +40,38 @@ mod tests;
 #[cfg(test)]
 pub(super) use tests::a_sample;
 
+pub(super) use flamegraph::{Comparable, differential};
+pub use hottest::HotMethod;
+pub use kept::{Keeper, Kept};
 pub use label_tree::Grouping;
+pub use measure::Measure;
 
 /// What a file is written as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `profile.proto`, gzipped.
     Pprof,
+    /// Callgrind's.
+    Callgrind,
     /// Collapsed stacks.
-    Folded(Grouping),
+    Folded(Graph),
     /// An SVG.
-    FlameGraph(Grouping),
+    FlameGraph(Graph),
     /// speedscope's JSON.
     Speedscope,
     /// The Firefox Profiler's processed format, gzipped if the file is called `.gz`.
     Firefox,
     /// A Perfetto trace.
     Perfetto,
+}
+
+/// What a flame graph shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Graph {
+    /// What is at the root.
+    pub grouping: Grouping,
+    /// What the width of a row represents.
+    pub of: Measure,
 }
 
 impl Format {
@@ -65,6 +83,10 @@ impl Format {
     fn opened_with(self, path: &std::path::Display<'_>) -> String {
         match self {
             Self::Pprof => format!("go tool pprof -top {path}"),
+            Self::Callgrind => format!("kcachegrind {path}, or callgrind_annotate {path}"),
+            Self::Folded(Graph { of: Measure::Alloc, .. }) => {
+                "lines `root;caller;leaf BYTES`, for flame graph tools".to_owned()
+            }
             Self::Folded(_) => "lines `root;caller;leaf NANOSECONDS`, for flame graph tools".to_owned(),
             Self::FlameGraph(_) => "open it in a browser".to_owned(),
             Self::Speedscope => "open it at https://www.speedscope.app".to_owned(),
@@ -75,7 +97,20 @@ impl Format {
 
     /// Whether it shows samples.
     pub fn has_samples(self) -> bool {
-        self != Self::Perfetto
+        match self {
+            Self::Perfetto => false,
+            Self::Folded(graph) | Self::FlameGraph(graph) => graph.of.is_sampled(),
+            Self::Pprof | Self::Callgrind | Self::Speedscope | Self::Firefox => true,
+        }
+    }
+
+    /// Whether it shows under which stacks objects are allocated.
+    pub fn has_allocation(self) -> bool {
+        match self {
+            Self::Pprof | Self::Speedscope | Self::Firefox | Self::Perfetto => true,
+            Self::Callgrind => false,
+            Self::Folded(graph) | Self::FlameGraph(graph) => graph.of == Measure::Alloc,
+        }
     }
 
     /// Whether it shows what each thread does with the GVL at each time.
@@ -84,7 +119,7 @@ impl Format {
     }
 }
 
-/// What formats say beside the recording.
+/// What formats state besides the recording.
 struct Context<'a> {
     ledger: &'a Ledger,
     clock: WallClock,
@@ -94,19 +129,24 @@ struct Context<'a> {
     gvl: bool,
     /// Whether threads off their CPU are looked at.
     wall: bool,
+    /// What filters dropped, in words.
+    filtered: Option<String>,
 }
 
 impl Context<'_> {
-    /// What was counted, lost included, in one line.
+    /// What was counted, lost and filtered included, in one line.
     fn account(&self) -> String {
-        format!("gctrace {}: {}", super::VERSION, self.ledger.summary())
+        let filtered = self.filtered.as_ref().map_or_else(String::new, |text| format!("; {text}"));
+        format!("gctrace {}: {}{filtered}", super::VERSION, self.ledger.summary())
     }
 }
 
 /// The exporters that record and write these files, to be used together, in this order. With `hottest`, the hottest
-/// methods go there at the end. `gvl`, `wall`: whether the GVL is watched, and threads off their CPU.
+/// methods go there at the end. `gvl`, `wall`: whether the GVL is watched, and threads off their CPU. All show what the filter
+/// lets through.
 pub fn exporters(
     files: &[(PathBuf, Format)],
+    filter: &Filter,
     hottest: Option<Sink>,
     (gvl, wall): (bool, bool),
     clock: WallClock,
@@ -118,7 +158,7 @@ pub fn exporters(
         file::check_path(path)?;
     }
     let timeline = files.iter().any(|(_, format)| format.is_timeline());
-    let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default())));
+    let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default(), filter.clone())));
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Recorder { recording: recording.clone() })];
     if let Some(sink) = hottest {
         let (recording, out) = (recording.clone(), io::BufWriter::new(sink));
@@ -129,6 +169,14 @@ pub fn exporters(
         exporters.push(Box::new(Output { path, format: *format, recording, clock, gvl, wall }));
     }
     Ok(exporters)
+}
+
+/// What a recording counts.
+fn add_counts(recording: &Recording, counts: &mut UserCounts) {
+    counts.profiles.profile_samples_early += recording.early_samples;
+    counts.profiles.profile_events_early += recording.early_events;
+    counts.profiles.profile_endpoints_unknown += recording.unresolved;
+    recording.filtered().add_to(&mut counts.profiles);
 }
 
 /// Fills the recording.
@@ -155,9 +203,7 @@ impl Exporter for Recorder {
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
-        let recording = self.recording.borrow();
-        counts.profile_samples_early += recording.early_samples;
-        counts.profile_events_early += recording.early_events;
+        add_counts(&self.recording.borrow(), counts);
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
@@ -167,6 +213,15 @@ impl Exporter for Recorder {
                 "gctrace: {} samples are in the profiles without their stack: there were too many different ones",
                 recording.merged
             ));
+        }
+        if recording.unresolved > 0 {
+            crate::console::say(&format!(
+                "gctrace: {} samples and events in the profiles are of requests whose end was not seen; their endpoint is (unknown)",
+                recording.unresolved
+            ));
+        }
+        if let Some(text) = recording.filtered().text(recording.filter()) {
+            crate::console::say(&format!("gctrace: profiles: {text}"));
         }
         Ok(())
     }
@@ -187,17 +242,19 @@ impl Exporter for Output {
         let recording = self.recording.borrow();
         let Self { clock, gvl, wall, .. } = *self;
         let (began_ns, ended_ns) = recording.span(monotonic_ns());
-        let context = Context { ledger, clock, began_ns, ended_ns, gvl, wall };
+        let filtered = recording.filtered().text(recording.filter());
+        let context = Context { ledger, clock, began_ns, ended_ns, gvl, wall, filtered };
         let mut left_out = 0;
         file::write_atomically(&self.path, |out| {
-            left_out = write(self.format, &self.path, &recording, &context, out)?;
+            let gz = self.path.extension().is_some_and(|extension| extension == "gz");
+            left_out = write(self.format, gz, &recording, &context, out)?;
             Ok(())
         })
         .map_err(|source| ExportError::File { path: self.path.clone(), source })?;
         let path = self.path.display();
         let size = std::fs::metadata(&self.path)
             .map_or_else(|_| String::new(), |file| format!(" ({})", file_size(file.len())));
-        let idle = if self.format.has_samples() && recording.samples.is_empty() {
+        let idle = if self.format.has_samples() && recording.filtered().samples_seen.count == 0 {
             "; no samples: no traced thread was on a CPU (--wall shows what they wait for)"
         } else {
             ""
@@ -215,10 +272,10 @@ impl Exporter for Output {
     }
 }
 
-/// Writes a recording; returns how many samples and events it had to leave out.
+/// Writes a recording; returns how many samples and events it had to leave out. `gz`: formats that can be compressed or not are.
 fn write(
     format: Format,
-    path: &Path,
+    gz: bool,
     recording: &Recording,
     context: &Context<'_>,
     out: &mut dyn Write,
@@ -232,18 +289,17 @@ fn write(
                 began_ns,
                 ended_ns,
                 gvl: true,
+                alloc: pprof::Allocation::Too,
                 wall: context.wall,
             };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }
-        Format::Folded(grouping) => folded::write(recording, grouping, out).map(|()| 0),
-        Format::FlameGraph(grouping) => flamegraph::write(recording, grouping, context, out).map(|()| 0),
+        Format::Callgrind => callgrind::write(recording, context, out).map(|()| 0),
+        Format::Folded(graph) => folded::write(recording, graph, out).map(|()| 0),
+        Format::FlameGraph(graph) => flamegraph::write(recording, graph, context, out).map(|()| 0),
         Format::Perfetto => perfetto::write(recording, context, out),
         Format::Speedscope => speedscope::write(recording, context, out),
-        Format::Firefox => {
-            let gz = path.extension().is_some_and(|extension| extension == "gz");
-            firefox::write(recording, context, gz, out)
-        }
+        Format::Firefox => firefox::write(recording, context, gz, out),
     }
 }
 

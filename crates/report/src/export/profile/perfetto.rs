@@ -1,9 +1,10 @@
-//! A Perfetto trace (<https://ui.perfetto.dev>): for each process a track of GC cycles and its memory; for each thread one of the
-//! requests that it served, one of the GC pauses in which it stood, and one of what it did with the GVL, with an arrow from the hold of the one that held it longest
-//! to where the waiting thread got it. Threads and processes are described, so that SQL finds them in `thread` and `process`.
+//! A Perfetto trace (<https://ui.perfetto.dev>): for each process a track of GC cycles, its memory and what it allocated; for each
+//! thread one of the requests that it served, one of the GC pauses in which it was stopped, one of its stacks of allocation, and one of
+//! what it did with the GVL. An arrow leads from the hold of the thread that held the GVL longest to where the waiting thread acquired
+//! it. Threads and processes are described, so that SQL finds them in `thread` and `process`.
 //!
 //! Times are those of `CLOCK_MONOTONIC`, to the nanosecond; a snapshot of the clocks relates them to those of other traces
-//! (`CLOCK_BOOTTIME`). What was too short to be told one by one (`--gvl-threshold`) leaves a gap in a track.
+//! (`CLOCK_BOOTTIME`). Intervals too short to be reported one by one (`--gvl-threshold`) leave a gap in a track.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,15 +18,16 @@ use crate::{
     aggregate::{
         call_tree::NodeId,
         recording::{
-            CycleMoment, GvlMoment, ProcessIndex, Recording, RequestMoment, Thread, Timeline, reason_text,
+            AllocMoment, CycleMoment, GvlMoment, ProcessIndex, Recording, Thread, Timeline, reason_text,
         },
     },
-    clock::{boottime_ns, monotonic_ns},
     model::gvl::{GvlDoing, GvlGap},
     ruby::PauseKind,
 };
 
+mod memory;
 mod proto;
+mod request;
 
 use proto::TrackEvent;
 
@@ -33,10 +35,10 @@ use proto::TrackEvent;
 const SEQUENCE: u32 = 1;
 /// `SEQ_INCREMENTAL_STATE_CLEARED`: the sequence begins.
 const SEQUENCE_BEGINS: u32 = 1;
+/// `SEQ_NEEDS_INCREMENTAL_STATE`: what refers to texts that came before.
+const NEEDS_TEXTS: u32 = 2;
 /// `BUILTIN_CLOCK_REALTIME`, `_MONOTONIC`, `_BOOTTIME`.
 const CLOCKS: [u32; 3] = [1, 3, 6];
-/// `UNIT_SIZE_BYTES`.
-const BYTES: i32 = 3;
 /// Packets written in one piece.
 const PIECE: usize = 1024;
 
@@ -65,6 +67,8 @@ struct Packets<'a> {
     out: &'a mut dyn Write,
     waiting: proto::Trace,
     tracks: u64,
+    /// Numbers of stacks whose text is in the trace.
+    stacks: HashMap<NodeId, u64>,
 }
 
 impl Packets<'_> {
@@ -128,7 +132,7 @@ impl Packets<'_> {
             self.event(track, end_ns, TrackEvent::SLICE_END, TrackEvent::default())?;
             if let Some(flow) = slice.arrives {
                 let got = TrackEvent {
-                    name: Some("got the GVL".to_owned()),
+                    name: Some("acquired the GVL".to_owned()),
                     categories: vec![slice.category.to_owned()],
                     terminating_flow_ids: vec![flow],
                     ..Default::default()
@@ -153,7 +157,7 @@ fn annotation((name, note): (&'static str, Note)) -> proto::DebugAnnotation {
 pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<u64> {
     let nothing = Timeline::default();
     let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
-    let mut packets = Packets { out, waiting: proto::Trace::default(), tracks: 0 };
+    let mut packets = Packets { out, waiting: proto::Trace::default(), tracks: 0, stacks: HashMap::new() };
     head(&mut packets, context)?;
 
     if !recording.gvl_gaps.is_empty() {
@@ -169,12 +173,8 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     for (index, facts) in recording.processes.iter().enumerate() {
         let of = threads.remove(&index).unwrap_or_default();
         let cycles = cycles.remove(&index).unwrap_or_default();
-        let mut memory = timeline
-            .memory
-            .iter()
-            .filter(|memory| memory.process == index && memory.ts_ns >= context.began_ns)
-            .peekable();
-        if of.is_empty() && cycles.is_empty() && memory.peek().is_none() {
+        let memory = memory::Figures::of(timeline, index, context.began_ns);
+        if of.is_empty() && cycles.is_empty() && memory.is_empty() {
             continue;
         }
         let process = packets.track(proto::TrackDescriptor {
@@ -189,25 +189,19 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
             let track = packets.child(process, "GC cycles")?;
             packets.slices(track, cycles.iter().map(|cycle| cycle_slice(recording, cycle)).collect())?;
         }
-        if memory.peek().is_some() {
-            let track = packets.track(proto::TrackDescriptor {
-                name: Some("RSS".to_owned()),
-                parent_uuid: Some(process),
-                counter: Some(proto::CounterDescriptor { unit: Some(BYTES) }),
-                ..Default::default()
-            })?;
-            for point in memory {
-                let event =
-                    TrackEvent { counter_value: i64::try_from(point.rss).ok(), ..TrackEvent::default() };
-                packets.event(track, point.ts_ns, TrackEvent::COUNTER, event)?;
-            }
-        }
+        memory.write(&mut packets, process)?;
         // The main thread first, the others by their names.
         let mut of: Vec<(u32, ThreadTracks)> = of.into_iter().collect();
         of.sort_by(|(a, one), (b, other)| {
             (*a != facts.pid, &one.name, a).cmp(&(*b != facts.pid, &other.name, b))
         });
         for (tid, tracks) in of {
+            // To Perfetto, thread 0 is an idle CPU.
+            if tid == 0 {
+                let track = packets.child(process, &format!("allocation {}", tracks.name))?;
+                memory::stacks(&mut packets, recording, track, tracks.allocs)?;
+                continue;
+            }
             let thread = packets.track(proto::TrackDescriptor {
                 thread: Some(proto::ThreadDescriptor {
                     pid: i32::try_from(facts.pid).ok(),
@@ -224,6 +218,10 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
                 let track = packets.child(thread, "GC pauses")?;
                 packets.slices(track, tracks.pauses)?;
             }
+            if !tracks.allocs.is_empty() {
+                let track = packets.child(thread, "allocation")?;
+                memory::stacks(&mut packets, recording, track, tracks.allocs)?;
+            }
             for slices in tracks.gvl.into_values() {
                 let track = packets.child(thread, &format!("{} {tid}", tracks.name))?;
                 packets.slices(track, slices)?;
@@ -232,13 +230,13 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     }
     packets.flush()?;
     packets.out.flush()?;
-    Ok(timeline.events_left_out)
+    Ok(timeline.events_left_out + timeline.allocs_left_out)
 }
 
 /// How the clocks relate, and what the run was.
 fn head(packets: &mut Packets<'_>, context: &Context<'_>) -> io::Result<()> {
-    let (now, boottime) = (monotonic_ns(), boottime_ns());
-    let values = [u64::try_from(context.clock.epoch_nanos(now)).unwrap_or(0), now, boottime];
+    let (clock, at_ns) = (context.clock, context.ended_ns);
+    let values = [u64::try_from(clock.epoch_nanos(at_ns)).unwrap_or(0), at_ns, clock.boottime_nanos(at_ns)];
     let clocks = CLOCKS.iter().zip(values);
     let clocks = clocks.map(|(&id, ns)| proto::Clock { clock_id: Some(id), timestamp: Some(ns) }).collect();
     packets.push(proto::TracePacket {
@@ -303,7 +301,7 @@ fn cycle_slice(recording: &Recording, cycle: &CycleMoment) -> Slice {
     }
 }
 
-/// The pauses of a cycle, each with the thread that stood.
+/// The pauses of a cycle, each with the thread that was stopped.
 fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<(u32, Slice)> {
     let slices = cycle.pauses.iter().map(|pause| {
         let mut notes = cycle_notes(recording, cycle);
@@ -323,26 +321,13 @@ fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<(u32, Slice)> {
     slices.collect()
 }
 
-fn request_slice(request: &RequestMoment) -> Slice {
-    let mut notes = vec![("id", Note::Number(request.id))];
-    notes.extend(request.first_byte_ns.map(|ns| ("first_byte_ns", Note::Number(ns))));
-    notes.extend([("gcs", Note::Number(request.gcs.into())), ("gc_ns", Note::Number(request.gc_ns))]);
-    if request.end_ns.is_none() {
-        notes.push(("note", Note::Text("its end was not seen".to_owned())));
-    }
-    Slice {
-        begin_ns: request.begin_ns,
-        end_ns: request.end_ns,
-        name: label::text(&request.name()),
-        category: "request",
-        notes,
-        flows: Vec::new(),
-        arrives: None,
-    }
-}
-
 /// Ruby's frames of a stack, leaf first, one per line.
 fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'static str, Note)> {
+    let text = stack_text(recording, node);
+    (!text.is_empty()).then_some((name, Note::Text(text)))
+}
+
+fn stack_text(recording: &Recording, node: NodeId) -> String {
     let lines: Vec<String> = recording
         .tree
         .path(node)
@@ -354,7 +339,7 @@ fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'s
             }
         })
         .collect();
-    (!lines.is_empty()).then(|| (name, Note::Text(lines.join("\n"))))
+    lines.join("\n")
 }
 
 /// What is shown of a thread.
@@ -364,8 +349,10 @@ struct ThreadTracks {
     name: String,
     /// The requests that it served.
     requests: Vec<Slice>,
-    /// The pauses in which it stood.
+    /// The pauses in which it was stopped.
     pauses: Vec<Slice>,
+    /// Its stacks of allocation.
+    allocs: Vec<AllocMoment>,
     /// What it did with the GVL; of several Ruby threads that ran on it one after the other, by their numbers.
     gvl: BTreeMap<u64, Vec<Slice>>,
 }
@@ -398,7 +385,15 @@ fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
     for request in &timeline.requests {
         let tracks = threads.entry(request.process).or_default().entry(request.tid).or_default();
         tracks.name_it(recording, request.process, request.tid);
-        tracks.requests.push(request_slice(request));
+        tracks.requests.push(request::slice(request));
+    }
+    for alloc in &timeline.allocs {
+        let (thread, _) = recording.thread_facts(alloc.key.thread);
+        let tracks = threads.entry(thread.process).or_default().entry(thread.tid).or_default();
+        if tracks.name.is_empty() {
+            tracks.name = label::text(&thread.name);
+        }
+        tracks.allocs.push(*alloc);
     }
     gvl(recording, timeline, &mut threads);
     threads
@@ -450,7 +445,7 @@ fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
         }
         notes.extend(stack(recording, "stack", moment.node));
         if moment.open {
-            notes.push(("note", Note::Text("was not over when it was last looked at".to_owned())));
+            notes.push(("note", Note::Text("had not ended when it was last checked".to_owned())));
         }
         let name = match moment.doing {
             GvlDoing::Waiting => "waiting for the GVL",
@@ -470,81 +465,4 @@ fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-
-    /// What a trace says, for tests: each track's name, and its slices.
-    pub(in crate::export::profile) type Read = BTreeMap<u64, (String, Vec<(u64, u64, String)>)>;
-
-    /// Reads the slices of a trace back; every begin must have its end, and every arrow both.
-    pub(in crate::export::profile) fn read(bytes: &[u8]) -> (Read, usize) {
-        let trace = proto::Trace::decode(bytes).unwrap();
-        let mut tracks = Read::new();
-        let (mut left, mut arrived) = (Vec::new(), Vec::new());
-        let mut open: HashMap<u64, (u64, String)> = HashMap::new();
-        for packet in trace.packet {
-            if let Some(track) = packet.track_descriptor {
-                let process = track.process.and_then(|process| process.process_name);
-                let thread = track.thread.and_then(|thread| thread.thread_name);
-                let name = track.name.or(process).or(thread).unwrap();
-                assert!(tracks.insert(track.uuid.unwrap(), (name, Vec::new())).is_none());
-                assert!(track.parent_uuid.is_none_or(|parent| tracks.contains_key(&parent)));
-            }
-            let Some(event) = packet.track_event else { continue };
-            let (ts, on) = (packet.timestamp.unwrap(), event.track_uuid.unwrap());
-            left.extend(event.flow_ids);
-            arrived.extend(event.terminating_flow_ids);
-            match event.r#type.unwrap() {
-                TrackEvent::SLICE_BEGIN => {
-                    assert!(open.insert(on, (ts, event.name.unwrap())).is_none(), "slices overlap");
-                }
-                TrackEvent::SLICE_END => {
-                    let (begin, name) = open.remove(&on).unwrap();
-                    assert!(begin <= ts);
-                    tracks.get_mut(&on).unwrap().1.push((begin, ts, name));
-                }
-                _ => {}
-            }
-        }
-        left.sort_unstable();
-        arrived.sort_unstable();
-        assert_eq!(left, arrived);
-        assert!(open.is_empty(), "{open:?}");
-        (tracks, left.len())
-    }
-
-    /// Processes with their arguments, and threads (process, id, name) with the begins of their GC pauses.
-    #[expect(clippy::type_complexity, reason = "what a test compares with")]
-    pub(in crate::export::profile) fn described(
-        bytes: &[u8],
-    ) -> (Vec<(i32, Vec<String>)>, Vec<(i32, i32, String, Vec<u64>)>) {
-        let trace = proto::Trace::decode(bytes).unwrap();
-        let (mut processes, mut threads) = (Vec::new(), Vec::new());
-        // Number of a thread's track, and of the tracks below it, by the place of the thread.
-        let mut places: HashMap<u64, usize> = HashMap::new();
-        for packet in trace.packet {
-            if let Some(track) = packet.track_descriptor {
-                if let Some(process) = track.process {
-                    processes.push((process.pid.unwrap(), process.cmdline));
-                } else if let Some(thread) = track.thread {
-                    places.insert(track.uuid.unwrap(), threads.len());
-                    threads.push((
-                        thread.pid.unwrap(),
-                        thread.tid.unwrap(),
-                        thread.thread_name.unwrap(),
-                        Vec::new(),
-                    ));
-                } else if let Some(&place) = track.parent_uuid.and_then(|parent| places.get(&parent)) {
-                    places.insert(track.uuid.unwrap(), place);
-                }
-            }
-            let Some(event) = packet.track_event else { continue };
-            if event.r#type == Some(TrackEvent::SLICE_BEGIN)
-                && let Some(&place) = places.get(&event.track_uuid.unwrap())
-            {
-                threads[place].3.push(packet.timestamp.unwrap());
-            }
-        }
-        (processes, threads)
-    }
-}
+pub(super) mod tests;

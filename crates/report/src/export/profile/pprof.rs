@@ -8,16 +8,20 @@
 //! under the stack that triggered its cycle and is split over its phases: its time goes to each, its count to the phase in
 //! which it begins its work.
 //!
-//! With `--gvl` there are `gvl-waits/count`, `gvl-wait/nanoseconds` and `gvl-hold/nanoseconds`, measured, too. Waits that came
-//! one by one lie under their stack and say who held the GVL (`blocked by`); the others of a thread are one sample without a
-//! stack, so that the total is the sum of all waits. No stack is taken where the GVL is got, so what a thread held it for is
-//! one sample of the thread; there is none for Rubies whose holds are not seen (3.2).
+//! With `--gvl` there are `gvl-waits/count`, `gvl-wait/nanoseconds` and `gvl-hold/nanoseconds`, measured, too. Waits that were
+//! reported one by one are under their stack and name the holder of the GVL (`blocked by`); the others of a thread are one sample
+//! without a stack, so that the total is the sum of all waits. No stack is taken where the GVL is acquired, so a thread's hold time
+//! is one sample of the thread; Rubies whose holds are not seen (3.2) have no such sample.
+//!
+//! With `--alloc` there are `alloc_objects/count` and `alloc_space/bytes`: slots that were handed out for objects, each under a stack
+//! that was taken where slots ran out (docs/alloc.md). Their totals are all slots of the recording.
 //!
 //! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     io::{self, Write},
+    ops::Range,
     sync::Arc,
 };
 
@@ -29,8 +33,8 @@ use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
         recording::{
-            GvlFacts, HoldKey, PauseKey, PauseSum, ProcessFacts, ProcessIndex, Recording, SampleKey,
-            SampleSum, Thread, WaitKey, reason_text,
+            AllocCount, AllocKey, EndpointIndex, GvlFacts, HoldKey, PauseKey, PauseSum, ProcessFacts,
+            ProcessIndex, Recording, SampleKey, SampleSum, Thread, WaitKey, reason_text,
         },
     },
     clock::WallClock,
@@ -46,7 +50,7 @@ pub(super) mod proto;
 /// Samples written in one piece.
 const PIECE: usize = 1024;
 /// Sample types and their units.
-const TYPES: [(&str, &str); 8] = [
+const TYPES: [(&str, &str); 10] = [
     ("samples", "count"),
     ("cpu", "nanoseconds"),
     ("wall", "nanoseconds"),
@@ -55,17 +59,23 @@ const TYPES: [(&str, &str); 8] = [
     ("gvl-waits", "count"),
     ("gvl-wait", "nanoseconds"),
     ("gvl-hold", "nanoseconds"),
+    ("alloc_objects", "count"),
+    ("alloc_space", "bytes"),
 ];
-/// How many of them there are without those of the GVL.
-const WITHOUT_GVL: usize = 5;
-/// What the kernel's frames are in.
+/// Which of them are of the GVL.
+const OF_GVL: Range<usize> = 5..8;
+/// Which of them are of allocation.
+const OF_ALLOC: Range<usize> = 8..10;
+/// Bytes of slots from one stack of allocation to the next, on average (docs/alloc.md).
+const ALLOC_PERIOD: u64 = 512 << 10;
+/// The mapping of the kernel's frames.
 const KERNEL: &str = "[kernel.kallsyms]";
 
-/// What a profile says beside its samples.
+/// What a profile states besides its samples.
 pub(in crate::export) struct Head {
     /// What was counted, lost included.
     pub(in crate::export) comment: String,
-    /// Of the run.
+    /// The clock of the run.
     pub(in crate::export) clock: WallClock,
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub(in crate::export) began_ns: u64,
@@ -73,8 +83,32 @@ pub(in crate::export) struct Head {
     pub(in crate::export) ended_ns: u64,
     /// Whether there are sample types of the GVL: always in files; a server would make a series of each.
     pub(in crate::export) gvl: bool,
+    /// The same of allocation.
+    pub(in crate::export) alloc: Allocation,
     /// Whether wall time was measured.
     pub(in crate::export) wall: bool,
+}
+
+/// Whether a profile has the sample types of allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::export) enum Allocation {
+    /// It has not.
+    None,
+    /// It has them beside the others.
+    Too,
+    /// It has no others, and the period that Go's heap profiles have: servers look for allocation there.
+    Only,
+}
+
+impl Head {
+    /// Whether there is a sample type.
+    fn shows(&self, index: usize) -> bool {
+        match self.alloc {
+            Allocation::None => !OF_ALLOC.contains(&index) && (self.gvl || !OF_GVL.contains(&index)),
+            Allocation::Too => self.gvl || !OF_GVL.contains(&index),
+            Allocation::Only => OF_ALLOC.contains(&index),
+        }
+    }
 }
 
 /// Writes what there is of the processes that are wanted.
@@ -87,7 +121,8 @@ pub(in crate::export) fn write(
     let mut out = GzEncoder::new(out, Compression::default());
     let mut builder = Builder::new(recording, head, wanted);
     out.write_all(&builder.head(head).encode_to_vec())?;
-    let of_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
+    let is_wanted = |thread: u32| wanted(recording.thread_facts(thread).0.process);
+    let of_wanted = |thread: u32| head.alloc != Allocation::Only && is_wanted(thread);
 
     let mut samples: Vec<(&SampleKey, &SampleSum)> =
         recording.samples.iter().filter(|(key, _)| of_wanted(key.thread)).collect();
@@ -115,6 +150,14 @@ pub(in crate::export) fn write(
     holds.sort_unstable_by_key(|(key, _)| **key);
     for piece in holds.chunks(PIECE) {
         let sample = piece.iter().map(|(key, times)| builder.gvl_hold(**key, times)).collect();
+        out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
+    }
+    let shows_alloc = head.alloc != Allocation::None;
+    let mut allocs: Vec<(&AllocKey, &AllocCount)> =
+        recording.allocs.iter().filter(|(key, _)| shows_alloc && is_wanted(key.thread)).collect();
+    allocs.sort_unstable_by_key(|(key, _)| **key);
+    for piece in allocs.chunks(PIECE) {
+        let sample = piece.iter().map(|(key, sum)| builder.alloc(key, sum)).collect();
         out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
     }
     let mut threads: Vec<_> =
@@ -159,8 +202,8 @@ fn ambiguous(recording: &Recording) -> HashSet<&str> {
         .collect()
 }
 
-/// A method is known by its name. A block is one of many in a method or a class, so that it has its line, too: viewers take
-/// functions of one name for the same.
+/// A method is identified by its name. A block is one of many in a method or a class, so its label has the line, too: viewers merge
+/// functions with the same name.
 fn function_name(frame: &Frame, ambiguous: &HashSet<&str>) -> String {
     let name = label::text(&frame.name);
     let is_block = frame.name.starts_with("block in ") || frame.name.starts_with("block (");
@@ -181,8 +224,8 @@ fn function_name(frame: &Frame, ambiguous: &HashSet<&str>) -> String {
 /// Interned tables of a profile.
 struct Builder<'a> {
     recording: &'a Recording,
-    /// Whether there are sample types for the GVL.
-    gvl: bool,
+    /// Whether there is each of the sample types.
+    shown: [bool; TYPES.len()],
     /// Whether wall time was measured.
     wall: bool,
     /// Names of class bodies and top levels that more than one place has.
@@ -204,7 +247,7 @@ impl<'a> Builder<'a> {
     fn new(recording: &'a Recording, head: &Head, wanted: &dyn Fn(ProcessIndex) -> bool) -> Self {
         let mut builder = Self {
             recording,
-            gvl: head.gvl,
+            shown: std::array::from_fn(|index| head.shows(index)),
             wall: head.wall,
             ambiguous: ambiguous(recording),
             strings: Vec::new(),
@@ -229,9 +272,16 @@ impl<'a> Builder<'a> {
     }
 
     fn head(&mut self, head: &Head) -> proto::Profile {
-        let types = &TYPES[..if self.gvl { TYPES.len() } else { WITHOUT_GVL }];
-        let sample_type = types.iter().map(|(r#type, unit)| self.value_type(r#type, unit)).collect();
+        let shown = self.shown;
+        let types = TYPES.iter().zip(shown).filter_map(|(of, shown)| shown.then_some(of));
+        let sample_type = types.map(|(r#type, unit)| self.value_type(r#type, unit)).collect();
         let sampled = !self.recording.samples.is_empty();
+        let (period, of, default) = match head.alloc {
+            Allocation::Only => (Some(ALLOC_PERIOD), ("space", "bytes"), "alloc_space"),
+            Allocation::None | Allocation::Too => {
+                (self.recording.period_ns, ("cpu", "nanoseconds"), if sampled { "cpu" } else { "gc" })
+            }
+        };
         let mut comment = vec![self.text(&head.comment)];
         if self.recording.merged > 0 {
             comment.push(self.text(&format!(
@@ -243,10 +293,10 @@ impl<'a> Builder<'a> {
             sample_type,
             time_nanos: head.clock.epoch_nanos(head.began_ns),
             duration_nanos: head.ended_ns.saturating_sub(head.began_ns) as i64,
-            period_type: self.recording.period_ns.map(|_| self.value_type("cpu", "nanoseconds")),
-            period: self.recording.period_ns.unwrap_or_default() as i64,
+            period_type: period.map(|_| self.value_type(of.0, of.1)),
+            period: period.unwrap_or_default() as i64,
             comment,
-            default_sample_type: self.text(if sampled { "cpu" } else { "gc" }),
+            default_sample_type: self.text(default),
             ..proto::Profile::default()
         }
     }
@@ -268,8 +318,9 @@ impl<'a> Builder<'a> {
         if key.gc != GcActivity::None {
             label.push(self.label("gc phase", gc_name(key.gc)));
         }
+        label.extend(self.endpoint(key.endpoint));
         let wall_ns = if self.wall { sum.wall_ns } else { 0 };
-        let value = self.values([sum.samples, sum.cpu_ns, wall_ns, 0, 0, 0, 0, 0]);
+        let value = self.values([sum.samples, sum.cpu_ns, wall_ns, 0, 0, 0, 0, 0, 0, 0]);
         proto::Sample { location_id: self.path(process, key.node), value, label }
     }
 
@@ -279,6 +330,7 @@ impl<'a> Builder<'a> {
         label.push(self.label("gc kind", key.kind));
         label.push(self.label("gc reason", &reason_text(key.reason)));
         label.push(self.label("gc phase", key.phase.name()));
+        label.extend(self.endpoint(key.endpoint));
         let mapping = self.ruby_mapping(process);
         let phase = format!("({})", key.phase.name());
         let kind = format!("({} GC)", key.kind);
@@ -287,7 +339,7 @@ impl<'a> Builder<'a> {
             .map(|name| self.made_up(mapping, name))
             .collect();
         location_id.extend(self.path(process, key.node));
-        let value = self.values([0, 0, 0, sum.pauses, sum.ns, 0, 0, 0]);
+        let value = self.values([0, 0, 0, sum.pauses, sum.ns, 0, 0, 0, 0, 0]);
         proto::Sample { location_id, value, label }
     }
 
@@ -307,29 +359,39 @@ impl<'a> Builder<'a> {
         let mapping = self.ruby_mapping(process);
         let mut location_id = vec![self.made_up(mapping, "(waiting for the GVL)")];
         location_id.extend(self.path(process, key.node));
-        let value = self.values([0, 0, 0, 0, 0, times.count, times.ns, 0]);
+        let value = self.values([0, 0, 0, 0, 0, times.count, times.ns, 0, 0, 0]);
         proto::Sample { location_id, value, label }
     }
 
-    /// What a thread held the GVL for while another one waited, under the stack with which it gave it up.
+    /// For how long a thread held the GVL while another one waited, under the stack with which it released it.
     fn gvl_hold(&mut self, key: HoldKey, times: &GvlTimes) -> proto::Sample {
         let (thread, process) = self.recording.thread_facts(key.thread);
         let label = self.who(thread, process);
         let mapping = self.ruby_mapping(process);
         let mut location_id = vec![self.made_up(mapping, "(giving up the GVL)")];
         location_id.extend(self.path(process, key.node));
-        let value = self.values([0, 0, 0, 0, 0, 0, 0, times.ns]);
+        let value = self.values([0, 0, 0, 0, 0, 0, 0, times.ns, 0, 0]);
         proto::Sample { location_id, value, label }
     }
 
-    /// What is known of a thread, but not where it was.
+    /// Slots that were handed out, under the stack that represents them.
+    fn alloc(&mut self, key: &AllocKey, sum: &AllocCount) -> proto::Sample {
+        let (thread, process) = self.recording.thread_facts(key.thread);
+        let mut label = self.who(thread, process);
+        label.push(self.label("slot size", &key.slot_size.to_string()));
+        label.extend(self.endpoint(key.endpoint));
+        let value = self.values([0, 0, 0, 0, 0, 0, 0, 0, sum.slots, key.bytes(sum.slots)]);
+        proto::Sample { location_id: self.path(process, key.node), value, label }
+    }
+
+    /// Sums of a thread without a stack.
     fn gvl_thread(&mut self, facts: &GvlFacts) -> Vec<proto::Sample> {
         let (thread, process) = self.recording.thread_facts(facts.thread);
         let mapping = self.ruby_mapping(process);
         let (count, ns) = facts.untold();
         let rests = [
-            ("(GVL waits, only totals known)", [0, 0, 0, 0, 0, count, ns, 0]),
-            ("(GVL held, only totals known)", [0, 0, 0, 0, 0, 0, 0, facts.held_besides()]),
+            ("(GVL waits, only totals known)", [0, 0, 0, 0, 0, count, ns, 0, 0, 0]),
+            ("(GVL held, only totals known)", [0, 0, 0, 0, 0, 0, 0, facts.held_besides(), 0, 0]),
         ];
         let some = rests.into_iter().filter(|(_, values)| values.iter().any(|&value| value > 0));
         some.map(|(name, values)| proto::Sample {
@@ -340,10 +402,16 @@ impl<'a> Builder<'a> {
         .collect()
     }
 
+    /// The label of what belongs to a request.
+    fn endpoint(&mut self, endpoint: Option<EndpointIndex>) -> Option<proto::Label> {
+        let recording = self.recording;
+        endpoint.map(|index| self.label("endpoint", &label::text(recording.endpoint(index))))
+    }
+
     /// As many values as there are sample types.
     fn values(&self, values: [u64; TYPES.len()]) -> Vec<i64> {
-        let count = if self.gvl { TYPES.len() } else { WITHOUT_GVL };
-        values[..count].iter().map(|&value| value as i64).collect()
+        let shown = values.into_iter().zip(self.shown).filter_map(|(value, shown)| shown.then_some(value));
+        shown.map(|value| value as i64).collect()
     }
 
     /// Labels that say whose sample it is.
@@ -416,7 +484,7 @@ impl<'a> Builder<'a> {
         location
     }
 
-    /// The location of a frame that stands for a pause.
+    /// The location of a frame that represents a pause.
     fn made_up(&mut self, mapping_id: u64, name: &str) -> u64 {
         let key = (mapping_id, name.to_owned());
         if let Some(&location) = self.made_up_ids.get(&key) {

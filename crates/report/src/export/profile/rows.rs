@@ -1,10 +1,10 @@
-//! Which rows of a stack a picture shows. What every system call passes through says nothing, and neither do addresses in code
-//! without symbols: such rows are left out or drawn as one. Files with data have all of them.
+//! Which rows of a stack a picture shows. Frames that every system call passes through carry no information, and neither do addresses in
+//! code without symbols: such rows are left out or drawn as one. Files with data have all of them.
 
 use super::label;
 use crate::model::stack::{Frame, FrameKind, ThreadState};
 
-/// How a system call's own function is called by the kernel on each processor.
+/// Prefixes of the kernel's functions for single system calls, on each processor.
 const CALLS: [&str; 6] =
     ["__x64_sys_", "__ia32_sys_", "__ia32_compat_sys_", "__arm64_sys_", "__se_sys_", "__do_sys_"];
 
@@ -23,8 +23,8 @@ fn is_entry(name: &str) -> bool {
         )
 }
 
-/// The rows of the kernel's frames (leaf first), root first. Of a thread that is off its CPU there is one, the system call: all
-/// that follows is the way to the scheduler.
+/// The rows of the kernel's frames (leaf first), root first. A thread off its CPU has one, the system call: all that follow
+/// lead to the scheduler.
 pub(super) fn kernel(frames: &[&Frame], state: ThreadState) -> Vec<String> {
     let mut inner = frames.iter().rev().skip_while(|frame| is_entry(&frame.name)).peekable();
     if inner.peek().is_none() {
@@ -55,7 +55,7 @@ mod tests {
         Frame { kind, name: name.into(), file: file.map(Arc::from), line: 0, first_line: 0, address: 0 }
     }
 
-    /// Of the kernel only what tells calls apart is left, and never nothing.
+    /// Only kernel frames that distinguish calls are left, and at least one.
     #[test]
     fn of_the_kernel() {
         let frames = |names: &[&str]| -> Vec<Frame> {

@@ -1,10 +1,13 @@
 //! speedscope's JSON (<https://www.speedscope.app/file-format-schema.json>): one profile of samples for each thread, weights
 //! in nanoseconds, from the beginning of the recording to its end. Where nothing is known of a thread, or it did nothing, there is
-//! a sample without frames, which is shown as a gap. A sample on a CPU stands for the time before its tick. Weights are never cut:
+//! a sample without frames, which is shown as a gap. A sample on a CPU represents the time before its tick. Weights are never cut:
 //! where two samples would overlap (by less than a tick), the later one is shown later.
 //!
-//! Of several threads there is one more profile, which has the samples of all of them below a frame for each; its time is the
+//! If there are several threads, one more profile has the samples of all of them below a frame for each; its time is the
 //! sum of theirs.
+//!
+//! Allocation is two profiles more, of bytes and of objects, with a frame for each thread if there are several: the axis is what was
+//! allocated so far, not time, so that the order of stacks is that of time and widths add up to what the pprof file has.
 
 use std::{
     collections::HashMap,
@@ -16,11 +19,15 @@ use serde::{Serialize, Serializer, ser::SerializeSeq as _};
 use super::{Context, by_thread, label};
 use crate::{
     aggregate::{
-        call_tree::FrameId,
-        recording::{Moment, ProcessIndex, Recording, Timeline},
+        call_tree::{FrameId, NodeId},
+        recording::{
+            AllocMoment, Moment, ProcessFacts, ProcessIndex, Recording, Thread, ThreadIndex, Timeline,
+        },
     },
     model::stack::{FrameKind, ThreadState},
 };
+
+mod alloc;
 
 /// Frames of all samples together that are written at most: each stack is written out in full, and this is about 150 MB,
 /// which a browser still opens.
@@ -69,9 +76,23 @@ struct Profile<'a> {
 struct Stacks<'a> {
     recording: &'a Recording,
     numbers: &'a Numbers,
-    samples: Vec<Option<Moment>>,
-    /// Whether the thread stands at the root.
+    samples: Vec<Option<Place>>,
+    /// Whether the thread is at the root.
     by_thread: bool,
+}
+
+/// Where a thread was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    thread: ThreadIndex,
+    node: NodeId,
+    state: ThreadState,
+}
+
+impl From<&Moment> for Place {
+    fn from(moment: &Moment) -> Self {
+        Self { thread: moment.key.thread, node: moment.key.node, state: moment.key.state }
+    }
 }
 
 /// The frames of speedscope by ours.
@@ -79,7 +100,7 @@ struct Numbers {
     of: Vec<usize>,
     waiting: usize,
     blocked: usize,
-    /// Frames that stand for threads.
+    /// Frames that represent threads.
     threads: HashMap<(ProcessIndex, u32), usize>,
 }
 
@@ -93,15 +114,15 @@ impl Serialize for Stacks<'_> {
                 seq.serialize_element(stack.as_slice())?;
                 continue;
             };
-            match sample.key.state {
+            match sample.state {
                 ThreadState::Running => {}
                 ThreadState::Runnable => stack.push(self.numbers.waiting),
                 ThreadState::Blocked => stack.push(self.numbers.blocked),
             }
-            let path = self.recording.tree.path(sample.key.node);
+            let path = self.recording.tree.path(sample.node);
             stack.extend(path.map(|(_, frame): (_, FrameId)| self.numbers.of[frame.index()]));
             if self.by_thread {
-                let (thread, _) = self.recording.thread_facts(sample.key.thread);
+                let (thread, _) = self.recording.thread_facts(sample.thread);
                 stack.extend(self.numbers.threads.get(&(thread.process, thread.tid)));
             }
             stack.reverse();
@@ -115,10 +136,15 @@ impl Serialize for Stacks<'_> {
 pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<u64> {
     let nothing = Timeline::default();
     let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
-    let (kept, beyond) = within_frames(recording, timeline);
-    let left_out = timeline.samples_left_out + beyond;
+    let (kept, mut frames_left) = within_frames(&timeline.samples, MAX_FRAMES, |sample| {
+        // Once for its thread and once for all of them.
+        2 * (2 + recording.tree.path(sample.key.node).count())
+    });
+    let allocs = alloc::within_frames(recording, timeline, &mut frames_left);
+    let left_out = timeline.samples_left_out + (timeline.samples.len() - kept.len()) as u64;
+    let allocs_left_out = timeline.allocs_left_out + (timeline.allocs.len() - allocs.len()) as u64;
     let threads = threads(recording, kept);
-    let (frames, numbers) = frames(recording, &threads);
+    let (frames, numbers) = frames(recording, &threads, allocs);
     let mut profiles: Vec<Profile<'_>> = Vec::new();
     if threads.len() > 1 {
         profiles.push(together(recording, &numbers, kept));
@@ -127,10 +153,12 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     let until_ns = if left_out == 0 { context.ended_ns } else { context.began_ns };
     let span = (context.began_ns, until_ns);
     profiles.extend(threads.into_iter().map(|thread| profile(recording, span, &numbers, thread)));
-    let note = match left_out {
+    profiles.extend(alloc::profiles(recording, &numbers, allocs));
+    let note = [(left_out, "samples"), (allocs_left_out, "stacks of allocation")].map(|(n, what)| match n {
         0 => String::new(),
-        n => format!(" ({n} later samples are left out)"),
-    };
+        n => format!(" ({n} later {what} are left out)"),
+    });
+    let note = note.concat();
     let file = File {
         schema: "https://www.speedscope.app/file-format-schema.json",
         name: format!("gctrace{note}"),
@@ -140,23 +168,20 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
         profiles,
     };
     serde_json::to_writer(out, &file)?;
-    Ok(left_out)
+    Ok(left_out + allocs_left_out)
 }
 
-/// The samples whose frames together are not too many, and how many are beyond.
-fn within_frames<'a>(recording: &Recording, timeline: &'a Timeline) -> (&'a [Moment], u64) {
-    let mut frames = 0;
-    let fits = timeline
-        .samples
-        .iter()
-        .position(|sample| {
-            // Once for its thread and once for all of them.
-            frames += 2 * (2 + recording.tree.path(sample.key.node).count());
-            frames > MAX_FRAMES
-        })
-        .unwrap_or(timeline.samples.len());
-    let (kept, beyond) = timeline.samples.split_at(fits);
-    (kept, beyond.len() as u64)
+/// The first ones whose frames together are not more than so many, and how many frames are left for others.
+fn within_frames<T>(all: &[T], most: usize, frames: impl Fn(&T) -> usize) -> (&[T], usize) {
+    let mut left = most;
+    let fits = all.iter().position(|one| match left.checked_sub(frames(one)) {
+        Some(less) => {
+            left = less;
+            false
+        }
+        None => true,
+    });
+    (&all[..fits.unwrap_or(all.len())], left)
 }
 
 /// A thread and its samples in the order of their time.
@@ -175,11 +200,9 @@ fn threads(recording: &Recording, kept: &[Moment]) -> Vec<ThreadSamples> {
     let mut threads: Vec<ThreadSamples> = by_thread(recording, kept)
         .into_iter()
         .map(|(key, samples)| {
-            // A thread is called what it was called last: names are given after it starts.
+            // A thread has its last name: names are given after it starts.
             let last = samples.last().map(|sample| recording.thread_facts(sample.key.thread));
-            let name = last.map_or_else(String::new, |(thread, process)| {
-                format!("{} {} [{}]", label::process(process), label::text(&thread.name), thread.tid)
-            });
+            let name = last.map_or_else(String::new, |(thread, process)| thread_name(thread, process));
             ThreadSamples { key, name, samples }
         })
         .collect();
@@ -190,6 +213,10 @@ fn threads(recording: &Recording, kept: &[Moment]) -> Vec<ThreadSamples> {
     threads
 }
 
+fn thread_name(thread: &Thread, process: &ProcessFacts) -> String {
+    format!("{} {} [{}]", label::process(process), label::text(&thread.name), thread.tid)
+}
+
 /// The profile of one thread. Samples of one stack that follow each other are one.
 fn profile<'a>(
     recording: &'a Recording,
@@ -197,12 +224,13 @@ fn profile<'a>(
     numbers: &'a Numbers,
     ThreadSamples { name, samples: all, .. }: ThreadSamples,
 ) -> Profile<'a> {
-    let mut samples: Vec<Option<Moment>> = Vec::new();
+    let mut samples: Vec<Option<Place>> = Vec::new();
     let mut weights: Vec<u64> = Vec::new();
     // Nanoseconds since the beginning of the recording.
     let mut now = 0;
-    let mut push = |sample: Option<Moment>, weight: u64| {
-        let what = |sample: &Option<Moment>| sample.map(|sample| (sample.key.node, sample.key.state));
+    let mut push = |sample: Option<&Moment>, weight: u64| {
+        let sample = sample.map(Place::from);
+        let what = |sample: &Option<Place>| sample.map(|sample| (sample.node, sample.state));
         match (samples.last(), weights.last_mut()) {
             (Some(last), Some(last_weight)) if what(last) == what(&sample) => *last_weight += weight,
             _ => {
@@ -211,7 +239,7 @@ fn profile<'a>(
             }
         }
     };
-    for sample in all {
+    for sample in &all {
         let weight = sample.time_ns();
         let before = if sample.key.state == ThreadState::Running { weight } else { 0 };
         let begin = sample.ts_ns.saturating_sub(before).saturating_sub(began_ns);
@@ -236,14 +264,18 @@ fn together<'a>(recording: &'a Recording, numbers: &'a Numbers, kept: &[Moment])
     let mut all = kept.to_vec();
     all.sort_by_key(|sample| sample.ts_ns);
     let weights: Vec<u64> = all.iter().map(Moment::time_ns).collect();
-    let samples = all.into_iter().map(Some).collect();
+    let samples = all.iter().map(|sample| Some(sample.into())).collect();
     let samples = Stacks { recording, numbers, samples, by_thread: true };
     let (end, name) = (weights.iter().sum(), "all threads (sum of their time)".to_owned());
     Profile { r#type: "sampled", name, unit: "nanoseconds", start: 0, end, samples, weights }
 }
 
 /// The table of frames: one for each method, whatever its lines.
-fn frames(recording: &Recording, threads: &[ThreadSamples]) -> (Vec<SharedFrame>, Numbers) {
+fn frames(
+    recording: &Recording,
+    threads: &[ThreadSamples],
+    allocs: &[AllocMoment],
+) -> (Vec<SharedFrame>, Numbers) {
     let mut table: Vec<SharedFrame> = Vec::new();
     let mut known: HashMap<SharedFrame, usize> = HashMap::new();
     let mut number = |frame: SharedFrame| {
@@ -267,9 +299,11 @@ fn frames(recording: &Recording, threads: &[ThreadSamples]) -> (Vec<SharedFrame>
         number(SharedFrame { name, file: None, line: None })
     };
     let (waiting, blocked) = (state(ThreadState::Runnable), state(ThreadState::Blocked));
-    let threads = threads
-        .iter()
-        .map(|thread| (thread.key, number(SharedFrame { name: thread.name.clone(), file: None, line: None })))
+    let mut names = alloc::thread_names(recording, allocs);
+    names.extend(threads.iter().map(|thread| (thread.key, thread.name.clone())));
+    let threads = names
+        .into_iter()
+        .map(|(key, name)| (key, number(SharedFrame { name, file: None, line: None })))
         .collect();
     (table, Numbers { of, waiting, blocked, threads })
 }

@@ -1,6 +1,6 @@
 //! What goes in comes out: sums of every format equal what was recorded, whatever the names and stacks are.
 
-use std::{collections, io::Read as _, path::Path, sync::Arc};
+use std::{collections, io::Read as _, sync::Arc};
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -15,6 +15,9 @@ use crate::{
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
 };
 
+mod alloc;
+mod endpoints;
+mod filters;
 mod firefox;
 mod gvl;
 mod hottest;
@@ -106,6 +109,7 @@ pub(in crate::export) fn a_sample(ts_ns: u64) -> (Process, StackSample) {
         cpu_ns: 1,
         wall_ns: 1,
         gc: GcActivity::None,
+        request: None,
         stack: Arc::new([frame(0, 1)]),
     };
     (process(1), sample)
@@ -161,6 +165,7 @@ impl Input {
             cpu_ns: self.cpu_ns,
             wall_ns: self.wall_ns,
             gc: if self.tid.is_multiple_of(3) { GcActivity::Marking } else { GcActivity::None },
+            request: None,
             stack: self.stack(),
         };
         recorder.see(&process, Seen::Stack(&sample)).unwrap();
@@ -191,7 +196,8 @@ impl Input {
 }
 
 fn recorded(inputs: &[Input], limits: Limits) -> Recorder {
-    let mut recorder = Recorder { recording: Rc::new(RefCell::new(Recording::new(true, limits))) };
+    let mut recorder =
+        Recorder { recording: Rc::new(RefCell::new(Recording::new(true, limits, Filter::default()))) };
     recorder.began(0);
     for pid in inputs.iter().map(|input| input.pid).collect::<collections::BTreeSet<_>>() {
         recorder.see(&process(pid), Seen::Process { state: None, now_ns: 0 }).unwrap();
@@ -204,10 +210,25 @@ fn recorded(inputs: &[Input], limits: Limits) -> Recorder {
 
 fn written(recorder: &Recorder, format: Format, name: &str) -> (Vec<u8>, u64) {
     let (ledger, clock) = (Ledger::default(), WallClock::measure());
-    let context =
-        Context { ledger: &ledger, clock, began_ns: 1_000, ended_ns: 2_000_001_000, gvl: true, wall: true };
+    let filtered = recorder.recording.borrow().filtered().text(recorder.recording.borrow().filter());
+    let context = Context {
+        ledger: &ledger,
+        clock,
+        began_ns: 1_000,
+        ended_ns: 2_000_001_000,
+        gvl: true,
+        wall: true,
+        filtered,
+    };
     let mut bytes = Vec::new();
-    let left = write(format, Path::new(name), &recorder.recording.borrow(), &context, &mut bytes).unwrap();
+    let left = write(
+        format,
+        name.rsplit('.').next() == Some("gz"),
+        &recorder.recording.borrow(),
+        &context,
+        &mut bytes,
+    )
+    .unwrap();
     (bytes, left)
 }
 
@@ -247,7 +268,7 @@ fn sum(inputs: &[Input], of: impl Fn(&Input) -> u64) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every format says what went in, also where little is kept.
+    /// Every format contains what was put in, also with small limits.
     #[test]
     fn sums_stay(inputs in inputs(), few in any::<bool>()) {
         let limits = if few {
@@ -305,17 +326,27 @@ fn special_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for path in ["-", "/dev/stdout", "/dev/null", "/dev/new", "/proc/new", dir.path().to_str().unwrap()] {
         let files = [(PathBuf::from(path), Format::Pprof)];
-        assert!(exporters(&files, None, (false, false), WallClock::measure()).is_err(), "{path}");
+        assert!(
+            exporters(&files, &Filter::default(), None, (false, false), WallClock::measure()).is_err(),
+            "{path}"
+        );
     }
     let files = [(dir.path().join("new"), Format::Pprof)];
-    assert_eq!(exporters(&files, Some(Sink::Stdout), (false, false), WallClock::measure()).unwrap().len(), 3);
+    assert_eq!(
+        exporters(&files, &Filter::default(), Some(Sink::Stdout), (false, false), WallClock::measure())
+            .unwrap()
+            .len(),
+        3
+    );
 }
 
-/// The recording begins when all that was asked for is being traced: what came before is counted and not in it, and of a time
+/// The recording begins when everything that was asked for is being traced: what came before is counted and not in it, and of a time
 /// off the CPU that spans its beginning the later part is.
 #[test]
 fn nothing_before_the_beginning() {
-    let mut recorder = Recorder { recording: Rc::new(RefCell::new(Recording::new(true, Limits::default()))) };
+    let mut recorder = Recorder {
+        recording: Rc::new(RefCell::new(Recording::new(true, Limits::default(), Filter::default()))),
+    };
     let input = |ts_ns, state, wall_ns| Input {
         pid: 2,
         tid: 2,

@@ -26,7 +26,7 @@ mod text;
 /// What scrapes are answered from.
 struct Shared {
     figures: Mutex<(Services, Ledger)>,
-    /// When the data thread was last heard of, `CLOCK_MONOTONIC` nanoseconds.
+    /// When the data thread last reported, `CLOCK_MONOTONIC` nanoseconds.
     alive_ns: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Listens on an address; `by_pid` tells processes apart. `say` tells where it listens.
+    /// Listens on an address; `by_pid` keeps processes apart. `say` reports the address.
     pub fn start(address: SocketAddr, by_pid: bool, say: fn(&str)) -> Result<Self, ExportError> {
         let shared = Arc::new(Shared {
             figures: Mutex::new((Services::new(by_pid), Ledger::default())),
@@ -52,7 +52,7 @@ impl Prometheus {
             .map_err(|source| ExportError::Listen { address, source })?;
         if !local.ip().is_loopback() {
             say(
-                "gctrace: everybody who reaches this address can read names of services and figures: there is no sign-in and no TLS",
+                "gctrace: anyone who can reach this address can read service names and figures: there is no sign-in and no TLS",
             );
         }
         say(&format!("gctrace: metrics on http://{local}/metrics"));
@@ -75,7 +75,7 @@ impl Exporter for Prometheus {
         Ok(())
     }
 
-    fn flush(&mut self) -> Result<(), ExportError> {
+    fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         self.shared.alive_ns.store(monotonic_ns(), Ordering::Relaxed);
         Ok(())
     }

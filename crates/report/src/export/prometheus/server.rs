@@ -25,20 +25,20 @@ use crate::clock::monotonic_ns;
 
 /// Connections at a time. Beyond that the one that has waited longest for a request makes room.
 const CONNECTIONS: usize = 64;
-/// For the head of a request.
+/// Timeout for the head of a request.
 const HEAD: Duration = Duration::from_secs(5);
-/// For a connection, however busy: scrapers keep theirs open.
+/// Longest life of a connection, however busy: scrapers keep theirs open.
 const LIFE: Duration = Duration::from_mins(30);
 /// Bytes of a request's head.
 const MAX_HEAD: usize = 16 << 10;
-/// If the data thread was not heard of for so long, something is wrong.
+/// A data thread that was silent for this long has a problem.
 const STALE: Duration = Duration::from_secs(10);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// Listens, and answers until the process ends. Returns where.
+/// Listens, and answers until the process ends. Returns the address.
 pub(super) fn start(address: SocketAddr, shared: Arc<Shared>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -70,7 +70,7 @@ async fn accept(listener: &tokio::net::TcpListener, shared: Arc<Shared>) {
         if open.len() >= CONNECTIONS
             && let Some(oldest) = open.pop_front()
         {
-            // An answer takes no time to speak of: whoever is there for long only waits. Scrapers connect again.
+            // Answers take almost no time, so the oldest connection is idle. Scrapers connect again.
             oldest.abort();
         }
         let shared = Arc::clone(&shared);
@@ -84,7 +84,7 @@ async fn accept(listener: &tokio::net::TcpListener, shared: Arc<Shared>) {
                 .header_read_timeout(HEAD)
                 .max_buf_size(MAX_HEAD)
                 .serve_connection(TokioIo::new(stream), service);
-            // A scraper that goes away is its own affair.
+            // A scraper may disconnect at any time.
             let _gone = timeout(LIFE, connection).await;
         }));
     }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::{aggregate::services::Services, ledger::Ledger};
 
-    /// Hundreds who connect and say nothing, or half of it, keep nobody from being answered.
+    /// Hundreds of clients that connect and send nothing, or half a request, do not block other clients.
     #[test]
     fn idle_connections() {
         let shared = Arc::new(Shared {

@@ -21,7 +21,7 @@ use crate::{
 
 /// A label set.
 type Labels = Vec<(&'static str, String)>;
-/// No exemplars are told.
+/// No exemplars are exported.
 const NO_EXEMPLAR: Option<&Exemplar<Labels, f64>> = None;
 
 /// Everything as OpenMetrics text.
@@ -33,8 +33,8 @@ pub(super) fn openmetrics(services: Services, ledger: Ledger) -> Result<String, 
     Ok(out)
 }
 
-/// OpenMetrics text in the format of before: there, a counter is called by the name of its sample, and units and the end are not
-/// told.
+/// OpenMetrics text in the older format: there, a counter has the name of its sample, and there are no units and no end
+/// marker.
 pub(super) fn classic(openmetrics: &str) -> String {
     let mut out = String::with_capacity(openmetrics.len() + 1024);
     let mut lines = openmetrics.lines().peekable();
@@ -61,7 +61,7 @@ pub(super) fn classic(openmetrics: &str) -> String {
     out
 }
 
-/// What is told of all services and of gctrace itself.
+/// What is exported of all services and of gctrace itself.
 #[derive(Debug)]
 struct View {
     services: Services,
@@ -200,7 +200,11 @@ mod tests {
         let web = process(1, "web");
         services.see(&web, Seen::Process { state: None, now_ns: 5 });
         for (ns, status) in [(Some(2_000_000), Some(200)), (Some(40_000_000_000), Some(201)), (None, None)] {
-            services.see(&web, Seen::Request(&request(Some("/orders/:id"), ns, status)));
+            let mut request = request(Some("/orders/:id"), ns, status);
+            if status == Some(200) {
+                (request.queue_ns, request.gvl_wait_ns) = (Some(2_000_000), Some(3_000));
+            }
+            services.see(&web, Seen::Request(&request));
         }
         let text = openmetrics(services, Ledger::default()).unwrap();
         let of: Vec<&str> = text
@@ -219,10 +223,23 @@ cruby_request_duration_seconds_sum{service="web",container="",method="GET",path=
 cruby_request_duration_seconds_count{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 2
 cruby_request_duration_seconds_bucket{le="0.0025",service="web",container="",method="GET",path="/orders/:id",status="2xx"} 1
 cruby_request_duration_seconds_bucket{le="+Inf",service="web",container="",method="GET",path="/orders/:id",status="2xx"} 2
+# TYPE cruby_request_queue_seconds histogram
+# UNIT cruby_request_queue_seconds seconds
+cruby_request_queue_seconds_sum{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 0.002
+cruby_request_queue_seconds_count{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 1
+cruby_request_queue_seconds_bucket{le="0.0025",service="web",container="",method="GET",path="/orders/:id",status="2xx"} 1
+cruby_request_queue_seconds_bucket{le="+Inf",service="web",container="",method="GET",path="/orders/:id",status="2xx"} 1
 # TYPE cruby_request_gc_seconds counter
 # UNIT cruby_request_gc_seconds seconds
 cruby_request_gc_seconds_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 2e-8
 cruby_request_gc_seconds_total{service="web",container="",method="GET",path="/orders/:id",status="unknown"} 1e-8
+# TYPE cruby_request_gc_of_others_seconds counter
+# UNIT cruby_request_gc_of_others_seconds seconds
+cruby_request_gc_of_others_seconds_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 1e-7
+cruby_request_gc_of_others_seconds_total{service="web",container="",method="GET",path="/orders/:id",status="unknown"} 5e-8
+# TYPE cruby_request_gvl_wait_seconds counter
+# UNIT cruby_request_gvl_wait_seconds seconds
+cruby_request_gvl_wait_seconds_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 0.000003
 # TYPE cruby_request_gc_collections counter
 cruby_request_gc_collections_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 4
 cruby_request_gc_collections_total{service="web",container="",method="GET",path="/orders/:id",status="unknown"} 2

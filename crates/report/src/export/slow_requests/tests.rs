@@ -31,10 +31,16 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         method: Some("GET"),
         path: Some("/reports/:id".to_owned()),
         status: Some(200),
+        queue_ns: Some(2 * MS),
         first_byte_ns: Some((ms - 1) * MS),
         last_byte_ns: None,
-        gcs,
-        gc_ns: gc_ms * MS,
+        gcs: Some(gcs),
+        gc_ns: Some(gc_ms * MS),
+        gc_pauses: Some(gcs),
+        gc_other: Some(GcTime::default()),
+        gvl_wait_ns: None,
+        states: None,
+        job: None,
     }
 }
 
@@ -104,10 +110,11 @@ fn text(process: &Process, least_ms: u64, seen: &[Seen<'_>]) -> String {
 /// Only what belongs to the request is in it, in the order of time, whenever it was reported.
 #[test]
 fn what_made_it_slow() {
-    let slow = request(5, 1000, 600, (2, 150));
+    let gc_other = Some(GcTime { pauses: 2, ns: 75 * MS });
+    let slow = Request { gc_other, ..request(5, 1000, 600, (2, 150)) };
     let quick = request(6, 1700, 20, (1, 1));
     let cycles = [
-        cycle(810, Some(4), 900, &[(7, 900, 5), (7, 1010, 20)]),
+        cycle(810, Some(4), 900, &[(7, 900, 5), (8, 990, 15), (7, 1010, 20)]),
         cycle(811, Some(5), 1100, &[(7, 1100, 40), (8, 1200, 70), (7, 1300, 90)]),
         cycle(812, Some(6), 1705, &[(7, 1705, 1)]),
     ];
@@ -130,11 +137,14 @@ fn what_made_it_slow() {
     ];
     let expected = "\
 600.0ms  GET /reports/:id 200
-  web (pid 4242, thread 7); first byte after 599.0ms
+  web (pid 4242, thread 7); waited 2.00ms for a thread; first byte after 599.0ms
   GC: 150.0ms (25.0 %) in pauses of this thread; it started 2 cycles
-    +10.00ms  minor GC #810 (newobj): 20.00ms
+      75.00ms (12.5 %) in 2 pauses of other threads meanwhile
+    +0        minor GC #810 (newobj): 20.00ms
+              and 5.00ms in other threads
               not started by this request
     +100.0ms  minor GC #811 (newobj): 130.0ms in 2, longest 90.00ms
+              and 70.00ms in other threads
               by Report#rows models/report.rb:12
     not listed: 1 cycle (not over yet, lost, or too many to keep)
   GVL: 2 long waits seen, 39.00ms (6.5 %)
@@ -145,6 +155,37 @@ fn what_made_it_slow() {
 1 of 2 requests took 500.0ms or longer";
     assert_eq!(text(&web(true), 500, &seen), expected);
     assert!(expected.lines().all(|line| line.chars().count() <= WIDTH));
+    // All waits together, where they are known, and how the time divides.
+    let states = Some(States { cpu_ns: 150 * MS, runnable_ns: 6 * MS, blocked_ns: 444 * MS });
+    let slow = Request { gvl_wait_ns: Some(60 * MS), states, ..slow };
+    let text = text(&web(true), 500, &[Seen::GvlWait(&waits[0]), Seen::Request(&slow)]);
+    let both = "\n  GVL: waited 60.00ms (10.0 %) for it in all\n       1 long wait seen, 30.00ms (5.0 %)\n";
+    assert!(text.contains(both), "{text}");
+    let time = "\n  CPU: 150.0ms (25.0 %), ready 6.00ms (1.0 %), waiting 444.0ms (74.0 %)\n";
+    assert!(text.contains(time), "{text}");
+    assert!(time.trim().len() <= WIDTH, "{time}");
+}
+
+/// GC that is not known is no number; that of other threads alone is listed, too.
+#[test]
+fn only_others() {
+    let gc_other = Some(GcTime { pauses: 1, ns: 70 * MS });
+    let waits = Request { gc_other, ..request(5, 1000, 600, (0, 0)) };
+    let unknown = Request { gcs: None, gc_ns: None, gc_other: None, ..request(6, 2000, 600, (0, 0)) };
+    let cycle = cycle(811, Some(4), 1100, &[(8, 1200, 70)]);
+    let expected = "\
+600.0ms  GET /reports/:id 200
+  web (pid 4242, thread 7); waited 2.00ms for a thread; first byte after 599.0ms
+  GC: none in this thread
+      70.00ms (11.7 %) in 1 pause of other threads meanwhile
+    +200.0ms  minor GC #811 (newobj): 70.00ms in other threads
+              not started by this request
+600.0ms  GET /reports/:id 200
+  web (pid 4242, thread 7); waited 2.00ms for a thread; first byte after 599.0ms
+  GC: not known in this thread; not known of others
+2 of 2 requests took 500.0ms or longer";
+    let seen = [Seen::Cycle(&cycle), Seen::Request(&waits), Seen::Request(&unknown)];
+    assert_eq!(text(&web(false), 500, &seen), expected);
 }
 
 /// Nothing to see; and a request that does not say how long it took is not called slow.
@@ -156,8 +197,8 @@ fn empty() {
     let seen = [Seen::Request(&endless), Seen::Request(&plain)];
     let expected = "\
 700.0ms  GET /reports/:id 200
-  web (pid 4242, thread 7); first byte after 699.0ms
-  GC: none in this thread
+  web (pid 4242, thread 7); waited 2.00ms for a thread; first byte after 699.0ms
+  GC: none in this thread; none in others
 1 of 2 requests took 500.0ms or longer";
     assert_eq!(text(&web(false), 500, &seen), expected);
 }

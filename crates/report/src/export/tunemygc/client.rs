@@ -30,18 +30,18 @@ use crate::{
     tls,
 };
 
-/// Bytes of sets that wait to be put on disk.
+/// Most bytes of sets that wait to be put on disk.
 const QUEUE: usize = 64 << 20;
-/// Bytes of sets that wait on disk.
+/// Most bytes of sets that wait on disk.
 const SPOOL: u64 = 256 << 20;
-/// For one exchange, and for its connection alone.
+/// Timeouts of one exchange, and of its connection alone.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
 /// Attempts before the next set has its turn.
 const ATTEMPTS: u32 = 3;
 /// The longest pause between attempts.
 const LAST_PAUSE: Duration = Duration::from_mins(2);
-/// For what is left when tracing ends. What is still left then waits on disk for the next run.
+/// Time for what is left when tracing ends. What is still left then waits on disk for the next run.
 const FINISH: Duration = Duration::from_secs(20);
 /// An answer longer than this is cut off.
 const MAX_ANSWER: u64 = 4096;
@@ -55,12 +55,12 @@ pub struct Target {
     pub tokens: Tokens,
     /// Directory in which sets wait.
     pub spool: PathBuf,
-    /// After so many cycles of a process its set is sent and begun anew.
+    /// After this many cycles of a process its set is sent and a new one begun.
     pub cycles: Option<NonZeroU32>,
 }
 
 impl Target {
-    /// An address with nothing behind it that belongs to the protocol; `None` if it is no http:// or https:// address.
+    /// An address without the protocol's path; `None` if it is not an http:// or https:// address.
     pub fn url(text: &str) -> Option<String> {
         let url = text.trim_end_matches('/');
         upload::address(url.strip_suffix("/ruby").unwrap_or(url))
@@ -136,11 +136,11 @@ impl Client {
     /// Adds what became of its sets.
     pub(super) fn add_counts(&self, to: &mut UserCounts) {
         let Counts { made, sent, partial: _, refused, dropped, waiting } = self.engine.counts();
-        to.sets += made;
-        to.sets_sent += sent;
-        to.sets_refused += refused;
-        to.sets_dropped += dropped;
-        to.sets_waiting += waiting;
+        to.sets.sets += made;
+        to.sets.sets_sent += sent;
+        to.sets.sets_refused += refused;
+        to.sets.sets_dropped += dropped;
+        to.sets.sets_waiting += waiting;
     }
 
     /// Sends what is left, for a while.
@@ -168,8 +168,8 @@ fn in_the_clear(url: &str) -> bool {
     !["127.", "localhost", "[::1]"].iter().any(|local| host.starts_with(local))
 }
 
-/// What an answer means. As the protocol's agent does, gctrace sends again what is answered with 500; besides what says by itself
-/// that it is for now only.
+/// What an answer means. Like the protocol's agent, gctrace tries again after a 500; it also does so after answers that are
+/// temporary by their meaning.
 fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
     let refused = |what: &str| Outcome::Refused(Reason::quoting(what, body));
     match code {
@@ -233,7 +233,7 @@ fn takes_gzip(headers: &HeaderMap) -> bool {
     list.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("gzip"))
 }
 
-/// Where sets wait if nothing else is said.
+/// Where sets wait by default.
 pub fn default_spool() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(Path::new("/var/lib/gctrace/spool").to_owned());
@@ -245,7 +245,7 @@ pub fn default_spool() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Every code of the protocol has its meaning, and only what is for now is sent again.
+    /// Every code of the protocol has its meaning, and only temporary failures are tried again.
     #[test]
     fn meanings() {
         let meaning = |code, body| meaning(code, body, None);

@@ -1,7 +1,7 @@
-//! Sets that are still growing, in the spool: whoever is killed meanwhile loses less than a minute of them.
+//! Sets that are still growing, in the spool: a gctrace that is killed loses less than a minute of them.
 //!
 //! A draft is a text file: a line with the header, then one for each sample. It is locked as long as its set grows, and removed
-//! when the set is handed over whole. A draft that nobody locks is what a run left that was killed: the next one sends it.
+//! when the set is handed over whole. A draft that is not locked was left by a run that was killed: the next run sends it.
 
 use std::{
     fs::File,
@@ -43,7 +43,7 @@ impl Journal {
         Self { dir, made: 0 }
     }
 
-    /// Writes what is new in a set to its draft, which is made if there is none. After an error there is none.
+    /// Writes what is new in a set to its draft, which is made if there is none. After an error the draft is gone.
     pub(super) fn append(&mut self, set: &SampleSet, draft: &mut Option<Draft>) -> io::Result<()> {
         if set.samples.len() <= draft.as_ref().map_or(0, |draft| draft.samples) {
             return Ok(());
@@ -88,7 +88,7 @@ impl Journal {
                 continue;
             }
             let there = file.metadata()?;
-            // Who removed it took it for one that was left.
+            // Another run removed it as an abandoned draft.
             if there.len() == 0 && there.nlink() > 0 {
                 return Ok((file, name));
             }
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(spool.len(), 1);
         assert_eq!(samples(&spool.front().unwrap()), 5);
         drop(spool);
-        // Once its run is gone, too; and none is sent twice.
+        // Once its run is gone, too; and no set is sent twice.
         drop(running);
         let mut spool = Spool::open(base.path(), "spool", 1 << 20).unwrap();
         assert_eq!(spool.len(), 2);

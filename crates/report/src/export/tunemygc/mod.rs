@@ -68,7 +68,7 @@ pub enum Dialect {
 
 impl Dialect {
     fn spy_ids(self) -> Option<String> {
-        // Of the agent's words, the one for a program that is watched by nobody but its operator.
+        // The agent's word for a program that only its operator watches.
         (self == Self::Agent).then(|| "manual".to_owned())
     }
 }
@@ -77,14 +77,14 @@ impl Dialect {
 enum To {
     Dir {
         path: PathBuf,
-        /// Files go where the path led at the start, whoever changes it.
+        /// Files go to the directory that the path named at the start, even if the path changes.
         open: OwnedFd,
     },
     Collector {
         client: Box<Client>,
         tokens: Tokens,
         cycles: Option<NonZeroU32>,
-        /// Until it fails: then there is no room, and the sets themselves are in danger.
+        /// Dropped when it fails: the disk is then full, and the sets themselves may be lost.
         journal: Option<Journal>,
         /// When it was written to, `CLOCK_MONOTONIC`.
         drafted_ns: u64,
@@ -94,7 +94,7 @@ enum To {
 /// The set of a process that is being traced.
 struct Open {
     set: SampleSet,
-    /// Of the first sample.
+    /// Time of the first sample.
     first_ns: u64,
     name: String,
     /// `GC.stat_heap`, at the last sample: its keys and the values of each heap.
@@ -112,7 +112,7 @@ impl TuneMyGc {
     pub fn new(dir: &Path, dialect: Dialect, clock: WallClock) -> Result<Self, ExportError> {
         let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
         let is_new = !dir.exists();
-        // A link at the end is not to be made into a directory, nor followed if it is somebody else's.
+        // A link at the end must not be replaced by a directory, nor followed if another user owns it.
         if let Err(failed) = std::fs::create_dir_all(dir)
             && failed.kind() != io::ErrorKind::AlreadyExists
         {
@@ -130,7 +130,7 @@ impl TuneMyGc {
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
-    /// Sets are sent to a collector; `say` tells what it answers.
+    /// Sets are sent to a collector; `say` reports its answers.
     pub fn sending(
         target: &Target,
         dialect: Dialect,
@@ -198,8 +198,12 @@ impl TuneMyGc {
         }
         let Some(text) = text else { return Ok(()) };
         match &self.to {
-            To::Dir { path, open } => file::write_new(&opened(open), &stem, ".json", text.as_bytes())
-                .map_err(|source| ExportError::File { path: path.join(format!("{stem}.json")), source }),
+            To::Dir { path, open } => {
+                let dir = opened(open);
+                file::write_new(&dir, &stem, ".json", file::PUBLIC, |out| out.write_all(text.as_bytes()))
+                    .map(drop)
+                    .map_err(|source| ExportError::File { path: path.join(format!("{stem}.json")), source })
+            }
             To::Collector { client, journal, .. } => {
                 client.send(text);
                 if let (Some(journal), Some(draft)) = (journal, draft) {
@@ -274,13 +278,13 @@ impl Exporter for TuneMyGc {
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
-        counts.sets_without_token += self.without_token;
+        counts.sets.sets_without_token += self.without_token;
         if let To::Collector { client, .. } = &self.to {
             client.add_counts(counts);
         }
     }
 
-    fn flush(&mut self) -> Result<(), ExportError> {
+    fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         self.draft();
         Ok(())
     }

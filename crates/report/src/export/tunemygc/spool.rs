@@ -15,7 +15,7 @@ use crate::{
     private_dir::{DirError, PrivateDir},
 };
 
-/// A file beyond this was not made by us.
+/// A larger file was not written by gctrace.
 pub(super) const MAX_SET: usize = 256 << 20;
 
 /// A set that waits.
@@ -34,7 +34,7 @@ pub(super) struct Spool {
     waiting: VecDeque<Entry>,
     bytes: u64,
     limit: u64,
-    /// Sets dropped for want of room or because they could not be read, not reported yet.
+    /// Sets dropped because there was no room or they could not be read, not reported yet.
     gone: u64,
     made: u64,
     /// Held as long as this run sends what earlier ones left.
@@ -44,7 +44,7 @@ pub(super) struct Spool {
 impl Spool {
     /// Opens the spool `name` in a directory. Both are made if they are not there, for their owner only: sets carry tokens, and
     /// what lies there is sent. Directories of others, and links, are refused. What an earlier run left is sent first, unless
-    /// another run is about to.
+    /// another run is already sending it.
     pub(super) fn open(base: &Path, name: &str, limit: u64) -> io::Result<Self> {
         let refused = |error| match error {
             DirError::Io(error) => error,
@@ -223,6 +223,6 @@ mod tests {
         let mut spool = Spool::open(dir.path(), "spool", 4).unwrap();
         assert_eq!((text(spool.front()).as_deref(), spool.take_gone().dropped), (Some("cccc"), 1));
         fs::remove_file(spool.dir().join(&spool.waiting[0].name)).unwrap();
-        assert_eq!((spool.front(), spool.take_gone().dropped), (None, 1), "somebody took it away");
+        assert_eq!((spool.front(), spool.take_gone().dropped), (None, 1), "another process took it away");
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::ledger::UserCounts;
 
-/// What a server got: whether it was gzip, and the set.
+/// What a server received: whether it was gzip, and the set.
 type Got = (bool, String);
 
 /// A server that gives these answers, one to each request, each with the headers that go with it.
@@ -72,7 +72,7 @@ fn waiting(dir: &Path) -> usize {
     files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()
 }
 
-/// Every answer is handled and said: 500 and a broken connection are tried again, the rest is final; gzip is sent only
+/// Every answer is handled and reported: 500 and a broken connection are tried again, the rest is final; gzip is sent only
 /// right after an answer that says it may be.
 #[test]
 fn answers() {
@@ -92,7 +92,7 @@ fn answers() {
             (412, "", "{\"RUBY_GC_MALLOC_LIMIT\":\"1\"}"),
             (426, "", "1.0.15"),
             (501, "", "Ruby 9"),
-            (400, "", "sample 0 (timestamp): is no number"),
+            (400, "", "sample 0 (timestamp): is not a number"),
             (302, "Location: http://127.0.0.1:1/\r\n", "elsewhere"),
             (204, "", ""),
         ],
@@ -124,7 +124,7 @@ fn answers() {
         "environment variables already ({\"RUBY_GC_MALLOC_LIMIT\":\"1\"})",
         "a later version of the agent is required (1.0.15)",
         "not supported (Ruby 9)",
-        "invalid payload (sample 0 (timestamp): is no number)",
+        "invalid payload (sample 0 (timestamp): is not a number)",
         "unexpected answer 302",
         "2 sample sets were accepted, 6 refused, 0 dropped",
     ] {
@@ -147,9 +147,9 @@ fn restarts() {
     client.send("[2]".to_owned());
     let begun = Instant::now();
     client.finish();
-    assert!(begun.elapsed() < Duration::from_secs(10), "nobody is there: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(10), "no collector is there: {:?}", begun.elapsed());
     assert_eq!(waiting(dir.path()), 2);
-    // Another collector does not get them.
+    // Another collector does not receive them.
     let (other, elsewhere) = local();
     other.set_nonblocking(true).unwrap();
     Client::start(&target(elsewhere, dir.path()), say).unwrap().finish();
@@ -171,7 +171,7 @@ fn restarts() {
     }
 }
 
-/// A server that never answers does not hold up who hands over sets; what is too much is dropped and counted.
+/// A server that never answers does not block tracing; what exceeds the queue is dropped and counted.
 #[test]
 fn never_waits() {
     let dir = tempfile::tempdir().unwrap();
@@ -189,6 +189,7 @@ fn never_waits() {
     let counted = |client: &Client| {
         let mut counts = UserCounts::default();
         client.add_counts(&mut counts);
+        let counts = counts.sets;
         (counts.sets, counts.sets_sent, counts.sets_refused, counts.sets_dropped, counts.sets_waiting)
     };
     assert_eq!(counted(&client), (101, 0, 0, 36, 65), "64 of 100 MB are kept");

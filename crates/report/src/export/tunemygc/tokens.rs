@@ -8,12 +8,12 @@ use crate::model::Process;
 
 /// Tokens by what a process belongs to, and one for all others.
 ///
-/// Units, control groups and users come from the kernel. Names of services come from what a process says of itself: anybody who may
-/// start a process may call it anything, and would then feed the application of others, from which they take their settings.
+/// Units, control groups and users come from the kernel. Service names come from the processes themselves: any user who may start a
+/// process can choose its name, and could send samples to the application of others, which take their settings from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tokens {
-    /// For processes that have none of their own.
+    /// Token for processes that have no other.
     pub default: Option<String>,
     /// By system unit, e.g. `shop.service`; of instances also by template, `shop@.service`.
     #[serde(default)]
@@ -21,7 +21,7 @@ pub struct Tokens {
     /// By path of a control group and what is below it, e.g. `/kubepods.slice`; the longest one counts.
     #[serde(default)]
     pub cgroups: BTreeMap<String, String>,
-    /// By number of the user.
+    /// By user id.
     #[serde(default)]
     pub users: BTreeMap<String, String>,
     /// By service, if `trust_environment`.
@@ -40,25 +40,25 @@ impl Tokens {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        // The library's errors quote the line, and its messages names and numbers: a token where a name should be, for instance.
+        // The library's errors quote the line, and its messages contain names and numbers, which may be tokens in the wrong place.
         let parsed: Result<Self, toml::de::Error> = toml::from_str(text);
         let tokens = parsed.map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
             format!(
-                "line {line}: is neither `default = \"TOKEN\"` nor, below `[units]`, `[cgroups]`, `[users]` or `[services]`, `\"NAME\" = \"TOKEN\"`, or comes twice"
+                "line {line}: is neither `default = \"TOKEN\"` nor, below `[units]`, `[cgroups]`, `[users]` or `[services]`, `\"NAME\" = \"TOKEN\"`, or appears twice"
             )
         })?;
         if tokens.all().any(String::is_empty) {
             return Err("a token is empty".to_owned());
         }
         if !tokens.services.is_empty() && !tokens.trust_environment {
-            return Err("[services] goes by names that every process gives itself: use [units], [cgroups] or [users], or, where all \
+            return Err("[services] selects by names that processes give themselves: use [units], [cgroups] or [users], or, where all \
                         users of this host may feed these applications, say `trust_environment = true` at the top"
                 .to_owned());
         }
         if tokens.users.keys().any(|user| user.parse::<u32>().is_err()) {
-            return Err("[users] takes numbers of users (`id -u NAME`)".to_owned());
+            return Err("[users] takes user ids (`id -u NAME`)".to_owned());
         }
         Ok(tokens)
     }
@@ -121,7 +121,7 @@ mod tests {
         Tokens::read(&path)
     }
 
-    /// Errors name the line and no token; names that a process gives itself are to be trusted in so many words.
+    /// Errors name the line and no token; names that processes give themselves must be trusted explicitly.
     #[test]
     fn files() {
         let tokens = read("trust_environment = true\n[services]\nshop = 'bb'\n").unwrap();

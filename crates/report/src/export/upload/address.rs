@@ -25,12 +25,12 @@ pub struct Address {
 const OTLP_PORT: u16 = 4317;
 
 impl Address {
-    /// A server that is spoken to over HTTP.
+    /// A server that is reached over HTTP.
     pub fn http(url: &str) -> Option<Self> {
         web(url).map(|url| Self { url, protocol: Protocol::Http })
     }
 
-    /// A server that is spoken to over gRPC. `None` if it is no grpc://, grpcs://, http:// or https:// address of a host.
+    /// A server that is reached over gRPC. `None` if it is not a grpc://, grpcs://, http:// or https:// address of a host.
     pub fn grpc(text: &str) -> Option<Self> {
         let text = text.trim_end_matches('/');
         let own = text.strip_prefix("grpcs://").map(|host| ("https", host));
@@ -68,15 +68,16 @@ impl Address {
             }
         };
         match protocol {
-            Protocol::Http => Self::http(text)
-                .ok_or_else(|| format!("`{text}` is no http:// or https:// address (nor grpc://, grpcs://)")),
+            Protocol::Http => Self::http(text).ok_or_else(|| {
+                format!("`{text}` is not an http:// or https:// address (or grpc://, grpcs://)")
+            }),
             Protocol::Grpc => Self::grpc(text)
-                .ok_or_else(|| format!("`{text}` is no address for gRPC, such as grpc://localhost:4317")),
+                .ok_or_else(|| format!("`{text}` is not a gRPC address, such as grpc://localhost:4317")),
         }
     }
 }
 
-/// An http:// or https:// address without a `/` at its end; `None` if it is none.
+/// An http:// or https:// address without a `/` at its end; `None` if it is not one.
 pub fn web(text: &str) -> Option<String> {
     let url = text.trim_end_matches('/');
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;

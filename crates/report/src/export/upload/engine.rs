@@ -18,14 +18,14 @@ use super::notices::{Notices, Reason};
 
 /// The usual [`Policy::first_pause`].
 pub(in crate::export) const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// How long the end waits before it says that it waits.
+/// After this time, the final wait is announced.
 const PROMPT: Duration = Duration::from_millis(500);
 
 /// Where jobs wait.
 pub(in crate::export) trait Backlog: Send + 'static {
     /// What tracing hands over.
     type Job: Send + 'static;
-    /// What the peer gets.
+    /// What the peer receives.
     type Item<'a>;
     /// Adds a job at the end. `room` is what it occupies of the memory queue, until it is dropped.
     fn push(&mut self, job: Self::Job, room: Room) -> io::Result<()>;
@@ -52,7 +52,7 @@ pub(in crate::export) trait Backlog: Send + 'static {
 pub(in crate::export) struct Gone {
     /// Dropped: no room, or unreadable.
     pub(in crate::export) dropped: u64,
-    /// They turned out to hold nothing.
+    /// Nothing to send after all.
     pub(in crate::export) empty: u64,
 }
 
@@ -64,12 +64,12 @@ pub(in crate::export) trait Peer<B: Backlog>: Send + 'static {
     fn url(&self) -> &str;
 }
 
-/// What an attempt came to.
+/// The outcome of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::export) enum Outcome<A> {
-    /// The peer has it.
+    /// The peer accepted it.
     Accepted(A),
-    /// The peer takes smaller ones only.
+    /// The peer accepts only smaller ones.
     TooLarge,
     /// The peer will never take it.
     Refused(Reason),
@@ -80,7 +80,7 @@ pub(in crate::export) enum Outcome<A> {
 }
 
 impl<A> Outcome<A> {
-    /// The same outcome, with what acceptance means made of the answer.
+    /// The same outcome, with the answer of an acceptance mapped by `of`.
     pub(in crate::export) fn map<B>(self, of: impl FnOnce(A) -> B) -> Outcome<B> {
         match self {
             Self::Accepted(answer) => Outcome::Accepted(of(answer)),
@@ -104,9 +104,9 @@ pub(in crate::export) enum Receipt {
 /// What happens with a job that keeps failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::export) enum Failing {
-    /// Dropped after so many attempts.
+    /// Dropped after this many attempts.
     Drop(u32),
-    /// After so many attempts that the peer answered, it goes to the end of the queue, so that the others pass. It is never given up.
+    /// After this many attempts that the peer answered, it goes to the end of the queue, so that the others pass. It is never dropped.
     Requeue(u32),
 }
 
@@ -121,13 +121,13 @@ pub(in crate::export) struct Policy {
     pub(in crate::export) thread: &'static str,
     /// Most that may wait in memory, in units of [`Engine::send`]'s weight.
     pub(in crate::export) capacity: usize,
-    /// What keeps failing.
+    /// What happens with a job that keeps failing.
     pub(in crate::export) failing: Failing,
     /// Before the second attempt; doubled with each failure in a row.
     pub(in crate::export) first_pause: Duration,
     /// The longest pause, whatever the peer asks for.
     pub(in crate::export) last_pause: Duration,
-    /// For what is left when tracing ends.
+    /// Time for what is left when tracing ends.
     pub(in crate::export) finish: Duration,
 }
 
@@ -171,7 +171,7 @@ pub(in crate::export) struct Engine<J> {
     ended: Receiver<()>,
     thread: RefCell<Option<JoinHandle<()>>>,
     keeps_in: Option<String>,
-    /// The counts, once nothing more is waited for.
+    /// The final counts, once the engine has stopped waiting.
     last: Cell<Option<Counts>>,
     say: fn(&str),
 }
@@ -305,7 +305,7 @@ struct Worker<B, P> {
     notices: Notices,
     /// Attempts in a row that failed.
     failures: u32,
-    /// Not before this is tried again.
+    /// Earliest time of the next attempt.
     next: Instant,
 }
 
@@ -375,7 +375,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         how(&mut counts);
     }
 
-    /// Tries the front once. `last`: tracing has ended. False if there is no use in trying the others.
+    /// Tries the front once. `last`: tracing has ended. False if trying the others would be of no use.
     fn attempt(&mut self, last: bool) -> bool {
         let outcome = self.backlog.front().map(|item| self.peer.send(item));
         self.count_gone();
@@ -404,7 +404,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
                 return true;
             }
             Outcome::TooLarge => {
-                self.notices.report(&format!("{url} finds a {job} too large"), "");
+                self.notices.report(&format!("{url} rejects a {job} as too large"), "");
                 self.done(|counts| counts.refused += 1);
                 return true;
             }

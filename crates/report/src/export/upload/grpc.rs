@@ -24,7 +24,7 @@ use ureq::http::{HeaderMap, uri::PathAndQuery};
 use super::{CONNECT, Reason, TIMEOUT, engine::Outcome};
 use crate::tls;
 
-/// The largest message that receivers take where nobody has told them otherwise (gRPC's default).
+/// The largest message that receivers accept by default (gRPC's default).
 const USUAL_LIMIT: usize = 4 << 20;
 
 /// A server.
@@ -104,7 +104,7 @@ fn meaning(status: &Status, size: usize) -> Outcome<Bytes> {
     let asked = retry_delay(status.details());
     let after = asked.filter(|delay| !delay.is_zero());
     match status.code() {
-        // The server says itself that it is for now only.
+        // The server itself reports it as temporary.
         Code::ResourceExhausted if asked.is_some() => Outcome::Again(reason, after),
         // The specification has no code for this. gRPC's libraries say it in these ways.
         Code::ResourceExhausted | Code::OutOfRange if says_too_large(status.message()) => Outcome::TooLarge,

@@ -59,7 +59,7 @@ fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome<Bytes
     }
 }
 
-/// `Retry-After` in seconds; a date is not heeded, the usual pause is.
+/// `Retry-After` in seconds; a date is ignored, and the usual pause applies.
 pub(in crate::export) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
@@ -71,7 +71,7 @@ pub(in crate::export) fn gzip(bytes: &[u8]) -> Vec<u8> {
     out.write_all(bytes).and_then(|()| out.finish()).unwrap_or_default()
 }
 
-/// A client that returns every answer, also those that are errors or lead elsewhere.
+/// A client that returns every answer, errors and redirects included.
 pub(in crate::export) fn agent(timeout: Duration, connect: Duration) -> Agent {
     tls::http(timeout, connect)
         .http_status_as_error(false)

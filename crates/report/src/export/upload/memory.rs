@@ -12,7 +12,7 @@ use super::{
 /// Payloads that wait. They are encoded when their turn comes, once.
 pub(super) struct Memory {
     waiting: VecDeque<Entry>,
-    /// Of an encoded payload, what is sent, however often.
+    /// Prepares an encoded payload for sending, once.
     prepare: fn(Vec<u8>) -> Bytes,
     gone: Gone,
 }

@@ -1,4 +1,4 @@
-//! What is said about a peer: text of others made safe to show, and the same trouble said once, with a count.
+//! What is reported about a peer: text from peers is made safe to show, and repeated trouble is reported once, with a count.
 
 use std::{
     fmt,
@@ -7,11 +7,11 @@ use std::{
 
 use gctrace_tunemygc::printable::printable_part;
 
-/// The same trouble is said again after this, with how often it happened since.
+/// Repeated trouble is reported again after this time, with how often it happened since.
 const AGAIN: Duration = Duration::from_mins(10);
-/// Kinds of trouble that are told apart; the one said longest ago makes room.
+/// Most kinds of trouble kept apart; the one reported longest ago is dropped.
 const KINDS: usize = 16;
-/// Characters of another's text that are shown.
+/// Most characters of a peer's text that are shown.
 const SHOWN: usize = 200;
 
 /// Why something was not accepted: what happened, and what the peer said about it. Both are safe to show.
@@ -22,7 +22,7 @@ pub(in crate::export) struct Reason {
 }
 
 impl Reason {
-    /// What happened. The same trouble should have the same words.
+    /// What happened. Repeated trouble should have the same words.
     pub(in crate::export) fn new(what: &str) -> Self {
         Self::quoting(what, "")
     }
@@ -48,7 +48,7 @@ struct Notice {
     /// Its last words.
     text: String,
     said: Instant,
-    /// How often it happened without being said.
+    /// How often it happened without a report.
     more: u64,
 }
 
@@ -65,7 +65,7 @@ impl Notices {
         Self { name, say, said: Vec::new() }
     }
 
-    /// Says a line that is news each time.
+    /// Reports a line that is new each time.
     pub(super) fn say(&self, text: &str) {
         (self.say)(&format!("gctrace: {}: {text}", self.name));
     }
@@ -104,7 +104,7 @@ impl Notices {
         self.said.push(Notice { kind, text, said: Instant::now(), more: 0 });
     }
 
-    /// Says how often there was what has been said once.
+    /// Reports how often trouble occurred beyond its one report.
     pub(super) fn finish(&mut self) {
         for notice in std::mem::take(&mut self.said) {
             self.account(&notice);
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// The same trouble is said once and counted, whatever the peer says about it; kinds are bounded, and no count is lost.
+    /// Repeated trouble is reported once and counted, whatever the peer says about it; kinds are bounded, and no count is lost.
     #[test]
     fn said_once() {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -11,7 +11,7 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
     let evidence = case.evidence;
     if case.series == Series(3, 2) {
         return Err(
-            "the HEAP_INIT_SLOTS of Ruby 3.2 is no initial size but what is free after each cycle".into()
+            "the HEAP_INIT_SLOTS of Ruby 3.2 is not an initial size but the number of free slots after each cycle".into()
         );
     }
     let (size, _) = case.heap()?;
@@ -59,12 +59,12 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Whether a size is worth a change: by 10 % and 2 000 slots.
+/// Whether a size differs enough to change it: by 10 % and 2 000 slots.
 pub(super) fn is_other(wanted: f64, current: f64) -> bool {
     (wanted - current).abs() >= (current * 0.10).max(2_000.0)
 }
 
-/// The initial size of each heap that should have another one, larger than by default.
+/// The initial size of each heap that should have a different one, larger than by default.
 pub(super) fn initial_sizes(
     case: &Case<'_>,
     heaps: &[Heap],
@@ -74,7 +74,7 @@ pub(super) fn initial_sizes(
     for (name, heap) in HEAPS.into_iter().zip(heaps) {
         let page = (65_536 / heap.slot.max(1)).max(1);
         let slots = wanted(heap).div_ceil(page).saturating_mul(page);
-        // A heap that is smaller than it may be is not filled: that costs nothing.
+        // A heap that is smaller than its allowance is not filled: that costs nothing.
         if slots as f64 > case.value(name) && is_other(slots as f64, case.value(name)) {
             set.push(case.change(name, Setting::Size(slots))?);
         }
@@ -82,7 +82,7 @@ pub(super) fn initial_sizes(
     if set.is_empty() { Err("every heap has its size from the beginning".to_owned()) } else { Ok(set) }
 }
 
-/// Major cycles because a minor one left too few free slots.
+/// Major cycles that ran because a minor one left too few free slots.
 pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
     case.speed()?;
     let (n, all) = (case.evidence.majors_by("nofree"), case.evidence.all_majors());
@@ -94,7 +94,7 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
         ));
     }
     let (size, _) = case.heap()?;
-    // A heap grows only where the program runs out of slots, so a higher goal is missed again and again (see `before_malloc`).
+    // A heap grows only where the program runs out of slots; otherwise a higher goal is missed again and again (see `before_malloc`).
     let (slots, malloc) = (case.evidence.minors_by("newobj"), case.evidence.minors_by("malloc"));
     if malloc > slots {
         return Err(format!(
@@ -131,7 +131,7 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Pages that are not needed go back to the system.
+/// Pages that are not needed are returned to the system.
 pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
     case.memory()?;
     let evidence = case.evidence;
@@ -195,7 +195,7 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
     let slots = wanted.min(size / 4).max(10 * case.series.page_slots());
     let step = evidence.growth.max();
     let change = case.change(NAME, Setting::Size(slots))?;
-    // What it was set to from other figures of the same program is right, too.
+    // A value that was set from other figures of the same program is right, too.
     if change.current > 0.0 && change.current <= slots as f64 * 4.0 {
         return Err(format!("{NAME} is {} already", change.current));
     }

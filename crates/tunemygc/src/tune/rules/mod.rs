@@ -1,4 +1,4 @@
-//! The rules: each looks at one trait of a program and advises, or says why not.
+//! The rules: each examines one trait of a program and advises, or says why not.
 
 use super::{
     Advice, Change, Comparison, Confidence, Episode, Evidence, InForce, Plan, Refusal, Report, Setting,
@@ -17,19 +17,19 @@ mod price;
 mod room;
 mod triggers;
 
-/// Fewest cycles, and seconds, and the share of cycles that the sets must have, for anything to be advised.
+/// Fewest cycles in the sets for any advice.
 pub const MIN_CYCLES: u64 = 30;
-/// Fewest seconds.
+/// Fewest seconds in the sets for any advice.
 pub const MIN_SECONDS: f64 = 5.0;
 /// Largest share of cycles that may be missing in the sets.
 pub const MAX_MISSING: f64 = 0.10;
-/// Fewest cases of a kind, as Shopify's autotuner has it.
+/// Fewest cases of a kind, as in Shopify's autotuner.
 const MIN_CASES: u64 = 10;
-/// Fewest units of work that no other overlaps, for their size to be believed.
+/// Fewest units of work without overlap for their size to count.
 const MIN_UNITS: u64 = 30;
 /// A program that spends less of its time in the GC gains nothing by changing that.
 const GC_SHARE: f64 = 0.05;
-/// What it should come down to.
+/// The share that advice aims at.
 const GC_GOAL: f64 = 0.025;
 
 /// The variable of each heap, from 3.3 to 4.0 (`RUBY_GC_HEAP_%d_INIT_SLOTS` in `gc_set_initial_pages`, gc.c of `v3_3_0` and
@@ -42,31 +42,112 @@ const HEAPS: [&str; 5] = [
     "RUBY_GC_HEAP_4_INIT_SLOTS",
 ];
 
-/// Other environments of a program after which nothing more is advised: rounds of advice must end. (The collector forgets those that were
-/// not seen for long.)
+/// Number of other environments of a program after which nothing more is advised: rounds of advice must end. (The collector forgets those
+/// that were not seen for long.)
 pub const MOST_TRIED: usize = 4;
 /// Cycles a second that are too few to matter, where their time is not counted.
 const RARE: f64 = 0.5;
 
-/// What a rule says.
+/// A rule's result.
 type Verdict = Result<Advice, String>;
-type Rule = fn(&Case<'_>) -> Verdict;
 
-/// By name. Of those that may set the same variable the first one that advises wins.
-const RULES: [(&str, Rule); 10] = [
-    ("free-slots", room::free_slots),
-    ("initial-heap", heap::initial_heap),
-    ("no-free-majors", heap::no_free_majors),
-    ("return-memory", heap::return_memory),
-    ("growth-step", heap::growth_step),
-    ("old-objects", triggers::old_objects),
-    ("malloc", triggers::malloc),
-    ("oldmalloc", triggers::oldmalloc),
-    ("unprotected-objects", triggers::unprotected),
-    ("explicit-gc", triggers::explicit),
+/// A rule.
+struct Rule {
+    name: &'static str,
+    decide: fn(&Case<'_>) -> Verdict,
+    /// Everything that it may set.
+    sets: &'static [Settable],
+}
+
+/// Variables that a rule may set on some series.
+struct Settable {
+    names: &'static [&'static str],
+    from: Series,
+    until: Series,
+}
+
+const fn on(names: &'static [&'static str], from: Series, until: Series) -> Settable {
+    Settable { names, from, until }
+}
+
+/// The share of free slots after a cycle (`RUBY_GC_HEAP_FREE_SLOTS_…`).
+const RATIOS: [&str; 3] = [
+    "RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO",
+    "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO",
+    "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO",
 ];
 
-/// What the rules look at.
+/// Of the rules that may set the same variable, the first one that advises wins. The series are those that read the variable; or
+/// fewer, where the rule does not need it on others.
+const RULES: [Rule; 10] = [
+    Rule {
+        name: "free-slots",
+        decide: room::free_slots,
+        sets: &[
+            on(&["RUBY_GC_HEAP_INIT_SLOTS"], Series::FIRST, Series(3, 2)),
+            on(&HEAPS, Series(3, 3), Series(4, 0)),
+            on(&RATIOS, Series(3, 3), Series::LAST),
+        ],
+    },
+    Rule {
+        name: "initial-heap",
+        decide: heap::initial_heap,
+        sets: &[
+            on(&["RUBY_GC_HEAP_INIT_SLOTS"], Series::FIRST, Series(3, 1)),
+            on(&HEAPS, Series(3, 3), Series(4, 0)),
+        ],
+    },
+    Rule {
+        name: "no-free-majors",
+        decide: heap::no_free_majors,
+        sets: &[on(&["RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO"], Series(2, 4), Series::LAST)],
+    },
+    Rule {
+        name: "return-memory",
+        decide: heap::return_memory,
+        sets: &[on(&RATIOS, Series(2, 4), Series::LAST)],
+    },
+    Rule {
+        name: "growth-step",
+        decide: heap::growth_step,
+        sets: &[on(&["RUBY_GC_HEAP_GROWTH_MAX_SLOTS"], Series::FIRST, Series(4, 0))],
+    },
+    Rule {
+        name: "old-objects",
+        decide: triggers::old_objects,
+        sets: &[on(&["RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR"], Series::FIRST, Series::LAST)],
+    },
+    Rule {
+        name: "malloc",
+        decide: triggers::malloc,
+        sets: &[on(&["RUBY_GC_MALLOC_LIMIT", "RUBY_GC_MALLOC_LIMIT_MAX"], Series::FIRST, Series::LAST)],
+    },
+    Rule {
+        name: "oldmalloc",
+        decide: triggers::oldmalloc,
+        sets: &[on(&["RUBY_GC_OLDMALLOC_LIMIT", "RUBY_GC_OLDMALLOC_LIMIT_MAX"], Series::FIRST, Series::LAST)],
+    },
+    Rule {
+        name: "unprotected-objects",
+        decide: triggers::unprotected,
+        sets: &[on(
+            &["RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO"],
+            Series(3, 3),
+            Series::LAST,
+        )],
+    },
+    Rule { name: "explicit-gc", decide: triggers::explicit, sets: &[] },
+];
+
+/// All that may be advised on a series: names of rules and of variables.
+pub fn settable(series: Series) -> impl Iterator<Item = (&'static str, &'static str)> {
+    RULES.iter().flat_map(move |rule| {
+        let sets = rule.sets.iter().filter(move |sets| (sets.from..=sets.until).contains(&series));
+        sets.flat_map(|sets| sets.names).map(|name| (rule.name, *name))
+    })
+}
+
+/// The input of the rules.
 struct Case<'a> {
     series: Series,
     evidence: &'a Evidence,
@@ -95,11 +176,11 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
             strategy,
             leaks: if many { &leaks } else { &[] },
         };
-        for (rule, decide) in RULES {
+        for Rule { name: rule, decide, .. } in RULES {
             let verdict = match plan.withdrawal {
                 Some(_) => Err("the last change is taken back first".to_owned()),
                 None if others.len() >= MOST_TRIED => Err(format!(
-                    "{} other settings were tried already; what is left to win is small",
+                    "{} other settings were tried already; the remaining gain is small",
                     others.len()
                 )),
                 None => decide(&case)
@@ -108,8 +189,8 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
             };
             match verdict {
                 Ok(mut advice) => {
-                    // What has its value already need not be set.
-                    advice.set.retain(|change| !in_force::same(change.value.number(), change.current));
+                    // A variable that has its value already need not be set.
+                    advice.set.retain(|change| !in_force::is_same(change.value.number(), change.current));
                     plan.advice.push(Advice { rule, ..advice });
                 }
                 Err(reason) => plan.refusals.push(Refusal { rule, reason }),
@@ -129,7 +210,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
     }
 }
 
-/// The last change, if it was for the worse.
+/// The last change, if it made things worse.
 fn withdrawal(now: &Episode, others: &[Episode], strategy: Strategy) -> Option<Withdrawal> {
     let before = before(now, others)?;
     let worse = judge(before, now, strategy) == Outcome::Worse;
@@ -202,7 +283,7 @@ impl<'a> Case<'a> {
     fn current(&self, name: &str) -> (f64, bool) {
         let Some(variable) = variable(name) else { return (0.0, true) };
         let value = self.in_force.value(variable);
-        (value, in_force::same(value, variable.default))
+        (value, in_force::is_same(value, variable.default))
     }
 
     fn value(&self, name: &str) -> f64 {
@@ -254,7 +335,7 @@ impl<'a> Case<'a> {
         (single && known).then_some(heaps)
     }
 
-    /// Why [`Case::heaps`] has none.
+    /// Why [`Case::heaps`] is `None`.
     fn no_heaps(&self) -> String {
         let series = self.series;
         if series > Series(4, 0) {
@@ -263,7 +344,7 @@ impl<'a> Case<'a> {
         format!("Ruby {series} wants a size for each of its heaps, which these sample sets do not carry")
     }
 
-    /// Whether there is anything to win by fewer cycles: by their time, or where that is not counted, by their number.
+    /// Whether fewer cycles would gain anything: judged by their time, or where that is not counted, by their number.
     fn is_busy(&self) -> Result<(), String> {
         if let Some(time) = self.share_of_time() {
             let little = time <= GC_SHARE;

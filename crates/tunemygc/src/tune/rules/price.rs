@@ -1,4 +1,4 @@
-//! What advice costs, as ranges: where the sets do not say more, the range is wide.
+//! What advice costs, as ranges: where the sets give no better figure, the range is wide.
 //!
 //! Measured: loops of 60 kB strings with the limits of malloc doubled, on 2.7 to 4.0 (docs/collector.md).
 
@@ -7,10 +7,10 @@ use crate::tune::{Evidence, Price};
 
 /// Bytes of the smallest slot.
 const SLOT: f64 = 40.0;
-/// By how many times the raised limit of malloc the peak of memory grew, from the least to the most that was measured.
+/// Factor from the raise of malloc's limits to the growth of the memory peak, from the least to the most that was measured.
 /// Garbage of several cycles waits to be swept, and the allocator keeps holes.
 const GARBAGE: [f64; 2] = [0.4, 8.0];
-/// By what majors were multiplied when minors became fewer: objects that outlive more garbage are found old by them.
+/// Factor on majors when minors became fewer: objects that outlive more garbage are found old by majors.
 const MAJORS: [f64; 2] = [0.5, 7.0];
 
 /// The same memory and time as before.
@@ -19,13 +19,13 @@ pub(super) fn nothing(evidence: &Evidence) -> Price {
     Price { peak_rss: now.map(|now| [now, now * 1.1]), peak_rss_now: now, majors: None, gc_time: None }
 }
 
-/// So many more slots, and by what the cycles are multiplied that they save.
+/// This many more slots; `factor` is on the cycles that they save.
 pub(super) fn slots(case: &Case<'_>, more: u64, factor: f64) -> Price {
-    // Marking falls with the cycles, sweeping stays the same work.
+    // Marking decreases with the cycles, sweeping stays the same work.
     Price { gc_time: Some([factor * 0.7, 1.0]), majors: Some([0.3, 1.2]), ..growth(case, more) }
 }
 
-/// So many more slots.
+/// This many more slots.
 pub(super) fn growth(case: &Case<'_>, more: u64) -> Price {
     let evidence = case.evidence;
     let Some(now) = peak(evidence) else { return Price::default() };
@@ -36,7 +36,7 @@ pub(super) fn growth(case: &Case<'_>, more: u64) -> Price {
     });
     let slot = if slots > 0.0 { bytes / slots } else { SLOT };
     let size = evidence.available.median().unwrap_or(0).max(1) as f64;
-    // Garbage in the further slots holds memory outside the heap, at most as much as each object does now.
+    // Garbage in the added slots holds memory outside the heap, at most as much as each object does now.
     let outside = (now / size - slot).max(0.0);
     let more = more as f64;
     Price {
@@ -47,7 +47,7 @@ pub(super) fn growth(case: &Case<'_>, more: u64) -> Price {
     }
 }
 
-/// Limits of malloc that are higher by so many bytes; the cycles that they begin are multiplied by `factor`.
+/// Limits of malloc that are higher by `more` bytes; the number of cycles that they start is multiplied by `factor`.
 pub(super) fn garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
     let now = peak(evidence);
     Price {

@@ -1,7 +1,7 @@
 //! Room in the heap for more objects between two cycles.
 
 use super::{
-    Case, GC_GOAL, GC_SHARE, MIN_UNITS, Verdict, enough,
+    Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict, enough,
     heap::{initial_sizes, is_other},
     hundredths, percent, price, quantile, share,
 };
@@ -22,7 +22,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     let interval = quantile(&evidence.intervals, 0.5, "pairs of neighbouring cycles")?.max(1);
     let (size, live) = case.heap()?;
     let (wanted, why, mut measures) = wanted_room(case, interval)?;
-    // Never more than twice the heap, and not again twice of what was given before: four times of what lives.
+    // At most twice the heap, and, so that repeated raises do not add up, at most four times the live slots.
     let most = (2 * size).min(live.saturating_mul(4).max(size)).saturating_sub(live);
     let until = until_malloc(evidence, interval);
     let how = How::of(case);
@@ -53,7 +53,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     }
     let (set, slots) = match how {
         How::Initial => {
-            // A full heap holds what one interval allocates, and what lives or has not been found dead.
+            // A full heap holds what one interval allocates, and what is live or was not found dead.
             let slots = case.series.whole_pages(size.saturating_sub(interval) + room);
             (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], slots)
         }
@@ -72,7 +72,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
             (set, size.saturating_add(more))
         }
         How::Ratios => {
-            // Room that is never used up does harm there: malloc begins a cycle first, which finds fewer free slots than demanded and asks
+            // Room that is never used up does harm there: malloc starts a cycle first, which finds fewer free slots than demanded and asks
             // for a major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots.
             if room > until {
                 return Err(format!(
@@ -80,8 +80,8 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
                      cycles for the slots that it misses; raise the limits of malloc first, then trace again"
                 ));
             }
-            // From 3.2 on HEAP_FREE_SLOTS makes no heap grow: `gc_marks_finish` only asks for a major cycle because of it.
-            // What grows a heap is its own ratio of free slots (`gc_sweep_finish_heap`).
+            // From 3.2 on HEAP_FREE_SLOTS makes no heap grow: `gc_marks_finish` only requests a major cycle because of it.
+            // A heap grows by its own ratio of free slots (`gc_sweep_finish_heap`).
             (ratios(case, room as f64 / (live + room) as f64)?, (live + room).max(size))
         }
     };
@@ -109,14 +109,14 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How<'a> {
     /// Up to 3.1 the one heap begins with `HEAP_INIT_SLOTS` and never gives these pages back (`gc_marks_finish`: `max_free_slots`).
-    /// `HEAP_FREE_SLOTS` would not do instead: the heap grows to that by major cycles, and each cycle that finds fewer makes another one major.
+    /// `HEAP_FREE_SLOTS` is no alternative: the heap grows to it by major cycles, and each cycle that finds fewer makes another one major.
     Initial,
     /// On 3.2 each heap may grow until `HEAP_INIT_SLOTS` of its slots are free after a cycle (`gc_sweep_finish_size_pool`): an allowance of
     /// pages, which only those heaps take that need it.
     Allowance,
     /// From 3.3 on each heap has its own `HEAP_i_INIT_SLOTS`, which it grows to without a cycle and never gives back.
     EachHeap(&'a [Heap]),
-    /// The same for sets that do not carry the sizes of heaps: a share of free slots.
+    /// [`Self::EachHeap`] for sets without the sizes of heaps: a share of free slots.
     Ratios,
 }
 
@@ -130,7 +130,7 @@ impl<'a> How<'a> {
         }
     }
 
-    /// By how much room is multiplied at most. What only those heaps take that are short of slots may be more.
+    /// The largest factor on room. Where only heaps that are short of slots take it, it may be larger.
     fn most_times(self) -> f64 {
         match self {
             Self::Initial | Self::Ratios => 4.0,
@@ -139,13 +139,13 @@ impl<'a> How<'a> {
     }
 }
 
-/// The size of a heap that has room for so many times as much as it allocates in an interval.
+/// The size of a heap that has room for `times` times as much as it allocates in an interval.
 fn with_room(heap: &Heap, times: f64) -> u64 {
     let size = heap.slots.quantile(0.9).unwrap_or(0);
     size.saturating_add(((times - 1.0) * heap.interval() as f64) as u64)
 }
 
-/// How many objects are allocated between two cycles that malloc began: as many intervals as cycles that slots began, and the
+/// How many objects are allocated between two cycles that malloc started: as many intervals as cycles that a lack of slots started, and the
 /// beginning of another one.
 fn until_malloc(evidence: &Evidence, interval: u64) -> u64 {
     let by_malloc = evidence.minors_by("malloc") + evidence.majors_by("oldmalloc");
@@ -203,18 +203,14 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
     Ok(((interval as f64 * times) as u64, why, vec![measure]))
 }
 
-/// At least this share of each heap is free after a cycle. The others of the three must not be below.
+/// At least this share of each heap is free after a cycle. The other two of the three variables must not be below.
 fn ratios(case: &Case<'_>, least: f64) -> Result<Vec<Change>, String> {
-    let [min, goal, max] = [
-        "RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO",
-        "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO",
-        "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO",
-    ];
+    let [min, goal, max] = RATIOS;
     let least = least.min(0.75);
     if least <= case.value(min) {
         return Err(format!("{min} is {:.2} already", case.value(min)));
     }
-    // Ruby takes GOAL only between the other two, and nothing above 1.
+    // Ruby accepts GOAL only between the other two, and nothing above 1.
     let aim = case.value(goal).max(least + 0.05).min(0.90);
     let most = case.value(max).max(aim + 0.10).min(1.0);
     Ok(vec![

@@ -1,9 +1,9 @@
-//! What starts cycles besides a full heap.
+//! Causes of cycles other than a full heap.
 
 use super::{Case, GC_SHARE, Verdict, enough, hundredths, percent, price, quantile, share};
 use crate::tune::{Advice, Effect, Measure, Price, Setting, Strategy};
 
-/// How many old objects may come before they are all looked at.
+/// How many old objects are allowed before all of them are marked.
 pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
     const NAME: &str = "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR";
     let evidence = case.evidence;
@@ -74,7 +74,7 @@ pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
 
 /// Minor cycles because of memory outside the heap.
 pub(super) fn malloc(case: &Case<'_>) -> Verdict {
-    /// Where the time in the GC is not counted, nobody sees what more of it brings.
+    /// Where the time in the GC is not counted, the effect of a larger limit is not seen.
     const LARGEST_UNSEEN: f64 = 67_108_864.0;
     const LARGEST: f64 = 134_217_728.0;
     let (n, all) = (case.evidence.minors_by("malloc"), case.evidence.all_minors());
@@ -89,7 +89,7 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
     if limit >= largest {
         return Err(format!("RUBY_GC_MALLOC_LIMIT is {limit} already"));
     }
-    // What takes much of the time is worth a large step.
+    // A large step is worth it where this takes much of the time.
     let much = share(n, all) > 0.5 && case.share_of_time().is_some_and(|time| time > 0.20);
     let times = if much { 4.0 } else { 2.0 };
     let new = (limit * times).min(largest);
@@ -104,7 +104,7 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
         evidence: vec![Measure { metric: "share of minor cycles by malloc", value: share(n, all), n: all }],
         effect: Effect {
             text: format!(
-                "about {:.2} times as many cycles because of malloc; for each of the others half a cycle more because no free slot is left; each may leave {:.0} MiB more garbage outside the heap, and several wait to be swept",
+                "about {:.2} times as many cycles because of malloc; for each cycle saved, half a cycle more because no free slot is left; each may leave {:.0} MiB more garbage outside the heap, and several wait to be swept",
                 max / new_max,
                 (new_max - max) / 1_048_576.0
             ),
@@ -118,7 +118,7 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
 
 /// Major cycles because of memory that old objects hold outside the heap.
 pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
-    /// More than any process has: no such cycles at all (Shopify's autotuner).
+    /// More than any process has: this turns such cycles off (Shopify's autotuner).
     const NEVER: u64 = 1_000_000_000_000;
     let (n, all) = (case.evidence.majors_by("oldmalloc"), case.evidence.all_majors());
     enough(n, "major cycles because of malloc of old objects")?;
@@ -137,7 +137,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
                 case.change("RUBY_GC_OLDMALLOC_LIMIT", Setting::Size(NEVER))?,
                 case.change("RUBY_GC_OLDMALLOC_LIMIT_MAX", Setting::Size(NEVER))?,
             ],
-            "no such cycles, and instead of each half a cycle because no free slot is left; dead old objects keep their memory until another major cycle comes",
+            "no such cycles, and for each of them half a cycle more because no free slot is left; dead old objects keep their memory until the next major cycle",
             0.0,
         ),
         Strategy::Memory => {
@@ -157,7 +157,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
             text: text.to_owned(),
             metric: "major cycles by oldmalloc",
             factor: Some(factor),
-            // How much the dead old objects hold is not in the sets.
+            // How much memory the dead old objects hold is not in the sets.
             price: Price::default(),
         },
         confidence: case.confidence(n),
@@ -189,7 +189,7 @@ pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
         ),
         evidence: vec![Measure { metric: "share of major cycles by shady", value: share(n, all), n: all }],
         effect: Effect {
-            text: "about half as many such cycles; minor ones look at more of these objects".to_owned(),
+            text: "about half as many such cycles; minor ones scan more of these objects".to_owned(),
             metric: "major cycles by shady",
             factor: Some(0.5),
             price: price::nothing(case.evidence),
@@ -198,15 +198,15 @@ pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Cycles that somebody asks for cannot be tuned away.
+/// Cycles that the program requests cannot be tuned away.
 pub(super) fn explicit(case: &Case<'_>) -> Verdict {
     let evidence = case.evidence;
     let n = evidence.majors_by("force") + evidence.minors_by("method");
     Err(if n == 0 {
-        "nobody calls GC.start".to_owned()
+        "the program does not call GC.start".to_owned()
     } else {
         format!(
-            "{n} cycles were asked for (GC.start and the like): no variable changes that; `by` in gctrace's lines says who asks"
+            "{n} cycles were asked for (such as by GC.start): no variable changes that; `by` in gctrace's lines names the caller"
         )
     })
 }

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use super::{super::label, Category, ThreadParts, View, tables::Tables};
 use crate::{aggregate::recording::reason_text, model::gvl::GvlDoing, ruby::PauseKind};
 
+/// Phase of a marker that is a moment.
+const INSTANT: u8 = 0;
 /// Phase of a marker that is an interval.
 const INTERVAL: u8 = 1;
 /// Phase of a marker whose end was not seen.
@@ -34,12 +36,35 @@ impl Markers {
         self.push_as(Category::Gc, name, begin, end, data);
     }
 
-    fn push_as(&mut self, category: Category, name: u32, begin: f64, end: Option<f64>, data: Value) {
+    pub(super) fn push_at(&mut self, category: Category, name: u32, at: f64, data: Value) {
+        self.push_phase((category, INSTANT), name, at, None, data);
+    }
+
+    pub(super) fn push_as(
+        &mut self,
+        category: Category,
+        name: u32,
+        begin: f64,
+        end: Option<f64>,
+        data: Value,
+    ) {
+        let phase = if end.is_some() { INTERVAL } else { INTERVAL_START };
+        self.push_phase((category, phase), name, begin, end, data);
+    }
+
+    fn push_phase(
+        &mut self,
+        (category, phase): (Category, u8),
+        name: u32,
+        begin: f64,
+        end: Option<f64>,
+        data: Value,
+    ) {
         self.length += 1;
         self.category.push(category);
         self.data.push(data);
         self.name.push(name);
-        self.phase.push(if end.is_some() { INTERVAL } else { INTERVAL_START });
+        self.phase.push(phase);
         self.start_time.push(begin);
         self.end_time.push(end);
     }
@@ -54,7 +79,7 @@ fn kind_color(kind: &str) -> &'static str {
 pub(super) fn schema() -> Value {
     let field = |key: &str, label: &str, format: &str| json!({"key": key, "label": label, "format": format});
     let everywhere = ["marker-chart", "marker-table", "timeline-overview"];
-    json!([
+    let mut all = json!([
         {
             "name": "GcPause",
             "tooltipLabel": "GC pause ({marker.data.kind})",
@@ -109,9 +134,11 @@ pub(super) fn schema() -> Value {
             "fields": [
                 field("request", "Request", "string"),
                 field("id", "Its number (jsonl: id)", "string"),
+                field("queue", "Waited for a thread", "duration"),
                 field("firstByte", "Until the first bytes of the response", "duration"),
                 field("gcs", "GC cycles started", "integer"),
                 field("gc", "GC pauses of the thread", "duration"),
+                field("gcOther", "GC pauses of other threads", "duration"),
             ],
         },
         {
@@ -129,8 +156,8 @@ pub(super) fn schema() -> Value {
             "chartLabel": "GVL wait for {marker.data.blockedBy}",
             "colorField": "color",
             "display": everywhere,
-            "description": "The thread wanted the GVL and had not got it. Waits below --gvl-threshold have no marker.",
-            "fields": [field("blockedBy", "Held longest by", "string"), field("ran", "Running", "string"), field("until", "Given up in", "string")],
+            "description": "The thread waited to acquire the GVL. Waits below --gvl-threshold have no marker.",
+            "fields": [field("blockedBy", "Held longest by", "string"), field("ran", "Running", "string"), field("until", "Released in", "string")],
         },
         {
             "name": "THREAD_RUNNING",
@@ -147,11 +174,15 @@ pub(super) fn schema() -> Value {
             "chartLabel": "suspended",
             "colorField": "color",
             "display": ["marker-chart", "marker-table"],
-            "description": "The thread did without the GVL: it slept, blocked, or ran what needs none. Times below \
+            "description": "The thread was without the GVL: it slept, blocked, or ran code that does not need it. Times below \
                             --gvl-threshold have no marker.",
             "fields": [],
         },
-    ])
+    ]);
+    if let Some(all) = all.as_array_mut() {
+        all.extend(super::memory::schema());
+    }
+    all
 }
 
 /// The markers of a thread.
@@ -201,9 +232,17 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             "color": if request.status.is_some_and(|status| status >= 500) { "red" } else { "green" },
             "request": label::text(&request.name()),
             "id": request.id.to_string(),
-            "gcs": request.gcs,
-            "gc": ms(request.gc_ns),
         });
+        if let Some((gcs, gc_ns)) = request.gcs.zip(request.gc_ns) {
+            data["gcs"] = json!(gcs);
+            data["gc"] = json!(ms(gc_ns));
+        }
+        if let Some(other) = request.gc_other {
+            data["gcOther"] = json!(ms(other.ns));
+        }
+        if let Some(ns) = request.queue_ns {
+            data["queue"] = json!(ms(ns));
+        }
         if let Some(ns) = request.first_byte_ns {
             data["firstByte"] = json!(ms(ns));
         }
@@ -245,5 +284,6 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         let (begin, end) = (view.ms(gvl.begin_ns), view.ms(gvl.begin_ns + gvl.ns));
         markers.push_gvl(name, begin, Some(end), data);
     }
+    super::memory::mark(view, tables, parts, &mut markers);
     markers
 }

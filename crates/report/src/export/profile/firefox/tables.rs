@@ -78,7 +78,7 @@ impl<'a> Tables<'a> {
         id
     }
 
-    /// The frame that runs nearest to the leaf and is Ruby code: `Foo#bar app.rb:12`.
+    /// The Ruby frame nearest to the leaf: `Foo#bar app.rb:12`.
     pub(super) fn ruby_frame(&self, node: NodeId) -> Option<String> {
         let mut frames = self.tree.path(node).map(|(_, frame)| self.tree.frame(frame));
         frames.find(|frame| frame.kind == FrameKind::Ruby).map(|frame| {
@@ -138,7 +138,7 @@ impl<'a> Tables<'a> {
         let frame: &Frame = tree.frame(id);
         let name = self.string(&label::text(&frame.name));
         let file = frame.file.as_deref().map(|file| match frame.kind {
-            // Shown behind each name: where a library lies is of less interest than which it is.
+            // Shown after each name: which library it is matters more than where it lies.
             FrameKind::Native => label::text(label::base_name(file)),
             _ => label::text(file),
         });

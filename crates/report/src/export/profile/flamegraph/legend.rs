@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use inferno::flamegraph::color::Color;
+
 use super::super::label_tree::Class;
 use crate::model::stack::{FrameKind, ThreadState};
 
@@ -22,6 +24,7 @@ fn words(class: Class) -> Option<&'static str> {
         Class::Frame(FrameKind::Missing) => Some("not known"),
         Class::Off(ThreadState::Runnable) => Some("waiting for a CPU"),
         Class::Off(_) => Some("blocked"),
+        Class::GvlWait => Some("waiting for the GVL"),
     }
 }
 
@@ -35,16 +38,25 @@ fn rank(class: Class) -> u8 {
         Class::Frame(FrameKind::Vm) => 4,
         Class::Off(ThreadState::Runnable) => 6,
         Class::Off(_) => 5,
-        Class::Frame(FrameKind::Missing) | Class::Group => 7,
+        Class::GvlWait => 7,
+        Class::Frame(FrameKind::Missing) | Class::Group => 8,
     }
 }
 
 /// The graph with a row for these classes. A graph that does not look as expected is left as it is.
 pub(super) fn added(svg: &str, classes: &[Class]) -> String {
-    with_row(svg, classes).unwrap_or_else(|| svg.to_owned())
+    let mut sorted = classes.to_vec();
+    sorted.sort_by_key(|class| rank(*class));
+    let entry = |class: &Class| Some((super::base_color(*class), words(*class)?));
+    with(svg, &sorted.iter().filter_map(entry).collect::<Vec<_>>())
 }
 
-fn with_row(svg: &str, classes: &[Class]) -> Option<String> {
+/// The graph with a row for these colours, likewise.
+pub(super) fn with(svg: &str, entries: &[(Color, &str)]) -> String {
+    with_row(svg, entries).unwrap_or_else(|| svg.to_owned())
+}
+
+fn with_row(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
     let height = |text: &str| -> Option<usize> {
         let (_, rest) = text.split_once(" height=\"")?;
         rest.split_once('"')?.0.parse().ok()
@@ -65,20 +77,16 @@ fn with_row(svg: &str, classes: &[Class]) -> Option<String> {
         let below: f64 = out.get(y..end)?.parse().ok()?;
         out.replace_range(y..end, &format!("{:.2}", below + HEIGHT as f64));
     }
-    out.push_str(&row(classes));
+    out.push_str(&row(entries));
     // A graph begins below its titles: 5 lines of 12.
     let _infallible = write!(out, "<svg id=\"frames\" y=\"{HEIGHT}\"{body}");
     Some(out)
 }
 
-fn row(classes: &[Class]) -> String {
-    let mut sorted = classes.to_vec();
-    sorted.sort_by_key(|class| rank(*class));
+fn row(entries: &[(Color, &str)]) -> String {
     let mut out = "<g id=\"legend\">".to_owned();
     let (mut x, y) = (10, 62);
-    for class in sorted {
-        let Some(words) = words(class) else { continue };
-        let color = super::base_color(class);
+    for (color, words) in entries {
         // Writing to a string cannot fail.
         let _infallible = write!(
             out,

@@ -16,12 +16,29 @@ pub(in crate::export::profile) struct TracePacket {
     pub trusted_packet_sequence_id: u32,
     #[prost(message, optional, tag = "11")]
     pub track_event: Option<TrackEvent>,
+    #[prost(message, optional, tag = "12")]
+    pub interned_data: Option<InternedData>,
     #[prost(uint32, optional, tag = "13")]
     pub sequence_flags: Option<u32>,
     #[prost(uint32, optional, tag = "58")]
     pub timestamp_clock_id: Option<u32>,
     #[prost(message, optional, tag = "60")]
     pub track_descriptor: Option<TrackDescriptor>,
+}
+
+/// Texts that later packets name by their numbers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::export::profile) struct InternedData {
+    #[prost(message, repeated, tag = "29")]
+    pub debug_annotation_string_values: Vec<InternedString>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::export::profile) struct InternedString {
+    #[prost(uint64, optional, tag = "1")]
+    pub iid: Option<u64>,
+    #[prost(bytes = "vec", optional, tag = "2")]
+    pub str: Option<Vec<u8>>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -76,9 +93,14 @@ pub(in crate::export::profile) struct ThreadDescriptor {
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(in crate::export::profile) struct CounterDescriptor {
-    /// 3: bytes.
+    /// One of the constants.
     #[prost(int32, optional, tag = "3")]
     pub unit: Option<i32>,
+}
+
+impl CounterDescriptor {
+    pub(in crate::export::profile) const COUNT: i32 = 2;
+    pub(in crate::export::profile) const BYTES: i32 = 3;
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -117,4 +139,6 @@ pub(in crate::export::profile) struct DebugAnnotation {
     pub string_value: Option<String>,
     #[prost(string, optional, tag = "10")]
     pub name: Option<String>,
+    #[prost(uint64, optional, tag = "17")]
+    pub string_value_iid: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! What the formats tell of the GVL.
+//! What the formats show of the GVL.
 
 use prost::Message as _;
 
@@ -15,7 +15,7 @@ fn gvl_who(tid: u32) -> GvlWho {
 }
 
 /// Two threads: one holds the GVL in [1000, 3000) and is seen to wait again when tracing ends; the other waits for it in
-/// [2000, 3000), and has waited for 40 ns more that nobody was told of one by one.
+/// [2000, 3000), and has waited for 40 ns more in waits that were not reported one by one.
 fn gvl_recorded() -> Recorder {
     let mut recorder = recorded(&[], Limits::default());
     let process = process(2);
@@ -57,7 +57,7 @@ fn gvl_recorded() -> Recorder {
     recorder
 }
 
-/// The GVL's sample types add up to what all threads did, told one by one or not, and say who was in the way.
+/// The GVL's sample types add up to what all threads did, reported one by one or not, and name the holder.
 #[test]
 fn gvl_in_pprof() {
     let recorder = gvl_recorded();
@@ -82,12 +82,13 @@ fn gvl_in_pprof() {
     // A run without --gvl has the same types: `go tool pprof -diff_base` refuses profiles with different ones. Without --wall
     // no wall time was measured, and the CPU time is not put in its place.
     let (ledger, clock) = (Ledger::default(), WallClock::measure());
-    let context = Context { ledger: &ledger, clock, began_ns: 0, ended_ns: 1, gvl: false, wall: false };
+    let context =
+        Context { ledger: &ledger, clock, began_ns: 0, ended_ns: 1, gvl: false, wall: false, filtered: None };
     let mut bytes = Vec::new();
-    write(Format::Pprof, Path::new("x"), &recorder.recording.borrow(), &context, &mut bytes).unwrap();
+    write(Format::Pprof, false, &recorder.recording.borrow(), &context, &mut bytes).unwrap();
     let profile = pprof::proto::Profile::decode(&*gunzip(&bytes)).unwrap();
-    assert_eq!(profile.sample_type.len(), 8);
-    assert!(profile.sample.iter().all(|sample| sample.value.len() == 8 && sample.value[2] == 0));
+    assert_eq!(profile.sample_type.len(), 10);
+    assert!(profile.sample.iter().all(|sample| sample.value.len() == 10 && sample.value[2] == 0));
 }
 
 /// Both timelines have each interval once, on its thread.
@@ -135,4 +136,23 @@ fn gvl_in_timelines() {
         (3000, 4000, "holding the GVL"),
     ];
     assert_eq!(slices, expected);
+}
+
+/// A graph of waits has all of them, with who held the GVL where that is known.
+#[test]
+fn gvl_in_flame_graphs() {
+    let recorder = gvl_recorded();
+    let graph = Graph { grouping: Grouping::None, of: Measure::GvlWait };
+    let lines = String::from_utf8(written(&recorder, Format::Folded(graph), "x").0).unwrap();
+    let ns = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
+    assert_eq!(lines.lines().map(ns).sum::<u64>(), 2_040, "{lines}");
+    let single: Vec<&str> = lines.lines().filter(|line| line.contains("(waiting for the GVL)")).collect();
+    let [single] = single.as_slice() else { panic!("{lines}") };
+    let held = format!(";(waiting for the GVL);(held by {} until ", NAMES[3]);
+    assert!(single.contains(&held) && ns(single) == 1_000, "{single}");
+    assert!(lines.contains("(GVL waits, only totals known) 1040"), "{lines}");
+    let svg = written(&recorder, Format::FlameGraph(graph), "x").0;
+    let svg = String::from_utf8(svg).unwrap();
+    assert!(svg.contains("total_samples=\"2040\"") && svg.contains("Waits for the GVL of"), "{svg}");
+    assert!(svg.contains("3 waits, measured"));
 }

@@ -30,6 +30,7 @@ fn hottest_methods() {
             cpu_ns,
             wall_ns: ms * 1_000_000,
             gc: GcActivity::None,
+            request: None,
             stack: stack.into(),
         };
         recorder.see(&process(14), Seen::Stack(&sample)).unwrap();

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use super::*;
 
 pub(super) fn check_folded(recorder: &Recorder, inputs: &[Input]) {
-    for grouping in [Grouping::Process, Grouping::Thread, Grouping::None] {
-        let (bytes, _) = written(recorder, Format::Folded(grouping), "x");
+    for grouping in [Grouping::Process, Grouping::Thread, Grouping::Endpoint, Grouping::None] {
+        let graph = Graph { grouping, of: Measure::Wall };
+        let (bytes, _) = written(recorder, Format::Folded(graph), "x");
         let text = String::from_utf8(bytes).unwrap();
         let lines: Vec<(&str, u64)> = text
             .lines()
@@ -28,7 +29,8 @@ pub(super) fn check_folded(recorder: &Recorder, inputs: &[Input]) {
 }
 
 pub(super) fn check_flamegraph(recorder: &Recorder, inputs: &[Input]) {
-    let (bytes, _) = written(recorder, Format::FlameGraph(Grouping::Process), "x.svg");
+    let (bytes, _) =
+        written(recorder, Format::FlameGraph(Graph { of: Measure::Wall, ..Graph::default() }), "x.svg");
     let text = String::from_utf8(bytes).unwrap();
     let mut reader = quick_xml::Reader::from_str(&text);
     let (mut total, mut scripts, mut depth) = (None, 0, 0_i32);
@@ -82,7 +84,8 @@ fn hidden_characters_are_escaped() {
         recorder.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
         recorder.see(&process, Seen::Stack(&sample)).unwrap();
     }
-    for format in [Format::Folded(Grouping::Thread), Format::FlameGraph(Grouping::Thread)] {
+    let graph = Graph { grouping: Grouping::Thread, of: Measure::Cpu };
+    for format in [Format::Folded(graph), Format::FlameGraph(graph)] {
         let text = String::from_utf8(written(&recorder, format, "x").0).unwrap();
         let raw = text.chars().find(|c| hidden.contains(c));
         assert_eq!(raw, None, "{format:?}");
@@ -93,4 +96,44 @@ fn hidden_characters_are_escaped() {
             }
         }
     }
+}
+
+/// What a graph of CPU time or GC pauses adds up to, and the rows below the stacks.
+#[test]
+fn measures() {
+    let inputs: Vec<Input> = [
+        (ThreadState::Running, vec![(5_000, 300, 20)]),
+        (ThreadState::Blocked, vec![(1, 2, 3), (4, 0, 0)]),
+        (ThreadState::Runnable, Vec::new()),
+    ]
+    .into_iter()
+    .map(|(state, pauses)| Input {
+        pid: 2,
+        tid: 2,
+        ts_ns: 9_000,
+        state,
+        cpu_ns: if state == ThreadState::Running { 700 } else { 0 },
+        wall_ns: 1_100,
+        stack: vec![(7, 1), (0, 2)],
+        times: 1,
+        pauses,
+    })
+    .collect();
+    let recorder = recorded(&inputs, Limits::default());
+    let lines = |of| {
+        let graph = Graph { grouping: Grouping::None, of };
+        let (bytes, _) = written(&recorder, Format::Folded(graph), "x");
+        String::from_utf8(bytes).unwrap()
+    };
+    let total = |of| -> u64 {
+        lines(of).lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+    };
+    assert_eq!([Measure::Cpu, Measure::Wall, Measure::Gc].map(total), [700, 2_900, 5_330]);
+    assert_eq!(lines(Measure::GvlWait), "");
+    assert_eq!(lines(Measure::Cpu).lines().count(), 1);
+    let marked = lines(Measure::Gc);
+    assert!(marked.contains(";(garbage collection);(minor GC);(marking) 5005\n"), "{marked}");
+    let empty =
+        written(&recorder, Format::FlameGraph(Graph { of: Measure::GvlWait, ..Graph::default() }), "x").0;
+    assert!(String::from_utf8(empty).unwrap().contains("No wait for the GVL"));
 }

@@ -23,6 +23,8 @@ pub(super) fn check_pprof(recorder: &Recorder, inputs: &[Input]) {
         ("gvl-waits", "count", 0),
         ("gvl-wait", "nanoseconds", 0),
         ("gvl-hold", "nanoseconds", 0),
+        ("alloc_objects", "count", 0),
+        ("alloc_space", "bytes", 0),
     ];
     let found: Vec<_> = types.enumerate().map(|(at, (name, unit))| (name, unit, total(at))).collect();
     assert_eq!(found, expected);
@@ -36,7 +38,7 @@ pub(super) fn check_pprof(recorder: &Recorder, inputs: &[Input]) {
     let locations = ids(profile.location.iter().map(|location| location.id).collect());
     assert!(!text(profile.mapping[0].filename).contains("libruby"), "the program comes first");
     for location in &profile.location {
-        // The process that stands for those beyond the limit has no Ruby.
+        // The process that represents those beyond the limit has no Ruby.
         assert!(location.mapping_id == 0 || mappings.contains(&location.mapping_id));
         assert!(location.line.iter().all(|line| functions.contains(&line.function_id)));
     }

@@ -36,6 +36,7 @@ fn requests_on_their_threads() {
                 thread["stringArray"].as_array().unwrap().iter().position(|s| s == "Request").unwrap()
             );
             assert_eq!((&data["gcs"], &data["gc"]), (&Value::from(2), &Value::from(1e-5)));
+            assert_eq!(data["gcOther"], Value::from(5e-5));
             let category = &file["meta"]["categories"][column("category").as_u64().unwrap() as usize]["name"];
             assert_eq!(category, "Request");
             let ns = |name| column(name).as_f64().map(|ms| (ms * 1e6).round() as u64 + 1_000);
@@ -73,5 +74,5 @@ fn requests_are_bounded() {
     seen(&mut recorder, 9, 9_999, "/early", Some(5), Some(200));
     let mut counts = UserCounts::default();
     recorder.add_counts(&mut counts);
-    assert_eq!(counts.profile_events_early, 1);
+    assert_eq!(counts.profiles.profile_events_early, 1);
 }

@@ -94,7 +94,7 @@ fn policy(failing: Failing) -> Policy {
     }
 }
 
-/// Sends these jobs; returns what the peer got, and what became of them.
+/// Sends these jobs; returns what the peer received, and what became of them.
 fn run(failing: Failing, jobs: &[u32], answer: fn(u32) -> Outcome<Receipt>) -> (Vec<u32>, Counts) {
     let got = Arc::new(Mutex::new(Vec::new()));
     let peer = Scripted(answer, Arc::clone(&got));
@@ -137,7 +137,7 @@ fn others_pass() {
     assert_eq!((counts.sent, counts.waiting), (2, 1));
 }
 
-/// With nobody there the end is not spent on every job; nothing is lost of what is kept.
+/// Without a peer, the end is not spent on every job; no kept job is lost.
 #[test]
 fn nobody() {
     let away = |_| Outcome::Unreachable(Reason::new("refused"));

@@ -1,4 +1,4 @@
-//! Where an image comes from, and below which root folders its debug files may be.
+//! The file of an image: how to open it, how it is called, and below which root folders its debug files may be.
 
 use std::{
     fs,
@@ -8,30 +8,37 @@ use std::{
 
 use crate::host::proc_root;
 
-/// The place of an image.
+/// The file of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Path as its process sees it.
-    pub(super) path: PathBuf,
+pub(super) struct ImageFile {
+    /// Path by which gctrace opens it.
+    pub(super) open: PathBuf,
+    /// Path that messages name: that of the process's maps.
+    pub(super) shown: PathBuf,
+    /// Path below the root of its process.
+    pub(super) in_root: PathBuf,
     /// Root folders to look below: that of its process, then the host's.
     pub(super) roots: Vec<PathBuf>,
 }
 
-impl Place {
+impl ImageFile {
     /// A file of the host.
     pub(super) fn on_host(path: &Path) -> Self {
-        Self { path: path.to_owned(), roots: vec![PathBuf::from("/")] }
+        let path = path.to_owned();
+        Self { open: path.clone(), shown: path.clone(), in_root: path, roots: vec![PathBuf::from("/")] }
     }
 
-    /// A file that a process maps; `shown` is its path in the process's maps.
-    pub(super) fn of_process(pid: u32, shown: &Path) -> Self {
+    /// A file that a process maps, opened by `open`; `shown` is its path in the process's maps.
+    pub(super) fn of_process(pid: u32, open: &Path, shown: &Path) -> Self {
         let root = proc_root::path(pid, "root");
         if is_ours(pid, &root) {
-            return Self::on_host(shown);
+            return Self { open: open.to_owned(), ..Self::on_host(shown) };
         }
         // A process that has changed its root sees less of the path than we, unless its namespace ends there, too.
         let path = fs::read_link(&root).ok().and_then(|root| beneath(shown, &root));
-        Self { path: path.unwrap_or_else(|| shown.to_owned()), roots: vec![root, PathBuf::from("/")] }
+        let (open, shown) = (open.to_owned(), shown.to_owned());
+        let in_root = path.unwrap_or_else(|| shown.clone());
+        Self { open, shown, in_root, roots: vec![root, PathBuf::from("/")] }
     }
 }
 
@@ -65,10 +72,10 @@ mod tests {
     #[test]
     fn own_and_vanished() {
         let path = Path::new("/usr/lib/libruby.so");
-        assert_eq!(Place::of_process(std::process::id(), path), Place::on_host(path));
+        assert_eq!(ImageFile::of_process(std::process::id(), path, path), ImageFile::on_host(path));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
-        let gone = Place::of_process(child.id(), path);
-        assert_eq!((gone.path.as_path(), gone.roots.last().unwrap().as_path()), (path, Path::new("/")));
+        let gone = ImageFile::of_process(child.id(), path, path);
+        assert_eq!((gone.in_root.as_path(), gone.roots.last().unwrap().as_path()), (path, Path::new("/")));
     }
 }

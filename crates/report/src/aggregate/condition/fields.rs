@@ -1,0 +1,246 @@
+//! What a condition may ask for, and which records have it.
+
+use std::borrow::Cow;
+
+use crate::{
+    aggregate::recording::reason_text,
+    model::{Process, seen::Seen},
+};
+
+/// A kind of record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// GC cycles.
+    Cycle,
+    /// Intervals of GC work.
+    Work,
+    /// Requests.
+    Request,
+    /// Samples of stacks.
+    Sample,
+    /// Long waits for the GVL.
+    GvlWait,
+    /// Long holds of the GVL and absences.
+    GvlSpan,
+    /// Sums of a thread.
+    GvlThread,
+    /// Stacks of allocation.
+    AllocStack,
+    /// What is of a whole process: that it came and went, and its sums.
+    Process,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Cycle,
+        Self::Work,
+        Self::Request,
+        Self::Sample,
+        Self::GvlWait,
+        Self::GvlSpan,
+        Self::GvlThread,
+        Self::AllocStack,
+        Self::Process,
+    ];
+
+    /// What they are called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cycle => "GC cycles",
+            Self::Work => "intervals of GC work",
+            Self::Request => "requests",
+            Self::Sample => "stack samples",
+            Self::GvlWait => "long GVL waits",
+            Self::GvlSpan => "long GVL holds and absences",
+            Self::GvlThread => "GVL sums of threads",
+            Self::AllocStack => "allocation stacks",
+            Self::Process => "records of whole processes",
+        }
+    }
+
+    /// The kind of what was seen.
+    pub fn of(seen: &Seen<'_>) -> Self {
+        match seen {
+            Seen::Cycle(_) => Self::Cycle,
+            Seen::Work(_) => Self::Work,
+            Seen::Request(_) => Self::Request,
+            Seen::Stack(_) => Self::Sample,
+            Seen::GvlWait(_) => Self::GvlWait,
+            Seen::GvlSpan(_) => Self::GvlSpan,
+            Seen::GvlThread(_) => Self::GvlThread,
+            Seen::AllocStack(_) => Self::AllocStack,
+            Seen::Process { .. }
+            | Seen::GvlSoFar(_)
+            | Seen::GvlProcess(_)
+            | Seen::Alloc(_)
+            | Seen::Ended(_) => Self::Process,
+        }
+    }
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// Pid.
+    Pid,
+    /// Service.
+    Service,
+    /// Name or number of a thread: the one that ran, waited, or started the cycle.
+    Thread,
+    /// Method and path of a request.
+    Endpoint,
+    /// `minor` or `major`.
+    GcKind,
+    /// Reason of a cycle: `newobj`, `method, force`.
+    GcReason,
+    /// The longest stop of a cycle.
+    GcPause,
+    /// The sum of its stops.
+    GcTotal,
+    /// From taking a request to being done with it.
+    RequestDuration,
+    /// Status of its response.
+    RequestStatus,
+    /// For how long its data had been there.
+    RequestQueue,
+    /// A wait for the GVL.
+    GvlWait,
+}
+
+/// What values of a field are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Type {
+    Number,
+    Time,
+    Text,
+    Thread,
+}
+
+/// What a record has of a field.
+#[derive(Debug)]
+pub(super) enum Value<'a> {
+    /// Records of its kind have none.
+    Absent,
+    /// It is not known.
+    Unknown,
+    /// A number, or nanoseconds.
+    Number(u64),
+    Text(Cow<'a, str>),
+    Thread(u64, Option<&'a str>),
+}
+
+impl Field {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::Pid,
+        Self::Service,
+        Self::Thread,
+        Self::Endpoint,
+        Self::GcKind,
+        Self::GcReason,
+        Self::GcPause,
+        Self::GcTotal,
+        Self::RequestDuration,
+        Self::RequestStatus,
+        Self::RequestQueue,
+        Self::GvlWait,
+    ];
+
+    /// Its name in conditions.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pid => "pid",
+            Self::Service => "service",
+            Self::Thread => "thread",
+            Self::Endpoint => "endpoint",
+            Self::GcKind => "gc.kind",
+            Self::GcReason => "gc.reason",
+            Self::GcPause => "gc.pause",
+            Self::GcTotal => "gc.total",
+            Self::RequestDuration => "request.duration",
+            Self::RequestStatus => "request.status",
+            Self::RequestQueue => "request.queue",
+            Self::GvlWait => "gvl.wait",
+        }
+    }
+
+    pub(super) fn of_type(self) -> Type {
+        match self {
+            Self::Pid | Self::RequestStatus => Type::Number,
+            Self::Service | Self::Endpoint | Self::GcKind | Self::GcReason => Type::Text,
+            Self::Thread => Type::Thread,
+            Self::GcPause | Self::GcTotal | Self::RequestDuration | Self::RequestQueue | Self::GvlWait => {
+                Type::Time
+            }
+        }
+    }
+
+    /// Records that have it.
+    pub fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Pid | Self::Service => &Kind::ALL,
+            Self::Thread => &[
+                Kind::Cycle,
+                Kind::Work,
+                Kind::Request,
+                Kind::Sample,
+                Kind::GvlWait,
+                Kind::GvlSpan,
+                Kind::GvlThread,
+                Kind::AllocStack,
+            ],
+            Self::Endpoint | Self::RequestDuration | Self::RequestStatus | Self::RequestQueue => {
+                &[Kind::Request]
+            }
+            Self::GcKind | Self::GcReason | Self::GcPause | Self::GcTotal => &[Kind::Cycle],
+            Self::GvlWait => &[Kind::GvlWait],
+        }
+    }
+
+    /// What a record has of it.
+    pub(super) fn of<'a>(self, process: &'a Process, seen: &Seen<'a>) -> Value<'a> {
+        match (self, *seen) {
+            (Self::Pid, _) => Value::Number(process.pid.into()),
+            (Self::Service, _) => Value::Text(Cow::Borrowed(&process.origin.service)),
+            (Self::Thread, _) => thread(seen),
+            (Self::GcKind, Seen::Cycle(cycle)) => Value::Text(Cow::Borrowed(cycle.kind())),
+            (Self::GcReason, Seen::Cycle(cycle)) => {
+                let info = &cycle.start.info;
+                Value::Text(Cow::Owned(reason_text((info.gc_by, info.major_by))))
+            }
+            (Self::GcPause, Seen::Cycle(cycle)) => Value::Number(cycle.max_pause_ns()),
+            (Self::GcTotal, Seen::Cycle(cycle)) => Value::Number(cycle.pause_ns()),
+            (Self::Endpoint, Seen::Request(request)) => match &request.path {
+                Some(_) => Value::Text(Cow::Owned(request.endpoint())),
+                None => Value::Unknown,
+            },
+            (Self::RequestDuration, Seen::Request(request)) => number(request.duration_ns()),
+            (Self::RequestStatus, Seen::Request(request)) => number(request.status.map(u64::from)),
+            (Self::RequestQueue, Seen::Request(request)) => number(request.queue_ns),
+            (Self::GvlWait, Seen::GvlWait(wait)) => Value::Number(wait.ns),
+            _ => Value::Absent,
+        }
+    }
+}
+
+fn number<'a>(number: Option<u64>) -> Value<'a> {
+    number.map_or(Value::Unknown, Value::Number)
+}
+
+fn thread<'a>(seen: &Seen<'a>) -> Value<'a> {
+    match *seen {
+        Seen::Cycle(cycle) => Value::Thread(cycle.start.tid.into(), Some(&cycle.comm)),
+        Seen::Work(work) => Value::Thread(work.tid.into(), Some(&work.comm)),
+        // A request has the number of its thread only.
+        Seen::Request(request) => Value::Thread(request.tid.into(), None),
+        Seen::Stack(sample) => Value::Thread(sample.tid.into(), Some(&sample.comm)),
+        Seen::GvlWait(wait) => Value::Thread(wait.who.tid.into(), Some(&wait.who.comm)),
+        Seen::GvlSpan(span) => Value::Thread(span.who.tid.into(), Some(&span.who.comm)),
+        Seen::GvlThread(summary) => Value::Thread(summary.who.tid.into(), Some(&summary.who.comm)),
+        Seen::AllocStack(alloc) => Value::Thread(alloc.tid.into(), Some(&alloc.comm)),
+        Seen::Process { .. } | Seen::GvlSoFar(_) | Seen::GvlProcess(_) | Seen::Alloc(_) | Seen::Ended(_) => {
+            Value::Absent
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Conditions on what was seen: `gc.pause > 10ms and thread ~ worker`.
+//!
+//! A field exists for some kinds of records only. To each kind the part of a condition applies whose fields it has; a kind that has
+//! none of them is not touched. What is not known of a record, such as the duration of a request whose end was not seen, makes a comparison
+//! unknown; a record is kept if the condition is true.
+
+mod fields;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, str::FromStr};
+
+use super::recording::Pattern;
+use crate::model::{Process, seen::Seen};
+use fields::Value;
+pub use fields::{Field, Kind};
+
+/// What is compared how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Test {
+    /// A number or time by order.
+    Number(Order, u64),
+    /// A text is this one.
+    Text(String),
+    /// A text has this in it.
+    Matches(Pattern),
+}
+
+/// Orders of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Less,
+    AtMost,
+    Equal,
+    AtLeast,
+    Greater,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Node {
+    Test(Field, Test),
+    Not(Box<Node>),
+    And(Vec<Node>),
+    Or(Vec<Node>),
+}
+
+/// A condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    text: String,
+    node: Node,
+}
+
+/// What a condition says of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It has no field of it.
+    Untouched,
+    /// It is true.
+    True,
+    /// It is false.
+    False,
+    /// What it asks for is not known.
+    Unknown,
+}
+
+impl Condition {
+    /// What it says of a record.
+    pub fn judge(&self, process: &Process, seen: &Seen<'_>) -> Verdict {
+        if Kind::of(seen) != Kind::Process {
+            return judge(&self.node, process, seen, Verdict::Untouched);
+        }
+        // A process stays as long as anything of it might.
+        match judge(&self.node, process, seen, Verdict::Unknown) {
+            Verdict::Unknown => Verdict::Untouched,
+            verdict => verdict,
+        }
+    }
+
+    /// Whether it asks for something that records of this kind have.
+    pub fn applies_to(&self, kind: Kind) -> bool {
+        applies(&self.node, kind)
+    }
+}
+
+fn applies(node: &Node, kind: Kind) -> bool {
+    match node {
+        Node::Test(field, _) => field.kinds().contains(&kind),
+        Node::Not(node) => applies(node, kind),
+        Node::And(nodes) | Node::Or(nodes) => nodes.iter().any(|node| applies(node, kind)),
+    }
+}
+
+/// `absent`: of a field that records of this kind do not have.
+fn judge(node: &Node, process: &Process, seen: &Seen<'_>, absent: Verdict) -> Verdict {
+    let of = |nodes: &[Node], decides: Verdict, else_: Verdict| {
+        let mut verdict = Verdict::Untouched;
+        for node in nodes {
+            match judge(node, process, seen, absent) {
+                Verdict::Untouched => {}
+                found if found == decides => return decides,
+                Verdict::Unknown => verdict = Verdict::Unknown,
+                _ if verdict == Verdict::Unknown => {}
+                _ => verdict = else_,
+            }
+        }
+        verdict
+    };
+    match node {
+        Node::And(nodes) => of(nodes, Verdict::False, Verdict::True),
+        Node::Or(nodes) => of(nodes, Verdict::True, Verdict::False),
+        Node::Not(node) => match judge(node, process, seen, absent) {
+            Verdict::True => Verdict::False,
+            Verdict::False => Verdict::True,
+            other => other,
+        },
+        Node::Test(field, test) => match field.of(process, seen) {
+            Value::Absent => absent,
+            Value::Unknown => Verdict::Unknown,
+            Value::Thread(_, None) if !matches!(test, Test::Number(..)) => Verdict::Unknown,
+            value if test.holds(&value) => Verdict::True,
+            _ => Verdict::False,
+        },
+    }
+}
+
+impl Test {
+    fn holds(&self, value: &Value<'_>) -> bool {
+        match (self, value) {
+            (Self::Number(order, than), Value::Number(number) | Value::Thread(number, _)) => match order {
+                Order::Less => number < than,
+                Order::AtMost => number <= than,
+                Order::Equal => number == than,
+                Order::AtLeast => number >= than,
+                Order::Greater => number > than,
+            },
+            (Self::Text(text), Value::Text(found)) => text == found,
+            (Self::Matches(pattern), Value::Text(found)) => pattern.is_in(found),
+            (Self::Text(text), Value::Thread(_, name)) => Some(&**text) == *name,
+            (Self::Matches(pattern), Value::Thread(_, name)) => name.is_some_and(|name| pattern.is_in(name)),
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Condition {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self { text: text.to_owned(), node: parse::node(text)? })
+    }
+}
+
+/// As it was written.
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}

@@ -1,0 +1,451 @@
+//! The reply that brought a job → its class, queue, number and when it was pushed. The arguments are skipped, and whatever comes in, the
+//! result is visible ASCII of bounded length.
+//!
+//! The reply is `*2\r\n$13\r\nqueue:default\r\n$168\r\n{"retry":true,…}\r\n` (RESP 2 and 3), the job a JSON object that
+//! Sidekiq has written. Of a long one only the beginning and the end are there. The end is read backwards from the last brace: so it is
+//! known which members are those of the job and not of an argument.
+
+use crate::model::request::Job;
+
+/// Longest name of a class.
+const MAX_CLASS: usize = 200;
+/// Longest name of a queue, and longest number of a job.
+const MAX_WORD: usize = 64;
+/// Classes of Rails and Sidekiq that run another one, which the job names in `wrapped`.
+const WRAPPERS: [&[u8]; 2] =
+    [b"ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper", b"Sidekiq::ActiveJob::Wrapper"];
+
+/// A job, as far as its reply says what it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fetched {
+    /// The class that its author wrote.
+    pub class: Option<String>,
+    /// Everything else.
+    pub job: Job,
+}
+
+/// What is there of a reply.
+#[derive(Clone, Copy, Debug)]
+pub struct Reply<'a> {
+    /// Its first bytes.
+    pub head: &'a [u8],
+    /// Those before the tail, as far as they are there.
+    pub before: &'a [u8],
+    /// Its last ones, if there are more.
+    pub tail: &'a [u8],
+    /// How many it has.
+    pub total: u64,
+}
+
+/// Reads a reply. `None`: it is not the whole reply, or brought
+/// no job.
+pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
+    let &Reply { head, before, tail, total } = reply;
+    let mut rest = head.strip_prefix(b"*2\r\n")?;
+    let key_len = length(&mut rest)?;
+    let key = rest.get(..key_len)?;
+    rest = rest.get(key_len..)?.strip_prefix(b"\r\n")?;
+    // A namespace may stand before it.
+    let at = key.windows(6).position(|part| part == b"queue:")?;
+    let payload_len = length(&mut rest)?;
+    let begin = head.len() - rest.len();
+    let whole = (begin as u64).checked_add(payload_len as u64)?.checked_add(2)?;
+    if total < whole || !rest.starts_with(b"{") {
+        return None;
+    }
+    let end = [before, tail].concat();
+    let mut members = Members::default();
+    if let Some(payload) = rest.get(..payload_len) {
+        forwards(payload, &mut members);
+    } else {
+        forwards(rest, &mut members);
+        // What else has been received would be of something else.
+        if total == whole
+            && let Some(end) = end.strip_suffix(b"\r\n")
+        {
+            backwards(end, &mut members);
+        }
+    }
+    Some(Fetched {
+        class: members.class(),
+        job: Job {
+            queue: word(&key[at + 6..]),
+            jid: members.jid.known().and_then(text).and_then(word),
+            enqueued_us: members.enqueued_at.known().and_then(microseconds),
+        },
+    })
+}
+
+/// `$168\r\n`.
+fn length(bytes: &mut &[u8]) -> Option<usize> {
+    let rest = bytes.strip_prefix(b"$")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    if !(1..=10).contains(&digits) {
+        return None;
+    }
+    *bytes = rest[digits..].strip_prefix(b"\r\n")?;
+    rest[..digits]
+        .iter()
+        .try_fold(0_usize, |sum, digit| sum.checked_mul(10)?.checked_add(usize::from(digit - b'0')))
+}
+
+/// The value of a member, as it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Value<'a> {
+    #[default]
+    Absent,
+    Once(&'a [u8]),
+    /// It is there with several values: nobody knows which one counts.
+    Several,
+}
+
+impl<'a> Value<'a> {
+    fn set(&mut self, value: &'a [u8]) {
+        *self = match *self {
+            Self::Absent => Self::Once(value),
+            Self::Once(before) if before == value => *self,
+            _ => Self::Several,
+        };
+    }
+
+    fn known(self) -> Option<&'a [u8]> {
+        match self {
+            Self::Once(value) => Some(value),
+            Self::Absent | Self::Several => None,
+        }
+    }
+}
+
+/// The members of a job that are wanted.
+#[derive(Debug, Default)]
+struct Members<'a> {
+    class: Value<'a>,
+    wrapped: Value<'a>,
+    jid: Value<'a>,
+    enqueued_at: Value<'a>,
+}
+
+impl<'a> Members<'a> {
+    /// `key` and `value` as they are written, with their quotes.
+    fn add(&mut self, key: &[u8], value: &'a [u8]) {
+        match key {
+            b"\"class\"" => self.class.set(value),
+            b"\"wrapped\"" => self.wrapped.set(value),
+            b"\"jid\"" => self.jid.set(value),
+            b"\"enqueued_at\"" => self.enqueued_at.set(value),
+            _ => {}
+        }
+    }
+
+    fn class(&self) -> Option<String> {
+        let class = text(self.class.known()?)?;
+        match self.wrapped {
+            Value::Absent if WRAPPERS.contains(&class) => None,
+            Value::Absent => constant(class),
+            wrapped => constant(text(wrapped.known()?)?),
+        }
+    }
+}
+
+/// Members from the opening brace on, as far as they are there.
+fn forwards<'a>(json: &'a [u8], members: &mut Members<'a>) {
+    let Some(mut rest) = json.strip_prefix(b"{") else { return };
+    loop {
+        let Some(key) = leading(rest).filter(|key| key.starts_with(b"\"")) else { return };
+        let Some(behind) = rest[key.len()..].strip_prefix(b":") else { return };
+        let Some(value) = leading(behind) else { return };
+        let behind = &behind[value.len()..];
+        match behind.first() {
+            Some(b',') => rest = &behind[1..],
+            // The last one, of an object that is all there.
+            Some(b'}') if behind.len() == 1 => return members.add(key, value),
+            _ => return,
+        }
+        members.add(key, value);
+    }
+}
+
+/// Members before the closing brace, from the last one on, as far as they are there.
+fn backwards<'a>(json: &'a [u8], members: &mut Members<'a>) {
+    let Some(mut rest) = json.strip_suffix(b"}") else { return };
+    loop {
+        let Some(value) = trailing(rest) else { return };
+        let Some(before) = rest[..rest.len() - value.len()].strip_suffix(b":") else { return };
+        let Some(key) = trailing(before).filter(|key| key.starts_with(b"\"")) else { return };
+        let Some(before) = before[..before.len() - key.len()].strip_suffix(b",") else { return };
+        members.add(key, value);
+        rest = before;
+    }
+}
+
+/// The value that text begins with, if all of it is there. Nested ones are skipped, and not looked at.
+fn leading(text: &[u8]) -> Option<&[u8]> {
+    let mut depth = 0_usize;
+    let mut at = 0;
+    loop {
+        match text.get(at)? {
+            b'"' => {
+                at += 1;
+                while *text.get(at)? != b'"' {
+                    at += if text[at] == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            b'{' | b'[' => {
+                depth += 1;
+                at += 1;
+            }
+            b'}' | b']' => {
+                depth = depth.checked_sub(1)?;
+                at += 1;
+            }
+            byte if is_scalar(*byte) => {
+                at += text[at..].iter().take_while(|byte| is_scalar(**byte)).count();
+                // It may go on where the text is cut off.
+                text.get(at)?;
+            }
+            b',' | b':' if depth > 0 => at += 1,
+            _ => return None,
+        }
+        if depth == 0 {
+            return Some(&text[..at]);
+        }
+    }
+}
+
+/// The value that text ends with, if all of it is there.
+fn trailing(text: &[u8]) -> Option<&[u8]> {
+    let mut depth = 0_usize;
+    let mut end = text.len();
+    loop {
+        match text.get(end.checked_sub(1)?)? {
+            b'"' => {
+                end -= 1;
+                loop {
+                    end = text[..end].iter().rposition(|&byte| byte == b'"')?;
+                    let escapes = text[..end].iter().rev().take_while(|&&byte| byte == b'\\').count();
+                    if escapes == end {
+                        // What comes before is not there.
+                        return None;
+                    }
+                    if escapes % 2 == 0 {
+                        break;
+                    }
+                }
+            }
+            b'}' | b']' => {
+                depth += 1;
+                end -= 1;
+            }
+            b'{' | b'[' => {
+                depth = depth.checked_sub(1)?;
+                end -= 1;
+            }
+            byte if is_scalar(*byte) => {
+                end -= text[..end].iter().rev().take_while(|byte| is_scalar(**byte)).count();
+                text.get(end.checked_sub(1)?)?;
+            }
+            b',' | b':' if depth > 0 => end -= 1,
+            _ => return None,
+        }
+        if depth == 0 {
+            return Some(&text[end..]);
+        }
+    }
+}
+
+/// Whether numbers, `true`, `false` and `null` are written with it.
+fn is_scalar(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.')
+}
+
+/// What is between the quotes of a string without escapes.
+fn text(value: &[u8]) -> Option<&[u8]> {
+    let inner = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    (!inner.contains(&b'\\')).then_some(inner)
+}
+
+/// The path of a class: `Shop::MailJob`.
+fn constant(name: &[u8]) -> Option<String> {
+    let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= MAX_CLASS)?;
+    let part = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_uppercase())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    name.split("::").all(part).then(|| name.to_owned())
+}
+
+/// The name of a queue, or the number of a job.
+fn word(bytes: &[u8]) -> Option<String> {
+    let word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':' | b'/');
+    let fits = (1..=MAX_WORD).contains(&bytes.len()) && bytes.iter().all(word);
+    fits.then(|| bytes.iter().map(|&byte| char::from(byte)).collect())
+}
+
+/// A time since the epoch: seconds with a fraction, or, from Sidekiq 8 on, milliseconds.
+fn microseconds(value: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(value).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) {
+        return None;
+    }
+    let number: u64 = whole.parse().ok()?;
+    match (whole.len(), fraction.len()) {
+        (13, 0) => number.checked_mul(1000),
+        (9..=10, 1..=20) => {
+            let micros: String = fraction.chars().chain("000000".chars()).take(6).collect();
+            number.checked_mul(1_000_000)?.checked_add(micros.parse().ok()?)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HEAD: usize = 1024;
+    const TAIL: usize = 512;
+
+    fn fetched(head: &[u8], tail: &[u8], total: u64) -> Option<Fetched> {
+        super::fetched(&Reply { head, before: &[], tail, total })
+    }
+
+    /// As Redis sends it, and as the kernel's program cuts it.
+    fn read(key: &str, json: &str) -> Option<Fetched> {
+        let reply = format!("*2\r\n${}\r\n{key}\r\n${}\r\n{json}\r\n", key.len(), json.len());
+        let bytes = reply.as_bytes();
+        let head = &bytes[..bytes.len().min(HEAD)];
+        let tail = if bytes.len() > HEAD { &bytes[bytes.len() - TAIL..] } else { &[] };
+        fetched(head, tail, bytes.len() as u64)
+    }
+
+    fn sidekiq6(args: &str) -> String {
+        format!(
+            "{{\"retry\":true,\"queue\":\"default\",\"args\":{args},\"class\":\"HardJob\",\
+             \"jid\":\"53a466413ce266648291135b\",\"created_at\":1795460659.7980363,\
+             \"enqueued_at\":1795460659.7982645}}"
+        )
+    }
+
+    fn hard() -> Fetched {
+        Fetched {
+            class: Some("HardJob".to_owned()),
+            job: Job {
+                queue: Some("default".to_owned()),
+                jid: Some("53a466413ce266648291135b".to_owned()),
+                enqueued_us: Some(1_795_460_659_798_264),
+            },
+        }
+    }
+
+    /// Short and long ones, whatever the arguments are.
+    #[test]
+    fn of_sidekiq() {
+        let long = "x".repeat(5000);
+        for args in [
+            "[]".to_owned(),
+            r#"["SECRET",1,null,{"class":"Wrong"}]"#.to_owned(),
+            r#"["\"class\":\"Wrong\",","\\"]"#.to_owned(),
+            format!(r#"["{long}"]"#),
+            format!(r#"["{long}\",\"class\":\"Wrong\",\"jid\":\"1\"}}"]"#),
+            format!(r#"["{long}",{{"class":"Wrong","jid":"9","enqueued_at":1795460000.5}}]"#),
+        ] {
+            assert_eq!(read("queue:default", &sidekiq6(&args)), Some(hard()), "{args}");
+            assert_eq!(read("shop:queue:default", &sidekiq6(&args)), Some(hard()), "{args}");
+        }
+        let eight = r#"{"class":"A::B_2","jid":"1a","enqueued_at":1795460659798}"#;
+        let job = read("queue:low", eight).unwrap();
+        assert_eq!(job.class.as_deref(), Some("A::B_2"));
+        assert_eq!(job.job.queue.as_deref(), Some("low"));
+        assert_eq!(job.job.enqueued_us, Some(1_795_460_659_798_000));
+    }
+
+    /// A job of Active Job is called like the class that the user wrote.
+    #[test]
+    fn of_active_job() {
+        for wrapper in ["ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper", "Sidekiq::ActiveJob::Wrapper"]
+        {
+            let class = |rest: &str| {
+                let json = format!("{{\"retry\":true,\"class\":\"{wrapper}\"{rest}}}");
+                read("queue:default", &json).unwrap().class
+            };
+            assert_eq!(
+                class(",\"wrapped\":\"Shop::Mail\",\"args\":[{\"job_class\":\"No\"}]").as_deref(),
+                Some("Shop::Mail")
+            );
+            assert_eq!(class(",\"args\":[]"), None);
+        }
+    }
+
+    /// What is doubtful is not known, and what is no job is none.
+    #[test]
+    fn unknown() {
+        let class = |json: &str| read("queue:q", json).and_then(|fetched| fetched.class);
+        assert_eq!(class(r#"{"class":"A","class":"B"}"#), None);
+        assert_eq!(class(r#"{"class":"lower"}"#), None);
+        assert_eq!(class(r##"{"class":"#<Class:0x1>"}"##), None);
+        assert_eq!(class(r#"{"class":"\u0041"}"#), None);
+        assert_eq!(class(r#"{"args":[{"class":"A"}]}"#), None);
+        assert_eq!(class(r#"{ "class":"A"}"#), None, "Sidekiq writes no spaces");
+        assert_eq!(class(r#"{"class":"A"}}"#), None);
+        assert_eq!(read("cache", &sidekiq6("[]")), None);
+        assert_eq!(read("queue:q", "text"), None);
+        let whole = b"*2\r\n$7\r\nqueue:q\r\n$13\r\n{\"class\":\"A\"}\r\n";
+        for len in 0..whole.len() {
+            assert_eq!(fetched(&whole[..len], &[], len as u64), None, "{len}");
+        }
+        assert_eq!(fetched(whole, &[], whole.len() as u64).unwrap().class.as_deref(), Some("A"));
+        for none in
+            [&b"*-1\r\n"[..], b"_\r\n", b"-ERR x\r\n", b"*2\r\n:1\r\n:2\r\n", b"*2\r\n$99999999999\r\n"]
+        {
+            assert_eq!(fetched(none, &[], none.len() as u64), None);
+        }
+    }
+
+    /// The end of a reply that is longer than what is there must be its end.
+    #[test]
+    fn the_end() {
+        let json = sidekiq6(&format!("[\"{}\"]", "x".repeat(2000)));
+        let reply = format!("*2\r\n$7\r\nqueue:q\r\n${}\r\n{json}\r\n", json.len());
+        let (bytes, len) = (reply.as_bytes(), reply.len() as u64);
+        let of = |tail: &[u8], total| fetched(&bytes[..HEAD], tail, total).map(|fetched| fetched.class);
+        assert_eq!(of(&bytes[bytes.len() - TAIL..], len), Some(Some("HardJob".to_owned())));
+        assert_eq!(of(&bytes[bytes.len() - 30..], len), Some(None));
+        for last in [1, 2, 3, 30, 100, 511] {
+            let (before, tail) = bytes[bytes.len() - TAIL..].split_at(TAIL - last);
+            let of =
+                |before| super::fetched(&Reply { head: &bytes[..HEAD], before, tail, total: len }).unwrap();
+            assert_eq!(of(before).class.as_deref(), Some("HardJob"), "{last}");
+            assert_eq!(of(&[]).class.is_some(), last > 200, "{last}");
+        }
+        assert_eq!(of(&bytes[bytes.len() - TAIL..], len + 4), Some(None));
+        assert_eq!(of(&bytes[bytes.len() - TAIL..], len - 1), None);
+    }
+
+    proptest! {
+        /// Any bytes give visible ASCII of bounded length.
+        #[test]
+        fn hostile(head in proptest::collection::vec(any::<u8>(), 0..300), tail in proptest::collection::vec(any::<u8>(), 0..100), total: u64) {
+            let _any = fetched(&head, &tail, total);
+            let text = String::from_utf8_lossy(&head).into_owned();
+            if let Some(Fetched { class, job }) = read("queue:q", &format!("{{{text}}}")) {
+                for text in [class, job.queue, job.jid].into_iter().flatten() {
+                    prop_assert!(text.bytes().all(|byte| matches!(byte, 0x21..=0x7e)) && text.len() <= MAX_CLASS);
+                }
+            }
+        }
+
+        /// Text made of what JSON is made of: no argument is taken for a member of the job, wherever the reply is cut.
+        #[test]
+        fn arguments(text in "[\\[\\]{}\",:\\\\a1]{0,40}", pad in 0_usize..1600) {
+            // Rust escapes these characters as JSON does.
+            let argument = format!("{:?}", format!("{}{text}\",\"class\":\"Wrong\",\"jid\":\"0\"", "x".repeat(pad)));
+            let fetched = read("queue:default", &sidekiq6(&format!("[{argument},{{\"class\":\"Wrong\"}}]")));
+            prop_assert_eq!(fetched, Some(hard()));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Which endpoint a sample, a cycle or a stack of allocation belongs to. They name their request, and that says what it was when it
+//! ends: until then they wait. What waits too long, or for a request whose end was not seen, belongs to one that is not known.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::Arc,
+};
+
+use super::sums::Kept;
+use crate::aggregate::endpoint::OTHER;
+
+/// Number of an endpoint in a recording.
+pub type EndpointIndex = u32;
+/// The endpoint of requests of which it is not known.
+pub(super) const UNKNOWN: EndpointIndex = 0;
+
+/// Endpoints that are told apart; the rest is one.
+const MAX_ENDPOINTS: usize = 1000;
+/// Requests that are remembered when they have ended: stacks of theirs may come later.
+const MAX_ENDED: usize = 1 << 14;
+/// What waits for the end of its request.
+const MAX_WAITING: usize = 1 << 16;
+/// For how long, nanoseconds.
+const PATIENCE_NS: u64 = 60_000_000_000;
+
+/// Where the endpoint of something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    /// It belongs to no request.
+    None,
+    /// Here.
+    Known(EndpointIndex),
+    /// Its request has not ended.
+    Waits(u64),
+}
+
+/// What waits for the end of a request.
+#[derive(Debug)]
+struct Waiting {
+    pid: u32,
+    since_ns: u64,
+    kept: Vec<Kept>,
+}
+
+/// The endpoints of a recording.
+#[derive(Debug)]
+pub(super) struct Endpoints {
+    names: Vec<Arc<str>>,
+    numbers: HashMap<Arc<str>, EndpointIndex>,
+    ended: HashMap<u64, EndpointIndex>,
+    ended_order: VecDeque<u64>,
+    /// By number of the request: the first has waited for longest, or nearly.
+    waiting: BTreeMap<u64, Waiting>,
+    count: usize,
+}
+
+impl Default for Endpoints {
+    fn default() -> Self {
+        Self {
+            names: vec![Arc::from("(unknown)")],
+            numbers: HashMap::from([(Arc::from("(unknown)"), UNKNOWN)]),
+            ended: HashMap::new(),
+            ended_order: VecDeque::new(),
+            waiting: BTreeMap::new(),
+            count: 0,
+        }
+    }
+}
+
+impl Endpoints {
+    /// The name of one.
+    pub(super) fn name(&self, index: EndpointIndex) -> &str {
+        self.names.get(index as usize).map_or("(unknown)", |name| name)
+    }
+
+    /// Where the endpoint of a request is.
+    pub(super) fn of(&self, request: Option<u64>) -> At {
+        match request {
+            None => At::None,
+            Some(0) => At::Known(UNKNOWN),
+            Some(id) => self.ended.get(&id).map_or(At::Waits(id), |index| At::Known(*index)),
+        }
+    }
+
+    /// Something waits for the end of a request. Hands out what has waited too long at this time, nanoseconds, or too much.
+    pub(super) fn wait(&mut self, id: u64, pid: u32, ts_ns: u64, kept: Kept) -> Vec<Kept> {
+        let waiting = self.waiting.entry(id).or_insert(Waiting { pid, since_ns: ts_ns, kept: Vec::new() });
+        waiting.kept.push(kept);
+        self.count += 1;
+        let mut overdue = Vec::new();
+        while let Some(first) = self.waiting.first_entry()
+            && (self.count > MAX_WAITING || first.get().since_ns.saturating_add(PATIENCE_NS) < ts_ns)
+        {
+            let kept = first.remove().kept;
+            self.count -= kept.len();
+            overdue.extend(kept);
+        }
+        overdue
+    }
+
+    /// A request has ended. Hands out its endpoint, and what has waited for it.
+    pub(super) fn ended(&mut self, id: u64, endpoint: String) -> (EndpointIndex, Vec<Kept>) {
+        let index = self.number(endpoint);
+        if self.ended_order.len() >= MAX_ENDED
+            && let Some(oldest) = self.ended_order.pop_front()
+        {
+            self.ended.remove(&oldest);
+        }
+        if self.ended.insert(id, index).is_none() {
+            self.ended_order.push_back(id);
+        }
+        let kept = self.waiting.remove(&id).map_or_else(Vec::new, |waiting| waiting.kept);
+        self.count -= kept.len();
+        (index, kept)
+    }
+
+    /// Hands out what waits for requests of a process, or of all.
+    pub(super) fn give_up(&mut self, of: Option<u32>) -> Vec<Kept> {
+        let mut kept = Vec::new();
+        self.waiting.retain(|_, waiting| {
+            let gone = of.is_none_or(|pid| pid == waiting.pid);
+            if gone {
+                kept.append(&mut waiting.kept);
+            }
+            !gone
+        });
+        self.count -= kept.len();
+        kept
+    }
+
+    /// The same endpoints and ended requests, for a recording that goes on.
+    pub(super) fn go_on(&self) -> Self {
+        Self {
+            names: self.names.clone(),
+            numbers: self.numbers.clone(),
+            ended: self.ended.clone(),
+            ended_order: self.ended_order.clone(),
+            ..Self::default()
+        }
+    }
+
+    fn number(&mut self, endpoint: String) -> EndpointIndex {
+        if let Some(index) = self.numbers.get(endpoint.as_str()) {
+            return *index;
+        }
+        if self.names.len() >= MAX_ENDPOINTS && endpoint != OTHER {
+            return self.number(OTHER.to_owned());
+        }
+        let (index, name) = (self.names.len() as EndpointIndex, Arc::<str>::from(endpoint));
+        self.names.push(Arc::clone(&name));
+        self.numbers.insert(name, index);
+        index
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::aggregate::recording::sums::tests::sample;
+
+    /// What comes before the end of a request and what comes after it have its endpoint.
+    #[test]
+    fn ends() {
+        let mut endpoints = Endpoints::default();
+        assert_eq!((endpoints.of(None), endpoints.of(Some(0))), (At::None, At::Known(UNKNOWN)));
+        assert_eq!(endpoints.of(Some(7)), At::Waits(7));
+        assert!(endpoints.wait(7, 1, 100, sample(1)).is_empty());
+        assert!(endpoints.wait(8, 1, 110, sample(2)).is_empty());
+        let (index, kept) = endpoints.ended(7, "GET /a".to_owned());
+        assert_eq!((endpoints.name(index), kept.len(), endpoints.count), ("GET /a", 1, 1));
+        assert_eq!(endpoints.of(Some(7)), At::Known(index));
+        assert_eq!(endpoints.ended(9, "GET /a".to_owned()).0, index);
+        assert_eq!(endpoints.ended(10, "(unknown)".to_owned()).0, UNKNOWN);
+        assert_eq!(endpoints.go_on().of(Some(7)), At::Known(index));
+    }
+
+    /// Nothing waits for ever: not longer than a time, and not when its process is gone.
+    #[test]
+    fn gives_up() {
+        let mut endpoints = Endpoints::default();
+        endpoints.wait(1, 5, 100, sample(1));
+        endpoints.wait(2, 5, 200, sample(2));
+        assert_eq!(endpoints.wait(2, 5, 101 + PATIENCE_NS, sample(3)).len(), 1);
+        assert_eq!(endpoints.count, 2);
+        endpoints.wait(3, 6, 300, sample(4));
+        assert_eq!((endpoints.give_up(Some(5)).len(), endpoints.count), (2, 1));
+        assert_eq!((endpoints.give_up(None).len(), endpoints.count), (1, 0));
+    }
+
+    /// However much comes, memory is bounded.
+    #[test]
+    fn bounded() {
+        let mut endpoints = Endpoints::default();
+        let overdue: usize =
+            (0..MAX_WAITING as u64 + 10).map(|n| endpoints.wait(n / 2 + 1, 1, 5, sample(n)).len()).sum();
+        assert_eq!((overdue, endpoints.count), (10, MAX_WAITING));
+        for n in 0..MAX_ENDED as u64 + 10 {
+            endpoints.ended(1_000_000 + n, format!("GET /{n}"));
+        }
+        assert_eq!((endpoints.ended.len(), endpoints.ended_order.len()), (MAX_ENDED, MAX_ENDED));
+        assert_eq!(endpoints.names.len(), MAX_ENDPOINTS + 1);
+        assert_eq!(endpoints.name(MAX_ENDPOINTS as u32), OTHER);
+        assert_eq!(endpoints.of(Some(1_000_000)), At::Waits(1_000_000));
+    }
+}

@@ -1,0 +1,215 @@
+//! Samples, cycles and stacks of allocation become sums, and moments of a timeline, once it is known which endpoint they belong to.
+
+use std::{collections::hash_map::Entry, sync::Arc};
+
+use super::{
+    AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
+    endpoints::{At, EndpointIndex, UNKNOWN},
+    named, time_ns,
+};
+use crate::model::{
+    GcCycle, Pause, Process,
+    stack::{StackSample, ThreadState},
+};
+
+/// What the other filters have let through.
+#[derive(Clone, Debug)]
+pub(super) enum Kept {
+    /// A sample.
+    Sample(Moment),
+    /// A cycle, with the time of its pauses.
+    Cycle(Box<(CycleMoment, u64)>),
+    /// Slots under a stack.
+    Alloc(AllocMoment),
+}
+
+impl Recording {
+    /// A sample.
+    pub(super) fn sample(&mut self, process: &Process, sample: &StackSample) {
+        // Of a time off the CPU the part in the recording counts.
+        let (mut ts_ns, mut wall_ns) = (sample.ts_ns, sample.wall_ns);
+        if let Some(began_ns) = self.began_ns.filter(|_| sample.state != ThreadState::Running)
+            && (ts_ns..ts_ns.saturating_add(wall_ns)).contains(&began_ns)
+        {
+            (ts_ns, wall_ns) = (began_ns, ts_ns + wall_ns - began_ns);
+        }
+        if !self.has_begun(ts_ns) {
+            self.early_samples += 1;
+            return;
+        }
+        if self.period_ns.is_none() && sample.cpu_ns > 0 {
+            self.period_ns = Some(sample.cpu_ns);
+        }
+        let stack = if sample.stack.is_empty() { &self.no_stack } else { &sample.stack };
+        let stack = Arc::clone(stack);
+        let time_ns = time_ns(sample.state, sample.cpu_ns, wall_ns);
+        self.filter.account.samples_seen.add(time_ns);
+        let dropped = self.filter.drops(named(process, sample.tid, &sample.comm), Some(&stack));
+        if dropped.is_some() {
+            self.filter.account.samples.keeps(dropped, time_ns);
+            return;
+        }
+        let node = self.tree.insert(&self.filter.shown(&stack));
+        let thread = self.thread(process, sample.tid, &sample.comm, ts_ns);
+        let key = SampleKey { thread, node, state: sample.state, gc: sample.gc, endpoint: None };
+        let moment = Moment { ts_ns, key, cpu_ns: sample.cpu_ns, wall_ns };
+        self.place(process, sample.request, ts_ns, Kept::Sample(moment));
+    }
+
+    /// A cycle with its pauses.
+    pub(super) fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+        let start = &cycle.start;
+        // All of a cycle or nothing, so that sums and timelines agree.
+        if !self.admits(cycle.pauses.iter().map(|pause| pause.begin_ns).fold(start.ts_ns, u64::min)) {
+            return;
+        }
+        for state in std::iter::once(start).chain(&cycle.end) {
+            self.memory(process, state);
+        }
+        let ns = cycle.pauses.iter().flat_map(Pause::phases).map(|(_, ns)| ns).sum();
+        let dropped = self.filter.drops(named(process, start.tid, &cycle.comm), cycle.trigger.as_deref());
+        if dropped.is_some() {
+            self.filter.account.cycles.keeps(dropped, ns);
+            return;
+        }
+        let thread = self.thread(process, start.tid, &Arc::from(cycle.comm.as_str()), start.ts_ns);
+        let node = self.node(cycle.trigger.as_ref());
+        let end_ns = cycle.end.as_ref().map(|end| end.ts_ns);
+        self.heard(process, end_ns.unwrap_or(start.ts_ns));
+        let moment = CycleMoment {
+            thread,
+            node,
+            count: cycle.count,
+            kind: cycle.kind(),
+            reason: (start.info.gc_by, start.info.major_by),
+            begin_ns: start.ts_ns,
+            end_ns,
+            pauses: cycle.pauses.as_slice().into(),
+        };
+        self.place(process, cycle.request, start.ts_ns, Kept::Cycle(Box::new((moment, ns))));
+    }
+
+    /// Adds something if the endpoint of its request is known, or keeps it until it is.
+    pub(super) fn place(&mut self, process: &Process, request: Option<u64>, ts_ns: u64, kept: Kept) {
+        match self.endpoints.of(request) {
+            At::None => self.add(kept, None),
+            At::Known(endpoint) => {
+                self.unresolved += u64::from(request == Some(0));
+                self.add(kept, Some(endpoint));
+            }
+            At::Waits(id) => {
+                let overdue = self.endpoints.wait(id, process.pid, ts_ns, kept);
+                self.give_up(overdue);
+            }
+        }
+    }
+
+    /// A request has ended: what has waited for it is added.
+    pub(super) fn request_ended(&mut self, id: u64, endpoint: String) -> EndpointIndex {
+        let (index, kept) = self.endpoints.ended(id, endpoint);
+        for kept in kept {
+            self.add(kept, Some(index));
+        }
+        index
+    }
+
+    /// Nothing that waits for requests of a process, or of any, will be known.
+    pub(super) fn settle(&mut self, of: Option<u32>) {
+        let kept = self.endpoints.give_up(of);
+        self.give_up(kept);
+    }
+
+    fn give_up(&mut self, kept: Vec<Kept>) {
+        self.unresolved += kept.len() as u64;
+        for kept in kept {
+            self.add(kept, Some(UNKNOWN));
+        }
+    }
+
+    fn add(&mut self, kept: Kept, endpoint: Option<EndpointIndex>) {
+        let dropped = self.filter.drops_endpoint(endpoint.map(|index| self.endpoints.name(index)));
+        let account = &mut self.filter.account;
+        match kept {
+            Kept::Sample(moment) => {
+                if account.samples.keeps(dropped, moment.time_ns()) {
+                    let key = SampleKey { endpoint, ..moment.key };
+                    self.add_sample(Moment { key, ..moment });
+                }
+            }
+            Kept::Cycle(cycle) => {
+                let (moment, ns) = *cycle;
+                if account.cycles.keeps(dropped, ns) {
+                    self.add_cycle(moment, endpoint);
+                }
+            }
+            Kept::Alloc(moment) => {
+                if account.allocs.keeps(dropped, moment.bytes()) {
+                    let key = AllocKey { endpoint, ..moment.key };
+                    self.add_alloc(AllocMoment { key, ..moment });
+                }
+            }
+        }
+    }
+
+    fn add_sample(&mut self, moment: Moment) {
+        let key = moment.key;
+        let mut merged = key.node == NodeId::BEYOND || Some(key.thread) == self.beyond;
+        let full = self.samples.len() >= self.limits.sums;
+        let sum = match self.samples.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if !full => entry.insert(SampleSum::default()),
+            Entry::Vacant(_) => {
+                merged = true;
+                let thread = self.thread_beyond();
+                self.samples.entry(SampleKey { thread, node: NodeId::BEYOND, ..key }).or_default()
+            }
+        };
+        sum.samples += 1;
+        sum.cpu_ns += moment.cpu_ns;
+        sum.wall_ns += moment.wall_ns;
+        self.merged += u64::from(merged);
+        let Some(timeline) = &mut self.timeline else { return };
+        if timeline.samples.len() >= self.limits.timeline {
+            timeline.samples_left_out += 1;
+            return;
+        }
+        timeline.samples.push(moment);
+    }
+
+    fn add_cycle(&mut self, moment: CycleMoment, endpoint: Option<EndpointIndex>) {
+        let CycleMoment { thread, node, kind, reason, .. } = moment;
+        for pause in &moment.pauses {
+            for (phase, ns) in pause.phases() {
+                let pauses = u64::from(phase == pause.first_phase());
+                if ns == 0 && pauses == 0 {
+                    continue;
+                }
+                let mut key = PauseKey { thread, node, kind, reason, phase, endpoint };
+                if self.pauses.len() >= self.limits.sums && !self.pauses.contains_key(&key) {
+                    (key.thread, key.node) = (self.thread_beyond(), NodeId::BEYOND);
+                }
+                let sum = self.pauses.entry(key).or_default();
+                sum.pauses += pauses;
+                sum.ns += ns;
+            }
+        }
+        if let Some(timeline) = &mut self.timeline
+            && timeline.admit(1 + moment.pauses.len(), &self.limits)
+        {
+            timeline.cycles.push(moment);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::model::stack::GcActivity;
+
+    /// A sample of that time.
+    pub(in crate::aggregate::recording) fn sample(ts_ns: u64) -> Kept {
+        let state = ThreadState::Running;
+        let key = SampleKey { thread: 0, node: NodeId::ROOT, state, gc: GcActivity::None, endpoint: None };
+        Kept::Sample(Moment { ts_ns, key, cpu_ns: 1, wall_ns: 1 })
+    }
+}

@@ -1,0 +1,309 @@
+//! Sums by time: a recording is split into blocks of equal length, whose number is known when its end is. Memory is bounded, however
+//! long it is.
+
+use std::collections::BTreeMap;
+
+/// Length of a bin at first, nanoseconds.
+const WIDTH_NS: u64 = 50_000_000;
+/// Bins at most: with more, two become one.
+const BINS: u64 = 120;
+/// Blocks at least, and at most.
+pub(super) const LEAST_BLOCKS: usize = 8;
+const MOST_BLOCKS: u64 = 30;
+/// Shortest block, nanoseconds.
+const LEAST_NS: u64 = 250_000_000;
+/// What a recording must last for that, seconds.
+pub(super) const LEAST_SECONDS: f64 = LEAST_BLOCKS as f64 * (LEAST_NS as f64 / 1e9);
+
+/// The bins of a recording.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Grid {
+    began_ns: Option<u64>,
+    /// Bins are 2 to the power of this as long as at first.
+    shift: u32,
+}
+
+impl Grid {
+    /// Everything is traced from this time on.
+    pub(super) fn begin(&mut self, ts_ns: u64) {
+        self.began_ns.get_or_insert(ts_ns);
+    }
+
+    /// From when on things count, `CLOCK_MONOTONIC` nanoseconds.
+    pub(super) fn began_ns(&self) -> Option<u64> {
+        self.began_ns
+    }
+
+    fn width_ns(&self) -> u64 {
+        WIDTH_NS << self.shift
+    }
+
+    /// The bin of a time; `None`: it is before the begin.
+    pub(super) fn bin(&mut self, ts_ns: u64) -> Option<Bin> {
+        let after_ns = ts_ns.checked_sub(self.began_ns?)?;
+        // A time that no recording reaches is the last one.
+        while after_ns / self.width_ns() >= BINS && self.shift < 30 {
+            self.shift += 1;
+        }
+        Some(Bin { at: (after_ns / self.width_ns()).min(BINS - 1) as u32, shift: self.shift })
+    }
+
+    /// The bins of an interval with the nanoseconds of it that are in each.
+    pub(super) fn spread(&mut self, from_ns: u64, to_ns: u64, mut of: impl FnMut(Bin, f64)) {
+        let Some(began_ns) = self.began_ns else { return };
+        let from_ns = from_ns.max(began_ns);
+        let Some(last) = to_ns.checked_sub(1).filter(|last| *last >= from_ns).and_then(|last| self.bin(last))
+        else {
+            return;
+        };
+        let Some(first) = self.bin(from_ns) else { return };
+        let width_ns = self.width_ns();
+        for at in first.at..=last.at {
+            let bin_ns = began_ns + u64::from(at) * width_ns;
+            let end_ns = if at == last.at { to_ns } else { (bin_ns + width_ns).min(to_ns) };
+            of(Bin { at, shift: self.shift }, end_ns.saturating_sub(bin_ns.max(from_ns)) as f64);
+        }
+    }
+
+    /// The blocks of a recording that ended then; `None`: it is too short for them.
+    pub(super) fn cut(&mut self, ended_ns: u64) -> Option<Cut> {
+        let span_ns = ended_ns.checked_sub(self.began_ns?)?;
+        self.bin(ended_ns.saturating_sub(1))?;
+        let width_ns = self.width_ns();
+        let bins = span_ns / width_ns;
+        let group = bins.div_ceil(MOST_BLOCKS).max(LEAST_NS.div_ceil(width_ns));
+        // What is left over at the end belongs to the last block.
+        let blocks = (bins / group) as usize;
+        (blocks >= LEAST_BLOCKS).then_some(Cut {
+            shift: self.shift,
+            group: group as u32,
+            blocks,
+            block_ns: group * width_ns,
+        })
+    }
+}
+
+/// A place in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bin {
+    at: u32,
+    shift: u32,
+}
+
+/// How bins become blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    shift: u32,
+    group: u32,
+    pub(super) blocks: usize,
+    /// Length of a block, nanoseconds.
+    pub(super) block_ns: u64,
+}
+
+/// Sums by bin, those that are not zero.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Series {
+    shift: u32,
+    bins: Vec<(u32, f64)>,
+}
+
+impl Series {
+    /// Adds to a bin. Bins come nearly in order.
+    pub(super) fn add(&mut self, bin: Bin, value: f64) {
+        self.fold(bin.shift);
+        let at = bin.at >> (self.shift - bin.shift);
+        match self.bins.iter_mut().rev().take(4).find(|(known, _)| *known == at) {
+            Some((_, sum)) => *sum += value,
+            None => self.insert(at, value),
+        }
+    }
+
+    fn insert(&mut self, at: u32, value: f64) {
+        match self.bins.binary_search_by_key(&at, |(known, _)| *known) {
+            Ok(known) => self.bins[known].1 += value,
+            Err(place) => self.bins.insert(place, (at, value)),
+        }
+    }
+
+    /// Bins of this length from now on.
+    fn fold(&mut self, shift: u32) {
+        if shift <= self.shift {
+            return;
+        }
+        let by = shift - self.shift;
+        self.shift = shift;
+        for (at, value) in std::mem::take(&mut self.bins) {
+            match self.bins.last_mut().filter(|(known, _)| *known == at >> by) {
+                Some((_, sum)) => *sum += value,
+                None => self.bins.push((at >> by, value)),
+            }
+        }
+    }
+
+    /// All of it.
+    pub(super) fn total(&self) -> f64 {
+        // An empty sum is -0.
+        self.bins.iter().map(|(_, value)| value).sum::<f64>() + 0.0
+    }
+
+    /// The blocks that are not zero.
+    pub(super) fn some(&self, cut: &Cut) -> impl Iterator<Item = (usize, f64)> {
+        let by = cut.shift - self.shift;
+        let (group, last) = (cut.group, cut.blocks - 1);
+        self.bins.iter().map(move |(at, value)| ((((at >> by) / group) as usize).min(last), *value))
+    }
+
+    /// The blocks.
+    pub(super) fn blocks(&self, cut: &Cut) -> Vec<f64> {
+        let mut blocks = vec![0.0; cut.blocks];
+        for (block, value) in self.some(cut) {
+            blocks[block] += value;
+        }
+        blocks
+    }
+}
+
+/// Bits of a time's logarithm behind the point: a bucket is less than 1 % wide.
+const BITS: u32 = 7;
+
+/// Times by their length and by when they were, within 1 %.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Times {
+    buckets: BTreeMap<u32, Series>,
+    pub(super) count: u64,
+    /// The longest, exactly.
+    pub(super) max_ns: u64,
+}
+
+impl Times {
+    /// Counts some that took this long.
+    pub(super) fn add(&mut self, bin: Bin, ns: u64, count: u64) {
+        self.count += count;
+        self.max_ns = self.max_ns.max(ns);
+        self.buckets.entry(bucket(ns)).or_default().add(bin, count as f64);
+    }
+
+    /// The time that this share of all does not exceed, each block taken so many times.
+    fn quantile_of(&self, quantile: f64, weights: &[Vec<(usize, f64)>], taken: &[u32]) -> Option<f64> {
+        let weight = |blocks: &Vec<(usize, f64)>| -> f64 {
+            blocks.iter().map(|(block, count)| count * f64::from(taken[*block])).sum()
+        };
+        let wanted = weights.iter().map(weight).sum::<f64>() * quantile;
+        let mut passed = 0.0;
+        for (bucket, blocks) in self.buckets.keys().zip(weights) {
+            let weight = weight(blocks);
+            passed += weight;
+            if weight > 0.0 && passed >= wanted {
+                return Some(most(*bucket).min(self.max_ns) as f64);
+            }
+        }
+        None
+    }
+
+    /// A quantile, at most 1 % too high, and its variance by a bootstrap over blocks; nanoseconds.
+    pub(super) fn quantile(&self, quantile: f64, cut: Option<&Cut>) -> Option<(f64, Option<f64>)> {
+        let Some(cut) = cut else {
+            let whole: Vec<_> = self.buckets.values().map(|series| vec![(0, series.total())]).collect();
+            return Some((self.quantile_of(quantile, &whole, &[1])?, None));
+        };
+        let weights: Vec<Vec<_>> = self.buckets.values().map(|series| series.some(cut).collect()).collect();
+        let value = self.quantile_of(quantile, &weights, &vec![1; cut.blocks])?;
+        let variance =
+            super::statistics::bootstrap(cut.blocks, |taken| self.quantile_of(quantile, &weights, taken));
+        Some((value, variance))
+    }
+}
+
+fn bucket(ns: u64) -> u32 {
+    let bits = u64::BITS - ns.leading_zeros();
+    let drop = bits.saturating_sub(BITS + 1);
+    // Buckets of one power of two are 2^7 to 2^8 - 1, so they follow those of the power below.
+    (drop << BITS) + (ns >> drop) as u32
+}
+
+/// The longest time of a bucket.
+fn most(bucket: u32) -> u64 {
+    let drop = (bucket >> BITS).saturating_sub(1);
+    let top = u128::from(bucket - (drop << BITS)) + 1;
+    ((top << drop) - 1).min(u128::from(u64::MAX)) as u64
+}
+
+#[cfg(test)]
+#[expect(clippy::float_cmp, reason = "sums of whole numbers are exact")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    proptest! {
+        /// Buckets are in order, contain their times, and are narrow.
+        #[test]
+        fn buckets(ns in any::<u64>(), other in any::<u64>()) {
+            let most = most(bucket(ns));
+            prop_assert!(most >= ns && most - ns <= ns / 128, "{ns} {most}");
+            prop_assert!(bucket(ns.min(other)) <= bucket(ns.max(other)));
+        }
+
+        /// However long it takes and in whatever order things come: nothing is lost, and memory is bounded.
+        #[test]
+        fn sums(mut times in proptest::collection::vec(0_u64..500 * SECOND, 1..300)) {
+            let (mut grid, mut series) = (Grid::default(), Series::default());
+            grid.begin(7);
+            for &ts in &times {
+                series.add(grid.bin(ts + 7).unwrap(), 1.0);
+            }
+            prop_assert_eq!(series.total(), times.len() as f64);
+            prop_assert!(series.bins.len() <= BINS as usize);
+            prop_assert!(series.bins.windows(2).all(|pair| pair[0].0 < pair[1].0));
+            times.sort_unstable();
+            let ended_ns = times[times.len() - 1] + 8;
+            let Some(cut) = grid.cut(ended_ns) else {
+                prop_assert!(ended_ns - 7 < 3 * SECOND);
+                return Ok(());
+            };
+            prop_assert!((LEAST_BLOCKS..=MOST_BLOCKS as usize).contains(&cut.blocks), "{:?}", cut);
+            prop_assert!(cut.block_ns >= LEAST_NS && cut.block_ns * cut.blocks as u64 <= ended_ns - 7);
+            let blocks = series.blocks(&cut);
+            let first = times.iter().filter(|ts| **ts < cut.block_ns).count();
+            prop_assert_eq!((blocks.iter().sum::<f64>(), blocks[0]), (times.len() as f64, first as f64));
+        }
+    }
+
+    /// What came before the begin is nowhere, and an interval is where it was.
+    #[test]
+    fn intervals() {
+        let mut grid = Grid::default();
+        assert_eq!(grid.bin(5), None);
+        grid.begin(SECOND);
+        assert_eq!(grid.bin(SECOND - 1), None);
+        let mut series = Series::default();
+        grid.spread(0, 11 * SECOND, |bin, ns| series.add(bin, ns));
+        grid.spread(3 * SECOND, 3 * SECOND, |bin, ns| series.add(bin, ns));
+        assert_eq!(series.total(), 10e9);
+        let cut = grid.cut(11 * SECOND).unwrap();
+        let blocks = series.blocks(&cut);
+        assert!(blocks.iter().all(|ns| *ns == cut.block_ns as f64), "{blocks:?}");
+        assert_eq!(grid.cut(2 * SECOND), None);
+    }
+
+    /// Quantiles are those of sorted times, and vary where blocks differ.
+    #[test]
+    fn quantiles() {
+        let mut grid = Grid::default();
+        grid.begin(0);
+        let (mut even, mut bursts) = (Times::default(), Times::default());
+        for at in 0..10_000_u64 {
+            let bin = grid.bin(at * 1_000_000).unwrap();
+            even.add(bin, 1000 + at * 37 % 1000, 1);
+            bursts.add(bin, if (at / 1000).is_multiple_of(2) { 1000 } else { 2000 }, 1);
+        }
+        let cut = grid.cut(10 * SECOND).unwrap();
+        let (p50, variance) = even.quantile(0.5, Some(&cut)).unwrap();
+        assert!((1499.0..=1513.0).contains(&p50) && variance.unwrap() < 1000.0, "{p50} {variance:?}");
+        let (_, variance) = bursts.quantile(0.5, Some(&cut)).unwrap();
+        assert!(variance.unwrap() > 10_000.0, "{variance:?}");
+        assert_eq!(even.quantile(1.0, None).unwrap(), (1999.0, None));
+        assert_eq!(Times::default().quantile(0.5, Some(&cut)), None);
+    }
+}

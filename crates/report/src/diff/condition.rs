@@ -1,0 +1,212 @@
+//! Bounds that a change must not exceed: `gc.share > +20%`.
+
+use super::{
+    compare::{Comparison, LEVEL},
+    figures::{Figure, Unit, Verdict},
+    statistics,
+};
+
+/// The figures that conditions know: name, how it is shown, what it is.
+pub const METRICS: [(&str, Unit, &str); 14] = [
+    ("gc.share", Unit::Share, "share of the processes' time in GC pauses"),
+    ("gc.minor.rate", Unit::PerSecond, "minor cycles a second and process"),
+    ("gc.major.rate", Unit::PerSecond, "major cycles a second and process"),
+    ("gc.pause.p50", Unit::Time, "median of the GC pauses"),
+    ("gc.pause.p99", Unit::Time, "99th percentile of the GC pauses"),
+    ("gvl.wait.share", Unit::Share, "share of the threads' time spent waiting for the GVL (--gvl)"),
+    ("gvl.wait.rate", Unit::PerSecond, "waits for the GVL a second and process (--gvl)"),
+    ("cpu", Unit::Number, "CPUs in use, per process"),
+    ("alloc.objects.rate", Unit::PerSecond, "objects allocated a second and process (--alloc)"),
+    ("alloc.bytes.rate", Unit::BytesPerSecond, "bytes of their slots (--alloc)"),
+    ("request.rate", Unit::PerSecond, "requests a second and process (--requests)"),
+    ("request.p50", Unit::Time, "median of the durations of requests (--requests)"),
+    ("request.p95", Unit::Time, "95th percentile of them (--requests)"),
+    ("request.gc.share", Unit::Share, "share of the requests' time in GC pauses (--requests)"),
+];
+
+/// Why a condition cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConditionError {
+    /// It has another form.
+    #[error("`{0}` is no condition; write METRIC > BOUND, e.g. 'gc.share > +20%' or 'gc.pause.p99 > 50ms'")]
+    Form(String),
+    /// It names something else.
+    #[error("`{0}` is no metric; there are {names}", names = METRICS.map(|(name, ..)| name).join(", "))]
+    Metric(String),
+    /// Its bound does not fit.
+    #[error("`{bound}` is no bound for {metric}; write {examples}")]
+    Bound {
+        /// The bound.
+        bound: String,
+        /// The metric.
+        metric: &'static str,
+        /// What would fit.
+        examples: &'static str,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Bound {
+    /// On the change, as a part of A.
+    Relative(f64),
+    /// On the change, in the metric's unit.
+    Change(f64),
+    /// On B.
+    Level(f64),
+}
+
+/// A condition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condition {
+    /// As it was written.
+    pub text: String,
+    metric: &'static str,
+    above: bool,
+    bound: Bound,
+}
+
+/// What became of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The bound is not exceeded, or not beyond noise.
+    Held,
+    /// It is exceeded beyond noise.
+    Failed,
+    /// The figure is not there, or was not tested.
+    Unknown,
+}
+
+/// A condition and what became of it.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    /// As it was written.
+    pub text: String,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// The figure, if there is one.
+    pub figure: Option<Figure>,
+    /// Why it is unknown; empty: it is not.
+    pub why: String,
+}
+
+impl std::str::FromStr for Condition {
+    type Err = ConditionError;
+
+    fn from_str(text: &str) -> Result<Self, ConditionError> {
+        let form = || ConditionError::Form(text.to_owned());
+        let at = text.find(['<', '>']).ok_or_else(form)?;
+        let (name, rest) = (text[..at].trim(), &text[at + 1..]);
+        let bound = rest.strip_prefix('=').unwrap_or(rest).trim();
+        if name.is_empty() || bound.is_empty() {
+            return Err(form());
+        }
+        let known = METRICS.iter().find(|(metric, ..)| *metric == name);
+        let &(metric, unit, _) = known.ok_or_else(|| ConditionError::Metric(name.to_owned()))?;
+        let examples = match unit {
+            Unit::Share => "+20% (change), +2pp (points) or 10% (of B)",
+            Unit::Time => "+20% or +5ms (change), or 50ms (of B)",
+            _ => "+20% or +1.5 (change), or 12 (of B)",
+        };
+        let wrong = || ConditionError::Bound { bound: bound.to_owned(), metric, examples };
+        let parsed = parse(bound, unit).ok_or_else(wrong)?;
+        Ok(Self { text: text.trim().to_owned(), metric, above: &text[at..=at] == ">", bound: parsed })
+    }
+}
+
+/// `+20%`, `+2pp`, `-5ms`, `50ms`, `12`.
+fn parse(text: &str, unit: Unit) -> Option<Bound> {
+    let signed = text.starts_with(['+', '-']);
+    let end =
+        text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-'))).unwrap_or(text.len());
+    let (number, suffix) = (text[..end].parse::<f64>().ok()?, text[end..].trim());
+    let scaled = match (suffix, unit) {
+        ("%", _) if signed => return Some(Bound::Relative(number / 100.0)),
+        ("pp", Unit::Share) if signed => number / 100.0,
+        ("%", Unit::Share) => number / 100.0,
+        ("us" | "µs", Unit::Time) => number * 1e3,
+        ("ms", Unit::Time) => number * 1e6,
+        ("s", Unit::Time) => number * 1e9,
+        ("", Unit::PerSecond | Unit::Number | Unit::BytesPerSecond) => number,
+        _ => return None,
+    };
+    Some(if signed { Bound::Change(scaled) } else { Bound::Level(scaled) })
+}
+
+impl Condition {
+    /// Whether the bound is exceeded by more than noise.
+    pub fn judge(&self, comparison: &Comparison) -> Judged {
+        let found = comparison.figures().find(|(_, _, figure)| figure.metric == self.metric);
+        let figure = found.map(|(_, _, figure)| figure.clone());
+        let (outcome, why) = match &figure {
+            None => (Outcome::Unknown, self.absent(comparison)),
+            Some(figure) => match self.exceeded(figure) {
+                Ok(exceeded) => (if exceeded { Outcome::Failed } else { Outcome::Held }, String::new()),
+                Err(why) => (Outcome::Unknown, format!("not tested: {why}")),
+            },
+        };
+        Judged { text: self.text.clone(), outcome, figure, why }
+    }
+
+    fn exceeded(&self, figure: &Figure) -> Result<bool, &'static str> {
+        let beyond = |value: f64, bound: f64| if self.above { value > bound } else { value < bound };
+        let change = match (self.bound, figure.verdict) {
+            (Bound::Level(bound), verdict) => {
+                return match (figure.of_b, verdict) {
+                    (Some(of_b), _) => Ok(statistics::p_beyond(&of_b, bound, self.above) <= LEVEL),
+                    (None, Verdict::Untested(why)) => Err(why),
+                    (None, _) => Err("B has none"),
+                };
+            }
+            (_, Verdict::Untested(why)) => return Err(why),
+            (_, Verdict::Noise) => return Ok(false),
+            (Bound::Change(bound), _) => figure.change().is_some_and(|change| beyond(change, bound)),
+            // From nothing to something is more than any part.
+            (Bound::Relative(bound), _) => beyond(figure.relative().unwrap_or(f64::INFINITY), bound),
+        };
+        Ok(change)
+    }
+
+    fn absent(&self, comparison: &Comparison) -> String {
+        let family = self.metric.split('.').next().unwrap_or_default();
+        let key = match family {
+            "request" => "requests",
+            "cpu" => "process",
+            family => family,
+        };
+        let table = comparison.tables.iter().find(|table| table.key == key);
+        let why = table.map_or(&comparison.nothing, |table| {
+            if table.absent.is_empty() { &table.notes } else { &table.absent }
+        });
+        why.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is written is what is meant; what is not is refused with what would be.
+    #[test]
+    fn written() {
+        let of = |text: &str| text.parse::<Condition>().map(|condition| (condition.above, condition.bound));
+        assert_eq!(of("gc.share > +20%"), Ok((true, Bound::Relative(0.2))));
+        assert_eq!(of("gc.share>=+2pp"), Ok((true, Bound::Change(0.02))));
+        assert_eq!(of("gc.share > 10 %"), Ok((true, Bound::Level(0.1))));
+        assert_eq!(of(" request.rate < -10% "), Ok((false, Bound::Relative(-0.1))));
+        assert_eq!(of("gc.pause.p99 > +5ms"), Ok((true, Bound::Change(5e6))));
+        assert_eq!(of("request.p95 > 1.5s"), Ok((true, Bound::Level(1.5e9))));
+        assert_eq!(of("alloc.objects.rate > 100000"), Ok((true, Bound::Level(1e5))));
+        for text in ["", "gc.share", "> 3", "gc.share >"] {
+            assert!(matches!(of(text), Err(ConditionError::Form(_))), "{text}");
+        }
+        for text in ["gc.share > x", "gc.share > 5ms", "gc.minor.rate > 5%", "gc.share > +-2%", "cpu > 2pp"] {
+            assert!(matches!(of(text), Err(ConditionError::Bound { .. })), "{text}");
+        }
+        let error = of("gc.shares > +20%").unwrap_err().to_string();
+        assert!(
+            error.starts_with("`gc.shares` is no metric; there are gc.share, gc.minor.rate, "),
+            "{error}"
+        );
+        assert!(METRICS.iter().all(|(name, ..)| error.contains(name)));
+    }
+}

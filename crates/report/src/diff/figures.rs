@@ -1,0 +1,175 @@
+//! One figure of both recordings, and whether the two are more than noise apart.
+
+use super::statistics::{self, Estimate};
+
+/// How a figure is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// A part of a whole, 0 to 1.
+    Share,
+    /// So often a second.
+    PerSecond,
+    /// Nanoseconds.
+    Time,
+    /// CPUs or threads, on average.
+    Number,
+    /// Bytes.
+    Bytes,
+    /// Bytes a second.
+    BytesPerSecond,
+}
+
+/// What is said of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is more in B, beyond noise.
+    Grew,
+    /// It is less in B, beyond noise.
+    Shrank,
+    /// Noise explains it, or it is too small to matter.
+    Noise,
+    /// It was not tested, for this reason.
+    Untested(&'static str),
+}
+
+impl Verdict {
+    /// Whether it is more than noise.
+    pub fn is_real(self) -> bool {
+        matches!(self, Self::Grew | Self::Shrank)
+    }
+
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Grew => "grew",
+            Self::Shrank => "shrank",
+            Self::Noise => "noise",
+            Self::Untested(_) => "untested",
+        }
+    }
+}
+
+/// Why something is not tested.
+pub(super) const SHORT: &str = "too short";
+/// The same.
+pub(super) const FEW: &str = "too few";
+/// The same.
+pub(super) const SINGLE: &str = "a single event";
+/// The same.
+pub(super) const NO_TIMES: &str = "only its sum is known";
+
+/// The same.
+pub(super) const STEP: &str = "differs from run to run";
+
+/// A figure of one recording.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Measured {
+    pub(super) value: Option<f64>,
+    pub(super) estimate: Option<Estimate>,
+}
+
+impl Measured {
+    /// A value that cannot be tested.
+    pub(super) fn bare(value: Option<f64>) -> Self {
+        Self { value, estimate: None }
+    }
+
+    /// A tested one.
+    pub(super) fn of(estimate: Estimate) -> Self {
+        Self { value: Some(estimate.value), estimate: Some(estimate) }
+    }
+}
+
+/// The least change that is called one: what runs of the same program differ by, although nothing in it has changed, in its own unit
+/// and as a part of the mean of both.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Least {
+    pub(super) absolute: f64,
+    pub(super) relative: f64,
+}
+
+impl Least {
+    fn of(self, a: f64, b: f64) -> f64 {
+        self.absolute.max(self.relative * f64::midpoint(a.abs(), b.abs()))
+    }
+}
+
+/// A figure of both.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// By which name `--fail-if` knows it; empty: by none.
+    pub metric: &'static str,
+    /// What it is.
+    pub what: &'static str,
+    /// How it is shown.
+    pub unit: Unit,
+    /// Of A; `None`: there is none.
+    pub a: Option<f64>,
+    /// Of B.
+    pub b: Option<f64>,
+    /// Half of the width of the 95 % interval of the change, in the figure's unit.
+    pub margin: Option<f64>,
+    /// How probable such a change is where nothing has changed by more than the least change.
+    pub p: Option<f64>,
+    /// Whether it is more than noise.
+    pub verdict: Verdict,
+    pub(super) of_b: Option<Estimate>,
+}
+
+impl Figure {
+    /// Compares. Where one of both has no estimate, `why` says why.
+    pub(super) fn new(
+        metric: &'static str,
+        what: &'static str,
+        unit: Unit,
+        (a, b): (Measured, Measured),
+        least: Least,
+        why: &'static str,
+    ) -> Self {
+        let mut figure = Self {
+            metric,
+            what,
+            unit,
+            a: a.value,
+            b: b.value,
+            margin: None,
+            p: None,
+            verdict: Verdict::Untested(why),
+            of_b: b.estimate,
+        };
+        if let (Some(a), Some(b)) = (a.estimate, b.estimate) {
+            figure.margin = Some(statistics::margin(&a, &b));
+            figure.p = Some(statistics::p_value(&a, &b, least.of(a.value, b.value)));
+            figure.verdict = Verdict::Noise;
+        }
+        figure
+    }
+
+    /// Nothing is said of its change, for this reason.
+    pub(super) fn untested(&mut self, why: &'static str) {
+        (self.p, self.margin, self.verdict) = (None, None, Verdict::Untested(why));
+    }
+
+    /// B minus A.
+    pub fn change(&self) -> Option<f64> {
+        Some(self.b? - self.a?)
+    }
+
+    /// The change as a part of A; `None` where A is 0.
+    pub fn relative(&self) -> Option<f64> {
+        let a = self.a.filter(|a| *a != 0.0)?;
+        Some(self.change()? / a)
+    }
+}
+
+/// Judges figures together: where nothing has changed, anything among them is called changed with at most this probability.
+pub(super) fn judge<'a>(figures: impl Iterator<Item = &'a mut Figure>, level: f64) {
+    let mut tested: Vec<&mut Figure> = figures.filter(|figure| figure.p.is_some()).collect();
+    let p: Vec<f64> = tested.iter().filter_map(|figure| figure.p).collect();
+    for (figure, real) in tested.iter_mut().zip(statistics::stand_out(&p, level)) {
+        if real {
+            let grew = figure.change().is_some_and(|change| change > 0.0);
+            figure.verdict = if grew { Verdict::Grew } else { Verdict::Shrank };
+        }
+    }
+}

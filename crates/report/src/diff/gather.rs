@@ -1,0 +1,395 @@
+//! What is needed of one recording.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::{
+    blocks::{Grid, Series, Times},
+    methods::ByMethod,
+};
+use crate::{
+    aggregate::endpoint,
+    ledger::Ledger,
+    model::{
+        GcCycle, GcState, Process,
+        gvl::{GvlGap, GvlThreadSummary, GvlWait},
+        gvl_so_far::GvlSoFar,
+        request::Request,
+        seen::{AllocSum, Observer, ProcessEnd, Seen},
+        source::{app_frame, ruby_frame},
+        stack::{Frame, StackSample, ThreadState},
+    },
+    ruby::fallback::Method as Tracing,
+};
+
+/// Endpoints that are told apart.
+const ENDPOINTS: usize = 500;
+
+/// What was looked at, for what a recording lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub struct Looked {
+    /// CPU samples.
+    pub samples: bool,
+    /// Threads off their CPU.
+    pub wall: bool,
+    /// The GVL.
+    pub gvl: bool,
+    /// Requests.
+    pub requests: bool,
+    /// Allocation.
+    pub alloc: bool,
+}
+
+/// Which processes count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chosen {
+    /// This pid.
+    pub pid: Option<u32>,
+    /// Programs of this name.
+    pub program: Option<String>,
+}
+
+impl Chosen {
+    /// Whether a process is one of them.
+    pub fn has(&self, process: &Process) -> bool {
+        self.pid.is_none_or(|pid| pid == process.pid)
+            && self.program.as_deref().is_none_or(|name| name == program(process))
+    }
+}
+
+/// What a process is called where it is compared with those of another recording: its service, or its main thread.
+pub fn program(process: &Process) -> &str {
+    let service = process.origin.service.as_str();
+    if service.is_empty() { &process.comm } else { service }
+}
+
+/// Processes of one program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// How many.
+    pub processes: u64,
+    /// Their Rubies.
+    pub rubies: BTreeSet<String>,
+}
+
+/// Requests, of one endpoint or all.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    pub(super) count: Series,
+    pub(super) times: Times,
+    /// Time of those whose GC is known, and GC pauses of these, nanoseconds.
+    pub(super) known_ns: Series,
+    pub(super) gc_ns: Series,
+}
+
+impl Requests {
+    fn add(&mut self, grid: &mut Grid, request: &Request) {
+        let Some(bin) = grid.bin(request.begin_ns) else { return };
+        self.count.add(bin, 1.0);
+        let Some(ns) = request.duration_ns() else { return };
+        self.times.add(bin, ns, 1);
+        if let Some(gc_ns) = request.gc_ns {
+            self.known_ns.add(bin, ns as f64);
+            self.gc_ns.add(bin, gc_ns as f64);
+        }
+    }
+}
+
+/// A process that runs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Running {
+    /// Until when its GVL sums were told.
+    gvl_ns: u64,
+}
+
+/// One recording.
+#[derive(Debug)]
+pub struct Side {
+    /// What it is called in messages: `A` or `B`.
+    pub name: &'static str,
+    pub(super) chosen: Chosen,
+    pub(super) looked: Looked,
+    pub(super) grid: Grid,
+    pub(super) closed_ns: u64,
+    pub(super) ledger: Ledger,
+    pub(super) programs: BTreeMap<String, Program>,
+    running: HashMap<u32, Running>,
+    now_ns: u64,
+    /// Time of processes, nanoseconds.
+    pub(super) time: Series,
+    pub(super) pause_ns: Series,
+    pub(super) minor: Series,
+    pub(super) major: Series,
+    pub(super) pauses: Times,
+    /// Time of GC pauses by the method that started the cycle, nanoseconds.
+    pub(super) triggers: ByMethod,
+    /// Programs whose GC is not traced by its events.
+    pub(super) without_cycles: BTreeSet<String>,
+    /// CPU time, nanoseconds.
+    pub(super) cpu: ByMethod,
+    /// Time for which threads were off their CPU, nanoseconds.
+    pub(super) off_cpu: ByMethod,
+    pub(super) gvl: Gvl,
+    pub(super) requests: Requests,
+    pub(super) endpoints: BTreeMap<String, Requests>,
+    pub(super) objects: Series,
+    pub(super) bytes: Series,
+    /// Refills that are not in the sums.
+    pub(super) refills_lost: u64,
+    /// Bytes, by method.
+    pub(super) allocating: ByMethod,
+    pub(super) peak_rss: Option<u64>,
+}
+
+/// What threads did with the GVL.
+#[derive(Debug, Default)]
+pub(super) struct Gvl {
+    /// Of whole threads, nanoseconds.
+    pub(super) wait_ns: u64,
+    pub(super) watched_ns: u64,
+    /// Time of threads.
+    pub(super) time: Series,
+    /// Time of waits that are over.
+    pub(super) waited: Series,
+    pub(super) waits: Series,
+    /// Time of long waits by the method that held the GVL, nanoseconds.
+    pub(super) holders: ByMethod,
+    /// For how long single waits were not reported, nanoseconds.
+    pub(super) gap_ns: u64,
+    /// Kinds of what is seen of waits.
+    pub(super) only_blocked: BTreeSet<bool>,
+    told: bool,
+}
+
+impl Gvl {
+    /// Whether waits have times.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.told
+    }
+}
+
+impl Side {
+    /// Nothing yet, of a recording that looked at this.
+    pub fn new(name: &'static str, looked: Looked, chosen: Chosen) -> Self {
+        Self {
+            name,
+            chosen,
+            looked,
+            grid: Grid::default(),
+            closed_ns: 0,
+            ledger: Ledger::default(),
+            programs: BTreeMap::new(),
+            running: HashMap::new(),
+            now_ns: 0,
+            time: Series::default(),
+            pause_ns: Series::default(),
+            minor: Series::default(),
+            major: Series::default(),
+            pauses: Times::default(),
+            triggers: ByMethod::default(),
+            without_cycles: BTreeSet::new(),
+            cpu: ByMethod::default(),
+            off_cpu: ByMethod::default(),
+            gvl: Gvl::default(),
+            requests: Requests::default(),
+            endpoints: BTreeMap::new(),
+            objects: Series::default(),
+            bytes: Series::default(),
+            refills_lost: 0,
+            allocating: ByMethod::default(),
+            peak_rss: None,
+        }
+    }
+
+    /// Everything is traced from this time on; what was before does not count. `CLOCK_MONOTONIC` nanoseconds.
+    pub fn began(&mut self, ts_ns: u64) {
+        self.grid.begin(ts_ns);
+    }
+
+    /// Nothing is traced any more.
+    pub fn closed(&mut self, ts_ns: u64) {
+        self.closed_ns = ts_ns;
+    }
+
+    /// It is so late.
+    pub fn now(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+    }
+
+    /// Single waits for the GVL were not reported for some time.
+    pub fn gvl_gap(&mut self, gap: GvlGap) {
+        self.gvl.gap_ns += gap.to_ns.min(self.now_ns).saturating_sub(gap.from_ns);
+    }
+
+    /// The last account.
+    pub fn account(&mut self, ledger: &Ledger) {
+        self.ledger = ledger.clone();
+    }
+
+    /// For how long everything was traced, seconds.
+    pub fn seconds(&self) -> f64 {
+        self.grid.began_ns().map_or(0.0, |began_ns| self.closed_ns.saturating_sub(began_ns) as f64 / 1e9)
+    }
+
+    /// When everything was traced, `CLOCK_MONOTONIC` nanoseconds.
+    pub fn began_ns(&self) -> Option<u64> {
+        self.grid.began_ns()
+    }
+
+    /// The programs in it.
+    pub fn programs(&self) -> &BTreeMap<String, Program> {
+        &self.programs
+    }
+
+    fn process(&mut self, process: &Process, state: Option<&GcState>, now_ns: u64) {
+        let program = program(process);
+        let entry = self.programs.entry(program.to_owned()).or_default();
+        entry.processes += 1;
+        entry.rubies.insert(process.image.version.to_string());
+        if process.image.method != Tracing::Sites {
+            self.without_cycles.insert(program.to_owned());
+        }
+        self.running.insert(process.pid, Running { gvl_ns: now_ns });
+        state.inspect(|state| self.state(state));
+    }
+
+    fn state(&mut self, state: &GcState) {
+        if let Some(memory) = state.memory {
+            self.peak_rss = self.peak_rss.max(Some(memory.peak_rss));
+        }
+    }
+
+    fn cycle(&mut self, cycle: &GcCycle) {
+        let begin_ns = cycle.pauses.iter().map(|pause| pause.begin_ns).fold(cycle.start.ts_ns, u64::min);
+        let Some(bin) = self.grid.bin(begin_ns) else { return };
+        for state in std::iter::once(&cycle.start).chain(&cycle.end) {
+            self.state(state);
+        }
+        let kind = if cycle.is_major() { &mut self.major } else { &mut self.minor };
+        kind.add(bin, 1.0);
+        for pause in &cycle.pauses {
+            if let Some(bin) = self.grid.bin(pause.begin_ns) {
+                self.pause_ns.add(bin, pause.ns as f64);
+                self.pauses.add(bin, pause.ns, 1);
+            }
+        }
+        self.triggers.charge(bin, cycle.trigger.as_deref().and_then(innermost), cycle.pause_ns() as f64);
+    }
+
+    fn sample(&mut self, sample: &StackSample) {
+        if sample.state == ThreadState::Running {
+            if let Some(bin) = self.grid.bin(sample.ts_ns) {
+                self.cpu.add(bin, &sample.stack, sample.cpu_ns as f64);
+            }
+            return;
+        }
+        // A long sleep is where it was, not where it began.
+        let sums = &mut self.off_cpu;
+        sums.meet(&sample.stack);
+        self.grid
+            .spread(sample.ts_ns, sample.ts_ns.saturating_add(sample.wall_ns), |bin, ns| sums.put(bin, ns));
+    }
+
+    fn request(&mut self, request: &Request) {
+        self.requests.add(&mut self.grid, request);
+        let endpoint = request.endpoint();
+        let known = self.endpoints.contains_key(&endpoint) || self.endpoints.len() < ENDPOINTS;
+        let endpoint = if known { endpoint } else { endpoint::OTHER.to_owned() };
+        self.endpoints.entry(endpoint).or_default().add(&mut self.grid, request);
+    }
+
+    fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) {
+        let now_ns = self.now_ns;
+        let Some(running) = self.running.get_mut(&process.pid) else { return };
+        let from_ns = std::mem::replace(&mut running.gvl_ns, now_ns);
+        let length = now_ns.saturating_sub(from_ns) as f64;
+        let waits: u64 = so_far.waits().map(|(_, count)| count).sum();
+        let gvl = &mut self.gvl;
+        gvl.told = true;
+        if length <= 0.0 {
+            if let Some(bin) = self.grid.bin(now_ns) {
+                gvl.waited.add(bin, so_far.wait_ns as f64);
+                gvl.waits.add(bin, waits as f64);
+            }
+            return;
+        }
+        self.grid.spread(from_ns, now_ns, |bin, ns| {
+            gvl.waited.add(bin, so_far.wait_ns as f64 * ns / length);
+            gvl.waits.add(bin, waits as f64 * ns / length);
+        });
+    }
+
+    fn gvl_thread(&mut self, thread: &GvlThreadSummary) {
+        let sums = &thread.sums;
+        let gvl = &mut self.gvl;
+        gvl.only_blocked.insert(thread.coverage.only_blocked);
+        gvl.wait_ns += sums.wait.ns;
+        gvl.watched_ns += sums.watched_ns;
+        let length = thread.end_ns.saturating_sub(thread.begin_ns).max(1) as f64;
+        self.grid.spread(thread.begin_ns, thread.end_ns, |bin, ns| {
+            gvl.time.add(bin, sums.watched_ns as f64 * ns / length);
+        });
+    }
+
+    fn gvl_wait(&mut self, wait: &GvlWait) {
+        let Some(bin) = self.grid.bin(wait.begin_ns) else { return };
+        let ran = wait.blocker.as_ref().and_then(|blocker| {
+            let ran = blocker.ran.first().map(|(_, stack)| stack);
+            ran.or(blocker.until.as_ref()).and_then(|stack| innermost(stack))
+        });
+        self.gvl.holders.charge(bin, ran, wait.ns as f64);
+    }
+
+    fn alloc(&mut self, sum: &AllocSum) {
+        self.refills_lost += sum.lost;
+        let length = sum.end_ns.saturating_sub(sum.begin_ns).max(1) as f64;
+        let (objects, bytes) = (sum.objects() as f64, sum.bytes() as f64);
+        let (of_objects, of_bytes) = (&mut self.objects, &mut self.bytes);
+        self.grid.spread(sum.begin_ns, sum.end_ns, |bin, ns| {
+            of_objects.add(bin, objects * ns / length);
+            of_bytes.add(bin, bytes * ns / length);
+        });
+    }
+
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) {
+        self.running.remove(&process.pid);
+        if let Some(state) = &end.shutdown {
+            self.state(state);
+        }
+        let time = &mut self.time;
+        self.grid.spread(end.since_ns, end.ts_ns, |bin, ns| time.add(bin, ns));
+    }
+}
+
+impl Observer for Side {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        if !self.chosen.has(process) {
+            return;
+        }
+        match seen {
+            Seen::Process { state, now_ns } => {
+                self.now(now_ns);
+                self.process(process, state, now_ns);
+            }
+            Seen::Cycle(cycle) => self.cycle(cycle),
+            Seen::Stack(sample) => self.sample(sample),
+            Seen::Request(request) => self.request(request),
+            Seen::GvlWait(wait) => self.gvl_wait(wait),
+            Seen::GvlThread(thread) => self.gvl_thread(thread),
+            Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
+            Seen::Alloc(sum) => self.alloc(sum),
+            Seen::AllocStack(alloc) => {
+                if let Some(bin) = self.grid.bin(alloc.ts_ns) {
+                    self.allocating.add(bin, &alloc.stack, alloc.bytes() as f64);
+                }
+            }
+            Seen::Ended(end) => self.ended(process, end),
+            Seen::Work(_) | Seen::GvlSpan(_) | Seen::GvlProcess(_) => {}
+        }
+    }
+}
+
+/// The innermost method of the application's own, or where there is none, of any Ruby code.
+fn innermost(stack: &[std::sync::Arc<Frame>]) -> Option<&Frame> {
+    app_frame(stack).or_else(|| ruby_frame(stack)).map(AsRef::as_ref)
+}

@@ -1,0 +1,114 @@
+//! What a recording lacks, by name: figures that lack something are not shown.
+
+use gctrace_common::stats::Family;
+
+use super::gather::Side;
+use crate::words::plural;
+
+/// Part of all stacks that may be lost, because shares are shown in tenths of a percent: more would show.
+const STACKS: f64 = 0.001;
+
+/// Why figures are absent; `None`: they are whole.
+pub(super) type Lack = Option<String>;
+
+impl Side {
+    fn lacks(&self, what: &str) -> String {
+        format!("{} {what}", self.name)
+    }
+
+    /// Nothing is known of losses where no account was written.
+    fn unaccounted(&self) -> Lack {
+        self.ledger
+            .kernel
+            .is_none()
+            .then(|| self.lacks("has no account of what was lost: it was cut off too early"))
+    }
+
+    fn lost_of(&self, family: Family, more: u64, noun: &str) -> Lack {
+        let lost = self.ledger.lost_of(family) + more;
+        (lost > 0).then(|| self.lacks(&format!("lost {}", plural(lost, noun)))).or_else(|| self.unaccounted())
+    }
+
+    /// Whether anything of the chosen processes is there at all.
+    pub(super) fn empty(&self) -> Lack {
+        if self.grid.began_ns().is_none() {
+            return Some(self.lacks("ends before everything was traced"));
+        }
+        self.programs.is_empty().then(|| self.lacks("has no such process"))
+    }
+
+    pub(super) fn without_gc(&self) -> Lack {
+        if let Some(program) = self.without_cycles.first() {
+            return Some(
+                self.lacks(&format!("has no GC events of {program}: its Ruby was traced by functions")),
+            );
+        }
+        self.lost_of(Family::Gc, self.ledger.user.pipeline.undecodable, "GC event")
+    }
+
+    /// The part of all stacks that was lost at most, or why there are no shares.
+    pub(super) fn without_samples(&self) -> Result<f64, String> {
+        if !self.looked.samples {
+            return Err(self.lacks("has no CPU samples"));
+        }
+        if let Some(why) = self.unaccounted() {
+            return Err(why);
+        }
+        let lost = self.ledger.lost_of(Family::Stacks) + self.ledger.user.stacks.undecodable_stacks;
+        let part = lost as f64 / (self.cpu.stacks + lost).max(1) as f64;
+        if part > STACKS {
+            let all = self.cpu.stacks + lost;
+            return Err(self.lacks(&format!("lost {} of {all}", plural(lost, "stack"))));
+        }
+        Ok(part)
+    }
+
+    pub(super) fn without_wall(&self) -> Lack {
+        if !self.looked.wall {
+            return Some(self.lacks("was recorded without --wall"));
+        }
+        if let Err(why) = self.without_samples() {
+            return Some(why);
+        }
+        let stacks = &self.ledger.user.stacks;
+        let part = stacks.off_cpu_ns_without_stack as f64 / stacks.off_cpu_ns.max(1) as f64;
+        (part > STACKS)
+            .then(|| self.lacks(&format!("has no stack for {:.1} % of the time off the CPU", part * 100.0)))
+    }
+
+    pub(super) fn without_gvl(&self) -> Lack {
+        if !self.looked.gvl {
+            return Some(self.lacks("was recorded without --gvl"));
+        }
+        self.lost_of(Family::Gvl, 0, "GVL event")
+    }
+
+    pub(super) fn without_holders(&self) -> Lack {
+        self.without_gvl().or_else(|| {
+            let seconds = self.gvl.gap_ns as f64 / 1e9;
+            (self.gvl.gap_ns > 0)
+                .then(|| self.lacks(&format!("did not report single waits for {seconds:.1} s (CPU budget)")))
+        })
+    }
+
+    pub(super) fn without_requests(&self) -> Lack {
+        if !self.looked.requests {
+            return Some(self.lacks("was recorded without --requests"));
+        }
+        let requests = &self.ledger.user.requests;
+        let more = requests.requests_no_room + requests.undecodable_requests;
+        self.lost_of(Family::Requests, more, "request")
+    }
+
+    pub(super) fn without_alloc(&self) -> Lack {
+        if !self.looked.alloc {
+            return Some(self.lacks("was recorded without --alloc"));
+        }
+        self.lost_of(Family::Alloc, self.refills_lost, "refill")
+    }
+}
+
+/// What either side lacks.
+pub(super) fn either(a: &Side, b: &Side, of: impl Fn(&Side) -> Lack) -> Vec<String> {
+    [of(a), of(b)].into_iter().flatten().collect()
+}

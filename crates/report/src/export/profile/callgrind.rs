@@ -1,0 +1,181 @@
+//! Callgrind's format, for `KCachegrind` and `callgrind_annotate`: functions with the lines that ran, and who called them from which line.
+//!
+//! <https://valgrind.org/docs/manual/cl-format.html>. Costs are those of the pprof file: CPU time, time on and off the CPU, samples, GC
+//! pauses under the stack that started their cycle.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io::{self, Write},
+};
+
+use super::{Context, label};
+use crate::{
+    aggregate::recording::{Recording, ThreadIndex},
+    model::stack::Frame,
+};
+
+/// Names of the costs. Long names in the file would be warned of by `callgrind_annotate`.
+const EVENTS: [&str; 5] = ["cpu_ns", "wall_ns", "samples", "gc_ns", "gc_pauses"];
+
+type Costs = [u64; EVENTS.len()];
+
+/// A function: its file, and its name.
+type Function = (String, String);
+
+#[derive(Default)]
+struct Caller {
+    /// By line.
+    own: BTreeMap<u32, Costs>,
+    /// By line, callee and the line where that begins: how often it was seen, and what was spent in it.
+    calls: BTreeMap<(u32, u32, u32), (u64, Costs)>,
+}
+
+#[derive(Default)]
+struct Graph {
+    functions: Vec<Function>,
+    index: HashMap<Function, u32>,
+    callers: BTreeMap<u32, Caller>,
+    total: Costs,
+}
+
+/// A function at a line, and the line where it begins.
+#[derive(Clone, Copy)]
+struct Place {
+    function: u32,
+    line: u32,
+    first_line: u32,
+}
+
+fn add(sum: &mut Costs, costs: &Costs) {
+    sum.iter_mut().zip(costs).for_each(|(sum, cost)| *sum = sum.saturating_add(*cost));
+}
+
+/// Names are texts of one line.
+fn name(text: &str) -> String {
+    label::text(text).replace(['\n', '\r'], " ")
+}
+
+impl Graph {
+    fn function(&mut self, file: &str, text: &str) -> u32 {
+        let function = (name(file), name(text));
+        if let Some(index) = self.index.get(&function) {
+            return *index;
+        }
+        self.functions.push(function.clone());
+        let index = self.functions.len() as u32;
+        self.index.insert(function, index);
+        index
+    }
+
+    fn place(&mut self, frame: &Frame) -> Place {
+        let function = self.function(frame.file.as_deref().unwrap_or("???"), &frame.name);
+        Place { function, line: frame.line, first_line: frame.first_line }
+    }
+
+    /// Adds what was spent on a path, root first. Recursion does not count twice.
+    fn add(&mut self, path: &[Place], seen: u64, costs: &Costs) {
+        add(&mut self.total, costs);
+        let Some(leaf) = path.last() else { return };
+        add(self.callers.entry(leaf.function).or_default().own.entry(leaf.line).or_default(), costs);
+        let mut counted = BTreeSet::new();
+        for pair in path.windows(2) {
+            let call = (pair[0].line, pair[1].function, pair[1].first_line);
+            if counted.insert((pair[0].function, call)) {
+                let (count, sum) =
+                    self.callers.entry(pair[0].function).or_default().calls.entry(call).or_default();
+                *count = count.saturating_add(seen);
+                add(sum, costs);
+            }
+        }
+    }
+
+    /// The frames of a stack below its process, root first.
+    fn path(
+        &mut self,
+        recording: &Recording,
+        thread: ThreadIndex,
+        node: crate::aggregate::call_tree::NodeId,
+    ) -> Vec<Place> {
+        let frames: Vec<_> = recording.tree.path(node).map(|(_, frame)| frame).collect();
+        let (_, process) = recording.thread_facts(thread);
+        let root = self.function("???", &label::process(process));
+        let mut path = vec![Place { function: root, line: 0, first_line: 0 }];
+        path.extend(frames.into_iter().rev().map(|frame| self.place(recording.tree.frame(frame))));
+        path
+    }
+}
+
+/// Writes a recording.
+pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let mut graph = Graph::default();
+    let mut samples: Vec<_> = recording.samples.iter().collect();
+    samples.sort_unstable_by_key(|(key, _)| **key);
+    for (key, sum) in samples {
+        let path = graph.path(recording, key.thread, key.node);
+        graph.add(&path, sum.samples, &[sum.cpu_ns, sum.wall_ns, sum.samples, 0, 0]);
+    }
+    let mut pauses: Vec<_> = recording.pauses.iter().collect();
+    pauses.sort_unstable_by_key(|(key, _)| *key);
+    for (key, sum) in pauses {
+        let mut path = graph.path(recording, key.thread, key.node);
+        for row in [
+            "(garbage collection)".to_owned(),
+            format!("({} GC)", key.kind),
+            format!("({})", key.phase.name()),
+        ] {
+            let function = graph.function("???", &row);
+            path.push(Place { function, line: 0, first_line: 0 });
+        }
+        graph.add(&path, sum.pauses, &[0, 0, 0, sum.ns, sum.pauses]);
+    }
+    graph.write(context, out)
+}
+
+impl Graph {
+    fn write(&self, context: &Context<'_>, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "# callgrind format\nversion: 1\ncreator: gctrace {}", super::super::VERSION)?;
+        writeln!(out, "desc: Account: {}", name(&context.account()))?;
+        writeln!(out, "positions: line\nevents: {}", EVENTS.join(" "))?;
+        writeln!(out, "summary: {}", shown(&self.total))?;
+        // Each text is written once, with a number.
+        let mut files: HashMap<&str, usize> = HashMap::new();
+        let mut named: BTreeSet<u32> = BTreeSet::new();
+        let mut file = |path: &str| {
+            let (next, known) = (files.len() + 1, files.get(path).copied());
+            match known {
+                Some(number) => format!("({number})"),
+                None => self.functions.iter().find(|(file, _)| file == path).map_or_else(
+                    String::new,
+                    |(file, _)| {
+                        files.insert(file, next);
+                        format!("({next}) {file}")
+                    },
+                ),
+            }
+        };
+        let mut function = |index: u32| {
+            let (_, name) = &self.functions[index as usize - 1];
+            if named.insert(index) { format!("({index}) {name}") } else { format!("({index})") }
+        };
+        for (index, Caller { own, calls }) in &self.callers {
+            writeln!(out, "\nfl={}\nfn={}", file(&self.functions[*index as usize - 1].0), function(*index))?;
+            for (line, costs) in own {
+                writeln!(out, "{line} {}", shown(costs))?;
+            }
+            for ((line, callee, first_line), (count, costs)) in calls {
+                writeln!(
+                    out,
+                    "cfl={}\ncfn={}",
+                    file(&self.functions[*callee as usize - 1].0),
+                    function(*callee)
+                )?;
+                writeln!(out, "calls={count} {first_line}\n{line} {}", shown(costs))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn shown(costs: &Costs) -> String {
+    costs.map(|cost| cost.to_string()).join(" ")
+}

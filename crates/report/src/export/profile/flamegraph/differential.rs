@@ -1,0 +1,105 @@
+//! What has changed between two recordings, as a flame graph: rows are as wide as in the second one, red where a row's own part of all
+//! time grew, and blue where it shrank. Each is a part of its own recording, so that these may differ in length and in load.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use inferno::flamegraph::{
+    self, Options, TextTruncateDirection,
+    color::{BackgroundColor, Color},
+};
+
+use super::{
+    super::{
+        Graph, Grouping, Measure,
+        label_tree::{LabelTree, Rows},
+    },
+    MIN_PART, legend,
+};
+use crate::{
+    aggregate::recording::{Filter, Limits, Recording},
+    model::{
+        Process,
+        seen::{Observer, Seen},
+        stack::ThreadState,
+    },
+    words::percent,
+};
+
+/// Stacks of one recording.
+#[derive(Debug)]
+pub(in crate::export) struct Comparable(Recording);
+
+impl Default for Comparable {
+    fn default() -> Self {
+        Self(Recording::new(false, Limits::default(), Filter::default()))
+    }
+}
+
+impl Observer for Comparable {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        self.0.see(process, seen);
+    }
+}
+
+impl Comparable {
+    /// Samples count from this time on.
+    pub(in crate::export) fn began(&mut self, ts_ns: u64) {
+        self.0.began_ns = Some(ts_ns);
+    }
+
+    /// CPU time by path, all of it, nanoseconds, and how many samples there are.
+    fn paths(&self) -> (BTreeMap<String, u64>, u64, u64) {
+        let graph = Graph { grouping: Grouping::None, of: Measure::Cpu };
+        let tree = LabelTree::of(&self.0, graph, Rows::Comparable);
+        let mut paths = BTreeMap::new();
+        let Ok(()) = tree.visit(|path, weight| {
+            paths.insert(path.to_owned(), weight);
+            Ok::<_, std::convert::Infallible>(())
+        });
+        let running = self.0.samples.iter().filter(|(key, _)| key.state == ThreadState::Running);
+        (paths, tree.total(), running.map(|(_, sum)| sum.samples).sum())
+    }
+}
+
+/// Writes it.
+pub(in crate::export) fn write(a: &Comparable, b: &Comparable, out: &mut dyn Write) -> io::Result<()> {
+    let ((mut before, a_ns, a_samples), (after, b_ns, b_samples)) = (a.paths(), b.paths());
+    if a_ns == 0 || b_ns == 0 {
+        let which = if a_ns == 0 { "A" } else { "B" };
+        return out.write_all(super::picture(&format!("There are no CPU samples in {which}.")).as_bytes());
+    }
+    // A's time as if it were as long as B's.
+    let scaled = |ns: u64| ns as f64 * b_ns as f64 / a_ns as f64;
+    let mut lines = Vec::new();
+    for (path, ns) in &after {
+        lines.push(format!("{path} {:.0} {ns}", scaled(before.remove(path).unwrap_or(0))));
+    }
+    let gone: u64 = before.values().sum();
+    lines.sort_unstable();
+    let mut options = Options::default();
+    // Rows without a change are nearly white.
+    options.bgcolors = Some(BackgroundColor::Flat(Color { r: 222, g: 224, b: 228 }));
+    options.text_truncate_direction = TextTruncateDirection::Right;
+    "CPU time: what has changed from A to B".clone_into(&mut options.title);
+    options.subtitle = Some(format!(
+        "{a_samples} samples in A, {b_samples} in B, each as a part of its own recording · {} of A's time is in stacks that B \
+         does not have: compare B with A to see these",
+        percent(gone, a_ns)
+    ));
+    "ms of B".clone_into(&mut options.count_name);
+    options.factor = 1e-6;
+    options.min_width = MIN_PART * 100.0;
+    "Frame:".clone_into(&mut options.name_type);
+    let mut svg = Vec::new();
+    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
+    let svg = String::from_utf8(svg).map_err(io::Error::other)?;
+    let entries = [
+        (Color { r: 255, g: 130, b: 130 }, "its own time grew"),
+        (Color { r: 130, g: 130, b: 255 }, "its own time shrank"),
+        (Color { r: 250, g: 250, b: 250 }, "as before"),
+    ];
+    out.write_all(legend::with(&svg, &entries).as_bytes())
+}

@@ -1,0 +1,144 @@
+//! What the width of a row in a flame graph represents, and the number in a line of collapsed stacks.
+
+use super::{label, label_tree::Class};
+use crate::{
+    aggregate::{
+        call_tree::NodeId,
+        recording::{AllocKey, EndpointIndex, GvlFacts, PauseKey, Recording, ThreadIndex, WaitKey},
+    },
+    model::stack::{FrameKind, ThreadState},
+};
+
+/// What a graph is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Measure {
+    /// CPU time of samples.
+    #[default]
+    Cpu,
+    /// Time on and off the CPU, of samples.
+    Wall,
+    /// Time of GC pauses, measured, under the stack that started the cycle.
+    Gc,
+    /// Time for which threads waited for the GVL, measured, under the stack that waited.
+    GvlWait,
+    /// Bytes of the slots that objects are allocated in.
+    Alloc,
+}
+
+/// A stack with its weight.
+pub(super) struct Entry {
+    pub(super) thread: ThreadIndex,
+    /// The stack; [`NodeId::ROOT`] where none was taken.
+    pub(super) node: NodeId,
+    /// The endpoint of the request that the thread served, if one is known.
+    pub(super) endpoint: Option<EndpointIndex>,
+    pub(super) state: ThreadState,
+    /// Rows below the stack's leaf, the outer one first.
+    pub(super) rows: Vec<(String, Class)>,
+    /// In the unit of the measure.
+    pub(super) weight: u64,
+}
+
+impl Measure {
+    /// The unit shown, and the factor from the unit of the weights (nanoseconds, bytes) to it.
+    pub(super) fn unit(self) -> (&'static str, f64) {
+        match self {
+            Self::Cpu | Self::Wall | Self::Gc | Self::GvlWait => ("ms", 1e-6),
+            Self::Alloc => ("kB", 1e-3),
+        }
+    }
+
+    /// Whether it is made of samples.
+    pub fn is_sampled(self) -> bool {
+        matches!(self, Self::Cpu | Self::Wall)
+    }
+
+    /// Its name in a title.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Cpu => "CPU time",
+            Self::Wall => "Wall time",
+            Self::Gc => "GC pauses",
+            Self::GvlWait => "Waits for the GVL",
+            Self::Alloc => "Allocation",
+        }
+    }
+
+    /// The message where there is nothing to show.
+    pub(super) fn nothing(self) -> &'static str {
+        match self {
+            Self::Cpu | Self::Wall => "gctrace took no samples in this run.",
+            Self::Gc => "No GC pause was seen in this run.",
+            Self::GvlWait => "No wait for the GVL was seen in this run.",
+            Self::Alloc => "No allocation was seen in this run.",
+        }
+    }
+
+    /// The stacks of a recording with their weight; a stack may come several times.
+    pub(super) fn entries(self, recording: &Recording) -> Vec<Entry> {
+        match self {
+            Self::Cpu | Self::Wall => samples(recording, self == Self::Cpu),
+            Self::Gc => recording.pauses.iter().map(|(key, sum)| pause(key, sum.ns)).collect(),
+            Self::Alloc => recording.allocs.iter().map(|(key, sum)| alloc(key, sum.slots)).collect(),
+            Self::GvlWait => {
+                let waits = recording.gvl_waits.iter().map(|(key, times)| wait(recording, key, times.ns));
+                waits.chain(recording.gvl_threads.values().filter_map(untold)).collect()
+            }
+        }
+    }
+}
+
+fn samples(recording: &Recording, only_cpu: bool) -> Vec<Entry> {
+    let wanted = recording.samples.iter().filter(|(key, _)| !only_cpu || key.state == ThreadState::Running);
+    wanted
+        .map(|(key, sum)| {
+            let state = label::state(key.state);
+            let rows = state.map(|name| (name.to_owned(), Class::Off(key.state))).into_iter().collect();
+            Entry {
+                thread: key.thread,
+                node: key.node,
+                endpoint: key.endpoint,
+                state: key.state,
+                rows,
+                weight: sum.time_ns(key.state),
+            }
+        })
+        .collect()
+}
+
+/// The rows are those of the pprof file.
+fn pause(key: &PauseKey, ns: u64) -> Entry {
+    let names =
+        ["(garbage collection)".to_owned(), format!("({} GC)", key.kind), format!("({})", key.phase.name())];
+    let rows = names.map(|name| (name, Class::Frame(FrameKind::Vm))).into();
+    let PauseKey { thread, node, endpoint, .. } = *key;
+    Entry { thread, node, endpoint, state: ThreadState::Running, rows, weight: ns }
+}
+
+fn alloc(key: &AllocKey, slots: u64) -> Entry {
+    let weight = key.bytes(slots);
+    let AllocKey { thread, node, endpoint, .. } = *key;
+    Entry { thread, node, endpoint, state: ThreadState::Running, rows: Vec::new(), weight }
+}
+
+/// The thread that held the GVL has its own row, where it is known.
+fn wait(recording: &Recording, key: &WaitKey, ns: u64) -> Entry {
+    let mut rows = vec![("(waiting for the GVL)".to_owned(), Class::GvlWait)];
+    if let Some(holder) = key.holder {
+        let (thread, _) = recording.thread_facts(holder);
+        let name = label::text(&thread.name);
+        let place = label::leaf(recording, key.holder_at.until);
+        let place = place.map_or_else(String::new, |place| format!(" until {place}"));
+        rows.push((format!("(held by {name}{place})"), Class::GvlWait));
+    }
+    let WaitKey { thread, node, .. } = *key;
+    Entry { thread, node, endpoint: None, state: ThreadState::Running, rows, weight: ns }
+}
+
+/// The waits of a thread that were not reported one by one.
+fn untold(facts: &GvlFacts) -> Option<Entry> {
+    let (_, ns) = facts.untold();
+    let rows = vec![("(GVL waits, only totals known)".to_owned(), Class::GvlWait)];
+    let (thread, node, state) = (facts.thread, NodeId::ROOT, ThreadState::Running);
+    (ns > 0).then_some(Entry { thread, node, endpoint: None, state, rows, weight: ns })
+}

@@ -1,0 +1,30 @@
+//! A request as a slice of its thread.
+
+use super::{Note, Slice, label};
+use crate::aggregate::recording::RequestMoment;
+
+/// From when the thread took it until it was done with it.
+pub(super) fn slice(request: &RequestMoment) -> Slice {
+    let numbers = [
+        ("id", Some(request.id)),
+        ("queue_ns", request.queue_ns),
+        ("first_byte_ns", request.first_byte_ns),
+        ("gcs", request.gcs.map(u64::from)),
+        ("gc_ns", request.gc_ns),
+        ("gc_other_ns", request.gc_other.map(|other| other.ns)),
+    ];
+    let known = numbers.into_iter().filter_map(|(name, number)| Some((name, Note::Number(number?))));
+    let mut notes: Vec<_> = known.collect();
+    if request.end_ns.is_none() {
+        notes.push(("note", Note::Text("its end was not seen".to_owned())));
+    }
+    Slice {
+        begin_ns: request.begin_ns,
+        end_ns: request.end_ns,
+        name: label::text(&request.name()),
+        category: "request",
+        notes,
+        flows: Vec::new(),
+        arrives: None,
+    }
+}

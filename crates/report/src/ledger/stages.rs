@@ -1,0 +1,391 @@
+//! The counters of the user-space stages: one table, each stage its own struct.
+
+macro_rules! user_counters {
+    ($($(#[doc = $about:literal])* $stage:ident: $Stage:ident { $($(#[doc = $doc:literal])* $name:ident,)* })*) => {
+        $(
+            $(#[doc = $about])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct $Stage { $($(#[doc = $doc])* pub $name: u64,)* }
+
+            impl $Stage {
+                /// Adds what another part of the stage has counted.
+                pub fn add(&mut self, other: &Self) {
+                    $(self.$name += other.$name;)*
+                }
+            }
+        )*
+
+        /// Counters of the user-space stages, each stage's own.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct UserCounts { $($(#[doc = $about])* pub $stage: $Stage,)* }
+
+        /// One of the counters of the user-space stages.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[expect(non_camel_case_types, reason = "named as the fields")]
+        pub(crate) enum UserCounter { $($($name,)*)* }
+
+        impl UserCounter {
+            /// All, stage by stage.
+            pub(crate) const ALL: &'static [Self] = &[$($(Self::$name,)*)*];
+
+            /// The counter's name as it is printed and exported.
+            pub(crate) const fn name(self) -> &'static str {
+                match self { $($(Self::$name => stringify!($name),)*)* }
+            }
+
+            /// What it counts, for the documentation.
+            #[cfg(test)]
+            pub(crate) const fn doc(self) -> &'static str {
+                match self { $($(Self::$name => concat!($($doc),*),)*)* }
+            }
+
+            /// The same by stage, with what each is about.
+            #[cfg(test)]
+            pub(crate) const STAGES: &'static [(&'static str, &'static [Self])] =
+                &[$((concat!($($about),*), &[$(Self::$name,)*]),)*];
+        }
+
+        impl UserCounts {
+            /// Sets the counter of this name; `false`: there is none.
+            pub(crate) fn set(&mut self, name: &str, count: u64) -> bool {
+                match name { $($(stringify!($name) => self.$stage.$name = count,)*)* _ => return false }
+                true
+            }
+
+            fn get(&self, counter: UserCounter) -> u64 {
+                match counter { $($(UserCounter::$name => self.$stage.$name,)*)* }
+            }
+        }
+    };
+}
+
+impl UserCounts {
+    /// Names and values, in a fixed order.
+    pub fn named(&self) -> Vec<(&'static str, u64)> {
+        UserCounter::ALL.iter().map(|&counter| (counter.name(), self.get(counter))).collect()
+    }
+
+    pub(super) fn sum(&self, counters: &[UserCounter]) -> u64 {
+        counters.iter().map(|&counter| self.get(counter)).sum()
+    }
+}
+
+user_counters! {
+    /// The data path: GC records, processes, and what is handed over.
+    pipeline: PipelineCounts {
+        /// Snapshot records decoded.
+        decoded_snapshots,
+        /// Pause records decoded.
+        decoded_pauses,
+        /// Phase records decoded.
+        decoded_phases,
+        /// Phases handed to the exporters.
+        phases,
+        /// Lifecycle records decoded.
+        decoded_lives,
+        /// Stacks handed to the exporters.
+        stacks,
+        /// Stacks of processes that are refused or whose image is no longer known.
+        refused_stacks,
+        /// Threads of `sleeper_stacks` that have been watched since.
+        sleepers,
+        /// Threads that were off their CPU when tracing ended.
+        off_cpu_still,
+        /// Hits of tracepoints that the kernel skipped: threads that came, went or slept unseen. 0 before Linux 6.7, which does not count them.
+        tracepoints_skipped,
+        /// Records of the GC and lifecycle rings that could not be decoded.
+        undecodable,
+        /// Stacks of GC starts that went with their cycle.
+        triggers,
+        /// Records of processes that are refused or whose image is no longer known.
+        refused_records,
+        /// Snapshots that started a cycle.
+        cycles_started,
+        /// Snapshots that started a cycle outside any pause that was seen to begin; such cycles are not reported.
+        starts_outside,
+        /// Cycles handed to the exporters.
+        cycles,
+        /// Cycles still running when tracing of their process ended; included in `cycles`.
+        cycles_unfinished,
+        /// Cycles whose end was lost; included in `cycles`.
+        cycles_cut_short,
+        /// Cycles that programs ran before gctrace started; not included in `cycles`.
+        cycles_before_run,
+        /// Cycles of programs that started during the run, before their Ruby had probes; not included in `cycles`.
+        cycles_missed,
+        /// Snapshots that ended a cycle.
+        cycle_ends,
+        /// `GC_END_SWEEP` of cycles that had begun before tracing did.
+        ends_without_start,
+        /// Snapshots at an enter that may be the VM's shutdown.
+        shutdown_states,
+        /// Pauses that belong to a reported cycle.
+        pauses_in_cycles,
+        /// Pauses outside any cycle whose start was seen.
+        pauses_outside,
+        /// GC records the kernel lost, by gaps in the sequence of each process.
+        lost_records,
+        /// Processes traced.
+        processes,
+        /// Processes and images refused.
+        refused,
+        /// GC events whose memory was read in `/proc` when they were handled, because the kernel side could not read it.
+        memory_late,
+        /// GC events without memory: the kernel side could not read it, and then the process was gone.
+        memory_unread,
+        /// Output that could not be written.
+        export_failures,
+    }
+    /// Records of the stack ring.
+    stacks: StackCounts {
+        /// Stack records decoded.
+        decoded_stacks,
+        /// Records of native frames decoded.
+        decoded_natives,
+        /// Native records without their stack record.
+        natives_orphaned,
+        /// Native records mixed with the Ruby frames in true order.
+        natives_mixed,
+        /// Native records without Ruby frames.
+        natives_alone,
+        /// Native records of which only the leaf is shown, because the walk came to code without an unwind table (JIT code; a
+        /// process seen a moment ago, whose tables are not there yet).
+        natives_no_table,
+        /// The same, because the file's unwind table has no row for the code.
+        natives_no_row,
+        /// The same, because of an unwind rule that is not evaluated in the kernel.
+        natives_unsupported,
+        /// The same, because stack memory could not be read.
+        natives_unreadable,
+        /// The same, because the registers of user mode could not be found.
+        natives_no_registers,
+        /// The same, because the native or the Ruby stack was too deep.
+        natives_truncated,
+        /// The same, because the interpreter's invocations on the two stacks did not match.
+        natives_unequal,
+        /// Stacks of threads that slept when their process was found; read from its memory.
+        sleeper_stacks,
+        /// Off-CPU records decoded.
+        decoded_off_cpu,
+        /// Off-CPU records whose stack was there.
+        off_cpu_stacks,
+        /// Off-CPU records whose stack had not been taken.
+        off_cpu_without_stack,
+        /// Stacks of threads that were off their CPU too briefly to be reported.
+        off_cpu_unused,
+        /// Time off the CPU that was reported, nanoseconds.
+        off_cpu_ns,
+        /// Of `off_cpu_ns`, the time without a stack.
+        off_cpu_ns_without_stack,
+        /// Samples made of off-CPU records.
+        off_cpu_samples,
+        /// Records of long waits for the GVL decoded.
+        decoded_gvl_waits,
+        /// Records of ended threads decoded.
+        decoded_gvl_threads,
+        /// Records of long holds and times without the GVL decoded.
+        decoded_gvl_spans,
+        /// Samples of threads that held the GVL while another waited, in a run without a profile.
+        gvl_blockers,
+        /// Records of refills decoded.
+        decoded_refills,
+        /// Stacks of GC starts whose cycle is not reported.
+        triggers_unclaimed,
+        /// Ruby frames to name.
+        frames,
+        /// Ruby frames named.
+        frames_named,
+        /// Ruby frames without a name, because the VM had freed or moved their method.
+        frames_stale,
+        /// Ruby frames without a name, because the process was gone.
+        frames_unreadable,
+        /// Ruby frames without a name: C functions of an image without a known symbol table.
+        frames_without_symbols,
+        /// Records of the stack ring that could not be decoded.
+        undecodable_stacks,
+    }
+    /// Native frames and the tables by which they are found.
+    native: NativeCounts {
+        /// Native frames of user mode to name.
+        native_frames,
+        /// Native frames named by a symbol.
+        native_frames_named,
+        /// Native frames named by file and offset, because the file has no symbol there.
+        native_frames_by_offset,
+        /// Native frames in no known mapping of a file (JIT code; a process that was gone too soon).
+        native_frames_unmapped,
+        /// Images whose unwind table was loaded into the kernel.
+        unwind_images,
+        /// Images without a usable unwind table (no `.eh_frame`, damaged, too large).
+        unwind_images_without,
+        /// Unwind tables, or sets of mappings of a process, that there was no room for.
+        unwind_tables_full,
+        /// Mappings dropped, because a process had more than the kernel side keeps.
+        unwind_mappings_dropped,
+    }
+    /// The GVL.
+    gvl: GvlCounts {
+        /// Threads that had not ended, read out of the kernel's map.
+        gvl_threads_read,
+        /// Long waits for the GVL handed to the exporters.
+        gvl_waits,
+        /// Long waits for the GVL without a stack.
+        gvl_waits_without_stack,
+        /// Long holds and times without the GVL handed to the exporters.
+        gvl_spans,
+        /// Threads handed to the exporters.
+        gvl_threads,
+        /// Waits for the GVL of all threads.
+        gvl_thread_waits,
+        /// Waits, holds and threads of processes that are refused or whose image is no longer known.
+        gvl_refused,
+        /// Changes of how the GVL is watched, made because of its cost.
+        gvl_steps,
+        /// Time for which the GVL was watched, nanoseconds.
+        gvl_watched_ns,
+        /// Time for which the GVL was not watched because of its cost, nanoseconds.
+        gvl_unwatched_ns,
+        /// Stacks of long waits for the GVL that went with their wait.
+        gvl_stacks,
+        /// Stacks of long waits whose wait was lost.
+        gvl_stacks_unclaimed,
+        /// Stacks of threads that gave up the GVL, reported with a long wait.
+        gvl_holder_stacks,
+        /// Stacks of threads that gave up the GVL, of which no wait was reported.
+        gvl_holder_stacks_unclaimed,
+    }
+    /// Requests.
+    requests: RequestCounts {
+        /// Request records decoded.
+        decoded_requests,
+        /// Requests handed to the exporters.
+        requests_reported,
+        /// Requests of processes that are not traced.
+        requests_refused,
+        /// Requests dropped, because too many were open.
+        requests_no_room,
+        /// Requests that events refer to and whose end was not seen.
+        requests_unknown,
+        /// Requests that were being served when tracing ended.
+        requests_open,
+        /// Records of requests that could not be decoded.
+        undecodable_requests,
+    }
+    /// Allocation.
+    alloc: AllocCounts {
+        /// Refills added up.
+        refills,
+        /// Refills of processes that are refused, or of a program that has been replaced.
+        refused_refills,
+        /// Stacks taken at refills, reported with the slots for which they stand.
+        alloc_stacks,
+        /// Stacks taken at refills that are not reported, because the refill was refused or lost.
+        alloc_stacks_unclaimed,
+    }
+    /// Profiles.
+    profiles: ProfileCounts {
+        /// Samples that are not in profiles, because they came before tracing was complete.
+        profile_samples_early,
+        /// Cycles and intervals that are not in profiles for the same reason.
+        profile_events_early,
+        /// Samples for profiles. Files and servers that are pushed to have profiles of their own; the counters add them up.
+        profile_samples,
+        /// Samples that are in profiles.
+        profile_samples_recorded,
+        /// Samples that `--thread` dropped.
+        profile_samples_other_threads,
+        /// Samples that `--focus` dropped.
+        profile_samples_out_of_focus,
+        /// Samples that `--endpoint` dropped.
+        profile_samples_other_endpoints,
+        /// Time that the samples for profiles stand for, nanoseconds.
+        profile_ns,
+        /// Of that, time in profiles, nanoseconds.
+        profile_ns_recorded,
+        /// Time that `--thread` dropped, nanoseconds.
+        profile_ns_other_threads,
+        /// Time that `--focus` dropped, nanoseconds.
+        profile_ns_out_of_focus,
+        /// Time that `--endpoint` dropped, nanoseconds.
+        profile_ns_other_endpoints,
+        /// Cycles, waits for the GVL and other events of threads for profiles.
+        profile_events,
+        /// Events that are in profiles.
+        profile_events_recorded,
+        /// Events that `--thread` dropped.
+        profile_events_other_threads,
+        /// Events that `--focus` dropped, because their stack has no frame in focus or they have none.
+        profile_events_out_of_focus,
+        /// Events that `--endpoint` dropped, because they are of another endpoint or of none that is known.
+        profile_events_other_endpoints,
+        /// Samples, cycles and stacks of allocation in requests whose end was not seen in time: their endpoint is `(unknown)`.
+        profile_endpoints_unknown,
+        /// Frames that `--hide` and `--app-only` left out of stacks in profiles.
+        profile_frames_hidden,
+        /// Stacks of which no frame was left.
+        profile_stacks_hidden,
+    }
+    /// The recording of the run.
+    recording: RecordingCounts {
+        /// Entries handed to the recording.
+        recorded,
+        /// Entries in whole chunks of the file.
+        recorded_written,
+        /// Entries in the chunk that is being filled.
+        recorded_waiting,
+        /// Entries that `--keep` has in memory.
+        recorded_kept,
+        /// Entries that `--keep` dropped because they were older than it says.
+        recorded_expired,
+        /// Entries that `--keep` dropped before, because of `--keep-size`.
+        recorded_displaced,
+        /// Entries dropped, because the file could not be written.
+        recorded_dropped,
+        /// Times that a trigger of `--dump-on`, or SIGUSR2, asked for a file of what is kept.
+        dump_requests,
+        /// Files of what was kept that were written.
+        dumps_written,
+        /// Files of what was kept that are to be written or being written.
+        dumps_waiting,
+        /// Files of what was kept that could not be written.
+        dumps_failed,
+        /// Requests that wrote no file: in the time of `--dump-cooldown`, beyond `--max-dumps`, or while another one was to be written,
+        /// which has the same.
+        dumps_suppressed,
+    }
+    /// Payloads for servers that are pushed to.
+    uploads: UploadCounts {
+        /// Uploads made.
+        uploads,
+        /// Uploads accepted.
+        uploads_sent,
+        /// Accepted uploads of which the server rejected a part.
+        uploads_partial,
+        /// Uploads that the server refused for good.
+        uploads_refused,
+        /// Uploads dropped, because too many waited or the server could not be reached.
+        uploads_dropped,
+        /// Uploads still waiting.
+        uploads_waiting,
+    }
+    /// TuneMyGC sample sets.
+    sets: SetCounts {
+        /// Sample sets handed over to be sent.
+        sets,
+        /// Sample sets accepted by the collector.
+        sets_sent,
+        /// Sample sets that the collector refused for good.
+        sets_refused,
+        /// Sample sets dropped, because too many waited or the disk was full.
+        sets_dropped,
+        /// Sample sets still waiting.
+        sets_waiting,
+        /// Processes whose sets are not sent, because their service has no token.
+        sets_without_token,
+    }
+    /// Environment variables of traced processes.
+    environment: EnvironmentCounts {
+        /// Variables refused, because they begin with `RUBY_GC_` and have names that Ruby never reads.
+        variables_refused,
+    }
+}

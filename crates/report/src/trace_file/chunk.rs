@@ -1,0 +1,208 @@
+//! Chunks: what a recording is made of after its first 12 bytes.
+//!
+//! A chunk is its kind, its length as stored and as expanded, a CRC-32 of these and of the stored bytes (four little-endian `u32`), and
+//! the stored bytes: a zlib stream. One that lacks bytes at its end is the end of a recording that was cut off.
+
+use std::io::{self, Read, Seek, Write};
+
+use flate2::{Compression, read::ZlibDecoder, write::ZlibEncoder};
+
+use super::{FORMAT, MAGIC, MAX_CHUNK_BYTES, Volume};
+
+/// Bytes before the stored bytes.
+const HEAD: usize = 16;
+
+/// What a chunk has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The header, which is the first chunk.
+    Header = 1,
+    /// Entries.
+    Entries = 2,
+    /// Nothing: the recording is complete.
+    End = 3,
+}
+
+/// How a recording ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With its last chunk.
+    Complete,
+    /// It was cut off: this many bytes of an incomplete chunk follow the last whole one.
+    CutOff(u64),
+}
+
+/// Why a chunk is not read.
+#[derive(Debug)]
+pub(super) enum ChunkError {
+    Io(io::Error),
+    /// What was expected and what was found.
+    Damaged(String),
+}
+
+/// The bytes that begin a recording.
+pub(super) fn beginning() -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend(FORMAT.to_le_bytes());
+    bytes
+}
+
+/// The bytes of a chunk.
+pub(super) fn stored(kind: Kind, content: &[u8]) -> io::Result<Vec<u8>> {
+    if content.len() > MAX_CHUNK_BYTES {
+        return Err(io::Error::other(format!("{} bytes are more than a chunk may have", content.len())));
+    }
+    let mut encoder = ZlibEncoder::new(vec![0; HEAD], Compression::fast());
+    encoder.write_all(content)?;
+    let mut bytes = encoder.finish()?;
+    let stored = (bytes.len() - HEAD) as u32;
+    for (at, word) in [kind as u32, stored, content.len() as u32].into_iter().enumerate() {
+        bytes[at * 4..at * 4 + 4].copy_from_slice(&word.to_le_bytes());
+    }
+    let sum = checksum(&bytes);
+    bytes[12..HEAD].copy_from_slice(&sum.to_le_bytes());
+    Ok(bytes)
+}
+
+/// CRC-32 of a chunk but for the place of the CRC itself.
+fn checksum(chunk: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&chunk[..12]);
+    hasher.update(&chunk[HEAD..]);
+    hasher.finalize()
+}
+
+/// The content of a chunk of entries that [`stored`] made.
+pub(super) fn entries_of(stored: &[u8]) -> Option<Vec<u8>> {
+    let beginning = beginning();
+    let mut chunks = Chunks::open((&beginning[..]).chain(stored)).ok()?;
+    match chunks.next().ok()? {
+        Next::Entries(content) => Some(content),
+        Next::Header(_) | Next::Ended(_) => None,
+    }
+}
+
+/// Reads chunks.
+#[derive(Debug)]
+pub(super) struct Chunks<R> {
+    from: R,
+    /// Where the next chunk begins.
+    offset: u64,
+    /// Whole chunks so far.
+    whole: u64,
+    /// Bytes of their contents.
+    expanded: u64,
+}
+
+/// What comes next.
+pub(super) enum Next {
+    Header(Vec<u8>),
+    Entries(Vec<u8>),
+    Ended(Ending),
+}
+
+impl<R: Read> Chunks<R> {
+    /// Checks the beginning.
+    pub(super) fn open(mut from: R) -> Result<Self, ChunkError> {
+        let mut bytes = Vec::new();
+        let expected = beginning();
+        let read = (&mut from).take(expected.len() as u64).read_to_end(&mut bytes);
+        read.map_err(ChunkError::Io)?;
+        if bytes.len() < expected.len() || bytes[..MAGIC.len()] != MAGIC {
+            return Err(ChunkError::Damaged("it is not a gctrace recording".to_owned()));
+        }
+        if bytes != expected {
+            let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+            let why = format!("it has version {version} of the format; this gctrace reads version {FORMAT}");
+            return Err(ChunkError::Damaged(why));
+        }
+        Ok(Self { from, offset: expected.len() as u64, whole: 0, expanded: 0 })
+    }
+
+    /// Where the next chunk begins.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How much was read.
+    pub(super) fn volume(&self) -> Volume {
+        Volume { chunks: self.whole, stored: self.offset, expanded: self.expanded }
+    }
+
+    /// The next chunk, expanded.
+    pub(super) fn next(&mut self) -> Result<Next, ChunkError> {
+        let damaged = |why: String| Err(ChunkError::Damaged(why));
+        let mut bytes = Vec::new();
+        self.read(HEAD, &mut bytes)?;
+        if bytes.len() < HEAD {
+            return Ok(Next::Ended(Ending::CutOff(bytes.len() as u64)));
+        }
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let (kind, stored, content, sum) = (word(0), word(4) as usize, word(8) as usize, word(12));
+        // zlib adds at most a few bytes to what cannot be compressed.
+        let most = MAX_CHUNK_BYTES + MAX_CHUNK_BYTES / 1024 + 64;
+        if stored > most || content > MAX_CHUNK_BYTES {
+            return damaged(format!("its lengths, {stored} and {content}, exceed {MAX_CHUNK_BYTES} bytes"));
+        }
+        self.read(stored, &mut bytes)?;
+        if bytes.len() < HEAD + stored {
+            return Ok(Next::Ended(Ending::CutOff(bytes.len() as u64)));
+        }
+        let found = checksum(&bytes);
+        if found != sum {
+            return damaged(format!("its checksum is {found:08x}, not {sum:08x}"));
+        }
+        let mut expanded = Vec::new();
+        // One byte more shows that there is more.
+        let mut decoder = ZlibDecoder::new(&bytes[HEAD..]).take(content as u64 + 1);
+        if let Err(error) = decoder.read_to_end(&mut expanded) {
+            return damaged(format!("it cannot be expanded: {error}"));
+        }
+        if expanded.len() != content {
+            return damaged(format!("it does not expand to the {content} bytes that it names"));
+        }
+        let next = match kind {
+            kind if kind == Kind::Header as u32 => Next::Header(expanded),
+            kind if kind == Kind::Entries as u32 => Next::Entries(expanded),
+            kind if kind == Kind::End as u32 => {
+                let ended = self.ended()?;
+                self.pass(bytes.len(), 0);
+                return Ok(ended);
+            }
+            kind => return damaged(format!("chunks of kind {kind} are not known")),
+        };
+        self.pass(bytes.len(), content);
+        Ok(next)
+    }
+
+    fn pass(&mut self, stored: usize, expanded: usize) {
+        self.offset += stored as u64;
+        self.expanded += expanded as u64;
+        self.whole += 1;
+    }
+
+    /// Nothing may follow the end.
+    fn ended(&mut self) -> Result<Next, ChunkError> {
+        let mut more = Vec::new();
+        self.read(1, &mut more)?;
+        if more.is_empty() {
+            return Ok(Next::Ended(Ending::Complete));
+        }
+        Err(ChunkError::Damaged("bytes follow the end".to_owned()))
+    }
+
+    /// Goes over a whole chunk of so many bytes, which has been read before.
+    pub(super) fn skip(&mut self, bytes: u64) -> io::Result<()>
+    where
+        R: Seek,
+    {
+        self.from.seek_relative(i64::try_from(bytes).map_err(io::Error::other)?)?;
+        self.offset += bytes;
+        Ok(())
+    }
+
+    /// Reads this many bytes, or as many as there are.
+    fn read(&mut self, bytes: usize, to: &mut Vec<u8>) -> Result<(), ChunkError> {
+        (&mut self.from).take(bytes as u64).read_to_end(to).map(drop).map_err(ChunkError::Io)
+    }
+}

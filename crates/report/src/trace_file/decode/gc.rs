@@ -1,0 +1,270 @@
+//! Garbage collection, requests, stacks, allocation, ends.
+
+use std::sync::Arc;
+
+use super::{super::codes::Code, Invalid, Tables, gvl, required, wire};
+use crate::{
+    model::{
+        GcCycle, GcState, GcWork, Memory, Pause, Shares,
+        gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
+        gvl_so_far::GvlSoFar,
+        request::{GcTime, Job, Request, States},
+        seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
+        stack::StackSample,
+    },
+    ruby::stat::GcInfo,
+};
+
+/// What was seen of a process, as [`Seen`].
+pub(in crate::trace_file) enum Owned {
+    Process(Box<Option<GcState>>, u64),
+    Cycle(Box<GcCycle>),
+    Work(GcWork),
+    Request(Box<Request>),
+    Stack(StackSample),
+    GvlWait(GvlWait),
+    GvlSpan(GvlSpan),
+    GvlThread(Box<GvlThreadSummary>),
+    GvlSoFar(GvlSoFar),
+    GvlProcess(Box<GvlProcessSummary>),
+    Alloc(AllocSum),
+    AllocStack(AllocStack),
+    Ended(Box<ProcessEnd>),
+}
+
+impl Owned {
+    /// A copy of what was seen.
+    pub(in crate::trace_file) fn of(seen: Seen<'_>) -> Self {
+        match seen {
+            Seen::Process { state, now_ns } => Self::Process(Box::new(state.cloned()), now_ns),
+            Seen::Cycle(cycle) => Self::Cycle(Box::new(cycle.clone())),
+            Seen::Work(work) => Self::Work(work.clone()),
+            Seen::Request(request) => Self::Request(Box::new(request.clone())),
+            Seen::Stack(sample) => Self::Stack(sample.clone()),
+            Seen::GvlWait(wait) => Self::GvlWait(wait.clone()),
+            Seen::GvlSpan(span) => Self::GvlSpan(span.clone()),
+            Seen::GvlThread(summary) => Self::GvlThread(Box::new(summary.clone())),
+            Seen::GvlSoFar(so_far) => Self::GvlSoFar(so_far.clone()),
+            Seen::GvlProcess(summary) => Self::GvlProcess(Box::new(summary.clone())),
+            Seen::Alloc(sum) => Self::Alloc(sum.clone()),
+            Seen::AllocStack(alloc) => Self::AllocStack(alloc.clone()),
+            Seen::Ended(end) => Self::Ended(Box::new(end.clone())),
+        }
+    }
+
+    /// The same for exporters.
+    pub(in crate::trace_file) fn seen(&self) -> Seen<'_> {
+        match self {
+            Self::Process(state, now_ns) => Seen::Process { state: (**state).as_ref(), now_ns: *now_ns },
+            Self::Cycle(cycle) => Seen::Cycle(cycle),
+            Self::Work(work) => Seen::Work(work),
+            Self::Request(request) => Seen::Request(request),
+            Self::Stack(sample) => Seen::Stack(sample),
+            Self::GvlWait(wait) => Seen::GvlWait(wait),
+            Self::GvlSpan(span) => Seen::GvlSpan(span),
+            Self::GvlThread(summary) => Seen::GvlThread(summary),
+            Self::GvlSoFar(so_far) => Seen::GvlSoFar(so_far),
+            Self::GvlProcess(summary) => Seen::GvlProcess(summary),
+            Self::Alloc(sum) => Seen::Alloc(sum),
+            Self::AllocStack(alloc) => Seen::AllocStack(alloc),
+            Self::Ended(end) => Seen::Ended(end),
+        }
+    }
+}
+
+impl Tables {
+    /// Values of `GC.stat` are as many as the Ruby has keys.
+    pub(super) fn check_states(&self, process: usize, seen: &Owned) -> Result<(), Invalid> {
+        let Some(process) = self.processes.get(process) else { return Ok(()) };
+        let (keys, heap_keys) = (process.image.stat_keys.len(), process.image.heap_keys.len());
+        let states = match seen {
+            Owned::Process(state, _) => [(**state).as_ref(), None],
+            Owned::Cycle(cycle) => [Some(&cycle.start), cycle.end.as_ref()],
+            Owned::Ended(end) => [end.shutdown.as_ref(), None],
+            _ => [None, None],
+        };
+        for state in states.into_iter().flatten() {
+            if state.stat.len() != keys || state.heaps.iter().any(|heap| heap.len() != heap_keys) {
+                return Err(Invalid::new("a state has other values than its Ruby has keys".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn seen(&mut self, what: wire::What) -> Result<Owned, Invalid> {
+        use wire::What;
+        Ok(match what {
+            What::Process(process) => {
+                let state = process.state.as_ref().map(|state| self.state(state)).transpose()?;
+                Owned::Process(Box::new(state), process.now_ns)
+            }
+            What::Cycle(cycle) => Owned::Cycle(Box::new(self.cycle(&cycle)?)),
+            What::Work(work) => Owned::Work(self.work(&work)?),
+            What::Request(request) => Owned::Request(Box::new(self.request(&request)?)),
+            What::Sample(sample) => Owned::Stack(self.sample(&sample)?),
+            What::GvlWait(wait) => Owned::GvlWait(self.gvl_wait(&wait)?),
+            What::GvlSpan(span) => Owned::GvlSpan(self.gvl_span(&span)?),
+            What::GvlThread(thread) => Owned::GvlThread(Box::new(self.gvl_thread(&thread)?)),
+            What::GvlSoFar(so_far) => Owned::GvlSoFar(gvl::so_far(&so_far)?),
+            What::GvlProcess(process) => Owned::GvlProcess(Box::new(self.gvl_process(&process)?)),
+            What::AllocStack(alloc) => Owned::AllocStack(self.alloc_stack(&alloc)?),
+            What::Alloc(alloc) => {
+                let wire::Alloc { begin_ns, end_ns, slots, refills, lost } = *alloc;
+                Owned::Alloc(AllocSum { begin_ns, end_ns, slots, refills, lost })
+            }
+            What::Ended(end) => Owned::Ended(Box::new(self.ended(&end)?)),
+            _ => return Err(Invalid::new("an entry without a process".to_owned())),
+        })
+    }
+
+    fn state(&self, state: &wire::GcState) -> Result<GcState, Invalid> {
+        Ok(GcState {
+            ts_ns: state.ts_ns,
+            tid: state.tid,
+            stat: state.stat.clone(),
+            heaps: state.heaps.iter().map(|heap| heap.values.clone()).collect(),
+            info: self.info(&required(state.info, "the GC info of a state")?)?,
+            memory: state.memory.map(memory_of).transpose()?,
+        })
+    }
+
+    fn info(&self, info: &wire::GcInfo) -> Result<GcInfo, Invalid> {
+        let need_major_by = self.optional_word(info.need_major_by_text)?;
+        Ok(GcInfo {
+            major_by: self.optional_word(info.major_by_text)?,
+            need_major_by: info.has_need_major_by.then_some(need_major_by),
+            gc_by: self.optional_word(info.gc_by_text)?,
+            have_finalizer: info.have_finalizer,
+            immediate_sweep: info.immediate_sweep,
+            state: self.word(info.state_text)?,
+            weak_references: info.weak_references.map(|all| (all, info.retained_weak_references)),
+        })
+    }
+
+    fn cycle(&mut self, cycle: &wire::Cycle) -> Result<GcCycle, Invalid> {
+        Ok(GcCycle {
+            comm: self.owned(cycle.comm_text)?,
+            count: cycle.count,
+            start: self.state(required(cycle.start.as_ref(), "the start of a cycle")?)?,
+            end: cycle.end.as_ref().map(|end| self.state(end)).transpose()?,
+            pauses: cycle.pauses.iter().map(pause_of).collect::<Result<_, _>>()?,
+            trigger: self.optional_stack(cycle.trigger_stack)?,
+            request: cycle.request,
+            lost: cycle.lost,
+        })
+    }
+
+    fn work(&self, work: &wire::Work) -> Result<GcWork, Invalid> {
+        let comm = self.owned(work.comm_text)?;
+        let &wire::Work { phase, tid, begin_ns, ns, .. } = work;
+        Ok(GcWork { phase: Code::of(phase)?, tid, comm, begin_ns, ns })
+    }
+
+    fn request(&self, request: &wire::Request) -> Result<Request, Invalid> {
+        let &wire::Request {
+            id,
+            tid,
+            begin_ns,
+            end_ns,
+            method_text,
+            path_text,
+            status,
+            first_byte_ns,
+            last_byte_ns,
+            gcs,
+            gc_ns,
+            gc_pauses,
+            gc_other_pauses,
+            gc_other_ns,
+            gvl_wait_ns,
+            queue_ns,
+            states,
+            job,
+            job_queue_text,
+            ref jid,
+            enqueued_us,
+        } = request;
+        let status = status.map(|status| {
+            u16::try_from(status).map_err(|_| Invalid::new(format!("a request has the status {status}")))
+        });
+        Ok(Request {
+            id,
+            tid,
+            begin_ns,
+            end_ns,
+            method: self.optional_word(method_text)?,
+            path: self.optional(path_text)?,
+            status: status.transpose()?,
+            queue_ns,
+            first_byte_ns,
+            last_byte_ns,
+            gcs,
+            gc_ns,
+            gc_pauses,
+            gc_other: gc_other_pauses.zip(gc_other_ns).map(|(pauses, ns)| GcTime { pauses, ns }),
+            gvl_wait_ns,
+            states: states.map(|wire::States { cpu_ns, runnable_ns, blocked_ns }| States {
+                cpu_ns,
+                runnable_ns,
+                blocked_ns,
+            }),
+            job: match job {
+                0 => None,
+                _ => Some(Job { queue: self.optional(job_queue_text)?, jid: jid.clone(), enqueued_us }),
+            },
+        })
+    }
+
+    fn sample(&mut self, sample: &wire::Sample) -> Result<StackSample, Invalid> {
+        let &wire::Sample { ts_ns, tid, comm_text, state, cpu_ns, wall_ns, gc, stack, request } = sample;
+        Ok(StackSample {
+            ts_ns,
+            tid,
+            comm: Arc::clone(self.text(comm_text)?),
+            state: Code::of(state)?,
+            cpu_ns,
+            wall_ns,
+            gc: Code::of(gc)?,
+            request,
+            stack: self.stack(stack)?,
+        })
+    }
+
+    fn alloc_stack(&mut self, alloc: &wire::AllocStack) -> Result<AllocStack, Invalid> {
+        let &wire::AllocStack { ts_ns, tid, comm_text, slot_size, slots, stack, request } = alloc;
+        let comm = Arc::clone(self.text(comm_text)?);
+        Ok(AllocStack { ts_ns, tid, comm, slot_size, slots, request, stack: self.stack(stack)? })
+    }
+
+    fn ended(&self, end: &wire::Ended) -> Result<ProcessEnd, Invalid> {
+        Ok(ProcessEnd {
+            reason: Code::of(end.reason)?,
+            ts_ns: end.ts_ns,
+            since_ns: end.since_ns,
+            outside_ns: end.outside_ns,
+            shutdown: end.shutdown.as_ref().map(|state| self.state(state)).transpose()?,
+            cycles: end.cycles,
+            before: match end.cycles_before_kind {
+                0 => CyclesBefore::Unknown,
+                1 => CyclesBefore::Earlier(end.cycles_before),
+                2 => CyclesBefore::Missed(end.cycles_before),
+                kind => return Err(Invalid::new(format!("kind {kind} of earlier cycles is not known"))),
+            },
+            lost: end.lost,
+        })
+    }
+}
+
+fn memory_of(memory: wire::Memory) -> Result<Memory, Invalid> {
+    let wire::Memory { rss, peak_rss, anon, file, shmem, swap, source, shares } = memory;
+    let shares = shares.map(|wire::Shares { pss, private_dirty }| Shares { pss, private_dirty });
+    Ok(Memory { rss, peak_rss, anon, file, shmem, swap, source: Code::of(source)?, shares })
+}
+
+fn pause_of(pause: &wire::Pause) -> Result<Pause, Invalid> {
+    let &wire::Pause { tid, begin_ns, ns, kind, mark_ns, sweep_ns, other_ns } = pause;
+    if mark_ns.checked_add(sweep_ns).and_then(|sum| sum.checked_add(other_ns)) != Some(ns) {
+        return Err(Invalid::new(format!("a pause of {ns} ns has phases of another sum")));
+    }
+    Ok(Pause { tid, begin_ns, ns, kind: kind.map(Code::of).transpose()?, mark_ns, sweep_ns, other_ns })
+}

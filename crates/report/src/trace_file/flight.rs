@@ -1,0 +1,349 @@
+//! The flight recorder: keeps the recording of the last minutes in memory, and writes it to a file when a trigger or the user asks.
+//!
+//! Chunks are kept as a file has them, encoded and compressed. They are in memory and not on disk: where nothing happens nothing is
+//! written, nothing is left to clean up after a kill, and the bound is one number. (A Ruby that crashes takes nothing with it: its
+//! recorder is another process.)
+
+mod dump;
+mod ring;
+mod trigger;
+mod watch;
+mod window;
+
+pub use trigger::{Metric, Trigger};
+
+use std::{io, path::Path, sync::Arc, thread::JoinHandle};
+
+use self::{
+    dump::Target,
+    ring::{Refusal, Ring},
+    watch::Watch,
+};
+use super::{
+    Header,
+    chunk::{self, Kind},
+    encode::{self, Filling},
+    wire::What,
+};
+use crate::{
+    console::say,
+    export::{ExportError, Exporter, check_path},
+    ledger::{Ledger, RecordingCounts, UserCounts},
+    model::{Process, gvl::GvlGap, seen::Seen},
+    words::{plural, span},
+};
+
+/// What is kept, and when it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// For how long, nanoseconds.
+    pub ns: u64,
+    /// How much, bytes as compressed.
+    pub bytes: u64,
+    /// What has it written.
+    pub triggers: Vec<Trigger>,
+    /// For how long triggers write nothing after they have, nanoseconds.
+    pub cooldown_ns: u64,
+    /// Files that triggers write at most.
+    pub most: u64,
+}
+
+/// A thread that writes a file.
+#[derive(Debug)]
+struct Writing {
+    thread: JoinHandle<Result<(), ExportError>>,
+    by_trigger: bool,
+}
+
+/// Why something is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Why {
+    /// For the name of the file.
+    name: &'static str,
+    text: String,
+    /// The user did not ask for it just now.
+    by_trigger: bool,
+}
+
+impl Why {
+    /// The value of a metric of a process is above what a trigger allows.
+    fn above(trigger: Trigger, metric: Metric, value: u64, pid: u32, program: &str) -> Self {
+        // Quantiles are known to a bucket.
+        let least = if matches!(metric, Metric::GcPauseP99 | Metric::GvlWaitP99) { "at least " } else { "" };
+        let text = format!("{trigger}: {least}{}, pid {pid} ({program})", metric.shown(value));
+        Self { name: trigger.name(), text, by_trigger: true }
+    }
+
+    /// A user asked.
+    fn asked() -> Self {
+        Self { name: "SIGUSR2", text: "SIGUSR2".to_owned(), by_trigger: false }
+    }
+
+    /// The run is over.
+    fn end() -> Self {
+        Self { name: Trigger::End.name(), text: "the run ended".to_owned(), by_trigger: false }
+    }
+}
+
+/// Keeps everything that exporters are handed for some time, and writes what it has when it is asked to.
+#[derive(Debug)]
+pub struct FlightRecorder {
+    keep: Keep,
+    target: Target,
+    filling: Filling,
+    ring: Ring,
+    watch: Watch,
+    /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
+    now_ns: u64,
+    /// What is to be written with the next account, and since when.
+    asked: Option<(Why, u64)>,
+    /// When a trigger last had something written.
+    triggered_ns: Option<u64>,
+    /// Files that triggers have had written.
+    triggered: u64,
+    /// It has been said that triggers write nothing now.
+    has_said: bool,
+    writing: Option<Writing>,
+    /// What went wrong where it cannot be said.
+    failed: Option<ExportError>,
+    counts: RecordingCounts,
+}
+
+impl FlightRecorder {
+    /// Keeps a recording with this header. Files get names that begin like `path`: nothing is written there before a trigger fires.
+    ///
+    /// # Errors
+    ///
+    /// No file can be made there.
+    pub fn create(path: &Path, header: &Header, keep: Keep) -> Result<Self, ExportError> {
+        check_path(path)?;
+        Ok(Self {
+            target: Target::new(path, header),
+            filling: Filling::default(),
+            ring: Ring::new(keep.ns, keep.bytes, header.begun_ns),
+            watch: Watch::new(keep.triggers.clone()),
+            keep,
+            now_ns: header.begun_ns,
+            asked: None,
+            triggered_ns: None,
+            triggered: 0,
+            has_said: false,
+            writing: None,
+            failed: None,
+            counts: RecordingCounts::default(),
+        })
+    }
+
+    /// The path by which files are named.
+    pub fn path(&self) -> &Path {
+        self.target.path()
+    }
+
+    /// Closes the chunk, if it has something.
+    fn close(&mut self) {
+        if self.filling.is_empty() {
+            return;
+        }
+        let entries = self.filling.entries();
+        match chunk::stored(Kind::Entries, &self.filling.take()) {
+            Ok(chunk) => self.ring.push(Arc::from(chunk), entries),
+            Err(error) => {
+                self.counts.recorded_dropped += entries;
+                log::warn!("a chunk of the flight recorder: {error}");
+            }
+        }
+    }
+
+    fn pushed(&mut self) {
+        if self.filling.is_full() {
+            self.close();
+        }
+    }
+
+    fn push(&mut self, what: What) {
+        self.counts.recorded += 1;
+        self.filling.push(None, what);
+        self.pushed();
+    }
+
+    /// Triggers have fired.
+    fn fire(&mut self, fired: Vec<Why>) {
+        for why in fired {
+            self.counts.dump_requests += 1;
+            let left_ns = self
+                .triggered_ns
+                .map_or(0, |before| (before + self.keep.cooldown_ns).saturating_sub(self.now_ns));
+            if self.asked.is_none() && left_ns == 0 && self.triggered < self.keep.most {
+                self.triggered_ns = Some(self.now_ns);
+                self.triggered += 1;
+                self.has_said = false;
+                self.asked = Some((why, self.now_ns));
+                continue;
+            }
+            self.counts.dumps_suppressed += 1;
+            if self.asked.is_none() && !std::mem::replace(&mut self.has_said, true) {
+                let reason = if self.triggered < self.keep.most {
+                    format!("none within {} of the last one (--dump-cooldown)", span(self.keep.cooldown_ns))
+                } else {
+                    format!(
+                        "triggers have written {}, the most (--max-dumps)",
+                        plural(self.triggered, "file")
+                    )
+                };
+                say(&format!("gctrace: {}: no dump, {reason}; SIGUSR2 writes one", why.text));
+            }
+        }
+    }
+
+    /// Has a thread write what is kept now, if that is asked for and none is writing: records that come meanwhile must not wait for
+    /// a slow disk.
+    fn write(&mut self) -> Result<(), ExportError> {
+        if self.writing.is_some() {
+            return Ok(());
+        }
+        let Some((why, at_ns)) = self.asked.take() else { return Ok(()) };
+        let (kept, target, until_ns, by_trigger) =
+            (self.ring.kept(), self.target.clone(), self.now_ns, why.by_trigger);
+        let write = move || target.write(&kept, why, at_ns, until_ns);
+        match std::thread::Builder::new().name("gctrace-write".to_owned()).spawn(write) {
+            Ok(thread) => {
+                self.writing = Some(Writing { thread, by_trigger });
+                Ok(())
+            }
+            Err(error) => {
+                self.wrote(by_trigger, false);
+                Err(ExportError::Thread(error))
+            }
+        }
+    }
+
+    fn wrote(&mut self, by_trigger: bool, is_there: bool) {
+        if is_there {
+            self.counts.dumps_written += 1;
+        } else {
+            self.counts.dumps_failed += 1;
+            self.triggered -= u64::from(by_trigger);
+        }
+    }
+
+    /// Takes what became of the file that is being written.
+    fn take_written(&mut self, wait: bool) -> Result<(), ExportError> {
+        let done = self.writing.take_if(|writing| wait || writing.thread.is_finished());
+        let Some(Writing { thread, by_trigger }) = done else { return Ok(()) };
+        let path = self.target.path().to_owned();
+        let panicked = |_| {
+            let source = io::Error::other("the thread that writes panicked; please report this");
+            Err(ExportError::File { path, source })
+        };
+        let written = thread.join().unwrap_or_else(panicked);
+        self.wrote(by_trigger, written.is_ok());
+        written
+    }
+}
+
+impl Exporter for FlightRecorder {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.counts.recorded += 1;
+        match seen {
+            Seen::Process { .. } => self.ring.came(process),
+            Seen::Ended(_) => self.ring.went(process.pid),
+            _ => {}
+        }
+        self.filling.see(process, seen);
+        self.pushed();
+        let fired = self.watch.see(process, seen, self.now_ns);
+        self.fire(fired);
+        Ok(())
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        let of = &mut counts.recording;
+        of.add(&self.counts);
+        of.recorded_waiting += self.filling.entries();
+        of.recorded_kept += self.ring.entries();
+        let dropped = self.ring.dropped();
+        of.recorded_expired += dropped.expired;
+        of.recorded_displaced += dropped.displaced;
+        of.dumps_waiting += u64::from(self.asked.is_some()) + u64::from(self.writing.is_some());
+    }
+
+    fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
+        self.counts.recorded += 1;
+        self.ring.refused(Refusal { pid, path: Arc::from(path), reason: Arc::from(reason) });
+        self.filling.refused(pid, path, reason);
+        self.pushed();
+        Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        self.ring.began();
+        self.push(What::Began(ts_ns));
+        say(&format!(
+            "gctrace: keeps the last {} in memory, at most {} MiB; `kill -USR2 {}` writes them beside {}",
+            span(self.keep.ns),
+            self.keep.bytes >> 20,
+            std::process::id(),
+            self.path().display()
+        ));
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.push(What::Closed(ts_ns));
+    }
+
+    fn gvl_gap(&mut self, gap: GvlGap) {
+        self.push(What::GvlGap(Box::new(encode::gap(gap))));
+    }
+
+    fn dump_requested(&mut self) {
+        self.counts.dump_requests += 1;
+        match self.asked {
+            None => self.asked = Some((Why::asked(), self.now_ns)),
+            // It will have the same.
+            Some(_) => self.counts.dumps_suppressed += 1,
+        }
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        let account = self.filling.account(ledger);
+        self.push(What::Account(Box::new(account)));
+        self.close();
+        self.ring.account(self.now_ns);
+        let fired = self.watch.look(self.now_ns);
+        self.fire(fired);
+        self.failed = self.write().err();
+    }
+
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.push(What::Flushed(now_ns));
+        self.failed.take().map_or_else(|| self.take_written(false), Err)
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        let account = self.filling.account(ledger);
+        self.push(What::Finished(Box::new(account)));
+        self.close();
+        self.ring.account(self.now_ns);
+        if self.watch.at_end() && self.ring.has_processes() {
+            self.counts.dump_requests += 1;
+            match self.asked {
+                None => self.asked = Some((Why::end(), self.now_ns)),
+                Some(_) => self.counts.dumps_suppressed += 1,
+            }
+        }
+        let before = self.take_written(true);
+        let last = self.write().and_then(|()| self.take_written(true));
+        if let (Err(error), Err(_)) = (&last, &before) {
+            say(&format!("gctrace: {error}"));
+        }
+        before.and(last)
+    }
+
+    fn settled(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        if self.counts.dump_requests == 0 {
+            say("gctrace: no recording was written: no trigger fired");
+        }
+        Ok(())
+    }
+}

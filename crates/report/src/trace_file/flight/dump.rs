@@ -1,0 +1,162 @@
+//! Writing what is kept to a file of its own.
+
+use std::{
+    collections::HashSet,
+    io,
+    path::{Path, PathBuf},
+};
+
+use prost::Message as _;
+
+use super::{Why, ring::Kept};
+use crate::{
+    console::say,
+    export::{ExportError, write_new},
+    model::seen::Seen,
+    trace_file::{
+        Dump, Header, Invalid,
+        chunk::{self, Kind},
+        decode::{self, Owned, Recorded},
+        encode::Filling,
+        wire::{self, What},
+    },
+    words::{file_size, span, utc},
+};
+
+/// How recordings are called by custom.
+const EXTENSION: &str = "gctrace";
+/// Nobody but its owner reads a recording: command lines are in it.
+const MODE: u32 = 0o600;
+
+/// Where files go, and what they begin with.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    path: PathBuf,
+    header: Header,
+}
+
+/// How things stood when what is kept begins, as the first chunks of a file.
+#[derive(Default)]
+struct Carried {
+    filling: Filling,
+    chunks: Vec<Vec<u8>>,
+    entries: u64,
+}
+
+impl Carried {
+    /// Entries were added.
+    fn pushed(&mut self) -> io::Result<()> {
+        self.entries += 1;
+        if self.filling.is_full() { self.close() } else { Ok(()) }
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        if !self.filling.is_empty() {
+            self.chunks.push(chunk::stored(Kind::Entries, &self.filling.take())?);
+        }
+        Ok(())
+    }
+
+    fn of(kept: &Kept) -> io::Result<Self> {
+        let mut carried = Self::default();
+        if kept.had_begun {
+            carried.filling.push(None, What::Began(kept.from_ns));
+            carried.pushed()?;
+        }
+        for process in &kept.processes {
+            carried.filling.see(process, Seen::Process { state: None, now_ns: kept.from_ns });
+            carried.pushed()?;
+        }
+        for refusal in &kept.refusals {
+            carried.filling.refused(refusal.pid, &refusal.path, &refusal.reason);
+            carried.pushed()?;
+        }
+        if let Some(before) = &kept.before {
+            carried.sums(kept, before)?;
+        }
+        carried.close()?;
+        Ok(carried)
+    }
+
+    /// What had been counted by then.
+    fn sums(&mut self, kept: &Kept, before: &[u8]) -> io::Result<()> {
+        let unreadable =
+            |Invalid(why)| io::Error::other(format!("a chunk that was kept cannot be read: {why}"));
+        let content =
+            chunk::entries_of(before).ok_or_else(|| unreadable(Invalid("it is damaged".to_owned())))?;
+        let (tables, entries) = decode::chunk(&content).map_err(unreadable)?;
+        let there: HashSet<u32> = kept.processes.iter().map(|process| process.pid).collect();
+        for entry in &entries {
+            if let Recorded::Seen(index, Owned::GvlSoFar(so_far)) = entry
+                && let Some(process) = tables.process(*index)
+                && there.contains(&process.pid)
+            {
+                self.filling.see(process, Seen::GvlSoFar(so_far));
+                self.pushed()?;
+            }
+        }
+        if let Some(Recorded::Account(ledger)) = entries.last() {
+            let account = self.filling.account(ledger);
+            self.filling.push(None, What::Account(Box::new(account)));
+            self.pushed()?;
+        }
+        Ok(())
+    }
+}
+
+impl Target {
+    pub(super) fn new(path: &Path, header: &Header) -> Self {
+        Self { path: path.to_owned(), header: header.clone() }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes what is kept, complete or not at all, to a new file, and says so.
+    pub(super) fn write(&self, kept: &Kept, why: Why, at_ns: u64, until_ns: u64) -> Result<(), ExportError> {
+        let (dir, stem) = self.named(&why, at_ns);
+        let Why { text: why, .. } = why;
+        let said = why.clone();
+        let mut bytes = 0;
+        let written = Carried::of(kept).and_then(|carried| {
+            let dump = Dump { why, at_ns, from_ns: kept.from_ns, carried: carried.entries };
+            let header = Header { begun_ns: kept.from_ns, dump: Some(dump), ..self.header.clone() };
+            let head = chunk::stored(Kind::Header, &wire::Header::of(&header).encode_to_vec())?;
+            let end = chunk::stored(Kind::End, &[])?;
+            write_new(&dir, &stem, &format!(".{EXTENSION}"), MODE, |out| {
+                let beginning = [chunk::beginning(), head];
+                let carried = carried.chunks.iter().map(Vec::as_slice);
+                let chunks = kept.chunks.iter().map(|chunk| &**chunk);
+                for part in beginning.iter().map(Vec::as_slice).chain(carried).chain(chunks).chain([&end[..]])
+                {
+                    bytes += part.len() as u64;
+                    out.write_all(part)?;
+                }
+                Ok(())
+            })
+        });
+        let path = written.map_err(|source| {
+            let path = dir.join(format!("{stem}.{EXTENSION}"));
+            ExportError::File { path, source }
+        })?;
+        let short = if kept.is_short { ", less than --keep because of --keep-size" } else { "" };
+        say(&format!(
+            "gctrace: wrote {} ({}, the last {}{short}): {said}",
+            path.display(),
+            file_size(bytes),
+            span(until_ns.saturating_sub(kept.from_ns)),
+        ));
+        Ok(())
+    }
+
+    /// The directory of a file, and its name without extension.
+    fn named(&self, why: &Why, at_ns: u64) -> (PathBuf, String) {
+        let file = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let stem =
+            file.strip_suffix(&format!(".{EXTENSION}")).filter(|stem| !stem.is_empty()).unwrap_or(&file);
+        let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let at = utc(self.header.clock.epoch_nanos(at_ns).div_euclid(1_000_000_000)).replace(['-', ':'], "");
+        (dir.to_owned(), format!("{stem}-{at}-{}", why.name))
+    }
+}

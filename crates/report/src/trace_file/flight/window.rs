@@ -1,0 +1,182 @@
+//! Stops and waits of the last seconds, by whole seconds of `CLOCK_MONOTONIC`. Memory is bounded. Pure.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use gctrace_common::gvl::{BUCKETS, bucket, bucket_most};
+
+use super::trigger::WINDOW_S;
+use crate::model::gvl_so_far::GvlSoFar;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// Numbers of times by their length.
+type Counts = [u64; BUCKETS];
+
+/// One second.
+#[derive(Clone, Debug)]
+struct Second {
+    /// The part of stops that lies in it, nanoseconds.
+    stopped_ns: u64,
+    /// Stops that ended in it, by length.
+    ended: Box<Counts>,
+}
+
+impl Default for Second {
+    fn default() -> Self {
+        Self { stopped_ns: 0, ended: Box::new([0; BUCKETS]) }
+    }
+}
+
+/// Stops of a process.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stops {
+    seconds: BTreeMap<u64, Second>,
+}
+
+/// What a window shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// Share of stops, millionths.
+    pub(super) share: u64,
+    /// What the time that 99 % of the stops did not exceed is at least, nanoseconds.
+    pub(super) p99_ns: u64,
+}
+
+impl Stops {
+    /// A stop is known.
+    pub(super) fn add(&mut self, begin_ns: u64, ns: u64) {
+        let end_ns = begin_ns.saturating_add(ns);
+        let last = end_ns / SECOND_NS;
+        // What is older is in no window any more.
+        let begin_ns = begin_ns.max(last.saturating_sub(WINDOW_S) * SECOND_NS);
+        for at in begin_ns / SECOND_NS..=last {
+            let (from, to) = ((at * SECOND_NS).max(begin_ns), (at + 1).saturating_mul(SECOND_NS).min(end_ns));
+            self.seconds.entry(at).or_default().stopped_ns += to.saturating_sub(from);
+        }
+        self.seconds.entry(last).or_default().ended[bucket(ns)] += 1;
+    }
+
+    /// The window of whole seconds that has ended last, as far as its stops are known.
+    pub(super) fn look(&mut self, now_ns: u64) -> Shown {
+        let end = now_ns / SECOND_NS;
+        let begin = end.saturating_sub(WINDOW_S);
+        self.seconds = self.seconds.split_off(&begin);
+        let window = || self.seconds.range(begin..end).map(|(_, second)| second);
+        let stopped_ns: u64 = window().map(|second| second.stopped_ns).sum();
+        let share = stopped_ns / (WINDOW_S * SECOND_NS / 1_000_000);
+        Shown { share, p99_ns: p99_at_least(window().map(|second| &*second.ended)) }
+    }
+}
+
+/// Waits of a process for the GVL, from sums that grow about once a second.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Waits {
+    told: GvlSoFar,
+    /// When each was told, and by how much the numbers of waits had grown.
+    grown: VecDeque<(u64, Box<Counts>)>,
+}
+
+impl Waits {
+    /// The sums are these now. Returns what the time that 99 % of the waits of the window did not exceed is at least, nanoseconds.
+    pub(super) fn add(&mut self, so_far: &GvlSoFar, now_ns: u64) -> u64 {
+        let growth = so_far.growth(&mut self.told);
+        let mut counts = Box::new([0; BUCKETS]);
+        counts.iter_mut().zip(growth.counts()).for_each(|(count, grown)| *count = grown);
+        self.grown.push_back((now_ns, counts));
+        let oldest = now_ns.saturating_sub(WINDOW_S * SECOND_NS);
+        // The first one that is kept began when the one before it was told.
+        while self.grown.front().is_some_and(|(at, _)| *at <= oldest)
+            || self.grown.len() as u64 > 2 * WINDOW_S
+        {
+            self.grown.pop_front();
+        }
+        p99_at_least(self.grown.iter().map(|(_, counts)| &**counts))
+    }
+}
+
+/// The shortest time of the bucket that has the 99th percentile; 0 if there are none.
+fn p99_at_least<'a>(all: impl Iterator<Item = &'a Counts>) -> u64 {
+    let mut sums = [0_u64; BUCKETS];
+    for counts in all {
+        sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+    }
+    let count: u64 = sums.iter().sum();
+    let wanted = (count * 99).div_ceil(100);
+    let mut passed = 0;
+    let found = sums.iter().position(|count| {
+        passed += count;
+        wanted > 0 && passed >= wanted
+    });
+    match found {
+        None | Some(0) => 0,
+        Some(at) => bucket_most(at - 1).map_or(0, |most| most + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const S: u64 = SECOND_NS;
+
+    /// A share is of ten whole seconds, and a stop that crosses a second is in both.
+    #[test]
+    fn shares() {
+        let mut stops = Stops::default();
+        assert_eq!(stops.look(100 * S), Shown::default());
+        stops.add(105 * S + S / 2, S);
+        assert_eq!(stops.look(106 * S).share, 50_000, "the second half is in the current second");
+        assert_eq!(stops.look(107 * S - 1).share, 50_000);
+        assert_eq!(stops.look(107 * S).share, 100_000);
+        assert_eq!(stops.look(115 * S).share, 100_000);
+        // Told late, because its cycle has just ended.
+        stops.add(109 * S, 2 * S);
+        assert_eq!(stops.look(116 * S).share, 250_000);
+        assert_eq!(stops.look(117 * S).share, 200_000);
+        stops.add(20 * S, S);
+        assert_eq!(stops.look(118 * S).share, 200_000, "much too late");
+        assert_eq!((stops.look(122 * S), stops.seconds.len()), (Shown::default(), 0));
+    }
+
+    /// Times that no clock shows do no harm.
+    #[test]
+    fn absurd() {
+        let mut stops = Stops::default();
+        stops.add(5, u64::MAX);
+        stops.add(u64::MAX - 5, 4);
+        assert!(stops.seconds.len() as u64 <= WINDOW_S + 1);
+        assert_eq!(stops.look(30 * S).share, 0);
+    }
+
+    proptest! {
+        /// The quantile is in its bucket: never above the exact one, and less than an eighth (or the first bucket) below it.
+        #[test]
+        fn quantiles(mut times in proptest::collection::vec(0_u64..100_000_000_000, 1..300)) {
+            let mut counts = [0; BUCKETS];
+            for &ns in &times {
+                counts[bucket(ns)] += 1;
+            }
+            let found = p99_at_least(std::iter::once(&counts));
+            times.sort_unstable();
+            let exact = times[(times.len() * 99).div_ceil(100) - 1];
+            prop_assert!(found <= exact && exact <= found + found / 8 + 1024, "{} {}", found, exact);
+        }
+
+        /// The share is what the stops themselves give.
+        #[test]
+        fn exact(stops in proptest::collection::vec((0_u64..700, 1_u64..900), 0..40), later in 0_u64..12) {
+            let mut window = Stops::default();
+            let (mut all, mut at) = (Vec::new(), 100_000);
+            for (gap, ms) in stops {
+                let begin = at + gap;
+                at = begin + ms;
+                all.push((begin, at));
+                window.add(begin * 1_000_000, ms * 1_000_000);
+            }
+            let end = at / 1000 + later;
+            let (from, to) = ((end - WINDOW_S) * 1000, end * 1000);
+            let parts = all.iter().map(|&(begin, end)| end.min(to).saturating_sub(begin.max(from)));
+            prop_assert_eq!(window.look(end * S).share, parts.sum::<u64>() * 100);
+        }
+    }
+}

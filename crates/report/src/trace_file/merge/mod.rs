@@ -1,0 +1,433 @@
+//! Several recordings as one: dumps of one flight recorder, or what several runs of gctrace recorded.
+
+mod pieces;
+mod source;
+mod survey;
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use prost::Message as _;
+
+use super::{
+    Header, Host, ReadError, Subjects,
+    chunk::{self, Kind},
+    encode::Filling,
+    visit::{Visit, visit},
+    wire::{self, What},
+};
+use crate::{
+    clock::WallClock,
+    export::{ExportError, check_path, write_private},
+    ledger::Ledger,
+    model::{Image, Process},
+};
+use pieces::Whole;
+use source::{Batch, Event, Source};
+use survey::Survey;
+
+/// Pids of Linux are below this.
+const PIDS: u32 = 1 << 22;
+/// Recordings that are merged at most: each has pids of its own.
+const MOST: usize = 1000;
+/// How far the beginning of one boot may seem to move when clocks are set, nanoseconds.
+const SAME_BOOT_NS: u64 = 1_000_000_000;
+
+/// What was merged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Merged {
+    /// What the reader must know of each recording, in words.
+    pub notes: Vec<String>,
+    /// Processes.
+    pub processes: u64,
+}
+
+/// Why nothing was merged.
+#[derive(Debug, thiserror::Error)]
+pub enum MergeError {
+    /// A recording cannot be read.
+    #[error("{0}; nothing was written")]
+    Read(#[from] ReadError),
+    /// The result cannot be made there.
+    #[error("{0}")]
+    Output(#[from] ExportError),
+    /// The result would not be exact.
+    #[error("{0}; nothing was written")]
+    Refused(String),
+    /// It cannot be written.
+    #[error("writing {path}: {source}; nothing was written")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// How the entries of a recording are changed.
+struct Place {
+    path: PathBuf,
+    pieces: Vec<pieces::Piece>,
+    /// Added to times.
+    later_ns: u64,
+    /// Added to pids and numbers of threads.
+    pids: u32,
+    /// Added to numbers of requests.
+    requests: u64,
+}
+
+/// Writes these recordings as one. It appears complete or not at all, and only its owner can read it.
+///
+/// # Errors
+///
+/// One cannot be read or is damaged, the result would not be exact, or it cannot be written.
+pub fn merge(from: &[PathBuf], to: &Path) -> Result<Merged, MergeError> {
+    let mut wholes = Vec::new();
+    for (at, path) in from.iter().enumerate() {
+        if super::is_same_file(path, to) {
+            return Err(MergeError::Refused(format!(
+                "{} is one of the recordings; name another file",
+                to.display()
+            )));
+        }
+        if from[..at].iter().any(|before| super::is_same_file(before, path)) {
+            return Err(MergeError::Refused(format!("{} is named twice", path.display())));
+        }
+        wholes.push(Whole::read(path)?);
+    }
+    if wholes.len() > MOST {
+        return Err(MergeError::Refused(format!("at most {MOST} recordings can be merged")));
+    }
+    check_path(to)?;
+    let mut merged = Merged::default();
+    let wholes = joined(wholes, &mut merged)?;
+    let (places, header) = placed(&wholes, &mut merged)?;
+    let mut failed = None;
+    let written = write_private(to, |out| match write(&places, &header, out) {
+        Ok(processes) => {
+            merged.processes = processes;
+            Ok(())
+        }
+        Err(WriteError::Write(error)) => Err(error),
+        Err(WriteError::Read(error)) => {
+            failed = Some(error);
+            Err(io::Error::other("a recording cannot be read"))
+        }
+    });
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    written.map_err(|source| MergeError::Write { path: to.to_owned(), source })?;
+    Ok(merged)
+}
+
+/// Dumps of one run that overlap are one recording.
+fn joined(mut wholes: Vec<Whole>, merged: &mut Merged) -> Result<Vec<Whole>, MergeError> {
+    wholes.sort_by_key(|whole| (whole.header.clock.epoch_nanos(whole.from_ns), whole.to_ns));
+    let mut found: Vec<Whole> = Vec::new();
+    for whole in wholes {
+        let same = found.iter_mut().find(|before| before.is_same_run(&whole) && before.overlaps(&whole));
+        let Some(before) = same else {
+            found.push(whole);
+            continue;
+        };
+        let (one, other) = (before.path.display().to_string(), whole.path.display());
+        if !before.join(&whole) {
+            return Err(MergeError::Refused(format!(
+                "{one} and {other} are of one run and of the same time, and what they have in common cannot be told apart"
+            )));
+        }
+        merged.notes.push(format!("{one} and {other} are of one run; what both have is there once"));
+    }
+    Ok(found)
+}
+
+/// Whether both are of one boot of one host.
+fn is_same_boot(one: &Header, other: &Header) -> bool {
+    if let (Some(one), Some(other)) = (&one.host.boot, &other.host.boot) {
+        return one == other;
+    }
+    let booted = |header: &Header| {
+        let (realtime_ns, boottime_ns) = header.clock.offsets();
+        realtime_ns.saturating_sub(boottime_ns)
+    };
+    if one.clock == other.clock {
+        return true;
+    }
+    one.host.name.is_some()
+        && one.host.name == other.host.name
+        && booted(one).abs_diff(booted(other)) <= SAME_BOOT_NS
+}
+
+/// How each recording is changed, and the header of the result.
+fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Place>, Header), MergeError> {
+    let mut surveys: Vec<Survey> = Vec::new();
+    for whole in wholes {
+        let survey = Survey::of(&mut Source::open(&whole.path, &whole.pieces)?)?;
+        if survey.has_gap && wholes.len() > 1 {
+            return Err(MergeError::Refused(format!(
+                "{} has times without single waits for the GVL (--gvl-budget); a merged recording cannot tell whose times these are",
+                whole.path.display()
+            )));
+        }
+        surveys.push(survey);
+    }
+    let Some(base) = wholes.iter().min_by_key(|whole| whole.header.clock.offsets().0) else {
+        return Err(MergeError::Refused("there is no recording".to_owned()));
+    };
+    let mut places: Vec<Place> = Vec::new();
+    let mut requests = 0_u64;
+    for (at, (whole, survey)) in wholes.iter().zip(&surveys).enumerate() {
+        let name = whole.path.display();
+        same_subjects(base, whole)?;
+        let is_same = is_same_boot(&base.header, &whole.header);
+        let (base_ns, own_ns) = (base.header.clock.offsets().0, whole.header.clock.offsets().0);
+        let later_ns = if is_same { 0 } else { own_ns.saturating_sub(base_ns).unsigned_abs() };
+        let mut collide = false;
+        for (before, other) in wholes[..at].iter().zip(&surveys) {
+            if is_same_boot(&before.header, &whole.header) || before.header.clock == whole.header.clock {
+                if let Some(pid) = survey.shared(other) {
+                    return Err(MergeError::Refused(format!(
+                        "{} and {name} both have process {pid} at the same time: it would count twice",
+                        before.path.display()
+                    )));
+                }
+            } else {
+                collide |= other.tids.intersection(&survey.tids).any(|tid| *tid != 0);
+            }
+        }
+        if !is_same {
+            merged.notes.push(format!(
+                "{name} is not known to be of the same boot of the same host as {}: aligned by the time of day, as exact as the hosts' clocks",
+                base.path.display()
+            ));
+        }
+        // One boot has one numbering.
+        let before = wholes
+            .iter()
+            .zip(&places)
+            .find(|(before, place)| place.pids > 0 && is_same_boot(&before.header, &whole.header));
+        let pids = match before {
+            Some((_, place)) => place.pids,
+            None if collide => PIDS * at as u32,
+            None => 0,
+        };
+        if pids > 0 {
+            merged
+                .notes
+                .push(format!("{name}: pids and thread ids are {pids} higher, because others have the same"));
+        }
+        let (path, pieces) = (whole.path.clone(), whole.pieces.clone());
+        places.push(Place { path, pieces, later_ns, pids, requests });
+        requests = requests.saturating_add(survey.last_request);
+    }
+    let begun = wholes.iter().zip(&places).map(|(whole, place)| whole.from_ns.saturating_add(place.later_ns));
+    let begun_ns = begun.min().unwrap_or(base.from_ns);
+    let (realtime_ns, boottime_ns) = base.header.clock.offsets();
+    let header = Header {
+        gctrace: base.header.gctrace.clone(),
+        clock: WallClock::with_offsets(realtime_ns, boottime_ns),
+        begun_ns,
+        subjects: base.header.subjects,
+        host: host(wholes),
+        dump: None,
+    };
+    Ok((places, header))
+}
+
+/// What was looked at must be the same: else what is missing of one looks as if it were none.
+fn same_subjects(one: &Whole, other: &Whole) -> Result<(), MergeError> {
+    let flags = |Subjects { samples, wall, gvl, requests, alloc }: Subjects| {
+        [("stacks", samples), ("--wall", wall), ("--gvl", gvl), ("--requests", requests), ("--alloc", alloc)]
+    };
+    for ((flag, one_has), (_, other_has)) in
+        flags(one.header.subjects).into_iter().zip(flags(other.header.subjects))
+    {
+        if one_has != other_has {
+            let (with, without) = if one_has { (one, other) } else { (other, one) };
+            return Err(MergeError::Refused(format!(
+                "{} was recorded with {flag}, {} without it: in one recording, what is not known would look like none",
+                with.path.display(),
+                without.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What is the same of all hosts, and their names.
+fn host(wholes: &[Whole]) -> Host {
+    let mut names: Vec<String> = wholes.iter().filter_map(|whole| whole.header.host.name.clone()).collect();
+    names.sort();
+    names.dedup();
+    let Some(first) = wholes.first().map(|whole| &whole.header.host) else { return Host::default() };
+    let all = |same: &dyn Fn(&Host) -> bool| wholes.iter().all(|whole| same(&whole.header.host));
+    Host {
+        name: (!names.is_empty()).then(|| names.join(", ")),
+        kernel: first.kernel.clone().filter(|_| all(&|host| host.kernel == first.kernel)),
+        machine: first.machine.clone().filter(|_| all(&|host| host.machine == first.machine)),
+        cpus: first.cpus.filter(|_| all(&|host| host.boot == first.boot && host.cpus == first.cpus)),
+        boot: first.boot.clone().filter(|_| all(&|host| host.boot == first.boot)),
+    }
+}
+
+enum WriteError {
+    Read(ReadError),
+    Write(io::Error),
+}
+
+impl From<io::Error> for WriteError {
+    fn from(error: io::Error) -> Self {
+        Self::Write(error)
+    }
+}
+
+impl From<ReadError> for WriteError {
+    fn from(error: ReadError) -> Self {
+        Self::Read(error)
+    }
+}
+
+/// A recording that is being merged.
+struct Input<'a> {
+    place: &'a Place,
+    source: Source,
+    next: Option<Batch>,
+    ledger: Option<Ledger>,
+}
+
+/// Writes everything in the order in which it came. Returns the number of processes.
+fn write(places: &[Place], header: &Header, out: &mut dyn Write) -> Result<u64, WriteError> {
+    out.write_all(&chunk::beginning())?;
+    out.write_all(&chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())?)?;
+    let mut inputs = Vec::new();
+    for place in places {
+        let mut source = Source::open(&place.path, &place.pieces)?;
+        let next = source.next()?;
+        inputs.push(Input { place, source, next, ledger: None });
+    }
+    let mut writing =
+        Writing { images: Vec::new(), began: false, closed_ns: 0, processes: 0, filling: Filling::default() };
+    let at = |input: &Input<'_>| Some(input.next.as_ref()?.at_ns.saturating_add(input.place.later_ns));
+    while let Some(which) = (0..inputs.len())
+        .filter(|which| at(&inputs[*which]).is_some())
+        .min_by_key(|which| at(&inputs[*which]))
+    {
+        let Some(batch) = inputs[which].next.take() else { continue };
+        let place = inputs[which].place;
+        for event in VecDeque::from(batch.events) {
+            if let Event::Account(ledger) = event {
+                inputs[which].ledger = Some(*ledger);
+                writing.account(&sum(&inputs), What::Account);
+            } else {
+                writing.event(event, place);
+            }
+            writing.close_if(out, Filling::is_full)?;
+        }
+        inputs[which].next = inputs[which].source.next()?;
+    }
+    writing.filling.push(None, What::Closed(writing.closed_ns));
+    let ledger = sum(&inputs);
+    writing.account(&ledger, What::Finished);
+    writing.account(&ledger, What::Settled);
+    writing.close_if(out, |filling| !filling.is_empty())?;
+    out.write_all(&chunk::stored(Kind::End, &[])?)?;
+    Ok(writing.processes)
+}
+
+/// What all of them have counted so far.
+fn sum(inputs: &[Input<'_>]) -> Ledger {
+    let known = inputs.iter().filter_map(|input| input.ledger.as_ref());
+    known.cloned().reduce(|one, other| one.with(&other)).unwrap_or_default()
+}
+
+/// What is being written.
+struct Writing {
+    /// Images of all hosts; each has its place as its index.
+    images: Vec<Arc<Image>>,
+    began: bool,
+    closed_ns: u64,
+    processes: u64,
+    filling: Filling,
+}
+
+impl Writing {
+    fn close_if(&mut self, out: &mut dyn Write, due: fn(&Filling) -> bool) -> io::Result<()> {
+        if due(&self.filling) {
+            out.write_all(&chunk::stored(Kind::Entries, &self.filling.take())?)?;
+        }
+        Ok(())
+    }
+
+    fn account(&mut self, ledger: &Ledger, what: fn(Box<wire::Account>) -> What) {
+        let account = self.filling.account(ledger);
+        self.filling.push(None, what(Box::new(account)));
+    }
+
+    fn event(&mut self, event: Event, place: &Place) {
+        let later = |ns: u64| ns.saturating_add(place.later_ns);
+        match event {
+            Event::Seen(mut process, mut owned) => {
+                visit(&mut owned, &mut Moved(place));
+                self.process(&mut process, place);
+                if let super::decode::Owned::Process(..) = owned {
+                    self.processes += 1;
+                }
+                self.filling.see(&process, owned.seen());
+            }
+            Event::Refused(pid, path, reason) => {
+                self.filling.refused(pid.map(|pid| pid.saturating_add(place.pids)), &path, &reason);
+            }
+            Event::Began(ts_ns) => {
+                if !std::mem::replace(&mut self.began, true) {
+                    self.filling.push(None, What::Began(later(ts_ns)));
+                }
+            }
+            Event::Closed(ts_ns) => self.closed_ns = self.closed_ns.max(later(ts_ns)),
+            Event::Flushed(now_ns) => self.filling.push(None, What::Flushed(later(now_ns))),
+            // Refused before, and added up by the caller.
+            Event::GvlGap | Event::Account(_) => {}
+        }
+    }
+
+    fn process(&mut self, process: &mut Process, place: &Place) {
+        process.pid = process.pid.saturating_add(place.pids);
+        if let Some(ppid) = process.ppid.as_mut().filter(|ppid| **ppid > 1) {
+            *ppid = ppid.saturating_add(place.pids);
+        }
+        let image = &process.image;
+        let known =
+            self.images.iter().position(|known| Image { index: image.index, ..(**known).clone() } == **image);
+        let at = known.unwrap_or_else(|| {
+            let index = self.images.len() as u32;
+            self.images.push(Arc::new(Image { index, ..(**image).clone() }));
+            self.images.len() - 1
+        });
+        process.image = Arc::clone(&self.images[at]);
+    }
+}
+
+/// Changes times and numbers.
+struct Moved<'a>(&'a Place);
+
+impl Visit for Moved<'_> {
+    fn time(&mut self, ns: &mut u64) {
+        *ns = ns.saturating_add(self.0.later_ns);
+    }
+
+    fn tid(&mut self, tid: &mut u32) {
+        // 0: no thread is known.
+        if *tid != 0 {
+            *tid = tid.saturating_add(self.0.pids);
+        }
+    }
+
+    fn request(&mut self, id: &mut u64) {
+        *id = id.saturating_add(self.0.requests);
+    }
+}

@@ -1,0 +1,128 @@
+//! One of the recordings that are merged: what is in it, piece by piece, as outputs would get it.
+
+use std::{cell::RefCell, collections::VecDeque, path::Path, rc::Rc};
+
+use super::pieces::{Piece, Reader};
+use crate::{
+    export::{ExportError, Exporter, Outputs},
+    ledger::Ledger,
+    model::{Process, gvl::GvlGap, seen::Seen},
+    trace_file::{ReadError, Recording, decode::Owned, replay::Replay},
+};
+
+/// Something that outputs are handed.
+pub(super) enum Event {
+    Seen(Box<Process>, Owned),
+    Refused(Option<u32>, String, String),
+    Began(u64),
+    Closed(u64),
+    GvlGap,
+    Account(Box<Ledger>),
+    Flushed(u64),
+}
+
+/// Keeps what it is handed.
+#[derive(Clone, Default)]
+struct Queue(Rc<RefCell<VecDeque<Event>>>);
+
+impl Queue {
+    fn push(&self, event: Event) {
+        self.0.borrow_mut().push_back(event);
+    }
+}
+
+impl Exporter for Queue {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.push(Event::Seen(Box::new(process.clone()), Owned::of(seen)));
+        Ok(())
+    }
+
+    fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
+        self.push(Event::Refused(pid, path.to_owned(), reason.to_owned()));
+        Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        self.push(Event::Began(ts_ns));
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.push(Event::Closed(ts_ns));
+    }
+
+    fn gvl_gap(&mut self, _: GvlGap) {
+        self.push(Event::GvlGap);
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        self.push(Event::Account(Box::new(ledger.clone())));
+    }
+
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        self.push(Event::Flushed(now_ns));
+        Ok(())
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.push(Event::Account(Box::new(ledger.clone())));
+        Ok(())
+    }
+
+    fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.push(Event::Account(Box::new(ledger.clone())));
+        Ok(())
+    }
+}
+
+/// What came up to a time at which outputs were flushed.
+pub(super) struct Batch {
+    /// That time, `CLOCK_MONOTONIC` nanoseconds of the recording.
+    pub(super) at_ns: u64,
+    pub(super) events: Vec<Event>,
+}
+
+/// A recording that is being read.
+pub(super) struct Source {
+    recording: Recording<Reader>,
+    replay: Option<Replay<Box<Outputs>>>,
+    queue: Queue,
+    last_ns: u64,
+}
+
+impl Source {
+    /// Opens a recording that consists of these pieces of files.
+    pub(super) fn open(path: &Path, pieces: &[Piece]) -> Result<Self, ReadError> {
+        let reader = Reader::open(pieces)?;
+        let recording = Recording::read(reader, path)?;
+        let queue = Queue::default();
+        let outputs = Box::new(Outputs::new(vec![Box::new(queue.clone())]));
+        let replay = Some(Replay::new(recording.header(), outputs));
+        Ok(Self { recording, replay, queue, last_ns: 0 })
+    }
+
+    /// The next batch; `None`: there is no more.
+    pub(super) fn next(&mut self) -> Result<Option<Batch>, ReadError> {
+        loop {
+            let mut queue = self.queue.0.borrow_mut();
+            let flushed = queue.iter().position(|event| matches!(event, Event::Flushed(_)));
+            if let Some(at) = flushed {
+                let events: Vec<Event> = queue.drain(..=at).collect();
+                if let Some(Event::Flushed(now_ns)) = events.last() {
+                    self.last_ns = self.last_ns.max(*now_ns);
+                }
+                return Ok(Some(Batch { at_ns: self.last_ns, events }));
+            }
+            let Some(mut replay) = self.replay.take() else {
+                let events: Vec<Event> = queue.drain(..).collect();
+                return Ok((!events.is_empty()).then_some(Batch { at_ns: self.last_ns, events }));
+            };
+            drop(queue);
+            if replay.step(&mut self.recording)?.is_none() {
+                self.replay = Some(replay);
+                continue;
+            }
+            replay.finish();
+            self.last_ns = self.last_ns.max(replay.last_ns);
+        }
+    }
+}

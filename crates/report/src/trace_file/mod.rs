@@ -1,0 +1,170 @@
+//! Recordings (`.gctrace`): everything that the exporters of a run were handed, in a file, from which every output can be made again.
+//!
+//! [`Recorder`] is the exporter that writes one, [`Recording`] reads one, [`replay`] hands what is in it to exporters. The format is
+//! described in docs/recording.md: [`chunk`] frames compressed chunks, `wire` has their messages, `encode` and `decode` translate
+//! between these and the model.
+
+mod chunk;
+mod codes;
+mod decode;
+mod encode;
+mod flight;
+mod index;
+mod merge;
+mod recorder;
+mod replay;
+mod scrub;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub(crate) use tests::samples;
+mod visit;
+mod wire;
+
+use std::{
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use crate::clock::WallClock;
+
+pub use chunk::Ending;
+pub use flight::{FlightRecorder, Keep, Metric, Trigger};
+pub use index::{Index, replay_part, replay_whole};
+pub use merge::{MergeError, Merged, merge};
+pub use recorder::Recorder;
+pub use replay::{Recording, Replayed, replay};
+pub use scrub::{Kind as ScrubKind, ScrubError, Scrubbed, scrub};
+
+/// First bytes of a recording.
+const MAGIC: [u8; 8] = *b"GCTRACE\n";
+/// Version of the format. Another one is refused.
+pub const FORMAT: u32 = 1;
+/// Bytes after which a chunk is closed, before compression.
+const CHUNK_BYTES: usize = 256 << 10;
+/// Largest chunk, before and after compression. One entry may be larger than [`CHUNK_BYTES`].
+const MAX_CHUNK_BYTES: usize = 4 << 20;
+/// Frames that the stacks of all entries of a chunk have at most together.
+const STACK_FRAMES: usize = 8 << 20;
+/// Nanoseconds after which a chunk is closed: what is lost at most if gctrace is killed.
+const CHUNK_NS: u64 = 1_000_000_000;
+
+/// What was recorded, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]
+pub struct Subjects {
+    /// Whether the sampling clock ran.
+    pub samples: bool,
+    /// Whether threads off their CPU were looked at.
+    pub wall: bool,
+    /// Whether the GVL was watched.
+    pub gvl: bool,
+    /// Whether requests were looked at.
+    pub requests: bool,
+    /// Whether allocation was counted.
+    pub alloc: bool,
+}
+
+/// The head of a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Version of the gctrace that wrote it.
+    pub gctrace: String,
+    /// Its clock.
+    pub clock: WallClock,
+    /// When it was begun, `CLOCK_MONOTONIC` nanoseconds.
+    pub begun_ns: u64,
+    /// What was looked at.
+    pub subjects: Subjects,
+    /// Where; recordings of older versions do not tell.
+    pub host: Host,
+    /// Why it was written, if it is a dump of a flight recorder.
+    pub dump: Option<Dump>,
+}
+
+/// Why and of what time a flight recorder wrote what it had kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dump {
+    /// Why: the trigger and what set it off, in words.
+    pub why: String,
+    /// When it was asked for, `CLOCK_MONOTONIC` nanoseconds.
+    pub at_ns: u64,
+    /// Since when it has everything, `CLOCK_MONOTONIC` nanoseconds.
+    pub from_ns: u64,
+    /// So many entries at its beginning tell how things stood then; 0: the run had not lasted longer.
+    pub carried: u64,
+}
+
+/// The host of a recording, as far as it is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    /// Its name.
+    pub name: Option<String>,
+    /// Release of its kernel: `6.1.0-18-amd64`.
+    pub kernel: Option<String>,
+    /// Its processor, as the kernel names it: `x86_64`.
+    pub machine: Option<String>,
+    /// CPUs that gctrace could use.
+    pub cpus: Option<u32>,
+    /// Which of its boots this was: `/proc/sys/kernel/random/boot_id`.
+    pub boot: Option<String>,
+}
+
+/// How much of a file was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Whole chunks, the header and the end included.
+    pub chunks: u64,
+    /// Their bytes and those of the beginning of the file.
+    pub stored: u64,
+    /// Bytes of their contents.
+    pub expanded: u64,
+}
+
+/// Why a recording cannot be read, or not further.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It cannot be opened or read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not a recording, or one of another version.
+    #[error("{}: {why}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// It is damaged.
+    #[error("{}: the chunk at byte {offset} is damaged: {why}; the part before it was read", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where the chunk begins.
+        offset: u64,
+        /// The reason.
+        why: String,
+    },
+}
+
+/// What is wrong with the content of a chunk.
+#[derive(Debug, PartialEq, Eq)]
+struct Invalid(String);
+
+impl Invalid {
+    fn new(why: String) -> Self {
+        Self(why)
+    }
+}
+
+/// Whether both are names of one file that is there.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    id(one).is_some_and(|found| id(other) == Some(found))
+}

@@ -1,0 +1,334 @@
+//! Nothing that is replaced is left, and everything else is as it was.
+
+use std::{collections::HashSet, os::unix::fs::PermissionsExt as _};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    export::Outputs,
+    model::{source::Source, stack::FrameKind},
+    trace_file::{
+        chunk::{Chunks, Next},
+        replay,
+        tests::{Log, recorded},
+    },
+};
+
+/// Texts that a chunk has, and the headers'.
+fn texts(bytes: &[u8]) -> (Vec<String>, wire::Header) {
+    let mut chunks = Chunks::open(bytes).unwrap();
+    let mut found = Vec::new();
+    let mut header = None;
+    loop {
+        match chunks.next().unwrap() {
+            Next::Header(bytes) => header = Some(wire::Header::decode(&bytes[..]).unwrap()),
+            Next::Entries(bytes) => {
+                let chunk = wire::Chunk::decode(&bytes[..]).unwrap();
+                found.extend(chunk.texts);
+                found.extend(chunk.images.iter().map(|image| String::from_utf8(image.path.clone()).unwrap()));
+            }
+            Next::Ended(_) => return (found, header.unwrap()),
+        }
+    }
+}
+
+/// What is handed to outputs, with nothing in its quotation marks.
+fn blanked(bytes: &[u8]) -> Vec<String> {
+    let log = Log::default();
+    let mut outputs = Outputs::new(vec![Box::new(log.clone())]);
+    let mut recording = Recording::read(bytes, Path::new("test")).unwrap();
+    let replayed = replay(&mut recording, &mut outputs).unwrap();
+    let quoted = regex_lite::Regex::new(r#""([^"\\]|\\.)*""#).unwrap();
+    let mut lines: Vec<String> =
+        log.lines().iter().filter(|line| !line.starts_with("refused")).cloned().collect();
+    lines.push(format!("{replayed:?} {:?}", recording.header()));
+    // Counters are named in maps.
+    lines.iter().map(|line| quoted.replace_all(line, "\"\"").into_owned()).collect()
+}
+
+fn scrubbed(bytes: &[u8], keep: &[Kind]) -> (Vec<u8>, Scrubbed) {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("a.gctrace"), dir.path().join("b.gctrace"));
+    std::fs::write(&from, bytes).unwrap();
+    let done = scrub(&from, &to, &keep.iter().copied().collect()).unwrap();
+    assert_eq!(std::fs::metadata(&to).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    (std::fs::read(&to).unwrap(), done)
+}
+
+/// Committed recordings of real Rubies, and one of everything that can be seen.
+fn recordings() -> Vec<Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recordings");
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|name| name == "gctrace"));
+    let found: Vec<_> = files.map(|path| std::fs::read(path).unwrap()).chain([recorded().0]).collect();
+    assert!(found.len() >= 5);
+    found
+}
+
+/// What stays in any copy: words of Ruby and gctrace.
+fn is_word(text: &str) -> bool {
+    let mut words = crate::ruby::stat::words().chain(crate::aggregate::endpoint::METHODS);
+    let counters = gctrace_common::stats::Counter::ALL;
+    text.is_empty()
+        || text == "why not"
+        || text == "RUBY_GC_HEAP_INIT_SLOTS"
+        || words.any(|word| word == text)
+        || counters.iter().any(|counter| counter.name() == text)
+        || crate::ledger::UserCounts::default().set(text, 0)
+        || text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Frames of a recording, by their names.
+fn frames(bytes: &[u8]) -> Vec<(FrameKind, String, Option<String>)> {
+    let mut recording = Recording::read(bytes, Path::new("test")).unwrap();
+    let mut found = Vec::new();
+    while let Ok((_, entries)) = recording.next().unwrap() {
+        for entry in entries {
+            if let Recorded::Seen(_, mut owned) = entry {
+                visit(&mut owned, &mut Frames(&mut found));
+            }
+        }
+    }
+    found
+}
+
+struct Frames<'a>(&'a mut Vec<(FrameKind, String, Option<String>)>);
+
+impl Visit for Frames<'_> {
+    fn stack(&mut self, stack: &mut Stack) {
+        let of =
+            |frame: &Arc<Frame>| (frame.kind, frame.name.to_string(), frame.file.as_deref().map(Into::into));
+        self.0.extend(stack.iter().map(of));
+    }
+}
+
+/// With names replaced, no text of the recording is in the copy, but for words that are the same in every recording.
+#[test]
+fn nothing_is_left() {
+    for bytes in recordings() {
+        let (copy, done) = scrubbed(&bytes, &[]);
+        assert_eq!(done.ending, Ending::Complete);
+        let public: HashSet<String> = frames(&bytes)
+            .into_iter()
+            .filter(|(kind, _, file)| {
+                let own = matches!(kind, FrameKind::Kernel | FrameKind::Vm | FrameKind::Missing);
+                own || (*kind == FrameKind::Native && file.as_deref().is_some_and(files::is_public))
+            })
+            .map(|(_, name, _)| name)
+            .collect();
+        let is_public = |text: &str| {
+            let own = names::RUBYS_OWN.iter().any(|own| {
+                let within = text.strip_suffix(own);
+                within.is_some_and(|within| within.is_empty() || within.starts_with("block "))
+            });
+            own || public.contains(text)
+        };
+        let ((before, head_before), (after, head)) = (texts(&bytes), texts(&copy));
+        let mut secrets = 0;
+        for secret in before.iter().chain(&head_before.host).chain(&head_before.boot) {
+            // Files that everybody has keep their names, in other folders.
+            let kept = is_word(secret) || is_public(secret) || secret.starts_with("<internal:");
+            if kept || secret.starts_with('[') {
+                continue;
+            }
+            secrets += 1;
+            for text in after
+                .iter()
+                .chain(&head.host)
+                .chain(&head.boot)
+                .filter(|text| !is_word(text) && !is_public(text))
+            {
+                // A short text can be in another one by chance.
+                let is_in = if secret.len() < 6 { text == secret } else { text.contains(secret.as_str()) };
+                assert!(!is_in, "{secret:?} is in {text:?}");
+            }
+            let raw = |bytes: &[u8]| bytes.windows(secret.len()).any(|part| part == secret.as_bytes());
+            assert!(secret.len() < 6 || !raw(&copy), "{secret}");
+        }
+        assert!(secrets > 10, "{before:?}");
+        let kinds: Vec<Kind> = done.replaced.iter().map(|(kind, _)| *kind).collect();
+        assert!(kinds.contains(&Kind::Names) && kinds.contains(&Kind::Hosts), "{kinds:?}");
+    }
+}
+
+/// Times, counts, stacks, processes and accounts are those of the recording, whatever is replaced.
+#[test]
+fn the_rest_is_equal() {
+    for bytes in recordings() {
+        let before = blanked(&bytes);
+        for keep in [&[][..], &[Kind::Names], &Kind::ALL] {
+            let after = blanked(&scrubbed(&bytes, keep).0);
+            assert_eq!(before.len(), after.len());
+            for (before, after) in before.iter().zip(&after) {
+                assert_eq!(before, after);
+            }
+        }
+        // What is kept is equal, too.
+        let (same, done) = scrubbed(&bytes, &Kind::ALL);
+        assert_eq!((texts(&same), done.replaced), (texts(&bytes), Vec::new()));
+    }
+}
+
+/// A copy ends as the recording does; of a damaged one there is none.
+#[test]
+fn ends() {
+    let (bytes, _) = recorded();
+    let (copy, done) = scrubbed(&bytes[..bytes.len() - 3], &[]);
+    assert_eq!(done.ending, Ending::CutOff(21));
+    assert_eq!(scrubbed(&copy, &[]).1.ending, Ending::CutOff(0));
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() / 2] ^= 1;
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("a"), dir.path().join("b"));
+    std::fs::write(&from, &damaged).unwrap();
+    std::fs::write(&to, "mine").unwrap();
+    let error = scrub(&from, &to, &BTreeSet::new()).unwrap_err().to_string();
+    assert!(error.contains("is damaged") && error.ends_with("no copy was written"), "{error}");
+    assert_eq!(std::fs::read_to_string(&to).unwrap(), "mine");
+    std::fs::write(&from, &bytes).unwrap();
+    std::os::unix::fs::symlink(&from, dir.path().join("link")).unwrap();
+    for same in [&from, &dir.path().join("link")] {
+        let error = scrub(&from, same, &BTreeSet::new()).unwrap_err().to_string();
+        assert!(error.contains("is the recording itself"), "{error}");
+    }
+    assert_eq!(std::fs::read(&from).unwrap(), bytes);
+    let error = scrub(&from, &dir.path().join("none/x"), &BTreeSet::new()).unwrap_err().to_string();
+    assert!(error.contains("none/x cannot be written: No such file"), "{error}");
+}
+
+/// Two copies have different pseudonyms: the key is not kept.
+#[test]
+fn keys_are_thrown_away() {
+    let (bytes, _) = recorded();
+    let (one, other) = (texts(&scrubbed(&bytes, &[]).0).0, texts(&scrubbed(&bytes, &[]).0).0);
+    let shared: Vec<&String> = one.iter().filter(|text| !is_word(text) && other.contains(text)).collect();
+    assert!(shared.iter().all(|text| ["why not", "<main>"].contains(&text.as_str())), "{shared:?}");
+}
+
+/// Names keep their form; equal parts have equal pseudonyms.
+#[test]
+fn forms() {
+    let mut with = Pseudonyms::new().unwrap();
+    let mut of = |kind, name: &str, file: Option<&str>| {
+        let (name, file) = (Arc::from(name), file.map(Arc::from));
+        let frame = Frame { kind, name, file, line: 1, first_line: 1, address: 0 };
+        names::of(&frame, &mut with)
+    };
+    let digits = regex_lite::Regex::new("[0-9a-f]{16}").unwrap();
+    let cases = [
+        ("Order#total", "Class_*#method_*"),
+        ("Shop::Order.find", "Class_*.method_*"),
+        ("block in Order#total", "block in Class_*#method_*"),
+        ("block (2 levels) in Order#total", "block (2 levels) in Class_*#method_*"),
+        ("block (x levels) in Order#total", "Class_*#method_*"),
+        ("rescue in block in Order#total", "rescue in block in Class_*#method_*"),
+        ("block in <class:Order>", "block in <class:Class_*>"),
+        ("<main>", "<main>"),
+        ("block in <top (required)>", "block in <top (required)>"),
+        ("helper", "method_*"),
+        ("", "method_*"),
+    ];
+    for (name, expected) in cases {
+        let found = of(FrameKind::Ruby, name, None);
+        assert_eq!(digits.replace_all(&found, "*"), expected, "{name}");
+    }
+    let (one, other) = (of(FrameKind::Ruby, "A#x", None), of(FrameKind::CFunction, "block in A#x", None));
+    assert_eq!(format!("block in {one}"), other);
+    assert_eq!(of(FrameKind::Native, "gc_mark", Some("/opt/lib/libruby.so.3.3")), "gc_mark");
+    assert!(of(FrameKind::Native, "secret_work", Some("/srv/secret.so")).starts_with("function-"));
+    assert!(of(FrameKind::Native, "secret_work", Some("/srv/rubysecret.so")).starts_with("function-"));
+    assert_eq!(of(FrameKind::Kernel, "do_syscall_64", None), "do_syscall_64");
+}
+
+/// What is left of files and of the reason of a dump.
+#[test]
+fn paths() {
+    let mut with = Pseudonyms::new().unwrap();
+    let digits = regex_lite::Regex::new("[0-9a-f]{16}").unwrap();
+    for (path, short, whole) in [
+        ("/srv/shop/app/models/order.rb", "/dir-*/order.rb", "file-*.rb"),
+        ("order.rb", "order.rb", "file-*.rb"),
+        ("(eval at /srv/shop/x.rb:3)", "/dir-*/x.rb:3)", "file-*"),
+        ("<internal:gc>", "<internal:gc>", "<internal:gc>"),
+        (
+            "/usr/lib/ruby/3.1.0/json/common.rb",
+            "/dir-*/ruby/3.1.0/json/common.rb",
+            "/dir-*/ruby/3.1.0/file-*.rb",
+        ),
+        (
+            "/srv/shop/vendor/bundle/ruby/3.2.0/gems/rack-2.2.7/lib/rack.rb",
+            "/dir-*/gems/rack-2.2.7/lib/rack.rb",
+            "/dir-*/gems/gem-*-0/file-*.rb",
+        ),
+        (
+            "/srv/ruby/3.2.0/bundler/gems/rails-0ab1c2d3e4f5/lib/rails.rb",
+            "/dir-*/bundler/gems/rails-0ab1c2d3e4f5/lib/rails.rb",
+            "/dir-*/gems/gem-*-0/file-*.rb",
+        ),
+    ] {
+        let found = files::ruby(path, false, &mut with);
+        assert_eq!(digits.replace_all(&found, "*"), short);
+        let found = files::ruby(path, true, &mut with);
+        assert_eq!(digits.replace_all(&found, "*"), whole);
+    }
+    assert_eq!(files::native("[vdso]", true, &mut with), "[vdso]");
+    assert!(files::native("/srv/libacme.so", true, &mut with).starts_with("file-"));
+    assert!(files::native("/srv/libacme.so", false, &mut with).ends_with("/libacme.so"));
+    assert_eq!(
+        without_program("gc.pause > 1ms: 2.0 ms, pid 7 (puma, pid 8)"),
+        "gc.pause > 1ms: 2.0 ms, pid 7"
+    );
+    assert_eq!(without_program("SIGUSR2"), "SIGUSR2");
+    assert_eq!(without_program("acme (shop)"), "a trigger");
+}
+
+proptest! {
+    /// Whose code a file is remains visible, and files that differ stay different.
+    #[test]
+    fn sources(
+        parts in proptest::collection::vec(
+            prop::sample::select(vec![
+                "srv", "ruby", "3.1.0", "gems", "rack-2.2.7", "bundler", "x-0ab1c2", "vendor_ruby", "a.rb", "", "<internal:gc>",
+            ]),
+            1..8,
+        ),
+        names: bool,
+    ) {
+        let mut with = Pseudonyms::new().unwrap();
+        let path = parts.join("/");
+        let found = files::ruby(&path, names, &mut with);
+        let kind = |source| match source {
+            Source::App => 0,
+            Source::Gem(_) => 1,
+            Source::Library => 2,
+            Source::Internal => 3,
+        };
+        let (before, after) = (Source::of(&path), Source::of(&found));
+        if !path.starts_with("<internal:") {
+            prop_assert_eq!(kind(before), kind(after), "{} {}", path, found);
+        }
+        if let (Source::Gem(before), Source::Gem(after), false) = (before, after, names) {
+            prop_assert_eq!(before, after);
+        }
+        prop_assert_eq!(&found, &files::ruby(&path, names, &mut with));
+        let other = files::ruby(&format!("x{path}"), names, &mut with);
+        prop_assert!(found != other || path.is_empty());
+    }
+
+    /// Any text can be a name, a path, a reason.
+    #[test]
+    fn any_text(text in ".{0,60}", names: bool) {
+        let mut with = Pseudonyms::new().unwrap();
+        for kind in [FrameKind::Ruby, FrameKind::Native] {
+            let file = Some(Arc::from(text.as_str()));
+            let frame = Frame { kind, name: text.as_str().into(), file, line: 1, first_line: 1, address: 0 };
+            prop_assert!(!names::of(&frame, &mut with).is_empty());
+        }
+        files::ruby(&text, names, &mut with);
+        files::native(&text, names, &mut with);
+        without_program(&text);
+        Scrubber::new(BTreeSet::new()).unwrap().reason(&text);
+    }
+}

@@ -1,0 +1,320 @@
+//! What is recorded is what is replayed, up to the last whole chunk of any damaged file.
+
+use std::{cell::RefCell, path::Path, rc::Rc, sync::Arc};
+
+use gctrace_common::stats::Counter;
+use proptest::prelude::*;
+
+use super::{
+    chunk::{Kind, stored},
+    *,
+};
+use crate::{
+    export::{ExportError, Exporter, Outputs},
+    ledger::{Ledger, RecordingCounts, UserCounts},
+    model::{Process, gvl::GvlGap, seen::Seen},
+};
+
+mod flight;
+mod merge;
+pub(crate) mod samples;
+
+/// Writes down all that it is handed.
+#[derive(Clone, Default)]
+pub(super) struct Log(Rc<RefCell<Vec<String>>>);
+
+impl Log {
+    fn add(&self, line: String) {
+        self.0.borrow_mut().push(line);
+    }
+
+    pub(super) fn lines(&self) -> Vec<String> {
+        self.0.borrow().clone()
+    }
+}
+
+impl Exporter for Log {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.add(format!("{seen:?} {process:?}"));
+        Ok(())
+    }
+    fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
+        self.add(format!("refused {pid:?} {path} {reason}"));
+        Ok(())
+    }
+    fn began(&mut self, ts_ns: u64) {
+        self.add(format!("began {ts_ns}"));
+    }
+    fn closed(&mut self, ts_ns: u64) {
+        self.add(format!("closed {ts_ns}"));
+    }
+    fn gvl_gap(&mut self, gap: GvlGap) {
+        self.add(format!("{gap:?}"));
+    }
+    fn account(&mut self, ledger: &Ledger) {
+        self.add(format!("account {ledger:?}"));
+    }
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.add(format!("finish {ledger:?}"));
+        Ok(())
+    }
+    fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.add(format!("settled {ledger:?}"));
+        Ok(())
+    }
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        self.add(format!("flush {now_ns}"));
+        Ok(())
+    }
+}
+
+/// Hands outputs one of everything, twice, three seconds apart.
+fn hand(outputs: &mut Outputs) {
+    let mut ledger = Ledger { kernel: Some(vec![0; Counter::ALL.len()]), ..Ledger::default() };
+    for round in 0..2_u64 {
+        let at = round * 3_000_000_000;
+        samples::all(at, &mut |process, seen| outputs.hand(|exporter| exporter.see(process, seen)));
+        outputs.hand(|exporter| exporter.refused(Some(9), "/opt/\u{fffd}ruby", "why not"));
+        outputs.hand(|exporter| exporter.refused(None, "/opt/ruby", ""));
+        outputs.tell(|exporter| exporter.began(at + 1));
+        outputs.tell(|exporter| exporter.gvl_gap(GvlGap { from_ns: at, to_ns: u64::MAX, summed: true }));
+        ledger.user.pipeline.cycles = 17 + round;
+        ledger.user.requests.decoded_requests = u64::MAX;
+        if let Some(kernel) = &mut ledger.kernel {
+            kernel[Counter::Hits as usize] = 5 + round;
+        }
+        outputs.tell(|exporter| exporter.account(&ledger));
+        outputs.hand(|exporter| exporter.flush(at + 2));
+    }
+    outputs.tell(|exporter| exporter.closed(7_000_000_000));
+    outputs.hand(|exporter| exporter.finish(&ledger));
+    outputs.hand(|exporter| exporter.settled(&ledger));
+}
+
+/// A process with this pid.
+pub(super) fn process_with(pid: u32) -> Process {
+    Process { pid, cmdline: None, ..samples::process() }
+}
+
+fn header() -> Header {
+    Header {
+        gctrace: "1.2.3".to_owned(),
+        clock: WallClock::with_offsets(1_700_000_000_123_456_789, -5),
+        begun_ns: 42,
+        subjects: Subjects { samples: true, wall: false, gvl: true, requests: false, alloc: true },
+        host: Host {
+            name: Some("db-1".to_owned()),
+            kernel: Some("6.1.0".to_owned()),
+            machine: Some(String::new()),
+            cpus: Some(3),
+            boot: Some("1b2c3d4e-5f60".to_owned()),
+        },
+        dump: None,
+    }
+}
+
+/// A recording of everything, and what was handed to it.
+pub(super) fn recorded() -> (Vec<u8>, Vec<String>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.gctrace");
+    let log = Log::default();
+    let recorder = Recorder::create(&path, &header()).unwrap();
+    let mut outputs = Outputs::new(vec![Box::new(recorder), Box::new(log.clone())]);
+    hand(&mut outputs);
+    assert!(outputs.failures().is_empty());
+    let mut counts = UserCounts::default();
+    outputs.add_counts(&mut counts);
+    let all = log.lines().len() as u64;
+    let written = RecordingCounts { recorded: all, recorded_written: all, ..RecordingCounts::default() };
+    assert_eq!(counts.recording, written);
+    (std::fs::read(&path).unwrap(), log.lines())
+}
+
+/// What is replayed of these bytes.
+fn replayed(bytes: &[u8]) -> (Result<Replayed, ReadError>, Vec<String>) {
+    let log = Log::default();
+    let mut outputs = Outputs::new(vec![Box::new(log.clone())]);
+    let result = Recording::read(bytes, Path::new("test"))
+        .and_then(|mut recording| replay(&mut recording, &mut outputs));
+    (result, log.lines())
+}
+
+/// Where chunks begin, and the end.
+fn boundaries(bytes: &[u8]) -> Vec<usize> {
+    let mut found = vec![12];
+    while let Some(head) = bytes.get(found[found.len() - 1]..).filter(|rest| rest.len() >= 16) {
+        let stored = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        found.push(found[found.len() - 1] + 16 + stored);
+    }
+    found
+}
+
+/// What was replayed is a beginning of what was handed; only ends follow.
+fn assert_beginning(replayed: &[String], handed: &[String]) {
+    let same = replayed.iter().zip(handed).take_while(|(one, other)| one == other).count();
+    for line in &replayed[same..] {
+        let ends = ["Ended(", "closed ", "finish ", "settled "];
+        assert!(ends.iter().any(|end| line.starts_with(end)), "{line}");
+    }
+}
+
+/// Everything comes back as it was, in its order, with the header.
+#[test]
+fn everything() {
+    let (bytes, handed) = recorded();
+    let recording = Recording::read(&bytes[..], Path::new("test")).unwrap();
+    assert_eq!(recording.header(), &header());
+    let (result, lines) = replayed(&bytes);
+    for (one, other) in lines.iter().zip(&handed) {
+        assert_eq!(one, other);
+    }
+    assert_eq!(lines.len(), handed.len());
+    let result = result.unwrap();
+    assert_eq!((result.ending, result.last_ns), (Ending::Complete, 7_000_000_000));
+    assert!(boundaries(&bytes).len() >= 4, "several chunks: {:?}", boundaries(&bytes));
+}
+
+/// Cut off anywhere, a recording has what its whole chunks have, and names the bytes that were not read.
+#[test]
+fn cut_off() {
+    let (bytes, handed) = recorded();
+    let boundaries = boundaries(&bytes);
+    for length in 0..bytes.len() {
+        let (result, lines) = replayed(&bytes[..length]);
+        if length < boundaries[1] {
+            assert!(matches!(result, Err(ReadError::Unreadable { .. })), "{length}: {result:?}");
+            continue;
+        }
+        let last = boundaries.iter().rfind(|at| **at <= length).unwrap();
+        let ending = result.unwrap().ending;
+        assert_eq!(ending, Ending::CutOff((length - last) as u64), "{length}");
+        assert_beginning(&lines, &handed);
+        let whole = boundaries.iter().filter(|at| **at <= length).count() - 2;
+        assert_eq!(lines.iter().any(|line| line.starts_with("flush")), whole > 0, "{length}");
+    }
+}
+
+/// A flipped bit is found wherever it is, and what comes before its chunk is read.
+#[test]
+fn flipped() {
+    let (bytes, handed) = recorded();
+    for at in 0..bytes.len() {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1 << (at % 8);
+        let (result, lines) = replayed(&bytes);
+        match result {
+            Ok(replayed) => assert!(matches!(replayed.ending, Ending::CutOff(1..)), "{at}: {replayed:?}"),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+        assert_beginning(&lines, &handed);
+    }
+}
+
+/// Another format is named.
+#[test]
+fn others() {
+    let (mut bytes, _) = recorded();
+    bytes[8] = 9;
+    let error = replayed(&bytes).0.unwrap_err().to_string();
+    assert_eq!(error, "test: it has version 9 of the format; this gctrace reads version 1");
+    let error = replayed(b"{\"type\":\"header\"}").0.unwrap_err().to_string();
+    assert_eq!(error, "test: it is not a gctrace recording");
+    bytes[8] = 1;
+    bytes.extend([0]);
+    let error = replayed(&bytes).0.unwrap_err().to_string();
+    assert!(error.contains("bytes follow the end"), "{error}");
+}
+
+/// A chunk that expands to more than it says is not expanded further.
+#[test]
+fn bombs() {
+    let mut bomb = stored(Kind::Entries, &vec![0; MAX_CHUNK_BYTES]).unwrap();
+    bomb[8..12].copy_from_slice(&10_u32.to_le_bytes());
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&bomb[..12]);
+    hasher.update(&bomb[16..]);
+    bomb[12..16].copy_from_slice(&hasher.finalize().to_le_bytes());
+    let (bytes, _) = recorded();
+    let bytes = [&bytes[..boundaries(&bytes)[1]], &bomb].concat();
+    let error = replayed(&bytes).0.unwrap_err().to_string();
+    assert!(error.contains("does not expand to the 10 bytes"), "{error}");
+}
+
+/// A file that fails keeps its whole chunks.
+#[test]
+fn an_output_that_cannot_be_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(Recorder::create(dir.path(), &header()), Err(ExportError::Unwritable { .. })));
+    let error = Recorder::create(&dir.path().join("none/x"), &header());
+    assert!(matches!(error, Err(ExportError::Unwritable { .. })));
+}
+
+/// The contents of the chunks of a recording.
+fn contents() -> &'static [Vec<u8>] {
+    static CONTENTS: std::sync::OnceLock<Vec<Vec<u8>>> = std::sync::OnceLock::new();
+    CONTENTS.get_or_init(|| {
+        let (bytes, _) = recorded();
+        let mut chunks = chunk::Chunks::open(&bytes[..]).unwrap();
+        let mut found = Vec::new();
+        loop {
+            match chunks.next().unwrap() {
+                chunk::Next::Header(bytes) | chunk::Next::Entries(bytes) => found.push(bytes),
+                chunk::Next::Ended(_) => return found,
+            }
+        }
+    })
+}
+
+proptest! {
+    /// Chunks with a right checksum and any content are read or refused. For longer:
+    /// `PROPTEST_CASES=1000000 cargo test -p gctrace-report hostile_chunks`.
+    #[test]
+    fn hostile_chunks(
+        which in 0_usize..3,
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0_u8..3), 1..8),
+    ) {
+        let mut content = contents()[which % contents().len()].clone();
+        for (at, byte, how) in changes {
+            let at = at.index(content.len());
+            match how {
+                0 => content[at] = byte,
+                1 => content.insert(at, byte),
+                _ => drop(content.remove(at)),
+            }
+            if content.is_empty() {
+                break;
+            }
+        }
+        let (bytes, _) = recorded_once();
+        let head = &bytes[..boundaries(bytes)[1]];
+        let chunk = stored(Kind::Entries, &content).unwrap();
+        // It must not panic.
+        let (result, _) = replayed(&[head, &chunk].concat());
+        if let Err(error) = result {
+            prop_assert!(error.to_string().contains("is damaged"), "{error}");
+        }
+    }
+}
+
+fn recorded_once() -> &'static (Vec<u8>, Vec<String>) {
+    static RECORDED: std::sync::OnceLock<(Vec<u8>, Vec<String>)> = std::sync::OnceLock::new();
+    RECORDED.get_or_init(recorded)
+}
+
+/// The same stack is written once, and other stacks share its callers.
+#[test]
+fn stacks_are_shared() {
+    let frames: Vec<_> = (0..100).map(samples::frame).collect();
+    let mut filling = encode::Filling::default();
+    let process = samples::process();
+    let index = filling.process(&process);
+    for _ in 0..1000 {
+        let sample = samples::sample(1, Arc::from(frames.clone()));
+        let sample = filling.sample(&sample);
+        filling.push(Some(index), wire::What::Sample(Box::new(sample)));
+    }
+    let other = filling.sample(&samples::sample(1, Arc::from(frames[1..].to_vec())));
+    assert_eq!(other.stack, 99);
+    let bytes = filling.take();
+    assert!(bytes.len() < 50_000, "{}", bytes.len());
+}

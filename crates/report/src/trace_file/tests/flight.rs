@@ -1,0 +1,397 @@
+//! What a flight recorder writes is what the end of a whole recording has.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::*;
+use crate::{
+    ledger::Extent,
+    model::{
+        GcCycle, Pause,
+        gvl::GvlProcessSummary,
+        gvl_so_far::GvlSoFar,
+        seen::{CyclesBefore, ProcessEnd},
+    },
+};
+
+pub(super) const S: u64 = 1_000_000_000;
+
+pub(super) fn keep(seconds: u64, triggers: &[&str]) -> Keep {
+    let triggers = triggers.iter().map(|text| text.parse().unwrap()).collect();
+    Keep { ns: seconds * S, bytes: 64 << 20, triggers, cooldown_ns: 5 * S, most: 2 }
+}
+
+/// A flight recorder, what it was handed, and where it writes.
+pub(super) struct Flight {
+    dir: tempfile::TempDir,
+    pub(super) outputs: Outputs,
+    log: Log,
+    pub(super) ledger: Ledger,
+}
+
+impl Flight {
+    pub(super) fn new(keep: Keep) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::default();
+        let recorder = FlightRecorder::create(&dir.path().join("f.gctrace"), &header(), keep).unwrap();
+        let outputs = Outputs::new(vec![Box::new(recorder), Box::new(log.clone())]);
+        let ledger = Ledger { kernel: Some(vec![0; Counter::ALL.len()]), ..Ledger::default() };
+        Self { dir, outputs, log, ledger }
+    }
+
+    pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        match seen {
+            Seen::Process { .. } => self.ledger.user.pipeline.processes += 1,
+            Seen::Cycle(_) => self.ledger.user.pipeline.cycles += 1,
+            _ => {}
+        }
+        self.outputs.hand(|exporter| exporter.see(process, seen));
+    }
+
+    /// A second is over.
+    pub(super) fn second(&mut self, now_ns: u64) {
+        self.outputs.hand(|exporter| exporter.flush(now_ns));
+        self.outputs.tell(|exporter| exporter.account(&self.ledger));
+    }
+
+    /// Waits for what is being written.
+    fn written(&mut self) -> Vec<PathBuf> {
+        while self.counts().dumps_waiting > 0 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            self.outputs.hand(|exporter| exporter.flush(0));
+        }
+        let mut files: Vec<_> =
+            fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    }
+
+    /// Writes what there is now.
+    pub(super) fn dump(&mut self) -> Vec<u8> {
+        let before = self.written();
+        self.outputs.tell(|exporter| exporter.dump_requested());
+        self.outputs.tell(|exporter| exporter.account(&self.ledger));
+        let after = self.written();
+        assert_eq!(after.len(), before.len() + 1, "{:?}", self.outputs.failures());
+        fs::read(after.iter().find(|path| !before.contains(path)).unwrap()).unwrap()
+    }
+
+    /// The counts, which balance.
+    fn counts(&self) -> RecordingCounts {
+        let mut counts = UserCounts::default();
+        self.outputs.add_counts(&mut counts);
+        let ledger = Ledger {
+            user: UserCounts { recording: counts.recording, ..UserCounts::default() },
+            ..self.ledger.clone()
+        };
+        assert_eq!(ledger.imbalances(), Vec::<String>::new());
+        counts.recording
+    }
+
+    fn names(&mut self) -> Vec<String> {
+        self.written().iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+    }
+}
+
+fn dump_of(bytes: &[u8]) -> Dump {
+    Recording::read(bytes, Path::new("test")).unwrap().header().dump.clone().unwrap()
+}
+
+/// Lines but for those of accounts, whose counts are since the beginning of the dump, and of the end.
+fn events(lines: &[String]) -> Vec<&String> {
+    let kind = |line: &&String| {
+        !["account ", "finish ", "settled ", "closed "].iter().any(|other| line.starts_with(other))
+    };
+    lines.iter().filter(kind).collect()
+}
+
+/// A cycle with one stop.
+pub(super) fn cycle(at_ns: u64, stop_ns: u64) -> GcCycle {
+    let pause = Pause {
+        tid: 7,
+        begin_ns: at_ns,
+        ns: stop_ns,
+        kind: None,
+        mark_ns: stop_ns,
+        sweep_ns: 0,
+        other_ns: 0,
+    };
+    GcCycle { pauses: vec![pause], lost: 0, ..samples::cycle(at_ns) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    /// However much is dropped, what is written is exactly what the exporters were handed since then.
+    #[test]
+    fn any_tail(seconds in proptest::collection::vec(0_usize..3, 1..25), keep_s in 1_u64..12) {
+        let mut flight = Flight::new(keep(keep_s, &[]));
+        let mut begins = vec![0];
+        for (at, rounds) in seconds.iter().enumerate() {
+            let at = at as u64 * S;
+            for round in 0..*rounds {
+                samples::all(at + round as u64, &mut |process, seen| flight.see(process, seen));
+            }
+            flight.second(at + S);
+            begins.push(flight.log.lines().len());
+        }
+        let bytes = flight.dump();
+        let dump = dump_of(&bytes);
+        let first = (seconds.len() as u64).saturating_sub(keep_s) as usize;
+        // Times of the header are 42 ns after 0.
+        prop_assert_eq!(dump.from_ns / S, first as u64);
+        let (result, lines) = replayed(&bytes);
+        prop_assert_eq!(result.unwrap().ending, Ending::Complete);
+        let handed = flight.log.lines();
+        let end = begins[begins.len() - 1];
+        let (expected, found) = (events(&handed[begins[first]..end]), events(&lines));
+        prop_assert_eq!(found.len(), expected.len());
+        prop_assert_eq!(found, expected);
+    }
+}
+
+/// A process that has been there for long is there in a dump, with counts of the dump's own time.
+#[test]
+fn carried() {
+    let mut flight = Flight::new(keep(3, &[]));
+    let (one, two) = (process_with(1), process_with(2));
+    flight.outputs.tell(|exporter| exporter.began(50));
+    flight.outputs.hand(|exporter| exporter.refused(Some(8), "/ruby", "why"));
+    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
+    flight.see(&two, Seen::Process { state: None, now_ns: 60 });
+    let mut so_far = GvlSoFar::default();
+    for at in 0..10 {
+        flight.see(&one, Seen::Cycle(&cycle(at * S, 1000)));
+        so_far.wait_ns += 100 + at;
+        flight.see(&one, Seen::GvlSoFar(&so_far));
+        if at == 8 {
+            let end = ProcessEnd {
+                reason: crate::model::EndReason::Exited,
+                ts_ns: 8 * S,
+                since_ns: 60,
+                outside_ns: 5,
+                shutdown: None,
+                cycles: 900,
+                before: CyclesBefore::Earlier(3),
+                lost: 7,
+            };
+            flight.see(&two, Seen::GvlProcess(&GvlProcessSummary::default()));
+            flight.see(&two, Seen::Ended(&end));
+        }
+        flight.second((at + 1) * S);
+    }
+    let bytes = flight.dump();
+    let dump = dump_of(&bytes);
+    assert_eq!((dump.why.as_str(), dump.at_ns, dump.from_ns), ("SIGUSR2", 10 * S, 7 * S));
+    assert_eq!(dump.carried, 6, "begin, two processes, a refusal, sums of the GVL, an account");
+    let (result, lines) = replayed(&bytes);
+    let found = |part: &str| lines.iter().filter(|line| line.contains(part)).cloned().collect::<Vec<_>>();
+    assert_eq!(lines[0], format!("began {}", 7 * S));
+    assert_eq!(found("Process { state: None, now_ns: 7000000000 }").len(), 2);
+    assert_eq!((found("refused Some(8)").len(), found("GvlProcess").len()), (1, 0));
+    assert_eq!(found("Cycle(").len(), 3);
+    let waited: Vec<u64> = lines
+        .iter()
+        .filter_map(|line| line.split_once("wait_ns: ")?.1.split(',').next()?.parse().ok())
+        .collect();
+    assert_eq!(waited, [107, 215, 324], "since the dump begins");
+    let ended = found("Ended(");
+    assert_eq!(ended.len(), 2);
+    let of_two = "reason: Exited, ts_ns: 8000000000, since_ns: 7000000000, outside_ns: 0, shutdown: None, cycles: 0, before: Unknown, lost: 0";
+    assert!(ended[0].contains(of_two), "{}", ended[0]);
+    assert!(ended[1].contains("reason: Detached") && ended[1].contains("cycles: 3,"), "{}", ended[1]);
+    let ledger = result.unwrap().ledger;
+    assert_eq!((ledger.user.pipeline.cycles, ledger.user.pipeline.processes), (3, 2));
+    assert_eq!(ledger.extent, Extent::Part);
+    assert!(ledger.summary().ends_with("a part of a run"), "{}", ledger.summary());
+    // The run itself goes on, and the next one has its own time.
+    flight.second(11 * S);
+    assert_eq!(dump_of(&flight.dump()).from_ns, 8 * S);
+}
+
+/// A run that is shorter than what is kept is whole.
+#[test]
+fn whole() {
+    let mut flight = Flight::new(keep(60, &["end"]));
+    hand(&mut flight.outputs);
+    let handed = flight.log.lines();
+    let names = flight.names();
+    assert_eq!(names.len(), 1);
+    assert!(names[0].starts_with("f-20231114T2213") && names[0].ends_with("Z-end.gctrace"), "{names:?}");
+    let path = flight.dir.path().join(&names[0]);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let bytes = fs::read(path).unwrap();
+    assert_eq!((dump_of(&bytes).carried, dump_of(&bytes).why.as_str()), (0, "the run ended"));
+    let (result, lines) = replayed(&bytes);
+    assert_eq!(result.unwrap().ledger.extent, Extent::Run);
+    assert_eq!(lines, handed);
+}
+
+/// A trigger writes what led to it, once, until some time is over and for a number of times; a user may always ask.
+#[test]
+fn triggers() {
+    let mut flight = Flight::new(keep(3, &["gc.pause > 200ms", "gc.share > 90%"]));
+    let one = process_with(1);
+    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
+    for at in 0..20 {
+        flight.see(&one, Seen::Cycle(&cycle(at * S, 200_000_000)));
+        flight.second((at + 1) * S);
+    }
+    assert!(flight.names().is_empty(), "200 ms are not more than 200 ms");
+    let long = |flight: &mut Flight, at: u64| {
+        flight.see(&one, Seen::Cycle(&cycle(at * S, 300_000_000)));
+        flight.second((at + 1) * S);
+        flight.names().len()
+    };
+    assert_eq!(long(&mut flight, 20), 1);
+    let bytes = fs::read(&flight.written()[0]).unwrap();
+    let dump = dump_of(&bytes);
+    assert_eq!(dump.why, "gc.pause > 200ms: 300.0ms, pid 1 (shop)");
+    assert_eq!((dump.at_ns, dump.from_ns), (20 * S, 18 * S));
+    let stops: Vec<String> = replayed(&bytes).1.into_iter().filter(|line| line.contains("Cycle(")).collect();
+    assert_eq!(
+        stops.iter().map(|line| line.contains(" ns: 300000000")).collect::<Vec<_>>(),
+        [false, false, true]
+    );
+    for at in 21..25 {
+        assert_eq!(long(&mut flight, at), 1, "{at}");
+    }
+    assert_eq!(long(&mut flight, 25), 2);
+    for at in 30..40 {
+        assert_eq!(long(&mut flight, at), 2, "that is all");
+    }
+    let counts = flight.counts();
+    assert_eq!((counts.dump_requests, counts.dumps_written, counts.dumps_suppressed), (16, 2, 14));
+    flight.dump();
+    flight.dump();
+    let names = flight.names();
+    assert_eq!(names.len(), 4);
+    assert!(
+        names[2].ends_with("Z-SIGUSR2-2.gctrace") && names[3].ends_with("Z-SIGUSR2.gctrace"),
+        "{names:?}"
+    );
+}
+
+/// What lasts fires when it begins, and again when it has been over.
+#[test]
+fn levels() {
+    let mut flight = Flight::new(Keep { cooldown_ns: 0, most: 99, ..keep(3, &["gc.share > 25%"]) });
+    let one = process_with(1);
+    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
+    for at in 1..50 {
+        if at < 10 || (30..35).contains(&at) {
+            flight.see(&one, Seen::Cycle(&cycle(at * S, 900_000_000)));
+        }
+        flight.second((at + 1) * S);
+        let expected = if at < 3 { 0 } else { 1 + usize::from(at >= 32) };
+        assert_eq!(flight.names().len(), expected, "{at}");
+    }
+    let why = dump_of(&fs::read(&flight.written()[0]).unwrap()).why;
+    assert_eq!(why, "gc.share > 25%: 27.0 %, pid 1 (shop)");
+}
+
+/// Each metric looks at what it says.
+#[test]
+fn metrics() {
+    for (trigger, fires) in [
+        ("gc.pause > 0ns", true),
+        ("gc.pause.p99 > 0ns", true),
+        ("gvl.wait > 0ns", true),
+        ("gvl.wait.p99 > 0ns", true),
+        ("rss > 0B", true),
+        ("request > 0ns", true),
+        ("gc.pause > 1000m", false),
+        ("gvl.wait > 1000m", false),
+        ("rss > 1000TiB", false),
+        ("request > 1000m", false),
+    ] {
+        let mut flight = Flight::new(keep(100, &[trigger]));
+        for at in 0..2 {
+            samples::all(at * S, &mut |process, seen| {
+                // Its times add up to more than there are, and it ends before the second is over.
+                if !matches!(seen, Seen::Ended(_)) {
+                    flight.see(process, seen);
+                }
+            });
+            flight.see(&samples::process(), Seen::Cycle(&cycle(at * S, 5000)));
+            flight.second((at + 1) * S);
+        }
+        let names = flight.names();
+        assert_eq!(names.len(), usize::from(fires), "{trigger}");
+        let name = trigger.split(' ').next().unwrap();
+        assert!(names.iter().all(|file| file.ends_with(&format!("Z-{name}.gctrace"))), "{names:?}");
+    }
+}
+
+/// What is kept stays within its size, and what is dropped is counted.
+#[test]
+fn bounded() {
+    let most = 40_000;
+    let mut flight = Flight::new(Keep { bytes: most, ..keep(3600, &[]) });
+    for at in 0..60 {
+        samples::all(at * S, &mut |process, seen| flight.see(process, seen));
+        flight.second((at + 1) * S);
+    }
+    let counts = flight.counts();
+    assert!(
+        counts.recorded_displaced > 0 && counts.recorded_kept > 0 && counts.recorded_expired == 0,
+        "{counts:?}"
+    );
+    let bytes = flight.dump();
+    assert!(bytes.len() as u64 <= most + 2000, "{} bytes", bytes.len());
+    assert!(dump_of(&bytes).from_ns > 30 * S);
+    assert!(replayed(&bytes).0.is_ok());
+}
+
+/// Where nothing can be written that is said, once for each file, nothing is left there, and what is kept goes on.
+#[test]
+fn unwritable() {
+    let missing = FlightRecorder::create(Path::new("/nowhere/f.gctrace"), &header(), keep(3, &[]));
+    assert!(missing.unwrap_err().to_string().contains("/nowhere/f.gctrace cannot be written: No such file"));
+    let mut flight = Flight::new(keep(3, &["gc.pause > 1ms"]));
+    fs::remove_dir(flight.dir.path()).unwrap();
+    let one = process_with(1);
+    flight.see(&one, Seen::Cycle(&cycle(S, 300_000_000)));
+    flight.second(2 * S);
+    while flight.counts().dumps_waiting > 0 {
+        flight.outputs.hand(|exporter| exporter.flush(2 * S));
+    }
+    let [failure] = flight.outputs.failures() else { panic!("{:?}", flight.outputs.failures()) };
+    assert!(
+        failure.contains("Z-gc.pause.gctrace: No such file") && failure.contains("was not written"),
+        "{failure}"
+    );
+    assert_eq!(flight.counts().dumps_failed, 1);
+    fs::create_dir(flight.dir.path()).unwrap();
+    assert_eq!(flight.dump()[..8], MAGIC);
+}
+
+/// A damaged dump is read up to the damage, and what it says of the time before it may be anything.
+#[test]
+fn damaged() {
+    let mut flight = Flight::new(keep(2, &[]));
+    flight.see(&process_with(1), Seen::Process { state: None, now_ns: 1 });
+    for at in 0..5 {
+        samples::all(at * S, &mut |process, seen| flight.see(process, seen));
+        flight.second((at + 1) * S);
+    }
+    let bytes = flight.dump();
+    for at in (0..bytes.len()).step_by(7) {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        let (result, _) = replayed(&flipped);
+        assert!(!matches!(result, Ok(Replayed { ending: Ending::Complete, .. })), "{at}");
+        assert!(replayed(&bytes[..at]).0.is_err() || at > 12);
+    }
+    let dump = dump_of(&bytes);
+    let rest = &bytes[boundaries(&bytes)[1]..];
+    for (from_ns, carried) in [(0, 0), (0, 1), (u64::MAX, 2), (5, u64::MAX)] {
+        let dump = Some(Dump { from_ns, carried, ..dump.clone() });
+        let header = wire::Header::of(&Header { dump, ..header() });
+        let head = stored(Kind::Header, &prost::Message::encode_to_vec(&header)).unwrap();
+        let (result, _) = replayed(&[&chunk::beginning(), &head, rest].concat());
+        assert_eq!(result.unwrap().ending, Ending::Complete);
+    }
+}

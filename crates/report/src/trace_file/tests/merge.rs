@@ -1,0 +1,234 @@
+//! Several recordings as one: everything once, in its order, and the account of all.
+
+use std::path::PathBuf;
+
+use super::{
+    flight::{Flight, S, cycle, keep},
+    *,
+};
+use crate::{
+    ledger::Extent,
+    model::{GcCycle, seen::ProcessEnd},
+};
+
+/// Merges recordings with these bytes.
+fn merged(all: &[&[u8]]) -> Result<(Vec<u8>, Merged), MergeError> {
+    let dir = tempfile::tempdir().unwrap();
+    let files: Vec<PathBuf> = (0..all.len()).map(|at| dir.path().join(format!("{at}.gctrace"))).collect();
+    for (file, bytes) in files.iter().zip(all) {
+        std::fs::write(file, bytes).unwrap();
+    }
+    let to = dir.path().join("all.gctrace");
+    let merged = merge(&files, &to);
+    assert_eq!(to.exists(), merged.is_ok());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), all.len() + usize::from(merged.is_ok()));
+    Ok((std::fs::read(&to).unwrap_or_default(), merged?))
+}
+
+fn refusal(all: &[&[u8]]) -> String {
+    let error = merged(all).unwrap_err().to_string();
+    assert!(error.ends_with("; nothing was written"), "{error}");
+    error
+}
+
+/// Counts of the cycles that are replayed, in their order.
+fn cycles(bytes: &[u8]) -> Vec<String> {
+    let cycle = regex_lite::Regex::new("^Cycle.*?count: ([0-9]+),").unwrap();
+    let pid = regex_lite::Regex::new("Process \\{ pid: ([0-9]+),").unwrap();
+    let (result, lines) = replayed(bytes);
+    result.unwrap();
+    let of = |line: &String| Some(format!("{}#{}", &pid.captures(line)?[1], &cycle.captures(line)?[1]));
+    lines.iter().filter_map(of).collect()
+}
+
+/// A run on a host: a process from a second on, with a cycle in each second.
+fn run(header: &Header, pid: u32, seconds: std::ops::Range<u64>) -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a");
+    // Each run measures its clock.
+    let (offset_ns, suspended_ns) = header.clock.offsets();
+    let clock = WallClock::with_offsets(offset_ns + i64::from(pid) + seconds.end as i64, suspended_ns);
+    let header = Header { clock, ..header.clone() };
+    let mut outputs = Outputs::new(vec![Box::new(Recorder::create(&path, &header).unwrap())]);
+    let process = process_with(pid);
+    let see = |outputs: &mut Outputs, seen: Seen<'_>| outputs.hand(|exporter| exporter.see(&process, seen));
+    let mut ledger = Ledger { kernel: Some(vec![0; Counter::ALL.len()]), ..Ledger::default() };
+    outputs.tell(|exporter| exporter.began(seconds.start * S));
+    see(&mut outputs, Seen::Process { state: None, now_ns: seconds.start * S });
+    ledger.user.pipeline.processes = 1;
+    for second in seconds.clone() {
+        let cycle = GcCycle { count: second, ..cycle(second * S + u64::from(pid), 1000) };
+        see(&mut outputs, Seen::Cycle(&cycle));
+        ledger.user.pipeline.cycles += 1;
+        if let Some(kernel) = &mut ledger.kernel {
+            kernel[Counter::Hits as usize] += 3;
+        }
+        outputs.tell(|exporter| exporter.account(&ledger));
+        outputs.hand(|exporter| exporter.flush(second * S + S / 2 + u64::from(pid)));
+    }
+    let end = ProcessEnd {
+        reason: crate::model::EndReason::Exited,
+        ts_ns: seconds.end * S,
+        since_ns: seconds.start * S,
+        outside_ns: 0,
+        shutdown: None,
+        cycles: seconds.end - seconds.start,
+        before: crate::model::seen::CyclesBefore::Unknown,
+        lost: 0,
+    };
+    see(&mut outputs, Seen::Ended(&end));
+    outputs.tell(|exporter| exporter.closed(seconds.end * S));
+    outputs.hand(|exporter| exporter.finish(&ledger));
+    outputs.hand(|exporter| exporter.settled(&ledger));
+    std::fs::read(&path).unwrap()
+}
+
+/// Two runs on one host: all events by time, sums of the accounts, requests of each with numbers of its own.
+#[test]
+fn two_runs() {
+    let (web, jobs) = (run(&header(), 10, 0..4), run(&header(), 20, 2..5));
+    let (bytes, told) = merged(&[&jobs, &web]).unwrap();
+    assert_eq!(told, Merged { notes: Vec::new(), processes: 2 });
+    let expected = ["10#0", "10#1", "10#2", "20#2", "10#3", "20#3", "20#4"];
+    assert_eq!(cycles(&bytes), expected);
+    let ledger = replayed(&bytes).0.unwrap().ledger;
+    assert_eq!((ledger.user.pipeline.cycles, ledger.user.pipeline.processes), (7, 2));
+    assert_eq!(ledger.kernel.unwrap()[Counter::Hits as usize], 21);
+    assert_eq!(ledger.extent, Extent::Run);
+    let lines = replayed(&bytes).1;
+    assert_eq!(lines.iter().filter(|line| line.starts_with("began")).collect::<Vec<_>>(), ["began 0"]);
+    assert_eq!(
+        lines.iter().filter(|line| line.starts_with("closed")).collect::<Vec<_>>(),
+        ["closed 5000000000"]
+    );
+    // Each of them starts cycles in a request with the number 77.
+    let requests: std::collections::BTreeSet<&str> =
+        lines.iter().filter_map(|line| line.split("request: Some(").nth(1)?.split(')').next()).collect();
+    assert_eq!(requests.len(), 2, "{requests:?}");
+    // Again, with a third.
+    let third = run(&header(), 30, 7..8);
+    let (bytes, _) = merged(&[&bytes, &third]).unwrap();
+    assert_eq!(cycles(&bytes).len(), 8);
+}
+
+/// The same process at the same time is refused; one after the other it is not.
+#[test]
+fn counted_once() {
+    let all = run(&header(), 10, 0..4);
+    let error = refusal(&[&all, &run(&header(), 10, 3..6)]);
+    assert!(error.contains("both have process 10 at the same time"), "{error}");
+    // A copy of a recording has nothing more.
+    assert_eq!(cycles(&merged(&[&all, &all]).unwrap().0), cycles(&all));
+    let (bytes, _) = merged(&[&all, &run(&header(), 10, 4..6)]).unwrap();
+    assert_eq!(cycles(&bytes).len(), 6);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a");
+    std::fs::write(&file, &all).unwrap();
+    let error = merge(&[file.clone(), file.clone()], &dir.path().join("b")).unwrap_err().to_string();
+    assert!(error.contains("is named twice"), "{error}");
+    let error = merge(std::slice::from_ref(&file), &file).unwrap_err().to_string();
+    assert!(error.contains("is one of the recordings"), "{error}");
+}
+
+/// Dumps of one flight recorder: what both have is there once.
+#[test]
+fn dumps() {
+    let mut flight = Flight::new(keep(4, &[]));
+    let mut dumps = Vec::new();
+    let process = samples::process();
+    flight.see(&process, Seen::Process { state: None, now_ns: 1 });
+    flight.outputs.tell(|exporter| exporter.began(1));
+    for second in 0..20_u64 {
+        let cycle = GcCycle { count: second, ..cycle(second * S + 7, 1000) };
+        flight.see(&process, Seen::Cycle(&cycle));
+        flight.second((second + 1) * S);
+        if [5, 7, 19].contains(&second) {
+            dumps.push(flight.dump());
+        }
+    }
+    let [one, two, later] = &dumps[..] else { panic!("{}", dumps.len()) };
+    let both = [cycles(one), cycles(two)].concat();
+    let (bytes, told) = merged(&[two, one]).unwrap();
+    let mut expected: Vec<String> = both.clone();
+    expected.dedup();
+    let unique: std::collections::BTreeSet<&String> = both.iter().collect();
+    assert!(unique.len() < both.len(), "{both:?}");
+    assert_eq!(cycles(&bytes).len(), unique.len());
+    assert!(cycles(&bytes).windows(2).all(|pair| pair[0] != pair[1]));
+    assert!(told.notes[0].contains("are of one run"), "{told:?}");
+    let replayed_once = replayed(&bytes).0.unwrap();
+    assert_eq!(replayed_once.ledger.user.pipeline.cycles as usize, unique.len());
+    assert_eq!((replayed_once.ledger.extent, told.processes), (Extent::Part, 1));
+    // A dump that has nothing more, and one long after.
+    let (same, _) = merged(&[one, two, one]).unwrap();
+    assert_eq!(cycles(&same), cycles(&bytes));
+    let (all, _) = merged(&[one, later, two]).unwrap();
+    assert_eq!(cycles(&all), [cycles(&bytes), cycles(later)].concat());
+    // What both should have differs.
+    let mut other = Flight::new(keep(4, &[]));
+    other.see(&process, Seen::Process { state: None, now_ns: 1 });
+    for second in 0..8_u64 {
+        other.second((second + 1) * S);
+    }
+    assert!(refusal(&[one, &other.dump()]).contains("cannot be told apart"));
+}
+
+/// Another boot: times by the time of day, and numbers of its own where they are the same.
+#[test]
+fn other_hosts() {
+    let here = header();
+    let host = |boot: &str| Host { boot: Some(boot.to_owned()), ..here.host.clone() };
+    let (offset_ns, suspended_ns) = here.clock.offsets();
+    let there = Header {
+        clock: WallClock::with_offsets(offset_ns + 1_500_000_000, suspended_ns),
+        host: host("other"),
+        ..here.clone()
+    };
+    let (one, other) = (run(&here, 10, 0..3), run(&there, 10, 0..3));
+    let (bytes, told) = merged(&[&other, &one]).unwrap();
+    assert_eq!(cycles(&bytes), ["10#0", "10#1", "4194314#0", "10#2", "4194314#1", "4194314#2"]);
+    assert!(told.notes.iter().any(|note| note.contains("not known to be of the same boot")), "{told:?}");
+    assert!(
+        told.notes.iter().any(|note| note.contains("pids and thread ids are 4194304 higher")),
+        "{told:?}"
+    );
+    let begins = |bytes: &[u8]| -> Vec<i64> {
+        let time = regex_lite::Regex::new("begin_ns: ([0-9]+)").unwrap();
+        let header = Recording::read(bytes, Path::new("x")).unwrap().header().clone();
+        let lines = replayed(bytes).1;
+        let of = |line: &String| Some(header.clock.epoch_nanos(time.captures(line)?[1].parse().unwrap()));
+        lines.iter().filter(|line| line.starts_with("Cycle")).filter_map(of).collect()
+    };
+    let mut expected = [begins(&one), begins(&other)].concat();
+    let mut found = begins(&bytes);
+    expected.sort_unstable();
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    // Without a boot id the name of the host and the time of the boot decide.
+    let old = Header { host: Host { boot: None, ..here.host.clone() }, ..here.clone() };
+    let error = refusal(&[&run(&old, 10, 0..3), &run(&old, 10, 1..2)]);
+    assert!(error.contains("both have process 10"), "{error}");
+}
+
+/// What a merged recording could not tell is refused.
+#[test]
+fn not_exact() {
+    let one = run(&header(), 10, 0..3);
+    let blind = Header { subjects: Subjects { gvl: false, ..header().subjects }, ..header() };
+    let error = refusal(&[&one, &run(&blind, 20, 0..3)]);
+    assert!(error.contains("was recorded with --gvl"), "{error}");
+    let error = refusal(&[&one, &recorded().0]);
+    assert!(error.contains("times without single waits for the GVL"), "{error}");
+    let mut damaged = one.clone();
+    let at = damaged.len() / 2;
+    damaged[at] ^= 1;
+    assert!(refusal(&[&one, &damaged]).contains("is damaged"));
+}
+
+/// What was cut off is merged up to there, and the account says so.
+#[test]
+fn cut_off_parts() {
+    let (one, other) = (run(&header(), 10, 0..3), run(&header(), 20, 0..3));
+    let (bytes, _) = merged(&[&one[..boundaries(&one)[2]], &other]).unwrap();
+    assert_eq!(replayed(&bytes).0.unwrap().ledger.extent, Extent::CutOff);
+}

@@ -1,0 +1,320 @@
+//! One of everything that can be seen, with every field set to something that no other has.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use gctrace_common::event::Phase as WorkPhase;
+
+use crate::{
+    model::{
+        Container, EndReason, GcCycle, GcState, GcWork, Image, Memory, MemorySource, Origin, Pause, Process,
+        Runtime, Shares,
+        gvl::{
+            GvlBlocked, GvlBlocker, GvlCoverage, GvlDoing, GvlGc, GvlProcessSummary, GvlSpan, GvlSplit,
+            GvlSums, GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho, Histogram,
+        },
+        gvl_so_far::GvlSoFar,
+        request::{GcTime, Job, Request, States},
+        seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
+        stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
+    },
+    ruby::{PauseKind, RubyVersion, fallback::Method, stat, stat::GcInfo},
+};
+
+pub(super) fn frame(at: u64) -> Arc<Frame> {
+    Arc::new(Frame {
+        kind: if at.is_multiple_of(2) { FrameKind::Ruby } else { FrameKind::Native },
+        name: format!("Größe#{at}").into(),
+        file: (!at.is_multiple_of(3)).then(|| format!("/srv/{at}.rb").into()),
+        line: at as u32,
+        first_line: 1,
+        address: at << 40,
+    })
+}
+
+fn stack(at: u64) -> Stack {
+    (at..at + 5).map(frame).collect()
+}
+
+fn version() -> RubyVersion {
+    RubyVersion { major: 3, minor: 4, teeny: 7 }
+}
+
+pub(crate) fn process() -> Process {
+    let text = |text: &str| Some(text.to_owned());
+    Process {
+        pid: 4242,
+        ns_pid: Some(1),
+        ppid: Some(2),
+        comm: "puma: \u{1b}[1m".to_owned(),
+        cmdline: Some(vec!["ruby".to_owned(), String::new(), "a b".to_owned()]),
+        start_ts: Some(1_700_000_000.123_456_7),
+        uid: Some(1000),
+        hostname: text("host"),
+        container: Container {
+            id: text("id"),
+            runtime: Some(Runtime::CriO),
+            name: text("name"),
+            pod_uid: text("uid"),
+            pod: text("pod"),
+            namespace: text("ns"),
+            unit: text("unit"),
+            cgroup: text("/cgroup"),
+        },
+        gc_env: BTreeMap::from([("RUBY_GC_HEAP_INIT_SLOTS".to_owned(), "1".to_owned())]),
+        gc_env_refused: vec!["RUBY_GC_\n".to_owned()],
+        origin: Arc::new(Origin {
+            service: "shop".to_owned(),
+            container: text("c"),
+            pod: text("p"),
+            namespace: text("n"),
+            attributes: vec![("a".to_owned(), "b".to_owned())],
+        }),
+        image: Arc::new(Image {
+            index: 3,
+            path: std::ffi::OsString::from("/usr/lib/libruby.so").into(),
+            version: version(),
+            build_id: text("abcdef"),
+            stat_keys: stat::keys(version()).iter().map(|key| key.name).collect(),
+            heap_keys: stat::heap_keys(version()).iter().map(|key| key.name).collect(),
+            method: Method::UsdtPauses,
+            probes: 17,
+            gvl: Some(GvlCoverage { holds: true, ends: false, only_blocked: true, woken: false }),
+            has_symbols: true,
+        }),
+    }
+}
+
+fn state(at: u64) -> GcState {
+    let image = process().image;
+    let heap: Vec<u64> = (0..image.heap_keys.len() as u64).map(|value| value * at).collect();
+    GcState {
+        ts_ns: at,
+        tid: 7,
+        stat: (0..image.stat_keys.len() as u64).map(|value| u64::MAX - value).collect(),
+        heaps: vec![heap.clone(), heap],
+        info: GcInfo {
+            major_by: Some("nofree"),
+            need_major_by: Some(None),
+            gc_by: None,
+            have_finalizer: true,
+            immediate_sweep: false,
+            state: "sweeping",
+            weak_references: Some((5, Some(4))),
+        },
+        memory: Some(Memory {
+            rss: 1,
+            peak_rss: 2,
+            anon: 3,
+            file: 4,
+            shmem: 5,
+            swap: 6,
+            source: MemorySource::KernelApproximate,
+            shares: Some(Shares { pss: 7, private_dirty: 8 }),
+        }),
+    }
+}
+
+fn who(tid: u32) -> GvlWho {
+    GvlWho { tid, comm: format!("thread {tid}").into() }
+}
+
+fn times(ns: u64) -> GvlTimes {
+    GvlTimes { count: ns + 1, ns, max_ns: ns / 2 }
+}
+
+fn span(at: u64) -> GvlSpan {
+    GvlSpan { who: who(8), id: 9, doing: GvlDoing::Holding, begin_ns: at, ns: 11 }
+}
+
+fn sums() -> GvlSums {
+    let task = |ns| GvlTaskTimes { cpu_ns: ns, runnable_ns: ns + 1, blocked_ns: ns + 2 };
+    let mut waits = Histogram::default();
+    waits.add([1, 0, 3]);
+    GvlSums {
+        wall_ns: 1,
+        watched_ns: 2,
+        wait: times(3),
+        hold: Some(times(4)),
+        away: None,
+        split: Some(GvlSplit { waiting: task(5), holding: task(6), away: task(7) }),
+        waits,
+    }
+}
+
+pub(super) fn sample(at: u64, stack: Stack) -> StackSample {
+    StackSample {
+        ts_ns: at,
+        tid: 12,
+        comm: Arc::from("worker"),
+        state: ThreadState::Runnable,
+        cpu_ns: 13,
+        wall_ns: 14,
+        gc: GcActivity::Compacting,
+        request: Some(at),
+        stack,
+    }
+}
+
+fn coverage() -> GvlCoverage {
+    GvlCoverage { holds: false, ends: true, only_blocked: false, woken: true }
+}
+
+pub(super) fn cycle(at: u64) -> GcCycle {
+    let pause = Pause {
+        tid: 3,
+        begin_ns: at,
+        ns: 60,
+        kind: Some(PauseKind::Rest),
+        mark_ns: 10,
+        sweep_ns: 20,
+        other_ns: 30,
+    };
+    GcCycle {
+        comm: "starter".to_owned(),
+        count: 5,
+        start: state(at),
+        end: Some(state(at + 100)),
+        pauses: vec![pause, Pause { kind: None, ..pause }],
+        trigger: Some(stack(at)),
+        request: Some(77),
+        lost: 2,
+    }
+}
+
+fn gvl(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
+    let process = process();
+    let blocker = GvlBlocker {
+        hold: span(at),
+        until: Some(stack(1)),
+        ran: vec![(3, stack(2)), (1, Arc::from([]))],
+        first: true,
+    };
+    let wait = GvlWait {
+        who: who(1),
+        id: 2,
+        thread: Some(u64::MAX),
+        begin_ns: at,
+        ns: 4,
+        blocker: Some(blocker),
+        stack: Some(Arc::from([])),
+    };
+    see(&process, Seen::GvlWait(&wait));
+    see(&process, Seen::GvlWait(&GvlWait { blocker: None, stack: None, thread: None, ..wait.clone() }));
+    see(&process, Seen::GvlSpan(&span(at)));
+    let thread = GvlThreadSummary {
+        coverage: coverage(),
+        who: who(0),
+        id: 5,
+        last: Some((GvlDoing::Away, at)),
+        thread: None,
+        begin_ns: at,
+        end_ns: at + 1,
+        ended: true,
+        sums: sums(),
+    };
+    see(&process, Seen::GvlThread(&thread));
+    let so_far = GvlSoFar::of_counts(Box::new([6; gctrace_common::gvl::BUCKETS]), 7, 8);
+    see(&process, Seen::GvlSoFar(&so_far));
+    let summary = GvlProcessSummary {
+        coverage: coverage(),
+        threads: 4,
+        span_ns: 5,
+        end_ns: at,
+        sums: sums(),
+        gc: Some(GvlGc { pause_ns: 6, wait_ns: None }),
+        blocked: vec![GvlBlocked { waiter: Some(who(1)), holder: None, times: times(9) }],
+    };
+    see(&process, Seen::GvlProcess(&summary));
+}
+
+/// Everything.
+pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
+    let process = process();
+    see(&process, Seen::Process { state: Some(&state(at)), now_ns: at });
+    see(&process, Seen::Cycle(&cycle(at)));
+    see(&process, Seen::Cycle(&GcCycle { end: None, trigger: None, request: None, ..cycle(at) }));
+    let work = GcWork { phase: WorkPhase::Continue, tid: 1, comm: "w".to_owned(), begin_ns: at, ns: 2 };
+    see(&process, Seen::Work(&work));
+    let request = Request {
+        id: 1,
+        tid: 2,
+        begin_ns: at,
+        end_ns: Some(at + 3),
+        method: Some("PATCH"),
+        path: Some("/orders/:id".to_owned()),
+        status: Some(418),
+        queue_ns: Some(7),
+        first_byte_ns: Some(4),
+        last_byte_ns: None,
+        gcs: Some(5),
+        gc_ns: Some(6),
+        gc_pauses: Some(7),
+        gc_other: Some(GcTime { pauses: 8, ns: 9 }),
+        gvl_wait_ns: Some(10),
+        states: Some(States { cpu_ns: 11, runnable_ns: 12, blocked_ns: 13 }),
+        job: None,
+    };
+    see(&process, Seen::Request(&request));
+    see(
+        &process,
+        Seen::Request(&Request { gcs: Some(0), gc_ns: Some(0), gc_pauses: Some(0), ..request.clone() }),
+    );
+    see(
+        &process,
+        Seen::Request(&Request {
+            gcs: None,
+            gc_ns: None,
+            gc_pauses: None,
+            gc_other: None,
+            gvl_wait_ns: None,
+            states: None,
+            ..request.clone()
+        }),
+    );
+    let job = Job { queue: Some("low".to_owned()), jid: Some("1f".to_owned()), enqueued_us: Some(17) };
+    for job in [job, Job::default()] {
+        see(&process, Seen::Request(&Request { job: Some(job), ..request.clone() }));
+    }
+    see(&process, Seen::Stack(&sample(at, stack(3))));
+    gvl(at, see);
+    // Its name may change, and other processes share its image.
+    let renamed = Process { comm: "renamed".to_owned(), cmdline: None, ..process.clone() };
+    let sum = AllocSum {
+        begin_ns: at,
+        end_ns: at + 1,
+        slots: BTreeMap::from([(40, 5), (640, u64::MAX)]),
+        refills: 2,
+        lost: 1,
+    };
+    see(&renamed, Seen::Alloc(&sum));
+    let alloc = AllocStack {
+        ts_ns: at,
+        tid: 7,
+        comm: Arc::from("worker"),
+        slot_size: 640,
+        slots: u64::MAX,
+        request: None,
+        stack: stack(2),
+    };
+    see(&renamed, Seen::AllocStack(&alloc));
+    let other = Process { pid: 1, start_ts: None, ..process.clone() };
+    see(&other, Seen::Stack(&sample(at, stack(4))));
+    let end = |reason, shutdown, before| ProcessEnd {
+        reason,
+        ts_ns: at,
+        since_ns: 1,
+        outside_ns: 2,
+        shutdown,
+        cycles: 3,
+        before,
+        lost: 4,
+    };
+    let ends = [
+        end(EndReason::Exited, Some(state(at)), CyclesBefore::Earlier(5)),
+        end(EndReason::Execed, None, CyclesBefore::Missed(6)),
+        end(EndReason::Detached, None, CyclesBefore::Unknown),
+    ];
+    for end in &ends {
+        see(&process, Seen::Ended(end));
+    }
+}

@@ -1,0 +1,223 @@
+//! Everything in an entry that a copy of a recording may have to change: names, times, numbers of threads and requests.
+//!
+//! Each type is taken apart completely, so a new field does not compile before it is decided what a copy does with it.
+
+use std::sync::Arc;
+
+use super::decode::Owned;
+use crate::model::{
+    GcCycle, GcState, GcWork, Pause,
+    gvl::{GvlBlocked, GvlBlocker, GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait, GvlWho},
+    request::{Job, Request},
+    seen::{AllocStack, AllocSum, ProcessEnd},
+    stack::{Stack, StackSample},
+};
+
+/// Changes what it wants to.
+pub(super) trait Visit {
+    /// Name of a thread.
+    fn thread_name(&mut self, _name: &mut Arc<str>) {}
+    /// A stack.
+    fn stack(&mut self, _stack: &mut Stack) {}
+    /// Path of a request.
+    fn path(&mut self, _path: &mut String) {}
+    /// What only jobs have.
+    fn job(&mut self, _job: &mut Job) {}
+    /// A point in time, `CLOCK_MONOTONIC` nanoseconds.
+    fn time(&mut self, _ns: &mut u64) {}
+    /// Number of a thread.
+    fn tid(&mut self, _tid: &mut u32) {}
+    /// Number of a request.
+    fn request(&mut self, _id: &mut u64) {}
+}
+
+/// Visits everything that was seen of a process.
+pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
+    match owned {
+        Owned::Process(state, now_ns) => {
+            if let Some(state) = &mut **state {
+                self::state(state, with);
+            }
+            with.time(now_ns);
+        }
+        Owned::Cycle(cycle) => self::cycle(cycle, with),
+        Owned::Work(work) => {
+            let GcWork { phase: _, tid, comm, begin_ns, ns: _ } = work;
+            with.tid(tid);
+            with.time(begin_ns);
+            name(comm, with);
+        }
+        Owned::Request(request) => self::request(request, with),
+        Owned::Stack(sample) => {
+            let StackSample { ts_ns, tid, comm, state: _, cpu_ns: _, wall_ns: _, gc: _, request, stack } =
+                sample;
+            with.time(ts_ns);
+            with.tid(tid);
+            with.thread_name(comm);
+            number(request, with);
+            with.stack(stack);
+        }
+        Owned::GvlWait(wait) => self::wait(wait, with),
+        Owned::GvlSpan(span) => self::span(span, with),
+        Owned::GvlThread(summary) => {
+            let GvlThreadSummary {
+                coverage: _,
+                who,
+                id: _,
+                last,
+                thread: _,
+                begin_ns,
+                end_ns,
+                ended: _,
+                sums: _,
+            } = &mut **summary;
+            self::who(who, with);
+            if let Some((_, since_ns)) = last {
+                with.time(since_ns);
+            }
+            with.time(begin_ns);
+            with.time(end_ns);
+        }
+        // Sums of counts and times.
+        Owned::GvlSoFar(_) => {}
+        Owned::GvlProcess(summary) => {
+            let GvlProcessSummary { coverage: _, threads: _, span_ns: _, end_ns, sums: _, gc: _, blocked } =
+                &mut **summary;
+            with.time(end_ns);
+            for GvlBlocked { waiter, holder, times: _ } in blocked {
+                waiter.iter_mut().chain(holder).for_each(|who| self::who(who, with));
+            }
+        }
+        Owned::Alloc(sum) => {
+            let AllocSum { begin_ns, end_ns, slots: _, refills: _, lost: _ } = sum;
+            with.time(begin_ns);
+            with.time(end_ns);
+        }
+        Owned::AllocStack(alloc) => {
+            let AllocStack { ts_ns, tid, comm, slot_size: _, slots: _, request, stack } = alloc;
+            with.time(ts_ns);
+            with.tid(tid);
+            with.thread_name(comm);
+            number(request, with);
+            with.stack(stack);
+        }
+        Owned::Ended(end) => {
+            let ProcessEnd {
+                reason: _,
+                ts_ns,
+                since_ns,
+                outside_ns: _,
+                shutdown,
+                cycles: _,
+                before: _,
+                lost: _,
+            } = &mut **end;
+            with.time(ts_ns);
+            with.time(since_ns);
+            if let Some(state) = shutdown {
+                self::state(state, with);
+            }
+        }
+    }
+}
+
+fn name(comm: &mut String, with: &mut impl Visit) {
+    let mut name = Arc::from(std::mem::take(comm));
+    with.thread_name(&mut name);
+    *comm = name.to_string();
+}
+
+/// A request by number. 0 is one whose number is not known.
+fn number(request: &mut Option<u64>, with: &mut impl Visit) {
+    if let Some(id) = request.as_mut().filter(|id| **id != 0) {
+        with.request(id);
+    }
+}
+
+fn state(state: &mut GcState, with: &mut impl Visit) {
+    let GcState { ts_ns, tid, stat: _, heaps: _, info: _, memory: _ } = state;
+    with.time(ts_ns);
+    with.tid(tid);
+}
+
+fn cycle(cycle: &mut GcCycle, with: &mut impl Visit) {
+    let GcCycle { comm, count: _, start, end, pauses, trigger, request, lost: _ } = cycle;
+    name(comm, with);
+    state(start, with);
+    if let Some(end) = end {
+        state(end, with);
+    }
+    for pause in pauses {
+        let Pause { tid, begin_ns, ns: _, kind: _, mark_ns: _, sweep_ns: _, other_ns: _ } = pause;
+        with.tid(tid);
+        with.time(begin_ns);
+    }
+    if let Some(stack) = trigger {
+        with.stack(stack);
+    }
+    number(request, with);
+}
+
+fn request(request: &mut Request, with: &mut impl Visit) {
+    let Request {
+        id,
+        tid,
+        begin_ns,
+        end_ns,
+        method: _,
+        path,
+        status: _,
+        queue_ns: _,
+        first_byte_ns: _,
+        last_byte_ns: _,
+        gcs: _,
+        gc_ns: _,
+        gc_pauses: _,
+        gc_other: _,
+        gvl_wait_ns: _,
+        states: _,
+        job,
+    } = request;
+    with.request(id);
+    with.tid(tid);
+    with.time(begin_ns);
+    if let Some(end_ns) = end_ns {
+        with.time(end_ns);
+    }
+    if let Some(path) = path {
+        with.path(path);
+    }
+    if let Some(job) = job {
+        with.job(job);
+    }
+}
+
+fn who(who: &mut GvlWho, with: &mut impl Visit) {
+    let GvlWho { tid, comm } = who;
+    with.tid(tid);
+    with.thread_name(comm);
+}
+
+fn span(span: &mut GvlSpan, with: &mut impl Visit) {
+    let GvlSpan { who, id: _, doing: _, begin_ns, ns: _ } = span;
+    self::who(who, with);
+    with.time(begin_ns);
+}
+
+fn wait(wait: &mut GvlWait, with: &mut impl Visit) {
+    let GvlWait { who, id: _, thread: _, begin_ns, ns: _, blocker, stack } = wait;
+    self::who(who, with);
+    with.time(begin_ns);
+    if let Some(GvlBlocker { hold, until, ran, first: _ }) = blocker {
+        span(hold, with);
+        if let Some(stack) = until {
+            with.stack(stack);
+        }
+        for (_, stack) in ran {
+            with.stack(stack);
+        }
+    }
+    if let Some(stack) = stack {
+        with.stack(stack);
+    }
+}

@@ -1,0 +1,349 @@
+//! Messages of a recording (protocol buffers; docs/recording.md has them as a schema). Numbers of fields are never used for something
+//! else. A number that ends in `_text` or is documented as a text, a stack, a process or an image is an index into the tables of its
+//! chunk.
+
+mod gc;
+mod gvl;
+
+pub(super) use gc::*;
+pub(super) use gvl::*;
+
+/// What holds for the whole recording.
+#[derive(Clone, PartialEq, prost::Message)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]
+pub(in crate::trace_file) struct Header {
+    /// Version of the gctrace that wrote it.
+    #[prost(string, tag = "1")]
+    pub gctrace: String,
+    /// Realtime minus monotonic, nanoseconds.
+    #[prost(sint64, tag = "2")]
+    pub realtime_offset_ns: i64,
+    /// Boot time minus monotonic, nanoseconds.
+    #[prost(sint64, tag = "3")]
+    pub boottime_offset_ns: i64,
+    /// When it was begun, `CLOCK_MONOTONIC` nanoseconds.
+    #[prost(uint64, tag = "4")]
+    pub begun_ns: u64,
+    /// Whether the sampling clock ran.
+    #[prost(bool, tag = "5")]
+    pub samples: bool,
+    /// Whether threads off their CPU were looked at.
+    #[prost(bool, tag = "6")]
+    pub wall: bool,
+    /// Whether the GVL was watched.
+    #[prost(bool, tag = "7")]
+    pub gvl: bool,
+    /// Whether requests were looked at.
+    #[prost(bool, tag = "8")]
+    pub requests: bool,
+    /// Whether allocation was counted.
+    #[prost(bool, tag = "9")]
+    pub alloc: bool,
+    /// Name of the host.
+    #[prost(string, optional, tag = "10")]
+    pub host: Option<String>,
+    /// Release of its kernel.
+    #[prost(string, optional, tag = "11")]
+    pub kernel: Option<String>,
+    /// Its processor, as the kernel names it.
+    #[prost(string, optional, tag = "12")]
+    pub machine: Option<String>,
+    /// CPUs that gctrace could use.
+    #[prost(uint32, optional, tag = "13")]
+    pub cpus: Option<u32>,
+    /// Why it was written, if it is a part of a run.
+    #[prost(message, optional, tag = "14")]
+    pub dump: Option<Dump>,
+    /// Which of its boots this was.
+    #[prost(string, optional, tag = "15")]
+    pub boot: Option<String>,
+}
+
+/// What holds for the dump of a flight recorder.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Dump {
+    /// Why it was written.
+    #[prost(string, tag = "1")]
+    pub why: String,
+    /// When it was asked for, `CLOCK_MONOTONIC` nanoseconds.
+    #[prost(uint64, tag = "2")]
+    pub at_ns: u64,
+    /// Since when it has everything, `CLOCK_MONOTONIC` nanoseconds.
+    #[prost(uint64, tag = "3")]
+    pub from_ns: u64,
+    /// So many entries at its beginning tell how things stood then.
+    #[prost(uint64, tag = "4")]
+    pub carried: u64,
+}
+
+impl Header {
+    /// The message of a header.
+    pub(super) fn of(header: &super::Header) -> Self {
+        let super::Header { gctrace, clock, begun_ns, subjects, host, dump } = header;
+        let (realtime_offset_ns, boottime_offset_ns) = clock.offsets();
+        let super::Subjects { samples, wall, gvl, requests, alloc } = *subjects;
+        let dump = dump.clone().map(|super::Dump { why, at_ns, from_ns, carried }| Dump {
+            why,
+            at_ns,
+            from_ns,
+            carried,
+        });
+        Self {
+            gctrace: gctrace.clone(),
+            realtime_offset_ns,
+            boottime_offset_ns,
+            begun_ns: *begun_ns,
+            samples,
+            wall,
+            gvl,
+            requests,
+            alloc,
+            host: host.name.clone(),
+            kernel: host.kernel.clone(),
+            machine: host.machine.clone(),
+            cpus: host.cpus,
+            dump,
+            boot: host.boot.clone(),
+        }
+    }
+}
+
+/// Entries in the order in which they came, and the tables that they refer to.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Chunk {
+    #[prost(string, repeated, tag = "1")]
+    pub texts: Vec<String>,
+    #[prost(message, repeated, tag = "2")]
+    pub frames: Vec<Frame>,
+    /// Stack N (from 1 on; 0 is the stack without frames) is this frame, called by the stack with the number in `callers`.
+    #[prost(uint32, repeated, tag = "3")]
+    pub leaves: Vec<u32>,
+    /// Less than the number of the stack itself.
+    #[prost(uint32, repeated, tag = "4")]
+    pub callers: Vec<u32>,
+    #[prost(message, repeated, tag = "5")]
+    pub images: Vec<Image>,
+    #[prost(message, repeated, tag = "6")]
+    pub processes: Vec<Process>,
+    #[prost(message, repeated, tag = "7")]
+    pub entries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Frame {
+    #[prost(uint32, tag = "1")]
+    pub kind: u32,
+    #[prost(uint32, tag = "2")]
+    pub name_text: u32,
+    #[prost(uint32, optional, tag = "3")]
+    pub file_text: Option<u32>,
+    #[prost(uint32, tag = "4")]
+    pub line: u32,
+    #[prost(uint32, tag = "5")]
+    pub first_line: u32,
+    #[prost(uint64, tag = "6")]
+    pub address: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Image {
+    #[prost(uint32, tag = "1")]
+    pub index: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    pub path: Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    pub major: u32,
+    #[prost(uint32, tag = "4")]
+    pub minor: u32,
+    #[prost(uint32, tag = "5")]
+    pub teeny: u32,
+    #[prost(uint32, optional, tag = "6")]
+    pub build_id_text: Option<u32>,
+    #[prost(uint32, repeated, tag = "7")]
+    pub stat_key_texts: Vec<u32>,
+    #[prost(uint32, repeated, tag = "8")]
+    pub heap_key_texts: Vec<u32>,
+    #[prost(uint32, tag = "9")]
+    pub method: u32,
+    #[prost(uint64, tag = "10")]
+    pub probes: u64,
+    #[prost(message, optional, tag = "11")]
+    pub gvl: Option<Coverage>,
+    #[prost(bool, tag = "12")]
+    pub has_symbols: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Process {
+    #[prost(uint32, tag = "1")]
+    pub pid: u32,
+    #[prost(uint32, optional, tag = "2")]
+    pub ns_pid: Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    pub ppid: Option<u32>,
+    #[prost(uint32, tag = "4")]
+    pub comm_text: u32,
+    #[prost(message, optional, tag = "5")]
+    pub cmdline: Option<Texts>,
+    #[prost(double, optional, tag = "6")]
+    pub start_ts: Option<f64>,
+    #[prost(uint32, optional, tag = "7")]
+    pub uid: Option<u32>,
+    #[prost(uint32, optional, tag = "8")]
+    pub hostname_text: Option<u32>,
+    #[prost(message, optional, tag = "9")]
+    pub container: Option<Container>,
+    #[prost(message, repeated, tag = "10")]
+    pub gc_env: Vec<Pair>,
+    #[prost(uint32, repeated, tag = "11")]
+    pub gc_env_refused_texts: Vec<u32>,
+    #[prost(message, optional, tag = "12")]
+    pub origin: Option<Origin>,
+    /// Index of its image.
+    #[prost(uint32, tag = "13")]
+    pub image: u32,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Texts {
+    #[prost(uint32, repeated, tag = "1")]
+    pub texts: Vec<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Pair {
+    #[prost(uint32, tag = "1")]
+    pub name_text: u32,
+    #[prost(uint32, tag = "2")]
+    pub value_text: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Container {
+    #[prost(uint32, optional, tag = "1")]
+    pub id_text: Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    pub runtime: Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    pub name_text: Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    pub pod_uid_text: Option<u32>,
+    #[prost(uint32, optional, tag = "5")]
+    pub pod_text: Option<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub namespace_text: Option<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub unit_text: Option<u32>,
+    #[prost(uint32, optional, tag = "8")]
+    pub cgroup_text: Option<u32>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Origin {
+    #[prost(uint32, tag = "1")]
+    pub service_text: u32,
+    #[prost(uint32, optional, tag = "2")]
+    pub container_text: Option<u32>,
+    #[prost(uint32, optional, tag = "3")]
+    pub pod_text: Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    pub namespace_text: Option<u32>,
+    #[prost(message, repeated, tag = "5")]
+    pub attributes: Vec<Pair>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Entry {
+    /// Index of the process that it is about, for numbers below 20 of `what`.
+    #[prost(uint32, optional, tag = "1")]
+    pub process: Option<u32>,
+    #[prost(
+        oneof = "What",
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 25, 26, 27"
+    )]
+    pub what: Option<What>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(in crate::trace_file) enum What {
+    #[prost(message, boxed, tag = "2")]
+    Process(Box<ProcessSeen>),
+    #[prost(message, boxed, tag = "3")]
+    Cycle(Box<Cycle>),
+    #[prost(message, boxed, tag = "4")]
+    Work(Box<Work>),
+    #[prost(message, boxed, tag = "5")]
+    Request(Box<Request>),
+    #[prost(message, boxed, tag = "6")]
+    Sample(Box<Sample>),
+    #[prost(message, boxed, tag = "7")]
+    GvlWait(Box<GvlWait>),
+    #[prost(message, boxed, tag = "8")]
+    GvlSpan(Box<GvlSpan>),
+    #[prost(message, boxed, tag = "9")]
+    GvlThread(Box<GvlThread>),
+    #[prost(message, boxed, tag = "10")]
+    GvlSoFar(Box<GvlSoFar>),
+    #[prost(message, boxed, tag = "11")]
+    GvlProcess(Box<GvlProcess>),
+    #[prost(message, boxed, tag = "12")]
+    Alloc(Box<Alloc>),
+    #[prost(message, boxed, tag = "13")]
+    Ended(Box<Ended>),
+    #[prost(message, boxed, tag = "14")]
+    AllocStack(Box<AllocStack>),
+    #[prost(message, boxed, tag = "20")]
+    Refused(Box<Refused>),
+    /// Everything is traced since this time.
+    #[prost(uint64, tag = "21")]
+    Began(u64),
+    /// Nothing is traced since this time.
+    #[prost(uint64, tag = "22")]
+    Closed(u64),
+    #[prost(message, boxed, tag = "23")]
+    GvlGap(Box<GvlGap>),
+    #[prost(message, boxed, tag = "24")]
+    Account(Box<Account>),
+    /// Outputs handed out what they had, at this time.
+    #[prost(uint64, tag = "25")]
+    Flushed(u64),
+    /// The last account but for uploads.
+    #[prost(message, boxed, tag = "26")]
+    Finished(Box<Account>),
+    /// The last account.
+    #[prost(message, boxed, tag = "27")]
+    Settled(Box<Account>),
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Refused {
+    #[prost(uint32, optional, tag = "1")]
+    pub pid: Option<u32>,
+    #[prost(uint32, tag = "2")]
+    pub path_text: u32,
+    #[prost(uint32, tag = "3")]
+    pub reason_text: u32,
+}
+
+/// Counters that are not 0.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Account {
+    /// Whether the counters of the kernel could be read.
+    #[prost(bool, tag = "1")]
+    pub has_kernel: bool,
+    #[prost(message, repeated, tag = "2")]
+    pub kernel: Vec<Count>,
+    #[prost(message, repeated, tag = "3")]
+    pub user: Vec<Count>,
+    /// What it covers: 0 a whole run, 1 one that was cut off, 2 a part of one.
+    #[prost(uint32, tag = "4")]
+    pub extent: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Count {
+    #[prost(uint32, tag = "1")]
+    pub name_text: u32,
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
+}

@@ -1,0 +1,269 @@
+//! Messages about garbage collection, requests and stacks. Fields are those of the types of these names in `model`.
+
+use std::collections::BTreeMap;
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct GcState {
+    #[prost(uint64, tag = "1")]
+    pub ts_ns: u64,
+    #[prost(uint32, tag = "2")]
+    pub tid: u32,
+    #[prost(uint64, repeated, tag = "3")]
+    pub stat: Vec<u64>,
+    #[prost(message, repeated, tag = "4")]
+    pub heaps: Vec<Values>,
+    #[prost(message, optional, tag = "5")]
+    pub info: Option<GcInfo>,
+    #[prost(message, optional, tag = "6")]
+    pub memory: Option<Memory>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Values {
+    #[prost(uint64, repeated, tag = "1")]
+    pub values: Vec<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct GcInfo {
+    #[prost(uint32, optional, tag = "1")]
+    pub major_by_text: Option<u32>,
+    #[prost(bool, tag = "2")]
+    pub has_need_major_by: bool,
+    #[prost(uint32, optional, tag = "3")]
+    pub need_major_by_text: Option<u32>,
+    #[prost(uint32, optional, tag = "4")]
+    pub gc_by_text: Option<u32>,
+    #[prost(bool, tag = "5")]
+    pub have_finalizer: bool,
+    #[prost(bool, tag = "6")]
+    pub immediate_sweep: bool,
+    #[prost(uint32, tag = "7")]
+    pub state_text: u32,
+    #[prost(uint64, optional, tag = "8")]
+    pub weak_references: Option<u64>,
+    #[prost(uint64, optional, tag = "9")]
+    pub retained_weak_references: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Memory {
+    #[prost(uint64, tag = "1")]
+    pub rss: u64,
+    #[prost(uint64, tag = "2")]
+    pub peak_rss: u64,
+    #[prost(uint64, tag = "3")]
+    pub anon: u64,
+    #[prost(uint64, tag = "4")]
+    pub file: u64,
+    #[prost(uint64, tag = "5")]
+    pub shmem: u64,
+    #[prost(uint64, tag = "6")]
+    pub swap: u64,
+    #[prost(uint32, tag = "7")]
+    pub source: u32,
+    #[prost(message, optional, tag = "8")]
+    pub shares: Option<Shares>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Shares {
+    #[prost(uint64, tag = "1")]
+    pub pss: u64,
+    #[prost(uint64, tag = "2")]
+    pub private_dirty: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct ProcessSeen {
+    #[prost(message, optional, tag = "1")]
+    pub state: Option<GcState>,
+    #[prost(uint64, tag = "2")]
+    pub now_ns: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Pause {
+    #[prost(uint32, tag = "1")]
+    pub tid: u32,
+    #[prost(uint64, tag = "2")]
+    pub begin_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub ns: u64,
+    #[prost(uint32, optional, tag = "4")]
+    pub kind: Option<u32>,
+    #[prost(uint64, tag = "5")]
+    pub mark_ns: u64,
+    #[prost(uint64, tag = "6")]
+    pub sweep_ns: u64,
+    #[prost(uint64, tag = "7")]
+    pub other_ns: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Cycle {
+    #[prost(uint32, tag = "1")]
+    pub comm_text: u32,
+    #[prost(uint64, tag = "2")]
+    pub count: u64,
+    #[prost(message, optional, tag = "3")]
+    pub start: Option<GcState>,
+    #[prost(message, optional, tag = "4")]
+    pub end: Option<GcState>,
+    #[prost(message, repeated, tag = "5")]
+    pub pauses: Vec<Pause>,
+    #[prost(uint32, optional, tag = "6")]
+    pub trigger_stack: Option<u32>,
+    #[prost(uint64, optional, tag = "7")]
+    pub request: Option<u64>,
+    #[prost(uint64, tag = "8")]
+    pub lost: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Work {
+    #[prost(uint32, tag = "1")]
+    pub phase: u32,
+    #[prost(uint32, tag = "2")]
+    pub tid: u32,
+    #[prost(uint32, tag = "3")]
+    pub comm_text: u32,
+    #[prost(uint64, tag = "4")]
+    pub begin_ns: u64,
+    #[prost(uint64, tag = "5")]
+    pub ns: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Request {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(uint32, tag = "2")]
+    pub tid: u32,
+    #[prost(uint64, tag = "3")]
+    pub begin_ns: u64,
+    #[prost(uint64, optional, tag = "4")]
+    pub end_ns: Option<u64>,
+    #[prost(uint32, optional, tag = "5")]
+    pub method_text: Option<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub path_text: Option<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub status: Option<u32>,
+    #[prost(uint64, optional, tag = "8")]
+    pub first_byte_ns: Option<u64>,
+    #[prost(uint64, optional, tag = "9")]
+    pub last_byte_ns: Option<u64>,
+    #[prost(uint32, optional, tag = "10")]
+    pub gcs: Option<u32>,
+    #[prost(uint64, optional, tag = "11")]
+    pub gc_ns: Option<u64>,
+    #[prost(uint32, optional, tag = "12")]
+    pub gc_pauses: Option<u32>,
+    #[prost(uint32, optional, tag = "13")]
+    pub gc_other_pauses: Option<u32>,
+    #[prost(uint64, optional, tag = "14")]
+    pub gc_other_ns: Option<u64>,
+    #[prost(uint64, optional, tag = "15")]
+    pub gvl_wait_ns: Option<u64>,
+    #[prost(uint64, optional, tag = "20")]
+    pub queue_ns: Option<u64>,
+    #[prost(message, optional, tag = "21")]
+    pub states: Option<States>,
+    /// 1: it is a job.
+    #[prost(uint32, tag = "22")]
+    pub job: u32,
+    #[prost(uint32, optional, tag = "23")]
+    pub job_queue_text: Option<u32>,
+    #[prost(string, optional, tag = "24")]
+    pub jid: Option<String>,
+    #[prost(uint64, optional, tag = "25")]
+    pub enqueued_us: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+#[allow(clippy::struct_field_names, reason = "each is in nanoseconds")]
+pub(in crate::trace_file) struct States {
+    #[prost(uint64, tag = "1")]
+    pub cpu_ns: u64,
+    #[prost(uint64, tag = "2")]
+    pub runnable_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub blocked_ns: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Sample {
+    #[prost(uint64, tag = "1")]
+    pub ts_ns: u64,
+    #[prost(uint32, tag = "2")]
+    pub tid: u32,
+    #[prost(uint32, tag = "3")]
+    pub comm_text: u32,
+    #[prost(uint32, tag = "4")]
+    pub state: u32,
+    #[prost(uint64, tag = "5")]
+    pub cpu_ns: u64,
+    #[prost(uint64, tag = "6")]
+    pub wall_ns: u64,
+    #[prost(uint32, tag = "7")]
+    pub gc: u32,
+    #[prost(uint32, tag = "8")]
+    pub stack: u32,
+    #[prost(uint64, optional, tag = "9")]
+    pub request: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Alloc {
+    #[prost(uint64, tag = "1")]
+    pub begin_ns: u64,
+    #[prost(uint64, tag = "2")]
+    pub end_ns: u64,
+    #[prost(btree_map = "uint32, uint64", tag = "3")]
+    pub slots: BTreeMap<u32, u64>,
+    #[prost(uint64, tag = "4")]
+    pub refills: u64,
+    #[prost(uint64, tag = "5")]
+    pub lost: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct AllocStack {
+    #[prost(uint64, tag = "1")]
+    pub ts_ns: u64,
+    #[prost(uint32, tag = "2")]
+    pub tid: u32,
+    #[prost(uint32, tag = "3")]
+    pub comm_text: u32,
+    #[prost(uint32, tag = "4")]
+    pub slot_size: u32,
+    #[prost(uint64, tag = "5")]
+    pub slots: u64,
+    #[prost(uint32, tag = "6")]
+    pub stack: u32,
+    #[prost(uint64, optional, tag = "7")]
+    pub request: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Ended {
+    #[prost(uint32, tag = "1")]
+    pub reason: u32,
+    #[prost(uint64, tag = "2")]
+    pub ts_ns: u64,
+    #[prost(uint64, tag = "3")]
+    pub since_ns: u64,
+    #[prost(uint64, tag = "4")]
+    pub outside_ns: u64,
+    #[prost(message, optional, tag = "5")]
+    pub shutdown: Option<GcState>,
+    #[prost(uint64, tag = "6")]
+    pub cycles: u64,
+    #[prost(uint32, tag = "7")]
+    pub cycles_before_kind: u32,
+    #[prost(uint64, tag = "8")]
+    pub cycles_before: u64,
+    #[prost(uint64, tag = "9")]
+    pub lost: u64,
+}

@@ -1,0 +1,253 @@
+//! Figures by columns of time. Where the end of the time is not known yet, columns grow together.
+
+/// Columns, at most.
+pub(crate) const COLUMNS: usize = 200;
+/// Width of columns at first, where the end is not known.
+const FIRST_NS: u64 = 1_000_000;
+/// Classes of how long something took.
+pub(crate) const CLASSES: usize = 10;
+/// What each of them is below, nanoseconds; the last one has no bound.
+const BOUNDS: [u64; CLASSES - 1] =
+    [100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000, 300_000_000, 1_000_000_000];
+/// Their names.
+pub(crate) const CLASS_NAMES: [&str; CLASSES] = [
+    "< 0.1 ms",
+    "0.1–0.3 ms",
+    "0.3–1 ms",
+    "1–3 ms",
+    "3–10 ms",
+    "10–30 ms",
+    "30–100 ms",
+    "0.1–0.3 s",
+    "0.3–1 s",
+    "≥ 1 s",
+];
+
+/// The class of a time.
+pub(crate) fn class(ns: u64) -> usize {
+    BOUNDS.partition_point(|bound| *bound <= ns)
+}
+
+/// What happened in a column.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cell {
+    /// The longest pause that began in it.
+    pub(crate) longest_ns: u64,
+    /// Time in pauses.
+    pub(crate) pause_ns: u64,
+    /// CPU time of samples.
+    pub(crate) cpu_ns: u64,
+    /// The most resident memory of all processes.
+    pub(crate) rss: Option<u64>,
+    /// Bytes of slots that were taken.
+    pub(crate) allocated: u64,
+    /// Requests that began.
+    pub(crate) requests: u64,
+    /// Pauses by class.
+    pub(crate) pauses: [u64; CLASSES],
+    /// Long waits for the GVL by class.
+    pub(crate) waits: [u64; CLASSES],
+}
+
+impl Cell {
+    fn add(&mut self, other: &Self) {
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+        self.pause_ns = self.pause_ns.saturating_add(other.pause_ns);
+        self.cpu_ns = self.cpu_ns.saturating_add(other.cpu_ns);
+        self.rss = self.rss.max(other.rss);
+        self.allocated = self.allocated.saturating_add(other.allocated);
+        self.requests += other.requests;
+        for (mine, more) in [(&mut self.pauses, &other.pauses), (&mut self.waits, &other.waits)] {
+            mine.iter_mut().zip(more).for_each(|(mine, more)| *mine += more);
+        }
+    }
+}
+
+/// Columns of the same width, the earliest first.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns {
+    pub(crate) from_ns: u64,
+    pub(crate) width_ns: u64,
+    pub(crate) cells: Vec<Cell>,
+    /// Nothing from here on belongs to them.
+    end_ns: u64,
+}
+
+impl Columns {
+    /// From a time on, to another if that is known.
+    pub(crate) fn new(from_ns: u64, to_ns: Option<u64>) -> Self {
+        let width_ns = to_ns.map_or(FIRST_NS, |to_ns| to_ns.saturating_sub(from_ns).div_ceil(COLUMNS as u64));
+        Self { from_ns, width_ns: width_ns.max(1), cells: Vec::new(), end_ns: to_ns.unwrap_or(u64::MAX) }
+    }
+
+    /// The column of a time; what is before the first one belongs to it. `None`: it is after the end.
+    pub(crate) fn at(&mut self, ns: u64) -> Option<&mut Cell> {
+        if ns >= self.end_ns {
+            return None;
+        }
+        while self.number(ns) >= COLUMNS as u64 {
+            self.fold();
+        }
+        let at = self.number(ns) as usize;
+        if at >= self.cells.len() {
+            self.cells.resize_with(at + 1, Cell::default);
+        }
+        self.cells.get_mut(at)
+    }
+
+    /// Adds a time to all columns that it covers, to each its part.
+    pub(crate) fn cover(&mut self, begin_ns: u64, ns: u64, of: fn(&mut Cell) -> &mut u64) {
+        let end_ns = begin_ns.saturating_add(ns).min(self.end_ns);
+        let begin_ns = begin_ns.max(self.from_ns);
+        if begin_ns >= end_ns {
+            return;
+        }
+        // Grows the columns first: they do not change below, and so there are few.
+        self.reach(end_ns);
+        for at in self.number(begin_ns)..=self.number(end_ns - 1) {
+            let first_ns = self.from_ns.saturating_add(at.saturating_mul(self.width_ns));
+            let next_ns = first_ns.saturating_add(self.width_ns);
+            if let Some(cell) = self.cells.get_mut(at as usize) {
+                let sum = of(cell);
+                *sum = sum.saturating_add(next_ns.min(end_ns).saturating_sub(first_ns.max(begin_ns)));
+            }
+        }
+    }
+
+    /// Spreads bytes that were allocated in a time over the columns of that time: when in it is not known.
+    pub(crate) fn spread(&mut self, begin_ns: u64, end_ns: u64, bytes: u64) {
+        let begin_ns = begin_ns.max(self.from_ns);
+        let end_ns = end_ns.min(self.end_ns).max(begin_ns.saturating_add(1));
+        self.reach(end_ns);
+        let first = self.number(begin_ns);
+        let last = self.number(end_ns - 1).max(first);
+        let (columns, mut left) = (last - first + 1, bytes);
+        for at in first..=last {
+            let part = if at == last { left } else { bytes / columns };
+            left -= part;
+            if let Some(cell) = self.cells.get_mut(at as usize) {
+                cell.allocated = cell.allocated.saturating_add(part);
+            }
+        }
+    }
+
+    fn number(&self, ns: u64) -> u64 {
+        ns.saturating_sub(self.from_ns) / self.width_ns
+    }
+
+    /// Has columns up to a time.
+    pub(crate) fn reach(&mut self, to_ns: u64) {
+        if to_ns > self.from_ns {
+            self.at(to_ns - 1);
+        }
+    }
+
+    fn fold(&mut self) {
+        let pairs = self.cells.chunks(2).map(|pair| {
+            let mut sum = pair[0].clone();
+            if let Some(other) = pair.get(1) {
+                sum.add(other);
+            }
+            sum
+        });
+        self.cells = pairs.collect();
+        self.width_ns = self.width_ns.saturating_mul(2);
+    }
+
+    /// All of it together.
+    pub(crate) fn sum(&self) -> Cell {
+        self.cells.iter().fold(Cell::default(), |mut sum, cell| {
+            sum.add(cell);
+            sum
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However long the time gets, columns stay few and nothing is missing.
+    #[test]
+    fn grows() {
+        let mut columns = Columns::new(1000, None);
+        for n in 0..100_000_u64 {
+            let cell = columns.at(1000 + n * 7_000_000).unwrap();
+            cell.pauses[class(n * 1000)] += 1;
+            cell.rss = Some(n);
+        }
+        assert!(
+            columns.cells.len() <= COLUMNS && columns.cells.len() > COLUMNS / 2,
+            "{}",
+            columns.cells.len()
+        );
+        let sum = columns.sum();
+        assert_eq!((sum.pauses.iter().sum::<u64>(), sum.rss), (100_000, Some(99_999)));
+        assert_eq!(sum.pauses[0], 100, "those below 0.1 ms");
+    }
+
+    /// A pause is in all columns that it covers, and no column has more of it than its width.
+    #[test]
+    fn covers() {
+        let mut columns = Columns::new(0, Some(COLUMNS as u64 * 10));
+        columns.cover(15, 30, |cell| &mut cell.pause_ns);
+        columns.cover(3, 4, |cell| &mut cell.pause_ns);
+        let times: Vec<u64> = columns.cells.iter().map(|cell| cell.pause_ns).collect();
+        assert_eq!(times, [4, 5, 10, 10, 5]);
+        columns.reach(COLUMNS as u64 * 10);
+        assert_eq!((columns.cells.len(), columns.width_ns), (COLUMNS, 10));
+        // A time that ends after the last column.
+        columns.cover(COLUMNS as u64 * 10 - 5, 1000, |cell| &mut cell.pause_ns);
+        assert_eq!((columns.sum().pause_ns, columns.cells.len()), (34 + 5, COLUMNS));
+        assert!(columns.at(COLUMNS as u64 * 10).is_none());
+        // One that begins before the first column.
+        let mut later = Columns::new(100, Some(100 + COLUMNS as u64 * 10));
+        later.cover(95, 12, |cell| &mut cell.pause_ns);
+        later.cover(10, 20, |cell| &mut cell.pause_ns);
+        assert_eq!(later.sum().pause_ns, 7);
+        let mut open = Columns::new(0, None);
+        open.cover(0, 3_600_000_000_000, |cell| &mut cell.pause_ns);
+        assert_eq!(open.sum().pause_ns, 3_600_000_000_000);
+    }
+
+    /// Sums of a time are in all of its columns.
+    #[test]
+    fn spreads() {
+        let mut columns = Columns::new(0, Some(COLUMNS as u64 * 10));
+        columns.spread(5, 35, 103);
+        let bytes: Vec<u64> = columns.cells.iter().map(|cell| cell.allocated).collect();
+        assert_eq!(bytes, [25, 25, 25, 28]);
+        columns.spread(COLUMNS as u64 * 10 - 1, COLUMNS as u64 * 20, 7);
+        columns.spread(50, 50, 1);
+        assert_eq!((columns.sum().allocated, columns.cells.len()), (111, COLUMNS));
+    }
+
+    /// Times that no clock has, as a hostile file can have them, neither end nor hold up anything.
+    #[test]
+    fn extremes() {
+        let times = [0, 1, 999, u64::MAX / 2, u64::MAX - 1, u64::MAX];
+        for from_ns in times {
+            for to_ns in times.map(Some).into_iter().chain([None]) {
+                let mut columns = Columns::new(from_ns, to_ns);
+                for begin_ns in times {
+                    for ns in times {
+                        columns.cover(begin_ns, ns, |cell| &mut cell.pause_ns);
+                        columns.spread(begin_ns, ns, u64::MAX);
+                        if let Some(cell) = columns.at(ns) {
+                            cell.rss = Some(ns);
+                        }
+                        columns.reach(ns);
+                    }
+                }
+                assert!(columns.cells.len() <= COLUMNS, "{from_ns} {to_ns:?}");
+                columns.sum();
+            }
+        }
+    }
+
+    /// Bounds belong to the class above.
+    #[test]
+    fn classes() {
+        assert_eq!([0, 99_999, 100_000, 999_999_999, 1_000_000_000, u64::MAX].map(class), [0, 0, 1, 8, 9, 9]);
+    }
+}

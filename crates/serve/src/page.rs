@@ -1,0 +1,342 @@
+//! The page of a recording, or of a part of it.
+
+mod charts;
+mod tables;
+
+use gctrace_pages::{
+    Head, encoded, facts, page_with,
+    timeline::after,
+    words::{bytes, count, percent},
+};
+use gctrace_report::{
+    export::text::duration,
+    ledger::Ledger,
+    trace_file::{Ending, Header, Subjects},
+    words::{plural, span, utc},
+};
+use gctrace_tunemygc::printable::{printable, printable_part};
+use maud::{Markup, html};
+
+use crate::{
+    Asked,
+    figures::{Figures, OneProcess},
+    graph::{Drawn, MEASURES, is_recorded, word},
+    source::{Source, View, Whole},
+    wanted::Wanted,
+};
+
+/// Characters of a text from outside.
+const TEXT: usize = 300;
+/// The tallest frame of a flame graph, pixels; a taller one scrolls.
+const TALLEST: u32 = 900;
+
+/// A text from outside, with nothing in it that moves, hides or reorders other text.
+pub(super) fn name(text: &str) -> Markup {
+    html! { bdi { (printable_part(text, TEXT)) } }
+}
+
+/// A time, with a space before its unit.
+pub(super) fn time(ns: u64) -> String {
+    let text = duration(ns);
+    match text.find(|c: char| !c.is_ascii_digit() && c != '.') {
+        Some(at) => format!("{} {}", &text[..at], &text[at..]),
+        None => text,
+    }
+}
+
+/// The query of a part: the words of the request, and what the graph is of.
+fn query(asked: &Asked, of: Option<&str>) -> String {
+    let pids = asked.pids.iter().map(|pid| ("pid", pid.as_str()));
+    let from = asked.from.iter().map(|from| ("from", from.as_str()));
+    let to = asked.to.iter().map(|to| ("to", to.as_str()));
+    let pairs = from.chain(to).chain(pids).chain(of.map(|of| ("of", of)));
+    let text: Vec<String> = pairs.map(|(key, value)| format!("{key}={}", encoded(value))).collect();
+    if text.is_empty() { "?".to_owned() } else { format!("?{}", text.join("&")) }
+}
+
+/// What the links of a page are made of.
+pub(super) struct Links<'a> {
+    pub(super) header: &'a Header,
+    wanted: &'a Wanted,
+}
+
+impl Links<'_> {
+    /// The same with another time, seconds after the begin.
+    pub(super) fn at(&self, from: f64, to: f64) -> String {
+        // No time is `0`; in other words it is refused.
+        let seconds = |at: f64| Some(if at < 1e-6 { "0".to_owned() } else { format!("{at:.6}s") });
+        query(
+            &Asked { from: seconds(from), to: seconds(to), ..self.wanted.asked.clone() },
+            Some(word(self.wanted.of)),
+        )
+    }
+
+    /// The same for one process.
+    pub(super) fn pid(&self, pid: u32) -> String {
+        query(&Asked { pids: vec![pid.to_string()], ..self.wanted.asked.clone() }, Some(word(self.wanted.of)))
+    }
+
+    /// Seconds after the begin of the recording, which is what `--from` counts from.
+    pub(super) fn seconds(&self, ns: u64) -> f64 {
+        if ns >= self.header.begun_ns {
+            (ns - self.header.begun_ns) as f64 / 1e9
+        } else {
+            -((self.header.begun_ns - ns) as f64) / 1e9
+        }
+    }
+}
+
+fn head() -> Head<'static> {
+    Head { style: "style.css", script: Some("brush.js"), again: false }
+}
+
+/// The page while the recording is being read.
+pub(crate) fn reading(source: &Source) -> String {
+    let content = html! {
+        p.note { "gctrace is reading this recording: " (percent(source.progress())) ". This page loads itself again, and has what was read so far." }
+        progress max="1" value=(format!("{:.3}", source.progress())) {}
+        (about(source))
+        @if let Some(figures) = source.so_far().filter(|figures| !figures.is_empty()) {
+            @let subjects = source.header.subjects;
+            @let columns = &figures.columns;
+            @let length = columns.width_ns as f64 * columns.cells.len() as f64 / 1e9;
+            (glance(&figures, figures.processes.len() as u64, subjects, length))
+            (charts::over_time(&figures, subjects, (0.0, length)))
+            (charts::latencies(&figures, subjects, (0.0, length)))
+        }
+    };
+    let head = Head { script: None, again: true, ..head() };
+    page_with(head, &printable(&source.name()), &[], &content)
+}
+
+/// The page for a request that cannot be understood.
+pub(crate) fn refused(source: &Source, why: &str) -> String {
+    let content = html! {
+        p role="alert" { (printable_part(why, TEXT)) }
+        p { a href="./" { "The whole recording" } }
+    };
+    page_with(head(), &printable(&source.name()), &[], &content)
+}
+
+/// What the header tells.
+fn about(source: &Source) -> Markup {
+    let Header { gctrace, clock, subjects, host, .. } = &source.header;
+    let begun = utc(clock.epoch_nanos(source.begins_ns()).div_euclid(1_000_000_000));
+    let on: Vec<String> = [&host.kernel, &host.machine].into_iter().flatten().cloned().collect();
+    let cpus = host.cpus.map(|cpus| plural(u64::from(cpus), "CPU"));
+    let on = [on.join(" "), cpus.unwrap_or_default()].into_iter().filter(|text| !text.is_empty());
+    let Subjects { samples, wall, gvl, requests, alloc } = *subjects;
+    let looked = [
+        (true, "GC"),
+        (samples, "CPU samples"),
+        (wall, "time off the CPU"),
+        (gvl, "GVL"),
+        (requests, "requests"),
+        (alloc, "allocation"),
+    ];
+    let looked: Vec<&str> = looked.into_iter().filter_map(|(is, name)| is.then_some(name)).collect();
+    html! {
+        p.soft {
+            "Begun " (begun)
+            @if let Some(host) = &host.name { " on " (name(host)) }
+            @let on = on.collect::<Vec<_>>().join(", ");
+            @if !on.is_empty() { " (" (name(&on)) ")" }
+            ". Recorded by gctrace " (name(gctrace)) ": " (looked.join(", ")) "."
+        }
+    }
+}
+
+/// What one must know of the whole before its figures.
+fn notes(source: &Source, whole: &Whole) -> Markup {
+    let length = span(whole.last_ns.saturating_sub(source.begins_ns()));
+    html! {
+        @if let Ending::CutOff(left) = whole.ending {
+            p.note role="note" {
+                "This recording was cut off: it ends after " (length)
+                @if left > 0 { ". " (plural(left, "byte")) " of an incomplete chunk were not read" }
+                "."
+            }
+        }
+        @if let Some(dump) = &source.header.dump {
+            p.note role="note" { "A flight recorder wrote it because of " (name(&dump.why)) "; it has the " (length) " before that." }
+        }
+    }
+}
+
+/// What was counted of the whole recording, losses by kind included.
+fn account(ledger: &Ledger) -> Markup {
+    html! { p { "Account of the whole recording: " (name(&ledger.summary())) "." } }
+}
+
+/// The form that chooses a part, and links to parts beside this one.
+fn chooser(links: &Links<'_>, view: &View, whole: &Whole, (from, to): (f64, f64)) -> Markup {
+    let asked = &links.wanted.asked;
+    let length = to - from;
+    let end = links.seconds(whole.last_ns);
+    let cut = view.window.cuts_time();
+    html! {
+        form.part method="get" action="./" {
+            label { "From " br; input name="from" size="14" placeholder="0s" value=[asked.from.as_deref().map(printable)]; }
+            label { "To " br; input name="to" size="14" placeholder=(format!("{end:.3}s")) value=[asked.to.as_deref().map(printable)]; }
+            label { "Process " br; input name="pid" size="8" inputmode="numeric" placeholder="all" value=[asked.pids.first().map(|pid| printable(pid))]; }
+            input type="hidden" name="of" value=(word(links.wanted.of));
+            button { "Show" }
+        }
+        p.links {
+            @if !links.wanted.window.is_all() { a href="./" { "Whole recording" } }
+            @if cut {
+                @if from > 0.0 { a href=(links.at(from - length, from)) { "Earlier" } }
+                @if to < end { a href=(links.at(to, to + length)) { "Later" } }
+                a href=(links.at(from - length / 2.0, to + length / 2.0)) { "Twice as long" }
+            }
+            @if length > 1e-3 { a href=(links.at(from + length / 4.0, to - length / 4.0)) { "Middle half" } }
+        }
+        p.soft { "Drag over the time line, or give times after the begin (10s, 1m30s) or dates (2026-11-23T14:00:00Z)." }
+    }
+}
+
+/// What is read at a glance.
+fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) -> Markup {
+    let mut all: Vec<(&str, Markup)> = Vec::new();
+    all.push(("Time", html! { (after(round(length))) }));
+    if let [one] = figures.processes.as_slice() {
+        all.push(("Program", html! { (name(&one.program)) ", Ruby " (name(&one.ruby)) ", pid " (one.pid) }));
+    } else {
+        all.push(("Processes", html! { (count(processes)) }));
+    }
+    all.push((
+        "GC",
+        html! {
+            (plural(figures.cycles, "cycle")) ", " (count(figures.majors)) " major"
+            @if let [one] = figures.processes.as_slice() {
+                "; " (time(one.gc_ns()))
+                @if let Some(span_ns) = one.span_ns { ", " (percent(one.gc_ns() as f64 / span_ns.max(1) as f64)) " of " (time(span_ns)) }
+            } @else {
+                "; " (time(figures.processes.iter().map(OneProcess::gc_ns).sum())) " in all processes"
+            }
+        },
+    ));
+    if figures.stops.count() > 0 {
+        all.push((
+            "GC pauses",
+            html! {
+                "longest " (time(figures.stops.max_ns())) ", p99 " (time(figures.stops.quantile_ns(0.99)))
+                ", p50 " (time(figures.stops.quantile_ns(0.5)))
+            },
+        ));
+    }
+    if subjects.samples {
+        all.push(("CPU time", html! { (time(figures.cpu_ns)) " in " (plural(figures.samples, "sample")) }));
+    }
+    if subjects.gvl {
+        all.push((
+            "Long waits for the GVL",
+            html! {
+                (count(figures.waits.count)) ", " (time(figures.waits.ns)) " in all"
+                @if figures.waits.count > 0 { ", longest " (time(figures.waits.max_ns)) }
+            },
+        ));
+    }
+    if subjects.requests {
+        all.push(("Requests", html! { (count(figures.requests.count())) }));
+    }
+    if subjects.alloc {
+        all.push(("Allocated", html! { (bytes(figures.allocated)) }));
+    }
+    facts(&all)
+}
+
+fn round(seconds: f64) -> f64 {
+    (seconds * 1e3).round() / 1e3
+}
+
+/// The flame graph with what else it can be of, and the methods as a table.
+fn graphs(view: &View, wanted: &Wanted, subjects: Subjects, drawn: &Drawn) -> Markup {
+    let here = query(&wanted.asked, Some(word(wanted.of)));
+    let title = MEASURES.iter().find(|(of, ..)| *of == wanted.of).map_or("", |(.., title)| title);
+    html! {
+        section aria-labelledby="graph" {
+            h2 #graph { "Flame graph: " (title) }
+            nav aria-label="What the flame graph is of" {
+                @for (of, word, title) in MEASURES {
+                    @if is_recorded(of, subjects) {
+                        a href=(format!("{}#graph", query(&wanted.asked, Some(word)))) aria-current=[(of == wanted.of).then_some("true")] { (title) }
+                    }
+                }
+                a href=(format!("flamegraph.svg{here}")) { "On its own" }
+            }
+            iframe.graph src=(format!("flamegraph.svg{here}")) title=(format!("Flame graph: {title}"))
+                height=(drawn.height.min(TALLEST)) loading="lazy" {}
+            @if subjects.samples { (tables::methods(&view.kept, view.figures.cpu_ns)) }
+        }
+    }
+}
+
+/// Links to files of this part.
+fn saves(wanted: &Wanted) -> Markup {
+    let here = query(&wanted.asked, None);
+    let graph = query(&wanted.asked, Some(word(wanted.of)));
+    html! {
+        section aria-labelledby="save" {
+            h2 #save { "Save this part as" }
+            ul {
+                li { a href=(format!("save/pprof{here}")) { "pprof" } " – " code { "go tool pprof" } ", and other tools that read its format" }
+                li { a href=(format!("save/firefox{here}")) { "Firefox Profiler" } " – a timeline of all threads with GC markers and memory" }
+                li { a href=(format!("save/speedscope{here}")) { "speedscope" } " – each thread's stacks at their time" }
+                li { a href=(format!("save/perfetto{here}")) { "Perfetto" } " – threads, GC, who blocks whom" }
+                li { a href=(format!("save/flamegraph{graph}")) { "This flame graph" } " as SVG, or as "
+                    a href=(format!("save/folded{graph}")) { "collapsed stacks" } }
+            }
+            p.soft { "The same files as " code { "gctrace report" } " writes with the same " code { "--from" } ", " code { "--to" } " and " code { "--pid" } "." }
+        }
+    }
+}
+
+/// The page of a part.
+pub(crate) fn page(source: &Source, whole: &Whole, view: &View, wanted: &Wanted, drawn: &Drawn) -> String {
+    let subjects = source.header.subjects;
+    let links = Links { header: &source.header, wanted };
+    let columns = &view.figures.columns;
+    let from = links.seconds(columns.from_ns);
+    let end_ns = view.window.to_ns.map_or(whole.last_ns, |to_ns| to_ns.min(whole.last_ns));
+    let to = links.seconds(end_ns.max(columns.from_ns));
+    let empty = view.figures.is_empty();
+    let content = html! {
+        (about(source))
+        (notes(source, whole))
+        @if empty {
+            p.note role="alert" {
+                @if view.window.is_all() { "This recording contains nothing that was seen of a process." }
+                @else { "This part of the recording contains nothing." }
+            }
+        } @else {
+            (glance(&view.figures, view.processes, subjects, to - from))
+        }
+        section aria-labelledby="time" {
+            h2 #time { "Over time" }
+            @if !empty { (charts::over_time(&view.figures, subjects, (from, to))) }
+            (chooser(&links, view, whole, (from, to)))
+        }
+        @if !empty {
+            (graphs(view, wanted, subjects, drawn))
+            (charts::latencies(&view.figures, subjects, (from, to)))
+            (tables::worst(&links, view))
+            (tables::threads(view, subjects))
+            @if subjects.gvl { (tables::blocked(view)) }
+            @if subjects.requests { (tables::requests(view)) }
+            (tables::processes(&links, view, subjects))
+            (saves(wanted))
+        }
+        footer {
+            h2 { "What is missing" }
+            (account(&whole.ledger))
+            @if view.window.cuts_time() {
+                p.soft {
+                    "A cycle, a sample or a request belongs to the time at which it began. Sums of the GVL are of whole lives of threads: \
+                     they are not in a part of the time."
+                }
+            }
+        }
+    };
+    page_with(head(), &printable(&source.name()), &[], &content)
+}

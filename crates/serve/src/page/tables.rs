@@ -1,0 +1,327 @@
+//! Tables of the page.
+
+use std::cmp::Reverse;
+
+use gctrace_pages::{
+    Column, table,
+    timeline::after,
+    words::{bytes, count, percent},
+};
+use gctrace_report::{
+    aggregate::request_summary::Part,
+    export::profile::Kept,
+    model::gvl::{GvlTimes, GvlWho},
+    trace_file::Subjects,
+};
+use maud::{Markup, html};
+
+use super::{Links, name, time};
+use crate::{figures::OneThread, source::View};
+
+/// Rows of methods.
+const METHODS: usize = 20;
+/// Of other tables.
+const ROWS: usize = 50;
+
+fn section(id: &str, title: &str, content: &Markup) -> Markup {
+    html! { section aria-labelledby=(id) { h2 id=(id) { (title) } (content) } }
+}
+
+/// What is not in a table.
+fn more(left: u64, what: &str) -> Markup {
+    html! { @if left > 0 { p.soft { (count(left)) " more " (what) "." } } }
+}
+
+fn share(part: u64, whole: u64) -> String {
+    if whole == 0 { "–".to_owned() } else { percent(part as f64 / whole as f64) }
+}
+
+/// The hottest methods.
+pub(super) fn methods(kept: &Kept, cpu_ns: u64) -> Markup {
+    let (methods, left) = kept.hottest(METHODS);
+    let all_ns = cpu_ns.max(methods.iter().map(|method| method.total_ns).max().unwrap_or(0));
+    let rows: Vec<Vec<Markup>> = methods
+        .iter()
+        .map(|method| {
+            vec![
+                name(&method.text),
+                html! { (share(method.self_ns, all_ns)) },
+                html! { (share(method.total_ns, all_ns)) },
+                html! { (time(method.self_ns)) },
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return html! { p.soft { "No CPU samples: no traced thread was on a CPU." } };
+    }
+    let heads =
+        [Column::Text("Method"), Column::Number("Self"), Column::Number("Total"), Column::Number("CPU time")];
+    html! {
+        details open {
+            summary { "Methods with most CPU time" }
+            (table("CPU time with the method on top, and anywhere on the stack", &heads, &rows))
+            (more(left as u64, "methods"))
+        }
+    }
+}
+
+/// The longest pauses.
+pub(super) fn worst(links: &Links<'_>, view: &View) -> Markup {
+    let rows: Vec<Vec<Markup>> = view
+        .figures
+        .worst
+        .iter()
+        .map(|pause| {
+            let at = links.seconds(pause.begin_ns);
+            // As much time before and after as shows what led to it.
+            let around = (pause.ns as f64 / 1e9 * 5.0).max(0.05);
+            let thread = view.figures.threads.get(&(pause.pid, pause.tid)).map_or("", |thread| &thread.name);
+            vec![
+                html! { a href=(links.at(at - around, at + pause.ns as f64 / 1e9 + around)) { (after((at * 1e6).round() / 1e6)) } },
+                html! { (time(pause.ns)) },
+                html! { "#" (pause.count) " " (pause.kind) " " (pause.reason) },
+                html! { (pause.pid) " " (who(pause.tid, thread)) },
+                pause.by.as_deref().map_or_else(|| html! { "not seen" }, name),
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return html! {};
+    }
+    let heads = [
+        Column::Text("When"),
+        Column::Number("Pause"),
+        Column::Text("Cycle"),
+        Column::Text("Process, thread"),
+        Column::Text("Line that started the cycle"),
+    ];
+    section(
+        "worst",
+        "Longest GC pauses",
+        &table("The longest first; the time leads to what was around it", &heads, &rows),
+    )
+}
+
+fn who(tid: u32, comm: &str) -> Markup {
+    html! { (tid) " " @if comm.is_empty() { "(name not seen)" } @else { (name(comm)) } }
+}
+
+fn of_thread(gvl: Option<&GvlWho>) -> Markup {
+    gvl.map_or_else(|| html! { "not known" }, |gvl| who(gvl.tid, &gvl.comm))
+}
+
+/// What each thread did.
+pub(super) fn threads(view: &View, subjects: Subjects) -> Markup {
+    let figures = &view.figures;
+    let mut all: Vec<(&(u32, u32), &OneThread)> = figures.threads.iter().collect();
+    let weight = |of: &OneThread| of.cpu_ns + of.pause_ns + of.waits.ns;
+    all.sort_by_key(|(key, of)| (Reverse(weight(of)), **key));
+    let whole = all.iter().any(|(_, of)| of.gvl.is_some());
+    let cell = |text: String| html! { (text) };
+    let rows: Vec<Vec<Markup>> = all
+        .iter()
+        .take(ROWS)
+        .map(|((pid, tid), of)| {
+            let mut row = vec![html! { (pid) " " (who(*tid, &of.name)) }];
+            if subjects.samples {
+                row.extend([cell(time(of.cpu_ns)), cell(count(of.samples))]);
+            }
+            if subjects.wall {
+                row.push(cell(time(of.off_ns)));
+            }
+            row.extend([cell(count(of.pauses)), cell(time(of.pause_ns))]);
+            if subjects.gvl {
+                row.extend([
+                    cell(count(of.waits.count)),
+                    cell(time(of.waits.ns)),
+                    cell(time(of.waits.max_ns)),
+                ]);
+            }
+            if whole {
+                let sums = of.gvl.as_ref().map(|gvl| &gvl.sums);
+                let part = |times: Option<GvlTimes>| match (times, sums) {
+                    (Some(times), Some(sums)) => share(times.ns, sums.watched_ns),
+                    _ => "–".to_owned(),
+                };
+                row.extend([
+                    cell(part(sums.map(|sums| sums.wait))),
+                    cell(part(sums.and_then(|sums| sums.hold))),
+                    cell(part(sums.and_then(|sums| sums.away))),
+                ]);
+            }
+            row
+        })
+        .collect();
+    if rows.is_empty() {
+        return html! {};
+    }
+    let mut heads = vec![Column::Text("Process, thread")];
+    if subjects.samples {
+        heads.extend([Column::Number("CPU time"), Column::Number("Samples")]);
+    }
+    if subjects.wall {
+        heads.push(Column::Number("Off the CPU"));
+    }
+    heads.extend([Column::Number("GC pauses"), Column::Number("In GC")]);
+    if subjects.gvl {
+        heads.extend([Column::Number("Long GVL waits"), Column::Number("Waited"), Column::Number("Longest")]);
+    }
+    if whole {
+        heads.extend([Column::Number("GVL wait"), Column::Number("hold"), Column::Number("away")]);
+    }
+    let left = all.len().saturating_sub(ROWS) as u64;
+    let content = html! {
+        (table("Those that ran, collected or waited most come first", &heads, &rows))
+        (more(left + figures.more_threads, "threads, or events of such"))
+    };
+    section("threads", "Threads", &content)
+}
+
+/// Who waited for whom.
+pub(super) fn blocked(view: &View) -> Markup {
+    let figures = &view.figures;
+    let mut pairs: Vec<_> = figures.pairs.iter().collect();
+    pairs.sort_by(|(a, x), (b, y)| y.ns.cmp(&x.ns).then_with(|| a.cmp(b)));
+    let rows: Vec<Vec<Markup>> = pairs
+        .iter()
+        .take(ROWS)
+        .map(|(pair, times)| {
+            vec![
+                html! { (pair.pid) " " (who(pair.waiter.tid, &pair.waiter.comm)) },
+                of_thread(pair.holder.as_ref()),
+                pair.place.as_deref().map_or_else(|| html! { "not seen" }, name),
+                html! { (count(times.count)) },
+                html! { (time(times.ns)) },
+                html! { (time(times.max_ns)) },
+            ]
+        })
+        .collect();
+    let sums: Vec<Vec<Markup>> = figures
+        .processes
+        .iter()
+        .flat_map(|process| {
+            process.gvl.iter().flat_map(|gvl| &gvl.blocked).map(|blocked| (process.pid, blocked))
+        })
+        .take(ROWS)
+        .map(|(pid, blocked)| {
+            vec![
+                html! { (pid) " " (of_thread(blocked.waiter.as_ref())) },
+                of_thread(blocked.holder.as_ref()),
+                html! { (count(blocked.times.count)) },
+                html! { (time(blocked.times.ns)) },
+                html! { (time(blocked.times.max_ns)) },
+            ]
+        })
+        .collect();
+    let numbers = [Column::Number("Times"), Column::Number("Waited"), Column::Number("Longest")];
+    let heads =
+        [&[Column::Text("Waited"), Column::Text("Held the GVL"), Column::Text("Where it ran")], &numbers[..]]
+            .concat();
+    let of_sums = [&[Column::Text("Waited"), Column::Text("Held the GVL")], &numbers[..]].concat();
+    let content = html! {
+        @if rows.is_empty() { p.soft { "No long wait for the GVL." } } @else {
+            (table("Long waits, each with the thread that held the GVL longest meanwhile", &heads, &rows))
+            (more(pairs.len().saturating_sub(ROWS) as u64 + figures.more_pairs, "pairs, or waits of such"))
+        }
+        @if !sums.is_empty() {
+            details {
+                summary { "All waits, added up over whole lives of threads" }
+                (table("Who waited while whom held the GVL", &of_sums, &sums))
+            }
+        }
+    };
+    section("blocked", "Who blocks whom", &content)
+}
+
+/// Requests by endpoint.
+pub(super) fn requests(view: &View) -> Markup {
+    let groups = view.figures.requests.by_time();
+    let all_ns = view.figures.requests.ns();
+    let services = view.figures.requests.has_services();
+    let part = |part: Part| if part.of_ns == 0 { "–".to_owned() } else { share(part.ns, part.of_ns) };
+    let rows: Vec<Vec<Markup>> = groups
+        .iter()
+        .take(ROWS)
+        .map(|(group, of)| {
+            let quantile = |quantile| match of.times.count() {
+                0 => "–".to_owned(),
+                _ => time(of.times.quantile_ns(quantile)),
+            };
+            vec![
+                html! { @if services { (name(&group.service)) " " } (name(&group.name)) },
+                html! { (count(of.count)) },
+                html! { (quantile(0.5)) },
+                html! { (quantile(0.99)) },
+                html! { (quantile(1.0)) },
+                html! { (share(of.ns, all_ns)) },
+                html! { (part(of.own)) },
+                html! { (part(of.other)) },
+                html! { (part(of.gvl)) },
+                html! { (count(of.failed)) },
+            ]
+        })
+        .collect();
+    if rows.is_empty() {
+        return section("requests", "Requests", &html! { p.soft { "No request was served." } });
+    }
+    let heads = [
+        Column::Text("Endpoint"),
+        Column::Number("Count"),
+        Column::Number("p50"),
+        Column::Number("p99"),
+        Column::Number("Longest"),
+        Column::Number("Time"),
+        Column::Number("Own GC"),
+        Column::Number("Other GC"),
+        Column::Number("GVL wait"),
+        Column::Number("5xx"),
+    ];
+    let content = html! {
+        (table("By endpoint, those with most time first", &heads, &rows))
+        (more(groups.len().saturating_sub(ROWS) as u64, "endpoints"))
+    };
+    section("requests", "Requests", &content)
+}
+
+/// The processes.
+pub(super) fn processes(links: &Links<'_>, view: &View, subjects: Subjects) -> Markup {
+    let figures = &view.figures;
+    let mut all: Vec<_> = figures.processes.iter().collect();
+    all.sort_by_key(|of| (Reverse(of.gc_ns() + of.cpu_ns), of.pid));
+    let rows: Vec<Vec<Markup>> = all
+        .iter()
+        .take(ROWS)
+        .map(|of| {
+            let mut row = vec![
+                html! { a href=(links.pid(of.pid)) { (of.pid) } },
+                html! { (name(&of.program)) @if !of.cmdline.is_empty() { br; span.soft { (name(&of.cmdline)) } } },
+                name(&of.ruby),
+                html! { (count(of.gc.count(None))) },
+                html! { (time(of.gc_ns())) @if let Some(span_ns) = of.span_ns { " (" (share(of.gc_ns(), span_ns)) ")" } },
+                html! { (time(of.gc.stops.max_ns())) },
+                html! { (of.gc.rss.map_or_else(|| "–".to_owned(), |rss| bytes(rss.last))) },
+            ];
+            if subjects.samples {
+                row.push(html! { (time(of.cpu_ns)) });
+            }
+            row
+        })
+        .collect();
+    let mut heads = vec![
+        Column::Text("Pid"),
+        Column::Text("Program and command line"),
+        Column::Text("Ruby"),
+        Column::Number("GC cycles"),
+        Column::Number("In GC"),
+        Column::Number("Longest"),
+        Column::Number("Memory"),
+    ];
+    if subjects.samples {
+        heads.push(Column::Number("CPU time"));
+    }
+    let content = html! {
+        (table("The pid leads to the same page of one process", &heads, &rows))
+        (more(all.len().saturating_sub(ROWS) as u64 + figures.more_processes, "processes"))
+    };
+    section("processes", "Processes", &content)
+}

@@ -1,0 +1,333 @@
+//! The recording: read once as a whole, and again for each part that is asked for, without what is not in it. The last parts are kept.
+
+use std::{
+    cell::RefCell,
+    collections::VecDeque,
+    fs::File,
+    io::{self, BufReader, Read, Seek, SeekFrom},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use gctrace_report::{
+    export::{
+        Exporter, Outputs,
+        profile::{Keeper, Kept},
+        window::{Tally, Window, Windowed},
+    },
+    ledger::Ledger,
+    trace_file::{self, Ending, Header, Index, ReadError, Recording, Replayed},
+};
+
+use crate::{
+    columns::Columns,
+    figures::{Figures, Filler, OneProcess},
+    graph::Graphs,
+};
+
+/// Parts that are kept.
+const PARTS: usize = 6;
+/// How often what has been read so far is shown.
+const SO_FAR: Duration = Duration::from_millis(500);
+/// Bytes that are read at a time.
+const BUFFER: usize = 256 << 10;
+
+/// A part of the recording.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) window: Window,
+    pub(crate) figures: Figures,
+    pub(crate) kept: Kept,
+    pub(crate) graphs: Graphs,
+    /// Processes in it.
+    pub(crate) processes: u64,
+}
+
+/// What is known when the recording has been read.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    index: Index,
+    pub(crate) view: Arc<View>,
+    pub(crate) ledger: Ledger,
+    pub(crate) ending: Ending,
+    pub(crate) last_ns: u64,
+}
+
+impl Whole {
+    /// How many chunks a part needs, of how many.
+    pub(crate) fn needed(&self, window: &Window) -> (usize, usize) {
+        self.index.needed(window)
+    }
+
+    /// Whether a part has all processes and all of the time.
+    fn is_all_processes(&self, window: &Window) -> bool {
+        let figures = &self.view.figures;
+        let has = |process: &OneProcess| window.pids.contains(&process.pid);
+        !window.cuts_time() && figures.more_processes == 0 && figures.processes.iter().all(has)
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Reading,
+    Read(Arc<Whole>),
+    Failed,
+}
+
+/// A recording.
+#[derive(Debug)]
+pub(crate) struct Source {
+    file: Arc<File>,
+    path: PathBuf,
+    pub(crate) header: Header,
+    /// Bytes of the file when it was opened. What is added later is not read.
+    length: u64,
+    passed: AtomicU64,
+    /// The figures of what has been read so far, while it is being read.
+    so_far: Mutex<Option<Arc<Figures>>>,
+    state: Mutex<State>,
+    changed: Condvar,
+    parts: Mutex<VecDeque<Arc<View>>>,
+    /// One part is read at a time: each takes as much memory as a `gctrace report`.
+    work: Mutex<()>,
+}
+
+/// The same file wherever it is read, and not more of it than there was.
+#[derive(Debug)]
+struct Part {
+    file: Arc<File>,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Part {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let room = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX).min(to.len());
+        let read = self.file.read_at(&mut to[..room], self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for Part {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.end.checked_add_signed(by),
+        };
+        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Source {
+    /// Opens a recording and reads its header.
+    pub(crate) fn open(path: &Path) -> Result<Self, ReadError> {
+        let failed = |source| ReadError::Io { path: path.to_owned(), source };
+        let file = Arc::new(File::open(path).map_err(failed)?);
+        let data = file.metadata().map_err(failed)?;
+        if !data.is_file() {
+            let why = "it is not a regular file; write the recording to one first".to_owned();
+            return Err(ReadError::Unreadable { path: path.to_owned(), why });
+        }
+        let length = data.len();
+        let header = recording(&file, path, length)?.header().clone();
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            header,
+            length,
+            passed: AtomicU64::new(0),
+            so_far: Mutex::default(),
+            state: Mutex::new(State::Reading),
+            changed: Condvar::new(),
+            parts: Mutex::default(),
+            work: Mutex::default(),
+        })
+    }
+
+    /// The name of the file without its folders.
+    pub(crate) fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// When the recording begins, `CLOCK_MONOTONIC` nanoseconds.
+    pub(crate) fn begins_ns(&self) -> u64 {
+        self.header.dump.as_ref().map_or(self.header.begun_ns, |dump| dump.from_ns)
+    }
+
+    /// How much of the file has been read, 0 to 1.
+    pub(crate) fn progress(&self) -> f64 {
+        self.passed.load(Ordering::Relaxed) as f64 / self.length.max(1) as f64
+    }
+
+    /// The figures of what has been read so far.
+    pub(crate) fn so_far(&self) -> Option<Arc<Figures>> {
+        lock(&self.so_far).clone()
+    }
+
+    /// Reads all of it.
+    pub(crate) fn read(&self) -> Result<(), ReadError> {
+        let result = self.read_whole();
+        let (state, result) = match result {
+            Ok(whole) => (State::Read(Arc::new(whole)), Ok(())),
+            Err(error) => (State::Failed, Err(error)),
+        };
+        *lock(&self.state) = state;
+        *lock(&self.so_far) = None;
+        self.changed.notify_all();
+        result
+    }
+
+    fn read_whole(&self) -> Result<Whole, ReadError> {
+        let mut index = Index::default();
+        let mut told = Instant::now();
+        let (replayed, view) = self.replay(&Window::default(), false, |recording, outputs, figures| {
+            let passed = |end| {
+                self.passed.store(end, Ordering::Relaxed);
+                if told.elapsed() >= SO_FAR {
+                    *lock(&self.so_far) = Some(Arc::new(figures.borrow().clone()));
+                    told = Instant::now();
+                }
+            };
+            let (replayed, found) = trace_file::replay_whole(recording, outputs, passed)?;
+            index = found;
+            Ok(replayed)
+        })?;
+        let Replayed { ending, last_ns, ledger, .. } = replayed;
+        Ok(Whole { index, view: Arc::new(view), ledger, ending, last_ns })
+    }
+
+    /// What is known of all of it; `None`: it is still being read, or cannot be.
+    pub(crate) fn whole(&self, patience: Duration) -> Option<Arc<Whole>> {
+        let state = lock(&self.state);
+        let waited =
+            self.changed.wait_timeout_while(state, patience, |state| matches!(state, State::Reading));
+        match &*waited.unwrap_or_else(PoisonError::into_inner).0 {
+            State::Read(whole) => Some(Arc::clone(whole)),
+            State::Reading | State::Failed => None,
+        }
+    }
+
+    /// A part of it.
+    pub(crate) fn view(&self, whole: &Whole, window: &Window) -> Result<Arc<View>, ReadError> {
+        if window.is_all() || whole.is_all_processes(window) {
+            return Ok(Arc::clone(&whole.view));
+        }
+        if let Some(view) = self.kept(window) {
+            return Ok(view);
+        }
+        let _one = lock(&self.work);
+        // Another request may have wanted the same.
+        if let Some(view) = self.kept(window) {
+            return Ok(view);
+        }
+        let view = Arc::new(self.part(whole, window, false)?);
+        let mut parts = lock(&self.parts);
+        parts.truncate(PARTS - 1);
+        parts.push_front(Arc::clone(&view));
+        Ok(view)
+    }
+
+    /// A part of it with the times of samples, which is not kept.
+    pub(crate) fn with_times(&self, whole: &Whole, window: &Window) -> Result<View, ReadError> {
+        let _one = lock(&self.work);
+        self.part(whole, window, true)
+    }
+
+    fn kept(&self, window: &Window) -> Option<Arc<View>> {
+        let mut parts = lock(&self.parts);
+        let at = parts.iter().position(|view| view.window == *window)?;
+        let view = parts.remove(at)?;
+        parts.push_front(Arc::clone(&view));
+        Some(view)
+    }
+
+    fn part(&self, whole: &Whole, window: &Window, timeline: bool) -> Result<View, ReadError> {
+        let (needed, of) = whole.needed(window);
+        log::debug!("a part needs {needed} of {of} chunks");
+        let (_, view) = self.replay(window, timeline, |recording, outputs, _| {
+            trace_file::replay_part(recording, outputs, &whole.index, window)
+        })?;
+        Ok(view)
+    }
+
+    /// A part of it with times, from the whole file.
+    #[cfg(test)]
+    pub(crate) fn without_index(&self, window: &Window) -> Result<View, ReadError> {
+        let (_, view) =
+            self.replay(window, true, |recording, outputs, _| trace_file::replay(recording, outputs))?;
+        Ok(view)
+    }
+
+    fn replay(
+        &self,
+        window: &Window,
+        timeline: bool,
+        by: impl FnOnce(
+            &mut Recording<BufReader<Part>>,
+            &mut Outputs,
+            &RefCell<Figures>,
+        ) -> Result<Replayed, ReadError>,
+    ) -> Result<(Replayed, View), ReadError> {
+        let subjects = self.header.subjects;
+        let keeper = Keeper::new(timeline, (subjects.gvl, subjects.wall), self.header.clock);
+        let from_ns = window.from_ns.unwrap_or(self.begins_ns()).max(self.begins_ns());
+        let end_ns = lock(&self.state).last_ns();
+        let to_ns = match (window.to_ns, end_ns) {
+            (Some(to_ns), Some(end_ns)) => Some(to_ns.min(end_ns)),
+            (one, other) => one.or(other),
+        };
+        let figures = Rc::new(RefCell::new(Figures::new(Columns::new(
+            from_ns,
+            to_ns.map(|ns| ns.max(from_ns.saturating_add(1))),
+        ))));
+        let mut exporters = keeper.exporters();
+        exporters.push(Box::new(Filler(figures.clone())));
+        let tally = Rc::new(RefCell::new(Tally::default()));
+        let part: Box<dyn Exporter> = Box::new(Windowed::new(
+            window.clone(),
+            Rc::new(RefCell::new(Outputs::new(exporters))),
+            tally.clone(),
+        ));
+        let mut outputs = Outputs::new(vec![part]);
+        let replayed = by(&mut recording(&self.file, &self.path, self.length)?, &mut outputs, &figures)?;
+        drop(outputs);
+        // The outputs, which had the others, are gone.
+        let (Some(kept), Some(figures)) = (keeper.kept(), Rc::into_inner(figures)) else {
+            let why = "what was read of it is still in use; please report this".to_owned();
+            return Err(ReadError::Unreadable { path: self.path.clone(), why });
+        };
+        let mut figures = figures.into_inner();
+        let end_ns = to_ns.unwrap_or(replayed.last_ns);
+        figures.columns.reach(end_ns);
+        let processes = tally.borrow().processes;
+        let view = View { window: window.clone(), figures, kept, graphs: Graphs::default(), processes };
+        Ok((replayed, view))
+    }
+}
+
+impl State {
+    fn last_ns(&self) -> Option<u64> {
+        match self {
+            Self::Read(whole) => Some(whole.last_ns),
+            Self::Reading | Self::Failed => None,
+        }
+    }
+}
+
+fn recording(file: &Arc<File>, path: &Path, end: u64) -> Result<Recording<BufReader<Part>>, ReadError> {
+    let part = Part { file: Arc::clone(file), at: 0, end };
+    Recording::read(BufReader::with_capacity(BUFFER, part), path)
+}

@@ -1,0 +1,56 @@
+//! What a request asks for, from its query.
+
+use gctrace_report::{
+    export::{profile::Measure, window::Window},
+    trace_file::Header,
+};
+
+use crate::{
+    Asked, Choose,
+    graph::{self, MEASURES},
+};
+
+/// What a page is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) asked: Asked,
+    pub(crate) window: Window,
+    pub(crate) of: Measure,
+}
+
+impl Wanted {
+    /// What a query asks for; or what is wrong with it.
+    pub(crate) fn of(query: &str, header: &Header, choose: Choose) -> Result<Self, String> {
+        let (mut asked, mut of) = (Asked::default(), None);
+        for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+            let value = value.trim();
+            // Fields of a form that were left empty.
+            if value.is_empty() {
+                continue;
+            }
+            match &*key {
+                "from" => asked.from = Some(value.to_owned()),
+                "to" => asked.to = Some(value.to_owned()),
+                "pid" => asked.pids.push(value.to_owned()),
+                "of" => of = Some(value.to_owned()),
+                _ => {}
+            }
+        }
+        let window = choose(header, &asked)?;
+        let of = match of {
+            None => graph::first(header.subjects),
+            Some(word) => {
+                let found = MEASURES.into_iter().find(|(_, name, _)| *name == word);
+                let (measure, ..) = found.ok_or_else(|| {
+                    let words: Vec<&str> = MEASURES.iter().map(|(_, name, _)| *name).collect();
+                    format!("of={word}: expected {}", words.join(", "))
+                })?;
+                measure
+            }
+        };
+        if !graph::is_recorded(of, header.subjects) {
+            return Err(format!("of={}: that was not recorded", graph::word(of)));
+        }
+        Ok(Self { asked, window, of })
+    }
+}

@@ -1,0 +1,302 @@
+//! Jobs of Sidekiq: a thread sends `BRPOP`, receives a reply with a job, runs it, and sends the next `BRPOP`.
+//!
+//! A job begins when the first bytes of its reply have come. User space reads class and queue in the bytes that are kept, and decides
+//! whether it was a job.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_get_attach_cookie, bpf_ktime_get_ns, bpf_probe_read_kernel_buf},
+    programs::ProbeContext,
+};
+use gctrace_common::{
+    event::{Header, Kind},
+    job::{COMMAND_BYTES, FetchState, Fetcher, HEAD_BYTES, JOB, JobEvent, JobPoint, NO_PORT, TAIL_BYTES},
+    request::{CLOCKS_UNKNOWN, GVL_UNKNOWN, RUNS_JOBS, RequestEnd, Serving},
+    stats::Counter,
+};
+
+use super::{FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, elapsed_clocks, end, entry, is_server, sees_gvl};
+use crate::{
+    filter::tgid_tid,
+    maps::{BLANK_FETCHER, FETCHERS, PROCESSES, REQUEST_RING, closed, count},
+    rubies, socket, tasks, usermem,
+};
+
+/// Hardware number of the register of what a function has returned.
+const RESULT: u8 = 0;
+
+/// A thread at a call.
+struct At<'a> {
+    ctx: &'a ProbeContext,
+    tgid: u32,
+    tid: u32,
+    now: u64,
+}
+
+/// One hit of a probe.
+#[inline(always)]
+pub fn hit(ctx: &ProbeContext) {
+    let (tgid, tid) = tgid_tid();
+    if !is_server(tgid, RUNS_JOBS) || closed() {
+        return;
+    }
+    // SAFETY: a plain helper call with the program's own context.
+    let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+    // SAFETY: a plain helper call.
+    let at = At { ctx, tgid, tid, now: unsafe { bpf_ktime_get_ns() } };
+    match cookie {
+        p if p == JobPoint::Send as u64 => send(&at),
+        p if p == JobPoint::Receive as u64 => receive(&at),
+        p if p == JobPoint::Received as u64 => received(&at),
+        p if p == JobPoint::Connect as u64 => {
+            connect(&at);
+        }
+        _ => named(&at),
+    }
+}
+
+/// The entry of the current thread.
+#[inline(always)]
+fn fetcher(at: &At<'_>) -> Option<&'static mut Fetcher> {
+    let entry = FETCHERS.get_ptr_mut(&at.tid)?;
+    // SAFETY: a map value pointer, valid while the program runs; only this thread uses this key.
+    let fetcher = unsafe { &mut *entry };
+    if fetcher.tgid == at.tgid { Some(fetcher) } else { None }
+}
+
+/// The same, created if there is none.
+#[inline(always)]
+fn new_fetcher(at: &At<'_>) -> Option<&'static mut Fetcher> {
+    if let Some(fetcher) = fetcher(at) {
+        return Some(fetcher);
+    }
+    let _another_process = FETCHERS.remove(&at.tid);
+    let blank = BLANK_FETCHER.get(0)?;
+    if FETCHERS.insert(&at.tid, blank, NO_EXIST).is_err() {
+        count(Counter::RequestMapFull);
+    }
+    let entry = FETCHERS.get_ptr_mut(&at.tid)?;
+    // SAFETY: as above.
+    let fetcher = unsafe { &mut *entry };
+    fetcher.tgid = at.tgid;
+    Some(fetcher)
+}
+
+/// A thread sends something on a socket.
+#[inline(always)]
+fn send(at: &At<'_>) {
+    let fd = usermem::register(at.ctx, FIRST) as u32;
+    if !is_fetch(usermem::register(at.ctx, SECOND), usermem::register(at.ctx, THIRD)) {
+        if let Some(fetcher) = fetcher(at)
+            && fetcher.fd == fd
+        {
+            // What comes next is the reply to this.
+            if fetcher.state == FetchState::Receiving as u32 {
+                fetcher.state = FetchState::Running as u32;
+            } else if fetcher.state == FetchState::Asked as u32 {
+                fetcher.state = FetchState::Idle as u32;
+            }
+        }
+        return;
+    }
+    let Some(fetcher) = new_fetcher(at) else { return };
+    let Some(serving) = entry(at.tgid, at.tid) else { return };
+    if serving.begin_ns != 0 {
+        let to_redis = match socket::peer_port(fd) {
+            Some(port) => fetcher.connected == u32::from(port) + 1 || fetcher.connected == NO_PORT,
+            None => fetcher.connected != 0,
+        };
+        fetcher.reconnected = u32::from(to_redis);
+        end(at.tgid, at.tid, serving, RequestEnd::Kept, at.now);
+    }
+    fetcher.state = FetchState::Asked as u32;
+    fetcher.fd = fd;
+    fetcher.buffer = 0;
+}
+
+/// A thread connects to something. If it is Redis and the connection fails, Sidekiq waits for a second and tries again: then its job has
+/// ended long before it asks for the next one.
+#[inline(always)]
+fn connect(at: &At<'_>) {
+    /// Families of addresses (include/linux/socket.h), which begin with them; the port is next.
+    const INET: u16 = 2;
+    const INET6: u16 = 10;
+    let Some(fetcher) = fetcher(at) else { return };
+    let address = usermem::register(at.ctx, SECOND);
+    fetcher.connected = match usermem::read::<[u16; 2]>(address) {
+        Some([INET | INET6, port]) => u32::from(port) + 1,
+        _ => NO_PORT,
+    };
+}
+
+/// A thread names one. It may be another Ruby thread that has just begun in the same native thread; then its job has ended, nobody
+/// knows when.
+#[inline(always)]
+fn named(at: &At<'_>) {
+    let Some(fetcher) = fetcher(at) else { return };
+    fetcher.state = FetchState::Idle as u32;
+    fetcher.buffer = 0;
+    if let Some(serving) = entry(at.tgid, at.tid)
+        && serving.begin_ns != 0
+    {
+        end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
+    }
+}
+
+/// Whether a command is `BRPOP`: `*3\r\n$5\r\nbrpop\r\n` with one to three digits in the first line.
+#[inline(always)]
+fn is_fetch(command: u64, len: u64) -> bool {
+    if len < COMMAND_BYTES as u64 + 2 {
+        return false;
+    }
+    let Some(bytes) = usermem::read::<[u8; COMMAND_BYTES]>(command) else { return false };
+    if bytes[0] != b'*' {
+        return false;
+    }
+    is_fetch_at(&bytes, 2) || is_fetch_at(&bytes, 3) || is_fetch_at(&bytes, 4)
+}
+
+/// The same, where the first line has `at` bytes.
+#[inline(always)]
+fn is_fetch_at(bytes: &[u8; COMMAND_BYTES], at: usize) -> bool {
+    let lower = |offset: usize| bytes[at + offset] | 0x20;
+    bytes[at] == b'\r'
+        && bytes[at + 2] == b'$'
+        && bytes[at + 3] == b'5'
+        && bytes[at + 4] == b'\r'
+        && lower(6) == b'b'
+        && lower(7) == b'r'
+        && lower(8) == b'p'
+        && lower(9) == b'o'
+        && lower(10) == b'p'
+}
+
+/// A thread is about to receive something.
+#[inline(always)]
+fn receive(at: &At<'_>) {
+    let Some(fetcher) = fetcher(at) else { return };
+    fetcher.buffer = 0;
+    let waits = fetcher.state == FetchState::Asked as u32 || fetcher.state == FetchState::Receiving as u32;
+    if waits && fetcher.fd == usermem::register(at.ctx, FIRST) as u32 {
+        fetcher.buffer = usermem::register(at.ctx, SECOND);
+    }
+}
+
+/// It has.
+#[inline(always)]
+fn received(at: &At<'_>) {
+    let Some(fetcher) = fetcher(at) else { return };
+    let buffer = fetcher.buffer;
+    if buffer == 0 {
+        return;
+    }
+    fetcher.buffer = 0;
+    let result = usermem::register(at.ctx, RESULT) as i64;
+    if result < 0 {
+        // There is nothing yet, in most cases. After an error comes no other call.
+        return;
+    }
+    let len = result as u64;
+    let asked = fetcher.state == FetchState::Asked as u32;
+    if len == 0 || (asked && !begin(at, fetcher, buffer, len)) {
+        if asked {
+            fetcher.state = FetchState::Idle as u32;
+        }
+        return;
+    }
+    if asked {
+        let kept = if len > HEAD_BYTES as u64 { HEAD_BYTES as u32 } else { len as u32 };
+        // SAFETY: the copy is bounded by the size of the array.
+        let copied =
+            unsafe { usermem::copy::<{ HEAD_BYTES as u32 }>(buffer, kept, (&raw mut fetcher.head).cast()) };
+        fetcher.head_len = if copied.is_ok() { kept } else { 0 };
+    }
+    if !asked || len > HEAD_BYTES as u64 {
+        fetcher.before_len = 0;
+        if len < TAIL_BYTES as u64 {
+            keep_tail(fetcher);
+        }
+        let kept = if len > TAIL_BYTES as u64 { TAIL_BYTES as u32 } else { len as u32 };
+        let from = buffer.wrapping_add(len - u64::from(kept));
+        // SAFETY: as above.
+        let copied =
+            unsafe { usermem::copy::<{ TAIL_BYTES as u32 }>(from, kept, (&raw mut fetcher.tail).cast()) };
+        fetcher.tail_len = if copied.is_ok() { kept } else { 0 };
+    }
+    fetcher.total = fetcher.total.wrapping_add(len);
+}
+
+/// Keeps the end of a piece: the next one is short.
+#[inline(always)]
+fn keep_tail(fetcher: &mut Fetcher) {
+    // SAFETY: both are arrays of the same size in a map value.
+    let copied = unsafe { bpf_probe_read_kernel_buf((&raw const fetcher.tail).cast(), &mut fetcher.before) };
+    if copied.is_ok() {
+        fetcher.before_len = fetcher.tail_len;
+    }
+}
+
+/// The first bytes of a reply have come. Begins a job if it can be one: `*2`.
+#[inline(always)]
+fn begin(at: &At<'_>, fetcher: &mut Fetcher, reply: u64, len: u64) -> bool {
+    let is_array = match usermem::read::<u8>(reply) {
+        Some(b'*') => len == 1 || usermem::read::<u8>(reply.wrapping_add(1)) == Some(b'2'),
+        _ => false,
+    };
+    if !is_array {
+        return false;
+    }
+    let Some(serving) = entry(at.tgid, at.tid) else { return false };
+    if serving.begin_ns != 0 {
+        end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
+    }
+    serving.parser = JOB;
+    serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
+    (serving.clocks, serving.clocks_epoch) = match tasks::own_clocks(at.tid, at.now) {
+        Some((clocks, epoch)) => (clocks, epoch.wrapping_add(1)),
+        None => (CLOCKS_UNKNOWN, 0),
+    };
+    serving.begin_ns = at.now;
+    fetcher.state = FetchState::Receiving as u32;
+    fetcher.reconnected = 0;
+    fetcher.connected = 0;
+    fetcher.total = 0;
+    fetcher.head_len = 0;
+    fetcher.tail_len = 0;
+    fetcher.before_len = 0;
+    count(Counter::Requests);
+    true
+}
+
+/// Emits the job that a thread runs.
+#[inline(always)]
+pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
+    // SAFETY: map values, read at once.
+    let (image, execs) =
+        rubies::known(tgid).map_or((u32::MAX, 0), |ruby| unsafe { ((*ruby).image, (*ruby).execs) });
+    let Some(fetcher) = FETCHERS.get_ptr(&tid) else { return count(Counter::RequestNotHttp) };
+    let Some(mut slot) = REQUEST_RING.reserve::<JobEvent>(0) else {
+        return count(Counter::RequestRingFull);
+    };
+    let record: *mut JobEvent = slot.as_mut_ptr();
+    // SAFETY: the ring reserved a whole record, 8-byte aligned; the fetcher is a map value, valid while the program runs. Each
+    // copy has the size of an array that both have.
+    unsafe {
+        (*record).header =
+            Header { kind: Kind::Job as u32, point: how as u32, tgid, tid, ts_ns: now, seq: 0, image, execs };
+        (*record).begin_ns = serving.begin_ns;
+        (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
+        (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
+        (*record).clocks = elapsed_clocks(tid, serving, now);
+        (*record).total = (*fetcher).total;
+        (*record).reconnected = (*fetcher).reconnected;
+        let head = bpf_probe_read_kernel_buf((*fetcher).head.as_ptr(), &mut (*record).head);
+        let tail = bpf_probe_read_kernel_buf((*fetcher).tail.as_ptr(), &mut (*record).tail);
+        (*record).head_len = if head.is_ok() { (*fetcher).head_len } else { 0 };
+        let before = bpf_probe_read_kernel_buf((*fetcher).before.as_ptr(), &mut (*record).before);
+        (*record).before_len = if before.is_ok() { (*fetcher).before_len } else { 0 };
+        (*record).tail_len = if tail.is_ok() { (*fetcher).tail_len } else { 0 };
+    }
+    slot.submit(NO_WAKEUP);
+    count(Counter::RequestSubmitted);
+}

@@ -1,0 +1,115 @@
+//! When the kernel received data on the connections of servers. A program in the cgroup of each server sees their packets; no other
+//! cgroup's packets are looked at, and none is changed or held up.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_get_current_task, bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_probe_read_kernel},
+    programs::SkBuffContext,
+};
+use gctrace_common::request::SocketLayout;
+
+use crate::maps::{ARRIVALS, closed, socket_layout};
+
+/// `S_IFMT` and `S_IFSOCK` (include/uapi/linux/stat.h).
+const FILE_TYPE: u16 = 0o170_000;
+const SOCKET: u16 = 0o140_000;
+/// `IPPROTO_TCP` (include/uapi/linux/in.h).
+const TCP: u8 = 6;
+
+/// A packet has come for a socket of the cgroup. The time of those with data is noted.
+#[inline(always)]
+pub fn received(ctx: &SkBuffContext) {
+    if closed() {
+        return;
+    }
+    let data = data_bytes(ctx);
+    if data == Some(0) {
+        return;
+    }
+    // SAFETY: plain helper calls, the first with the program's own context.
+    let (cookie, now) = unsafe { (bpf_get_socket_cookie(ctx.as_ptr()), bpf_ktime_get_ns()) };
+    // An older time must not stand for data that came later.
+    if data.is_none() || ARRIVALS.insert(&cookie, &now, 0).is_err() {
+        let _may_not_be_there = ARRIVALS.remove(&cookie);
+    }
+}
+
+/// Bytes of data in a TCP segment; `None`: it is none, or its headers are not understood. The context begins at the IP header.
+#[inline(always)]
+fn data_bytes(ctx: &SkBuffContext) -> Option<u32> {
+    let version = ctx.load::<u8>(0).ok()?;
+    let (protocol, head) = match version >> 4 {
+        4 => (ctx.load::<u8>(9), u32::from(version & 15) * 4),
+        // Extension headers before TCP are not followed.
+        6 => (ctx.load::<u8>(6), 40),
+        _ => return None,
+    };
+    if protocol != Ok(TCP) {
+        return None;
+    }
+    let offset = ctx.load::<u8>(head as usize + 12).ok()?;
+    ctx.len().checked_sub(head + u32::from(offset >> 4) * 4)
+}
+
+/// When the last data came on a TCP connection of the current process; 0 if that was not seen.
+#[inline(always)]
+pub fn arrival_ns(fd: u32) -> u64 {
+    let layout = socket_layout();
+    if layout.task_files == 0 {
+        return 0;
+    }
+    let Some(cookie) = cookie(&layout, fd) else { return 0 };
+    // SAFETY: the value is copied out at once.
+    unsafe { ARRIVALS.get(&cookie).copied() }.unwrap_or(0)
+}
+
+/// The peer's port of a TCP connection of the current process, in network byte order.
+#[inline(always)]
+pub fn peer_port(fd: u32) -> Option<u16> {
+    let layout = socket_layout();
+    if layout.task_files == 0 || layout.sock_port == 0 {
+        return None;
+    }
+    kernel(sock(&layout, fd)?, layout.sock_port)
+}
+
+/// The number of the socket that a descriptor of the current process is.
+#[inline(always)]
+fn cookie(layout: &SocketLayout, fd: u32) -> Option<u64> {
+    kernel(sock(layout, fd)?, layout.sock_cookie)
+}
+
+/// The TCP socket that a descriptor of the current process is.
+#[inline(always)]
+fn sock(layout: &SocketLayout, fd: u32) -> Option<u64> {
+    // SAFETY: a plain helper call.
+    let task = unsafe { bpf_get_current_task() };
+    let files: u64 = kernel(task, layout.task_files)?;
+    let table: u64 = kernel(files, layout.files_table)?;
+    let len: u32 = kernel(table, layout.table_len)?;
+    if fd >= len {
+        return None;
+    }
+    let entries: u64 = kernel(table, layout.table_entries)?;
+    let file: u64 = kernel(entries.wrapping_add(u64::from(fd) * 8), 0)?;
+    let inode: u64 = kernel(file, layout.file_inode)?;
+    let mode: u16 = kernel(inode, layout.inode_mode)?;
+    if mode & FILE_TYPE != SOCKET {
+        return None;
+    }
+    let socket: u64 = kernel(file, layout.file_private)?;
+    let sock: u64 = kernel(socket, layout.socket_sock)?;
+    let protocol: u16 = kernel(sock, layout.sock_protocol)?;
+    if protocol != u16::from(TCP) {
+        return None;
+    }
+    Some(sock)
+}
+
+/// Reads one plain value of the kernel.
+#[inline(always)]
+fn kernel<T>(base: u64, offset: u32) -> Option<T> {
+    let address = base.wrapping_add(u64::from(offset));
+    // SAFETY: the helper checks the address; T is an integer everywhere this is used.
+    unsafe { bpf_probe_read_kernel(address as *const T) }.ok()
+}

@@ -1,0 +1,22 @@
+//! `gctrace merge`: several recordings as one.
+
+use super::Failure;
+use crate::{cli::MergeArgs, console::say, export, sudo::User, trace_file, words::plural};
+
+/// Writes the recordings as one, and says how. Returns the exit status.
+///
+/// # Errors
+///
+/// One cannot be read or is damaged, they cannot be merged exactly, or the result cannot be written.
+pub fn merge(args: &MergeArgs) -> Result<u8, Failure> {
+    if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
+        export::belong_to(user.uid, user.gid);
+    }
+    let merged = trace_file::merge(&args.files, &args.output)?;
+    for note in &merged.notes {
+        say(&format!("gctrace: {note}"));
+    }
+    let (to, processes) = (args.output.display(), plural(merged.processes, "process"));
+    say(&format!("gctrace: wrote {to}: {processes} of {}", plural(args.files.len() as u64, "recording")));
+    Ok(0)
+}

@@ -1,0 +1,315 @@
+//! `gctrace report`: the outputs of a run from its recording.
+
+use std::{cell::RefCell, rc::Rc};
+
+use super::{Failure, Outcome, outputs};
+use crate::{
+    aggregate::condition::{Condition, Kind},
+    cli::{self, ReportFileArgs},
+    console::say,
+    export::{
+        self, Outputs,
+        window::{Tally, Windowed},
+    },
+    sudo::User,
+    trace_file::{self, Dump, Ending, Recording},
+    words::{span, utc},
+};
+
+/// Writes what was asked for.
+///
+/// # Errors
+///
+/// The recording cannot be read, or is damaged: then the outputs have what comes before that.
+pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
+    let mut recording = Recording::open(&args.file)?;
+    let path = args.file.display().to_string();
+    let window = args.window(recording.header())?;
+    let settings = cli::report(args, recording.header())?;
+    if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
+        export::belong_to(user.uid, user.gid);
+    }
+    let clock = recording.header().clock;
+    let outputs = Rc::new(RefCell::new(Outputs::new(outputs::exporters(&settings, clock)?)));
+    let tally = Rc::new(RefCell::new(Tally::default()));
+    let part = Windowed::new(window.clone(), outputs.clone(), tally.clone());
+    let replayed = trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(part)]))?;
+    let dump = recording.header().dump.as_ref();
+    let begun_ns = dump.map_or(recording.header().begun_ns, |dump| dump.from_ns);
+    if let Some(Dump { why, at_ns, from_ns, .. }) = dump {
+        let at = utc(clock.epoch_nanos(*at_ns).div_euclid(1_000_000_000));
+        let kept = span(replayed.last_ns.saturating_sub(*from_ns));
+        say(&format!("gctrace: {path} has {kept} up to {at}, written because of {why}"));
+    }
+    if let Ending::CutOff(bytes) = replayed.ending {
+        let seconds = replayed.last_ns.saturating_sub(begun_ns) as f64 / 1e9;
+        let incomplete = match bytes {
+            0 => String::new(),
+            bytes => format!(", {bytes} bytes of an incomplete chunk were not read"),
+        };
+        say(&format!("gctrace: {path} was cut off: it ends after {seconds:.1} s{incomplete}"));
+    }
+    if settings.reports.verbose {
+        for line in replayed.ledger.details() {
+            say(&format!("gctrace: {line}"));
+        }
+    }
+    let whole = if window.is_all() { "" } else { "the whole recording: " };
+    say(&format!("gctrace: {whole}{}", replayed.ledger.summary()));
+    if window.cuts_time() && recording.header().subjects.gvl {
+        say("gctrace: sums of the GVL are of whole lives of threads; they are not in a part of the time");
+    }
+    if !outputs.borrow().failures().is_empty() {
+        return Ok(Outcome::OutputFailed);
+    }
+    if let Some(condition) = &window.condition {
+        say(&format!("gctrace: --where {condition}: {}", kept(condition, &tally.borrow())));
+    }
+    if tally.borrow().processes == 0 {
+        let part = if window.is_all() { path } else { format!("this part of {path}") };
+        say(&format!("gctrace: {part} contains no process"));
+        return Ok(Outcome::NothingMatched);
+    }
+    Ok(Outcome::Done)
+}
+
+/// What a condition left, in words.
+fn kept(condition: &Condition, tally: &Tally) -> String {
+    let mut parts = Vec::new();
+    let mut untouched = Vec::new();
+    for kind in Kind::ALL {
+        let judged = tally.judged.get(&kind).copied().unwrap_or_default();
+        // Of a process that something is left of, the whole record is.
+        let touches = condition.applies_to(kind) && (kind != Kind::Process || judged.kept < judged.all);
+        if touches {
+            let lacking = match judged.unknown {
+                0 => String::new(),
+                some => format!(" ({some} lack what it asks for)"),
+            };
+            parts.push(format!("kept {} of {} {}{lacking}", judged.kept, judged.all, kind.name()));
+        } else if judged.all > 0 {
+            untouched.push(kind.name());
+        }
+    }
+    if !untouched.is_empty() {
+        parts.push(format!("it does not concern: {}", untouched.join(", ")));
+    }
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read as _,
+        path::{Path, PathBuf},
+    };
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::{
+        cli::{Args, Subcommand},
+        export::window::Judged,
+    };
+
+    /// With this variable the files are written.
+    const WRITE: &str = "GCTRACE_WRITE_DOCS";
+    /// What is written of each recording, and how its name ends.
+    const EXPECTED: [(&[&str], &str); 4] = [
+        (&["--lines", "-o"], "txt"),
+        (&["--format=jsonl", "--brief", "-o"], "jsonl"),
+        (&["--folded"], "folded"),
+        (&["--flamegraph-of=alloc", "--folded"], "alloc.folded"),
+    ];
+    /// Flags of other formats, which have tests of their own, and what their files begin with.
+    const OTHERS: [(&str, &[u8]); 8] = [
+        ("--callgrind", b"# callgrind format"),
+        ("--csv", b"time_utc,pid,"),
+        ("--pprof", &[0x1f, 0x8b]),
+        ("--flamegraph", b"<?xml"),
+        ("--speedscope", b"{"),
+        ("--firefox", b"{"),
+        ("--perfetto", &[0x0a]),
+        ("--stack-log", b"{"),
+    ];
+
+    fn recordings() -> Vec<PathBuf> {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/recordings");
+        let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        let mut found: Vec<_> =
+            entries.filter(|path| path.extension().is_some_and(|name| name == "gctrace")).collect();
+        found.sort();
+        assert!(found.len() >= 4, "{found:?}");
+        found
+    }
+
+    fn run(recording: &Path, flags: &[&str], file: &Path) -> Vec<u8> {
+        let words = ["gctrace", "report"].iter().copied().chain(flags.iter().copied());
+        let words = words.map(PathBuf::from).chain([file.to_owned(), recording.to_owned()]);
+        let Some(Subcommand::Report(args)) = Args::try_parse_from(words).unwrap().subcommand else {
+            panic!("not report");
+        };
+        assert_eq!(report(args).unwrap(), Outcome::Done, "{flags:?}");
+        let mut bytes = Vec::new();
+        std::fs::File::open(file).unwrap().read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Two parts of a recording have all of its cycles and samples together, and each once; a process that runs through both is in both.
+    #[test]
+    fn parts() {
+        let dir = tempfile::tempdir().unwrap();
+        for recording in recordings() {
+            let lines = |flags: &[&str], kind: &str| -> Vec<String> {
+                let flags = [flags, &["--format=jsonl", "--brief", "-o"]].concat();
+                let text = String::from_utf8(run(&recording, &flags, &dir.path().join("out"))).unwrap();
+                let kind = format!("{{\"type\":\"{kind}\"");
+                text.lines().filter(|line| line.starts_with(&kind)).map(ToOwned::to_owned).collect()
+            };
+            let header = Recording::open(&recording).unwrap().header().clone();
+            let begun = header.clock.epoch_seconds(header.begun_ns);
+            let of = |line: &String| -> f64 {
+                let (_, rest) = line.split_once("\"ts\":").unwrap();
+                rest.split([',', '}']).next().unwrap().parse().unwrap()
+            };
+            let all = lines(&[], "gc");
+            let middle = of(&all[all.len() / 2]) - begun - 1e-6;
+            let middle = format!("{middle:.6}s");
+            let (first, last) = (lines(&["--to", &middle], "gc"), lines(&["--from", &middle], "gc"));
+            assert!(!first.is_empty() && !last.is_empty(), "{middle}: {all:?}");
+            assert_eq!([first, last].concat(), all);
+            assert_eq!(lines(&["--from", &middle], "process").len(), 1);
+            assert_eq!(lines(&["--to", &middle], "exit").len(), 1);
+            let summary = &lines(&["--from", "0", "--to", &middle], "summary")[0];
+            assert!(summary.contains("\"reason\":\"detached\""), "{summary}");
+            let samples = |flags: &[&str]| -> u64 {
+                let flags = [flags, &["--folded"]].concat();
+                let text = String::from_utf8(run(&recording, &flags, &dir.path().join("out"))).unwrap();
+                text.lines().map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+            };
+            let parts = samples(&["--to", &middle]) + samples(&["--from", &middle]);
+            assert_eq!(parts, samples(&[]));
+            let gone = [recording.to_str().unwrap(), "--pid=1"];
+            let words = ["gctrace", "report", "-q"].into_iter().chain(gone);
+            let Some(Subcommand::Report(args)) = Args::try_parse_from(words).unwrap().subcommand else {
+                panic!("not report");
+            };
+            assert_eq!(report(args).unwrap(), Outcome::NothingMatched);
+        }
+    }
+
+    /// A condition and its opposite have all records together; kinds that it does not concern are in both.
+    #[test]
+    fn conditions() {
+        let dir = tempfile::tempdir().unwrap();
+        for recording in recordings() {
+            let lines = |flags: &[&str], kind: &str| -> Vec<String> {
+                let flags = [flags, &["--format=jsonl", "--brief", "-o"]].concat();
+                let text = String::from_utf8(run(&recording, &flags, &dir.path().join("out"))).unwrap();
+                let kind = format!("{{\"type\":\"{kind}\"");
+                text.lines().filter(|line| line.starts_with(&kind)).map(ToOwned::to_owned).collect()
+            };
+            let all = lines(&[], "gc");
+            let major = lines(&["--where", "gc.kind = major"], "gc");
+            let minor = lines(&["--where", "not gc.kind = major"], "gc");
+            assert!(!major.is_empty() && !minor.is_empty());
+            assert_eq!(major.len() + minor.len(), all.len());
+            assert!(
+                major.iter().all(|line| all.contains(line) && line.contains("\"kind\":\"major\"")),
+                "{major:?}"
+            );
+            let summary = &lines(&["--where", "gc.kind = major"], "exit")[0];
+            assert!(summary.contains(&format!("\"cycles\":{}", major.len())), "{summary}");
+            let folded = |flags: &[&str]| {
+                let flags = [flags, &["--folded"]].concat();
+                String::from_utf8(run(&recording, &flags, &dir.path().join("out"))).unwrap()
+            };
+            assert_eq!(folded(&["--where", "gc.kind = major"]), folded(&[]));
+            let none = ["--where", "thread = no-such-thread"];
+            assert_eq!((folded(&none), lines(&none, "gc")), (String::new(), Vec::new()));
+            let service = |name: &str| {
+                let words = ["gctrace", "report", "-q", recording.to_str().unwrap(), "--service", name];
+                let Some(Subcommand::Report(args)) = Args::try_parse_from(words).unwrap().subcommand else {
+                    panic!("not report");
+                };
+                report(args).unwrap()
+            };
+            assert_eq!((service("golden"), service("gold")), (Outcome::Done, Outcome::NothingMatched));
+            let words = ["gctrace", "report", "x", "--where", "gc.paus > 1ms"];
+            let error = Args::try_parse_from(words).unwrap_err().to_string();
+            assert!(error.contains("`gc.paus` is no field"), "{error}");
+        }
+    }
+
+    /// The costs of a call graph are those of the flame graphs; each is in exactly one function.
+    #[test]
+    fn call_graphs() {
+        let dir = tempfile::tempdir().unwrap();
+        for recording in recordings() {
+            let text =
+                |flags: &[&str]| String::from_utf8(run(&recording, flags, &dir.path().join("out"))).unwrap();
+            let graph = text(&["--callgrind"]);
+            let numbers =
+                |line: &str| -> Vec<u64> { line.split(' ').map(|cost| cost.parse().unwrap()).collect() };
+            let total = numbers(graph.lines().find_map(|line| line.strip_prefix("summary: ")).unwrap());
+            let (mut own, mut is_call) = (vec![0; total.len()], false);
+            for line in graph.lines() {
+                if line.starts_with(|c: char| c.is_ascii_digit()) && !is_call {
+                    own.iter_mut().zip(&numbers(line)[1..]).for_each(|(sum, cost)| *sum += cost);
+                }
+                is_call = line.starts_with("calls=");
+            }
+            assert_eq!(own, total);
+            let folded = |flags: &[&str]| -> u64 {
+                let text = text(&[flags, &["--folded"]].concat());
+                text.lines().map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+            };
+            assert_eq!([total[0], total[3]], [folded(&[]), folded(&["--flamegraph-of=gc"])]);
+            let rows = text(&["--csv"]).lines().count();
+            let cycles = text(&["--format=jsonl", "--brief", "-o"]).matches("{\"type\":\"gc\"").count();
+            assert_eq!(rows, cycles + 1);
+        }
+    }
+
+    /// What is said of a condition.
+    #[test]
+    fn said() {
+        let mut tally = Tally::default();
+        let judged = |all, kept, unknown| Judged { all, kept, unknown };
+        tally.judged.insert(Kind::Cycle, judged(45, 3, 0));
+        tally.judged.insert(Kind::Request, judged(7, 4, 2));
+        tally.judged.insert(Kind::Sample, judged(9, 9, 0));
+        let condition = "gc.pause > 1ms or request.duration > 1s".parse().unwrap();
+        assert_eq!(
+            kept(&condition, &tally),
+            "kept 3 of 45 GC cycles; kept 4 of 7 requests (2 lack what it asks for); it does not concern: stack samples"
+        );
+    }
+
+    /// Committed recordings of each Ruby give what they gave; `GCTRACE_WRITE_DOCS=1` writes what they give now.
+    #[test]
+    fn golden() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut differ = Vec::new();
+        for recording in recordings() {
+            for (flags, extension) in EXPECTED {
+                let expected = recording.with_extension(extension);
+                let found = String::from_utf8(run(&recording, flags, &dir.path().join("out"))).unwrap();
+                // The ledger grows with each new counter; it is compared with that of the run itself where that exists.
+                let found: Vec<&str> =
+                    found.lines().filter(|line| !line.starts_with("{\"type\":\"ledger\"")).collect();
+                let found = found.join("\n") + "\n";
+                if std::env::var_os(WRITE).is_some() {
+                    std::fs::write(&expected, found).unwrap();
+                } else if std::fs::read_to_string(&expected).unwrap() != found {
+                    differ.push(expected);
+                }
+            }
+            for (flag, begin) in OTHERS {
+                let found = run(&recording, &[flag], &dir.path().join("out"));
+                assert!(found.starts_with(begin), "{flag} {}", recording.display());
+            }
+        }
+        assert!(differ.is_empty(), "other outputs: {differ:?}; if that is meant, write them with {WRITE}=1");
+    }
+}

@@ -1,0 +1,52 @@
+//! `gctrace scrub`: a copy of a recording without names that tell whose it is.
+
+#[cfg(test)]
+mod tests;
+
+use super::Failure;
+use crate::{
+    cli::ScrubArgs,
+    console::say,
+    export,
+    sudo::User,
+    trace_file::{self, Ending, ScrubKind},
+    words::plural,
+};
+
+/// Writes the copy, and says what was replaced and what stays. Returns the exit status.
+///
+/// # Errors
+///
+/// The recording cannot be read or is damaged, or the copy cannot be written.
+pub fn scrub(args: &ScrubArgs) -> Result<u8, Failure> {
+    if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
+        export::belong_to(user.uid, user.gid);
+    }
+    let keep = args.kept();
+    let done = trace_file::scrub(&args.file, &args.output, &keep)?;
+    let (from, to) = (args.file.display(), args.output.display());
+    if let Ending::CutOff(_) = done.ending {
+        say(&format!("gctrace: {from} was cut off; the copy ends where it ends"));
+    }
+    say(&format!("gctrace: wrote {to}"));
+    let replaced: Vec<String> =
+        done.replaced.iter().map(|(kind, texts)| plural_of(*texts, kind.noun())).collect();
+    let replaced = if replaced.is_empty() { "nothing".to_owned() } else { replaced.join(", ") };
+    say(&format!("gctrace: replaced {replaced}"));
+    if !keep.is_empty() {
+        let kept: Vec<&str> =
+            ScrubKind::ALL.into_iter().filter(|kind| keep.contains(kind)).map(ScrubKind::name).collect();
+        say(&format!("gctrace: left as they are: {}", kept.join(", ")));
+    }
+    Ok(0)
+}
+
+/// `2 names of threads`: the first noun has the ending.
+fn plural_of(n: u64, noun: &str) -> String {
+    match noun.split_once(' ') {
+        Some((first, rest)) if rest.starts_with("of ") || rest.starts_with("or ") => {
+            format!("{} {rest}", plural(n, first))
+        }
+        _ => plural(n, noun),
+    }
+}

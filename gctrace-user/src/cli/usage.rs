@@ -1,0 +1,95 @@
+//! What is wrong with flags that do not make a run.
+
+use std::path::PathBuf;
+
+use crate::trace_file::Trigger;
+
+/// Flags that do not make a run.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum UsageError {
+    /// Nothing was selected.
+    #[error(
+        "nothing is selected: give --all-ruby, --pid PID, --name NAME, --unit UNIT, --cgroup PATH, --container NAME or -- COMMAND (see gctrace \
+         --help)"
+    )]
+    NothingSelected,
+    /// Two outputs would overwrite each other.
+    #[error("{} is named for two outputs; give each its own file", .0.display())]
+    SameFile(PathBuf),
+    /// `--from` and `--to` the wrong way round.
+    #[error("there is no time between --from and --to: --to must be later")]
+    NoTime,
+    /// A profile for standard output.
+    #[error("profiles are written to files, not to standard output: name a file instead of `-`")]
+    Dash,
+    /// What a flame graph shows is not traced.
+    #[error("--flamegraph-of {0} needs {1}")]
+    GraphNeeds(&'static str, &'static str),
+    /// It is not known where sample sets go.
+    #[error("--tunemygc-url: `{0}` is not an http:// or https:// URL")]
+    Url(String),
+    /// It is not known where is pushed.
+    #[error("{0}: `{1}` is not an http:// or https:// URL")]
+    Server(&'static str, String),
+    /// The same, of OTLP.
+    #[error("--otlp: {0}")]
+    Otlp(String),
+    /// It is not known whose sample sets are.
+    #[error(
+        "--tunemygc-url needs the token of an application: give --tunemygc-token or set RUBY_GC_TOKEN (a collector \
+         makes one: curl -d email=you@example.com -d app=NAME URL/accounts)"
+    )]
+    NoToken,
+    /// The file of tokens cannot be used.
+    #[error("--tunemygc-tokens: {}: {reason}", path.display())]
+    Tokens {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is no place for sets that wait.
+    #[error("--tunemygc-url needs a directory for sets that wait: give --tunemygc-spool")]
+    NoSpool,
+    /// A cgroup or container without a name, as from a variable that is not set.
+    #[error("--name, --unit, --cgroup and --container need a non-empty value")]
+    EmptyGroup,
+    /// A word that is no flag, no subcommand and no pid.
+    #[error("{}", unknown_word(.0))]
+    Word(String),
+    /// Requests are to be shown, and they are not looked at, or the recording lacks them.
+    #[error("{0} needs requests: add --requests (a recording has them if it was recorded with --requests)")]
+    NoRequests(&'static str),
+    /// There is nothing to draw on.
+    #[error("gctrace top needs a terminal; `gctrace top --once` prints one table")]
+    NoTerminal,
+    /// The selection of `gctrace top` or `gctrace record` is not valid.
+    #[error("{0}")]
+    Flags(String),
+    /// There is nothing to keep.
+    #[error("--keep keeps a recording: name its file with --record FILE (of gctrace record: -o FILE)")]
+    KeepsNothing,
+    /// A trigger looks at what is not seen.
+    #[error("--dump-on '{0}' needs {1}")]
+    TriggerNeeds(Trigger, String),
+    /// gctrace cannot trace itself.
+    #[error("--pid {0} is gctrace itself, which is never traced")]
+    OwnPid(u32),
+}
+
+/// What other tracers call what gctrace does without a subcommand.
+const SUBCOMMANDS_OF_OTHERS: [&str; 5] = ["attach", "run", "snapshot", "stat", "trace"];
+
+/// What to do about a word that is no subcommand and no pid.
+fn unknown_word(word: &str) -> String {
+    if word.starts_with(|c: char| c.is_ascii_digit()) {
+        return format!("`{word}` is not a pid");
+    }
+    if SUBCOMMANDS_OF_OTHERS.contains(&word) {
+        return format!("there is no subcommand `{word}` (see gctrace --help)");
+    }
+    format!(
+        "`{word}` is neither a pid nor a subcommand; did you mean `--name {word}`, to trace the programs of that name, or \
+         `-- {word}`, to start it?"
+    )
+}

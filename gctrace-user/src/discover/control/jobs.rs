@@ -1,0 +1,102 @@
+//! Processes that run Sidekiq's jobs, and the probes by which these are seen.
+
+use std::{fs::File, num::NonZeroU32};
+
+use gctrace_common::request::RUNS_JOBS;
+
+use super::{
+    super::{identity::ImageKey, mappings::ExecutableMapping},
+    Control,
+    images::reopened,
+};
+use crate::{
+    bpf::brief,
+    elf::ElfImage,
+    host::{called, proc_root},
+    ruby::{
+        jobs::{JobSite, socket_sites, thread_sites},
+        requests::RequestRefusal,
+    },
+};
+
+type Find = fn(&ElfImage) -> Result<Vec<JobSite>, RequestRefusal>;
+
+impl Control {
+    /// Probes a process that is a Sidekiq, if it has mapped what it needs for jobs. What is missing is mapped later, and then looked at.
+    pub(super) fn add_job_runner(&mut self, pid: u32, mappings: &[ExecutableMapping]) {
+        let named = |wanted: fn(&str) -> bool| {
+            mappings
+                .iter()
+                .find(|mapping| mapping.path.file_name().and_then(|name| name.to_str()).is_some_and(wanted))
+        };
+        let Some(socket) = named(|name| name == "socket.so") else { return };
+        let library = named(|name| name.starts_with("libruby") && name.contains(".so"));
+        let Some(ruby) = library.or_else(|| named(|name| name.starts_with("ruby"))) else { return };
+        if let Err(why) = self.probe_job_runner(pid, socket, ruby) {
+            self.say_once(&format!(
+                "gctrace: {}: jobs of Sidekiq are not seen: {why}",
+                socket.path.display()
+            ));
+        }
+    }
+
+    fn probe_job_runner(
+        &mut self,
+        pid: u32,
+        socket: &ExecutableMapping,
+        ruby: &ExecutableMapping,
+    ) -> Result<(), String> {
+        // perf_event_open takes pids of gctrace's own namespace.
+        let own = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids());
+        let own = own.ok_or("gctrace must see the pids of the host: use --pid=host (hostPID: true)")?;
+        if called::has_mn_threads(pid) {
+            return Err("with RUBY_MN_THREADS a job may change its native thread".to_owned());
+        }
+        // First all sites: a process that lacks some is not probed at all.
+        let files: [(&ExecutableMapping, Find); 2] = [(socket, socket_sites), (ruby, thread_sites)];
+        let mut found = Vec::new();
+        for (mapping, find) in files {
+            found.push((mapping, self.job_sites_in(pid, mapping, find)?));
+        }
+        self.forget_ended_servers();
+        let mut links = Vec::new();
+        for (mapping, (file, sites)) in found {
+            if sites.is_empty() {
+                continue;
+            }
+            match self.probes.attach_jobs(&sites, &reopened(&file), own) {
+                Ok(attached) => links.push(attached),
+                Err(error) => {
+                    for links in links {
+                        self.probes.detach_requests(links);
+                    }
+                    return Err(format!("{}: {}", mapping.path.display(), brief(&error)));
+                }
+            }
+        }
+        for before in self.servers.job_runners.insert(pid, links).unwrap_or_default() {
+            self.probes.detach_requests(before);
+        }
+        self.probes.add_server(pid, RUNS_JOBS).map_err(|error| brief(&error))
+    }
+
+    /// The sites of a mapped file, found once.
+    fn job_sites_in(
+        &mut self,
+        pid: u32,
+        mapping: &ExecutableMapping,
+        find: Find,
+    ) -> Result<(File, Vec<JobSite>), String> {
+        let shown = mapping.path.display();
+        let gone = |error: std::io::Error| format!("{shown}: {error}");
+        let path = mapping.open_path(pid).map_err(gone)?;
+        let key = ImageKey::of(&path).map_err(gone)?;
+        let file = File::open(&path).map_err(gone)?;
+        let sites = self.servers.job_sites.entry(key).or_insert_with(|| {
+            let image = ElfImage::read(&file).map_err(|error| format!("{shown}: {error}"))?;
+            find(&image).map_err(|error| format!("{shown}: {error}"))
+        });
+        let sites = sites.clone()?;
+        Ok((file, sites))
+    }
+}

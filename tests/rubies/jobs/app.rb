@@ -1,0 +1,73 @@
+# Jobs that log their own truth: a line "JID CLASS NATIVE_TID BEGIN_NS END_NS GC_COUNT_BEFORE GC_COUNT_AFTER" for each run, to the file in
+# GCTRACE_TEST_TRUTH.
+require "sidekiq"
+
+[:configure_server, :configure_client].each do |side|
+  Sidekiq.public_send(side) { |config| config.redis = { url: ENV.fetch("GCTRACE_TEST_REDIS") } }
+end
+
+TRUTH = File.open(ENV.fetch("GCTRACE_TEST_TRUTH"), File::WRONLY | File::APPEND | File::CREAT)
+
+module Logs
+  def now
+    Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
+  end
+
+  def perform(*args)
+    tid = Thread.current.native_thread_id
+    begin_ns, count = now, GC.count
+    work(*args)
+  ensure
+    TRUTH.syswrite("#{jid} #{self.class} #{tid} #{begin_ns} #{now} #{count} #{GC.count}\n")
+  end
+end
+
+# Collects by allocation.
+class HardJob
+  include Sidekiq::Worker
+  include Logs
+
+  def work(*)
+    60_000.times { "x" * 60 }
+  end
+end
+
+module Shop
+  # Waits without the GVL, and uses Redis in the middle.
+  class WaitJob
+    include Sidekiq::Worker
+    include Logs
+
+    def work(*)
+      sleep 0.01
+      begin
+        TCPSocket.new("127.0.0.1", 1).close
+      rescue SystemCallError
+        # Nobody listens there; it is not Redis.
+      end
+      Sidekiq.redis { |redis| redis.get("nothing") }
+      5_000.times { "x" * 60 }
+    end
+  end
+end
+
+# Its thread dies.
+class BadJob
+  include Sidekiq::Worker
+  include Logs
+
+  def work(*)
+    20_000.times { "x" * 60 }
+    raise "SECRETERROR"
+  end
+end
+
+# Redis goes away while it runs.
+class LongJob
+  include Sidekiq::Worker
+  include Logs
+
+  def work(*)
+    sleep 2
+  end
+end

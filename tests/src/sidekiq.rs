@@ -1,0 +1,175 @@
+//! A Sidekiq that runs the jobs in `tests/rubies/jobs`, and its Redis.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::PATIENCE;
+use crate::child::Guarded;
+use crate::live::{Live, rubies_dir};
+use crate::ruby::Ruby;
+
+/// Where Debian has it.
+const PROGRAM: &str = "/usr/bin/sidekiq";
+/// How many jobs it runs at a time.
+const CONCURRENCY: &str = "5";
+
+/// A Redis server without a disk.
+pub struct Redis {
+    process: Option<Guarded>,
+    dir: PathBuf,
+    port: u16,
+}
+
+impl Redis {
+    /// Starts one.
+    pub fn start(live: &Live) -> Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut redis = Self { process: None, dir: live.dir("redis")?, port };
+        redis.restart()?;
+        Ok(redis)
+    }
+
+    /// Starts it again, without its data.
+    pub fn restart(&mut self) -> Result<()> {
+        let mut command = Command::new("redis-server");
+        let port = self.port.to_string();
+        command.args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"]);
+        self.process = Some(Guarded::start("redis-server", command.arg(&self.dir))?);
+        let since = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            ensure!(since.elapsed() < PATIENCE, "redis-server does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Closes the connections of all clients.
+    pub fn disconnect_clients(&self) -> Result<()> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"CLIENT KILL TYPE normal\r\n")?;
+        let mut reply = [0; 1];
+        stream.read_exact(&mut reply)?;
+        ensure!(&reply == b":", "CLIENT KILL was refused");
+        Ok(())
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/0", self.port)
+    }
+}
+
+/// What a job has logged of one run of it.
+#[derive(Clone, Debug)]
+pub struct Truth {
+    /// Its number.
+    pub jid: String,
+    /// Its class.
+    pub class: String,
+    /// The thread that ran it.
+    pub tid: u32,
+    /// When it began, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// When it ended.
+    pub end_ns: u64,
+    /// By how much `GC.count` of its process grew.
+    pub gcs: u64,
+}
+
+/// A Sidekiq that has come up.
+pub struct Sidekiq {
+    /// Its process.
+    pub process: Guarded,
+    /// What runs it.
+    ruby: Ruby,
+    truth: PathBuf,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl Sidekiq {
+    /// Whether there is one for this Ruby. Its jobs log the number of their native thread, which they know from 3.1 on.
+    pub fn is_there(ruby: &Ruby) -> bool {
+        ruby.is_at_least(3, 1) && ruby.host_path(PROGRAM).is_file()
+    }
+
+    /// Starts one and waits until it has come up.
+    pub fn start(live: &Live, ruby: &Ruby, redis: &Redis) -> Result<Self> {
+        let truth = live.path(&format!("truth-{}", ruby.label()));
+        let env = vec![
+            ("GCTRACE_TEST_REDIS".into(), redis.url().into()),
+            ("GCTRACE_TEST_TRUTH".into(), truth.clone().into()),
+            ("GCTRACE_TEST_PROC".into(), "1".into()),
+        ];
+        let mut command = ruby.command()?;
+        command.args([PROGRAM, "-c", CONCURRENCY, "-q", "default", "-q", "low", "-r"]).arg(script("app.rb"));
+        command.envs(env.clone());
+        let sidekiq =
+            Self { process: Guarded::start("sidekiq", &mut command)?, ruby: ruby.clone(), truth, env };
+        let title = format!("/proc/{}/cmdline", sidekiq.process.pid());
+        let since = Instant::now();
+        while !fs::read_to_string(&title)?.contains(&format!("[0 of {CONCURRENCY} busy]")) {
+            ensure!(since.elapsed() < PATIENCE, "sidekiq does not come up");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(sidekiq)
+    }
+
+    /// Pushes jobs: `HardJob=10`.
+    pub fn push(&self, jobs: &[&str]) -> Result<()> {
+        let mut command = self.ruby.command()?;
+        let output = command.arg(script("push.rb")).args(jobs).envs(self.env.clone()).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// What its jobs have logged, by their number. A job that has failed may have been run again.
+    pub fn truths(&self) -> Result<HashMap<String, Vec<Truth>>> {
+        let mut truths: HashMap<String, Vec<Truth>> = HashMap::new();
+        for line in fs::read_to_string(&self.truth).unwrap_or_default().lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [jid, class, tid, begin_ns, end_ns, before, after] = words[..] else {
+                anyhow::bail!("line {line}")
+            };
+            truths.entry(jid.to_owned()).or_default().push(Truth {
+                jid: jid.to_owned(),
+                class: class.to_owned(),
+                tid: tid.parse()?,
+                begin_ns: begin_ns.parse()?,
+                end_ns: end_ns.parse()?,
+                gcs: after.parse::<u64>()?.checked_sub(before.parse()?).context("GC.count went backwards")?,
+            });
+        }
+        Ok(truths)
+    }
+
+    /// Waits until this many runs have ended.
+    pub fn wait(&self, runs: usize) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            let there: usize = self.truths()?.values().map(Vec::len).sum();
+            if there >= runs {
+                return Ok(());
+            }
+            ensure!(since.elapsed() < PATIENCE, "{there} of {runs} jobs have run");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn script(name: &str) -> PathBuf {
+    let dir: &Path = &rubies_dir();
+    dir.join("jobs").join(name)
+}

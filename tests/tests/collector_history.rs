@@ -1,0 +1,171 @@
+//! What was advised when, what was put in force, and its effect; on both stores.
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::collector::{Collector, Cycle, cycles, each_store, set};
+use serde_json::{Value, json};
+
+/// The place of `time` in the samples of [`set`].
+const TIME: usize = 5;
+
+/// A set of a program with these settings that spends `permille` thousandths of its time in GC.
+fn spending(token: &str, env: &Value, permille: u64, pid: u64) -> Result<String> {
+    let kinds = [("malloc", None, 300), ("newobj", Some("oldgen"), 40)];
+    let kinds = kinds.map(|(by, major, n)| (Cycle { by, major, old_after: 99_000 }, n));
+    let mut set = set(token, "3.4.7", env, &cycles(&kinds));
+    set[0][10] = json!(pid);
+    for sample in set.as_array_mut().context("a list")?.iter_mut().skip(1) {
+        // Ten cycles a second of 30 ms each are 300 thousandths.
+        sample[4][TIME] = json!(sample[4][TIME].as_u64().context("a time")? * permille / 300);
+    }
+    Ok(set.to_string())
+}
+
+fn state(collector: &Collector, token: &str) -> Result<Value> {
+    let answer = collector.get(&format!("/apps/{token}?format=json"))?;
+    ensure!(answer.code == 200, "{answer:?}");
+    Ok(serde_json::from_slice(&answer.body)?)
+}
+
+/// An event in short: what happened, by whom, and with which effect.
+fn brief(event: &Value) -> String {
+    if event["event"] == "advised" {
+        let no_change = event["set"] == event["in_force"];
+        return format!(
+            "advised{}{}",
+            if event["withdrawal"] == true { " back" } else { "" },
+            if no_change { " nothing" } else { "" }
+        );
+    }
+    format!("in force {} {}", event["advised"], event["brought"]["speed"])
+}
+
+/// Advice is followed and helps, then a change that was not advised makes it worse: each is a separate entry, in order, however often
+/// it is asked for and whichever collector restarts; figures are those of the sets.
+#[test]
+fn history() -> Result<()> {
+    each_store(|store| {
+        let collector = Collector::with_store("127.0.0.1:0", store, &[])?;
+        let token = collector.register()?;
+        let send = |env: &Value, permille: u64, pids: std::ops::Range<u64>| -> Result<()> {
+            for pid in pids {
+                ensure!([200, 412].contains(&collector.send(&spending(&token, env, permille, pid)?)?.code));
+            }
+            Ok(())
+        };
+        send(&json!({}), 300, 0..4)?;
+        let first = state(&collector, &token)?;
+        let environment = |state: &Value| -> Result<Value> {
+            let set = state["set"].as_object().context("settings")?.iter();
+            Ok(set
+                .map(|(name, value)| (name.clone(), json!(value.to_string())))
+                .collect::<serde_json::Map<_, _>>()
+                .into())
+        };
+        let followed = environment(&first)?;
+        ensure!(followed["RUBY_GC_MALLOC_LIMIT"].is_string(), "{first}");
+        send(&followed, 100, 10..14)?;
+        let second = state(&collector, &token)?;
+        let mut chosen = followed.clone();
+        chosen["RUBY_GC_MALLOC_LIMIT"] = json!("3000000");
+        send(&chosen, 600, 20..24)?;
+        for _ in 0..5 {
+            state(&collector, &token)?;
+            ensure!(collector.get("/app/1")?.code == 200);
+        }
+        let last = state(&collector, &token)?;
+        collector.stop()?;
+        let collector = Collector::with_store("127.0.0.1:0", store, &[])?;
+        ensure!(
+            state(&collector, &token)?["history"] == last["history"],
+            "it is another one after a restart"
+        );
+
+        let all = last["history"].as_array().context("a history")?;
+        // The page has asked for the advice for memory, too.
+        let events: Vec<&Value> = all.iter().filter(|event| event["strategy"] != "memory").collect();
+        let told: Vec<String> = events.iter().map(|event| brief(event)).collect();
+        let expected = [
+            "in force null null",
+            "advised",
+            "in force true \"better\"",
+            if second["set"] == first["set"] { "advised nothing" } else { "advised" },
+            "in force false \"worse\"",
+            "advised back",
+        ];
+        ensure!(told == expected, "{told:?}\n{all:?}");
+        ensure!(events[1]["set"] == first["set"] && events[1]["in_force"] == json!({}), "{}", events[1]);
+        ensure!(events[2]["set"] == first["set"] && events[5]["set"] == first["set"], "{all:?}");
+        let times: Vec<f64> = all.iter().filter_map(|event| event["at"].as_f64()).collect();
+        ensure!(times.len() == all.len() && times.is_sorted(), "{times:?}");
+        for (event, before, after) in [(events[2], 30.0, 10.0), (events[4], 10.0, 60.0)] {
+            let figures = event["brought"]["figures"].as_array().context("figures")?;
+            let share =
+                figures.iter().find(|figure| figure["metric"] == "time in GC, %").context("the share")?;
+            for (name, meant) in [("before", before), ("after", after)] {
+                let said = share[name].as_f64().context("a number")?;
+                // Quantiles are right to 1.6 %.
+                ensure!((said / meant - 1.0).abs() < 0.02, "{name} {meant}: {share}");
+            }
+        }
+        let page = collector.get("/app/1")?.text();
+        for words in [
+            "in force, as advised",
+            "advised for speed: go back",
+            "in force, not advised",
+            "GC time: clearly less",
+            "GC time: clearly more",
+        ] {
+            ensure!(page.contains(words), "no {words:?} in {page}");
+        }
+        Ok(())
+    })
+}
+
+/// The effect of a change is known after the sets from before it are deleted.
+#[test]
+fn after_deletion() -> Result<()> {
+    each_store(|store| {
+        let collector = Collector::with_store("127.0.0.1:0", store, &[])?;
+        let token = collector.register()?;
+        let tuned = json!({"RUBY_GC_MALLOC_LIMIT": "33554432"});
+        let send =
+            |collector: &Collector, env: &Value, permille: u64, pids: std::ops::Range<u64>| -> Result<()> {
+                for pid in pids {
+                    ensure!(
+                        [200, 412].contains(&collector.send(&spending(&token, env, permille, pid)?)?.code)
+                    );
+                }
+                Ok(())
+            };
+        send(&collector, &json!({}), 300, 0..4)?;
+        send(&collector, &tuned, 100, 10..14)?;
+        let before = state(&collector, &token)?["last_change"].clone();
+        ensure!(before["speed"] == "better" && before["sets_before"] == 4, "{before}");
+        collector.stop()?;
+        // The evidence of sets is kept at the start, and every ten minutes.
+        let small = Collector::with_store("127.0.0.1:0", store, &["--app-sets", "4"])?;
+        let deadline = std::time::Instant::now() + gctrace_tests::PATIENCE;
+        while !small.get("/healthz")?.text().starts_with("ok")
+            || small.metric("gctrace_collector_kept_environments_total")? == 0
+        {
+            ensure!(std::time::Instant::now() < deadline, "nothing is kept");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        send(&small, &tuned, 100, 20..24)?;
+        ensure!(small.metric("gctrace_collector_stored_sets")? == 4);
+        small.stop()?;
+        let again = Collector::with_store("127.0.0.1:0", store, &[])?;
+        let after = state(&again, &token)?["last_change"].clone();
+        ensure!(after["speed"] == "better" && after["sets_before"] == 4, "{after}");
+        let figures = |change: &Value| -> Vec<Value> {
+            change["figures"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|figure| figure["before"].clone())
+                .collect()
+        };
+        ensure!(figures(&after) == figures(&before), "{after} was {before}");
+        Ok(())
+    })
+}

@@ -1,0 +1,413 @@
+//! `gctrace serve`: who gets an answer, what pages have, and that files are those of `gctrace report`. From committed recordings, without root.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs,
+    io::Write as _,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::{
+    PATIENCE,
+    child::{Finished, Guarded},
+    gctrace::Invocation,
+    http::{self, Answer},
+    live::gctrace_binary,
+};
+use html5gum::{Token, Tokenizer};
+use rustix::process::Signal;
+
+/// An element: its name and its attributes.
+type Element = (String, BTreeMap<String, String>);
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings").join(format!("{name}.gctrace"))
+}
+
+/// A running `gctrace serve`. Dropping it kills it.
+struct Served {
+    process: Guarded,
+    address: SocketAddr,
+    /// `/TOKEN/`.
+    base: String,
+}
+
+impl Served {
+    fn start(file: &Path) -> Result<Self> {
+        Self::with(Command::new(gctrace_binary()?).arg("serve").arg(file))
+    }
+
+    fn with(command: &mut Command) -> Result<Self> {
+        let mut process = Guarded::start("serve", command)?;
+        let line = process.wait_stdout(PATIENCE, "its address", |line| line.starts_with("http://"))?;
+        let (address, base) = line.trim_start_matches("http://").split_once('/').context("a path")?;
+        let (address, base) = (address.parse()?, format!("/{base}"));
+        Ok(Self { process, address, base })
+    }
+
+    /// `GET` below the page.
+    fn get(&self, path: &str) -> Result<Answer> {
+        http::get(self.address, &format!("{}{path}", self.base))
+    }
+
+    fn page(&self, path: &str) -> Result<(Vec<Element>, String)> {
+        let answer = self.get(path)?;
+        ensure!(answer.code == 200, "{path}: {} {}", answer.code, answer.text());
+        harmless(path, &answer)
+    }
+
+    fn stop(self, signal: Signal) -> Result<Finished> {
+        self.process.signal(signal)?;
+        self.process.finish(PATIENCE)
+    }
+}
+
+/// The elements of a page, and all of its text. No page runs anything but its script, loads anything from elsewhere, or sets a style.
+fn harmless(path: &str, answer: &Answer) -> Result<(Vec<Element>, String)> {
+    let header = |name: &str| answer.headers.get(name).map(String::as_str).unwrap_or_default();
+    ensure!(header("content-type") == "text/html; charset=utf-8", "{path}: {:?}", answer.headers);
+    ensure!(header("x-content-type-options") == "nosniff" && header("referrer-policy") == "no-referrer");
+    ensure!(header("cache-control") == "no-store", "{path}");
+    let policy = header("content-security-policy");
+    ensure!(policy.starts_with("default-src 'none'; style-src 'self'; script-src 'self';"), "{policy}");
+    ensure!(!policy.contains("unsafe"), "{policy}");
+    let page = String::from_utf8(answer.body.clone())?;
+    let (mut elements, mut text) = (Vec::new(), String::new());
+    let string = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    for token in Tokenizer::new(&page) {
+        match token? {
+            Token::StartTag(tag) => {
+                let attributes = tag.attributes.iter().map(|(name, value)| (string(name), string(value)));
+                elements.push((string(&tag.name), attributes.collect::<BTreeMap<_, _>>()));
+            }
+            Token::String(words) => text.push_str(&string(&words)),
+            Token::Error(error) => anyhow::bail!("{error:?} in {page}"),
+            _ => {}
+        }
+    }
+    for (name, attributes) in &elements {
+        ensure!(!["img", "style", "object", "embed", "base"].contains(&name.as_str()), "{path} has a {name}");
+        ensure!(
+            name != "script" || attributes.get("src").is_some_and(|src| src == "brush.js"),
+            "{path}: {attributes:?}"
+        );
+        ensure!(
+            name != "iframe" || attributes["src"].starts_with("flamegraph.svg"),
+            "{path}: {attributes:?}"
+        );
+        for (key, value) in attributes {
+            ensure!(!key.starts_with("on") && key != "style", "{path}: {name} {key}");
+            let is_address = ["href", "src", "action"].contains(&key.as_str());
+            ensure!(
+                !is_address || !value.contains(':') && !value.starts_with('/'),
+                "{path}: {name} {key}={value}"
+            );
+        }
+    }
+    Ok((elements, text))
+}
+
+/// Without the whole token there is nothing, whatever is asked for; other names of this host, other methods and overlong requests are
+/// refused; the address that works once does.
+#[test]
+fn who_gets_an_answer() -> Result<()> {
+    let served = Served::start(&golden("3.4"))?;
+    let token = served.base.trim_matches('/').to_owned();
+    ensure!(token.len() == 32 && token.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
+    ensure!(served.address.ip().is_loopback(), "{}", served.address);
+    let other = Served::start(&golden("3.4"))?;
+    ensure!(other.base != served.base, "the same token twice");
+    for path in [
+        "/",
+        "/style.css",
+        "/favicon.ico",
+        &other.base,
+        &format!("/{}/", &token[..31]),
+        &format!("/{token}0/"),
+        "/once/",
+        "/once/x",
+        &format!("//x/{token}/"),
+    ] {
+        let answer = http::get(served.address, path)?;
+        ensure!(answer.code == 404 && !answer.text().contains("golden"), "{path}: {}", answer.code);
+    }
+    for path in ["x", "save/", "save/x", "../", "flamegraph", "save/pprof/x"] {
+        ensure!(served.get(path)?.code == 404, "{path}");
+    }
+    let head = http::get(served.address, &format!("/{token}"))?;
+    ensure!(head.code == 303 && head.headers["location"] == served.base, "{head:?}");
+
+    let asked = |bytes: &[u8]| -> Result<Answer> {
+        let mut stream = http::connect(served.address)?;
+        stream.write_all(bytes)?;
+        http::read(&stream)
+    };
+    for (host, code) in [
+        ("localhost:80", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8080", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example:80", 403),
+        ("10.0.0.1", 403),
+        ("", 403),
+    ] {
+        let request = format!("GET {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n", served.base);
+        let answer = asked(request.as_bytes())?;
+        ensure!(answer.code == code, "{host}: {}", answer.code);
+        ensure!(code == 200 || !answer.text().contains("golden"), "{host}");
+    }
+    for method in ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"] {
+        let answer = http::exchange(served.address, method, &served.base, &[], b"x=1")?;
+        ensure!(answer.code == 405 && answer.headers["allow"] == "GET, HEAD", "{method}: {answer:?}");
+    }
+    let long = format!("{}?from={}", served.base, "1".repeat(5000));
+    ensure!(http::get(served.address, &long)?.code == 414);
+    let longer = format!("{}?from={}", served.base, "1".repeat(40_000));
+    ensure!([414, 431].contains(&http::get(served.address, &longer)?.code));
+    ensure!(asked(b"nonsense\r\n\r\n")?.code == 400);
+
+    let mut stream = http::connect(served.address)?;
+    write!(stream, "HEAD {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", served.base, served.address)?;
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").context("a head")?;
+    ensure!(head.starts_with("HTTP/1.1 200") && body.is_empty(), "{text}");
+    Ok(())
+}
+
+/// What is started with the address in its arguments gets one that works once.
+#[test]
+fn opens_once() -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir()?;
+    let (browser, told) = (dir.path().join("xdg-open"), dir.path().join("told"));
+    fs::write(&browser, format!("#!/bin/sh\necho \"$1\" > {0}.new; mv {0}.new {0}\n", told.display()))?;
+    fs::set_permissions(&browser, fs::Permissions::from_mode(0o755))?;
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap_or_default());
+    let mut command = Command::new(gctrace_binary()?);
+    command.args(["serve", "--open"]).arg(golden("3.1")).env("PATH", path);
+    let served = Served::with(&mut command)?;
+    let since = std::time::Instant::now();
+    while !told.exists() {
+        ensure!(since.elapsed() < PATIENCE, "no browser was started");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let url = fs::read_to_string(told)?;
+    let once =
+        url.trim().strip_prefix(&format!("http://{}", served.address)).context("its address")?.to_owned();
+    ensure!(
+        !url.contains(served.base.trim_matches('/')),
+        "the token is in the arguments of the browser: {url}"
+    );
+    let first = http::get(served.address, &once)?;
+    ensure!(first.code == 303 && first.headers["location"] == served.base, "{first:?}");
+    ensure!(http::get(served.address, &once)?.code == 404);
+    ensure!(served.stop(Signal::INT)?.status.success());
+    Ok(())
+}
+
+/// Every page that a page leads to is there and runs nothing; the first one has everything; SIGTERM ends with 0.
+#[test]
+fn every_page() -> Result<()> {
+    for name in ["2.7", "3.1", "3.3", "3.4"] {
+        let served = Served::start(&golden(name))?;
+        let (mut left, mut seen) = (VecDeque::from([String::new()]), BTreeMap::new());
+        while let Some(path) = left.pop_front() {
+            if seen.contains_key(&path) || seen.len() > 60 {
+                continue;
+            }
+            let answer = served.get(&path)?;
+            ensure!(answer.code == 200, "{path}: {}", answer.code);
+            let is_page = path.is_empty() || path.starts_with('?');
+            if is_page {
+                for (_, attributes) in harmless(&path, &answer)?.0 {
+                    for to in ["href", "src"].iter().filter_map(|key| attributes.get(*key)) {
+                        left.push_back(
+                            to.split('#').next().unwrap_or_default().trim_start_matches("./").to_owned(),
+                        );
+                    }
+                }
+            }
+            seen.insert(path, answer);
+        }
+        for path in ["style.css", "brush.js", "save/pprof?", "save/perfetto?"] {
+            ensure!(seen.contains_key(path), "{path} not in {:?}", seen.keys());
+        }
+        ensure!(seen.keys().any(|path| path.contains("of=alloc")) && seen.len() > 20, "{:?}", seen.keys());
+        let (elements, text) = served.page("")?;
+        for words in [
+            "golden",
+            &format!("Ruby {name}"),
+            "Longest GC pauses",
+            "block in Order#total -e:2",
+            "Threads",
+            "Who blocks whom",
+            "nothing lost",
+            "GC pauses by time and length",
+            "Methods with most CPU time",
+        ] {
+            ensure!(text.contains(words), "{name}: no {words} in {text}");
+        }
+        ensure!(!text.contains("Requests"), "requests were not recorded");
+        ensure!(elements.iter().filter(|(name, _)| name == "svg").count() == 5, "{name}: five charts");
+        for (_, attributes) in elements.iter().filter(|(name, _)| name == "svg") {
+            ensure!(attributes.get("aria-label").is_some_and(|label| label.len() > 20), "{attributes:?}");
+        }
+        let graph = served.get("flamegraph.svg?of=gc")?;
+        let policy = &graph.headers["content-security-policy"];
+        ensure!(graph.headers["content-type"] == "image/svg+xml", "{:?}", graph.headers);
+        ensure!(
+            policy.contains("default-src 'none'") && policy.contains("script-src 'unsafe-hashes' 'sha256-"),
+            "{policy}"
+        );
+        ensure!(!policy.contains("script-src 'unsafe-inline'"), "{policy}");
+        let finished = served.stop(Signal::TERM)?;
+        ensure!(finished.status.success(), "{}: {}", finished.status, finished.errors());
+    }
+    Ok(())
+}
+
+/// The files of a part are those of `gctrace report` with the same flags, byte for byte.
+#[test]
+fn files() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    for name in ["2.7", "3.1", "3.3", "3.4"] {
+        let served = Served::start(&golden(name))?;
+        let pid = pid_of(&golden(name))?;
+        let parts: [&[(&str, &str)]; 6] = [
+            &[],
+            &[("from", "0.9s")],
+            &[("from", "0"), ("to", "0.92s")],
+            &[("from", "0.9s"), ("to", "0.93s")],
+            &[("pid", &pid)],
+            &[("from", "0.85s"), ("to", "0.95s"), ("pid", &pid)],
+        ];
+        for part in parts {
+            let query: Vec<String> = part.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let flags: Vec<String> = part.iter().map(|(key, value)| format!("--{key}={value}")).collect();
+            for (of, flag, file) in [
+                ("pprof", "--pprof", "x.pb.gz"),
+                ("firefox", "--firefox", "x.json.gz"),
+                ("speedscope", "--speedscope", "x.json"),
+                ("perfetto", "--perfetto", "x.pftrace"),
+                ("flamegraph", "--flamegraph", "x.svg"),
+                ("folded", "--folded", "x.folded"),
+                ("folded&of=gc", "--flamegraph-of=gc --folded", "x.folded"),
+                ("flamegraph&of=gvl-wait", "--flamegraph-of=gvl-wait --flamegraph", "x.svg"),
+                ("folded&of=alloc", "--flamegraph-of=alloc --folded", "x.folded"),
+            ] {
+                let (of, more) = of.split_once('&').unwrap_or((of, ""));
+                let path = format!("save/{of}?{}&{more}", query.join("&"));
+                let answer = served.get(&path)?;
+                ensure!(answer.code == 200, "{name} {path}: {} {}", answer.code, answer.text());
+                ensure!(
+                    answer.headers["content-disposition"]
+                        .starts_with(&format!("attachment; filename=\"{name}."))
+                );
+                let file = dir.path().join(file);
+                let mut args: Vec<PathBuf> = ["report"].map(PathBuf::from).into();
+                args.extend(flags.iter().map(PathBuf::from));
+                args.extend(flag.split(' ').map(PathBuf::from));
+                args.extend([file.clone(), golden(name)]);
+                let finished = Invocation::new(args)?.run()?;
+                ensure!([Some(0), Some(1)].contains(&finished.status.code()), "{}", finished.errors());
+                ensure!(fs::read(&file)? == answer.body, "{name} {path} differs from {flags:?} {flag}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pid of the only process of a recording.
+fn pid_of(recording: &Path) -> Result<String> {
+    let args = [Path::new("info"), Path::new("--format=json"), recording];
+    let finished = Invocation::new(args)?.run()?;
+    let info: serde_json::Value = serde_json::from_str(&finished.stdout.join("\n"))?;
+    Ok(info["processes"][0]["pid"].to_string())
+}
+
+/// A part in which nothing happened says so, and one that cannot be understood is refused with the reason.
+#[test]
+fn parts() -> Result<()> {
+    let served = Served::start(&golden("3.4"))?;
+    for query in ["?from=1h", "?from=2200-01-01T00:00:00Z", "?pid=1", "?from=0&to=1ms"] {
+        let (elements, text) = served.page(query)?;
+        ensure!(text.contains("This part of the recording contains nothing"), "{query}: {text}");
+        ensure!(
+            elements.iter().any(|(name, _)| name == "form") && text.contains("Whole recording"),
+            "{query}"
+        );
+    }
+    for (query, why) in [
+        ("?from=x", "from=x"),
+        ("?from=3s&to=1s", "--to"),
+        ("?pid=0", "pid=0"),
+        ("?pid=%3Cscript%3E", "pid=<script>"),
+        ("?of=x", "expected cpu, wall, gc, gvl-wait, alloc"),
+        ("?of=wall", "not recorded"),
+    ] {
+        let answer = served.get(query)?;
+        ensure!(answer.code == 400, "{query}: {}", answer.code);
+        let (_, text) = harmless(query, &answer)?;
+        ensure!(text.contains(why), "{query}: {text}");
+    }
+    let (_, whole) = served.page("?from=&to=&pid=")?;
+    ensure!(whole.contains("18 cycles, 1 major"), "empty fields are no choice: {whole}");
+    let (_, part) = served.page("?from=0.9s")?;
+    ensure!(!part.contains("18 cycles, 1 major") && part.contains("Longest GC pauses"), "{part}");
+    Ok(())
+}
+
+/// A recording that was cut off is served up to its last whole chunk, with a note; others are one error and no address.
+#[test]
+fn broken_files() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("x.gctrace");
+    let bytes = fs::read(golden("3.4"))?;
+    fs::write(&file, &bytes[..bytes.len() - 40])?;
+    let served = Served::start(&file)?;
+    let (_, text) = served.page("")?;
+    ensure!(text.contains("This recording was cut off"), "{text}");
+    ensure!(served.get("save/pprof")?.code == 200);
+    // What is served stays what it was, also when the file is gone.
+    fs::remove_file(&file)?;
+    ensure!(served.page("?from=1.1s")?.1.contains("cut off"));
+
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() / 2] ^= 1;
+    for (content, words) in [
+        (Some(&damaged[..]), "is damaged"),
+        (Some(&b""[..]), "it is not a gctrace recording"),
+        (Some(&b"GCTRACE\n\x09\0\0\0"[..]), "version 9"),
+        (Some(&b"\x7fELF everything else"[..]), "it is not a gctrace recording"),
+        (None, "No such file"),
+    ] {
+        match content {
+            Some(content) => fs::write(&file, content)?,
+            None => fs::remove_file(&file)?,
+        }
+        refused(&[file.as_os_str()], words)?;
+    }
+    refused(&[dir.path().as_os_str()], "not a regular file")?;
+    refused(&["--listen=0.0.0.0:0".as_ref(), golden("3.4").as_os_str()], "ssh -L")?;
+    let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let listen = format!("--listen={}", taken.local_addr()?);
+    refused(&[listen.as_ref(), golden("3.4").as_os_str()], "name another port")
+}
+
+/// One line that names it, and status 2.
+fn refused(args: &[&std::ffi::OsStr], words: &str) -> Result<()> {
+    let mut all = vec![std::ffi::OsStr::new("serve")];
+    all.extend(args);
+    let finished = Invocation::new(all)?.run()?;
+    ensure!(finished.status.code() == Some(2), "{words}: {}", finished.status);
+    ensure!(finished.stdout.is_empty() && finished.stderr.len() == 1, "{words}: {finished:?}");
+    ensure!(
+        finished.stderr[0].starts_with("gctrace: ") && finished.stderr[0].contains(words),
+        "{finished:?}"
+    );
+    Ok(())
+}

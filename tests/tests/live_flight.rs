@@ -1,0 +1,351 @@
+//! The flight recorder: what led to something is written when it happens, as a recording like any other, and nothing else is.
+
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::{Finished, Guarded};
+use gctrace_tests::gctrace::{Gctrace, Invocation};
+use gctrace_tests::ledger;
+use gctrace_tests::live::Live;
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Quiet for 20 s but for two collections a second, and then larger and larger ones, until one takes 300 ms by Ruby's own clock.
+const PLANTED: &str = "$stdout.sync = true; $stdin.gets
+    now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) }
+    40.times { GC.start; sleep 0.5 }
+    kept = []; took = 0
+    until took > 0.3
+      GC.disable; 400_000.times { |i| kept << [i] }; GC.enable
+      began = now.(); GC.start; took = now.() - began
+    end
+    puts took; sleep 3";
+/// Threads that wait for the GVL and collect, without end.
+const BUSY: &str =
+    "3.times.map { Thread.new { loop { (1..3000).map { |x| \"s#{x}\" }.sort.first; sleep 0.002 } } }
+    $stdout.puts 'busy'; $stdout.flush; sleep";
+
+/// A program that has said that it is busy.
+fn busy(ruby: &Ruby, program: &str) -> Result<Guarded> {
+    let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", program]))?;
+    program.wait_stdout(Duration::from_mins(1), "busy", |line| line == "busy")?;
+    Ok(program)
+}
+
+/// The files of a directory, by name.
+fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut found: Vec<PathBuf> =
+        std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    found.sort();
+    Ok(found)
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+/// gctrace on a process, keeping what it records.
+fn keeping(pid: u32, path: &Path, flags: &[&str]) -> Result<Gctrace> {
+    let mut args: Vec<OsString> = vec!["record".into(), "--pid".into(), pid.to_string().into()];
+    args.extend(["-o".into(), path.as_os_str().to_owned(), "--keep".into()]);
+    args.extend(flags.iter().map(OsString::from));
+    Invocation::new(args)?.start_ready()
+}
+
+/// Asks for a file, which is the only one in the directory but for those before it, and what is said of it.
+fn ask(gctrace: &mut Gctrace, dir: &Path) -> Result<(PathBuf, String)> {
+    let before = files(dir)?;
+    gctrace.signal(Signal::USR2)?;
+    for _ in 0..600 {
+        if let Some(new) = files(dir)?.iter().find(|file| !before.contains(file)) {
+            ensure!(files(dir)?.len() == before.len() + 1, "{:?}", files(dir)?);
+            let said = gctrace.wait_error(&format!("gctrace: wrote {}", new.display()))?;
+            return Ok((new.clone(), said));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    anyhow::bail!("no file came")
+}
+
+fn report(path: &Path) -> Result<Finished> {
+    let args = [OsString::from("report"), path.into(), "--format=jsonl".into()];
+    let finished = Invocation::new(args)?.run()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    ensure!(!finished.errors().contains("cut off"), "{}", finished.errors());
+    Ok(finished)
+}
+
+/// Cycles among JSON lines.
+fn cycles(finished: &Finished) -> Vec<&str> {
+    finished.stdout.iter().filter(|line| line.starts_with("{\"type\":\"gc\"")).map(String::as_str).collect()
+}
+
+fn field(line: &str, key: &str) -> Result<f64> {
+    let line: Value = serde_json::from_str(line)?;
+    line[key].as_f64().with_context(|| format!("no {key} in {line}"))
+}
+
+/// One long pause after a quiet time is written once, with the quiet time before it, line by line what the run has told; what is
+/// older than was asked for is not there, and all counts are of the file.
+#[test]
+fn planted() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let dir = live.dir("kept")?;
+    let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", PLANTED]))?;
+    let mut args: Vec<OsString> = vec!["--pid".into(), program.pid().to_string().into(), "--record".into()];
+    args.extend([dir.join("app.gctrace").into_os_string(), "--keep=10s".into()]);
+    args.extend(["--dump-on=gc.pause > 200ms", "--dump-cooldown=5m"].map(OsString::from));
+    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    program.say("go")?;
+    std::thread::sleep(Duration::from_secs(15));
+    ensure!(files(&dir)?.is_empty(), "written for nothing: {:?}", files(&dir)?);
+    let (run, finished) = gctrace.done()?;
+    let witness = program.finish(Duration::from_mins(1))?.stdout.pop().context("no time")?;
+    let [file] = &files(&dir)?[..] else { anyhow::bail!("{:?}\n{}", files(&dir)?, finished.errors()) };
+    ensure!(name(file).starts_with("app-20") && name(file).ends_with("Z-gc.pause.gctrace"), "{}", name(file));
+    ensure!(std::fs::metadata(file)?.permissions().mode() & 0o777 == 0o600);
+    let replayed = report(file)?;
+    let why = "written because of gc.pause > 200ms: ";
+    ensure!(replayed.errors().contains(why), "{}", replayed.errors());
+    ensure!(finished.errors().contains(&format!("wrote {}", file.display())), "{}", finished.errors());
+    // What is in the file is a part of what the run told, without a gap.
+    let (all, some) = (cycles(&finished), cycles(&replayed));
+    let begin = all.iter().position(|line| Some(line) == some.first()).context("no cycle of the run")?;
+    ensure!(all[begin..].starts_with(&some), "other cycles than those of the run");
+    // The long one is the last but for those of the second after it, and ten seconds are before it.
+    let longest = |line: &&str| field(line, "max_pause_ns");
+    let pauses = some.iter().map(longest).collect::<Result<Vec<f64>>>()?;
+    let first = pauses.iter().position(|ns| *ns > 200e6).context("no long pause in it")?;
+    let told =
+        replayed.errors().split(why).nth(1).and_then(|rest| rest.split("ms").next()?.parse::<f64>().ok());
+    ensure!((told.context("no time")? - pauses[first] / 1e6).abs() < 0.06, "{told:?} {pauses:?}");
+    ensure!(pauses.iter().fold(0.0_f64, |most, ns| most.max(*ns)) / 1e9 < witness.parse::<f64>()? + 0.001);
+    let at = field(some[first], "ts")?;
+    let quiet = some.iter().map(|line| field(line, "ts")).collect::<Result<Vec<_>>>()?;
+    let before = at - quiet[0];
+    ensure!((7.0..12.5).contains(&before), "{before} s before it: {quiet:?}");
+    ensure!(begin >= 10, "the older ones are gone: {begin}");
+    ensure!(field(some[some.len() - 1], "ts")? - at < 2.5, "{quiet:?}");
+    // Counts are of the file; those of the run balance.
+    let of_file = Report::parse(&replayed.stdout)?;
+    let user = of_file.ledger.as_ref().context("no ledger")?.user.clone();
+    let count =
+        |user: &serde_json::Map<String, Value>, key: &str| user.get(key).and_then(Value::as_u64).unwrap_or(0);
+    ensure!(count(&user, "cycles") == some.len() as u64, "{} {}", count(&user, "cycles"), some.len());
+    ensure!(count(&user, "processes") == 1);
+    let of_run = run.ledger.as_ref().context("no ledger")?.user.clone();
+    ensure!(count(&of_run, "dumps_written") == 1 && count(&of_run, "recorded_expired") > 0);
+    ensure!(count(&of_run, "dump_requests") == 1 + count(&of_run, "dumps_suppressed"));
+    Ok(())
+}
+
+/// Each SIGUSR2 writes a file, also of Rubies of all series; nothing else does.
+#[test]
+fn asked() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let dir = live.dir("asked")?;
+        let program = busy(ruby, BUSY)?;
+        let mut gctrace =
+            keeping(program.pid(), &dir.join("app"), &["5s", "--gvl", "--dump-on=gc.pause>9m"])?;
+        std::thread::sleep(Duration::from_secs(3));
+        ensure!(files(&dir)?.is_empty());
+        for round in 1..=2 {
+            ask(&mut gctrace, &dir)?;
+            ensure!(files(&dir)?.len() == round, "{:?}", files(&dir)?);
+            std::thread::sleep(Duration::from_millis(1200));
+        }
+        let finished = gctrace.interrupt()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        ensure!(finished.errors().matches("gctrace: wrote").count() == 2, "{}", finished.errors());
+        let found = files(&dir)?;
+        ensure!(
+            found.len() == 2 && found.iter().all(|file| name(file).ends_with("Z-SIGUSR2.gctrace")),
+            "{found:?}"
+        );
+        let reports = found.iter().map(|file| report(file)).collect::<Result<Vec<_>>>()?;
+        for of_file in &reports {
+            ensure!(cycles(of_file).len() > 20, "{}: {}", ruby.label(), cycles(of_file).len());
+            ensure!(of_file.errors().contains("written because of SIGUSR2"), "{}", of_file.errors());
+        }
+        // The second one has what the first one has, but for what is too old.
+        let (first, second) = (cycles(&reports[0]), cycles(&reports[1]));
+        let at = first.iter().position(|line| *line == second[0]).context("they have nothing in common")?;
+        ensure!(second.starts_with(&first[at..]));
+        std::fs::remove_dir_all(&dir)?;
+        Ok(())
+    })
+}
+
+/// Where nothing happens nothing is written. What has ended is written if that was asked for, and is then all of a short run.
+#[test]
+fn nothing_and_end() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let dir = live.dir("kept")?;
+    let command = || -> Result<Vec<OsString>> {
+        Ok([vec!["--".into()], ruby.argv()?, vec!["-e".into(), "30.times { GC.start; sleep 0.05 }".into()]]
+            .concat())
+    };
+    let run = |flags: &[&str]| -> Result<Finished> {
+        let args = ["--record".into(), dir.join("app.gctrace").into_os_string(), "--keep=1m".into()];
+        let args = [args.to_vec(), flags.iter().map(OsString::from).collect(), command()?].concat();
+        let finished = Invocation::jsonl(args)?.run()?;
+        ledger::check(&Report::parse(&finished.stdout)?)?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        Ok(finished)
+    };
+    let quiet = run(&["--dump-on=gc.pause > 9m", "--dump-on=rss>1TiB"])?;
+    ensure!(
+        files(&dir)?.is_empty() && quiet.errors().contains("no recording was written"),
+        "{}",
+        quiet.errors()
+    );
+    let ended = run(&["--dump-on=end"])?;
+    let [file] = &files(&dir)?[..] else { anyhow::bail!("{:?}", files(&dir)?) };
+    ensure!(name(file).ends_with("Z-end.gctrace"), "{}", name(file));
+    let replayed = report(file)?;
+    ensure!(cycles(&replayed).len() >= 30 && cycles(&replayed) == cycles(&ended));
+    let of_kind = |finished: &Finished, kind: &str| -> Vec<String> {
+        finished.stdout.iter().filter(|line| line.contains(kind)).cloned().collect()
+    };
+    for kind in ["\"type\":\"summary\"", "\"type\":\"exit\"", "\"type\":\"process\""] {
+        ensure!(of_kind(&replayed, kind) == of_kind(&ended, kind), "{kind}");
+    }
+    Ok(())
+}
+
+/// Threads that hold the GVL for as long as they may have others wait for 100 ms and more.
+#[test]
+fn waits() -> Result<()> {
+    let live = Live::begin()?;
+    let dir = live.dir("kept")?;
+    let program = "3.times { Thread.new { x = 0; loop { x += 1 } } }
+        $stdout.puts 'busy'; $stdout.flush; sleep";
+    let program = busy(&Ruby::main()?, program)?;
+    let flags = ["1m", "--gvl", "--dump-on=gvl.wait.p99 > 60ms", "--dump-on=gvl.wait > 10m"];
+    let mut gctrace = keeping(program.pid(), &dir.join("app"), &flags)?;
+    let said = gctrace.wait_error("gctrace: wrote")?;
+    ensure!(said.contains("gvl.wait.p99 > 60ms: at least "), "{said}");
+    gctrace.interrupt()?;
+    let [file] = &files(&dir)?[..] else { anyhow::bail!("{:?}", files(&dir)?) };
+    ensure!(name(file).ends_with("Z-gvl.wait.p99.gctrace"));
+    let replayed = report(file)?;
+    // The single waits say the same.
+    let waits = replayed.stdout.iter().filter(|line| line.starts_with("{\"type\":\"gvl\",\"what\":\"wait\""));
+    let long = waits.filter(|line| field(line, "wait_ns").is_ok_and(|ns| ns > 60e6)).count();
+    ensure!(long > 0, "no long wait in it");
+    Ok(())
+}
+
+/// Killed while it writes, gctrace leaves a whole file or none.
+#[test]
+fn killed() -> Result<()> {
+    let live = Live::begin()?;
+    let program = busy(&Ruby::main()?, BUSY)?;
+    for ms in [0, 2, 5, 10, 20, 60] {
+        let dir = live.dir(&format!("killed-{ms}"))?;
+        let gctrace =
+            keeping(program.pid(), &dir.join("app"), &["1m", "--gvl", "--gvl-budget=100", "--wall"])?;
+        std::thread::sleep(Duration::from_secs(2));
+        gctrace.signal(Signal::USR2)?;
+        std::thread::sleep(Duration::from_millis(ms));
+        gctrace.kill()?;
+        for file in files(&dir)? {
+            ensure!(!cycles(&report(&file)?).is_empty(), "after {ms} ms");
+        }
+    }
+    Ok(())
+}
+
+/// What cannot be written is refused at once; what cannot be written later is said, leaves nothing, and does not end the run.
+#[test]
+fn unwritable() -> Result<()> {
+    let live = Live::begin()?;
+    let program = busy(&Ruby::main()?, BUSY)?;
+    let pid = program.pid().to_string();
+    let refused = |path: &Path, part: &str| -> Result<()> {
+        let args = ["record", "--keep=1m", "--pid", &pid, "-o"].map(OsString::from).to_vec();
+        let finished = Invocation::new([args, vec![path.into()]].concat())?.run()?;
+        let errors = finished.errors();
+        ensure!(finished.status.code() == Some(2), "{}: {errors}", finished.status);
+        ensure!(errors.contains(part) && finished.stderr.len() == 1, "{errors}");
+        Ok(())
+    };
+    refused(&live.path("no/app"), "no/app cannot be written: No such file or directory")?;
+    refused(&live.dir("is")?, "name a file in it")?;
+    let disk = live.dir("disk")?;
+    let mount = |args: &[&str]| -> Result<()> {
+        let done = std::process::Command::new(args[0]).args(&args[1..]).arg(&disk).status()?;
+        ensure!(done.success(), "{args:?}: {done}");
+        Ok(())
+    };
+    mount(&["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs"])?;
+    let found = (|| {
+        mount(&["mount", "-o", "remount,ro"])?;
+        refused(&disk.join("app"), "Read-only file system")?;
+        mount(&["mount", "-o", "remount,rw"])?;
+        let filler = disk.join("filler");
+        std::fs::write(&filler, vec![1; 1000 << 10])?;
+        let mut gctrace = keeping(program.pid(), &disk.join("app"), &["1m", "--gvl", "--gvl-budget=100"])?;
+        std::thread::sleep(Duration::from_secs(3));
+        gctrace.signal(Signal::USR2)?;
+        let said = gctrace.wait_error("No space left on device")?;
+        ensure!(said.contains("-SIGUSR2.gctrace") && said.contains("this file was not written"), "{said}");
+        ensure!(files(&disk)? == [filler.clone()], "{:?}", files(&disk)?);
+        std::fs::remove_file(filler)?;
+        let (file, _) = ask(&mut gctrace, &disk)?;
+        let finished = gctrace.interrupt()?;
+        ensure!(finished.status.code() == Some(2), "{}: {}", finished.status, finished.errors());
+        ensure!(finished.errors().matches("No space left").count() == 1, "{}", finished.errors());
+        ensure!(files(&disk)? == [file.clone()], "{:?}", files(&disk)?);
+        ensure!(cycles(&report(&file)?).len() > 20);
+        Ok(())
+    })();
+    mount(&["umount"])?;
+    found
+}
+
+/// The size that is kept bounds the memory that gctrace takes and the files that it writes.
+#[test]
+fn bounded() -> Result<()> {
+    const SIZE: u64 = 4 << 20;
+    let live = Live::begin()?;
+    let program = busy(&Ruby::main()?, &BUSY.replace("3.times", "12.times").replace("0.002", "0.0005"))?;
+    let peak = |gctrace: &Gctrace| -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", gctrace.pid()))?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+        Ok(peak.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+    };
+    let look = ["--gvl", "--gvl-budget=100", "--gvl-threshold=0.001ms", "--wall", "--off-cpu-min=0.001ms"];
+    let run = |flags: &[&str], file: &Path| keeping(program.pid(), file, &[flags, &look[..]].concat());
+    let dir = live.dir("kept")?;
+    let short = run(&["1s", "--keep-size=4MiB"], &live.path("short"))?;
+    std::thread::sleep(Duration::from_secs(10));
+    let base = peak(&short)?;
+    short.interrupt()?;
+    let mut long = run(&["1h", "--keep-size=4MiB"], &dir.join("app"))?;
+    let mut size = 0;
+    // Until the size is reached: how long that takes depends on the machine.
+    for _ in 0..40 {
+        std::thread::sleep(Duration::from_secs(3));
+        let (file, said) = ask(&mut long, &dir)?;
+        size = std::fs::metadata(&file)?.len();
+        ensure!(size < SIZE + (64 << 10), "{size}");
+        std::fs::remove_file(file)?;
+        if said.contains("less than --keep because of --keep-size") {
+            let used = peak(&long)?;
+            ensure!(used < base + 2 * SIZE + (8 << 20), "{used} bytes, and {base} without");
+            let finished = long.interrupt()?;
+            ensure!(finished.status.success(), "{}", finished.errors());
+            return Ok(());
+        }
+    }
+    anyhow::bail!("{size} bytes are not {SIZE}")
+}

@@ -1,0 +1,116 @@
+//! `gctrace heap --by memory`, and what a census needs itself.
+
+use std::cell::Cell;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::heap::{census, heap, parsed, sum};
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use serde_json::Value;
+
+/// A large heap takes no more memory of gctrace than a small one: it is read page by page.
+#[test]
+fn memory_is_bounded() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let peak = |objects: &str| -> Result<(u64, u64)> {
+        let mut script = Script::unwitnessed(&live, &ruby, "heap_large.rb")?.arg(objects).start()?;
+        script.wait_for("running")?;
+        census(&live, script.pid(), "type")?;
+        let cache = live.path("cache").to_string_lossy().into_owned();
+        let pid = script.pid().to_string();
+        let args = ["heap", "--pid", &pid, "--by", "class", "--format", "jsonl", "--cache-dir", &cache];
+        let mut gctrace = Invocation::new(args)?.start()?;
+        let status = format!("/proc/{}/status", gctrace.pid());
+        let mut peak = 0;
+        while gctrace.running()? {
+            let text = std::fs::read_to_string(&status).unwrap_or_default();
+            let found = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kb = found.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
+            peak = peak.max(kb.unwrap_or(0));
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let (head, _) = parsed(&gctrace.wait()?)?;
+        Ok((peak, head["live_bytes"].as_u64().context("live_bytes")?))
+    };
+    let (small, _) = peak("1000")?;
+    let (large, bytes) = peak("2000000")?;
+    ensure!(bytes > 80_000_000, "{bytes}");
+    ensure!(
+        small > 1000 && large < small + 8_000,
+        "{large} kB for {bytes} bytes, {small} kB for a small heap"
+    );
+    Ok(())
+}
+
+/// The parts of the memory add up to the resident memory of the kernel, and a large heap is in the pages of objects.
+#[test]
+fn memory_adds_up() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::first_and_last(|ruby| {
+        let mut script = Script::unwitnessed(&live, ruby, "heap_large.rb")?.arg("400000").start()?;
+        script.wait_for("running")?;
+        let finished = heap(&live, script.pid(), &["--by", "memory", "--format", "jsonl"])?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let lines: Vec<Value> =
+            finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+        let (head, parts) = lines.split_first().context("no line")?;
+        let rss = head["rss"].as_u64().context("rss")?;
+        ensure!(sum(parts, "bytes") == rss, "{lines:?}");
+        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", script.pid()))?;
+        let witness = rollup.lines().find_map(|line| line.strip_prefix("Rss:")?.trim().strip_suffix(" kB"));
+        let witness: u64 = witness.context("no Rss")?.trim().parse()?;
+        // A waiting program changes little: a few pages that its other threads touch.
+        ensure!(rss.abs_diff(witness * 1024) < 1 << 20, "{rss} {witness} kB");
+        let objects = head["objects"].as_u64().context("objects")?;
+        let slots = head["slots_live"].as_u64().context("slots")?;
+        ensure!(slots > 400_000 * 40 && objects >= slots && objects < rss, "{head}");
+        Ok(())
+    })
+}
+
+/// Each part has what the program is known to have: a string of 100 MB is allocated, four threads have their stacks, and pages of
+/// objects are those that Ruby counts. From glibc 2.42 on guards are inside of mappings; the rest has what cannot be separated then.
+#[test]
+fn parts_of_memory() -> Result<()> {
+    let live = Live::begin()?;
+    let told_apart = Cell::new(0);
+    Ruby::each(|ruby| {
+        let mut script = Script::unwitnessed(&live, ruby, "heap_memory.rb")?.start()?;
+        script.wait_for("running")?;
+        let finished = heap(&live, script.pid(), &["--by", "memory", "--format", "jsonl"])?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let lines: Vec<Value> =
+            finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+        let (head, parts) = lines.split_first().context("no line")?;
+        let part = |name: &str| {
+            parts.iter().find(|part| part["name"] == name).and_then(|part| part["bytes"].as_u64())
+        };
+        let rss = head["rss"].as_u64().context("rss")?;
+        ensure!(sum(parts, "bytes") == rss, "{}: {lines:?}", ruby.label());
+        let blocks = part("allocated (large blocks)").context("large blocks")?;
+        // The timer thread of Ruby may be one more; the main thread has its own part.
+        let threads = std::fs::read_dir(format!("/proc/{}/task", script.pid()))?.count() as u64;
+        ensure!(head["threads"] == threads && threads >= 5, "{threads}: {head}");
+        let found = head["thread_stacks"].as_u64().context("thread_stacks")?;
+        let stacks = part("thread stacks").context("thread stacks")?;
+        if found == threads - 1 {
+            told_apart.set(told_apart.get() + 1);
+            ensure!((16 << 10..4 << 20).contains(&stacks), "{}: {lines:?}", ruby.label());
+            ensure!((100_000_000..110_000_000).contains(&blocks), "{}: {lines:?}", ruby.label());
+        } else {
+            ensure!(found < threads && blocks < 1 << 20, "{}: {lines:?}", ruby.label());
+            ensure!(part("other anonymous").is_some_and(|bytes| bytes > 100_000_000), "{lines:?}");
+        }
+        for name in ["vm_rss_before", "vm_rss_after"] {
+            // The kernel's counter lags behind by some pages for each CPU.
+            let other = head[name].as_u64().context("VmRSS")?;
+            ensure!(other.abs_diff(rss) < 2 << 20, "{name}: {head}");
+        }
+        Ok(())
+    })?;
+    ensure!(told_apart.get() > 0, "no Ruby whose parts are distinguished");
+    Ok(())
+}

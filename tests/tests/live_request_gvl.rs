@@ -1,0 +1,132 @@
+//! For how long a request waited for the GVL: compared with the single waits that are reported, and with what its thread says of its CPU
+//! time.
+
+use std::io::{Read as _, Write as _};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::ledger;
+use gctrace_tests::live::Live;
+use gctrace_tests::puma::Puma;
+
+const CLIENTS: usize = 4;
+const EACH: usize = 15;
+/// By how much the CPU time of one request may differ from the thread's own clock: the kernel switches before and after the clock is
+/// stopped and started.
+const CLOCKS_NS: u64 = 500_000;
+
+fn spin(server: &Puma) -> Result<()> {
+    std::thread::scope(|scope| {
+        let client = |at: usize| {
+            scope.spawn(move || -> Result<()> {
+                let mut stream = server.connect()?;
+                for n in 0..EACH {
+                    // Puma 5.6 may close a kept connection behind its tenth request.
+                    if n == 8 {
+                        stream = server.connect()?;
+                    }
+                    let letter = |n: usize| char::from(b'g' + n as u8);
+                    let (first, second) = (letter(at), letter(n));
+                    let text = format!("GET /spin/{first}{second}x HTTP/1.1\r\nHost: x\r\n\r\n");
+                    stream.write_all(text.as_bytes())?;
+                    let (mut got, mut buffer) = (Vec::new(), [0; 1024]);
+                    while !got.ends_with(b"\r\n\r\nOK") {
+                        let read = stream.read(&mut buffer)?;
+                        ensure!(read > 0, "closed");
+                        got.extend_from_slice(&buffer[..read]);
+                    }
+                }
+                Ok(())
+            })
+        };
+        let clients: Vec<_> = (0..CLIENTS).map(client).collect();
+        clients.into_iter().try_for_each(|client| client.join().expect("a client panicked"))
+    })
+}
+
+/// The sum is that of the waits of its thread that were reported one by one, and no more than the time for which the thread had no
+/// CPU, of which it is a good part.
+#[test]
+fn waits_of_requests() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Puma::start(&live, "spin.ru", "0")?;
+    let pid = server.process.pid().to_string();
+    let args = ["--pid", &pid, "--requests", "--gvl", "--gvl-threshold", "0.001ms", "--gvl-budget", "100"];
+    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    spin(&server)?;
+    gctrace.wait_requests(CLIENTS * EACH)?;
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    let truth = std::fs::read_to_string(&server.truth)?;
+    let (mut known, mut waited_ns, mut without_cpu_ns) = (0, 0, 0);
+    let (mut divided, mut on_cpu_ns, mut charged_ns, mut outside_ns) = (0, 0, 0, 0);
+    for line in &report.requests {
+        let Some(gvl_ns) = line.gvl_wait_ns else { continue };
+        known += 1;
+        let end_ns = line.begin_ns + line.duration_ns.context("no duration")?;
+        let of_it = report.gvl_waits.iter().filter(|wait| {
+            wait.tid == line.tid && wait.begin_ns >= line.begin_ns && wait.begin_ns + wait.wait_ns <= end_ns
+        });
+        let (count, sum) = of_it.fold((0, 0), |(count, sum), wait| (count + 1, sum + wait.wait_ns));
+        // Shorter ones are not reported one by one; there are not many more of them.
+        ensure!(sum <= gvl_ns && gvl_ns - sum <= 1000 * (count + 50), "{line:?}: {count} waits, {sum} ns");
+        let name = line.path.as_deref().and_then(|path| path.rsplit('/').next()).context("a path")?;
+        let words = truth.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let words = words.into_iter().find(|words| words[0] == name).with_context(|| name.to_owned())?;
+        let [tid, begin, end, cpu] = [1, 2, 3, 4].map(|at| words[at].parse::<u64>());
+        let (tid, begin, end, cpu) = (tid?, begin?, end?, cpu?);
+        ensure!(tid == u64::from(line.tid), "{line:?}");
+        // What is outside of the application may be waits, too.
+        let outside = line.duration_ns.unwrap_or(0).saturating_sub(end - begin);
+        let without = (end - begin).saturating_sub(cpu) + outside;
+        // A thread that is woken runs before it has the GVL, through two probes.
+        let awake = 100_000 * (count + 2);
+        ensure!(gvl_ns <= without + awake, "{line:?}: CPU {cpu}");
+        let states = line.cpu_ns.zip(line.runnable_ns).zip(line.blocked_ns);
+        let Some(((cpu_ns, runnable_ns), blocked_ns)) = states else { continue };
+        divided += 1;
+        let duration_ns = line.duration_ns.unwrap_or(0);
+        ensure!(cpu_ns + runnable_ns + blocked_ns == duration_ns, "{line:?}");
+        // The thread reads its CPU clock within the request, so it has no more outside of it than the time there.
+        ensure!(cpu_ns + CLOCKS_NS >= cpu && cpu_ns <= cpu + outside + CLOCKS_NS, "{line:?}: CPU {cpu}");
+        on_cpu_ns += cpu_ns;
+        charged_ns += cpu;
+        outside_ns += outside;
+        waited_ns += gvl_ns;
+        without_cpu_ns += without;
+    }
+    ensure!(divided + 4 >= known, "of {known}, {divided} are divided");
+    // Single ones differ by what a switch of the CPU takes; all of them together do not.
+    let most = charged_ns + outside_ns;
+    let within = (charged_ns - charged_ns / 50..=most + charged_ns / 50).contains(&on_cpu_ns);
+    ensure!(within, "{on_cpu_ns} ns on a CPU, {charged_ns} to {most} of the threads' own clocks");
+    // The first of each thread may have none: whether all of its waits are seen shows when it gets the GVL.
+    ensure!(known >= CLIENTS * EACH - 8, "{known} are known");
+    // Four threads share a GVL; what else runs on the machine takes CPUs, too.
+    ensure!(waited_ns * 4 >= without_cpu_ns, "{waited_ns} of {without_cpu_ns} ns");
+    println!(
+        "{known} known, {waited_ns} of {without_cpu_ns} ns; {divided} divided, CPU {on_cpu_ns} and {charged_ns} ns"
+    );
+    Ok(())
+}
+
+/// Without `--gvl`, and where only blocked threads are looked at, there is no sum.
+#[test]
+fn not_watched() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Puma::start(&live, "spin.ru", "0")?;
+    let pid = server.process.pid().to_string();
+    for more in [&[][..], &["--gvl=futex"]] {
+        let args = ["--pid", &pid, "--requests"];
+        let gctrace = Invocation::jsonl(args.iter().chain(more))?.start_ready()?;
+        spin(&server)?;
+        gctrace.wait_requests(CLIENTS * EACH)?;
+        let report = gctrace.stop()?;
+        ensure!(
+            report.requests.iter().all(|line| line.gvl_wait_ns.is_none() && line.cpu_ns.is_none()),
+            "{:?}",
+            report.requests
+        );
+    }
+    Ok(())
+}

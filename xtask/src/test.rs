@@ -46,11 +46,10 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         None => rubies()?,
     };
     progress("test: building gctrace");
-    // The tests run the development build: its arithmetic overflows are errors.
-    run(cargo().args(["build", "--package", "gctrace-user"]))?;
+    build()?;
 
     let mut host = cargo();
-    host.args(["test", "--no-fail-fast", "--workspace", "--exclude", "gctrace-tests"]);
+    host.args(["test", "--no-fail-fast"]).args(HOST);
     let mut host_passed = status(finish(&mut host, args, &[]))?.success();
     if named.is_none() {
         host_passed &= other_patch_releases(args)?;
@@ -66,15 +65,30 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     Ok(if host_passed && live_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Builds the gctrace that tests run: the development build, whose arithmetic overflows are errors. The tests are selected with it,
+/// so that its libraries have the features that they have in all other commands here.
+pub(crate) fn build() -> Result<()> {
+    run(cargo().args(["build"]).args(BUILT))
+}
+
+/// What is built together.
+const BUILT: [&str; 4] = ["--package", "gctrace-user", "--package", "gctrace-tests"];
+/// What has tests that need no root.
+const HOST: [&str; 3] = ["--workspace", "--exclude", "gctrace-tests"];
+/// What has live tests.
+const LIVE: [&str; 2] = ["--package", "gctrace-tests"];
+
 /// A command for tests on real Rubies. Probes are a machine-wide resource: one test at a time, and as root.
 fn live_tests() -> Result<Command> {
     let mut live = cargo();
-    live.args(["test", "--no-fail-fast", "--package", "gctrace-tests"]);
+    live.args(["test", "--no-fail-fast"]).args(LIVE);
+    // A shell that runs this in the background has it ignore these, and gctrace with it until it is ready.
+    let mut runner = vec!["env".to_owned(), "--default-signal=HUP,INT,QUIT".to_owned()];
     if !is_root() {
         let sudo: Command = as_root("true", "run the live tests")?;
-        let program = sudo.get_program().to_string_lossy().into_owned();
-        live.args(["--config", &format!("target.'cfg(all())'.runner = [{program:?}, \"-E\"]")]);
+        runner.splice(0..0, [sudo.get_program().to_string_lossy().into_owned(), "-E".to_owned()]);
     }
+    live.args(["--config", &format!("target.'cfg(all())'.runner = {runner:?}")]);
     live.env("GCTRACE_BIN", target_dir()?.join("debug/gctrace"));
     Ok(live)
 }
@@ -107,15 +121,8 @@ fn other_patch_releases(args: &Args) -> Result<bool> {
         seen.push(bytes);
         progress(format!("test: unit tests on {}", short(&library)));
         let mut tests = cargo();
-        tests.args([
-            "test",
-            "--no-fail-fast",
-            "--lib",
-            "--package",
-            "gctrace-cruby",
-            "--package",
-            "gctrace-user",
-        ]);
+        tests.args(["test", "--no-fail-fast", "--lib", "--package", "gctrace-cruby"]);
+        tests.args(BUILT);
         passed &= status(finish(&mut tests, args, &[]).env("GCTRACE_LIBRUBY", &library))?.success();
     }
     Ok(passed)
@@ -124,4 +131,40 @@ fn other_patch_releases(args: &Args) -> Result<bool> {
 /// Appends the filter and the arguments for the test programs.
 fn finish<'a>(command: &'a mut Command, args: &Args, own: &[&str]) -> &'a mut Command {
     command.args(&args.filter).arg("--").args(own).args(&args.rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+    use crate::util::root;
+
+    /// The features of each library in the commands here. Where they differ, cargo builds the library and all that depends on it
+    /// again: tokio with `test-util` alone cost the whole product once more.
+    #[test]
+    fn libraries_are_built_once() {
+        let features = |edges: &str, packages: &[&str]| {
+            let mut tree = cargo();
+            tree.current_dir(root()).args(["tree", "--locked", "--prefix", "none", "--format", "{p} {f}"]);
+            let said = tree.args(["--edges", edges]).args(packages).output().unwrap();
+            assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+            let mut features = BTreeMap::<String, BTreeSet<String>>::new();
+            for line in String::from_utf8(said.stdout).unwrap().lines() {
+                let mut words = line.trim_end_matches(" (*)").split(' ');
+                let library = format!("{} {}", words.next().unwrap(), words.next().unwrap_or_default());
+                let last = words.next_back().filter(|word| !word.starts_with('(')).unwrap_or_default();
+                features.entry(library).or_default().insert(last.to_owned());
+            }
+            features
+        };
+        let product = features("normal,build", &BUILT);
+        assert!(product.len() > 100, "{product:?}");
+        for packages in [&HOST[..], &LIVE] {
+            for (library, with) in features("normal,build,dev", packages) {
+                let same = product.get(&library).is_none_or(|product| *product == with);
+                assert!(same, "{library}: {:?} in gctrace, {with:?} with {packages:?}", product[&library]);
+            }
+        }
+    }
 }

@@ -4,11 +4,11 @@ use std::{fs, io, process::ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::live_tests;
+use super::{BUILT, live_tests};
 use crate::{
     lab::built::{self, Built, Outcome},
     lab::{self, Suite},
-    util::{cargo, progress, root, run, short, status},
+    util::{cargo, progress, root, short, status},
 };
 
 /// The tests that are run on each build, by the names of their test programs.
@@ -19,7 +19,7 @@ const FINDER: &str = "images_of_the_environment";
 /// Makes the builds, checks each one, and writes the table.
 pub(super) fn run_checks(names: &[String]) -> Result<ExitCode> {
     let outcomes = built::ensure(names)?;
-    run(cargo().args(["build", "--package", "gctrace-user"]))?;
+    super::build()?;
     let mut rows = Vec::new();
     let mut passed = true;
     let mut checked = 0;
@@ -54,7 +54,8 @@ pub(super) fn run_checks(names: &[String]) -> Result<ExitCode> {
 fn check(built: &Built) -> Result<(String, bool)> {
     progress(format!("test: {} {}: sites against symbols", built.suite, built.version));
     let mut finder = cargo();
-    finder.args(["test", "--package", "gctrace-cruby", "--lib", "--", FINDER, "--ignored", "--nocapture"]);
+    finder.args(["test", "--package", "gctrace-cruby"]).args(BUILT);
+    finder.args(["--lib", "--", FINDER, "--ignored", "--nocapture"]);
     // The build is beside its source: `build/results/built.so`, `build/source`.
     let source = built.library.ancestors().nth(2).map(|build| build.join("source")).unwrap_or_default();
     finder.env("GCTRACE_RUBY_IMAGES", &built.library).env("GCTRACE_RUBY_SOURCE", source);

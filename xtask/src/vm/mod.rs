@@ -183,7 +183,7 @@ fn passes(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path
 /// Packs what the guests run.
 fn guest(args: &Args, archive: &Path) -> Result<()> {
     progress("vm: building the tests");
-    run(cargo().args(["build", "--package", "gctrace-user"]))?;
+    crate::test::build()?;
     let programs = test_programs()?;
     let rubies = if args.rubies.is_empty() {
         lab::available(args.arch.usual_rubies())?

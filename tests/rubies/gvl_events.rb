@@ -12,6 +12,7 @@ Report.run do |extra|
   answers = Queue.new
   lock = Mutex.new
   reader, writer = IO.pipe
+  stolen = Host.stolen_ns
   GvlWitness.start
   threads = [
     *Array.new(2) { Thread.new { spin(500) } },
@@ -26,4 +27,5 @@ Report.run do |extra|
   threads.each(&:join)
   GvlWitness.stop
   extra["gvl"] = GvlWitness.events
+  extra["stolen_ns"] = Host.stolen_ns - stolen
 end

@@ -1,4 +1,5 @@
-# One thread collects garbage, which takes a while; two others request only the GVL, all the time.
+# One thread collects garbage, which takes a while; two others request only the GVL, all the time. They report for how long they
+# had no CPU although they could run.
 require_relative "support"
 require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
 
@@ -8,15 +9,24 @@ Report.run do |extra|
   spinners = 2.times.map do |number|
     Thread.new do
       Thread.current.name = "spinner#{number}"
+      delay = GvlWitness.run_delay
       GvlWitness.now until stop
+      GvlWitness.run_delay - delay
     end
   end
+  stolen = Host.stolen_ns
   sleep 0.3
   extra["begin_ns"] = GvlWitness.now
-  8.times { GC.start }
+  collected = 0
+  while collected < 200_000_000
+    begun = GvlWitness.now
+    GC.start
+    collected += GvlWitness.now - begun
+  end
   extra["end_ns"] = GvlWitness.now
   sleep 0.3
   stop = true
-  spinners.each(&:join)
+  extra["delay_ns"] = spinners.sum(&:value)
+  extra["stolen_ns"] = Host.stolen_ns - stolen
   extra["kept"] = keep.size
 end

@@ -1,30 +1,38 @@
-# One thread holds the GVL in C code that never releases it; two others sleep, and report how much longer that took.
+# One thread holds the GVL in C code that never releases it; two others sleep until that took much longer often enough. They
+# report each time: begin, end, and for how long of it they had no CPU although they could run.
 require_relative "support"
 require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
 
 Report.run do |extra|
   stop = false
+  stolen = Host.stolen_ns
   hog = Thread.new do
     Thread.current.name = "hog"
-    tid = GvlWitness.tid
+    delay = GvlWitness.run_delay
     until stop
       GvlWitness.hold(150)
       sleep 0.002
     end
-    tid
+    { "tid" => GvlWitness.tid, "delay_ns" => GvlWitness.run_delay - delay }
   end
   sleepers = 2.times.map do |number|
     Thread.new do
       Thread.current.name = "sleeper#{number}"
-      slept = Integer(ENV.fetch("GCTRACE_TEST_SLEEPS", "8")).times.map do
+      slept = []
+      late = 0
+      while late < Integer(ENV.fetch("GCTRACE_TEST_SLEEPS", "8"))
+        delay = GvlWitness.run_delay
         begun = GvlWitness.now
         sleep 0.01
-        [begun, GvlWitness.now]
+        ended = GvlWitness.now
+        slept << [begun, ended, GvlWitness.run_delay - delay]
+        late += 1 if ended - begun - slept.last[2] > 40_000_000
       end
       { "tid" => GvlWitness.tid, "slept" => slept }
     end
   end
   extra["sleepers"] = sleepers.map(&:value)
+  extra["stolen_ns"] = Host.stolen_ns - stolen
   stop = true
   extra["hog"] = hog.value
 end

@@ -48,6 +48,15 @@ module Report
   end
 end
 
+module Host
+  module_function
+
+  # Time that a hypervisor has taken from this machine's CPUs, nanoseconds since it booted, in ticks (proc(5)).
+  def stolen_ns
+    File.read("/proc/stat")[/^cpu .*/].split[8].to_i * 10_000_000
+  end
+end
+
 # Garbage of several kinds, in amounts that depend only on the arguments.
 module Work
   module_function

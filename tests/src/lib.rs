@@ -8,7 +8,7 @@
 //! * [`gctrace`]: starts, stops and reads gctrace; every finished run has its [`ledger`] checked
 //! * [`ruby`] and [`script`]: the Rubies to test on and the scripts under `tests/rubies`
 //! * [`witness`]: the C extension that logs the same events from inside, and its log
-//! * [`puma`]: a server
+//! * [`puma`]: a server; [`lock_step`]: threads that take turns with the GVL
 //! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
 //! * [`container`]: real containers of the lab's Rubies, and cgroups
 //! * [`doctor`]: the output of `gctrace doctor`
@@ -31,6 +31,7 @@ pub mod heap;
 pub mod http;
 pub mod ledger;
 pub mod live;
+pub mod lock_step;
 pub mod memory;
 pub mod perfetto;
 pub mod postgres;

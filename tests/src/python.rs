@@ -50,6 +50,14 @@ pub fn script<I: IntoIterator<Item: AsRef<Path>>>(name: &str, args: I) -> Result
     serde_json::from_str(&text).with_context(|| format!("output of {name}: {text}"))
 }
 
+/// The same for a script that says something of each of its arguments after `--each`: Python starts once, not for each of them.
+pub fn script_each(name: &str, args: &[PathBuf]) -> Result<Vec<Value>> {
+    let found = script(name, std::iter::once(Path::new("--each")).chain(args.iter().map(PathBuf::as_path)))?;
+    let list = found.as_array().with_context(|| format!("output of {name}: {found}"))?;
+    ensure!(list.len() == args.len(), "{name} says something of {} of {} arguments", list.len(), args.len());
+    Ok(list.clone())
+}
+
 fn run(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);

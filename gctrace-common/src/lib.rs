@@ -11,6 +11,7 @@ pub mod cookie;
 pub mod event;
 pub mod gvl;
 pub mod job;
+pub mod malloc;
 pub mod memory;
 #[cfg(feature = "user")]
 mod pod;
@@ -30,6 +31,7 @@ pub const ABI_HASH: u64 = {
     hash = fnv1a(hash, include_bytes!("gvl/place.rs"));
     hash = fnv1a(hash, include_bytes!("gvl/task.rs"));
     hash = fnv1a(hash, include_bytes!("job.rs"));
+    hash = fnv1a(hash, include_bytes!("malloc.rs"));
     hash = fnv1a(hash, include_bytes!("memory.rs"));
     hash = fnv1a(hash, include_bytes!("request.rs"));
     hash = fnv1a(hash, include_bytes!("scope.rs"));

@@ -5,6 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::{
     config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
+    malloc::{MallocBlock, MallocPending, MallocTally, MallocTarget},
     memory::MemoryLayout,
     request::{Serving, SocketLayout},
 };
@@ -35,6 +36,10 @@ pod!(
     GvlEdgeKey,
     GvlEdge,
     GvlTask,
+    MallocBlock,
+    MallocPending,
+    MallocTally,
+    MallocTarget,
     Serving,
     SocketLayout,
 );

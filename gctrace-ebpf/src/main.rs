@@ -24,6 +24,7 @@ mod gvl;
 mod hit;
 mod lifecycle;
 mod line;
+mod malloc;
 mod maps;
 mod memory;
 mod offcpu;
@@ -86,6 +87,13 @@ pub fn phase_return(ctx: RetProbeContext) -> u32 {
 #[uprobe]
 pub fn refill(ctx: ProbeContext) -> u32 {
     alloc::refill(&ctx);
+    0
+}
+
+/// A call of CRuby's allocation functions ([`gctrace_common::malloc::MallocPlace`]).
+#[uprobe]
+pub fn malloc_hit(ctx: ProbeContext) -> u32 {
+    malloc::hit(&ctx);
     0
 }
 

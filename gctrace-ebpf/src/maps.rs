@@ -19,6 +19,7 @@ use gctrace_common::{
         MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
     job::{Fetcher, MAX_FETCHERS},
+    malloc::{MALLOC_TALLIES as TALLIES, MallocBlock, MallocPending, MallocTally, MallocTarget},
     memory::MemoryLayout,
     request::{
         MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey, REQUEST_RING_BYTES,
@@ -269,6 +270,23 @@ pub static BLANK_PARSER: Array<Parsed> = Array::with_max_entries(1, 0);
 /// Its elements show where the per-CPU data of each CPU is ([`crate::memory`]); nothing is stored in it.
 #[map]
 pub static CPU_PROBE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+
+/// The process that `gctrace malloc` looks at.
+#[map]
+pub static MALLOC_TARGET: Array<MallocTarget> = Array::with_max_entries(1, 0);
+
+/// Calls and bytes by function and size class, then by size class and age, then what else is counted.
+#[map]
+pub static MALLOC_TALLIES: PerCpuArray<MallocTally> = PerCpuArray::with_max_entries(TALLIES, 0);
+
+/// Keyed by address: memory that is followed. `gctrace malloc` makes it and the following large. Not an LRU map: memory that is evicted
+/// would be missing in the ages without being counted.
+#[map]
+pub static MALLOC_LIVE: HashMap<u64, MallocBlock> = HashMap::with_max_entries(1, 0);
+
+/// Keyed by tid: threads in `realloc`.
+#[map]
+pub static MALLOC_PENDING: HashMap<u32, MallocPending> = HashMap::with_max_entries(1, 0);
 
 /// When each epoch of the gate ended, nanoseconds.
 #[map]

@@ -177,6 +177,62 @@ pub fn register(ctx: &ProbeContext, number: u8) -> u64 {
     }
 }
 
+/// Registers around a call of a C function: its result, its first two arguments, and those that it preserves.
+pub struct CallRegisters {
+    pub result: u64,
+    pub first: u64,
+    pub second: u64,
+    rbx: u64,
+    rbp: u64,
+    r12: u64,
+    r13: u64,
+    r14: u64,
+    r15: u64,
+}
+
+impl CallRegisters {
+    /// A preserved register by its hardware number (x86-64 encoding order).
+    #[inline(always)]
+    pub fn preserved(&self, number: u8) -> u64 {
+        match number {
+            3 => self.rbx,
+            5 => self.rbp,
+            12 => self.r12,
+            13 => self.r13,
+            14 => self.r14,
+            15 => self.r15,
+            _ => 0,
+        }
+    }
+}
+
+/// Reads all of them at once: where each way through a program reads another one, the compiler makes one load of that at an offset that
+/// depends on the way, which the verifier refuses.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+pub fn call_registers(ctx: &ProbeContext) -> CallRegisters {
+    // SAFETY: as above.
+    let regs = unsafe { &*ctx.regs };
+    CallRegisters {
+        result: opaque(regs.rax),
+        first: opaque(regs.rdi),
+        second: opaque(regs.rsi),
+        rbx: opaque(regs.rbx),
+        rbp: opaque(regs.rbp),
+        r12: opaque(regs.r12),
+        r13: opaque(regs.r13),
+        r14: opaque(regs.r14),
+        r15: opaque(regs.r15),
+    }
+}
+
+/// No call on aarch64 is probed yet.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+pub fn call_registers(_ctx: &ProbeContext) -> CallRegisters {
+    CallRegisters { result: 0, first: 0, second: 0, rbx: 0, rbp: 0, r12: 0, r13: 0, r14: 0, r15: 0 }
+}
+
 /// Address of the probed instruction in the current process.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]

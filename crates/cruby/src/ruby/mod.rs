@@ -18,6 +18,7 @@ pub mod interpreter;
 pub mod jobs;
 pub mod layout;
 pub mod live_check;
+pub mod malloc;
 mod modular;
 pub mod plan;
 pub mod reconcile;

@@ -1,0 +1,240 @@
+//! `gctrace malloc`: memory that CRuby allocates for its objects (`ruby_xmalloc` and its relatives, gc.c), counted in the kernel.
+
+#[cfg(feature = "user")]
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// What happens at a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum MallocPlace {
+    /// `malloc` has returned: its result is in rax, its size in the register of the cookie.
+    Malloc = 0,
+    /// The same of `calloc(1, size)`.
+    Calloc = 1,
+    /// `realloc` is about to be called: pointer in rdi, size in rsi.
+    ReallocBegin = 2,
+    /// `realloc` has returned: its result is in rax.
+    ReallocEnd = 3,
+    /// `free` is about to be called: pointer in rdi.
+    Free = 4,
+}
+
+/// The attach cookie of a probe: bits 3..0 the place, 11..8 the hardware number of the register with the size (x86-64 encoding order).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MallocCookie {
+    /// A [`MallocPlace`].
+    pub place: u8,
+    /// The register.
+    pub size: u8,
+}
+
+impl MallocCookie {
+    /// Packs the cookie.
+    pub const fn pack(self) -> u64 {
+        self.place as u64 & 0xf | (self.size as u64 & 0xf) << 8
+    }
+
+    /// The inverse of [`MallocCookie::pack`].
+    #[inline]
+    pub const fn unpack(raw: u64) -> Self {
+        Self { place: raw as u8 & 0xf, size: (raw >> 8) as u8 & 0xf }
+    }
+}
+
+/// Size classes: class n holds sizes above 2^(n-1), up to 2^n bytes.
+pub const MALLOC_CLASSES: u32 = 64;
+/// Ages: collections between allocation and free; the last one stands for all that are higher.
+pub const MALLOC_AGES: u32 = 34;
+/// Functions whose calls are added up by size: `malloc`, `calloc`, `realloc`.
+pub const MALLOC_FUNCTIONS: u32 = 3;
+/// Allocations that are followed at a time, at most.
+pub const MAX_MALLOC_LIVE: u32 = 1 << 18;
+/// Threads in `realloc` at a time, at most.
+pub const MAX_MALLOC_PENDING: u32 = 1024;
+
+/// The size class of a size, bytes.
+#[inline]
+pub const fn malloc_class(size: u64) -> u32 {
+    if size <= 1 {
+        return 0;
+    }
+    let class = 64 - (size - 1).leading_zeros();
+    if class < MALLOC_CLASSES { class } else { MALLOC_CLASSES - 1 }
+}
+
+/// The largest size of a class, bytes.
+pub const fn malloc_class_limit(class: u32) -> u64 {
+    1 << class
+}
+
+/// The age of what was allocated when `GC.count` was `born` and is freed when it is `now`.
+#[inline]
+pub const fn malloc_age(born: u64, now: u64) -> u32 {
+    let age = now.wrapping_sub(born);
+    if age < MALLOC_AGES as u64 { age as u32 } else { MALLOC_AGES - 1 }
+}
+
+/// What is counted beside sizes and ages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum MallocCount {
+    /// Hits of the process.
+    Hits = 0,
+    /// Hits of other processes that run the same file.
+    OtherHits,
+    /// Calls that returned no memory.
+    Failed,
+    /// Allocations that are followed.
+    Followed,
+    /// Allocations that are not, because too many are already.
+    Overflow,
+    /// Allocations that are not, because `GC.count` could not be read.
+    Unread,
+    /// Calls of `free`.
+    Frees,
+    /// Of those, of memory that is not followed: it was allocated before, by other means, or is one of the above.
+    FreesUnknown,
+    /// Followed memory whose free was not seen: its address was handed out again.
+    Replaced,
+    /// Calls of `realloc` with memory that is not followed.
+    ReallocsUnknown,
+    /// Calls of `realloc` whose begin, or end, was not seen.
+    ReallocsUnpaired,
+    /// Followed memory that was given up because of that, or because `GC.count` could not be read.
+    Lost,
+}
+
+impl MallocCount {
+    /// All, in the order of their number.
+    pub const ALL: [Self; 12] = [
+        Self::Hits,
+        Self::OtherHits,
+        Self::Failed,
+        Self::Followed,
+        Self::Overflow,
+        Self::Unread,
+        Self::Frees,
+        Self::FreesUnknown,
+        Self::Replaced,
+        Self::ReallocsUnknown,
+        Self::ReallocsUnpaired,
+        Self::Lost,
+    ];
+}
+
+/// Index of the tally of a function (a [`MallocPlace`]: `Malloc` 0, `Calloc` 1; `realloc` 2) and a size class.
+#[inline]
+pub const fn malloc_size_index(function: u32, class: u32) -> u32 {
+    function * MALLOC_CLASSES + class
+}
+
+/// Index of the tally of freed memory of a size class and an age.
+#[inline]
+pub const fn malloc_age_index(class: u32, age: u32) -> u32 {
+    MALLOC_FUNCTIONS * MALLOC_CLASSES + class * MALLOC_AGES + age
+}
+
+/// Index of the tally of a count, which uses `calls`.
+#[inline]
+pub const fn malloc_count_index(count: MallocCount) -> u32 {
+    MALLOC_FUNCTIONS * MALLOC_CLASSES + MALLOC_CLASSES * MALLOC_AGES + count as u32
+}
+
+/// Entries of the `MALLOC_TALLIES` map.
+pub const MALLOC_TALLIES: u32 =
+    MALLOC_FUNCTIONS * MALLOC_CLASSES + MALLOC_CLASSES * MALLOC_AGES + MallocCount::ALL.len() as u32;
+
+/// Calls and the bytes that they asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct MallocTally {
+    /// Calls.
+    pub calls: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// The process that is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct MallocTarget {
+    /// Address of `profile.count` of its objspace.
+    pub gc_count: u64,
+    /// Its thread group id.
+    pub tgid: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Memory that is followed, by its address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct MallocBlock {
+    /// Bytes that were asked for, last.
+    pub size: u64,
+    /// `GC.count` when it was allocated first.
+    pub born: u64,
+}
+
+/// A thread is in `realloc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct MallocPending {
+    /// The pointer that was passed.
+    pub pointer: u64,
+    /// The size that is wanted.
+    pub size: u64,
+    /// What was known of it.
+    pub block: MallocBlock,
+}
+
+impl MallocPending {
+    /// `born` of memory that was not followed.
+    pub const UNKNOWN: u64 = u64::MAX;
+}
+
+const _: () = assert!(size_of::<MallocTally>() == 16);
+const _: () = assert!(size_of::<MallocTarget>() == 16);
+const _: () = assert!(size_of::<MallocBlock>() == 16);
+const _: () = assert!(size_of::<MallocPending>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each size is in the class whose limit is the next power of two.
+    #[test]
+    fn classes() {
+        for (size, limit) in [(0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (1024, 1024), (1025, 2048)] {
+            assert_eq!(malloc_class_limit(malloc_class(size)), limit, "{size}");
+        }
+        assert_eq!(malloc_class(u64::MAX), MALLOC_CLASSES - 1);
+    }
+
+    #[test]
+    fn ages() {
+        assert_eq!((malloc_age(7, 7), malloc_age(7, 9)), (0, 2));
+        assert_eq!((malloc_age(0, 1 << 40), malloc_age(9, 7)), (MALLOC_AGES - 1, MALLOC_AGES - 1));
+    }
+
+    /// No two tallies share an index, and all fit.
+    #[test]
+    fn indices() {
+        assert_eq!(malloc_size_index(2, 63) + 1, malloc_age_index(0, 0));
+        assert_eq!(malloc_age_index(63, MALLOC_AGES - 1) + 1, malloc_count_index(MallocCount::Hits));
+        assert_eq!(malloc_count_index(MallocCount::Lost) + 1, MALLOC_TALLIES);
+        for (at, count) in MallocCount::ALL.into_iter().enumerate() {
+            assert_eq!(count as usize, at);
+        }
+    }
+
+    #[test]
+    fn cookies() {
+        let cookie = MallocCookie { place: MallocPlace::Free as u8, size: 15 };
+        assert_eq!(MallocCookie::unpack(cookie.pack()), cookie);
+    }
+}

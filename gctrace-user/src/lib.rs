@@ -33,6 +33,7 @@ pub mod dump;
 pub mod heap;
 pub mod host;
 pub mod images;
+pub mod malloc;
 pub mod native;
 pub mod pipeline;
 pub mod preflight;

@@ -10,6 +10,7 @@ use gctrace_user::{
     cli::{self, Settings, Subcommand},
     console, doctor, dump, heap,
     host::proc_root,
+    malloc,
 };
 
 fn main() -> ExitCode {
@@ -36,6 +37,12 @@ fn main() -> ExitCode {
                 proc_root::read_below(proc);
             }
             return ExitCode::from(heap::run(&args.into()));
+        }
+        Some(Subcommand::Malloc(args)) => {
+            if let Some(proc) = &args.proc {
+                proc_root::read_below(proc);
+            }
+            return ExitCode::from(malloc::run(&args.into()));
         }
         Some(Subcommand::Dump(args)) => {
             if let Some(proc) = &args.proc {

@@ -24,6 +24,11 @@ pub fn gvl_extension(ruby: &Ruby) -> Result<PathBuf> {
     build(ruby, "gvl_witness")
 }
 
+/// The same of the extension that calls allocation functions.
+pub fn malloc_extension(ruby: &Ruby) -> Result<PathBuf> {
+    build(ruby, "malloc_witness")
+}
+
 /// The folder of witnesses that were compiled elsewhere, for a machine without a compiler. It is in [`work_dir`], because
 /// Rubies with separate roots see nothing else.
 const READY: &str = "GCTRACE_WITNESSES";

@@ -62,6 +62,7 @@ fn libraries_stay_in_their_modules() {
                 "dump/jsonl.rs",
                 "heap/jsonl.rs",
                 "host/names.rs",
+                "malloc/jsonl.rs",
                 "top/once.rs",
             ],
         ),

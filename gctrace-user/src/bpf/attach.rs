@@ -84,6 +84,15 @@ pub enum AttachError {
         #[source]
         source: Box<MapError>,
     },
+    /// A map could not be read.
+    #[error("reading the BPF map `{map}`: {source}")]
+    ReadMap {
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: Box<MapError>,
+    },
     /// The object lacks a program: cannot happen after loading.
     #[error("the BPF object has no program `{0}`")]
     NoProgram(&'static str),

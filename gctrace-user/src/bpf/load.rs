@@ -17,7 +17,7 @@ use gctrace_common::{
 use super::{
     attach::{AttachError, Probes},
     gvl::{self, GvlOptions, GvlReader},
-    kernel_types,
+    kernel_types, malloc,
     multi::{Multi, MultiError},
     phases::PHASE_PROGRAMS,
     requests::{self, RequestReader},
@@ -40,7 +40,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
 ));
 
 /// The object to load.
-fn object() -> &'static [u8] {
+pub(super) fn object() -> &'static [u8] {
     #[cfg(feature = "bpf-log")]
     return super::lines::object(OBJECT);
     #[cfg(not(feature = "bpf-log"))]
@@ -459,6 +459,8 @@ fn needed(
 ) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
     names.extend((alloc || everything).then_some(REFILL_PROGRAM));
+    // Runs never need it: it is a command by itself.
+    names.extend(everything.then_some(malloc::PROGRAM));
     names.extend(sample::names(stacks));
     names.extend(gvl::programs(gvl));
     names.extend(
@@ -544,7 +546,7 @@ fn load_one(program: &mut Program) -> Result<(), ProgramError> {
 }
 
 /// Refuses an object whose ABI is not this binary's.
-fn check_abi(object: &[u8]) -> Result<(), LoadError> {
+pub(super) fn check_abi(object: &[u8]) -> Result<(), LoadError> {
     match elf::read_symbol_u64(object, "GCTRACE_ABI") {
         Some(ABI_HASH) => Ok(()),
         other => Err(LoadError::Abi {

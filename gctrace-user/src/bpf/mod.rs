@@ -7,6 +7,7 @@ mod kernel_types;
 #[cfg(feature = "bpf-log")]
 mod lines;
 mod load;
+mod malloc;
 mod mmaps;
 mod multi;
 mod phases;
@@ -22,6 +23,7 @@ pub use attach::{AttachError, Probes};
 pub use check::{CheckResult, KernelCheck, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use load::{AllocOptions, LoadError, LoadOptions, Loaded, Select, load};
+pub use malloc::{MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
 pub use requests::{ArrivalsLink, RequestLinks, RequestReader};
 pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};

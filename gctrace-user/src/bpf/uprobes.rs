@@ -34,7 +34,7 @@ impl Scope {
         }
     }
 
-    fn pid(self) -> Option<NonZeroU32> {
+    pub(super) fn pid(self) -> Option<NonZeroU32> {
         match self {
             Self::All => None,
             Self::One(pid) => Some(pid),

@@ -178,6 +178,8 @@ pub enum Subcommand {
     Doctor(DoctorArgs),
     /// Count the objects of a running process by type or class
     Heap(super::heap_args::HeapArgs),
+    /// Count what a process allocates by malloc, by size and age
+    Malloc(super::malloc_args::MallocArgs),
     /// Show what every Ruby process does right now, on a terminal; `gctrace` alone does that, too
     Top(super::top_args::TopArgs),
     /// Print what each thread of a process does right now, with its Ruby stack

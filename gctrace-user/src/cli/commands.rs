@@ -5,6 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use super::{
     args::{DoctorArgs, DumpArgs},
     heap_args::{HeapArgs, HeapByArg},
+    malloc_args::MallocArgs,
     settings::{Format, merged},
 };
 use crate::discover::Selection;
@@ -108,6 +109,28 @@ impl From<HeapArgs> for HeapSettings {
             HeapByArg::Memory => By::Memory,
         };
         Self { pid, by, top, format: format.into(), svg, dump, diff, every, leaks, cache_dir: cache.dir() }
+    }
+}
+
+/// A window in which allocation by malloc is counted.
+#[derive(Debug)]
+pub struct MallocSettings {
+    /// The process.
+    pub pid: u32,
+    /// How long it is.
+    pub duration: Duration,
+    /// What the probes may cost, in millionths of the time of one CPU.
+    pub budget_ppm: u64,
+    /// Standard output.
+    pub format: Format,
+    /// Where analyses are kept; `None`: nowhere.
+    pub cache_dir: Option<PathBuf>,
+}
+
+impl From<MallocArgs> for MallocSettings {
+    fn from(args: MallocArgs) -> Self {
+        let MallocArgs { pid, duration, budget, format, proc: _, cache } = args;
+        Self { pid, duration, budget_ppm: budget, format: format.into(), cache_dir: cache.dir() }
     }
 }
 

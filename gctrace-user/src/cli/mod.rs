@@ -12,6 +12,7 @@ mod help;
 mod hints;
 mod keep_args;
 mod look_args;
+mod malloc_args;
 mod output_args;
 mod parse;
 mod profile_args;
@@ -28,7 +29,7 @@ mod usage;
 pub use args::{Args, DoctorArgs, DocumentArg, Subcommand, TuneArgs};
 #[cfg(feature = "collector")]
 pub use collector::{AppsArgs, CollectorArgs, apps, collector};
-pub use commands::{By, DoctorSettings, DumpSettings, HeapSettings};
+pub use commands::{By, DoctorSettings, DumpSettings, HeapSettings, MallocSettings};
 pub use copies::{MergeArgs, ScrubArgs};
 pub use diff::{DiffArgs, InfoArgs};
 pub use documents::{completions, man};

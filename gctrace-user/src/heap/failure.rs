@@ -6,7 +6,7 @@ use crate::ruby::heap::HeapError;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HeapFailure {
+pub(crate) enum HeapFailure {
     /// It is no Ruby process, or none that can be read.
     #[error("pid {pid}: {reason}")]
     NotRuby {
@@ -65,7 +65,7 @@ pub(super) enum HeapFailure {
 }
 
 impl HeapFailure {
-    pub(super) fn exit_status(&self) -> u8 {
+    pub(crate) fn exit_status(&self) -> u8 {
         match self {
             Self::NotRuby { denied: true, .. } => 3,
             Self::NotRuby { .. } => 1,

@@ -23,9 +23,9 @@ use std::{
 };
 
 pub use accounts::Accounts;
-use failure::HeapFailure;
+pub(crate) use failure::HeapFailure;
 use report::Report;
-use target::Target;
+pub(crate) use target::Target;
 
 use crate::{
     cli::{By, Format, HeapSettings},

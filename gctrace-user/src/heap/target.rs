@@ -15,17 +15,17 @@ use crate::{
 };
 
 /// A Ruby process that can be read.
-pub(super) struct Target {
-    pub(super) pid: u32,
-    pub(super) command: Option<String>,
-    pub(super) memory: ProcessMemory,
-    pub(super) bias: u64,
-    pub(super) plan: AttachPlan,
+pub(crate) struct Target {
+    pub(crate) pid: u32,
+    pub(crate) command: Option<String>,
+    pub(crate) memory: ProcessMemory,
+    pub(crate) bias: u64,
+    pub(crate) plan: AttachPlan,
 }
 
 impl Target {
     /// Finds the process, and how its Ruby is read.
-    pub(super) fn find(pid: u32, cache_dir: Option<&Path>) -> Result<Self, HeapFailure> {
+    pub(crate) fn find(pid: u32, cache_dir: Option<&Path>) -> Result<Self, HeapFailure> {
         let not_ruby = |reason: String, denied| HeapFailure::NotRuby { pid, reason, denied };
         let subjects = Subjects {
             selection: Selection { pids: vec![pid], ..Selection::default() },
@@ -58,30 +58,30 @@ impl Target {
     }
 
     /// How its heap is read.
-    pub(super) fn layout(&self) -> Result<HeapLayout, HeapError> {
+    pub(crate) fn layout(&self) -> Result<HeapLayout, HeapError> {
         HeapLayout::of(self.plan.analysis.version)
     }
 
     /// The release.
-    pub(super) fn ruby(&self) -> String {
+    pub(crate) fn ruby(&self) -> String {
         self.plan.analysis.version.to_string()
     }
 
     /// Address and state of the objspace, as it is now.
-    pub(super) fn state(&self) -> Result<(u64, Vec<u8>), HeapError> {
+    pub(crate) fn state(&self) -> Result<(u64, Vec<u8>), HeapError> {
         let read = |address, buffer: &mut [u8]| self.memory.read(address, buffer);
         objspace_of(read, self.bias, &self.plan)
             .ok_or(HeapError::Unreadable { what: "the objspace", address: self.bias })
     }
 
     /// What names its classes; `None` if nothing does.
-    pub(super) fn names(&self) -> Option<ClassNames<&ProcessMemory>> {
+    pub(crate) fn names(&self) -> Option<ClassNames<&ProcessMemory>> {
         let frames = self.plan.frames.as_ref().ok()?.clone();
         Some(ClassNames::new(&self.memory, frames, self.bias))
     }
 
     /// Refuses a Ruby whose classes nothing names.
-    pub(super) fn needs_names(&self) -> Result<(), HeapFailure> {
+    pub(crate) fn needs_names(&self) -> Result<(), HeapFailure> {
         match &self.plan.frames {
             Ok(_) => Ok(()),
             Err(reason) => {
@@ -91,17 +91,17 @@ impl Target {
     }
 
     /// What a failure to read the heap means: it could not be read, or there is no process any more.
-    pub(super) fn failure(&self, source: HeapError) -> HeapFailure {
+    pub(crate) fn failure(&self, source: HeapError) -> HeapFailure {
         if self.is_there() { HeapFailure::Heap { pid: self.pid, source } } else { self.ended() }
     }
 
     /// Whether the process still has its memory.
-    pub(super) fn is_there(&self) -> bool {
+    pub(crate) fn is_there(&self) -> bool {
         is_running(self.pid)
     }
 
     /// What is said when it has none any more.
-    pub(super) fn ended(&self) -> HeapFailure {
+    pub(crate) fn ended(&self) -> HeapFailure {
         HeapFailure::NotRuby { pid: self.pid, reason: "it has ended".to_owned(), denied: false }
     }
 }

@@ -85,6 +85,17 @@ pub fn shares(pid: u32) -> Option<Shares> {
     Some(Shares { pss: kib(&text, "Pss:")?, private_dirty: kib(&text, "Private_Dirty:")? })
 }
 
+/// Whether the processor keeps a second copy of the process's return addresses and compares them (`x86_Thread_features` of
+/// `/proc/PID/status`, Linux 6.6: arch/x86/kernel/shstk.c). A call that the kernel emulates need not be on it.
+pub(crate) fn has_shadow_stack(pid: u32) -> bool {
+    fs::read_to_string(proc_root::path(pid, "status")).is_ok_and(|status| lists_shadow_stack(&status))
+}
+
+fn lists_shadow_stack(status: &str) -> bool {
+    let features = status.lines().find_map(|line| line.strip_prefix("x86_Thread_features:"));
+    features.is_some_and(|features| features.split_whitespace().any(|one| one == "shstk"))
+}
+
 fn kib(status: &str, field: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     let number: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -259,6 +270,17 @@ mod tests {
             assert!(since.elapsed().as_secs() < 10, "it runs still");
         }
         child.wait().unwrap();
+    }
+
+    /// As Linux 6.6 and later write it with and without, and as kernels that do not know them.
+    #[test]
+    fn shadow_stacks() {
+        assert!(lists_shadow_stack(
+            "Name:\truby\nx86_Thread_features:\tshstk wrss \nx86_Thread_features_locked:\t\n"
+        ));
+        assert!(!lists_shadow_stack("x86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss \n"));
+        assert!(!lists_shadow_stack("Name:\tshstk\nVmRSS:\t10 kB\n"));
+        assert!(!has_shadow_stack(0));
     }
 
     /// What the kernel side read becomes bytes; the peak is never below what is there now, as in the kernel.

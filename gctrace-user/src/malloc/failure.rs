@@ -1,0 +1,78 @@
+//! Why there is no report, and the exit status of that.
+
+use std::io;
+
+use crate::{
+    bpf::{self, AttachError, LoadError},
+    heap::HeapFailure,
+    preflight::Missing,
+    ruby::malloc::NoMalloc,
+};
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MallocFailure {
+    /// It is no Ruby process, or none that can be read.
+    #[error("{0}")]
+    Process(#[from] HeapFailure),
+    /// Missing privilege or kernel feature.
+    #[error("{0}")]
+    Missing(#[from] Missing),
+    /// The file of its Ruby cannot be read.
+    #[error("pid {pid}: the file of its Ruby cannot be read: {reason}")]
+    File {
+        /// Which.
+        pid: u32,
+        /// Why.
+        reason: String,
+    },
+    /// Its calls cannot be counted.
+    #[error("pid {pid}: {source}")]
+    Calls {
+        /// Which.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: NoMalloc,
+    },
+    /// A call that the kernel emulates could end it.
+    #[error("pid {0}: it runs with a shadow stack, on which calls that are probed need not be")]
+    ShadowStack(u32),
+    /// The program could not be loaded.
+    #[error("{} (gctrace malloc needs Linux 5.15 or later)", bpf::brief(.0))]
+    Load(#[from] LoadError),
+    /// A probe could not be attached, or a map not be read.
+    #[error("{}", bpf::brief(.0))]
+    Attach(#[from] AttachError),
+    /// It has started another program.
+    #[error("pid {0}: it replaced its program while its calls were counted")]
+    Replaced(u32),
+    /// The operating system refused something basic.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The reader of the output is gone.
+    #[error("writing to standard output: {0}")]
+    Output(#[source] io::Error),
+}
+
+impl MallocFailure {
+    pub(super) fn exit_status(&self) -> u8 {
+        match self {
+            Self::Process(failure) => failure.exit_status(),
+            Self::Missing(_) | Self::Load(_) => 3,
+            Self::File { .. }
+            | Self::Calls { .. }
+            | Self::ShadowStack(_)
+            | Self::Attach(_)
+            | Self::Replaced(_)
+            | Self::System { .. }
+            | Self::Output(_) => 2,
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What is reported of a window.
+
+use std::time::Duration;
+
+use gctrace_common::malloc::{
+    MALLOC_AGES, MALLOC_CLASSES, MALLOC_FUNCTIONS, MallocCount, MallocTally, malloc_age_index, malloc_class,
+    malloc_class_limit, malloc_count_index, malloc_size_index,
+};
+
+use crate::bpf::MallocRead;
+
+/// The functions, in the order of their tallies.
+pub(super) const FUNCTIONS: [&str; MALLOC_FUNCTIONS as usize] = ["malloc", "calloc", "realloc"];
+
+/// Whose calls they are.
+pub(super) struct Who {
+    pub(super) pid: u32,
+    pub(super) command: Option<String>,
+    pub(super) ruby: String,
+}
+
+/// What ended the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Its time.
+    Time,
+    /// A signal to gctrace.
+    Signal,
+    /// The process has ended.
+    Process,
+    /// It had cost more than so many millionths of the time of one CPU.
+    Budget {
+        /// The budget.
+        ppm: u64,
+    },
+}
+
+impl Ended {
+    /// The word used on the wire.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Time => "time",
+            Self::Signal => "signal",
+            Self::Process => "process",
+            Self::Budget { .. } => "budget",
+        }
+    }
+}
+
+/// Calls of one size class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SizeRow {
+    /// Bytes, at most.
+    pub(super) up_to: u64,
+    /// By function.
+    pub(super) calls: [MallocTally; FUNCTIONS.len()],
+    /// Freed in the window, by collections between allocation and free; the last one stands for all that are higher. Of memory that was
+    /// allocated in the window.
+    pub(super) freed: Vec<MallocTally>,
+    /// Allocated in the window and there at its end.
+    pub(super) live: MallocTally,
+}
+
+impl SizeRow {
+    /// All calls.
+    pub(super) fn all(&self) -> MallocTally {
+        self.calls.iter().fold(MallocTally::default(), |sum, one| plus(sum, *one))
+    }
+
+    fn is_empty(&self) -> bool {
+        let none = MallocTally::default();
+        self.all() == none && self.live == none && self.freed.iter().all(|tally| *tally == none)
+    }
+}
+
+/// What is printed.
+pub(super) struct Report {
+    pub(super) who: Who,
+    pub(super) lasted: Duration,
+    pub(super) ended: Ended,
+    /// `GC.count` before and after, where it could be read.
+    pub(super) gc_count: [Option<u64>; 2],
+    /// Size classes that something is in, smallest first.
+    pub(super) sizes: Vec<SizeRow>,
+    counts: [u64; MallocCount::ALL.len()],
+}
+
+impl Report {
+    /// Reports what was read.
+    pub(super) fn of(
+        who: Who,
+        read: &MallocRead,
+        lasted: Duration,
+        ended: Ended,
+        gc_count: [Option<u64>; 2],
+    ) -> Self {
+        let tally = |index: u32| read.tallies.get(index as usize).copied().unwrap_or_default();
+        let mut sizes: Vec<SizeRow> = (0..MALLOC_CLASSES)
+            .map(|class| SizeRow {
+                up_to: malloc_class_limit(class),
+                calls: std::array::from_fn(|function| tally(malloc_size_index(function as u32, class))),
+                freed: (0..MALLOC_AGES).map(|age| tally(malloc_age_index(class, age))).collect(),
+                live: MallocTally::default(),
+            })
+            .collect();
+        for block in &read.live {
+            let row = &mut sizes[malloc_class(block.size) as usize];
+            row.live = plus(row.live, MallocTally { calls: 1, bytes: block.size });
+        }
+        sizes.retain(|row| !row.is_empty());
+        let counts = MallocCount::ALL.map(|count| tally(malloc_count_index(count)).calls);
+        Self { who, lasted, ended, gc_count, sizes, counts }
+    }
+
+    /// A count.
+    pub(super) fn count(&self, count: MallocCount) -> u64 {
+        self.counts[count as usize]
+    }
+
+    /// Calls and bytes by function.
+    pub(super) fn totals(&self) -> [MallocTally; FUNCTIONS.len()] {
+        std::array::from_fn(|function| self.sizes.iter().map(|row| row.calls[function]).fold_sum())
+    }
+
+    /// Memory freed in the window, by age.
+    pub(super) fn ages(&self) -> Vec<MallocTally> {
+        (0..MALLOC_AGES as usize).map(|age| self.sizes.iter().map(|row| row.freed[age]).fold_sum()).collect()
+    }
+
+    /// Memory of the window that is there at its end.
+    pub(super) fn live(&self) -> MallocTally {
+        self.sizes.iter().map(|row| row.live).fold_sum()
+    }
+
+    /// Followed allocations that were freed, are there, or are known to have been lost sight of add up to all that were followed.
+    pub(super) fn adds_up(&self) -> bool {
+        let freed: u64 = self.ages().iter().map(|tally| tally.calls).sum();
+        let lost = self.count(MallocCount::Replaced) + self.count(MallocCount::Lost);
+        freed + self.live().calls + lost == self.count(MallocCount::Followed)
+    }
+}
+
+fn plus(one: MallocTally, two: MallocTally) -> MallocTally {
+    MallocTally { calls: one.calls + two.calls, bytes: one.bytes + two.bytes }
+}
+
+trait FoldSum: Iterator<Item = MallocTally> + Sized {
+    fn fold_sum(self) -> MallocTally {
+        self.fold(MallocTally::default(), plus)
+    }
+}
+
+impl<I: Iterator<Item = MallocTally>> FoldSum for I {}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use gctrace_common::malloc::{MALLOC_TALLIES, MallocBlock};
+
+    use super::*;
+
+    /// Three calls of malloc (two of them in one class), one of realloc, one block freed after two collections, two that are left.
+    pub(crate) fn sample(ended: Ended) -> Report {
+        let mut tallies = vec![MallocTally::default(); MALLOC_TALLIES as usize];
+        let mut set = |index: u32, calls, bytes| tallies[index as usize] = MallocTally { calls, bytes };
+        set(malloc_size_index(0, malloc_class(100)), 2, 220);
+        set(malloc_size_index(0, malloc_class(5000)), 1, 5000);
+        set(malloc_size_index(2, malloc_class(9000)), 1, 9000);
+        set(malloc_age_index(malloc_class(100), 2), 1, 100);
+        for (count, calls) in [
+            (MallocCount::Hits, 7),
+            (MallocCount::Followed, 3),
+            (MallocCount::Frees, 2),
+            (MallocCount::FreesUnknown, 1),
+        ] {
+            set(malloc_count_index(count), calls, 0);
+        }
+        let live = [120, 9000].map(|size| MallocBlock { size, born: 4 }).to_vec();
+        let command = Some("ruby \u{1b}[31mapp.rb".to_owned());
+        let who = Who { pid: 42, command, ruby: "3.4.1".to_owned() };
+        let read = MallocRead { tallies, live };
+        Report::of(who, &read, Duration::from_millis(2500), ended, [Some(4), Some(6)])
+    }
+
+    #[test]
+    fn sums() {
+        let report = sample(Ended::Time);
+        let limits: Vec<u64> = report.sizes.iter().map(|row| row.up_to).collect();
+        assert_eq!(limits, [128, 8192, 16_384]);
+        assert_eq!(report.totals().map(|tally| tally.calls), [3, 0, 1]);
+        assert_eq!((report.live().calls, report.live().bytes), (2, 9120));
+        assert_eq!((report.ages()[2].calls, report.ages()[2].bytes), (1, 100));
+        assert!(report.adds_up());
+        let mut other = report;
+        other.counts[MallocCount::Followed as usize] += 1;
+        assert!(!other.adds_up());
+    }
+}

@@ -1,0 +1,145 @@
+//! A window for people.
+
+use std::io::{self, Write};
+
+use gctrace_common::malloc::{MALLOC_AGES, MallocCount};
+use gctrace_tunemygc::printable::printable;
+
+use super::report::{Ended, FUNCTIONS, Report};
+use crate::words::{file_size, plural};
+
+/// Writes what it was, sizes, ages, and what is missing.
+pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    head(out, report)?;
+    if report.sizes.is_empty() {
+        return writeln!(out, "\nNothing was allocated.");
+    }
+    sizes(out, report)?;
+    ages(out, report)?;
+    missing(out, report)
+}
+
+fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    let who = &report.who;
+    let command = printable(who.command.as_deref().unwrap_or("ruby"));
+    let seconds = report.lasted.as_secs_f64();
+    let collections = match report.gc_count {
+        [Some(before), Some(after)] => format!(", {}", plural(after.saturating_sub(before), "collection")),
+        _ => String::new(),
+    };
+    writeln!(out, "{command} ({}), Ruby {}, in {seconds:.1} s{collections}", who.pid, who.ruby)?;
+    match report.ended {
+        Ended::Time => {}
+        Ended::Signal => writeln!(out, "counting was ended by a signal")?,
+        Ended::Process => writeln!(out, "the process ended")?,
+        Ended::Budget { ppm } => writeln!(
+            out,
+            "counting ended early: its {} cost the process more than {} % of a CPU; --budget allows more",
+            plural(report.count(MallocCount::Hits) + report.count(MallocCount::OtherHits), "hit"),
+            ppm as f64 / 10_000.0
+        )?,
+    }
+    let totals = report.totals();
+    let mut parts: Vec<String> = FUNCTIONS
+        .iter()
+        .zip(totals)
+        .map(|(name, tally)| format!("{} {name} ({})", tally.calls, file_size(tally.bytes)))
+        .collect();
+    parts.push(format!("{} free", report.count(MallocCount::Frees)));
+    writeln!(out, "{}", parts.join(", "))
+}
+
+fn sizes(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    writeln!(
+        out,
+        "\n{:>12}{:>11}{:>11}{:>11}{:>15}{:>11}",
+        "SIZE UP TO", "MALLOC", "CALLOC", "REALLOC", "BYTES", "LEFT"
+    )?;
+    for row in &report.sizes {
+        let [malloc, calloc, realloc] = row.calls.map(|tally| tally.calls);
+        let bytes = row.all().bytes;
+        let (up_to, left) = (row.up_to, row.live.calls);
+        writeln!(out, "{up_to:>12}{malloc:>11}{calloc:>11}{realloc:>11}{bytes:>15}{left:>11}")?;
+    }
+    writeln!(out, "\nLEFT: allocated meanwhile and not freed")
+}
+
+fn ages(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    let ages = report.ages();
+    if ages.iter().all(|tally| tally.calls == 0) {
+        return Ok(());
+    }
+    writeln!(out, "\n{:>12}{:>11}{:>15}", "AGE", "FREED", "BYTES")?;
+    for (age, tally) in ages.iter().enumerate().filter(|(_, tally)| tally.calls > 0) {
+        let more = if age + 1 == MALLOC_AGES as usize { " and more" } else { "" };
+        let age = format!("{age}{more}");
+        writeln!(out, "{age:>12}{:>11}{:>15}", tally.calls, tally.bytes)?;
+    }
+    writeln!(
+        out,
+        "\nAGE: collections that began between allocation and free, of memory that was allocated meanwhile"
+    )
+}
+
+/// What is not in the tables.
+fn missing(out: &mut impl Write, report: &Report) -> io::Result<()> {
+    let notes = [
+        (MallocCount::Failed, "failed: the C library had no memory"),
+        (MallocCount::FreesUnknown, "free of memory from before, or that is not followed"),
+        (MallocCount::ReallocsUnknown, "realloc of memory from before, or that is not followed"),
+        (MallocCount::ReallocsUnpaired, "realloc not counted, whose begin was not seen"),
+        (
+            MallocCount::Overflow,
+            "not followed to the free, because too many were already (LEFT and ages lack them)",
+        ),
+        (MallocCount::Unread, "not followed, because GC.count could not be read (LEFT and ages lack them)"),
+        (
+            MallocCount::Replaced,
+            "freed in a way that is not seen: the address was handed out again (ages lack them)",
+        ),
+        (MallocCount::Lost, "lost sight of (LEFT and ages lack them)"),
+    ];
+    let some = notes.into_iter().filter(|&(count, _)| report.count(count) > 0);
+    for (at, (count, note)) in some.enumerate() {
+        let blank = if at == 0 { "\n" } else { "" };
+        writeln!(out, "{blank}{:>12}  {note}", report.count(count))?;
+    }
+    if !report.adds_up() {
+        writeln!(out, "\nLEFT and ages do not add up to the allocations that were followed")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::malloc::report::tests::sample;
+
+    fn text(ended: Ended) -> String {
+        let mut out = Vec::new();
+        write(&mut out, &sample(ended)).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    /// The tables, what is missing, and no control character of a name.
+    #[test]
+    fn tables() {
+        let text = text(Ended::Time);
+        assert!(
+            text.starts_with("ruby \\u{1b}[31mapp.rb (42), Ruby 3.4.1, in 2.5 s, 2 collections\n"),
+            "{text}"
+        );
+        let has = |line: &str| text.lines().any(|one| one.split_whitespace().eq(line.split(' ')));
+        assert!(has("3 malloc (5 kB), 0 calloc (0 bytes), 1 realloc (9 kB), 2 free"), "{text}");
+        assert!(has("128 2 0 0 220 1") && has("16384 0 0 1 9000 1") && has("2 1 100"), "{text}");
+        assert!(has("1 free of memory from before, or that is not followed"), "{text}");
+        assert!(!text.contains("add up") && !text.contains("early"), "{text}");
+    }
+
+    /// A window that ends before its time says so.
+    #[test]
+    fn budget() {
+        let text = text(Ended::Budget { ppm: 100_000 });
+        assert!(text.contains("ended early: its 7 hits cost the process more than 10 % of a CPU"), "{text}");
+    }
+}

@@ -1,0 +1,171 @@
+//! The window: attached, watched and ended.
+
+use std::{
+    fs::File,
+    num::NonZeroU32,
+    os::fd::AsRawFd as _,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use gctrace_common::malloc::MallocTarget;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{
+    failure::MallocFailure,
+    report::{Ended, Report, Who},
+};
+use crate::{
+    bpf::{MallocProbes, Scope},
+    cli::MallocSettings,
+    console::{self, say},
+    elf::{ElfImage, ImageHead},
+    heap::Target,
+    host::{mappings, proc::has_shadow_stack, proc_root},
+    preflight,
+    ruby::malloc::malloc_sites,
+    signals::Signals,
+    words::plural,
+};
+
+/// How often the cost is looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// What a hit costs the process, nanoseconds: the trap, and the program with its look-ups (docs/malloc.md).
+const HIT_NS: u64 = 1_500;
+/// The cost of a shorter time is not held against the budget: start of a burst, or all there is.
+const SHORTEST: Duration = Duration::from_secs(1);
+
+/// Counts the calls of the process until the time, the process or the budget ends.
+pub(super) fn watch(settings: &MallocSettings) -> Result<Report, MallocFailure> {
+    preflight::check()?;
+    let target = Target::find(settings.pid, settings.cache_dir.as_deref())?;
+    let pid = target.pid;
+    if has_shadow_stack(pid) {
+        return Err(MallocFailure::ShadowStack(pid));
+    }
+    let file = file_of(&target)?;
+    let unreadable = |reason: String| MallocFailure::File { pid, reason };
+    let image = ElfImage::read(&file).map_err(|error| unreadable(error.to_string()))?;
+    let sites = malloc_sites(&image).map_err(|source| MallocFailure::Calls { pid, source })?;
+    drop(image);
+    let state = |target: &Target| target.state().map_err(|error| target.failure(error));
+    let (objspace, before) = state(&target)?;
+    let gc_count = |data: &[u8]| target.plan.layout.count.read(data);
+
+    console::starting("loading 1 BPF program");
+    let probes = MallocProbes::load();
+    console::end_progress();
+    let mut probes = probes?;
+    let counted = MallocTarget {
+        gc_count: objspace.wrapping_add(u64::from(target.plan.config.count)),
+        tgid: pid,
+        reserved: 0,
+    };
+    // The kernel takes pids of gctrace's own namespace.
+    let scope = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids()).map_or(Scope::All, Scope::One);
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    probes.attach(counted, &sites, &path, scope)?;
+    let signals = Signals::install()
+        .map_err(|source| MallocFailure::System { what: "installing signal handlers", source })?;
+    signals.tracing();
+    let begin = Instant::now();
+    probes.open()?;
+    say(&format!(
+        "gctrace: ready: counting calls of malloc, calloc, realloc and free of pid {pid} ({}) for {:.1} s",
+        plural(sites.len() as u64, "probe"),
+        settings.duration.as_secs_f64()
+    ));
+    let ended = wait(&probes, &target, settings, &signals, begin)?;
+    let lasted = begin.elapsed();
+    probes.close()?;
+    let after = target.state();
+    let read = probes.finish()?;
+    let after = match after {
+        Ok((now, _)) if now != objspace => return Err(MallocFailure::Replaced(pid)),
+        Ok((_, data)) => gc_count(&data),
+        Err(_) => None,
+    };
+    let who = Who { pid, command: target.command.clone(), ruby: target.ruby() };
+    Ok(Report::of(who, &read, lasted, ended, [gc_count(&before), after]))
+}
+
+/// The file that the process has mapped as its Ruby.
+fn file_of(target: &Target) -> Result<File, MallocFailure> {
+    let pid = target.pid;
+    let unreadable = |reason: String| MallocFailure::File { pid, reason };
+    let mappings = mappings::of_process(pid).map_err(|error| unreadable(error.to_string()))?;
+    let mut last = "it is not mapped any more".to_owned();
+    for mapping in &mappings {
+        let opened = mapping.open_path(pid).and_then(File::open);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) => {
+                last = error.to_string();
+                continue;
+            }
+        };
+        let Ok(head) = ImageHead::read(&file) else { continue };
+        if mappings::load_bias(mapping, &head.segments) == Some(target.bias)
+            && head.build_id == target.plan.analysis.build_id
+        {
+            return Ok(file);
+        }
+    }
+    Err(unreadable(last))
+}
+
+fn wait(
+    probes: &MallocProbes,
+    target: &Target,
+    settings: &MallocSettings,
+    signals: &Signals,
+    begin: Instant,
+) -> Result<Ended, MallocFailure> {
+    loop {
+        let lasted = begin.elapsed();
+        let left = settings.duration.saturating_sub(lasted);
+        if left.is_zero() {
+            return Ok(Ended::Time);
+        }
+        if signals.take_end() {
+            return Ok(Ended::Signal);
+        }
+        if !target.is_there() {
+            return Ok(Ended::Process);
+        }
+        if is_above(probes.hits()?, lasted, settings.budget_ppm) {
+            return Ok(Ended::Budget { ppm: settings.budget_ppm });
+        }
+        let tick = left.min(TICK);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(tick.subsec_nanos()) };
+        let end = signals.end_fd();
+        match poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                return Err(MallocFailure::System { what: "waiting", source: error.into() });
+            }
+        }
+    }
+}
+
+/// Whether so many hits cost more than the budget, in millionths of the time.
+fn is_above(hits: u64, lasted: Duration, budget_ppm: u64) -> bool {
+    let allowed = lasted.max(SHORTEST).as_nanos() * u128::from(budget_ppm) / 1_000_000;
+    u128::from(hits) * u128::from(HIT_NS) > allowed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tenth of a second in one second is within ten percent; one hit more is not, unless the time goes on.
+    #[test]
+    fn budgets() {
+        let within = 100_000_000 / HIT_NS;
+        for lasted in [Duration::ZERO, Duration::from_secs(1)] {
+            assert!(!is_above(within, lasted, 100_000));
+            assert!(is_above(within + 1, lasted, 100_000));
+        }
+        assert!(!is_above(within + 1, Duration::from_secs(2), 100_000));
+    }
+}

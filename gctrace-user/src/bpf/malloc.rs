@@ -196,11 +196,11 @@ impl MallocProbes {
         let indices = 0..self.tallies.len();
         let tallies = indices.map(|index| self.tally(index)).collect::<Result<_, _>>()?;
         let mut live = Vec::new();
-        for entry in self.live.iter() {
+        for entry in &self.live {
             live.push(entry.map_err(|source| read("MALLOC_LIVE", source))?.1);
         }
         // Memory of threads that were in `realloc` at the end is not gone.
-        for entry in self.pending.iter() {
+        for entry in &self.pending {
             let pending = entry.map_err(|source| read("MALLOC_PENDING", source))?.1;
             live.extend((pending.block.born != MallocPending::UNKNOWN).then_some(pending.block));
         }

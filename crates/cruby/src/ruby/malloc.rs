@@ -398,8 +398,11 @@ mod tests {
         let frees = places(&sites, MallocPlace::Free);
         assert!(frees.iter().any(|&site| image.function_index(site) == function), "{sites:?}");
         // Sizes are in registers that calls preserve: rbx, rbp, r12 to r15.
-        let sizes = sites.iter().filter(|site| site.place <= MallocPlace::Calloc);
-        assert!(sizes.map(|site| site.size).all(|size| [3, 5, 12, 13, 14, 15].contains(&size)), "{sites:?}");
+        let with_size = sites.iter().filter(|site| site.place <= MallocPlace::Calloc);
+        assert!(
+            with_size.map(|site| site.size).all(|size| [3, 5, 12, 13, 14, 15].contains(&size)),
+            "{sites:?}"
+        );
     }
 
     /// Damage to code and tables leads to an answer, never to a panic.

@@ -1,7 +1,12 @@
-# Works until "end", with a major collection in each round, and keeps something of each round or nothing.
+# Works until "end", with a major collection in each round, and keeps something of each round or nothing. What is kept in different ways
+# has different classes.
 require_relative "support"
 
 class Order; end
+class Item; end
+class Scrap; end
+class Seat; end
+class Entry; end
 CACHE = []
 CLOSURES = []
 module Shop
@@ -23,21 +28,27 @@ end
 
 def counter
   seen = []
-  -> { seen << Order.new }
+  -> { seen << Item.new }
 end
 
 COUNTER = counter
 
 ROUNDS = {
-  # Grow.
-  "cache" => ->(n) { 300.times { CACHE << Order.new } },
-  "closures" => ->(n) { 300.times { |i| CLOSURES << closure(i) } },
-  "captured" => ->(n) { 300.times { COUNTER.call } },
-  "strings" => ->(n) { 300.times { |i| Shop::Names.keep("a name that is too long to be embedded #{n} #{i}" * 2) } },
-  # Are stable: only garbage, a ring whose elements are replaced, a cache that is full from the start.
-  "garbage" => ->(n) { 2_000.times { Order.new } },
-  "ring" => ->(n) { 300.times { |i| RING[(n * 300 + i) % RING.size] = Order.new } },
-  "full" => ->(n) { 200.times { |i| FULL[(n * 7 + i) % 500] ||= Order.new } },
+  # All grow: what an array of a constant has, and procs, what the variables of a closure have, and strings in a hash of a private one.
+  "all" => lambda do |n|
+    300.times do |i|
+      CACHE << Order.new
+      CLOSURES << closure(i)
+      COUNTER.call
+      Shop::Names.keep("a name that is too long to be embedded #{n} #{i}" * 2)
+    end
+  end,
+  # All are stable: only garbage, a ring whose elements are replaced, a cache that is full from the start.
+  "stable" => lambda do |n|
+    2_000.times { Scrap.new }
+    300.times { |i| RING[(n * 300 + i) % RING.size] = Seat.new }
+    200.times { |i| FULL[(n * 7 + i) % 500] ||= Entry.new }
+  end,
   # No major collection.
   "idle" => nil
 }
@@ -47,7 +58,7 @@ Report.run do
   round = ROUNDS.fetch(ARGV.fetch(0))
   done = false
   waiting = Thread.new { $stdin.gets; done = true }
-  500.times { |i| FULL[i] = Order.new }
+  500.times { |i| FULL[i] = Entry.new }
   8.times { |n| round.call(n); GC.start } if round
   $stdout.puts "ready"
   n = 8
@@ -56,7 +67,7 @@ Report.run do
       round.call(n += 1)
       GC.start
     end
-    sleep 0.4
+    sleep 0.2
   end
   waiting.join
 end

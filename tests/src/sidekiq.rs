@@ -19,7 +19,9 @@ use crate::ruby::Ruby;
 /// Where Debian has it.
 const PROGRAM: &str = "/usr/bin/sidekiq";
 /// How many jobs it runs at a time.
-const CONCURRENCY: &str = "5";
+pub const CONCURRENCY: usize = 5;
+/// The class of jobs that wait for each other, one on each thread.
+pub const MARKER: &str = "Shop::MarkerJob";
 
 /// A Redis server without a disk.
 pub struct Redis {
@@ -112,9 +114,11 @@ impl Sidekiq {
             ("GCTRACE_TEST_REDIS".into(), redis.url().into()),
             ("GCTRACE_TEST_TRUTH".into(), truth.clone().into()),
             ("GCTRACE_TEST_PROC".into(), "1".into()),
+            ("GCTRACE_TEST_THREADS".into(), CONCURRENCY.to_string().into()),
         ];
         let mut command = ruby.command()?;
-        command.args([PROGRAM, "-c", CONCURRENCY, "-q", "default", "-q", "low", "-r"]).arg(script("app.rb"));
+        let threads = CONCURRENCY.to_string();
+        command.args([PROGRAM, "-c", &threads, "-q", "default", "-q", "low", "-r"]).arg(script("app.rb"));
         command.envs(env.clone());
         let sidekiq =
             Self { process: Guarded::start("sidekiq", &mut command)?, ruby: ruby.clone(), truth, env };
@@ -155,17 +159,54 @@ impl Sidekiq {
         Ok(truths)
     }
 
-    /// Waits until this many runs have ended.
-    pub fn wait(&self, runs: usize) -> Result<()> {
-        let since = Instant::now();
-        loop {
-            let there: usize = self.truths()?.values().map(Vec::len).sum();
-            if there >= runs {
-                return Ok(());
-            }
-            ensure!(since.elapsed() < PATIENCE, "{there} of {runs} jobs have run");
-            std::thread::sleep(Duration::from_millis(50));
+    /// Pushes jobs and waits until all jobs there are have ended. Every thread then asks for the next one: each has run a marker, and
+    /// markers are taken after all other jobs and end together. A thread that a job has killed has another one in its place.
+    pub fn run(&self, jobs: &[&str]) -> Result<()> {
+        let before = self.ended(MARKER)?;
+        let markers = format!("{MARKER}={CONCURRENCY}");
+        self.push(&[jobs, &[markers.as_str()][..]].concat())?;
+        self.wait_ended(MARKER, before + CONCURRENCY)
+    }
+
+    /// How many runs of this class have ended.
+    pub fn ended(&self, class: &str) -> Result<usize> {
+        Ok(self.truths()?.values().flatten().filter(|truth| truth.class == class).count())
+    }
+
+    /// Waits until this many runs of this class have ended.
+    pub fn wait_ended(&self, class: &str, runs: usize) -> Result<()> {
+        wait(&format!("{class} have ended"), runs, || self.ended(class))
+    }
+
+    /// Waits until this many `LongJob` have begun.
+    pub fn wait_begun(&self, runs: usize) -> Result<()> {
+        let begun = self.beside(".begun");
+        wait("LongJob have begun", runs, || Ok(fs::read_to_string(&begun)?.matches('\n').count()))
+    }
+
+    /// Lets each `LongJob` end.
+    pub fn release(&self) -> Result<()> {
+        Ok(fs::write(self.beside(".released"), "")?)
+    }
+
+    /// The file of this name beside that of the truth.
+    fn beside(&self, suffix: &str) -> PathBuf {
+        let mut path = self.truth.clone().into_os_string();
+        path.push(suffix);
+        path.into()
+    }
+}
+
+/// Waits until there are so many.
+fn wait(what: &str, wanted: usize, there: impl Fn() -> Result<usize>) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let there = there()?;
+        if there >= wanted {
+            return Ok(());
         }
+        ensure!(since.elapsed() < PATIENCE, "{there} of {wanted} {what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -2,23 +2,20 @@
 //! than the one that started it.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
-use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::sidekiq::{Redis, Sidekiq, Truth};
+use gctrace_tests::sidekiq::{CONCURRENCY, MARKER, Redis, Sidekiq, Truth};
+use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
+use serde_json::Value;
 
 /// Text in arguments and errors, which must never be exported.
 const SECRET: &str = "SECRET";
-/// How much longer than in its own `perform` a job may have been, nanoseconds: Sidekiq's own work, and waits for the GVL in it.
-const MOST_BESIDE_NS: u64 = 1_500_000_000;
-/// The same of half of all jobs.
-const MEDIAN_BESIDE_NS: u64 = 100_000_000;
 
 type Truths = HashMap<String, Vec<Truth>>;
 
@@ -34,16 +31,32 @@ fn each(test: impl Fn(&Live, &Ruby) -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// For how long a thread waits before it asks again, with some more.
-const ASKS_AGAIN: Duration = Duration::from_millis(2600);
-
 fn watch(sidekiq: &Sidekiq, more: &[&str]) -> Result<Gctrace> {
     let pid = sidekiq.process.pid().to_string();
     let args = ["--pid", &pid, "--requests"];
     let gctrace = Invocation::jsonl(args.iter().chain(more))?.start_ready()?;
-    // What a thread gets that had asked before is not seen.
-    std::thread::sleep(ASKS_AGAIN);
+    // What a thread gets that had asked before is not seen. Now each gets something, and then asks again.
+    sidekiq.run(&[])?;
     Ok(gctrace)
+}
+
+/// Waits until gctrace has reported this many jobs, without markers and those of before.
+fn wait_jobs(gctrace: &Gctrace, count: usize, before: &Truths) -> Result<()> {
+    let is_new = |line: &str| {
+        line.starts_with(r#"{"type":"request""#)
+            && serde_json::from_str::<Value>(line).is_ok_and(|line| {
+                line["path"] != MARKER && line["jid"].as_str().is_none_or(|jid| !before.contains_key(jid))
+            })
+    };
+    let since = Instant::now();
+    loop {
+        let there = gctrace.stdout_so_far().iter().filter(|line| is_new(line)).count();
+        if there >= count {
+            return Ok(());
+        }
+        ensure!(since.elapsed() < PATIENCE, "{there} of {count} jobs");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// The run that a line is about.
@@ -55,8 +68,13 @@ fn truth_of<'a>(line: &RequestLine, truths: &'a Truths) -> Result<&'a Truth> {
     next.with_context(|| format!("not run: {line:?} {runs:?}"))
 }
 
-/// Every line is true. Returns what the jobs took beside their own work, nanoseconds, in order.
+/// Every line is true: its thread had ended the job before, and did not begin the next one meanwhile. Returns what the jobs took beside
+/// their own work, nanoseconds, in order.
 fn all_true(report: &Report, truths: &Truths) -> Result<Vec<u64>> {
+    let mut of_thread: HashMap<u32, Vec<&Truth>> = HashMap::new();
+    for truth in truths.values().flatten() {
+        of_thread.entry(truth.tid).or_default().push(truth);
+    }
     let mut seen = HashSet::new();
     let mut beside = Vec::new();
     for line in &report.requests {
@@ -68,12 +86,24 @@ fn all_true(report: &Report, truths: &Truths) -> Result<Vec<u64>> {
         ensure!(line.queue.as_deref() == Some(queue) && line.queue_ns.is_none(), "{line:?}");
         let latency = line.ts - line.enqueued_at.context("not enqueued")?;
         ensure!((-0.01..120.0).contains(&latency), "{latency} s: {line:?}");
+        // What Sidekiq itself does, and waits for the GVL in it, may take any time, but a thread has one job after the other.
+        let all = of_thread.get(&truth.tid).into_iter().flatten().copied();
+        let others: Vec<&Truth> = all.filter(|other| other.begin_ns != truth.begin_ns).collect();
+        let before =
+            others.iter().filter(|other| other.begin_ns < truth.begin_ns).max_by_key(|other| other.end_ns);
+        ensure!(
+            before.is_none_or(|before| before.end_ns <= line.begin_ns),
+            "{line:?} {truth:?} after {before:?}"
+        );
         if let Some(ns) = line.duration_ns {
             let end_ns = line.begin_ns + ns;
             ensure!(truth.end_ns <= end_ns, "{line:?} {truth:?}");
-            let more = ns - (truth.end_ns - truth.begin_ns);
-            ensure!(more < MOST_BESIDE_NS, "{more} ns longer: {line:?} {truth:?}");
-            beside.push(more);
+            let next = others
+                .iter()
+                .filter(|other| other.begin_ns > truth.begin_ns)
+                .min_by_key(|other| other.begin_ns);
+            ensure!(next.is_none_or(|next| end_ns <= next.begin_ns), "{line:?} {truth:?} before {next:?}");
+            beside.push(ns - (truth.end_ns - truth.begin_ns));
         }
     }
     let by_id: HashMap<u64, &RequestLine> = report.requests.iter().map(|line| (line.id, line)).collect();
@@ -116,47 +146,103 @@ fn all_attributed(report: &Report, truths: &Truths) -> Result<usize> {
 
 /// Short and long arguments, two queues, five at a time, an empty queue in between, and jobs that raise: every job is reported once and
 /// correctly, and so is every collection in it. Nothing of arguments and errors is exported.
+fn every_job_is_there_and_true(ruby: &Ruby, sidekiq: &Sidekiq) -> Result<()> {
+    // Every thread has its connection.
+    sidekiq.run(&["Shop::WaitJob=20"])?;
+    let gctrace = watch(sidekiq, &["--gvl"])?;
+    let before = sidekiq.truths()?;
+    for _ in 0..2 {
+        sidekiq.run(&["HardJob=24", "Shop::WaitJob=24", "BadJob=6"])?;
+    }
+    // Native threads of jobs that have raised end, up to 3.2 after some seconds.
+    wait_jobs(&gctrace, 108, &before)?;
+    let (report, finished) = gctrace.stop_by(Signal::INT)?;
+    ledger::check_lossless(&report)?;
+    let text = [finished.stdout, finished.stderr].concat().join("\n");
+    ensure!(!text.contains(SECRET), "a secret came out");
+    let mut truths = sidekiq.truths()?;
+    let beside = all_true(&report, &truths)?;
+    truths.retain(|jid, _| !before.contains_key(jid));
+    let lines: Vec<&RequestLine> = report
+        .requests
+        .iter()
+        .filter(|line| line.path.as_deref() != Some(MARKER))
+        .filter(|line| line.jid.as_ref().is_some_and(|jid| truths.contains_key(jid)))
+        .collect();
+    ensure!(lines.len() >= 108, "{} of 108", lines.len());
+    let median = beside.get(beside.len() / 2);
+    println!("beside: median {median:?} ns, most {:?} ns of {}", beside.last(), beside.len());
+    let inside = all_attributed(&report, &truths)?;
+    ensure!(inside >= 100, "only {inside} collections in jobs");
+    let without = |class: &str, bad: bool| {
+        let of = lines.iter().filter(|line| (line.path.as_deref() == Some(class)) == bad);
+        of.filter(|line| line.duration_ns.is_none()).count()
+    };
+    ensure!(without("BadJob", false) == 0, "{} have no duration", without("BadJob", false));
+    let threads_end = ruby.is_at_least(3, 3);
+    ensure!(!threads_end || without("BadJob", true) == 0, "{} have none", without("BadJob", true));
+    ensure!(threads_end || without("BadJob", true) >= 12, "an end that nobody knows");
+    for line in lines.iter().filter(|line| line.duration_ns.is_some()) {
+        ensure!(line.gcs.is_some() && line.gc_other_ns.is_some(), "{line:?}");
+    }
+    Ok(())
+}
+
+/// Lost records make jobs unknown, and none wrong.
+fn lost_records_make_nothing_wrong(sidekiq: &Sidekiq) -> Result<()> {
+    let gctrace = watch(sidekiq, &["--request-ring", "16KiB"])?;
+    // The ring is not read meanwhile.
+    gctrace.signal(Signal::STOP)?;
+    sidekiq.run(&["Shop::WaitJob=60"])?;
+    gctrace.signal(Signal::CONT)?;
+    sidekiq.run(&["HardJob=20"])?;
+    let report = gctrace.stop()?;
+    let lost = report.ledger.as_ref().and_then(|ledger| ledger.kernel["request_ring_full"].as_u64());
+    ensure!(lost > Some(0), "nothing was lost");
+    all_true(&report, &sidekiq.truths()?)?;
+    Ok(())
+}
+
+/// Samples of the method that only one class runs are of that class, or of none that is known.
+fn samples_have_their_class(live: &Live, sidekiq: &Sidekiq) -> Result<()> {
+    let folded = live.path("jobs.folded").to_string_lossy().into_owned();
+    let files = ["--rate", "499", "--stack-root", "endpoint", "--folded", &folded];
+    let gctrace = watch(sidekiq, &files)?;
+    // What the threads ask for after them ends these jobs.
+    sidekiq.run(&["HardJob=60", "Shop::WaitJob=30"])?;
+    gctrace.stop()?;
+    let text = std::fs::read_to_string(&folded)?;
+    let (mut right, mut unknown) = (0, 0);
+    for line in text.lines() {
+        let (stack, count) = line.rsplit_once(' ').context("a line without a count")?;
+        let count: u64 = count.parse()?;
+        let (root, frames) = stack.split_once(';').unwrap_or((stack, ""));
+        for class in ["HardJob", "Shop::WaitJob"] {
+            if !frames.contains(&format!("{class}#work")) {
+                continue;
+            }
+            match root {
+                _ if root == class => right += count,
+                "(unknown)" | "(no request)" => unknown += count,
+                _ => ensure!(false, "{line}"),
+            }
+        }
+    }
+    println!("{right} right, {unknown} unknown");
+    ensure!(right > 0 && unknown * 20 <= right, "{right} right, {unknown} unknown");
+    ensure!(!text.contains(SECRET), "a secret came out");
+    Ok(())
+}
+
+/// One Sidekiq, watched three times. Jobs that raise come last: Sidekiq runs them again after some time.
 #[test]
-fn every_job_is_there_and_true() -> Result<()> {
+fn jobs() -> Result<()> {
     each(|live, ruby| {
         let redis = Redis::start(live)?;
         let sidekiq = Sidekiq::start(live, ruby, &redis)?;
-        // Every thread has its connection.
-        sidekiq.push(&["Shop::WaitJob=20"])?;
-        sidekiq.wait(20)?;
-        let gctrace = watch(&sidekiq, &["--gvl"])?;
-        let before = sidekiq.truths()?;
-        for round in 1..=2 {
-            sidekiq.push(&["HardJob=24", "Shop::WaitJob=24", "BadJob=6"])?;
-            sidekiq.wait(20 + round * 54)?;
-        }
-        // Native threads of jobs that have raised end, up to 3.2 after some seconds.
-        gctrace.wait_requests(108)?;
-        let (report, finished) = gctrace.stop_by(Signal::INT)?;
-        ledger::check_lossless(&report)?;
-        let text = [finished.stdout, finished.stderr].concat().join("\n");
-        ensure!(!text.contains(SECRET), "a secret came out");
-        let mut truths = sidekiq.truths()?;
-        truths.retain(|jid, _| !before.contains_key(jid));
-        let beside = all_true(&report, &truths)?;
-        ensure!(report.requests.len() >= 108, "{} of 108", report.requests.len());
-        let median = beside[beside.len() / 2];
-        println!("beside: median {median} ns, most {:?} ns of {}", beside.last(), beside.len());
-        ensure!(median < MEDIAN_BESIDE_NS, "{median} ns");
-        let inside = all_attributed(&report, &truths)?;
-        ensure!(inside >= 100, "only {inside} collections in jobs");
-        let without = |class: &str, bad: bool| {
-            let of = report.requests.iter().filter(|line| (line.path.as_deref() == Some(class)) == bad);
-            of.filter(|line| line.duration_ns.is_none()).count()
-        };
-        ensure!(without("BadJob", false) == 0, "{} have no duration", without("BadJob", false));
-        let threads_end = ruby.is_at_least(3, 3);
-        ensure!(!threads_end || without("BadJob", true) == 0, "{} have none", without("BadJob", true));
-        ensure!(threads_end || without("BadJob", true) >= 12, "an end that nobody knows");
-        for line in report.requests.iter().filter(|line| line.duration_ns.is_some()) {
-            ensure!(line.gcs.is_some() && line.gc_other_ns.is_some(), "{line:?}");
-        }
-        Ok(())
+        lost_records_make_nothing_wrong(&sidekiq).context("lost records")?;
+        samples_have_their_class(live, &sidekiq).context("samples")?;
+        every_job_is_there_and_true(ruby, &sidekiq).context("every job")
     })
 }
 
@@ -167,89 +253,33 @@ fn a_redis_that_goes_away() -> Result<()> {
         let mut redis = Redis::start(live)?;
         let sidekiq = Sidekiq::start(live, ruby, &redis)?;
         let gctrace = watch(&sidekiq, &[])?;
+        let before = sidekiq.truths()?;
         sidekiq.push(&["HardJob=20", "Shop::WaitJob=20"])?;
         redis.disconnect_clients()?;
-        sidekiq.wait(20)?;
+        // Those that Redis had handed out to a connection that broke are lost, and the others have ended then.
+        sidekiq.run(&[])?;
         sidekiq.push(&["LongJob=3"])?;
-        let running = sidekiq.truths()?.values().map(Vec::len).sum::<usize>();
-        std::thread::sleep(Duration::from_secs(1));
+        sidekiq.wait_begun(3)?;
         redis.kill();
-        // They end while it is away.
-        std::thread::sleep(Duration::from_millis(4500));
+        // They end while it is away, and it is for longer than Sidekiq waits until it asks again.
+        sidekiq.release()?;
+        sidekiq.wait_ended("LongJob", 3)?;
+        std::thread::sleep(Duration::from_millis(1500));
         redis.restart()?;
-        sidekiq.wait(running + 3)?;
-        sidekiq.push(&["HardJob=20"])?;
-        sidekiq.wait(running + 3 + 20)?;
-        std::thread::sleep(Duration::from_millis(500));
+        sidekiq.run(&["HardJob=20"])?;
         let report = gctrace.stop()?;
         let truths = sidekiq.truths()?;
-        let beside = all_true(&report, &truths)?;
-        let all: usize = truths.values().map(Vec::len).sum();
-        println!("{} of {all} jobs, {} with duration", report.requests.len(), beside.len());
-        // A job may be lost with its connection, and one that is running has no line.
-        ensure!(report.requests.len() * 10 >= all * 9, "{} of {all}", report.requests.len());
-        ensure!(report.requests.iter().filter(|line| line.path.as_deref() == Some("LongJob")).count() == 3);
-        ensure!(beside.len() >= 20, "only {} have a duration", beside.len());
-        Ok(())
-    })
-}
-
-/// Lost records make jobs unknown, and none wrong.
-#[test]
-fn lost_records_make_nothing_wrong() -> Result<()> {
-    each(|live, ruby| {
-        let redis = Redis::start(live)?;
-        let sidekiq = Sidekiq::start(live, ruby, &redis)?;
-        let gctrace = watch(&sidekiq, &["--request-ring", "16KiB"])?;
-        // The ring is not read meanwhile.
-        gctrace.signal(Signal::STOP)?;
-        sidekiq.push(&["Shop::WaitJob=60"])?;
-        sidekiq.wait(60)?;
-        gctrace.signal(Signal::CONT)?;
-        sidekiq.push(&["HardJob=20"])?;
-        sidekiq.wait(80)?;
-        std::thread::sleep(Duration::from_millis(500));
-        let report = gctrace.stop()?;
-        let lost = report.ledger.as_ref().and_then(|ledger| ledger.kernel["request_ring_full"].as_u64());
-        ensure!(lost > Some(0), "nothing was lost");
-        all_true(&report, &sidekiq.truths()?)?;
-        Ok(())
-    })
-}
-
-/// Samples of the method that only one class runs are of that class, or of none that is known.
-#[test]
-fn samples_have_their_class() -> Result<()> {
-    each(|live, ruby| {
-        let redis = Redis::start(live)?;
-        let sidekiq = Sidekiq::start(live, ruby, &redis)?;
-        let folded = live.path("jobs.folded").to_string_lossy().into_owned();
-        let files = ["--rate", "499", "--stack-root", "endpoint", "--folded", &folded];
-        let gctrace = watch(&sidekiq, &files)?;
-        sidekiq.push(&["HardJob=60", "Shop::WaitJob=30"])?;
-        sidekiq.wait(90)?;
-        std::thread::sleep(Duration::from_millis(500));
-        gctrace.stop()?;
-        let text = std::fs::read_to_string(&folded)?;
-        let (mut right, mut unknown) = (0, 0);
-        for line in text.lines() {
-            let (stack, count) = line.rsplit_once(' ').context("a line without a count")?;
-            let count: u64 = count.parse()?;
-            let (root, frames) = stack.split_once(';').unwrap_or((stack, ""));
-            for class in ["HardJob", "Shop::WaitJob"] {
-                if !frames.contains(&format!("{class}#work")) {
-                    continue;
-                }
-                match root {
-                    _ if root == class => right += count,
-                    "(unknown)" | "(no request)" => unknown += count,
-                    _ => ensure!(false, "{line}"),
-                }
-            }
-        }
-        println!("{right} right, {unknown} unknown");
-        ensure!(right > 0 && unknown * 20 <= right, "{right} right, {unknown} unknown");
-        ensure!(!text.contains(SECRET), "a secret came out");
+        all_true(&report, &truths)?;
+        let counted = |truth: &&Truth| truth.class != MARKER && !before.contains_key(&truth.jid);
+        let all = truths.values().flatten().filter(counted).count();
+        let lines: Vec<&RequestLine> =
+            report.requests.iter().filter(|line| line.path.as_deref() != Some(MARKER)).collect();
+        let known = lines.iter().filter(|line| line.duration_ns.is_some()).count();
+        println!("{} of {all} jobs, {known} with duration", lines.len());
+        // As many as were under way, twice, may be missing. Others may not: each thread has asked for something after it.
+        ensure!(lines.len() + 2 * CONCURRENCY >= all, "{} of {all}", lines.len());
+        ensure!(lines.iter().filter(|line| line.path.as_deref() == Some("LongJob")).count() == 3);
+        ensure!(known >= 20, "only {known} have a duration");
         Ok(())
     })
 }

@@ -1,15 +1,20 @@
 //! Native frames among those of Ruby, where the program's own report says what must be there.
 
+use std::ffi::OsStr;
+use std::io::Read as _;
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
+use gctrace_tests::PATIENCE;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::pprof::{Frame, Profile, Sample};
+use gctrace_tests::receiver::Receiver;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
-/// The least share of a method's CPU time that must have its native frames. The rest: samples from before the
-/// tables were there, and between two instructions.
+/// The least share of a method's CPU time that must have its native frames. The rest: samples between two instructions.
 const ENOUGH: f64 = 0.8;
 
 fn position(stack: &[Frame], wanted: impl Fn(&Frame) -> bool) -> Option<usize> {
@@ -36,21 +41,47 @@ fn calls_back(stack: &[Frame]) -> bool {
     first < inner && between.is_some_and(|at| method.is_some_and(|method| inner + at < method))
 }
 
+/// Waits until gctrace has walks through the library that the script keeps calling, which it has as soon as the tables are there: then a
+/// profile names the extension, which called it. Before, stacks have their innermost native frame only.
+fn wait_for_tables(receiver: &Receiver) -> Result<()> {
+    // One that comes now, and the next one, may have the script's start, in which the extension's own code runs: they are not looked at.
+    let before = receiver.pushes().len() + 2;
+    let since = Instant::now();
+    let mut read = before;
+    loop {
+        let pushes = receiver.pushes();
+        for push in pushes.iter().skip(read) {
+            let mut body = Vec::new();
+            flate2::read::GzDecoder::new(push.body.as_slice()).read_to_end(&mut body)?;
+            if body.windows(8).any(|part| part == b"/zlib.so") {
+                return Ok(());
+            }
+        }
+        read = read.max(pushes.len());
+        ensure!(since.elapsed() < PATIENCE, "no walk in {} windows", read.saturating_sub(before));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Frames of libraries and extensions are where they were called; nothing is native below the last Ruby frame.
 #[test]
 fn native_frames_are_in_order() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
         let path = live.path(&format!("natives-{}.pb.gz", ruby.label()));
-        let gctrace = Invocation::jsonl([
-            "--all-ruby".as_ref(),
-            "--rate".as_ref(),
-            "499".as_ref(),
-            "--pprof".as_ref(),
-            path.as_os_str(),
-        ])?
-        .start_ready()?;
-        let done = Script::unwitnessed(&live, ruby, "natives.rb")?.run()?;
+        let receiver = Receiver::start(|_, _| (200, "", b""))?;
+        let url = format!("http://{}", receiver.address);
+        let mut args: Vec<&OsStr> = ["--all-ruby", "--rate", "499"].map(OsStr::new).to_vec();
+        args.extend(
+            ["--otlp", &url, "--otlp-signals", "profiles", "--push-interval", "200ms"].map(OsStr::new),
+        );
+        args.extend([OsStr::new("--pprof"), path.as_os_str()]);
+        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        let mut script = Script::unwitnessed(&live, ruby, "natives.rb")?.start()?;
+        script.wait_for("warming")?;
+        wait_for_tables(&receiver)?;
+        script.say("go")?;
+        let done = script.finish()?;
         let report = gctrace.stop()?;
         ledger::check(&report)?;
         // Ruby, libc and zlib at least have tables, and there was room for all; most frames have a symbol or a file.

@@ -247,6 +247,7 @@ fn otlp_gvl() -> Result<()> {
         let receiver = Receiver::start(|_, _| OK)?;
         let url = format!("http://{}", receiver.address);
         let script = Script::unwitnessed(&live, ruby, "gvl_holder.rb")?
+            .seeing_proc()
             .env("GCTRACE_TEST_SLEEPS", "24")
             .env("GCTRACE_TEST_GVL_WITNESS", witness::gvl_extension(ruby)?);
         let gvl = ["--gvl", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"];

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::container::Cgroup;
 use gctrace_tests::gctrace::Invocation;
@@ -50,8 +50,40 @@ fn start(live: &Live, cgroup: &Path, workers: &str) -> Result<(Guarded, u16)> {
     Ok((process, port))
 }
 
-/// When the last bytes of a request were sent: between these two times.
-type Sent = (u64, u64);
+/// When the last bytes of a request were sent: between the first two times.
+#[derive(Clone, Copy)]
+struct Sent {
+    before: u64,
+    after: u64,
+    /// By then the kernel on the other side had acknowledged them: they had come.
+    acknowledged: u64,
+}
+
+/// Waits until everything that was sent on this connection is acknowledged: `tx_queue` of `/proc/net/tcp` counts what is not.
+fn acknowledged(stream: &TcpStream) -> Result<u64> {
+    let text = |address: SocketAddr| match address {
+        // As the kernel prints it: the bytes of the address as a number of this machine.
+        SocketAddr::V4(v4) => Ok(format!("{:08X}:{:04X}", u32::from_ne_bytes(v4.ip().octets()), v4.port())),
+        SocketAddr::V6(v6) => bail!("{v6}"),
+    };
+    let (own, other) = (text(stream.local_addr()?)?, text(stream.peer_addr()?)?);
+    let since = Instant::now();
+    while since.elapsed() < PATIENCE {
+        let table = std::fs::read_to_string("/proc/net/tcp")?;
+        // Number, both addresses, state, `tx_queue:rx_queue`. A row can be missing where others go meanwhile.
+        let empty = table.lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().take(5).collect();
+            matches!(words[..], [_, one, two, _, queues]
+                if one == own && two == other && queues.starts_with("00000000:"))
+        });
+        if empty {
+            return Ok(now_ns());
+        }
+        // The table is long, and the response acknowledges, too.
+        std::thread::sleep(Duration::from_millis(4));
+    }
+    bail!("{own} to {other} is not acknowledged")
+}
 
 struct Client {
     stream: TcpStream,
@@ -73,16 +105,17 @@ impl Client {
             "{method} /{kind}/{name} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
-        let mut sent = (0, 0);
+        let (mut before, mut after) = (0, 0);
         for piece in text.as_bytes().chunks(piece) {
-            if sent.0 != 0 {
+            if before != 0 {
                 std::thread::sleep(Duration::from_millis(3));
             }
-            sent.0 = now_ns();
+            before = now_ns();
             self.stream.write_all(piece)?;
-            sent.1 = now_ns();
+            after = now_ns();
         }
-        self.sent.push((name.to_owned(), sent));
+        let acknowledged = acknowledged(&self.stream)?;
+        self.sent.push((name.to_owned(), Sent { before, after, acknowledged }));
         let (mut text, mut buffer) = (Vec::new(), [0; 4096]);
         while String::from_utf8_lossy(&text).matches(BODY).count() < 3 {
             let read = self.stream.read(&mut buffer)?;
@@ -137,7 +170,7 @@ fn trace(
     for round in rounds {
         sent.extend(load(port, round)?);
     }
-    std::thread::sleep(Duration::from_millis(300));
+    gctrace.wait_requests(sent.len())?;
     let (report, finished) = gctrace.stop_by(Signal::INT)?;
     ledger::check_lossless(&report)?;
     Ok((report, finished.stderr, sent))
@@ -151,8 +184,9 @@ fn lines<'a>(report: &'a Report, sent: &HashMap<String, Sent>) -> Result<Vec<(&'
     Ok(lines)
 }
 
-/// The last bytes came after the client had begun to send them, and as soon as it had sent them: what is reported is the time from then
-/// to the thread, over sockets that wait to be accepted, threads that are busy, and clients that send in pieces. Twice.
+/// The last bytes came after the client had begun to send them, before their acknowledgement, and mostly as soon as it had sent them: what
+/// is reported is the time from then to the thread, over sockets that wait to be accepted, threads that are busy, and clients that send in
+/// pieces. Twice.
 #[test]
 fn queue_times_are_those_of_the_client() -> Result<()> {
     let live = Live::begin()?;
@@ -162,18 +196,23 @@ fn queue_times_are_those_of_the_client() -> Result<()> {
         let (report, _, sent) = trace(server.pid(), port, round)?;
         let mut late = Vec::new();
         let mut waited = Vec::new();
-        for (line, (before, after)) in lines(&report, &sent)? {
+        for (line, Sent { before, after, acknowledged }) in lines(&report, &sent)? {
             let queue_ns = line.queue_ns.with_context(|| format!("no queue time: {line:?}"))?;
             let arrival = line.begin_ns - queue_ns;
             ensure!(arrival >= before, "{line:?} had come {} ns before it was sent", before - arrival);
+            ensure!(
+                arrival <= acknowledged,
+                "{line:?} had come {} ns after it was acknowledged",
+                arrival - acknowledged
+            );
             late.push(arrival.saturating_sub(after));
             waited.push(queue_ns);
         }
         late.sort_unstable();
         waited.sort_unstable();
         let quantile = |of: &[u64], share: usize| of[of.len() * share / 100];
-        // The kernel hands over within the sender's own call, unless it is busy.
-        ensure!(quantile(&late, 50) == 0 && quantile(&late, 95) < 1_000_000, "{late:?}");
+        // The kernel hands over within the sender's own call, unless it is busy; then it may take any time.
+        ensure!(quantile(&late, 50) == 0, "{late:?}");
         // Requests that take 30 ms, and three times as many clients as threads.
         ensure!(quantile(&waited, 75) > 20_000_000, "nobody waited: {waited:?}");
     }
@@ -189,9 +228,9 @@ fn queue_times_in_a_cluster() -> Result<()> {
     let cgroup = Cgroup::new(None, "queue-cluster")?;
     let (server, port) = start(&live, cgroup.path(), "2")?;
     let (report, _, sent) = trace(server.pid(), port, 0..2)?;
-    for (line, (before, _)) in lines(&report, &sent)? {
+    for (line, Sent { before, acknowledged, .. }) in lines(&report, &sent)? {
         let queue_ns = line.queue_ns.with_context(|| format!("no queue time: {line:?}"))?;
-        ensure!(line.begin_ns - queue_ns >= before, "{line:?}");
+        ensure!((before..=acknowledged).contains(&(line.begin_ns - queue_ns)), "{line:?}");
     }
     server.signal(Signal::TERM)?;
     server.finish(PATIENCE)?;

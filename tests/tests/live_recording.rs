@@ -1,11 +1,13 @@
 //! What profiles say about the recording itself: its length, what can be compared, and that nothing of the host leaks.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::PATIENCE;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::perfetto::Trace;
@@ -28,23 +30,71 @@ const FORMATS: [(&str, &str); 6] = [
 const PROGRAM: &str = "t = Thread.new { loop { sleep 0.01 } }; $stdout.puts 'idle'; $stdout.flush; \
     Thread.new { $stdin.gets; exit! }; loop { 2000.times { Object.new }; sleep 0.001 }";
 
-/// Runs gctrace for five seconds on the program, with all formats and these additional flags; returns its output.
-fn record(dir: &Path, flags: &[&str]) -> Result<String> {
+/// For how long each thread of a process could run and had no CPU, nanoseconds; a thread that cannot be read has ended.
+fn run_delays(pid: u32) -> BTreeMap<OsString, u64> {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return BTreeMap::new() };
+    let delay = |task: std::fs::DirEntry| -> Option<(OsString, u64)> {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        Some((task.file_name(), text.split_whitespace().nth(1)?.parse().ok()?))
+    };
+    tasks.filter_map(|task| delay(task.ok()?)).collect()
+}
+
+/// The sum of what each thread has waited for a CPU since `before`, seconds.
+fn delayed_s(before: &BTreeMap<OsString, u64>, after: &BTreeMap<OsString, u64>) -> f64 {
+    let since =
+        |(tid, ns): (&OsString, &u64)| ns.saturating_sub(before.get(tid).copied().unwrap_or_default());
+    after.iter().map(since).sum::<u64>() as f64 / 1e9
+}
+
+/// Time that a hypervisor has taken from this machine's CPUs, seconds since it booted, in ticks (proc(5)).
+fn stolen_s() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let ticks: u64 = text.split_whitespace().nth(8).context("no stolen time in /proc/stat")?.parse()?;
+    Ok(ticks as f64 / 100.0)
+}
+
+/// A run of gctrace.
+struct Recorded {
+    /// Its output.
+    printed: String,
+    /// By how much gctrace may have been late: its threads waited for a CPU, and a hypervisor took time. Seconds.
+    late_s: f64,
+    /// For how long the program's threads waited for a CPU, seconds.
+    delayed_s: f64,
+}
+
+/// Runs gctrace for this time on the program, with all formats and these additional flags.
+fn record(dir: &Path, duration: &str, flags: &[&str]) -> Result<Recorded> {
     let live_ruby = Ruby::main()?;
     let mut command = live_ruby.command()?;
     command.args(["-e", PROGRAM]);
     let mut program = gctrace_tests::child::Guarded::start("ruby", &mut command)?;
-    program.wait_stdout(Duration::from_mins(1), "idle", |line| line == "idle")?;
+    program.wait_stdout(PATIENCE, "idle", |line| line == "idle")?;
     let pid = program.pid().to_string();
-    let mut args: Vec<OsString> = ["--pid", &pid, "--duration", "5s"].iter().map(OsString::from).collect();
+    let mut args: Vec<OsString> =
+        ["--pid", &pid, "--duration", duration].iter().map(OsString::from).collect();
     args.extend(flags.iter().map(OsString::from));
     for (flag, file) in FORMATS {
         args.extend([OsStr::new(flag).to_owned(), dir.join(file).into_os_string()]);
     }
-    let finished = Invocation::jsonl(args)?.run()?;
+    let (stolen, program_before) = (stolen_s()?, run_delays(program.pid()));
+    let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
+    let before = run_delays(gctrace.pid());
+    let mut after = before.clone();
+    // After its time it writes the files, so that the last reading is one from after that time.
+    while gctrace.running()? {
+        after.extend(run_delays(gctrace.pid()));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let delayed = delayed_s(&program_before, &run_delays(program.pid()));
+    // The kernel counts in ticks, of each CPU.
+    let late_s = delayed_s(&before, &after) + stolen_s()? - stolen + 0.02;
+    let finished = gctrace.wait()?;
     ensure!(finished.status.success(), "{}: {}", finished.status, finished.errors());
     drop(program);
-    Ok(finished.stdout.join("\n") + "\n" + &finished.errors())
+    let printed = finished.stdout.join("\n") + "\n" + &finished.errors();
+    Ok(Recorded { printed, late_s, delayed_s: delayed })
 }
 
 fn contents(path: &Path) -> Result<Vec<u8>> {
@@ -66,35 +116,49 @@ fn json(path: &Path) -> Result<Value> {
 fn durations() -> Result<()> {
     let live = Live::begin()?;
     let dir = live.dir("durations")?;
-    record(&dir, &["--wall", "--gvl", "--gvl-budget", "50"])?;
+    let recorded = record(&dir, "5s", &["--wall", "--gvl", "--gvl-budget", "50"])?;
     let file = |at: usize| -> PathBuf { dir.join(FORMATS[at].1) };
-    let mut found: Vec<(&str, f64)> = Vec::new();
+    // Each with what its text leaves out, seconds.
+    let mut found: Vec<(&str, f64, f64)> = Vec::new();
+    let mut sums: Vec<f64> = Vec::new();
     let raw = pprof::go_tool_pprof(&["-raw"], &file(0))?;
     let duration = raw.lines().find_map(|line| line.strip_prefix("Duration: ")).context("no duration")?;
-    found.push(("pprof", duration.trim().trim_end_matches('s').parse()?));
+    found.push(("pprof", duration.trim().trim_end_matches('s').parse()?, 0.01));
     let svg = std::fs::read_to_string(file(2))?;
     let (before, _) = svg.split_once(" s of recording").context("no duration in the flame graph")?;
-    found.push(("SVG", before.rsplit([' ', '>']).next().unwrap_or_default().parse()?));
+    found.push(("SVG", before.rsplit([' ', '>']).next().unwrap_or_default().parse()?, 0.05));
     let speedscope = json(&file(3))?;
     for profile in speedscope["profiles"].as_array().context("profiles")? {
         if !profile["name"].as_str().is_some_and(|name| name.starts_with("all threads")) {
-            found.push(("speedscope", profile["endValue"].as_f64().context("a number")? / 1e9));
+            sums.push(profile["endValue"].as_f64().context("a number")? / 1e9);
         }
     }
-    ensure!(found.len() >= 4, "{found:?}");
+    ensure!(sums.len() >= 2, "{sums:?}");
     let firefox = json(&file(4))?;
-    found.push(("Firefox", firefox["meta"]["profilingEndTime"].as_f64().context("a number")? / 1e3));
+    found.push(("Firefox", firefox["meta"]["profilingEndTime"].as_f64().context("a number")? / 1e3, 0.0));
     let trace = Trace::open(&file(5))?;
     let run = trace.slices.iter().find(|slice| slice.name == "run").context("no run")?;
-    found.push(("Perfetto", (run.end_ns - run.begin_ns) as f64 / 1e9));
+    let measured = (run.end_ns - run.begin_ns) as f64 / 1e9;
     let first = trace.slices.iter().map(|slice| slice.begin_ns).min().context("slices")?;
     ensure!(first >= run.begin_ns, "a slice begins {} ns before the recording", run.begin_ns - first);
+    // It is measured once, from when gctrace is ready until the time is over and a thread of gctrace's notices that.
+    ensure!(
+        (5.0..=5.2 + recorded.late_s).contains(&measured),
+        "{measured} s; gctrace waited {} s for a CPU",
+        recorded.late_s
+    );
+    for (format, seconds, rounded) in &found {
+        ensure!(
+            (seconds - measured).abs() <= 0.01 + rounded,
+            "{format}: {seconds} s, not {measured}: {found:?}"
+        );
+    }
     // speedscope's profile of a thread is the sum of what it has: measured times off the CPU, and on the CPU 10.1 ms for each tick. Of
-    // 495 ticks half may hit by chance, give or take sqrt(495 / 4) of them: 0.11 s.
-    let deviation = 0.112;
-    for (format, seconds) in &found {
-        let chance = if *format == "speedscope" { 4.0 * deviation } else { 0.0 };
-        ensure!((seconds - 5.0).abs() <= 0.2 + chance, "{format}: {seconds} s; all: {found:?}");
+    // 495 ticks half may hit by chance, give or take sqrt(495 / 4) of them: 0.11 s. A thread that waits for a CPU is not hit, nor is one
+    // whose CPU is taken away.
+    let chance = 0.2 + 4.0 * 0.112 + recorded.late_s + recorded.delayed_s;
+    for seconds in &sums {
+        ensure!((seconds - measured).abs() <= chance, "speedscope: {sums:?} s, not {measured} ± {chance}");
     }
     Ok(())
 }
@@ -105,7 +169,8 @@ fn kernel_addresses_stay_secret() -> Result<()> {
     let live = Live::begin()?;
     for (name, flags) in [("native", &["--wall"][..]), ("ruby", &["--wall", "--no-native"])] {
         let dir = live.dir(name)?;
-        let printed = record(&dir, flags)?;
+        // A second is enough for names.
+        let printed = record(&dir, "1s", flags)?.printed;
         let mut texts = vec![("standard output".to_owned(), printed)];
         for (_, file) in FORMATS {
             texts.push((file.to_owned(), String::from_utf8_lossy(&contents(&dir.join(file))?).into_owned()));

@@ -49,6 +49,8 @@ pub struct Gvl {
     folds: HashMap<u32, GvlFold>,
     gc: HashMap<u32, GcAndWaits>,
     governor: Governor,
+    /// When the gate had been written that ends reports of single waits, by the time of that decision, `CLOCK_MONOTONIC` nanoseconds.
+    silenced: BTreeMap<u64, u64>,
     costliest: CostliestProcess,
     /// When that was added up last, and what everything had cost then.
     added: (u64, Cost),
@@ -122,6 +124,7 @@ impl Gvl {
             folds: HashMap::new(),
             gc: HashMap::new(),
             governor,
+            silenced: BTreeMap::new(),
             costliest: CostliestProcess::default(),
             added: (0, Cost::default()),
             pending: HashMap::new(),
@@ -156,7 +159,13 @@ impl Gvl {
         let cost = self.by_process(cost()?, now_ns);
         let acts = self.governor.tick(now_ns, cost);
         self.said(before);
-        self.act(acts)
+        let order = self.act(acts);
+        if acts.iter().any(|act| matches!(act, Act::OnlySums | Act::Close)) {
+            // What costs have been is read between the decision's time and this one, and this thread may have lost its CPU: single waits
+            // were reported until now.
+            self.silenced.insert(now_ns, monotonic_ns());
+        }
+        order
     }
 
     /// All probes have been attached, or detached.
@@ -441,7 +450,15 @@ impl Gvl {
             return Vec::new();
         }
         self.count_watched(now_ns);
-        self.governor.gaps(now_ns)
+        let mut gaps = self.governor.gaps(now_ns);
+        for gap in &mut gaps {
+            // A gap that another one follows at once ends where that one begins.
+            for time_ns in [&mut gap.from_ns, &mut gap.to_ns] {
+                let silent_ns = self.silenced.get(&*time_ns).copied();
+                *time_ns = silent_ns.unwrap_or(*time_ns).min(now_ns);
+            }
+        }
+        gaps
     }
 
     /// What the kernel side has of a process that had been `execs` other programs, or of all; it forgets them. `None` where the GVL

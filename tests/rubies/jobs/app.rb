@@ -1,5 +1,5 @@
 # Jobs that log their own truth: a line "JID CLASS NATIVE_TID BEGIN_NS END_NS GC_COUNT_BEFORE GC_COUNT_AFTER" for each run, to the file in
-# GCTRACE_TEST_TRUTH.
+# GCTRACE_TEST_TRUTH. Sidekiq runs GCTRACE_TEST_THREADS jobs at a time.
 require "sidekiq"
 
 [:configure_server, :configure_client].each do |side|
@@ -7,6 +7,10 @@ require "sidekiq"
 end
 
 TRUTH = File.open(ENV.fetch("GCTRACE_TEST_TRUTH"), File::WRONLY | File::APPEND | File::CREAT)
+# A line for each LongJob that has begun. They end when there is the other file.
+BEGUN = File.open(ENV.fetch("GCTRACE_TEST_TRUTH") + ".begun", File::WRONLY | File::APPEND | File::CREAT)
+RELEASED = ENV.fetch("GCTRACE_TEST_TRUTH") + ".released"
+THREADS = Integer(ENV.fetch("GCTRACE_TEST_THREADS"))
 
 module Logs
   def now
@@ -49,6 +53,29 @@ module Shop
       5_000.times { "x" * 60 }
     end
   end
+
+  # Waits until each thread runs one: as many are pushed at a time as there are threads. It is last in the queue that is asked last, so all
+  # jobs before it have ended then.
+  class MarkerJob
+    include Sidekiq::Worker
+    include Logs
+    LOCK = Mutex.new
+    @came = 0
+
+    class << self
+      attr_reader :came
+
+      def come
+        LOCK.synchronize { @came += 1 }
+      end
+    end
+
+    def work(*)
+      number = self.class.come
+      all = (number + THREADS - 1) / THREADS * THREADS
+      sleep 0.005 while self.class.came < all
+    end
+  end
 end
 
 # Its thread dies.
@@ -68,6 +95,7 @@ class LongJob
   include Logs
 
   def work(*)
-    sleep 2
+    BEGUN.syswrite("#{jid}\n")
+    sleep 0.01 until File.exist?(RELEASED)
   end
 end

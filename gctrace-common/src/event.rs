@@ -44,6 +44,8 @@ pub enum Kind {
     Request = 16,
     /// [`JobEvent`](crate::job::JobEvent): a thread has run a job.
     Job = 17,
+    /// [`UnitEvent`](crate::request::UnitEvent): the objspace where a request or a job begins or ends.
+    Unit = 18,
     /// [`RefillEvent`]: a thread took the free slots of a heap page for itself.
     Refill = 13,
 }
@@ -66,6 +68,7 @@ impl Kind {
             12 => Self::GvlSpan,
             16 => Self::Request,
             17 => Self::Job,
+            18 => Self::Unit,
             13 => Self::Refill,
             _ => return None,
         })
@@ -180,7 +183,7 @@ pub struct Header {
     /// Index into `IMAGES`.
     pub image: u32,
     /// How often the process had replaced its program ([`Kind::Stack`], [`Kind::Native`], [`Kind::OffCpu`],
-    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Refill`], [`Kind::Request`], [`Kind::Job`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
+    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Refill`], [`Kind::Request`], [`Kind::Job`], [`Kind::Unit`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
     pub execs: u32,
 }
 

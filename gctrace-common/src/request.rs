@@ -3,7 +3,11 @@
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{event::Header, gvl::Clocks};
+use crate::{
+    event::{Header, SNAPSHOT_BYTES},
+    gvl::Clocks,
+    memory::MemoryPages,
+};
 
 /// Bytes of a request that are looked at: its first line, as far as it fits.
 pub const LINE_BYTES: usize = 256;
@@ -19,6 +23,8 @@ pub const MAX_ARRIVALS: u32 = 16_384;
 pub const MAX_SERVERS: u32 = 8192;
 /// Size of the ring of requests, bytes.
 pub const REQUEST_RING_BYTES: u32 = 1 << 20;
+/// The same where the state of the VM is copied at the begin and end of each, bytes.
+pub const UNIT_RING_BYTES: u32 = 8 << 20;
 
 /// Value of the map of servers: its HTTP requests are seen.
 pub const SERVES_HTTP: u32 = 1;
@@ -92,6 +98,27 @@ impl RequestEnd {
     }
 }
 
+/// Where in a unit of work, which is a request or a job, the state of the VM was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum UnitPoint {
+    /// Its thread took it.
+    Begin = 0,
+    /// Its thread was done with it.
+    End = 1,
+}
+
+impl UnitPoint {
+    /// Reads a point; unknown numbers are `None`.
+    pub const fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::Begin,
+            1 => Self::End,
+            _ => return None,
+        })
+    }
+}
+
 /// Byte offsets that lead from a task and a descriptor to the number of a TCP socket. All zero: not known.
 ///
 /// Sources: include/linux/sched.h, fdtable.h, fs.h, net.h; include/net/sock.h.
@@ -156,8 +183,20 @@ pub struct Serving {
     pub clocks: Clocks,
     /// [`GvlTask::epoch`](crate::gvl::GvlTask::epoch) plus 1 of these clocks; 0: there are none.
     pub clocks_epoch: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What a hit has left to be done at its end: one of the constants. Passed in here, so that the verifier walks the rest once, and not
+    /// once for each way to it.
+    pub step: u32,
+}
+
+impl Serving {
+    /// [`Serving::step`]: nothing.
+    pub const NOTHING: u32 = 0;
+    /// It has taken a unit, whose state is to be copied.
+    pub const TAKEN: u32 = 1;
+    /// The unit has ended as [`RequestEnd::Kept`].
+    pub const KEPT: u32 = 2;
+    /// The unit has ended as [`RequestEnd::Closed`].
+    pub const CLOSED: u32 = 3;
 }
 
 /// Not all waits for the GVL were seen.
@@ -228,6 +267,26 @@ pub struct RequestEvent {
     pub line: [u8; LINE_BYTES],
 }
 
+/// Two copies of the objspace, one after the other, where a unit of work begins or ends. The thread is stopped there, but it need not hold
+/// the GVL (it does not where it closes a connection), and other Ractors have GVLs of their own: only where both copies are the same,
+/// nobody changed anything meanwhile.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct UnitEvent {
+    /// Common head; `point` is a [`UnitPoint`].
+    pub header: Header,
+    /// When the thread took the unit, nanoseconds as in the header.
+    pub begin_ns: u64,
+    /// The memory counters of the process at this moment.
+    pub memory: MemoryPages,
+    /// The spans, as in [`SnapshotEvent::data`](crate::event::SnapshotEvent::data).
+    pub data: [u8; SNAPSHOT_BYTES],
+    /// The same again.
+    pub again: [u8; SNAPSHOT_BYTES],
+}
+
+const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
 const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32);
 const _: () = assert!(size_of::<Parsed>() == 24 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);

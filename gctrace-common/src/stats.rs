@@ -290,6 +290,14 @@ counters! {
     Requests: RequestNotHttp = "request_not_http",
     /// Requests that were not noted because the map of threads that serve was full.
     Requests lost: RequestMapFull = "request_map_full",
+    /// Begins and ends of requests and jobs at which the state of the VM was to be copied.
+    Requests: UnitStates = "unit_states",
+    /// Of those, handed to user space.
+    Requests: UnitStateSubmitted = "unit_state_submitted",
+    /// Of those, lost because the ring of requests was full.
+    Requests lost: UnitStateRingFull = "unit_state_ring_full",
+    /// Of those, lost because the objspace could not be read.
+    Requests lost: UnitStateReadFailed = "unit_state_read_failed",
     /// Admitted hits where a thread would take the free slots of a heap page, but has no page yet.
     Alloc: RefillNoPage = "refill_no_page",
     /// Admitted hits where a thread takes the free slots of a heap page.
@@ -441,6 +449,11 @@ pub const IDENTITIES: &[Identity] = &[
         text: "native stacks walked = submitted + ring full",
         left: &[C::NativeStacks],
         right: &[C::NativeSubmitted, C::NativeRingFull],
+    },
+    Identity {
+        text: "states at begins and ends of requests = submitted + ring full + read failed",
+        left: &[C::UnitStates],
+        right: &[C::UnitStateSubmitted, C::UnitStateRingFull, C::UnitStateReadFailed],
     },
     Identity {
         text: "refills = submitted + ring full + unread",

@@ -2,8 +2,8 @@
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, maps::ring_buf::RingBufEntry};
 use gctrace_common::{
-    config::{ProcessEntry, Span},
-    event::{Header, Kind, LifeEvent, PauseEvent, PhaseEvent, Point, SLOT_BYTES, SLOTS, SnapshotEvent},
+    config::ProcessEntry,
+    event::{Header, Kind, LifeEvent, PauseEvent, PhaseEvent, Point, SnapshotEvent},
     scope::Scope,
     stats::Counter,
 };
@@ -11,7 +11,7 @@ use gctrace_common::{
 use crate::{
     filter::Admitted,
     maps::{GC_RING, LIFE_RING, add_one, closed, count},
-    memory, request, thread, usermem,
+    memory, request, spans,
 };
 
 /// Submit without waking the reader: it drains on its own timer.
@@ -70,7 +70,7 @@ pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<
         (*record).request_ns = request::current(admitted.tgid, admitted.tid);
         // Before the spans, whose space is free until then.
         memory::read(&raw mut (*record).memory, (&raw mut (*record).data).cast());
-        fill(admitted, objspace, (&raw mut (*record).data).cast())
+        spans::fill(admitted, objspace, (&raw mut (*record).data).cast())
     };
     if filled.is_err() {
         entry.discard(NO_WAKEUP);
@@ -82,60 +82,6 @@ pub fn snapshot(admitted: &Admitted, point: Point, ts_ns: u64, objspace: Option<
     }
     entry.submit(0);
     count(Counter::SnapshotSubmitted);
-}
-
-/// # Safety
-/// `data` must be valid for `SLOTS * SLOT_BYTES` bytes of writing.
-#[inline(always)]
-unsafe fn fill(admitted: &Admitted, objspace: u64, data: *mut u8) -> Result<(), ()> {
-    let used = admitted.image.spans as usize;
-    let mut block = 0;
-    for slot in 0..SLOTS {
-        if slot >= used {
-            break;
-        }
-        let span = admitted.image.span[slot];
-        // SAFETY: the slot is inside `data`.
-        let target = unsafe { data.add(slot * SLOT_BYTES) };
-        let base = match span.via {
-            Span::DIRECT => objspace,
-            Span::CACHE | Span::LOCAL => {
-                if block == 0 {
-                    block = thread::block(admitted).ok_or(())?;
-                }
-                if span.via == Span::LOCAL {
-                    thread::local(admitted, block).ok_or(())?
-                } else {
-                    thread::object_cache(admitted, block).ok_or(())?
-                }
-            }
-            pointer => usermem::read(objspace.wrapping_add(u64::from(pointer))).ok_or(())?,
-        };
-        if base == 0 {
-            // SAFETY: as above; a slot is SLOT_BYTES long and 8-byte aligned.
-            unsafe { zero(target) };
-            continue;
-        }
-        // SAFETY: the copy is bounded by the size of the slot.
-        unsafe {
-            usermem::copy::<{ SLOT_BYTES as u32 }>(
-                base.wrapping_add(u64::from(span.offset)),
-                u32::from(span.len),
-                target,
-            )?;
-        }
-    }
-    Ok(())
-}
-
-/// # Safety
-/// `slot` must be valid for [`SLOT_BYTES`] bytes of writing and 8-byte aligned.
-#[inline(always)]
-unsafe fn zero(slot: *mut u8) {
-    for word in 0..SLOT_BYTES / 8 {
-        // SAFETY: the caller's promise. Volatile, or LLVM makes a call to memset of it, which BPF lacks.
-        unsafe { slot.cast::<u64>().add(word).write_volatile(0) };
-    }
 }
 
 /// Emits a finished pause.

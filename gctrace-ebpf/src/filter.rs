@@ -48,6 +48,14 @@ impl Admitted {
             anchor => usermem::read(self.bias.wrapping_add(anchor)),
         }
     }
+
+    /// `(*ruby_current_vm_ptr)->objspace`.
+    #[inline(always)]
+    pub fn objspace(&self) -> Option<u64> {
+        let vm: u64 = usermem::read(self.vm_base()?.wrapping_add(self.image.vm_ptr))?;
+        let objspace: u64 = usermem::read(vm.wrapping_add(u64::from(self.image.vm_objspace)))?;
+        if objspace == 0 { None } else { Some(objspace) }
+    }
 }
 
 /// Thread group id and thread id of the current task. (Aya's `EbpfContext::pid()` is the thread id.)

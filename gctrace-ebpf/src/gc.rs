@@ -52,7 +52,7 @@ pub fn hit(ctx: &ProbeContext, point: Point) -> u32 {
 fn start(admitted: &Admitted, now: u64) {
     count(Counter::Starts);
     let depth = note(admitted, |scope| scope.start_ns = now);
-    emit::snapshot(admitted, Point::GcStart, now, objspace(admitted), depth);
+    emit::snapshot(admitted, Point::GcStart, now, admitted.objspace(), depth);
 }
 
 #[inline(always)]
@@ -67,7 +67,7 @@ fn end_sweep(admitted: &Admitted, now: u64) {
     count(Counter::EndSweeps);
     let depth = note(admitted, |scope| scope.end_sweep_ns = now);
     rubies::collected(admitted.tgid);
-    emit::snapshot(admitted, Point::GcEndSweep, now, objspace(admitted), depth);
+    emit::snapshot(admitted, Point::GcEndSweep, now, admitted.objspace(), depth);
 }
 
 #[inline(always)]
@@ -86,7 +86,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
     }
     let image = admitted.image;
     // The register is proven against the VM pointer at every snapshot; here it saves two reads.
-    let known = if admitted.register == 0 { objspace(admitted) } else { Some(admitted.register) };
+    let known = if admitted.register == 0 { admitted.objspace() } else { Some(admitted.register) };
     let state = known.and_then(|objspace| {
         let flags: u32 = usermem::read(objspace.wrapping_add(u64::from(image.flags)))?;
         let gc_count: u64 = usermem::read(objspace.wrapping_add(u64::from(image.count)))?;
@@ -164,12 +164,4 @@ fn in_pause(admitted: &Admitted, begin_ns: u64) {
 #[inline(always)]
 fn key(admitted: &Admitted) -> u64 {
     u64::from(admitted.tgid) << 32 | u64::from(admitted.tid)
-}
-
-/// `(*ruby_current_vm_ptr)->objspace`.
-#[inline(always)]
-fn objspace(admitted: &Admitted) -> Option<u64> {
-    let vm: u64 = usermem::read(admitted.vm_base()?.wrapping_add(admitted.image.vm_ptr))?;
-    let objspace: u64 = usermem::read(vm.wrapping_add(u64::from(admitted.image.vm_objspace)))?;
-    if objspace == 0 { None } else { Some(objspace) }
 }

@@ -34,6 +34,7 @@ mod rubies;
 mod sample;
 mod scratch;
 mod socket;
+mod spans;
 mod stack;
 mod tasks;
 mod thread;

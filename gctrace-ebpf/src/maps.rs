@@ -82,6 +82,10 @@ static MEMORY: Global<MemoryLayout> = Global::new(MemoryLayout {
 #[unsafe(no_mangle)]
 static REQUESTS: Global<u32> = Global::new(0);
 
+/// 1 where the state of the VM is copied at the begin and end of each request and job.
+#[unsafe(no_mangle)]
+static UNIT_STATES: Global<u32> = Global::new(0);
+
 /// 1 where stacks are taken at refills.
 #[unsafe(no_mangle)]
 static ALLOC_STACKS: Global<u32> = Global::new(0);
@@ -314,6 +318,12 @@ pub fn config() -> Config {
 #[inline(always)]
 pub fn watches_requests() -> bool {
     REQUESTS.load() != 0
+}
+
+/// Whether the state of the VM is copied at the begin and end of each request and job, as a constant for the verifier.
+#[inline(always)]
+pub fn copies_states() -> bool {
+    UNIT_STATES.load() != 0
 }
 
 /// Whether stacks are taken at refills.

@@ -5,6 +5,8 @@
 //! since a thread that had taken a request of the descriptor reset the parser behind it.
 
 pub mod job;
+mod record;
+mod unit;
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -12,12 +14,11 @@ use aya_ebpf::{
     programs::ProbeContext,
 };
 use gctrace_common::{
-    event::{Header, Kind},
     gvl::{Clocks, GvlGate, Step, elapsed},
     job::JOB,
     request::{
-        CLOCKS_UNKNOWN, GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestEvent, RequestPoint,
-        SERVES_HTTP, STATUS_BYTES, Serving,
+        CLOCKS_UNKNOWN, GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestPoint, SERVES_HTTP,
+        STATUS_BYTES, Serving,
     },
     stats::Counter,
 };
@@ -25,10 +26,10 @@ use gctrace_common::{
 use crate::{
     filter::tgid_tid,
     maps::{
-        BLANK_PARSER, CONNECTIONS, FETCHERS, PARSERS, PROCESSES, REQUEST_RING, SERVERS, SERVING, closed,
-        count, gvl_gate, watches_requests,
+        BLANK_PARSER, CONNECTIONS, FETCHERS, PARSERS, SERVERS, SERVING, closed, copies_states, count,
+        gvl_gate, watches_requests,
     },
-    rubies, socket, tasks, usermem,
+    socket, tasks, usermem,
 };
 
 /// `IPPROTO_TCP` (include/uapi/linux/in.h).
@@ -64,14 +65,21 @@ pub fn hit(ctx: &ProbeContext) {
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     // SAFETY: a plain helper call.
     let at = At { ctx, tgid, tid, now: unsafe { bpf_ktime_get_ns() } };
+    let mut unsettled = false;
     match cookie {
         p if p == RequestPoint::Parse as u64 => parse(&at),
-        p if p == RequestPoint::Reset as u64 => reset(&at),
-        p if p == RequestPoint::Take as u64 => take(&at),
+        p if p == RequestPoint::Reset as u64 => unsettled = reset(&at),
+        p if p == RequestPoint::Take as u64 => unsettled = take(&at),
         p if p == RequestPoint::Accept as u64 => accept(&at),
         p if p == RequestPoint::Open as u64 => open(&at),
-        p if p == RequestPoint::Close as u64 => close(&at),
+        p if p == RequestPoint::Close as u64 => unsettled = close(&at),
         p => write(&at, p),
+    }
+    if unsettled {
+        unit::settle(tgid, tid, at.now);
+    }
+    if cookie == RequestPoint::Reset as u64 {
+        forget_line(&at);
     }
 }
 
@@ -229,26 +237,35 @@ fn parse(at: &At<'_>) {
     }
 }
 
-/// A parser is reset for the next request, or for the first one.
+/// A parser is reset for the next request, or for the first one. Returns whether the request of its thread ends.
 #[inline(always)]
-fn reset(at: &At<'_>) {
+fn reset(at: &At<'_>) -> bool {
     let parser = first(at);
-    if let Some(serving) = serving(at.tgid, at.tid) {
-        if serving.accepted != 0 {
-            let fd = serving.accepted - 1;
-            serving.accepted = 0;
-            let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, fd), &parser, 0);
-        } else if serving.begin_ns != 0 {
-            if serving.parser == 0 {
-                serving.parser = parser;
-                let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, serving.fd), &parser, 0);
-            }
-            if serving.parser == parser {
-                end(at.tgid, at.tid, serving, RequestEnd::Kept, at.now);
-            }
-        }
+    let Some(serving) = serving(at.tgid, at.tid) else { return false };
+    if serving.accepted != 0 {
+        let fd = serving.accepted - 1;
+        serving.accepted = 0;
+        let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, fd), &parser, 0);
+        return false;
     }
-    let key = ParserKey { parser, tgid: at.tgid, reserved: 0 };
+    if serving.begin_ns == 0 {
+        return false;
+    }
+    if serving.parser == 0 {
+        serving.parser = parser;
+        let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, serving.fd), &parser, 0);
+    }
+    if serving.parser != parser {
+        return false;
+    }
+    serving.step = Serving::KEPT;
+    true
+}
+
+/// What the parser has been given is of a request that is over.
+#[inline(always)]
+fn forget_line(at: &At<'_>) {
+    let key = ParserKey { parser: first(at), tgid: at.tgid, reserved: 0 };
     if let Some(entry) = PARSERS.get_ptr_mut(&key) {
         // SAFETY: as above.
         unsafe {
@@ -258,18 +275,18 @@ fn reset(at: &At<'_>) {
     }
 }
 
-/// A thread takes a request, if the call is a `getsockopt` for `TCP_INFO`.
+/// A thread takes a request, if the call is a `getsockopt` for `TCP_INFO`. Returns whether it does.
 #[inline(always)]
-fn take(at: &At<'_>) {
+fn take(at: &At<'_>) -> bool {
     if second(at) as u32 != IPPROTO_TCP || third(at) as u32 != TCP_INFO {
-        return;
+        return false;
     }
     let fd = first(at) as u32;
-    let Some(serving) = entry(at.tgid, at.tid) else { return };
+    let Some(serving) = entry(at.tgid, at.tid) else { return false };
     if serving.begin_ns != 0 {
         if serving.fd == fd {
             // Puma 6 and later call it again before they answer.
-            return;
+            return false;
         }
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
     }
@@ -287,7 +304,9 @@ fn take(at: &At<'_>) {
     };
     serving.arrival_ns = socket::arrival_ns(fd);
     serving.begin_ns = at.now;
+    serving.step = Serving::TAKEN;
     count(Counter::Requests);
+    copies_states()
 }
 
 #[inline(always)]
@@ -340,16 +359,17 @@ fn write(at: &At<'_>, point: u64) {
     }
 }
 
+/// A descriptor is closed. Returns whether the request of its thread ends.
 #[inline(always)]
-fn close(at: &At<'_>) {
+fn close(at: &At<'_>) -> bool {
     let fd = first(at) as u32;
-    if let Some(serving) = serving(at.tgid, at.tid)
-        && serving.begin_ns != 0
-        && serving.fd == fd
-    {
-        end(at.tgid, at.tid, serving, RequestEnd::Closed, at.now);
-    }
     let _gone = CONNECTIONS.remove(&connection(at.tgid, fd));
+    let Some(serving) = serving(at.tgid, at.tid) else { return false };
+    if serving.begin_ns == 0 || serving.fd != fd {
+        return false;
+    }
+    serving.step = Serving::CLOSED;
+    true
 }
 
 /// Emits the request that a thread serves.
@@ -358,62 +378,7 @@ pub fn end(tgid: u32, tid: u32, serving: &mut Serving, how: RequestEnd, now: u64
     if serving.parser == JOB {
         job::emit(tgid, tid, serving, how, now);
     } else {
-        emit(tgid, tid, serving, how, now);
+        record::emit(tgid, tid, serving, how, now);
     }
     serving.begin_ns = 0;
-}
-
-#[inline(always)]
-fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
-    if serving.parser == 0 {
-        return count(Counter::RequestNotHttp);
-    }
-    // SAFETY: map values, read at once.
-    let (image, execs) =
-        rubies::known(tgid).map_or((u32::MAX, 0), |ruby| unsafe { ((*ruby).image, (*ruby).execs) });
-    let Some(mut slot) = REQUEST_RING.reserve::<RequestEvent>(0) else {
-        return count(Counter::RequestRingFull);
-    };
-    let record: *mut RequestEvent = slot.as_mut_ptr();
-    let key = ParserKey { parser: serving.parser, tgid, reserved: 0 };
-    // SAFETY: the ring reserved a whole record, 8-byte aligned; what has been parsed is a map value, valid while the
-    // program runs.
-    unsafe {
-        (*record).header = Header {
-            kind: Kind::Request as u32,
-            point: how as u32,
-            tgid,
-            tid,
-            ts_ns: now,
-            seq: 0,
-            image,
-            execs,
-        };
-        (*record).begin_ns = serving.begin_ns;
-        (*record).first_write_ns = serving.first_write_ns;
-        (*record).last_write_ns = serving.last_write_ns;
-        (*record).arrival_ns = serving.arrival_ns;
-        (*record).status = serving.status;
-        (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
-        (*record).clocks = elapsed_clocks(tid, serving, now);
-        (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
-        (*record).first_ns = 0;
-        (*record).parsed_ns = 0;
-        (*record).len = 0;
-        if let Some(parsed) = PARSERS.get_ptr(&key)
-            && (*parsed).first_ns != 0
-        {
-            (*record).first_ns = (*parsed).first_ns;
-            (*record).parsed_ns = (*parsed).last_ns;
-            (*record).len = (*parsed).len;
-            let from: *const u64 = (&raw const (*parsed).line).cast();
-            let to: *mut u64 = (&raw mut (*record).line).cast();
-            for word in 0..LINE_BYTES / 8 {
-                // Volatile, or LLVM makes a call to memcpy of it, which BPF lacks.
-                to.add(word).write_volatile(from.add(word).read_volatile());
-            }
-        }
-    }
-    slot.submit(NO_WAKEUP);
-    count(Counter::RequestSubmitted);
 }

@@ -258,7 +258,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
             .naming(Names::below(&proc_root::file_root(), settings.kube_root.clone()))
             .reading_shares(settings.shares)
             .with_away(away)
-            .with_requests(requests),
+            .with_requests(requests, settings.requests.is_some_and(|requests| requests.states)),
         rings,
         counters,
         accounted: None,

@@ -40,6 +40,7 @@ mod gc;
 mod gvl;
 mod gvl_seen;
 mod requests;
+mod unit_states;
 
 pub use self::gvl::{Gvl, GvlOrder};
 use self::{
@@ -109,6 +110,7 @@ pub struct Pipeline {
     numbered: HashMap<u32, Numbered>,
     /// Requests wait for GC records that may still be written.
     requests_wait: bool,
+    unit_states: unit_states::Pending,
     allocs: Allocs,
     names: Names,
     shares: bool,
@@ -143,6 +145,7 @@ impl Pipeline {
             units: Units::default(),
             numbered: HashMap::new(),
             requests_wait: false,
+            unit_states: unit_states::Pending::default(),
             allocs: Allocs::default(),
             names: Names::below(Path::new("/"), None),
             shares: false,

@@ -57,6 +57,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["gvl_resumed"], &["gvl_waits", "gvl_orphan_resumed"]),
     (&["gvl_suspended"], &["gvl_holds", "gvl_called_off", "gvl_orphan_suspended"]),
     (&["gvl_long_waits"], &["gvl_wait_submitted", "gvl_wait_ring_full", "gvl_wait_shed"]),
+    (&["unit_states"], &["unit_state_submitted", "unit_state_ring_full", "unit_state_read_failed"]),
     (&["gvl_long_spans"], &["gvl_span_submitted", "gvl_span_ring_full", "gvl_span_shed"]),
 ];
 
@@ -67,6 +68,7 @@ const HANDED_OVER: &[(&str, &str)] = &[
     ("phase_submitted", "decoded_phases"),
     ("life_submitted", "decoded_lives"),
     ("request_submitted", "decoded_requests"),
+    ("unit_state_submitted", "decoded_unit_states"),
     ("stack_submitted", "decoded_stacks"),
     ("native_submitted", "decoded_natives"),
     ("off_cpu_submitted", "decoded_off_cpu"),
@@ -130,6 +132,8 @@ const LOSSES: &[&str] = &[
     "gvl_locks_full",
     "refill_ring_full",
     "refill_unread",
+    "unit_state_ring_full",
+    "unit_state_read_failed",
 ];
 
 /// Checks that the ledger is there and balances.

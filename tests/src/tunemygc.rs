@@ -49,6 +49,8 @@ pub struct Sample {
     pub stat: Vec<u64>,
     /// `GC.latest_gc_info`.
     pub info: Map<String, Value>,
+    /// Metadata: null or an object.
+    pub meta: Value,
     /// Thread id; `None` on the main thread.
     pub thread: Option<u64>,
 }
@@ -138,6 +140,7 @@ impl Sample {
             event: event.to_owned(),
             stat,
             info: list[5].as_object().context("latest_gc_info is no hash")?.clone(),
+            meta: list[6].clone(),
             thread,
         };
         ensure!(sample.ts > 1e9, "{} is no epoch time", sample.ts);

@@ -2,6 +2,7 @@
 //! than the one that started it.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -10,6 +11,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::sidekiq::{CONCURRENCY, MARKER, Redis, Sidekiq, Truth};
+use gctrace_tests::tunemygc::Set;
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -146,10 +148,11 @@ fn all_attributed(report: &Report, truths: &Truths) -> Result<usize> {
 
 /// Short and long arguments, two queues, five at a time, an empty queue in between, and jobs that raise: every job is reported once and
 /// correctly, and so is every collection in it. Nothing of arguments and errors is exported.
-fn every_job_is_there_and_true(ruby: &Ruby, sidekiq: &Sidekiq) -> Result<()> {
+fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> Result<()> {
     // Every thread has its connection.
     sidekiq.run(&["Shop::WaitJob=20"])?;
-    let gctrace = watch(sidekiq, &["--gvl"])?;
+    let sets = live.path(&format!("sets-{}", ruby.label()));
+    let gctrace = watch(sidekiq, &["--gvl", "--tunemygc", &sets.to_string_lossy()])?;
     let before = sidekiq.truths()?;
     for _ in 0..2 {
         sidekiq.run(&["HardJob=24", "Shop::WaitJob=24", "BadJob=6"])?;
@@ -185,7 +188,7 @@ fn every_job_is_there_and_true(ruby: &Ruby, sidekiq: &Sidekiq) -> Result<()> {
     for line in lines.iter().filter(|line| line.duration_ns.is_some()) {
         ensure!(line.gcs.is_some() && line.gc_other_ns.is_some(), "{line:?}");
     }
-    Ok(())
+    units_are_jobs(&report, &sets)
 }
 
 /// Lost records make jobs unknown, and none wrong.
@@ -242,8 +245,36 @@ fn jobs() -> Result<()> {
         let sidekiq = Sidekiq::start(live, ruby, &redis)?;
         lost_records_make_nothing_wrong(&sidekiq).context("lost records")?;
         samples_have_their_class(live, &sidekiq).context("samples")?;
-        every_job_is_there_and_true(ruby, &sidekiq).context("every job")
+        every_job_is_there_and_true(live, ruby, &sidekiq).context("every job")
     })
+}
+
+/// Jobs are units of work in sample sets: one for each whose end is known, with its class, and with more objects at its end.
+fn units_are_jobs(report: &Report, sets: &Path) -> Result<()> {
+    let sets = Set::read_dir(sets)?;
+    let [set] = &sets[..] else { anyhow::bail!("{} sets", sets.len()) };
+    ensure!(!set.text.contains(SECRET), "a secret came out");
+    let objects = set.keys.iter().position(|key| key == "total_allocated_objects").context("no key")?;
+    let (mut open, mut units) = (HashMap::new(), 0);
+    for sample in &set.samples {
+        let class = sample.meta["path"].as_str();
+        match sample.event.as_str() {
+            "PROCESSING_STARTED" => {
+                ensure!(open.insert(sample.thread, (class, sample.stat[objects])).is_none(), "{sample:?}");
+            }
+            "PROCESSING_ENDED" => {
+                let (begun, before) = open.remove(&sample.thread).context("an end without a begin")?;
+                let known = ["HardJob", "Shop::WaitJob", MARKER].map(Some).contains(&class);
+                ensure!(known && begun == class && before < sample.stat[objects], "{sample:?}");
+                units += 1;
+            }
+            _ => {}
+        }
+    }
+    let (jobs, without) = (report.requests.len() as u64, ledger::user(report, "requests_without_states")?);
+    println!("{units} units of {jobs} jobs, {without} without states");
+    ensure!(open.is_empty() && units + without == jobs && units >= 48, "{units} units, {without} without");
+    Ok(())
 }
 
 /// Connections that break, and a Redis that is away for seconds: what of a job is not known is absent, and nothing is wrong.

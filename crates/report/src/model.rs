@@ -185,8 +185,8 @@ pub struct Shares {
     pub private_dirty: u64,
 }
 
-/// The VM's state at one GC event.
-#[derive(Clone, Debug)]
+/// The VM's state at one GC event, or at the begin or end of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcState {
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,

@@ -211,6 +211,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
         gvl_wait_ns: None,
         states: None,
         job: None,
+        gc_states: None,
     }
 }
 

@@ -15,10 +15,12 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::{FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, elapsed_clocks, end, entry, is_server, sees_gvl};
+use super::{
+    FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, elapsed_clocks, end, entry, is_server, sees_gvl, unit,
+};
 use crate::{
     filter::tgid_tid,
-    maps::{BLANK_FETCHER, FETCHERS, PROCESSES, REQUEST_RING, closed, count},
+    maps::{BLANK_FETCHER, FETCHERS, PROCESSES, REQUEST_RING, closed, copies_states, count},
     rubies, socket, tasks, usermem,
 };
 
@@ -44,14 +46,18 @@ pub fn hit(ctx: &ProbeContext) {
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     // SAFETY: a plain helper call.
     let at = At { ctx, tgid, tid, now: unsafe { bpf_ktime_get_ns() } };
+    let mut unsettled = false;
     match cookie {
-        p if p == JobPoint::Send as u64 => send(&at),
+        p if p == JobPoint::Send as u64 => unsettled = send(&at),
         p if p == JobPoint::Receive as u64 => receive(&at),
-        p if p == JobPoint::Received as u64 => received(&at),
+        p if p == JobPoint::Received as u64 => unsettled = received(&at),
         p if p == JobPoint::Connect as u64 => {
             connect(&at);
         }
         _ => named(&at),
+    }
+    if unsettled {
+        unit::settle(tgid, tid, at.now);
     }
 }
 
@@ -82,9 +88,9 @@ fn new_fetcher(at: &At<'_>) -> Option<&'static mut Fetcher> {
     Some(fetcher)
 }
 
-/// A thread sends something on a socket.
+/// A thread sends something on a socket. Returns whether its job ends.
 #[inline(always)]
-fn send(at: &At<'_>) {
+fn send(at: &At<'_>) -> bool {
     let fd = usermem::register(at.ctx, FIRST) as u32;
     if !is_fetch(usermem::register(at.ctx, SECOND), usermem::register(at.ctx, THIRD)) {
         if let Some(fetcher) = fetcher(at)
@@ -97,21 +103,25 @@ fn send(at: &At<'_>) {
                 fetcher.state = FetchState::Idle as u32;
             }
         }
-        return;
+        return false;
     }
-    let Some(fetcher) = new_fetcher(at) else { return };
-    let Some(serving) = entry(at.tgid, at.tid) else { return };
-    if serving.begin_ns != 0 {
+    let Some(fetcher) = new_fetcher(at) else { return false };
+    let Some(serving) = entry(at.tgid, at.tid) else { return false };
+    let runs = serving.begin_ns != 0;
+    if runs {
         let to_redis = match socket::peer_port(fd) {
             Some(port) => fetcher.connected == u32::from(port) + 1 || fetcher.connected == NO_PORT,
             None => fetcher.connected != 0,
         };
         fetcher.reconnected = u32::from(to_redis);
-        end(at.tgid, at.tid, serving, RequestEnd::Kept, at.now);
     }
     fetcher.state = FetchState::Asked as u32;
     fetcher.fd = fd;
     fetcher.buffer = 0;
+    if runs {
+        serving.step = Serving::KEPT;
+    }
+    runs
 }
 
 /// A thread connects to something. If it is Redis and the connection fails, Sidekiq waits for a second and tries again: then its job has
@@ -182,19 +192,19 @@ fn receive(at: &At<'_>) {
     }
 }
 
-/// It has.
+/// It has. Returns whether a job begins.
 #[inline(always)]
-fn received(at: &At<'_>) {
-    let Some(fetcher) = fetcher(at) else { return };
+fn received(at: &At<'_>) -> bool {
+    let Some(fetcher) = fetcher(at) else { return false };
     let buffer = fetcher.buffer;
     if buffer == 0 {
-        return;
+        return false;
     }
     fetcher.buffer = 0;
     let result = usermem::register(at.ctx, RESULT) as i64;
     if result < 0 {
         // There is nothing yet, in most cases. After an error comes no other call.
-        return;
+        return false;
     }
     let len = result as u64;
     let asked = fetcher.state == FetchState::Asked as u32;
@@ -202,7 +212,7 @@ fn received(at: &At<'_>) {
         if asked {
             fetcher.state = FetchState::Idle as u32;
         }
-        return;
+        return false;
     }
     if asked {
         let kept = if len > HEAD_BYTES as u64 { HEAD_BYTES as u32 } else { len as u32 };
@@ -224,6 +234,7 @@ fn received(at: &At<'_>) {
         fetcher.tail_len = if copied.is_ok() { kept } else { 0 };
     }
     fetcher.total = fetcher.total.wrapping_add(len);
+    asked && copies_states()
 }
 
 /// Keeps the end of a piece: the next one is short.
@@ -257,6 +268,7 @@ fn begin(at: &At<'_>, fetcher: &mut Fetcher, reply: u64, len: u64) -> bool {
         None => (CLOCKS_UNKNOWN, 0),
     };
     serving.begin_ns = at.now;
+    serving.step = Serving::TAKEN;
     fetcher.state = FetchState::Receiving as u32;
     fetcher.reconnected = 0;
     fetcher.connected = 0;

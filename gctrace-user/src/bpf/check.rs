@@ -7,11 +7,10 @@ use aya::{maps::MapType, programs::Program, sys::is_map_supported};
 use gctrace_common::{
     event::Point,
     memory::{MAX_SUMMED_CPUS, MemoryLayout},
-    request::REQUEST_RING_BYTES,
 };
 
 use super::{
-    GvlOptions, MappingWatch, Probes, Scope, kernel_types,
+    GvlOptions, MappingWatch, Probes, RequestOptions, Scope, kernel_types,
     load::{LoadError, LoadOptions, Select, TRACEPOINTS, TRIED_NEWTASK, Verified, newtask_offsets, verified},
     sample::{self, StackOptions},
 };
@@ -119,7 +118,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         gc_ring_bytes: None,
         stacks: Some(stacks),
         alloc: None,
-        requests: Some(REQUEST_RING_BYTES),
+        requests: Some(RequestOptions::new(None, true)),
         gvl: tracefs.map(|_| GvlOptions {
             futex: false,
             threshold: Duration::from_millis(1),

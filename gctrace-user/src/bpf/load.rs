@@ -20,7 +20,7 @@ use super::{
     kernel_types, malloc,
     multi::{Multi, MultiError},
     phases::PHASE_PROGRAMS,
-    requests::{self, RequestReader},
+    requests::{self, RequestOptions, RequestReader},
     rings::{AwayMap, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
     unwind::UnwindMaps,
@@ -179,8 +179,8 @@ pub struct LoadOptions<'a> {
     pub stacks: Option<StackOptions>,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
-    /// Bytes of the ring of requests, if they are seen.
-    pub requests: Option<u32>,
+    /// Whether and how requests are seen.
+    pub requests: Option<RequestOptions>,
     /// Whether allocation is counted, and whether stacks are taken for it.
     pub alloc: Option<AllocOptions>,
 }
@@ -405,7 +405,7 @@ fn load_programs(
     (config, memory): (Config, MemoryLayout),
     gc_ring_bytes: Option<u32>,
     stacks: Option<StackOptions>,
-    (gvl, requests, alloc): (Option<GvlOptions>, Option<u32>, Option<AllocOptions>),
+    (gvl, requests, alloc): (Option<GvlOptions>, Option<RequestOptions>, Option<AllocOptions>),
     multi: bool,
     everything: bool,
 ) -> Result<Programs, LoadError> {
@@ -428,6 +428,8 @@ fn load_programs(
     loader.override_global("SIGNAL", &signal, true);
     let socket = requests::socket_layout(requests.is_some());
     loader.override_global("SOCKET", &socket, true);
+    let copies_states = u32::from(requests.is_some_and(|requests| requests.states));
+    loader.override_global("UNIT_STATES", &copies_states, true);
     requests::size_maps(&mut loader, requests);
     if !stacks.is_some_and(|stacks| stacks.native) {
         for map in UnwindMaps::NAMES {

@@ -25,7 +25,7 @@ pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use load::{AllocOptions, LoadError, LoadOptions, Loaded, Select, load};
 pub use malloc::{MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
-pub use requests::{ArrivalsLink, RequestLinks, RequestReader};
+pub use requests::{ArrivalsLink, RequestLinks, RequestOptions, RequestReader};
 pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::UnwindMaps;

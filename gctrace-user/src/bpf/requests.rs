@@ -10,7 +10,10 @@ use aya::{
 use gctrace_common::{
     config::ProcessEntry,
     job::MAX_FETCHERS,
-    request::{MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, Serving, SocketLayout},
+    request::{
+        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, REQUEST_RING_BYTES, Serving,
+        SocketLayout, UNIT_RING_BYTES,
+    },
 };
 
 use super::{
@@ -44,13 +47,30 @@ const MAPS: [(&str, u32); 6] = [
 /// The smallest ring that there is.
 const NO_RING_BYTES: u32 = 4096;
 
+/// How requests are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestOptions {
+    /// Bytes of their ring.
+    pub ring_bytes: u32,
+    /// Copy the state of the VM where a request or a job begins and ends.
+    pub states: bool,
+}
+
+impl RequestOptions {
+    /// With this ring, or with one of the usual size.
+    pub fn new(ring_bytes: Option<u32>, states: bool) -> Self {
+        let usual = if states { UNIT_RING_BYTES } else { REQUEST_RING_BYTES };
+        Self { ring_bytes: ring_bytes.unwrap_or(usual), states }
+    }
+}
+
 /// Makes the maps small where they are not needed.
-pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, ring_bytes: Option<u32>) {
-    let watched = ring_bytes.is_some();
+pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, requests: Option<RequestOptions>) {
+    let watched = requests.is_some();
     for (map, entries) in MAPS {
         loader.map_max_entries(map, if watched { entries } else { 1 });
     }
-    loader.map_max_entries("REQUEST_RING", ring_bytes.unwrap_or(NO_RING_BYTES));
+    loader.map_max_entries("REQUEST_RING", requests.map_or(NO_RING_BYTES, |requests| requests.ring_bytes));
 }
 
 /// Where the kernel keeps when data came on a connection; zeros if no requests are watched or the kernel does not describe it.

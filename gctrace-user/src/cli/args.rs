@@ -86,6 +86,10 @@ pub struct Args {
     #[arg(long, value_name = "N", requires = "tunemygc_url", hide_short_help = true)]
     pub tunemygc_sync_cycles: Option<NonZeroU32>,
 
+    /// The same after this many of its requests and jobs
+    #[arg(long, value_name = "N", requires = "tunemygc_url", requires = "requests", hide_short_help = true)]
+    pub tunemygc_sync_units: Option<NonZeroU32>,
+
     /// Keep sets here until the collector has them
     /// [default: /var/lib/gctrace/spool; not as root: ~/.local/state/gctrace/spool]
     #[arg(long, value_name = "DIR", requires = "tunemygc_url", hide_short_help = true)]

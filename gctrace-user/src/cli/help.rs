@@ -91,6 +91,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("tunemygc_token", ""),
             ("tunemygc_tokens", ""),
             ("tunemygc_sync_cycles", ""),
+            ("tunemygc_sync_units", ""),
             ("tunemygc_dialect", ""),
             ("tunemygc_spool", ""),
         ],

@@ -2,8 +2,6 @@
 
 use std::{collections::HashSet, num::NonZeroU32, path::PathBuf, time::Duration};
 
-use gctrace_common::request::REQUEST_RING_BYTES;
-
 use super::reports::{Idle, Reports};
 use super::{
     args::{Args, CacheArgs, DialectArg, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg},
@@ -15,7 +13,7 @@ use super::{
 };
 use crate::{
     aggregate::recording::Filter,
-    bpf::{GvlOptions, StackOptions},
+    bpf::{GvlOptions, RequestOptions, StackOptions},
     cache,
     discover::{Fault, Selection},
     export::{
@@ -121,8 +119,8 @@ pub struct Settings {
     pub stacks: Option<StackOptions>,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
-    /// Bytes of the ring of requests, if they are seen.
-    pub requests: Option<u32>,
+    /// Whether and how requests are seen.
+    pub requests: Option<RequestOptions>,
     /// Whether allocation is counted.
     pub alloc: bool,
     /// Whether it is also seen under stacks.
@@ -223,6 +221,7 @@ impl Settings {
             tunemygc_token,
             tunemygc_tokens,
             tunemygc_sync_cycles,
+            tunemygc_sync_units,
             tunemygc_spool,
             prometheus,
             prometheus_pid,
@@ -332,6 +331,8 @@ impl Settings {
         let shown = has(|format| format.has_allocation()) || push.wants_stacks() || record.is_some();
         let alloc_stacks = alloc && shown;
         let reports = Reports::resolve(&reports, format.into());
+        let samples_units = tunemygc.is_some() || tunemygc_url.is_some();
+        let requests = requests.then(|| RequestOptions::new(request_ring, samples_units));
         Ok(Self {
             selection,
             top: None,
@@ -351,7 +352,7 @@ impl Settings {
                 tunemygc_token,
                 tunemygc_tokens,
                 tunemygc_spool,
-                tunemygc_sync_cycles,
+                (tunemygc_sync_cycles, tunemygc_sync_units),
             )?,
             tunemygc_dialect: match tunemygc_dialect {
                 DialectArg::Spec => Dialect::Spec,
@@ -373,7 +374,7 @@ impl Settings {
             record,
             keep,
             gvl,
-            requests: requests.then_some(request_ring.unwrap_or(REQUEST_RING_BYTES)),
+            requests,
             alloc,
             alloc_stacks,
             stack_log,
@@ -459,7 +460,7 @@ fn target(
     token: Option<String>,
     file: Option<PathBuf>,
     spool: Option<PathBuf>,
-    cycles: Option<NonZeroU32>,
+    (cycles, units): (Option<NonZeroU32>, Option<NonZeroU32>),
 ) -> Result<Option<Target>, UsageError> {
     let Some(url) = url else { return Ok(None) };
     let mut tokens = match file {
@@ -477,6 +478,7 @@ fn target(
         tokens,
         spool: spool.or_else(tunemygc::default_spool).ok_or(UsageError::NoSpool)?,
         cycles,
+        units,
     }))
 }
 

@@ -4,7 +4,7 @@ use gctrace_common::{
     event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, RefillEvent, SnapshotEvent},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     job::JobEvent,
-    request::{RequestEnd, RequestEvent},
+    request::{RequestEnd, RequestEvent, UnitEvent, UnitPoint},
     stack::{
         Cause, GcActivity, MAX_KERNEL_FRAMES, MAX_NATIVE_FRAMES, MAX_RUBY_FRAMES, NativeEnd, NativeEvent,
         OffCpuEvent, RubyFrame, StackEvent,
@@ -37,6 +37,8 @@ pub enum Event<'a> {
     Request(RequestEnd, &'a RequestEvent),
     /// A thread has run a job.
     Job(RequestEnd, &'a JobEvent),
+    /// The objspace where a thread takes a request or a job, or is done with it.
+    Unit(UnitPoint, &'a UnitEvent),
     /// A thread took the free slots of a heap page.
     Refill(RefillEvent),
     /// A followed process forked (the child is `other`), replaced its program, or is gone.
@@ -75,6 +77,7 @@ impl Event<'_> {
             Self::Life(_, event) => event.header.ts_ns,
             Self::Request(_, event) => event.header.ts_ns,
             Self::Job(_, event) => event.header.ts_ns,
+            Self::Unit(_, event) => event.header.ts_ns,
         }
     }
 }
@@ -151,6 +154,12 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
             let point = event.header.point;
             let end = RequestEnd::from_raw(point).ok_or(DecodeError::Point(point))?;
             Ok(Event::Job(end, event))
+        }
+        Kind::Unit => {
+            let event: &UnitEvent = view(bytes).ok_or(short)?;
+            let point = event.header.point;
+            let point = UnitPoint::from_raw(point).ok_or(DecodeError::Point(point))?;
+            Ok(Event::Unit(point, event))
         }
         Kind::Refill => Ok(Event::Refill(*view::<RefillEvent>(bytes).ok_or(short)?)),
         Kind::Fork | Kind::Exec | Kind::Exit => {

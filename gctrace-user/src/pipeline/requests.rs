@@ -7,7 +7,7 @@ use gctrace_common::{
     request::{CLOCKS_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
 };
 
-use super::Pipeline;
+use super::{Pipeline, unit_states::Pending};
 use crate::{
     aggregate::{
         endpoint, job,
@@ -43,10 +43,11 @@ pub(super) struct Numbered {
 }
 
 impl Pipeline {
-    /// The same, seeing requests.
+    /// The same, seeing requests, with the state of the VM at the begin and end of each if it is copied.
     #[must_use]
-    pub fn with_requests(self, requests: Option<RequestReader>) -> Self {
-        Self { requests, ..self }
+    pub fn with_requests(self, requests: Option<RequestReader>, states: bool) -> Self {
+        let states = states && requests.is_some();
+        Self { requests, unit_states: Pending::new(states), ..self }
     }
 
     /// Takes the requests that have ended. Before the GC records of the same moment are taken: then none of a request that has
@@ -62,6 +63,7 @@ impl Pipeline {
                 self.request_counts.decoded_requests += 1;
                 self.job(end, event);
             }
+            Ok(Event::Unit(point, event)) => self.unit_state(point, event),
             Ok(_) => self.request_counts.undecodable_requests += 1,
             Err(error) => {
                 self.request_counts.undecodable_requests += 1;
@@ -79,6 +81,7 @@ impl Pipeline {
         let header = &event.header;
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
         self.trace_known(pid, header.image, "", begin_ns);
+        let gc_states = self.unit_states.take(UnitKey { pid, tid, begin_ns });
         if !self.traced.contains_key(&pid) {
             self.request_counts.requests_refused += 1;
             return;
@@ -99,6 +102,7 @@ impl Pipeline {
             states: states(event.clocks),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
             job: None,
+            gc_states,
         };
         self.seal(UnitKey { pid, tid, begin_ns }, facts);
     }
@@ -107,6 +111,7 @@ impl Pipeline {
         let header = &event.header;
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
         self.trace_known(pid, header.image, "", begin_ns);
+        let gc_states = self.unit_states.take(UnitKey { pid, tid, begin_ns });
         let head = event.head.get(..event.head_len as usize).unwrap_or_default();
         let before = event.before.get(..event.before_len as usize).unwrap_or_default();
         let tail = event.tail.get(..event.tail_len as usize).unwrap_or_default();
@@ -128,6 +133,7 @@ impl Pipeline {
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
             states: states(event.clocks),
             job: Some(fetched.job),
+            gc_states,
             ..Facts::default()
         };
         self.seal(UnitKey { pid, tid, begin_ns }, facts);
@@ -159,6 +165,7 @@ impl Pipeline {
     /// A process has ended, or tracing of it has.
     pub(super) fn end_requests(&mut self, pid: u32) {
         self.lost_at_the_end(pid);
+        self.unit_states.forget(pid);
         let taken = self.units.end(pid);
         self.export_requests(taken);
     }
@@ -196,6 +203,10 @@ impl Pipeline {
             let all_waits = traced.image.image.gvl.is_some_and(|coverage| !coverage.only_blocked);
             request.gvl_wait_ns = request.gvl_wait_ns.filter(|_| all_waits && request.end_ns.is_some());
             request.states = request.states.filter(|_| request.end_ns.is_some());
+            request.gc_states = request.gc_states.filter(|_| request.end_ns.is_some());
+            if self.unit_states.are_copied() && request.gc_states.is_none() {
+                self.request_counts.requests_without_states += 1;
+            }
             let process = traced.process.clone();
             self.request_counts.requests_reported += 1;
             self.export(|exporter| exporter.see(&process, Seen::Request(&request)));

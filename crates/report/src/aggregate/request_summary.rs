@@ -202,6 +202,7 @@ mod tests {
             gvl_wait_ns: None,
             states: None,
             job: None,
+            gc_states: None,
         }
     }
 

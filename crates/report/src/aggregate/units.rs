@@ -11,7 +11,7 @@ use super::{
     gaps::Gaps,
     gc_pauses::{GcPauses, OwnAndOther, PauseAt},
 };
-use crate::model::request::{GcTime, Job, Request, States};
+use crate::model::request::{GcTime, Job, Request, States, UnitStates};
 
 /// Units that are open at one time, over all processes.
 const MAX_OPEN: usize = 1 << 16;
@@ -66,6 +66,8 @@ pub struct Facts {
     pub states: Option<States>,
     /// See [`Request::job`].
     pub job: Option<Job>,
+    /// See [`Request::gc_states`].
+    pub gc_states: Option<Box<UnitStates>>,
 }
 
 /// Counters of what could not be known.
@@ -225,6 +227,7 @@ impl Units {
             gvl_wait_ns,
             states,
             job,
+            gc_states,
             pause_ns: _,
         } = facts;
         Some(Request {
@@ -245,6 +248,7 @@ impl Units {
             gvl_wait_ns,
             states,
             job,
+            gc_states,
         })
     }
 

@@ -34,7 +34,9 @@ impl Ledger {
         let stacks = self.lost_of(Family::Stacks);
         // These two are listed separately.
         let gvl = self.lost_of(Family::Gvl) - self.kernel(C::GvlNoThread) - self.kernel(C::GvlEdgesFull);
-        let requests = self.lost_of(Family::Requests) + u.requests.requests_no_room;
+        // Requests whose states were lost are listed separately, as limits.
+        let states = self.kernel(C::UnitStateRingFull) + self.kernel(C::UnitStateReadFailed);
+        let requests = self.lost_of(Family::Requests) - states + u.requests.requests_no_room;
         let undecodable =
             u.pipeline.undecodable + u.stacks.undecodable_stacks + u.requests.undecodable_requests;
         let sampled = without_stack(&u.stacks);
@@ -102,6 +104,10 @@ impl Ledger {
                 "{} already under way at start",
                 plural(u.pipeline.ends_without_start, "cycle")
             ));
+        }
+        if u.requests.requests_without_states > 0 {
+            let left_out = plural(u.requests.requests_without_states, "request");
+            limits.push(format!("{left_out} of {} not in sample sets", u.requests.requests_reported));
         }
         if u.gvl.gvl_unwatched_ns > 0 {
             let share = percent(u.gvl.gvl_watched_ns, u.gvl.gvl_watched_ns + u.gvl.gvl_unwatched_ns);
@@ -185,7 +191,9 @@ mod tests {
         let mut ledger = ledger(counts);
         if let Some(kernel) = ledger.kernel.as_mut() {
             kernel[Counter::GvlNoThread as usize] = 123_598;
+            kernel[Counter::UnitStateRingFull as usize] = 3;
         }
+        (ledger.user.requests.requests_without_states, ledger.user.requests.requests_reported) = (2, 9);
         let said = ledger.summary();
         assert!(
             said.starts_with("0 cycles in 2 processes, 123598 GVL events of unknown threads, "),
@@ -193,6 +201,7 @@ mod tests {
         );
         assert!(said.contains("2 scheduler events skipped by the kernel"), "{said}");
         assert!(said.contains("1 cycle already under way at start"), "{said}");
+        assert!(said.contains("2 requests of 9 not in sample sets"), "{said}");
         assert!(!said.contains("lost"), "{said}");
     }
 }

@@ -36,6 +36,7 @@ pub(super) const ALL: &[Sum] = &[
                 C::GvlThreadSubmitted,
                 C::GvlSpanSubmitted,
                 C::RequestSubmitted,
+                C::UnitStateSubmitted,
                 C::RefillSubmitted,
             ],
             user: &[],
@@ -54,6 +55,7 @@ pub(super) const ALL: &[Sum] = &[
                 U::decoded_gvl_threads,
                 U::decoded_gvl_spans,
                 U::decoded_requests,
+                U::decoded_unit_states,
                 U::decoded_refills,
                 U::undecodable,
                 U::undecodable_stacks,
@@ -207,6 +209,14 @@ pub(super) const ALL: &[Sum] = &[
         text: "request records decoded = reported + refused + no room",
         left: Side { kernel: &[], user: &[U::decoded_requests] },
         right: Side { kernel: &[], user: &[U::requests_reported, U::requests_refused, U::requests_no_room] },
+    },
+    Sum {
+        text: "states at begins and ends of requests decoded = exact + moving + refused",
+        left: Side { kernel: &[], user: &[U::decoded_unit_states] },
+        right: Side {
+            kernel: &[],
+            user: &[U::unit_states_exact, U::unit_states_moving, U::unit_states_refused],
+        },
     },
     Sum {
         text: "cycles started = cycles reported",

@@ -268,8 +268,18 @@ user_counters! {
         requests_unknown,
         /// Requests that were being served when tracing ended.
         requests_open,
-        /// Records of requests that could not be decoded.
+        /// Records of requests, and of the state of the VM at their begins and ends, that could not be decoded.
         undecodable_requests,
+        /// Records of the state of the VM at a begin or end of a request or job decoded.
+        decoded_unit_states,
+        /// Of these, states that are exact: two copies in a row were the same.
+        unit_states_exact,
+        /// Of these, states that somebody else changed while they were being copied. They are in no output.
+        unit_states_moving,
+        /// Of these, states in the middle of a GC pause, of processes that are not traced, or for which there was no room.
+        unit_states_refused,
+        /// Requests and jobs handed to the exporters without the states of begin and end, although these were wanted.
+        requests_without_states,
     }
     /// Allocation.
     alloc: AllocCounts {

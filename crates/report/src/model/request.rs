@@ -1,5 +1,7 @@
 //! A request that a server has served, or a job that a thread has run.
 
+use super::GcState;
+
 /// One HTTP request, or one job. What is not known is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -38,6 +40,18 @@ pub struct Request {
     pub states: Option<States>,
     /// If it is a job: what only jobs have.
     pub job: Option<Job>,
+    /// The state of its VM when its thread took it and when it was done with it, for TuneMyGC sample sets. Not known where that was not
+    /// looked at, its end was not seen, or somebody else changed the state while one of the two was being read.
+    pub gc_states: Option<Box<UnitStates>>,
+}
+
+/// The state of the VM at the begin and at the end of a request or a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitStates {
+    /// When its thread took it.
+    pub begin: GcState,
+    /// When its thread was done with it.
+    pub end: GcState,
 }
 
 /// How a time divides by the states of a thread in the scheduler, nanoseconds.

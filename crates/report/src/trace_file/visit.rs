@@ -8,7 +8,7 @@ use super::decode::Owned;
 use crate::model::{
     GcCycle, GcState, GcWork, Pause,
     gvl::{GvlBlocked, GvlBlocker, GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait, GvlWho},
-    request::{Job, Request},
+    request::{Job, Request, UnitStates},
     seen::{AllocStack, AllocSum, ProcessEnd},
     stack::{Stack, StackSample},
 };
@@ -177,6 +177,7 @@ fn request(request: &mut Request, with: &mut impl Visit) {
         gvl_wait_ns: _,
         states: _,
         job,
+        gc_states,
     } = request;
     with.request(id);
     with.tid(tid);
@@ -189,6 +190,10 @@ fn request(request: &mut Request, with: &mut impl Visit) {
     }
     if let Some(job) = job {
         with.job(job);
+    }
+    if let Some(UnitStates { begin, end }) = gc_states.as_deref_mut() {
+        state(begin, with);
+        state(end, with);
     }
 }
 

@@ -80,6 +80,7 @@ impl Report {
             "live_slots": median(&evidence.live),
             "settled": evidence.settled,
             "units": evidence.units,
+            "objects_in_a_unit": median(&evidence.unit_objects),
             "rss": median(&evidence.rss),
             "environment": evidence.environment,
             "environment_refused": evidence.environment_refused,

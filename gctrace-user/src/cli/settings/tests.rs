@@ -60,10 +60,15 @@ fn sending() {
     let url = ["--tunemygc-url", "http://localhost:1/ruby"];
     assert_eq!(run(&[&url[..], &["--tunemygc-token", ""]].concat()).unwrap_err(), UsageError::NoToken);
     let flags = ["--tunemygc-token", "t", "--tunemygc-spool", "/s", "--tunemygc-sync-cycles", "9"];
-    let target = run(&[&url[..], &flags].concat()).unwrap();
+    let units = ["--requests", "--tunemygc-sync-units", "8"];
+    let target = run(&[&url[..], &flags, &units].concat()).unwrap();
+    assert!(Args::try_parse_from([&["gctrace", "--all-ruby"], &url[..], &units[1..]].concat()).is_err());
+    // Only sample sets have states of units.
+    assert!(target.requests.unwrap().states && !run(&["--requests"]).unwrap().requests.unwrap().states);
+    assert!(run(&["--requests", "--tunemygc", "sets"]).unwrap().requests.unwrap().states);
     let tokens = Tokens { default: Some("t".into()), ..Tokens::default() };
-    let cycles = NonZeroU32::new(9);
-    let expected = Target { url: "http://localhost:1".into(), tokens, spool: "/s".into(), cycles };
+    let (cycles, units) = (NonZeroU32::new(9), NonZeroU32::new(8));
+    let expected = Target { url: "http://localhost:1".into(), tokens, spool: "/s".into(), cycles, units };
     assert_eq!(target.tunemygc_target, Some(expected));
     let wrong = run(&["--tunemygc-url", "localhost:1", "--tunemygc-token", "t"]);
     assert_eq!(wrong.unwrap_err(), UsageError::Url("localhost:1".into()));

@@ -102,6 +102,7 @@ fn unknown() {
         gvl_wait_ns: None,
         states: None,
         job: None,
+        gc_states: None,
     };
     for (text, expected) in [
         ("request.duration > 1s", Verdict::Unknown),

@@ -57,6 +57,8 @@ pub struct Target {
     pub spool: PathBuf,
     /// After this many cycles of a process its set is sent and a new one begun.
     pub cycles: Option<NonZeroU32>,
+    /// The same after this many of its units of work.
+    pub units: Option<NonZeroU32>,
 }
 
 impl Target {
@@ -282,8 +284,14 @@ mod tests {
             assert_eq!(Target::url(text), None, "{text}");
         }
         let dir = |url: &str| {
-            Target { url: url.into(), tokens: Tokens::default(), spool: "/s".into(), cycles: None }
-                .spool_name()
+            Target {
+                url: url.into(),
+                tokens: Tokens::default(),
+                spool: "/s".into(),
+                cycles: None,
+                units: None,
+            }
+            .spool_name()
         };
         assert_ne!(dir("http://a/b"), dir("http://a_b"));
         assert!(!dir("http://../..").contains('/'), "one component");

@@ -125,11 +125,17 @@ pub(super) fn left(dir: &PrivateDir) -> io::Result<Vec<String>> {
     Ok(sets)
 }
 
-/// The set of a draft; `None` if there is no sample in it.
+/// The set of a draft, with its samples in the order of their times; `None` if there is no sample in it.
 fn set(draft: &[u8]) -> Option<String> {
     let end = draft.iter().rposition(|byte| *byte == b'\n')?;
     let text = std::str::from_utf8(&draft[..end]).ok()?;
-    text.contains('\n').then(|| text.replace('\n', "") + "]")
+    let (header, samples) = text.split_once('\n')?;
+    let time = |line: &str| line.strip_prefix(",[")?.split(',').next()?.parse::<f64>().ok();
+    let mut samples: Vec<(f64, &str)> =
+        samples.split('\n').map(|line| (time(line).unwrap_or_default(), line)).collect();
+    samples.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let samples: String = samples.into_iter().map(|(_, line)| line).collect();
+    Some(format!("{header}{samples}]"))
 }
 
 #[cfg(test)]
@@ -246,5 +252,8 @@ mod tests {
         }
         assert_eq!(set(b"[\xff\n,x\n"), None);
         assert_eq!(set(b"[h\n,a\n,b").as_deref(), Some("[h,a]"));
+        // Units of work are written when they are over.
+        let late = b"[h\n,[10.5,1]\n,[9.25,2]\n,[9.25,3]\n";
+        assert_eq!(set(late).as_deref(), Some("[h,[9.25,2],[9.25,3],[10.5,1]]"));
     }
 }

@@ -9,11 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gctrace_tunemygc::printable::printable_json;
-use serde_json::{Map, Value, json, value::RawValue};
+use serde_json::{Map, json};
 
 mod client;
 mod journal;
+mod open;
 mod spool;
 #[cfg(test)]
 mod tests;
@@ -24,18 +24,19 @@ pub use gctrace_tunemygc::wire::{EventName, Header, ProtocolError, Sample, Sampl
 pub use tokens::Tokens;
 
 use client::Client;
-use journal::{Draft, Journal};
+use journal::Journal;
+use open::{Open, Origin};
 
-use super::{ExportError, Exporter, VERSION, file, jsonl_gc::StatHeap};
+use super::{ExportError, Exporter, VERSION, file};
 use crate::{
     clock::{WallClock, monotonic_ns},
     ledger::{Ledger, UserCounts},
     model::{
         EndReason, GcCycle, GcState, Process,
+        request::Request,
         seen::{ProcessEnd, Seen},
     },
     private_dir::{self, DirError},
-    ruby::stat::GcInfo,
 };
 
 /// A set is written out and begun anew at this many samples (about 3 MB), which bounds memory.
@@ -84,27 +85,12 @@ enum To {
         client: Box<Client>,
         tokens: Tokens,
         cycles: Option<NonZeroU32>,
+        units: Option<NonZeroU32>,
         /// Dropped when it fails: the disk is then full, and the sets themselves may be lost.
         journal: Option<Journal>,
         /// When it was written to, `CLOCK_MONOTONIC`.
         drafted_ns: u64,
     },
-}
-
-/// The set of a process that is being traced.
-struct Open {
-    set: SampleSet,
-    /// Time of the first sample.
-    first_ns: u64,
-    name: String,
-    /// `GC.stat_heap`, at the last sample: its keys and the values of each heap.
-    heap_keys: Vec<&'static str>,
-    heaps: Vec<Vec<u64>>,
-    part: u32,
-    /// Cycles in this part.
-    cycles: u32,
-    booted: bool,
-    draft: Option<Draft>,
 }
 
 impl TuneMyGc {
@@ -147,52 +133,31 @@ impl TuneMyGc {
             client,
             tokens: target.tokens.clone(),
             cycles: target.cycles,
+            units: target.units,
             journal: Some(journal),
             drafted_ns: monotonic_ns(),
         };
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
-    fn push(&mut self, process: &Process, event: EventName, state: &GcState) -> Result<(), ExportError> {
-        let clock = self.clock;
-        let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
-        let first = open.set.samples.is_empty();
-        // Into the same memory each time.
-        open.heaps.clone_from(&state.heaps);
-        open.set.samples.push(Sample {
-            ts: clock.epoch_seconds(state.ts_ns),
-            peak_rss: state.memory.map(|memory| memory.peak_rss),
-            current_rss: state.memory.map(|memory| memory.rss),
-            event,
-            stat: state.stat.clone(),
-            latest_gc_info: info_map(&state.info),
-            meta: first.then(|| heaps_meta(&process.image.heap_keys, &state.heaps)).flatten(),
-            thread_id: (state.tid != process.pid).then(|| state.tid.into()),
-        });
-        if first {
-            open.first_ns = state.ts_ns;
-        }
-        let long = matches!(self.to, To::Collector { .. })
-            && state.ts_ns.saturating_sub(open.first_ns) >= MAX_SPAN_NS;
-        if long || open.set.samples.len() >= MAX_SAMPLES {
-            self.write(process.pid, false)?;
-        }
-        Ok(())
+    /// Writes what there is of the set of a process and begins its next part, if the part is long enough.
+    fn cut(&mut self, pid: u32) -> Result<(), ExportError> {
+        let Some(open) = self.open.get(&pid) else { return Ok(()) };
+        let reached = |most: Option<NonZeroU32>, now: u32| most.is_some_and(|most| now >= most.get());
+        let due = match &self.to {
+            To::Dir { .. } => false,
+            &To::Collector { cycles, units, .. } => {
+                open.span_ns() >= MAX_SPAN_NS || reached(cycles, open.cycles) || reached(units, open.units)
+            }
+        };
+        if due || open.set.samples.len() >= MAX_SAMPLES { self.write(pid, false) } else { Ok(()) }
     }
 
     /// Writes what there is of the set of a process; `last` ends it, else its next part begins.
     fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
         let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
-        if let Some(last) = open.set.samples.last_mut() {
-            last.meta = heaps_meta(&open.heap_keys, &open.heaps);
-        }
-        let text = (!open.set.samples.is_empty()).then(|| printable_json(&open.set.to_json()).into_owned());
-        open.set.samples.clear();
-        open.cycles = 0;
-        open.part += u32::from(!last || open.part > 0);
+        let (text, stem) = open.take(last);
         let draft = open.draft.take();
-        let part = if open.part > 0 { format!("-part{}", open.part) } else { String::new() };
-        let stem = format!("{}{part}", open.name);
         if last {
             self.open.remove(&pid);
         }
@@ -238,40 +203,15 @@ fn opened(dir: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
 
-/// `GC.stat_heap` as the `meta` of the first and the last sample of a set, which are BOOTED and TERMINATED in a set of a whole
-/// process: `{"stat_heap": {"0": {KEY: value, …}, …}}`; nothing before 3.2, which has one heap.
-fn heaps_meta(keys: &[&'static str], heaps: &[Vec<u64>]) -> Option<Box<RawValue>> {
-    if keys.is_empty() || heaps.is_empty() {
-        return None;
-    }
-    serde_json::value::to_raw_value(&json!({ "stat_heap": StatHeap { keys, heaps } })).ok()
-}
-
-fn info_map(info: &GcInfo) -> Map<String, Value> {
-    let mut map = Map::new();
-    let mut put = |key: &str, value: Value| map.insert(key.to_owned(), value);
-    put("major_by", json!(info.major_by));
-    if let Some(need) = info.need_major_by {
-        put("need_major_by", json!(need));
-    }
-    put("gc_by", json!(info.gc_by));
-    put("have_finalizer", json!(info.have_finalizer));
-    put("immediate_sweep", json!(info.immediate_sweep));
-    put("state", json!(info.state));
-    if let Some((weak, retained)) = info.weak_references {
-        put("weak_references_count", json!(weak));
-        if let Some(retained) = retained {
-            put("retained_weak_references_count", json!(retained));
-        }
-    }
-    map
-}
-
 impl Exporter for TuneMyGc {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         match seen {
-            Seen::Process { state, .. } => self.process(process, state),
+            Seen::Process { state, .. } => {
+                self.process(process, state);
+                Ok(())
+            }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Request(request) => self.unit(process, request),
             Seen::Ended(end) => self.ended(process, end),
             _ => Ok(()),
         }
@@ -303,13 +243,13 @@ impl Exporter for TuneMyGc {
 }
 
 impl TuneMyGc {
-    fn process(&mut self, process: &Process, state: Option<&GcState>) -> Result<(), ExportError> {
+    fn process(&mut self, process: &Process, state: Option<&GcState>) {
         let token = match &self.to {
             To::Dir { .. } => None,
             To::Collector { tokens, .. } => {
                 let Some(token) = tokens.of(process) else {
                     self.without_token += 1;
-                    return Ok(());
+                    return;
                 };
                 Some(token.to_owned())
             }
@@ -328,61 +268,39 @@ impl TuneMyGc {
             ppid: u64::from(process.ppid.unwrap_or_default()),
             pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
         };
-        let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
-        let name = format!("tunemygc-{}-{start}", process.pid);
-        let set = SampleSet { header, samples: Vec::new() };
-        let heap_keys = process.image.heap_keys.clone();
-        let open = Open {
-            set,
-            first_ns: 0,
-            name,
-            heap_keys,
-            heaps: Vec::new(),
-            part: 0,
-            cycles: 0,
-            booted: false,
-            draft: None,
-        };
-        self.open.insert(process.pid, open);
+        let mut open = Open::new(header, process);
         if let Some(state) = state {
-            self.push(process, EventName::Booted, state)?;
-            self.booted(process.pid);
+            open.boot(Origin { process, clock: self.clock }, state);
         }
-        Ok(())
+        self.open.insert(process.pid, open);
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        if self.open.get(&process.pid).is_some_and(|open| !open.booted) {
-            // Nothing could be read before the VM's first GC: that is where our knowledge begins.
-            self.push(process, EventName::Booted, &cycle.start)?;
-            self.booted(process.pid);
-        }
-        self.push(process, EventName::GcCycleStarted, &cycle.start)?;
-        if let Some(end) = &cycle.end {
-            self.push(process, EventName::GcCycleEnded, end)?;
-        }
+        let origin = Origin { process, clock: self.clock };
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
-        open.cycles += 1;
-        match &self.to {
-            To::Collector { cycles: Some(cycles), .. } if open.cycles >= cycles.get() => {
-                self.write(process.pid, false)
-            }
-            _ => Ok(()),
+        // Where nothing could be read before the VM's first GC, that is where our knowledge begins.
+        open.boot(origin, &cycle.start);
+        open.push(origin, EventName::GcCycleStarted, &cycle.start, None);
+        if let Some(end) = &cycle.end {
+            open.push(origin, EventName::GcCycleEnded, end, None);
         }
+        open.cycles += 1;
+        self.cut(process.pid)
+    }
+
+    fn unit(&mut self, process: &Process, request: &Request) -> Result<(), ExportError> {
+        let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
+        open.unit(Origin { process, clock: self.clock }, request);
+        self.cut(process.pid)
     }
 
     fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Result<(), ExportError> {
         if end.reason == EndReason::Exited
             && let Some(state) = &end.shutdown
+            && let Some(open) = self.open.get_mut(&process.pid)
         {
-            self.push(process, EventName::Terminated, state)?;
+            open.push(Origin { process, clock: self.clock }, EventName::Terminated, state, None);
         }
         self.write(process.pid, true)
-    }
-
-    fn booted(&mut self, pid: u32) {
-        if let Some(open) = self.open.get_mut(&pid) {
-            open.booted = true;
-        }
     }
 }

@@ -10,10 +10,16 @@ use std::{
 };
 
 use super::{
-    Tokens,
+    Dialect, EventName, SampleSet, Tokens, TuneMyGc,
     client::{Client, Target},
 };
-use crate::ledger::UserCounts;
+use crate::{
+    clock::WallClock,
+    export::Exporter as _,
+    ledger::{Ledger, UserCounts},
+    model::seen::Seen,
+    trace_file::samples,
+};
 
 /// What a server received: whether it was gzip, and the set.
 type Got = (bool, String);
@@ -56,7 +62,7 @@ fn server(listener: TcpListener, answers: Vec<(u16, &'static str, &'static str)>
 
 fn target(address: SocketAddr, spool: &Path) -> Target {
     let tokens = Tokens { default: Some("t".to_owned()), ..Tokens::default() };
-    Target { url: format!("http://{address}"), tokens, spool: spool.to_owned(), cycles: None }
+    Target { url: format!("http://{address}"), tokens, spool: spool.to_owned(), cycles: None, units: None }
 }
 
 fn local() -> (TcpListener, SocketAddr) {
@@ -197,4 +203,28 @@ fn never_waits() {
     client.finish();
     assert_eq!(waiting(dir.path()), 65);
     assert_eq!(counted(&client), (101, 0, 0, 36, 65));
+}
+
+/// A set is sent after so many units of work, whole: the begin and the end of each are in the same set.
+#[test]
+fn sync_units() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, address) = local();
+    let server = server(listener, vec![(200, "", "x"); 3]);
+    let target = Target { units: std::num::NonZeroU32::new(2), ..target(address, dir.path()) };
+    let clock = WallClock::with_offsets(1_700_000_000_000_000_000, 0);
+    let mut sets = TuneMyGc::sending(&target, Dialect::Spec, clock, |_| {}).unwrap();
+    let process = samples::process();
+    sets.see(&process, Seen::Process { state: None, now_ns: 1 }).unwrap();
+    for at in 1..=5 {
+        sets.see(&process, Seen::Request(&samples::request(at * 1_000_000))).unwrap();
+    }
+    sets.finish(&Ledger::default()).unwrap();
+    let units = |(_, text): (bool, String)| {
+        let set = SampleSet::from_json(&text).unwrap();
+        let of = |event| set.samples.iter().filter(|sample| sample.event == event).count();
+        (of(EventName::Booted), of(EventName::ProcessingStarted), of(EventName::ProcessingEnded))
+    };
+    let got: Vec<_> = server.join().unwrap().into_iter().map(units).collect();
+    assert_eq!(got, [(1, 2, 2), (0, 2, 2), (0, 1, 1)]);
 }

@@ -8,7 +8,7 @@ use crate::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
         gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
         gvl_so_far::GvlSoFar,
-        request::{GcTime, Job, Request, States},
+        request::{GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::StackSample,
     },
@@ -80,6 +80,10 @@ impl Tables {
         let states = match seen {
             Owned::Process(state, _) => [(**state).as_ref(), None],
             Owned::Cycle(cycle) => [Some(&cycle.start), cycle.end.as_ref()],
+            Owned::Request(request) => {
+                let states = request.gc_states.as_deref();
+                [states.map(|states| &states.begin), states.map(|states| &states.end)]
+            }
             Owned::Ended(end) => [end.shutdown.as_ref(), None],
             _ => [None, None],
         };
@@ -183,7 +187,16 @@ impl Tables {
             job_queue_text,
             ref jid,
             enqueued_us,
+            ref gc_begin,
+            ref gc_end,
         } = request;
+        let gc_states = match (gc_begin, gc_end) {
+            (Some(begin), Some(end)) => {
+                Some(Box::new(UnitStates { begin: self.state(begin)?, end: self.state(end)? }))
+            }
+            (None, None) => None,
+            _ => return Err(Invalid::new("a request has one state of its VM".to_owned())),
+        };
         let status = status.map(|status| {
             u16::try_from(status).map_err(|_| Invalid::new(format!("a request has the status {status}")))
         });
@@ -212,6 +225,7 @@ impl Tables {
                 0 => None,
                 _ => Some(Job { queue: self.optional(job_queue_text)?, jid: jid.clone(), enqueued_us }),
             },
+            gc_states,
         })
     }
 

@@ -91,8 +91,9 @@ impl Filling {
             gvl_wait_ns,
             states,
             job,
+            gc_states,
         } = request;
-        let of_job = job.as_ref();
+        let (of_job, gc_states) = (job.as_ref(), gc_states.as_deref());
         wire::Request {
             id: *id,
             tid: *tid,
@@ -119,6 +120,8 @@ impl Filling {
             job_queue_text: self.optional(of_job.and_then(|job| job.queue.as_deref())),
             jid: of_job.and_then(|job| job.jid.clone()),
             enqueued_us: of_job.and_then(|job| job.enqueued_us),
+            gc_begin: gc_states.map(|states| self.state(&states.begin)),
+            gc_end: gc_states.map(|states| self.state(&states.end)),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::{
             GvlSums, GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho, Histogram,
         },
         gvl_so_far::GvlSoFar,
-        request::{GcTime, Job, Request, States},
+        request::{GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
     },
@@ -84,7 +84,7 @@ pub(crate) fn process() -> Process {
     }
 }
 
-fn state(at: u64) -> GcState {
+pub(crate) fn state(at: u64) -> GcState {
     let image = process().image;
     let heap: Vec<u64> = (0..image.heap_keys.len() as u64).map(|value| value * at).collect();
     GcState {
@@ -227,15 +227,9 @@ fn gvl(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
     see(&process, Seen::GvlProcess(&summary));
 }
 
-/// Everything.
-pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
-    let process = process();
-    see(&process, Seen::Process { state: Some(&state(at)), now_ns: at });
-    see(&process, Seen::Cycle(&cycle(at)));
-    see(&process, Seen::Cycle(&GcCycle { end: None, trigger: None, request: None, ..cycle(at) }));
-    let work = GcWork { phase: WorkPhase::Continue, tid: 1, comm: "w".to_owned(), begin_ns: at, ns: 2 };
-    see(&process, Seen::Work(&work));
-    let request = Request {
+/// A request that has everything.
+pub(crate) fn request(at: u64) -> Request {
+    Request {
         id: 1,
         tid: 2,
         begin_ns: at,
@@ -253,7 +247,19 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
         gvl_wait_ns: Some(10),
         states: Some(States { cpu_ns: 11, runnable_ns: 12, blocked_ns: 13 }),
         job: None,
-    };
+        gc_states: Some(Box::new(UnitStates { begin: state(at), end: state(at + 3) })),
+    }
+}
+
+/// Everything.
+pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
+    let process = process();
+    see(&process, Seen::Process { state: Some(&state(at)), now_ns: at });
+    see(&process, Seen::Cycle(&cycle(at)));
+    see(&process, Seen::Cycle(&GcCycle { end: None, trigger: None, request: None, ..cycle(at) }));
+    let work = GcWork { phase: WorkPhase::Continue, tid: 1, comm: "w".to_owned(), begin_ns: at, ns: 2 };
+    see(&process, Seen::Work(&work));
+    let request = request(at);
     see(&process, Seen::Request(&request));
     see(
         &process,
@@ -268,6 +274,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
             gc_other: None,
             gvl_wait_ns: None,
             states: None,
+            gc_states: None,
             ..request.clone()
         }),
     );

@@ -179,6 +179,11 @@ pub(in crate::trace_file) struct Request {
     pub jid: Option<String>,
     #[prost(uint64, optional, tag = "25")]
     pub enqueued_us: Option<u64>,
+    /// The state of the VM when its thread took it, and when it was done with it: both or none.
+    #[prost(message, optional, tag = "26")]
+    pub gc_begin: Option<GcState>,
+    #[prost(message, optional, tag = "27")]
+    pub gc_end: Option<GcState>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

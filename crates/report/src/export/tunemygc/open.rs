@@ -1,0 +1,200 @@
+//! The set of a process that is being traced, while it grows.
+
+use gctrace_tunemygc::printable::printable_json;
+use serde_json::{Map, Value, json, value::RawValue};
+
+use super::{EventName, Header, Sample, SampleSet, journal::Draft};
+use crate::{
+    clock::WallClock,
+    export::jsonl_gc::StatHeap,
+    model::{GcState, Process, request::Request},
+    ruby::stat::GcInfo,
+};
+
+/// A set that grows.
+pub(super) struct Open {
+    pub(super) set: SampleSet,
+    /// Time of the first sample.
+    first_ns: u64,
+    /// Time of the latest sample.
+    last_ns: u64,
+    name: String,
+    heap_keys: Vec<&'static str>,
+    /// `GC.stat_heap` at the last sample that has it, and which that is.
+    heaps: Vec<Vec<u64>>,
+    with_heaps: Option<usize>,
+    part: u32,
+    /// Cycles in this part.
+    pub(super) cycles: u32,
+    /// Units of work in this part.
+    pub(super) units: u32,
+    booted: bool,
+    pub(super) draft: Option<Draft>,
+}
+
+/// Where the samples of a set come from.
+#[derive(Clone, Copy)]
+pub(super) struct Origin<'a> {
+    pub(super) process: &'a Process,
+    pub(super) clock: WallClock,
+}
+
+impl Open {
+    /// An empty one.
+    pub(super) fn new(header: Header, process: &Process) -> Self {
+        let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
+        Self {
+            set: SampleSet { header, samples: Vec::new() },
+            first_ns: 0,
+            last_ns: 0,
+            name: format!("tunemygc-{}-{start}", process.pid),
+            heap_keys: process.image.heap_keys.clone(),
+            heaps: Vec::new(),
+            with_heaps: None,
+            part: 0,
+            cycles: 0,
+            units: 0,
+            booted: false,
+            draft: None,
+        }
+    }
+
+    /// What is known of the process begins with this state, unless something was known before.
+    pub(super) fn boot(&mut self, origin: Origin<'_>, state: &GcState) {
+        if self.booted {
+            return;
+        }
+        self.booted = true;
+        self.push(origin, EventName::Booted, state, None);
+        // How long it had run by then: what came before is in no sample.
+        let age =
+            origin.process.start_ts.map(|start| (origin.clock.epoch_seconds(state.ts_ns) - start).max(0.0));
+        if let (Some(age), Some(sample)) = (age, self.set.samples.last_mut()) {
+            let age = (age * 100.0).round() / 100.0;
+            sample.meta = with_entry(sample.meta.as_deref(), "process_age", json!(age));
+        }
+    }
+
+    /// A unit of work, whose state is known at its begin and at its end.
+    pub(super) fn unit(&mut self, origin: Origin<'_>, request: &Request) {
+        let Some(states) = request.gc_states.as_deref() else { return };
+        self.boot(origin, &states.begin);
+        let path = request.path.is_some().then(|| request.endpoint());
+        let meta = path.and_then(|path| with_entry(None, "path", json!(path)));
+        self.push(origin, EventName::ProcessingStarted, &states.begin, meta.clone());
+        self.push(origin, EventName::ProcessingEnded, &states.end, meta);
+        self.units += 1;
+    }
+
+    /// Adds a sample.
+    pub(super) fn push(
+        &mut self,
+        origin: Origin<'_>,
+        event: EventName,
+        state: &GcState,
+        meta: Option<Box<RawValue>>,
+    ) {
+        let first = self.set.samples.is_empty();
+        if !state.heaps.is_empty() {
+            // Into the same memory each time.
+            self.heaps.clone_from(&state.heaps);
+            self.with_heaps = Some(self.set.samples.len());
+        }
+        let heaps = || if first { heaps_meta(&self.heap_keys, &state.heaps) } else { None };
+        self.set.samples.push(Sample {
+            ts: origin.clock.epoch_seconds(state.ts_ns),
+            peak_rss: state.memory.map(|memory| memory.peak_rss),
+            current_rss: state.memory.map(|memory| memory.rss),
+            event,
+            stat: state.stat.clone(),
+            latest_gc_info: info_map(&state.info),
+            meta: meta.or_else(heaps),
+            thread_id: (state.tid != origin.process.pid).then(|| state.tid.into()),
+        });
+        if first {
+            self.first_ns = state.ts_ns;
+        }
+        self.last_ns = self.last_ns.max(state.ts_ns);
+    }
+
+    /// From its first sample to the latest, nanoseconds.
+    pub(super) fn span_ns(&self) -> u64 {
+        self.last_ns.saturating_sub(self.first_ns)
+    }
+
+    /// Takes what there is, as text if there is anything, and the name of its file without extension. `last` ends it, else its next
+    /// part begins.
+    pub(super) fn take(&mut self, last: bool) -> (Option<String>, String) {
+        if let Some(sample) = self.with_heaps.take().and_then(|at| self.set.samples.get_mut(at))
+            && sample.event != EventName::Booted
+        {
+            sample.meta = heaps_meta(&self.heap_keys, &self.heaps);
+        }
+        in_order(&mut self.set.samples);
+        let text = (!self.set.samples.is_empty()).then(|| printable_json(&self.set.to_json()).into_owned());
+        self.set.samples.clear();
+        (self.cycles, self.units) = (0, 0);
+        self.part += u32::from(!last || self.part > 0);
+        let part = if self.part > 0 { format!("-part{}", self.part) } else { String::new() };
+        (text, format!("{}{part}", self.name))
+    }
+}
+
+/// Puts samples in the order of their times: cycles and units are handed over when they are complete. What is known begins with BOOTED, and
+/// ends with TERMINATED.
+fn in_order(samples: &mut [Sample]) {
+    let rank = |sample: &Sample| match sample.event {
+        EventName::Booted => 0,
+        EventName::Terminated => 2,
+        _ => 1,
+    };
+    samples.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.ts.total_cmp(&b.ts)));
+    if let [booted, earliest, ..] = samples
+        && booted.event == EventName::Booted
+        && earliest.ts < booted.ts
+    {
+        // A cycle that had begun before was complete later: then that is where knowledge begins.
+        let meta = booted.meta.take();
+        *booted = Sample { event: EventName::Booted, meta, ..earliest.clone() };
+    }
+}
+
+/// `GC.stat_heap` as the `meta` of the first and the last sample of a set that have it, which are BOOTED and TERMINATED in a set of a whole
+/// process: `{"stat_heap": {"0": {KEY: value, …}, …}}`; nothing before 3.2, which has one heap.
+fn heaps_meta(keys: &[&'static str], heaps: &[Vec<u64>]) -> Option<Box<RawValue>> {
+    if keys.is_empty() || heaps.is_empty() {
+        return None;
+    }
+    serde_json::value::to_raw_value(&json!({ "stat_heap": StatHeap { keys, heaps } })).ok()
+}
+
+/// The same object with one more entry.
+fn with_entry(meta: Option<&RawValue>, key: &str, value: Value) -> Option<Box<RawValue>> {
+    let object = meta.and_then(|meta| serde_json::from_str::<Map<String, Value>>(meta.get()).ok());
+    let mut object = object.unwrap_or_default();
+    object.insert(key.to_owned(), value);
+    serde_json::value::to_raw_value(&object).ok()
+}
+
+fn info_map(info: &GcInfo) -> Map<String, Value> {
+    let mut map = Map::new();
+    let mut put = |key: &str, value: Value| map.insert(key.to_owned(), value);
+    put("major_by", json!(info.major_by));
+    if let Some(need) = info.need_major_by {
+        put("need_major_by", json!(need));
+    }
+    put("gc_by", json!(info.gc_by));
+    put("have_finalizer", json!(info.have_finalizer));
+    put("immediate_sweep", json!(info.immediate_sweep));
+    put("state", json!(info.state));
+    if let Some((weak, retained)) = info.weak_references {
+        put("weak_references_count", json!(weak));
+        if let Some(retained) = retained {
+            put("retained_weak_references_count", json!(retained));
+        }
+    }
+    map
+}
+
+#[cfg(test)]
+mod tests;

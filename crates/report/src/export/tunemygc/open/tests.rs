@@ -1,0 +1,121 @@
+//! Sets with units of work.
+
+use super::*;
+use crate::{
+    model::request::{Job, UnitStates},
+    trace_file::samples,
+};
+
+/// A process that started at second 1000 of the epoch, and a clock that began with the epoch.
+fn open() -> (Open, Process, WallClock) {
+    let process = Process { pid: 7, start_ts: Some(1000.0), ..samples::process() };
+    let header = Header {
+        token: None,
+        ruby_version: "3.4.1".to_owned(),
+        rails_version: "0.0".to_owned(),
+        gc_env: Map::new(),
+        agent_version: "1".to_owned(),
+        gc_opts: Vec::new(),
+        gc_constants: Map::new(),
+        stat_keys: process.image.stat_keys.iter().map(|key| (*key).to_owned()).collect(),
+        spy_ids: None,
+        hostname: "host".to_owned(),
+        ppid: 1,
+        pid: 7,
+    };
+    (Open::new(header, &process), process, WallClock::with_offsets(0, 0))
+}
+
+/// A state at this millisecond after second 1010.
+fn state(tid: u32, ms: u64) -> GcState {
+    GcState { tid, ..samples::state(1_010_000_000_000 + ms * 1_000_000) }
+}
+
+fn unit(tid: u32, from: u64, until: u64, method: Option<&'static str>, path: Option<&str>) -> Request {
+    let gc_states = UnitStates {
+        begin: GcState { heaps: vec![], ..state(tid, from) },
+        end: GcState { heaps: vec![], ..state(tid, until) },
+    };
+    let job = method.is_none().then(Job::default);
+    Request {
+        gc_states: Some(Box::new(gc_states)),
+        method,
+        path: path.map(ToOwned::to_owned),
+        job,
+        ..samples::request(from)
+    }
+}
+
+fn events(set: &SampleSet) -> Vec<(&'static str, u64)> {
+    let at = |sample: &Sample| ((sample.ts - 1010.0) * 1000.0).round() as u64;
+    set.samples.iter().map(|sample| (sample.event.as_str(), at(sample))).collect()
+}
+
+/// Units and cycles come when they are complete, and are in the set by their times; a set is valid when it is read again.
+#[test]
+fn in_time_order() {
+    let (mut open, process, clock) = open();
+    let origin = Origin { process: &process, clock };
+    open.boot(origin, &state(7, 0));
+    open.unit(origin, &unit(9, 20, 30, Some("GET"), Some("/orders/:id")));
+    open.unit(origin, &unit(7, 25, 2040, None, Some("Shop::MailJob")));
+    open.push(origin, EventName::GcCycleStarted, &state(9, 22), None);
+    open.push(origin, EventName::GcCycleEnded, &state(9, 5000), None);
+    open.unit(origin, &unit(9, 50, 51, Some("GET"), None));
+    // Its states are not known.
+    open.unit(origin, &Request { gc_states: None, ..unit(9, 52, 53, Some("GET"), Some("/")) });
+    assert_eq!((open.units, open.span_ns()), (3, 5_000_000_000));
+    let (text, stem) = open.take(true);
+    assert_eq!(stem, "tunemygc-7-1000.00");
+    let set = SampleSet::from_json(&text.unwrap()).unwrap();
+    assert_eq!(
+        events(&set),
+        [
+            ("BOOTED", 0),
+            ("PROCESSING_STARTED", 20),
+            ("GC_CYCLE_STARTED", 22),
+            ("PROCESSING_STARTED", 25),
+            ("PROCESSING_ENDED", 30),
+            ("PROCESSING_STARTED", 50),
+            ("PROCESSING_ENDED", 51),
+            ("PROCESSING_ENDED", 2040),
+            ("GC_CYCLE_ENDED", 5000),
+        ]
+    );
+    let meta = |at: usize| set.samples[at].meta.as_deref().map_or("", RawValue::get);
+    assert_eq!((meta(1), meta(4)), (r#"{"path":"GET /orders/:id"}"#, r#"{"path":"GET /orders/:id"}"#));
+    assert_eq!((meta(3), meta(5)), (r#"{"path":"Shop::MailJob"}"#, ""));
+    // The heaps are in the first and the last sample that have them.
+    assert!(meta(0).contains(r#""process_age":10.0"#) && meta(0).contains(r#""stat_heap""#), "{}", meta(0));
+    assert!(meta(8).starts_with(r#"{"stat_heap""#) && meta(2).is_empty());
+    // No thread is the main thread.
+    let threads: Vec<_> = set
+        .samples
+        .iter()
+        .map(|sample| sample.thread_id.as_ref().and_then(serde_json::Number::as_u64))
+        .collect();
+    assert_eq!(threads[..4], [None, Some(9), Some(9), None]);
+}
+
+/// What is known begins with BOOTED, whatever is reported first, and each part has its own units.
+#[test]
+fn parts() {
+    let (mut open, process, clock) = open();
+    let origin = Origin { process: &process, clock };
+    open.unit(origin, &unit(9, 3000, 3001, Some("GET"), Some("/")));
+    // The cycle had begun before the unit, seconds ago.
+    open.boot(origin, &state(7, 10));
+    open.push(origin, EventName::GcCycleStarted, &state(7, 10), None);
+    let (text, stem) = open.take(false);
+    assert_eq!(stem, "tunemygc-7-1000.00-part1");
+    let set = SampleSet::from_json(&text.unwrap()).unwrap();
+    let expected =
+        [("BOOTED", 10), ("GC_CYCLE_STARTED", 10), ("PROCESSING_STARTED", 3000), ("PROCESSING_ENDED", 3001)];
+    assert_eq!(events(&set), expected);
+    assert_eq!((open.units, open.cycles), (0, 0));
+    open.unit(origin, &unit(9, 4000, 4001, Some("GET"), Some("/")));
+    let (text, _) = open.take(true);
+    let set = SampleSet::from_json(&text.unwrap()).unwrap();
+    assert_eq!(events(&set), [("PROCESSING_STARTED", 4000), ("PROCESSING_ENDED", 4001)]);
+    assert_eq!(open.take(true).0, None);
+}

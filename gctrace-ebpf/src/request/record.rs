@@ -1,0 +1,69 @@
+//! The record of an HTTP request that a thread has served.
+
+use gctrace_common::{
+    event::{Header, Kind},
+    request::{GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestEvent, Serving},
+    stats::Counter,
+};
+
+use super::{NO_WAKEUP, elapsed_clocks, sees_gvl};
+use crate::{
+    maps::{PARSERS, PROCESSES, REQUEST_RING, count},
+    rubies,
+};
+
+/// Emits the request that a thread serves.
+#[inline(always)]
+pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
+    if serving.parser == 0 {
+        return count(Counter::RequestNotHttp);
+    }
+    // SAFETY: map values, read at once.
+    let (image, execs) =
+        rubies::known(tgid).map_or((u32::MAX, 0), |ruby| unsafe { ((*ruby).image, (*ruby).execs) });
+    let Some(mut slot) = REQUEST_RING.reserve::<RequestEvent>(0) else {
+        return count(Counter::RequestRingFull);
+    };
+    let record: *mut RequestEvent = slot.as_mut_ptr();
+    let key = ParserKey { parser: serving.parser, tgid, reserved: 0 };
+    // SAFETY: the ring reserved a whole record, 8-byte aligned; what has been parsed is a map value, valid while the
+    // program runs.
+    unsafe {
+        (*record).header = Header {
+            kind: Kind::Request as u32,
+            point: how as u32,
+            tgid,
+            tid,
+            ts_ns: now,
+            seq: 0,
+            image,
+            execs,
+        };
+        (*record).begin_ns = serving.begin_ns;
+        (*record).first_write_ns = serving.first_write_ns;
+        (*record).last_write_ns = serving.last_write_ns;
+        (*record).arrival_ns = serving.arrival_ns;
+        (*record).status = serving.status;
+        (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
+        (*record).clocks = elapsed_clocks(tid, serving, now);
+        (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
+        (*record).first_ns = 0;
+        (*record).parsed_ns = 0;
+        (*record).len = 0;
+        if let Some(parsed) = PARSERS.get_ptr(&key)
+            && (*parsed).first_ns != 0
+        {
+            (*record).first_ns = (*parsed).first_ns;
+            (*record).parsed_ns = (*parsed).last_ns;
+            (*record).len = (*parsed).len;
+            let from: *const u64 = (&raw const (*parsed).line).cast();
+            let to: *mut u64 = (&raw mut (*record).line).cast();
+            for word in 0..LINE_BYTES / 8 {
+                // Volatile, or LLVM makes a call to memcpy of it, which BPF lacks.
+                to.add(word).write_volatile(from.add(word).read_volatile());
+            }
+        }
+    }
+    slot.submit(NO_WAKEUP);
+    count(Counter::RequestSubmitted);
+}

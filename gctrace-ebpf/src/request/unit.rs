@@ -1,0 +1,108 @@
+//! The state of the VM where a thread takes a request or a job, and where it is done with it.
+
+use core::ptr;
+
+use gctrace_common::{
+    cookie::NO_REGISTER,
+    event::{Header, Kind, SNAPSHOT_BYTES},
+    request::{RequestEnd, Serving, UnitEvent, UnitPoint},
+    stats::Counter,
+};
+
+use super::{NO_WAKEUP, end, serving};
+use crate::{
+    filter::{Admitted, tgid_tid},
+    maps::{REQUEST_RING, any_image, copies_states, count},
+    memory, rubies, spans,
+};
+
+/// The last step of a hit that has left one: the state is copied of a unit that has begun or ends, and one that ends is emitted behind
+/// that.
+#[inline(always)]
+pub fn settle(tgid: u32, tid: u32, now: u64) {
+    let Some(serving) = serving(tgid, tid) else { return };
+    let step = serving.step;
+    if serving.begin_ns == 0 || step == Serving::NOTHING {
+        serving.step = Serving::NOTHING;
+        return;
+    }
+    if copies_states() {
+        let _told_by_counters = verified_once_unit_state(now);
+    }
+    serving.step = Serving::NOTHING;
+    if step != Serving::TAKEN {
+        let how = if step == Serving::KEPT { RequestEnd::Kept } else { RequestEnd::Closed };
+        end(tgid, tid, serving, how, now);
+    }
+}
+
+/// Copies the state for the step of the current thread at this time: a global function, which the verifier walks once and not for each
+/// way to it. It can be given numbers only, so it looks the thread's entry up. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_unit_state(now: u64) -> u64 {
+    let (tgid, tid) = tgid_tid();
+    let Some(serving) = serving(tgid, tid) else { return 0 };
+    let point = if serving.step == Serving::TAKEN { UnitPoint::Begin } else { UnitPoint::End };
+    count(Counter::UnitStates);
+    if emitted(tgid, tid, point as u32, serving.begin_ns, now).is_none() {
+        count(Counter::UnitStateReadFailed);
+    }
+    0
+}
+
+/// Emits the state, or counts that the ring is full; `None`: it could not be read.
+#[inline(always)]
+fn emitted(tgid: u32, tid: u32, point: u32, begin_ns: u64, now: u64) -> Option<()> {
+    let ruby = rubies::known(tgid)?;
+    // SAFETY: a map value pointer, valid while the program runs.
+    let (image_index, bias, execs) = unsafe { ((*ruby).image, (*ruby).bias, (*ruby).execs) };
+    let image = any_image(image_index)?;
+    let vm = Admitted {
+        tgid,
+        tid,
+        image_index,
+        image,
+        bias,
+        site: 0,
+        register: 0,
+        field: NO_REGISTER,
+        process: ptr::null_mut(),
+    };
+    let objspace = vm.objspace()?;
+    let Some(mut slot) = REQUEST_RING.reserve::<UnitEvent>(0) else {
+        count(Counter::UnitStateRingFull);
+        return Some(());
+    };
+    let record: *mut UnitEvent = slot.as_mut_ptr();
+    // SAFETY: the ring reserved a whole record, 8-byte aligned; fields are written in place because the record is larger than the BPF
+    // stack. Both arrays have room for all spans.
+    let filled = unsafe {
+        (*record).header = Header {
+            kind: Kind::Unit as u32,
+            point,
+            tgid,
+            tid,
+            ts_ns: now,
+            seq: 0,
+            image: image_index,
+            execs,
+        };
+        (*record).begin_ns = begin_ns;
+        let data: *mut u8 = (&raw mut (*record).data).cast();
+        // Before the spans, whose space is free until then.
+        memory::read(&raw mut (*record).memory, data);
+        let mut filled = spans::fill(&vm, objspace, data);
+        if filled.is_ok() {
+            filled = spans::fill(&vm, objspace, data.add(SNAPSHOT_BYTES));
+        }
+        filled
+    };
+    if filled.is_err() {
+        slot.discard(NO_WAKEUP);
+        return None;
+    }
+    slot.submit(NO_WAKEUP);
+    count(Counter::UnitStateSubmitted);
+    Some(())
+}

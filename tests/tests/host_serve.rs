@@ -1,10 +1,14 @@
 //! `gctrace serve`: who gets an answer, what pages have, and that files are those of `gctrace report`. From committed recordings, without root.
 
+#[path = "product/hostile.rs"]
+mod hostile;
+#[path = "product/served.rs"]
+mod served;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     fs,
     io::Write as _,
-    net::SocketAddr,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -12,103 +16,17 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::{
     PATIENCE,
-    child::{Finished, Guarded},
     gctrace::Invocation,
     http::{self, Answer},
     live::gctrace_binary,
 };
-use html5gum::{Token, Tokenizer};
+use gctrace_user::{
+    export::Outputs,
+    trace_file::{self, Recorder, Recording},
+};
+use hostile::{HOSTILE, Hostile};
 use rustix::process::Signal;
-
-/// An element: its name and its attributes.
-type Element = (String, BTreeMap<String, String>);
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings").join(format!("{name}.gctrace"))
-}
-
-/// A running `gctrace serve`. Dropping it kills it.
-struct Served {
-    process: Guarded,
-    address: SocketAddr,
-    /// `/TOKEN/`.
-    base: String,
-}
-
-impl Served {
-    fn start(file: &Path) -> Result<Self> {
-        Self::with(Command::new(gctrace_binary()?).arg("serve").arg(file))
-    }
-
-    fn with(command: &mut Command) -> Result<Self> {
-        let mut process = Guarded::start("serve", command)?;
-        let line = process.wait_stdout(PATIENCE, "its address", |line| line.starts_with("http://"))?;
-        let (address, base) = line.trim_start_matches("http://").split_once('/').context("a path")?;
-        let (address, base) = (address.parse()?, format!("/{base}"));
-        Ok(Self { process, address, base })
-    }
-
-    /// `GET` below the page.
-    fn get(&self, path: &str) -> Result<Answer> {
-        http::get(self.address, &format!("{}{path}", self.base))
-    }
-
-    fn page(&self, path: &str) -> Result<(Vec<Element>, String)> {
-        let answer = self.get(path)?;
-        ensure!(answer.code == 200, "{path}: {} {}", answer.code, answer.text());
-        harmless(path, &answer)
-    }
-
-    fn stop(self, signal: Signal) -> Result<Finished> {
-        self.process.signal(signal)?;
-        self.process.finish(PATIENCE)
-    }
-}
-
-/// The elements of a page, and all of its text. No page runs anything but its script, loads anything from elsewhere, or sets a style.
-fn harmless(path: &str, answer: &Answer) -> Result<(Vec<Element>, String)> {
-    let header = |name: &str| answer.headers.get(name).map(String::as_str).unwrap_or_default();
-    ensure!(header("content-type") == "text/html; charset=utf-8", "{path}: {:?}", answer.headers);
-    ensure!(header("x-content-type-options") == "nosniff" && header("referrer-policy") == "no-referrer");
-    ensure!(header("cache-control") == "no-store", "{path}");
-    let policy = header("content-security-policy");
-    ensure!(policy.starts_with("default-src 'none'; style-src 'self'; script-src 'self';"), "{policy}");
-    ensure!(!policy.contains("unsafe"), "{policy}");
-    let page = String::from_utf8(answer.body.clone())?;
-    let (mut elements, mut text) = (Vec::new(), String::new());
-    let string = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    for token in Tokenizer::new(&page) {
-        match token? {
-            Token::StartTag(tag) => {
-                let attributes = tag.attributes.iter().map(|(name, value)| (string(name), string(value)));
-                elements.push((string(&tag.name), attributes.collect::<BTreeMap<_, _>>()));
-            }
-            Token::String(words) => text.push_str(&string(&words)),
-            Token::Error(error) => anyhow::bail!("{error:?} in {page}"),
-            _ => {}
-        }
-    }
-    for (name, attributes) in &elements {
-        ensure!(!["img", "style", "object", "embed", "base"].contains(&name.as_str()), "{path} has a {name}");
-        ensure!(
-            name != "script" || attributes.get("src").is_some_and(|src| src == "brush.js"),
-            "{path}: {attributes:?}"
-        );
-        ensure!(
-            name != "iframe" || attributes["src"].starts_with("flamegraph.svg"),
-            "{path}: {attributes:?}"
-        );
-        for (key, value) in attributes {
-            ensure!(!key.starts_with("on") && key != "style", "{path}: {name} {key}");
-            let is_address = ["href", "src", "action"].contains(&key.as_str());
-            ensure!(
-                !is_address || !value.contains(':') && !value.starts_with('/'),
-                "{path}: {name} {key}={value}"
-            );
-        }
-    }
-    Ok((elements, text))
-}
+use served::{Served, golden, harmless};
 
 /// Without the whole token there is nothing, whatever is asked for; other names of this host, other methods and overlong requests are
 /// refused; the address that works once does.
@@ -248,11 +166,15 @@ fn every_page() -> Result<()> {
             "nothing lost",
             "GC pauses by time and length",
             "Methods with most CPU time",
+            "Threads: what each did when",
+            "Holding the GVL for long",
+            "Live slots",
         ] {
             ensure!(text.contains(words), "{name}: no {words} in {text}");
         }
         ensure!(!text.contains("Requests"), "requests were not recorded");
-        ensure!(elements.iter().filter(|(name, _)| name == "svg").count() == 5, "{name}: five charts");
+        // Two of lengths for each of GC pauses and waits, the time line, threads, heaps.
+        ensure!(elements.iter().filter(|(name, _)| name == "svg").count() == 7, "{name}: seven charts");
         for (_, attributes) in elements.iter().filter(|(name, _)| name == "svg") {
             ensure!(attributes.get("aria-label").is_some_and(|label| label.len() > 20), "{attributes:?}");
         }
@@ -361,7 +283,7 @@ fn parts() -> Result<()> {
     Ok(())
 }
 
-/// A recording that was cut off is served up to its last whole chunk, with a note; others are one error and no address.
+/// A recording that was cut off or is damaged is served up to its last whole chunk, with a note; others are one error and no address.
 #[test]
 fn broken_files() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -376,10 +298,27 @@ fn broken_files() -> Result<()> {
     fs::remove_file(&file)?;
     ensure!(served.page("?from=1.1s")?.1.contains("cut off"));
 
-    let mut damaged = bytes.clone();
-    damaged[bytes.len() / 2] ^= 1;
+    // A damaged chunk follows what is whole.
+    let (begin, end) = last_entries(&bytes);
+    let mut damaged = [&bytes[..end], &bytes[begin..]].concat();
+    let begin = end;
+    damaged[begin + 100] ^= 1;
+    fs::write(&file, &damaged)?;
+    let served = Served::start(&file)?;
+    let (_, text) = served.page("")?;
+    ensure!(text.contains("This recording is damaged") && text.contains(&format!("byte {begin}")), "{text}");
+    ensure!(text.contains("Longest GC pauses"), "what comes before is there: {text}");
+    let answer = served.get("save/folded?of=gc")?;
+    let folded = dir.path().join("x.folded");
+    let words = ["report", "--flamegraph-of=gc", "--folded"].map(PathBuf::from);
+    let report = Invocation::new(words.into_iter().chain([folded.clone(), file.clone()]))?.run()?;
+    ensure!(report.status.code() == Some(2), "{}", report.errors());
+    ensure!(fs::read(&folded)? == answer.body && !answer.body.is_empty(), "{}", answer.text());
+    let finished = served.stop(Signal::TERM)?;
+    ensure!(finished.status.success(), "{}", finished.status);
+    ensure!(finished.errors().contains("is damaged: its checksum is"), "{}", finished.errors());
+
     for (content, words) in [
-        (Some(&damaged[..]), "is damaged"),
         (Some(&b""[..]), "it is not a gctrace recording"),
         (Some(&b"GCTRACE\n\x09\0\0\0"[..]), "version 9"),
         (Some(&b"\x7fELF everything else"[..]), "it is not a gctrace recording"),
@@ -398,6 +337,20 @@ fn broken_files() -> Result<()> {
     refused(&[listen.as_ref(), golden("3.4").as_os_str()], "name another port")
 }
 
+/// Where the last chunk with entries begins and ends (docs/recording.md): the end follows.
+fn last_entries(bytes: &[u8]) -> (usize, usize) {
+    let mut places = Vec::new();
+    let mut at = 12;
+    while at < bytes.len() {
+        let stored: [u8; 4] = bytes[at + 4..at + 8].try_into().expect("four bytes");
+        let end = at + 16 + u32::from_le_bytes(stored) as usize;
+        places.push((at, end));
+        at = end;
+    }
+    assert!(places.len() > 2, "a header, entries, an end: {places:?}");
+    places[places.len() - 2]
+}
+
 /// One line that names it, and status 2.
 fn refused(args: &[&std::ffi::OsStr], words: &str) -> Result<()> {
     let mut all = vec![std::ffi::OsStr::new("serve")];
@@ -409,5 +362,60 @@ fn refused(args: &[&std::ffi::OsStr], words: &str) -> Result<()> {
         finished.stderr[0].starts_with("gctrace: ") && finished.stderr[0].contains(words),
         "{finished:?}"
     );
+    Ok(())
+}
+
+/// Names of threads are text in the picture of what they did, too, and whatever a query has is answered: with a page, or with a reason.
+#[test]
+fn hostile_names_and_queries() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("x.gctrace");
+    let mut recording = Recording::open(&golden("3.4"))?;
+    let hostile = Hostile(Recorder::create(&file, recording.header())?);
+    trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(hostile)]))?;
+    let served = Served::start(&file)?;
+    let (elements, text) = served.page("")?;
+    // Names are cut short there.
+    let rows = text.matches(&HOSTILE[..40]).count();
+    ensure!(elements.iter().any(|(name, _)| name == "path") && rows > 10, "{rows}: {text}");
+    let pieces = [
+        "from=",
+        "&to=",
+        "&pid=",
+        "&of=",
+        "%3Cscript%3Ealert(9)%3C/script%3E",
+        "%22%3E",
+        "%00",
+        "%ff",
+        "%",
+        "+",
+        "=",
+        "1",
+        "0.9s",
+        "99h",
+        "-1",
+        "1e9",
+        "18446744073709551616",
+        "2026-11-23T14:00:00Z",
+        "gc",
+        "cpu",
+        ",",
+    ];
+    let mut codes = BTreeMap::new();
+    // Each sequence once, by a generator that is the same on every run.
+    let mut state = 1_u64;
+    for _ in 0..150 {
+        let mut query = String::from("?");
+        for _ in 0..6 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            query.push_str(pieces[(state >> 33) as usize % pieces.len()]);
+        }
+        let answer = served.get(&query)?;
+        ensure!([200, 400].contains(&answer.code), "{query}: {} {}", answer.code, answer.text());
+        harmless(&query, &answer)?;
+        *codes.entry(answer.code).or_insert(0) += 1;
+    }
+    ensure!(codes.len() == 2, "both pages and refusals: {codes:?}");
+    ensure!(served.stop(Signal::TERM)?.status.success());
     Ok(())
 }

@@ -112,10 +112,11 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             delay_ns += one.4;
         }
         // A wait is over with the hand-over; the witness sees it when the thread has a CPU.
-        let least = (true_ns - true_ns / 50).saturating_sub(delay_ns + done.report.extra_u64("stolen_ns")?);
+        let shortest =
+            (true_ns - true_ns / 50).saturating_sub(delay_ns + done.report.extra_u64("stolen_ns")?);
         ensure!(
-            told_ns <= true_ns && told_ns >= least,
-            "{told_ns} ns of long waits told, {least} to {true_ns} ns true"
+            told_ns <= true_ns && told_ns >= shortest,
+            "{told_ns} ns of long waits told, {shortest} to {true_ns} ns true"
         );
         Ok(())
     })

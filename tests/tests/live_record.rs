@@ -22,7 +22,7 @@ use gctrace_user::trace_file::{self, Header, Host, Recorder, Recording};
 use serde_json::Value;
 
 /// Every output that is a file, and its name.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 10] = [
     ("--pprof", "run.pb.gz"),
     ("--folded", "run.folded"),
     ("--flamegraph", "run.svg"),
@@ -30,6 +30,8 @@ const FILES: [(&str, &str); 8] = [
     ("--firefox", "run.json.gz"),
     ("--perfetto", "run.pftrace"),
     ("--stack-log", "stacks.jsonl"),
+    ("--callgrind", "callgrind.out.run"),
+    ("--csv", "gc.csv"),
     ("--tunemygc", "sets"),
 ];
 /// All data sources.

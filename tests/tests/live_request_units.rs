@@ -33,8 +33,9 @@ fn truths(server: &Puma) -> Result<HashMap<String, Truth>> {
     let truth = |line: &str| {
         let (name, rest) = line.split_once(' ').context("a name")?;
         let numbers = rest.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
-        let [tid, a, b, c, d, e, f] = numbers[..] else { anyhow::bail!("line {line}") };
-        Ok((name.to_owned(), Truth { tid, begin: [a, b, c], end: [d, e, f] }))
+        let &[tid, ref moments @ ..] = &numbers[..] else { anyhow::bail!("line {line}") };
+        let (begin, end) = moments.split_at_checked(3).with_context(|| format!("line {line}"))?;
+        Ok((name.to_owned(), Truth { tid, begin: begin.try_into()?, end: end.try_into()? }))
     };
     text.lines().map(truth).collect()
 }
@@ -73,7 +74,7 @@ fn units(set: &Set) -> Result<HashMap<String, (&Sample, &Sample)>> {
     for sample in &set.samples {
         match sample.event.as_str() {
             "PROCESSING_STARTED" => {
-                ensure!(open.insert(sample.thread, sample).is_none(), "two units on a thread")
+                ensure!(open.insert(sample.thread, sample).is_none(), "two units on a thread");
             }
             "PROCESSING_ENDED" => {
                 let begin = open.remove(&sample.thread).context("an end without a begin")?;

@@ -1,4 +1,4 @@
-//! Parts of pages about garbage collection: a frame, tables, and charts as SVG ([`chart`], [`timeline`]).
+//! Parts of pages about garbage collection: a frame, tables, and charts as SVG ([`chart`], [`timeline`], [`strips`]).
 //!
 //! These know neither a server nor a store: the caller has the figures. Everything is rendered here, so pages work without
 //! scripts and under the strictest policy ([`POLICY`]); all that comes from outside is text, escaped by maud at compile-checked places.
@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use maud::{DOCTYPE, Markup, html};
 
 pub mod chart;
+pub mod strips;
 pub mod timeline;
 pub mod words;
 

@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 use maud::{Markup, html};
 
 /// Size of the picture, in its own units; its height depends on the lanes.
-const WIDTH: f64 = 1120.0;
+pub(crate) const WIDTH: f64 = 1120.0;
 /// Room to the left of the data, and to the right.
-const LEFT: f64 = 76.0;
-const RIGHT: f64 = 8.0;
+pub(crate) const LEFT: f64 = 76.0;
+pub(crate) const RIGHT: f64 = 8.0;
 /// Height of a lane with the room for its name above.
 const LANE: f64 = 96.0;
-const NAME: f64 = 18.0;
+pub(crate) const NAME: f64 = 18.0;
 /// Room for the times.
-const BELOW: f64 = 24.0;
+pub(crate) const BELOW: f64 = 24.0;
 /// Marks of time, about.
 const TICKS: f64 = 8.0;
 
@@ -52,12 +52,12 @@ impl Span {
         (self.to - self.from).max(1e-9)
     }
 
-    fn x(self, at: f64) -> f64 {
+    pub(crate) fn x(self, at: f64) -> f64 {
         LEFT + (at - self.from) / self.length() * (WIDTH - LEFT - RIGHT)
     }
 
     /// Round times in it.
-    fn ticks(self) -> Vec<f64> {
+    pub(crate) fn ticks(self) -> Vec<f64> {
         const STEPS: [f64; 11] =
             [60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 21_600.0, 43_200.0, 86_400.0];
         let least = self.length() / TICKS;

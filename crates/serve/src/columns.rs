@@ -1,5 +1,7 @@
 //! Figures by columns of time. Where the end of the time is not known yet, columns grow together.
 
+use crate::held::Held;
+
 /// Columns, at most.
 pub(crate) const COLUMNS: usize = 200;
 /// Width of columns at first, where the end is not known.
@@ -28,6 +30,12 @@ pub(crate) fn class(ns: u64) -> usize {
     BOUNDS.partition_point(|bound| *bound <= ns)
 }
 
+/// What a column has.
+pub(crate) trait Fold: Clone + Default {
+    /// Takes in what another column has, which becomes part of this one.
+    fn add(&mut self, other: &Self);
+}
+
 /// What happened in a column.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
@@ -37,8 +45,8 @@ pub(crate) struct Cell {
     pub(crate) pause_ns: u64,
     /// CPU time of samples.
     pub(crate) cpu_ns: u64,
-    /// The most resident memory of all processes.
-    pub(crate) rss: Option<u64>,
+    /// The most of what processes held, all together, in the order of [`Held`].
+    pub(crate) held: [Option<u64>; Held::KINDS],
     /// Bytes of slots that were taken.
     pub(crate) allocated: u64,
     /// Requests that began.
@@ -49,12 +57,12 @@ pub(crate) struct Cell {
     pub(crate) waits: [u64; CLASSES],
 }
 
-impl Cell {
+impl Fold for Cell {
     fn add(&mut self, other: &Self) {
         self.longest_ns = self.longest_ns.max(other.longest_ns);
         self.pause_ns = self.pause_ns.saturating_add(other.pause_ns);
         self.cpu_ns = self.cpu_ns.saturating_add(other.cpu_ns);
-        self.rss = self.rss.max(other.rss);
+        self.held.iter_mut().zip(other.held).for_each(|(mine, more)| *mine = (*mine).max(more));
         self.allocated = self.allocated.saturating_add(other.allocated);
         self.requests += other.requests;
         for (mine, more) in [(&mut self.pauses, &other.pauses), (&mut self.waits, &other.waits)] {
@@ -63,25 +71,33 @@ impl Cell {
     }
 }
 
+/// Columns of what happened.
+pub(crate) type Columns = Over<Cell>;
+
 /// Columns of the same width, the earliest first.
 #[derive(Clone, Debug)]
-pub(crate) struct Columns {
+pub(crate) struct Over<C> {
     pub(crate) from_ns: u64,
     pub(crate) width_ns: u64,
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<C>,
     /// Nothing from here on belongs to them.
     end_ns: u64,
 }
 
-impl Columns {
+impl<C: Fold> Over<C> {
     /// From a time on, to another if that is known.
     pub(crate) fn new(from_ns: u64, to_ns: Option<u64>) -> Self {
         let width_ns = to_ns.map_or(FIRST_NS, |to_ns| to_ns.saturating_sub(from_ns).div_ceil(COLUMNS as u64));
         Self { from_ns, width_ns: width_ns.max(1), cells: Vec::new(), end_ns: to_ns.unwrap_or(u64::MAX) }
     }
 
+    /// Columns of the same time for something else.
+    pub(crate) fn like<D: Fold>(&self) -> Over<D> {
+        Over::new(self.from_ns, (self.end_ns != u64::MAX).then_some(self.end_ns))
+    }
+
     /// The column of a time; what is before the first one belongs to it. `None`: it is after the end.
-    pub(crate) fn at(&mut self, ns: u64) -> Option<&mut Cell> {
+    pub(crate) fn at(&mut self, ns: u64) -> Option<&mut C> {
         if ns >= self.end_ns {
             return None;
         }
@@ -90,13 +106,13 @@ impl Columns {
         }
         let at = self.number(ns) as usize;
         if at >= self.cells.len() {
-            self.cells.resize_with(at + 1, Cell::default);
+            self.cells.resize_with(at + 1, C::default);
         }
         self.cells.get_mut(at)
     }
 
     /// Adds a time to all columns that it covers, to each its part.
-    pub(crate) fn cover(&mut self, begin_ns: u64, ns: u64, of: fn(&mut Cell) -> &mut u64) {
+    pub(crate) fn cover(&mut self, begin_ns: u64, ns: u64, of: impl Fn(&mut C) -> &mut u64) {
         let end_ns = begin_ns.saturating_add(ns).min(self.end_ns);
         let begin_ns = begin_ns.max(self.from_ns);
         if begin_ns >= end_ns {
@@ -114,8 +130,8 @@ impl Columns {
         }
     }
 
-    /// Spreads bytes that were allocated in a time over the columns of that time: when in it is not known.
-    pub(crate) fn spread(&mut self, begin_ns: u64, end_ns: u64, bytes: u64) {
+    /// Spreads bytes of a time over the columns of that time: when in it is not known.
+    pub(crate) fn spread(&mut self, begin_ns: u64, end_ns: u64, bytes: u64, of: impl Fn(&mut C) -> &mut u64) {
         let begin_ns = begin_ns.max(self.from_ns);
         let end_ns = end_ns.min(self.end_ns).max(begin_ns.saturating_add(1));
         self.reach(end_ns);
@@ -126,7 +142,8 @@ impl Columns {
             let part = if at == last { left } else { bytes / columns };
             left -= part;
             if let Some(cell) = self.cells.get_mut(at as usize) {
-                cell.allocated = cell.allocated.saturating_add(part);
+                let sum = of(cell);
+                *sum = sum.saturating_add(part);
             }
         }
     }
@@ -139,6 +156,13 @@ impl Columns {
     pub(crate) fn reach(&mut self, to_ns: u64) {
         if to_ns > self.from_ns {
             self.at(to_ns - 1);
+        }
+    }
+
+    /// Has columns at least as wide as these.
+    pub(crate) fn widen(&mut self, width_ns: u64) {
+        while self.width_ns < width_ns {
+            self.fold();
         }
     }
 
@@ -155,8 +179,8 @@ impl Columns {
     }
 
     /// All of it together.
-    pub(crate) fn sum(&self) -> Cell {
-        self.cells.iter().fold(Cell::default(), |mut sum, cell| {
+    pub(crate) fn sum(&self) -> C {
+        self.cells.iter().fold(C::default(), |mut sum, cell| {
             sum.add(cell);
             sum
         })
@@ -174,7 +198,7 @@ mod tests {
         for n in 0..100_000_u64 {
             let cell = columns.at(1000 + n * 7_000_000).unwrap();
             cell.pauses[class(n * 1000)] += 1;
-            cell.rss = Some(n);
+            cell.held[0] = Some(n);
         }
         assert!(
             columns.cells.len() <= COLUMNS && columns.cells.len() > COLUMNS / 2,
@@ -182,7 +206,7 @@ mod tests {
             columns.cells.len()
         );
         let sum = columns.sum();
-        assert_eq!((sum.pauses.iter().sum::<u64>(), sum.rss), (100_000, Some(99_999)));
+        assert_eq!((sum.pauses.iter().sum::<u64>(), sum.held[0]), (100_000, Some(99_999)));
         assert_eq!(sum.pauses[0], 100, "those below 0.1 ms");
     }
 
@@ -213,12 +237,15 @@ mod tests {
     /// Sums of a time are in all of its columns.
     #[test]
     fn spreads() {
+        fn allocated(cell: &mut Cell) -> &mut u64 {
+            &mut cell.allocated
+        }
         let mut columns = Columns::new(0, Some(COLUMNS as u64 * 10));
-        columns.spread(5, 35, 103);
+        columns.spread(5, 35, 103, allocated);
         let bytes: Vec<u64> = columns.cells.iter().map(|cell| cell.allocated).collect();
         assert_eq!(bytes, [25, 25, 25, 28]);
-        columns.spread(COLUMNS as u64 * 10 - 1, COLUMNS as u64 * 20, 7);
-        columns.spread(50, 50, 1);
+        columns.spread(COLUMNS as u64 * 10 - 1, COLUMNS as u64 * 20, 7, allocated);
+        columns.spread(50, 50, 1, allocated);
         assert_eq!((columns.sum().allocated, columns.cells.len()), (111, COLUMNS));
     }
 
@@ -232,9 +259,9 @@ mod tests {
                 for begin_ns in times {
                     for ns in times {
                         columns.cover(begin_ns, ns, |cell| &mut cell.pause_ns);
-                        columns.spread(begin_ns, ns, u64::MAX);
+                        columns.spread(begin_ns, ns, u64::MAX, |cell| &mut cell.allocated);
                         if let Some(cell) = columns.at(ns) {
-                            cell.rss = Some(ns);
+                            cell.held[0] = Some(ns);
                         }
                         columns.reach(ns);
                     }

@@ -1,10 +1,11 @@
 //! What the page shows of a part of a recording, besides profiles. Pure; of bounded memory, however long the recording is.
 
+mod filler;
+mod kinds;
+
 use std::{
-    cell::RefCell,
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
-    rc::Rc,
+    collections::{HashMap, hash_map::Entry},
     sync::Arc,
 };
 
@@ -13,17 +14,23 @@ use gctrace_report::{
         gc_summary::{Distribution, GcSummary},
         request_summary::{By, RequestSummary},
     },
-    export::{ExportError, Exporter, place, program, started_by},
+    export::{place, program, started_by},
     model::{
-        GcCycle, GcState, Process,
-        gvl::{GvlProcessSummary, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
+        GcCycle, GcState, Image, Process,
+        gvl::{GvlDoing, GvlTimes, GvlWait},
         seen::Seen,
         source::{app_frame, ruby_frame},
         stack::{StackSample, ThreadState},
     },
 };
 
-use crate::columns::{CLASSES, Columns, class};
+pub(crate) use filler::Filler;
+pub(crate) use kinds::{Did, OneProcess, OneThread, Pair, Pause};
+
+use crate::{
+    columns::{CLASSES, Columns, class},
+    held::Held,
+};
 
 /// Pauses that are listed, the longest.
 const WORST: usize = 15;
@@ -31,72 +38,10 @@ const WORST: usize = 15;
 const PROCESSES: usize = 5000;
 /// Threads.
 const THREADS: usize = 20_000;
+/// Threads of which it is kept what they did when: the first ones that are seen.
+const DRAWN: usize = 256;
 /// Pairs of threads, with the place at which one held up the other.
 const PAIRS: usize = 20_000;
-
-/// A process.
-#[derive(Clone, Debug)]
-pub(crate) struct OneProcess {
-    pub(crate) pid: u32,
-    pub(crate) program: String,
-    pub(crate) ruby: String,
-    pub(crate) cmdline: String,
-    pub(crate) gc: GcSummary,
-    pub(crate) cpu_ns: u64,
-    /// For how long it was traced, when that has ended.
-    pub(crate) span_ns: Option<u64>,
-    /// Pauses of cycles that had begun before, nanoseconds.
-    pub(crate) outside_ns: u64,
-    /// Waits of its threads for the GVL, over whole lives.
-    pub(crate) gvl: Option<GvlProcessSummary>,
-}
-
-impl OneProcess {
-    /// All of its time in the GC that was seen.
-    pub(crate) fn gc_ns(&self) -> u64 {
-        self.gc.stopped_ns + self.outside_ns + self.gc.work.values().map(|(_, ns)| ns).sum::<u64>()
-    }
-}
-
-/// A thread.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OneThread {
-    pub(crate) name: String,
-    pub(crate) samples: u64,
-    pub(crate) cpu_ns: u64,
-    /// Time off the CPU in samples.
-    pub(crate) off_ns: u64,
-    /// Pauses that it was in.
-    pub(crate) pauses: u64,
-    pub(crate) pause_ns: u64,
-    /// Long waits for the GVL.
-    pub(crate) waits: GvlTimes,
-    /// What it did with the GVL over its whole life.
-    pub(crate) gvl: Option<GvlThreadSummary>,
-}
-
-/// A long pause.
-#[derive(Clone, Debug)]
-pub(crate) struct Pause {
-    pub(crate) ns: u64,
-    pub(crate) begin_ns: u64,
-    pub(crate) pid: u32,
-    pub(crate) tid: u32,
-    pub(crate) count: u64,
-    pub(crate) kind: &'static str,
-    pub(crate) reason: String,
-    /// The line that started its cycle.
-    pub(crate) by: Option<String>,
-}
-
-/// Who held up whom, and where.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Pair {
-    pub(crate) pid: u32,
-    pub(crate) waiter: GvlWho,
-    pub(crate) holder: Option<GvlWho>,
-    pub(crate) place: Option<String>,
-}
 
 /// All of it.
 #[derive(Clone, Debug)]
@@ -107,6 +52,9 @@ pub(crate) struct Figures {
     current: HashMap<u32, usize>,
     pub(crate) threads: HashMap<(u32, u32), OneThread>,
     pub(crate) more_threads: u64,
+    drawn: usize,
+    /// When the GVL was not watched, or single waits were not reported: from, to.
+    pub(crate) gvl_gaps: Vec<(u64, u64)>,
     pub(crate) pauses: [u64; CLASSES],
     pub(crate) stops: Distribution,
     pub(crate) cycles: u64,
@@ -120,7 +68,9 @@ pub(crate) struct Figures {
     pub(crate) more_pairs: u64,
     pub(crate) requests: RequestSummary,
     pub(crate) allocated: u64,
-    rss: BTreeMap<u32, u64>,
+    held: Held,
+    /// The Ruby that told last, and where its `GC.stat` has what is looked for.
+    keys: Option<(Arc<Image>, [Option<usize>; 3])>,
     pub(crate) began_ns: Option<u64>,
     pub(crate) closed_ns: u64,
 }
@@ -134,6 +84,8 @@ impl Figures {
             current: HashMap::new(),
             threads: HashMap::new(),
             more_threads: 0,
+            drawn: 0,
+            gvl_gaps: Vec::new(),
             pauses: [0; CLASSES],
             stops: Distribution::default(),
             cycles: 0,
@@ -147,7 +99,8 @@ impl Figures {
             more_pairs: 0,
             requests: RequestSummary::default(),
             allocated: 0,
-            rss: BTreeMap::new(),
+            held: Held::default(),
+            keys: None,
             began_ns: None,
             closed_ns: 0,
         }
@@ -187,20 +140,66 @@ impl Figures {
     }
 
     fn thread(&mut self, process: &Process, tid: u32) -> Option<&mut OneThread> {
-        let key = (process.pid, tid);
-        if self.threads.len() >= THREADS && !self.threads.contains_key(&key) {
-            self.more_threads += 1;
-            return None;
+        let full = self.threads.len() >= THREADS;
+        match self.threads.entry((process.pid, tid)) {
+            Entry::Occupied(of) => Some(of.into_mut()),
+            Entry::Vacant(_) if full => {
+                self.more_threads += 1;
+                None
+            }
+            Entry::Vacant(of) => {
+                let of = of.insert(OneThread::default());
+                if self.drawn < DRAWN {
+                    self.drawn += 1;
+                    of.did = Some(Box::new(self.columns.like()));
+                }
+                Some(of)
+            }
         }
-        Some(self.threads.entry(key).or_default())
+    }
+
+    /// Columns, all of the same width, up to the end of the time.
+    pub(crate) fn settle(&mut self, end_ns: u64) {
+        let mut dids: Vec<_> = self.threads.values_mut().filter_map(|of| of.did.as_mut()).collect();
+        self.columns.reach(end_ns);
+        let mut width_ns = self.columns.width_ns;
+        for did in &mut dids {
+            did.reach(end_ns);
+            width_ns = width_ns.max(did.width_ns);
+        }
+        self.columns.widen(width_ns);
+        for did in dids {
+            did.widen(width_ns);
+        }
+    }
+
+    /// Where `GC.stat` of a Ruby has what is looked for.
+    fn keys(&mut self, image: &Arc<Image>) -> [Option<usize>; 3] {
+        if let Some((of, keys)) = &self.keys
+            && Arc::ptr_eq(of, image)
+        {
+            return *keys;
+        }
+        let at = |name| image.stat_keys.iter().position(|key| *key == name);
+        let keys = ["heap_live_slots", "heap_free_slots", "oldmalloc_increase_bytes"].map(at);
+        self.keys = Some((Arc::clone(image), keys));
+        keys
     }
 
     fn state(&mut self, process: &Process, state: &GcState) {
-        let Some(memory) = state.memory else { return };
-        self.rss.insert(process.pid, memory.rss);
-        let sum = self.rss.values().copied().fold(0, u64::saturating_add);
+        let [live, free, malloc] =
+            self.keys(&process.image).map(|at| at.and_then(|at| state.stat.get(at)).copied());
+        let mut told = [None; Held::KINDS];
+        told[Held::RSS] = state.memory.map(|memory| memory.rss);
+        (told[Held::LIVE], told[Held::FREE], told[Held::MALLOC]) = (live, free, malloc);
+        let sums = self.held.told(process.pid, told);
         if let Some(cell) = self.columns.at(state.ts_ns) {
-            cell.rss = cell.rss.max(Some(sum));
+            for (at, sum) in sums.into_iter().enumerate() {
+                // Only what was told now is of this time.
+                if told[at].is_some() {
+                    cell.held[at] = cell.held[at].max(sum);
+                }
+            }
         }
     }
 
@@ -224,7 +223,8 @@ impl Figures {
             }
             if let Some(thread) = self.thread(process, pause.tid) {
                 thread.pauses += 1;
-                thread.pause_ns += pause.ns;
+                thread.pause_ns = thread.pause_ns.saturating_add(pause.ns);
+                thread.spent(pause.begin_ns, pause.ns, |did| &mut did.gc);
             }
             if self.worst.len() < WORST || self.worst.last().is_some_and(|last| last.ns < pause.ns) {
                 let info = &cycle.start.info;
@@ -259,7 +259,7 @@ impl Figures {
             let begin_ns = sample.ts_ns.saturating_sub(sample.cpu_ns);
             self.columns.cover(begin_ns, sample.cpu_ns, |cell| &mut cell.cpu_ns);
             if let Some(of) = self.process(process) {
-                of.cpu_ns += sample.cpu_ns;
+                of.cpu_ns = of.cpu_ns.saturating_add(sample.cpu_ns);
             }
         }
         let Some(thread) = self.thread(process, sample.tid) else { return };
@@ -268,9 +268,10 @@ impl Figures {
         }
         if running {
             thread.samples += 1;
-            thread.cpu_ns += sample.cpu_ns;
+            thread.cpu_ns = thread.cpu_ns.saturating_add(sample.cpu_ns);
+            thread.spent(sample.ts_ns.saturating_sub(sample.cpu_ns), sample.cpu_ns, |did| &mut did.cpu);
         } else {
-            thread.off_ns += sample.wall_ns;
+            thread.off_ns = thread.off_ns.saturating_add(sample.wall_ns);
         }
     }
 
@@ -283,6 +284,7 @@ impl Figures {
         if let Some(thread) = self.thread(process, wait.who.tid) {
             thread.name = wait.who.comm.to_string();
             add(&mut thread.waits, one);
+            thread.spent(wait.begin_ns, wait.ns, |did| &mut did.wait);
         }
         let line =
             |stack: &Arc<[Arc<_>]>| app_frame(stack).or_else(|| ruby_frame(stack)).map(|frame| place(frame));
@@ -307,6 +309,7 @@ impl Figures {
             Seen::Process { state, .. } => {
                 // An earlier process with this pid is another one.
                 self.current.remove(&process.pid);
+                self.held.gone(process.pid);
                 if self.process(process).is_none() {
                     self.more_processes += 1;
                 }
@@ -316,10 +319,16 @@ impl Figures {
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => {
-                self.work_ns += work.ns;
+                self.work_ns = self.work_ns.saturating_add(work.ns);
                 self.columns.cover(work.begin_ns, work.ns, |cell| &mut cell.pause_ns);
                 if let Some(of) = self.process(process) {
                     of.gc.work(work);
+                }
+                if let Some(thread) = self.thread(process, work.tid) {
+                    thread.spent(work.begin_ns, work.ns, |did| &mut did.gc);
+                    if thread.name.is_empty() {
+                        thread.name.clone_from(&work.comm);
+                    }
                 }
             }
             Seen::Stack(sample) => self.sample(process, sample),
@@ -342,22 +351,35 @@ impl Figures {
                 if let Some(cell) = self.columns.at(request.begin_ns) {
                     cell.requests += 1;
                 }
+                if let (Some(ns), Some(thread)) = (request.duration_ns(), self.thread(process, request.tid)) {
+                    thread.spent(request.begin_ns, ns, |did| &mut did.request);
+                }
+            }
+            Seen::GvlSpan(span) => {
+                if span.doing == GvlDoing::Holding
+                    && let Some(thread) = self.thread(process, span.who.tid)
+                {
+                    thread.spent(span.begin_ns, span.ns, |did| &mut did.hold);
+                    if thread.name.is_empty() {
+                        thread.name = span.who.comm.to_string();
+                    }
+                }
             }
             Seen::Alloc(sum) => {
                 self.allocated = self.allocated.saturating_add(sum.bytes());
-                self.columns.spread(sum.begin_ns, sum.end_ns, sum.bytes());
+                self.columns.spread(sum.begin_ns, sum.end_ns, sum.bytes(), |cell| &mut cell.allocated);
             }
             Seen::Ended(end) => {
                 if let Some(state) = &end.shutdown {
                     self.state(process, state);
                 }
-                self.rss.remove(&process.pid);
+                self.held.gone(process.pid);
                 if let Some(of) = self.process(process) {
                     of.span_ns = Some(end.ts_ns.saturating_sub(end.since_ns));
                     of.outside_ns = end.outside_ns;
                 }
             }
-            Seen::GvlSpan(_) | Seen::GvlSoFar(_) | Seen::AllocStack(_) => {}
+            Seen::GvlSoFar(_) | Seen::AllocStack(_) => {}
         }
     }
 }
@@ -366,22 +388,4 @@ fn add(sum: &mut GvlTimes, more: GvlTimes) {
     sum.count += more.count;
     sum.ns = sum.ns.saturating_add(more.ns);
     sum.max_ns = sum.max_ns.max(more.max_ns);
-}
-
-/// Fills figures.
-pub(crate) struct Filler(pub(crate) Rc<RefCell<Figures>>);
-
-impl Exporter for Filler {
-    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        self.0.borrow_mut().see(process, seen);
-        Ok(())
-    }
-
-    fn began(&mut self, ts_ns: u64) {
-        self.0.borrow_mut().began_ns.get_or_insert(ts_ns);
-    }
-
-    fn closed(&mut self, ts_ns: u64) {
-        self.0.borrow_mut().closed_ns = ts_ns;
-    }
 }

@@ -3,12 +3,14 @@
 //! * [`listen`]: the socket, connections, the end; [`routes`]: which request gets which answer; [`token`]: who may ask;
 //!   [`wanted`]: what for
 //! * [`source`]: the recording, read once as a whole and again for parts that are asked for
-//! * [`figures`]: what the page shows, added up in [`columns`] of time; [`page`]: the page; [`graph`]: flame graphs
+//! * [`figures`]: what the page shows, added up in [`columns`] of time ([`held`]: memory and heaps); [`page`]: the page; [`graph`]: flame
+//!   graphs
 #![forbid(unsafe_code)]
 
 mod columns;
 mod figures;
 mod graph;
+mod held;
 mod listen;
 mod page;
 mod routes;
@@ -53,7 +55,7 @@ pub struct Options {
 /// Why it cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The recording cannot be read, or is damaged.
+    /// The recording cannot be read.
     #[error("{0}")]
     Recording(#[from] ReadError),
     /// Others could read it.

@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
-use gctrace_report::trace_file::ReadError;
+use gctrace_report::{console::say, trace_file::ReadError};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -37,7 +37,8 @@ pub(crate) async fn serve(
     let listener = TcpListener::bind(address).await.map_err(listen)?;
     let local = listener.local_addr().map_err(listen)?;
     let source = Arc::clone(&shared.source);
-    let mut reading = tokio::task::spawn_blocking(move || source.read());
+    let reader = Arc::clone(&source);
+    let mut reading = tokio::task::spawn_blocking(move || reader.read());
     let mut is_read = false;
     if let Ok(result) = timeout(FIRST, &mut reading).await {
         told(result)?;
@@ -52,7 +53,11 @@ pub(crate) async fn serve(
         let accepted = tokio::select! {
             accepted = accept(&listener, &slots) => accepted,
             result = &mut reading, if !is_read => {
-                told(result)?;
+                // Its address is known by now: the page says what is wrong.
+                if let Err(error) = told(result) {
+                    say(&format!("gctrace: {error}"));
+                    source.failed(&error.to_string());
+                }
                 is_read = true;
                 continue;
             }

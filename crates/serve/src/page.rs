@@ -2,6 +2,7 @@
 
 mod charts;
 mod tables;
+mod threads;
 
 use gctrace_pages::{
     Head, encoded, facts, page_with,
@@ -118,6 +119,13 @@ pub(crate) fn refused(source: &Source, why: &str) -> String {
     page_with(head(), &printable(&source.name()), &[], &content)
 }
 
+/// The page if nothing of the recording can be shown.
+pub(crate) fn failed(source: &Source, why: &str) -> String {
+    let content =
+        html! { p.note role="alert" { "This recording cannot be shown: " (printable_part(why, TEXT)) "." } };
+    page_with(head(), &printable(&source.name()), &[], &content)
+}
+
 /// What the header tells.
 fn about(source: &Source) -> Markup {
     let Header { gctrace, clock, subjects, host, .. } = &source.header;
@@ -147,14 +155,23 @@ fn about(source: &Source) -> Markup {
 }
 
 /// What one must know of the whole before its figures.
-fn notes(source: &Source, whole: &Whole) -> Markup {
+fn notes(source: &Source, whole: &Whole, view: &View) -> Markup {
     let length = span(whole.last_ns.saturating_sub(source.begins_ns()));
     html! {
-        @if let Ending::CutOff(left) = whole.ending {
+        @if let Some(why) = &whole.damage {
+            p.note role="alert" {
+                "This recording is damaged, and shown up to the damage: " (name(why)) ". Before that it has " (length) "."
+            }
+        } @else if let Ending::CutOff(left) = whole.ending {
             p.note role="note" {
                 "This recording was cut off: it ends after " (length)
                 @if left > 0 { ". " (plural(left, "byte")) " of an incomplete chunk were not read" }
                 "."
+            }
+        }
+        @if let Some(why) = &view.damage {
+            p.note role="alert" {
+                "Something happened to the file since it was read first: " (name(why)) ". Below is what comes before that."
             }
         }
         @if let Some(dump) = &source.header.dump {
@@ -303,7 +320,7 @@ pub(crate) fn page(source: &Source, whole: &Whole, view: &View, wanted: &Wanted,
     let empty = view.figures.is_empty();
     let content = html! {
         (about(source))
-        (notes(source, whole))
+        (notes(source, whole, view))
         @if empty {
             p.note role="alert" {
                 @if view.window.is_all() { "This recording contains nothing that was seen of a process." }
@@ -319,6 +336,8 @@ pub(crate) fn page(source: &Source, whole: &Whole, view: &View, wanted: &Wanted,
         }
         @if !empty {
             (graphs(view, wanted, subjects, drawn))
+            (threads::over_time(&links, view, subjects, end_ns))
+            (charts::memory(&view.figures, (from, to)))
             (charts::latencies(&view.figures, subjects, (from, to)))
             (tables::worst(&links, view))
             (tables::threads(view, subjects))

@@ -209,10 +209,13 @@ fn from_recording(shared: &Shared, path: &str, query: &str) -> Answer {
         Ok(wanted) => wanted,
         Err(why) => return Answer::page(StatusCode::BAD_REQUEST, page::refused(source, &why)),
     };
-    let Some(whole) = source.whole(PATIENCE) else {
-        let text = page::reading(source);
-        let code = if path.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        return Answer::page(code, text);
+    let whole = match source.whole(PATIENCE) {
+        Ok(Some(whole)) => whole,
+        Ok(None) => {
+            let code = if path.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            return Answer::page(code, page::reading(source));
+        }
+        Err(why) => return Answer::page(StatusCode::INTERNAL_SERVER_ERROR, page::failed(source, &why)),
     };
     let Wanted { window, of, .. } = &wanted;
     if let Some(name) = save {
@@ -249,16 +252,19 @@ fn saved(shared: &Shared, whole: &Whole, name: &str, window: &Window, of: Measur
         return none();
     };
     let source = &shared.source;
-    let mut bytes = Vec::new();
-    let written = if save.times {
-        source.with_times(whole, window).map(|view| view.kept.write(save.format, &mut bytes))
-    } else {
-        source.view(whole, window).map(|view| view.kept.write(save.format, &mut bytes))
-    };
-    match written {
+    let view =
+        if save.times { source.with_times(whole, window).map(Arc::new) } else { source.view(whole, window) };
+    let view = match view {
+        Ok(view) => view,
         Err(error) => return Answer::failed("reading the recording", &error),
-        Ok(Err(error)) => return Answer::failed("writing the file", &error),
-        Ok(Ok(())) => {}
+    };
+    // A page says what it lacks; a file cannot.
+    if let Some(why) = &view.damage {
+        return Answer::failed("reading the recording", why);
+    }
+    let mut bytes = Vec::new();
+    if let Err(error) = view.kept.write(save.format, &mut bytes) {
+        return Answer::failed("writing the file", &error);
     }
     Answer::new(StatusCode::OK, save.kind, bytes).with(
         header::CONTENT_DISPOSITION,

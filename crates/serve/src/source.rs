@@ -16,13 +16,14 @@ use std::{
 };
 
 use gctrace_report::{
+    console::say,
     export::{
         Exporter, Outputs,
         profile::{Keeper, Kept},
         window::{Tally, Window, Windowed},
     },
     ledger::Ledger,
-    trace_file::{self, Ending, Header, Index, ReadError, Recording, Replayed},
+    trace_file::{self, Ending, Header, Index, ReadError, Readable, Recording, Replayed},
 };
 
 use crate::{
@@ -47,6 +48,8 @@ pub(crate) struct View {
     pub(crate) graphs: Graphs,
     /// Processes in it.
     pub(crate) processes: u64,
+    /// What is wrong with the file now and was not when all of it was read: the part has what comes before that.
+    pub(crate) damage: Option<String>,
 }
 
 /// What is known when the recording has been read.
@@ -56,7 +59,11 @@ pub(crate) struct Whole {
     pub(crate) view: Arc<View>,
     pub(crate) ledger: Ledger,
     pub(crate) ending: Ending,
+    /// Why it was not read any further.
+    pub(crate) damage: Option<String>,
     pub(crate) last_ns: u64,
+    /// Bytes of the file that can be read.
+    readable: u64,
 }
 
 impl Whole {
@@ -77,7 +84,8 @@ impl Whole {
 enum State {
     Reading,
     Read(Arc<Whole>),
-    Failed,
+    /// Nothing of it can be shown, because of this.
+    Failed(String),
 }
 
 /// A recording.
@@ -105,6 +113,9 @@ struct Part {
     at: u64,
     end: u64,
 }
+
+/// The recording while it is read.
+type Reading = Recording<BufReader<Part>>;
 
 impl Read for Part {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
@@ -177,23 +188,28 @@ impl Source {
         lock(&self.so_far).clone()
     }
 
-    /// Reads all of it.
+    /// Reads all of it, or as much as can be read: what is wrong with the rest is said.
     pub(crate) fn read(&self) -> Result<(), ReadError> {
-        let result = self.read_whole();
-        let (state, result) = match result {
-            Ok(whole) => (State::Read(Arc::new(whole)), Ok(())),
-            Err(error) => (State::Failed, Err(error)),
-        };
+        let whole = self.read_whole()?;
+        self.is_now(State::Read(Arc::new(whole)));
+        Ok(())
+    }
+
+    /// It cannot be read, because of this.
+    pub(crate) fn failed(&self, why: &str) {
+        self.is_now(State::Failed(why.to_owned()));
+    }
+
+    fn is_now(&self, state: State) {
         *lock(&self.state) = state;
         *lock(&self.so_far) = None;
         self.changed.notify_all();
-        result
     }
 
     fn read_whole(&self) -> Result<Whole, ReadError> {
         let mut index = Index::default();
         let mut told = Instant::now();
-        let (replayed, view) = self.replay(&Window::default(), false, |recording, outputs, figures| {
+        let by = |recording: &mut Reading, outputs: &mut Outputs, figures: &RefCell<Figures>| {
             let passed = |end| {
                 self.passed.store(end, Ordering::Relaxed);
                 if told.elapsed() >= SO_FAR {
@@ -201,22 +217,33 @@ impl Source {
                     told = Instant::now();
                 }
             };
-            let (replayed, found) = trace_file::replay_whole(recording, outputs, passed)?;
+            let (readable, found) = trace_file::replay_whole(recording, outputs, passed);
             index = found;
-            Ok(replayed)
-        })?;
+            readable
+        };
+        let (Readable { replayed, damage }, readable, view) =
+            self.replay(&Window::default(), false, self.length, by)?;
+        if let Some(error) = &damage {
+            say(&format!(
+                "gctrace: {}: {}; what comes before is served",
+                self.path.display(),
+                described(error)
+            ));
+        }
         let Replayed { ending, last_ns, ledger, .. } = replayed;
-        Ok(Whole { index, view: Arc::new(view), ledger, ending, last_ns })
+        let damage = damage.map(|error| described(&error));
+        Ok(Whole { index, view: Arc::new(view), ledger, ending, damage, last_ns, readable })
     }
 
-    /// What is known of all of it; `None`: it is still being read, or cannot be.
-    pub(crate) fn whole(&self, patience: Duration) -> Option<Arc<Whole>> {
+    /// What is known of all of it; `None`: it is still being read. An error: why it cannot be.
+    pub(crate) fn whole(&self, patience: Duration) -> Result<Option<Arc<Whole>>, String> {
         let state = lock(&self.state);
         let waited =
             self.changed.wait_timeout_while(state, patience, |state| matches!(state, State::Reading));
         match &*waited.unwrap_or_else(PoisonError::into_inner).0 {
-            State::Read(whole) => Some(Arc::clone(whole)),
-            State::Reading | State::Failed => None,
+            State::Read(whole) => Ok(Some(Arc::clone(whole))),
+            State::Reading => Ok(None),
+            State::Failed(why) => Err(why.clone()),
         }
     }
 
@@ -234,6 +261,10 @@ impl Source {
             return Ok(view);
         }
         let view = Arc::new(self.part(whole, window, false)?);
+        // What is wrong with the file may be over by the next time.
+        if view.damage.is_some() {
+            return Ok(view);
+        }
         let mut parts = lock(&self.parts);
         parts.truncate(PARTS - 1);
         parts.push_front(Arc::clone(&view));
@@ -257,30 +288,39 @@ impl Source {
     fn part(&self, whole: &Whole, window: &Window, timeline: bool) -> Result<View, ReadError> {
         let (needed, of) = whole.needed(window);
         log::debug!("a part needs {needed} of {of} chunks");
-        let (_, view) = self.replay(window, timeline, |recording, outputs, _| {
-            trace_file::replay_part(recording, outputs, &whole.index, window)
-        })?;
+        let (Readable { replayed, damage }, _, mut view) =
+            self.replay(window, timeline, whole.readable, |recording, outputs, _| {
+                trace_file::replay_part(recording, outputs, &whole.index, window)
+            })?;
+        let shorter = "the file is shorter than it was when it was read first".to_owned();
+        view.damage = match damage {
+            Some(error) => Some(described(&error)),
+            None => (whole.damage.is_none() && replayed.ending != whole.ending).then_some(shorter),
+        };
+        if let Some(why) = &view.damage {
+            log::warn!("{}: {why}", self.path.display());
+        }
         Ok(view)
     }
 
     /// A part of it with times, from the whole file.
     #[cfg(test)]
     pub(crate) fn without_index(&self, window: &Window) -> Result<View, ReadError> {
-        let (_, view) =
-            self.replay(window, true, |recording, outputs, _| trace_file::replay(recording, outputs))?;
+        let by = |recording: &mut Reading, outputs: &mut Outputs, _: &RefCell<Figures>| {
+            trace_file::replay_part(recording, outputs, &Index::default(), window)
+        };
+        let (_, _, view) = self.replay(window, true, self.length, by)?;
         Ok(view)
     }
 
+    /// Hands the first so many bytes of it to what makes a view. Returns what was replayed, and how many bytes could be read.
     fn replay(
         &self,
         window: &Window,
         timeline: bool,
-        by: impl FnOnce(
-            &mut Recording<BufReader<Part>>,
-            &mut Outputs,
-            &RefCell<Figures>,
-        ) -> Result<Replayed, ReadError>,
-    ) -> Result<(Replayed, View), ReadError> {
+        length: u64,
+        by: impl FnOnce(&mut Reading, &mut Outputs, &RefCell<Figures>) -> Readable,
+    ) -> Result<(Readable, u64, View), ReadError> {
         let subjects = self.header.subjects;
         let keeper = Keeper::new(timeline, (subjects.gvl, subjects.wall), self.header.clock);
         let from_ns = window.from_ns.unwrap_or(self.begins_ns()).max(self.begins_ns());
@@ -302,19 +342,25 @@ impl Source {
             tally.clone(),
         ));
         let mut outputs = Outputs::new(vec![part]);
-        let replayed = by(&mut recording(&self.file, &self.path, self.length)?, &mut outputs, &figures)?;
+        let mut recording = recording(&self.file, &self.path, length)?;
+        let readable = by(&mut recording, &mut outputs, &figures);
         drop(outputs);
+        let bytes = match &readable.damage {
+            None => length,
+            Some(ReadError::Damaged { offset, .. }) => *offset,
+            Some(_) => recording.volume().stored,
+        };
         // The outputs, which had the others, are gone.
         let (Some(kept), Some(figures)) = (keeper.kept(), Rc::into_inner(figures)) else {
             let why = "what was read of it is still in use; please report this".to_owned();
             return Err(ReadError::Unreadable { path: self.path.clone(), why });
         };
         let mut figures = figures.into_inner();
-        let end_ns = to_ns.unwrap_or(replayed.last_ns);
-        figures.columns.reach(end_ns);
+        figures.settle(to_ns.unwrap_or(readable.replayed.last_ns));
         let processes = tally.borrow().processes;
-        let view = View { window: window.clone(), figures, kept, graphs: Graphs::default(), processes };
-        Ok((replayed, view))
+        let graphs = Graphs::default();
+        let view = View { window: window.clone(), figures, kept, graphs, processes, damage: None };
+        Ok((readable, bytes, view))
     }
 }
 
@@ -322,12 +368,21 @@ impl State {
     fn last_ns(&self) -> Option<u64> {
         match self {
             Self::Read(whole) => Some(whole.last_ns),
-            Self::Reading | Self::Failed => None,
+            Self::Reading | Self::Failed(_) => None,
         }
     }
 }
 
-fn recording(file: &Arc<File>, path: &Path, end: u64) -> Result<Recording<BufReader<Part>>, ReadError> {
+/// Why a recording was not read any further, without its path.
+fn described(error: &ReadError) -> String {
+    match error {
+        ReadError::Io { source, .. } => format!("it cannot be read: {source}"),
+        ReadError::Unreadable { why, .. } => why.clone(),
+        ReadError::Damaged { offset, why, .. } => format!("the chunk at byte {offset} is damaged: {why}"),
+    }
+}
+
+fn recording(file: &Arc<File>, path: &Path, end: u64) -> Result<Reading, ReadError> {
     let part = Part { file: Arc::clone(file), at: 0, end };
     Recording::read(BufReader::with_capacity(BUFFER, part), path)
 }

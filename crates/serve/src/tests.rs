@@ -1,23 +1,19 @@
-//! Pages and files of recordings that are made from a committed one: longer, and with hostile names.
+//! Pages and files of recordings that are made from a committed one.
 
-use std::{path::Path, sync::Arc};
+mod chunks;
+mod copies;
+mod damage;
+mod fuzz;
+mod speed;
 
-use gctrace_report::{
-    export::{
-        ExportError, Exporter, Outputs,
-        profile::{Format, Graph, Grouping, Measure},
-        window::Window,
-    },
-    ledger::Ledger,
-    model::{
-        GcCycle, GcState, Process,
-        gvl::GvlGap,
-        request::Request,
-        seen::{AllocStack, AllocSum, ProcessEnd, Seen},
-        stack::{Frame, Stack, StackSample},
-    },
-    trace_file::{self, Recorder, Recording},
+use std::{path::Path, sync::Arc, time::Duration};
+
+use gctrace_report::export::{
+    profile::{Format, Graph, Grouping, Measure},
+    window::Window,
 };
+
+use copies::{LIFE, write};
 
 use crate::{
     Asked, graph, page,
@@ -28,262 +24,11 @@ use crate::{
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/recordings/3.4.gctrace");
 const HOSTILE: &str =
     "</title></script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u{202e}\u{1b}[2J";
-/// Copies that are of one process.
-const LIFE: u64 = 4;
-/// From one copy to the next.
-const EACH_NS: u64 = 3_000_000_000;
-
-/// Records what it gets again, later or under other names.
-struct Again {
-    recorder: Recorder,
-    later_ns: u64,
-    name: Option<&'static str>,
-    /// Whether this is the first copy, and the last.
-    ends: [bool; 2],
-    /// Whether the process begins in this copy, and ends.
-    life: [bool; 2],
-    /// Added to its pid.
-    pid: u32,
-    requests: u64,
-}
-
-impl Again {
-    fn text(&self, text: &str) -> Arc<str> {
-        Arc::from(self.name.unwrap_or(text))
-    }
-
-    fn stack(&self, stack: &Stack) -> Stack {
-        let frame = |frame: &Arc<Frame>| match self.name {
-            None => Arc::clone(frame),
-            Some(name) => Arc::new(Frame {
-                name: Arc::from(name),
-                file: frame.file.as_ref().map(|_| Arc::from(format!("/srv/{name}.rb"))),
-                ..(**frame).clone()
-            }),
-        };
-        stack.iter().map(frame).collect()
-    }
-
-    fn state(&self, state: &GcState) -> GcState {
-        GcState { ts_ns: state.ts_ns + self.later_ns, ..state.clone() }
-    }
-
-    fn process(&self, process: &Process) -> Process {
-        let mut process = process.clone();
-        process.pid += self.pid;
-        if let Some(name) = self.name {
-            process.comm = name.to_owned();
-            process.cmdline = Some(vec![name.to_owned(); 2]);
-            process.hostname = Some(name.to_owned());
-            let mut origin = (*process.origin).clone();
-            origin.service = name.to_owned();
-            process.origin = Arc::new(origin);
-        }
-        process
-    }
-}
-
-impl Exporter for Again {
-    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        let process = &self.process(process);
-        let later_ns = self.later_ns;
-        let [first, last] = self.life;
-        match seen {
-            Seen::Process { state, now_ns } if first => {
-                let state = state.map(|state| self.state(state));
-                self.recorder.see(process, Seen::Process { state: state.as_ref(), now_ns: now_ns + later_ns })
-            }
-            Seen::Ended(end) if last => {
-                let ts_ns = end.ts_ns + later_ns;
-                self.recorder.see(process, Seen::Ended(&ProcessEnd { ts_ns, ..end.clone() }))
-            }
-            Seen::Cycle(cycle) => {
-                let mut pauses = cycle.pauses.clone();
-                for pause in &mut pauses {
-                    pause.begin_ns += later_ns;
-                }
-                let cycle = GcCycle {
-                    comm: self.text(&cycle.comm).to_string(),
-                    start: self.state(&cycle.start),
-                    end: cycle.end.as_ref().map(|end| self.state(end)),
-                    pauses,
-                    trigger: cycle.trigger.as_ref().map(|stack| self.stack(stack)),
-                    ..cycle.clone()
-                };
-                self.recorder.see(process, Seen::Cycle(&cycle))
-            }
-            Seen::Stack(sample) => {
-                if self.name.is_some() {
-                    self.requests += 1;
-                    let request = request(self.requests, sample.tid, sample.ts_ns);
-                    self.recorder.see(process, Seen::Request(&request))?;
-                }
-                let sample = StackSample {
-                    ts_ns: sample.ts_ns + later_ns,
-                    comm: self.text(&sample.comm),
-                    stack: self.stack(&sample.stack),
-                    ..sample.clone()
-                };
-                self.recorder.see(process, Seen::Stack(&sample))
-            }
-            Seen::Alloc(sum) => {
-                let (begin_ns, end_ns) = (sum.begin_ns + later_ns, sum.end_ns + later_ns);
-                self.recorder.see(process, Seen::Alloc(&AllocSum { begin_ns, end_ns, ..sum.clone() }))
-            }
-            Seen::AllocStack(alloc) => {
-                let ts_ns = alloc.ts_ns + later_ns;
-                let (comm, stack) = (self.text(&alloc.comm), self.stack(&alloc.stack));
-                self.recorder
-                    .see(process, Seen::AllocStack(&AllocStack { ts_ns, comm, stack, ..alloc.clone() }))
-            }
-            Seen::GvlWait(wait) => {
-                let mut wait = wait.clone();
-                wait.begin_ns += later_ns;
-                wait.who.comm = self.text(&wait.who.comm);
-                wait.stack = wait.stack.map(|stack| self.stack(&stack));
-                if let Some(blocker) = &mut wait.blocker {
-                    blocker.hold.begin_ns += later_ns;
-                    blocker.hold.who.comm = self.text(&blocker.hold.who.comm);
-                    blocker.until = blocker.until.as_ref().map(|stack| self.stack(stack));
-                    blocker.ran.iter_mut().for_each(|(_, stack)| *stack = self.stack(stack));
-                }
-                self.recorder.see(process, Seen::GvlWait(&wait))
-            }
-            Seen::GvlThread(thread) if last => {
-                let mut thread = thread.clone();
-                thread.who.comm = self.text(&thread.who.comm);
-                self.recorder.see(process, Seen::GvlThread(&thread))
-            }
-            Seen::GvlProcess(_) if last => self.recorder.see(process, seen),
-            _ => Ok(()),
-        }
-    }
-
-    fn began(&mut self, ts_ns: u64) {
-        if self.ends[0] {
-            self.recorder.began(ts_ns + self.later_ns);
-        }
-    }
-
-    fn closed(&mut self, ts_ns: u64) {
-        if self.ends[1] {
-            self.recorder.closed(ts_ns + self.later_ns);
-        }
-    }
-
-    fn gvl_gap(&mut self, gap: GvlGap) {
-        self.recorder.gvl_gap(gap);
-    }
-
-    fn account(&mut self, ledger: &Ledger) {
-        self.recorder.account(ledger);
-    }
-
-    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
-        self.recorder.flush(now_ns + self.later_ns)
-    }
-
-    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
-        if self.ends[1] { self.recorder.finish(ledger) } else { Ok(()) }
-    }
-
-    fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
-        if self.ends[1] { self.recorder.settled(ledger) } else { Ok(()) }
-    }
-}
-
-fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
-    Request {
-        id,
-        tid,
-        begin_ns,
-        end_ns: Some(begin_ns + 1_000_000),
-        method: Some("GET"),
-        path: Some("/<script>alert(3)</script>\"><img/onerror=alert(4)>".to_owned()),
-        status: Some(500),
-        queue_ns: None,
-        first_byte_ns: None,
-        last_byte_ns: None,
-        gcs: None,
-        gc_ns: None,
-        gc_pauses: None,
-        gc_other: None,
-        gvl_wait_ns: None,
-        states: None,
-        job: None,
-        gc_states: None,
-    }
-}
-
-/// Writes a recording of so many copies of the committed one, one after the other.
-fn write(path: &Path, copies: u64, name: Option<&'static str>) {
-    let mut header = Recording::open(Path::new(GOLDEN)).unwrap().header().clone();
-    if let Some(name) = name {
-        header.subjects.requests = true;
-        header.gctrace = name.to_owned();
-        header.host.name = Some(name.to_owned());
-        header.host.kernel = Some(name.to_owned());
-    }
-    let mut recorder = Some(Recorder::create(path, &header).unwrap());
-    for copy in 0..copies {
-        let again = Again {
-            recorder: recorder.take().unwrap(),
-            later_ns: copy * EACH_NS,
-            name,
-            ends: [copy == 0, copy + 1 == copies],
-            life: [copy % LIFE == 0, copy % LIFE == LIFE - 1 || copy + 1 == copies],
-            pid: (copy / LIFE) as u32,
-            requests: 0,
-        };
-        let shared = std::rc::Rc::new(std::cell::RefCell::new(Some(again)));
-        let mut recording = Recording::open(Path::new(GOLDEN)).unwrap();
-        let mut outputs = Outputs::new(vec![Box::new(Handing(shared.clone()))]);
-        trace_file::replay(&mut recording, &mut outputs).unwrap();
-        assert!(outputs.failures().is_empty(), "{:?}", outputs.failures());
-        recorder = shared.take().map(|again| again.recorder);
-    }
-}
-
-/// Hands on to what is taken out of it at the end.
-struct Handing(std::rc::Rc<std::cell::RefCell<Option<Again>>>);
-
-impl Handing {
-    fn with<T>(&self, by: impl FnOnce(&mut Again) -> T) -> T {
-        by(self.0.borrow_mut().as_mut().unwrap())
-    }
-}
-
-impl Exporter for Handing {
-    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        self.with(|again| again.see(process, seen))
-    }
-    fn began(&mut self, ts_ns: u64) {
-        self.with(|again| again.began(ts_ns));
-    }
-    fn closed(&mut self, ts_ns: u64) {
-        self.with(|again| again.closed(ts_ns));
-    }
-    fn gvl_gap(&mut self, gap: GvlGap) {
-        self.with(|again| again.gvl_gap(gap));
-    }
-    fn account(&mut self, ledger: &Ledger) {
-        self.with(|again| again.account(ledger));
-    }
-    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
-        self.with(|again| again.flush(now_ns))
-    }
-    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
-        self.with(|again| again.finish(ledger))
-    }
-    fn settled(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
-        self.with(|again| again.settled(ledger))
-    }
-}
 
 fn served(path: &Path) -> (Source, Arc<Whole>) {
     let source = Source::open(path).unwrap();
     source.read().unwrap();
-    let whole = source.whole(std::time::Duration::ZERO).unwrap();
+    let whole = source.whole(Duration::ZERO).unwrap().unwrap();
     (source, whole)
 }
 
@@ -301,11 +46,20 @@ fn hostile() {
     let path = dir.path().join(format!("{}.gctrace", HOSTILE.replace('/', "\u{2215}")));
     write(&path, 1, Some(HOSTILE));
     let (source, whole) = served(&path);
-    let mut texts = vec![page::refused(&source, HOSTILE), page::reading(&source)];
+    let mut texts =
+        vec![page::refused(&source, HOSTILE), page::failed(&source, HOSTILE), page::reading(&source)];
     for (of, ..) in graph::MEASURES {
         let (page, svg) = shown(&source, &whole, &whole.view, of);
         assert!(page.matches("&lt;script&gt;alert(1)").count() > 10, "{page}");
         assert!(page.contains("&lt;script&gt;alert(3)"), "the endpoint is there: {page}");
+        // How its requests divide, of those of which it is known.
+        for (head, share) in [("CPU", "12.0 %"), ("Ready", "25.0 %"), ("Waiting", "63.0 %")] {
+            assert!(
+                page.contains(&format!(">{head}</th>")) && page.contains(&format!(">{share}</td>")),
+                "{head}: {page}"
+            );
+        }
+        assert!(page.contains("what each did when") && page.contains("In a request or job"), "{page}");
         // A browser that takes the name as XML.
         let elements = svg.matches("<script").count();
         assert!(elements <= 1 && !svg.contains("<img"), "{elements}: {svg}");
@@ -318,6 +72,40 @@ fn hostile() {
         assert!(!text.contains("<img") && !text.contains(['\u{202e}', '\u{1b}']), "{text}");
         assert!(!text.contains("\"'>"), "an attribute ends there: {text}");
     }
+}
+
+/// What threads did when is drawn and adds up: strips have what the sums of threads have.
+#[test]
+fn when() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.gctrace");
+    write(&path, 2, Some("x"));
+    let (source, whole) = served(&path);
+    let figures = &whole.view.figures;
+    let mut total = 0;
+    for (key, thread) in &figures.threads {
+        let did = thread.did.as_ref().unwrap();
+        let sum = did.sum();
+        assert_eq!((did.width_ns, sum.gc), (figures.columns.width_ns, thread.pause_ns), "{key:?}");
+        assert!(sum.cpu <= thread.cpu_ns && sum.wait <= thread.waits.ns, "{key:?}");
+        assert!(did.cells.len() <= figures.columns.cells.len() + 1, "{key:?}");
+        total += sum.request;
+    }
+    assert_eq!(total, 1_000_000 * figures.requests.count());
+    assert!(figures.columns.cells.iter().all(|cell| cell.held[1].is_some() == cell.held[2].is_some()));
+    assert!(figures.columns.cells.iter().any(|cell| cell.held[1].is_some()), "live slots");
+    let (page, _) = shown(&source, &whole, &whole.view, Measure::Gc);
+    for words in
+        ["What threads did", "class=\"track\"", "Live slots", "Free slots", "oldmalloc_increase_bytes"]
+    {
+        assert!(page.contains(words), "{words}: {page}");
+    }
+    // Without requests and their states there are no columns for them.
+    let plain = dir.path().join("y.gctrace");
+    write(&plain, 1, None);
+    let (source, whole) = served(&plain);
+    let (page, _) = shown(&source, &whole, &whole.view, Measure::Gc);
+    assert!(!page.contains(">Ready</th>") && !page.contains("In a request or job"), "{page}");
 }
 
 /// A part that is read by the index has what it has of the whole file, and is read without the rest.

@@ -15,7 +15,7 @@ use crate::{export::window::Window, trace_file::Header};
         gctrace serve puma.gctrace --open                   and opens it in a browser\n  \
         ssh -L 8080:127.0.0.1:8080 host gctrace serve puma.gctrace --listen 127.0.0.1:8080\n  \
         \x20                                                   a recording on another host\n\n\
-        Exit status: 0 ended by SIGINT or SIGTERM, 2 error, bad usage or a damaged recording.\n\
+        Exit status: 0 ended by SIGINT or SIGTERM, 2 error or bad usage. A damaged recording is shown up to the damage.\n\
         No privilege is needed. The address has a secret in it; only this host is listened to.")]
 pub struct ServeArgs {
     /// The recording, written by `gctrace record` or --record

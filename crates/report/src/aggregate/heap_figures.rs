@@ -48,10 +48,10 @@ impl HeapFigures {
             let counted = (of("heap_live_slots"), of("heap_free_slots"), of("heap_final_slots"));
             // 4.0 counts all three; 3.3 and 3.4 count objects that came and went.
             let (used, free) = if let (Some(live), Some(free), Some(last)) = counted {
-                (live + last, free)
+                (live.checked_add(last)?, free)
             } else {
                 let used = of("total_allocated_objects")?.checked_sub(of("total_freed_objects")?)?;
-                let slots = of("heap_eden_slots")? + of("heap_tomb_slots").unwrap_or(0);
+                let slots = of("heap_eden_slots")?.checked_add(of("heap_tomb_slots").unwrap_or(0))?;
                 (used, slots.checked_sub(used)?)
             };
             Some(Pool { slot_size: of("slot_size")?, used, free })

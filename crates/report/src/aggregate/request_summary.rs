@@ -49,6 +49,10 @@ pub struct GroupSummary {
     pub gvl: Part,
     /// CPU time of their threads.
     pub cpu: Part,
+    /// Time for which their threads could run and had no CPU.
+    pub runnable: Part,
+    /// Time for which they waited for something.
+    pub blocked: Part,
     /// GC cycles that they started, where that is known.
     pub gcs: u64,
     /// Of how many requests it is.
@@ -94,6 +98,8 @@ impl GroupSummary {
             self.other.add(ns, request.gc_other.map(|other| other.ns));
             self.gvl.add(ns, request.gvl_wait_ns);
             self.cpu.add(ns, request.states.map(|states| states.cpu_ns));
+            self.runnable.add(ns, request.states.map(|states| states.runnable_ns));
+            self.blocked.add(ns, request.states.map(|states| states.blocked_ns));
         }
     }
 }
@@ -181,7 +187,10 @@ impl RequestSummary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{aggregate::services::tests::process, model::request::GcTime};
+    use crate::{
+        aggregate::services::tests::process,
+        model::request::{GcTime, States},
+    };
 
     fn request(path: &str, end_ns: Option<u64>, status: Option<u16>) -> Request {
         Request {
@@ -233,6 +242,22 @@ mod tests {
         let of = summary.by_time()[0].1;
         assert_eq!((of.own.of_ns, of.own.ns), (10_000, 20));
         assert_eq!((of.other.of_ns, of.other.ns), (1000, 30));
+    }
+
+    /// The parts of a request's time are those of the requests of which they are known.
+    #[test]
+    fn states() {
+        let mut summary = RequestSummary::default();
+        summary.add(&request("/a", Some(300), None));
+        assert!(!summary.has_cpu());
+        let states = Some(States { cpu_ns: 20, runnable_ns: 30, blocked_ns: 50 });
+        summary.add(&Request { states, ..request("/a", Some(200), None) });
+        let of = summary.by_time()[0].1;
+        assert_eq!(
+            [of.cpu, of.runnable, of.blocked].map(|part| (part.ns, part.of_ns)),
+            [(20, 100), (30, 100), (50, 100)]
+        );
+        assert!(summary.has_cpu() && of.ns == 300);
     }
 
     /// By GC, those that have none are left out.

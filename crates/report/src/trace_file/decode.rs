@@ -1,5 +1,6 @@
 //! From the messages of a chunk to what was seen. Every index and number is checked.
 
+mod bounds;
 mod gc;
 mod gvl;
 
@@ -314,6 +315,7 @@ impl Tables {
                 Recorded::Seen(index as usize, seen)
             }
         };
+        bounds::check(&recorded)?;
         Ok(recorded)
     }
 }

@@ -3,9 +3,9 @@
 use std::io::{Read, Seek};
 
 use super::{
-    ReadError,
+    Recording,
     decode::{Owned, Recorded, Tables},
-    replay::{Recording, Replayed, replay_by},
+    replay::{Readable, replay_by},
 };
 use crate::export::{
     Outputs,
@@ -90,21 +90,18 @@ fn bit(pid: u32) -> u64 {
     1 << (pid % 64)
 }
 
-/// Hands a whole recording to outputs, and remembers where what is. `passed` is told where each chunk ends.
-///
-/// # Errors
-///
-/// As [`super::replay`].
-pub fn replay_whole<R: Read>(
+/// Hands a whole recording to outputs, or as much of it as can be read, and remembers where what is. `passed` is told where each chunk
+/// ends.
+pub fn replay_whole<R: Read + Send>(
     recording: &mut Recording<R>,
     outputs: &mut Outputs,
     mut passed: impl FnMut(u64),
-) -> Result<(Replayed, Index), ReadError> {
+) -> (Readable, Index) {
     // What a dump says of the time before it comes first.
     let mut carried = recording.header().dump.as_ref().map_or(0, |dump| dump.carried);
     let mut places: Vec<Place> = Vec::new();
     let mut accounted = None;
-    let replayed = replay_by(
+    let readable = replay_by(
         recording,
         outputs,
         |_| Ok(()),
@@ -118,28 +115,24 @@ pub fn replay_whole<R: Read>(
             places.push(place);
             passed(end);
         },
-    )?;
+    );
     // The last account counts, and the last time is the end of what was cut off.
     for at in [accounted, places.len().checked_sub(1)].into_iter().flatten() {
         places[at].needed = true;
     }
-    Ok((replayed, Index(places)))
+    (readable, Index(places))
 }
 
 /// Hands to outputs what they need of a recording that has been read once for a part of it: a [`Windowed`] of the same part among them
 /// hands on the same as from the whole.
 ///
 /// [`Windowed`]: crate::export::window::Windowed
-///
-/// # Errors
-///
-/// As [`super::replay`].
-pub fn replay_part<R: Read + Seek>(
+pub fn replay_part<R: Read + Seek + Send>(
     recording: &mut Recording<R>,
     outputs: &mut Outputs,
     index: &Index,
     window: &Window,
-) -> Result<Replayed, ReadError> {
+) -> Readable {
     let skip = |recording: &mut Recording<R>| {
         while let Some(bytes) = index.skips(recording.offset(), window) {
             recording.skip(bytes)?;

@@ -12,6 +12,7 @@ mod flight;
 mod index;
 mod merge;
 mod recorder;
+mod recording;
 mod replay;
 mod scrub;
 #[cfg(test)]
@@ -33,7 +34,8 @@ pub use flight::{FlightRecorder, Keep, Metric, Trigger};
 pub use index::{Index, replay_part, replay_whole};
 pub use merge::{MergeError, Merged, merge};
 pub use recorder::Recorder;
-pub use replay::{Recording, Replayed, replay};
+pub use recording::Recording;
+pub use replay::{Readable, Replayed, replay};
 pub use scrub::{Kind as ScrubKind, ScrubError, Scrubbed, scrub};
 
 /// First bytes of a recording.

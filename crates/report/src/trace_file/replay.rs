@@ -1,23 +1,19 @@
-//! Reading a recording, and handing what is in it to exporters.
+//! Handing what is in a recording to exporters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
-    io::{BufReader, Read, Seek},
+    io::Read,
     ops::DerefMut,
-    path::{Path, PathBuf},
+    sync::mpsc::sync_channel,
+    thread,
 };
-
-use prost::Message as _;
 
 use super::{
-    Dump, Header, Host, Invalid, ReadError, Subjects, Volume,
-    chunk::{ChunkError, Chunks, Ending, Next},
-    decode::{self, Owned, Recorded, Tables},
-    wire,
+    Header, ReadError, Recording,
+    chunk::Ending,
+    decode::{Owned, Recorded, Tables},
 };
 use crate::{
-    clock::WallClock,
     export::Outputs,
     ledger::{
         EnvironmentCounts, Extent, Ledger, PipelineCounts, ProfileCounts, SetCounts, UploadCounts, UserCounts,
@@ -29,13 +25,8 @@ use crate::{
     },
 };
 
-/// A recording that is being read: one chunk is in memory at a time.
-#[derive(Debug)]
-pub struct Recording<R = BufReader<File>> {
-    path: PathBuf,
-    chunks: Chunks<R>,
-    header: Header,
-}
+/// Chunks that are read ahead.
+const AHEAD: usize = 2;
 
 /// What was replayed.
 #[derive(Clone, Debug)]
@@ -50,97 +41,22 @@ pub struct Replayed {
     pub ledger: Ledger,
 }
 
-impl Recording {
-    /// Opens a recording and reads its header.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be read, or is not a recording.
-    pub fn open(path: &Path) -> Result<Self, ReadError> {
-        let file = File::open(path).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
-        Self::read(BufReader::new(file), path)
-    }
+/// As much of a recording as can be read, and why it is not more.
+#[derive(Debug)]
+pub struct Readable {
+    /// What was replayed. Of a recording that is damaged, `ending` is [`Ending::CutOff`] without bytes.
+    pub replayed: Replayed,
+    /// Why the rest was not read.
+    pub damage: Option<ReadError>,
 }
 
-impl<R: Read> Recording<R> {
-    /// Reads the header of a recording, which is called `path` in errors.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be read, or is not a recording.
-    pub fn read(from: R, path: &Path) -> Result<Self, ReadError> {
-        let unreadable = |why| ReadError::Unreadable { path: path.to_owned(), why };
-        let failed = |error| match error {
-            ChunkError::Io(source) => ReadError::Io { path: path.to_owned(), source },
-            ChunkError::Damaged(why) => unreadable(why),
-        };
-        let mut chunks = Chunks::open(from).map_err(failed)?;
-        let head = match chunks.next().map_err(failed)? {
-            Next::Header(head) => head,
-            Next::Entries(_) | Next::Ended(_) => {
-                return Err(unreadable("the recording has no header".to_owned()));
-            }
-        };
-        let head = wire::Header::decode(&head[..]).map_err(|error| unreadable(error.to_string()))?;
-        let wire::Header { samples, wall, gvl, requests, alloc, host, kernel, machine, cpus, boot, .. } =
-            head;
-        let header = Header {
-            gctrace: head.gctrace,
-            clock: WallClock::with_offsets(head.realtime_offset_ns, head.boottime_offset_ns),
-            begun_ns: head.begun_ns,
-            subjects: Subjects { samples, wall, gvl, requests, alloc },
-            host: Host { name: host, kernel, machine, cpus, boot },
-            dump: head.dump.map(|wire::Dump { why, at_ns, from_ns, carried }| Dump {
-                why,
-                at_ns,
-                from_ns,
-                carried,
-            }),
-        };
-        Ok(Self { path: path.to_owned(), chunks, header })
-    }
-
-    /// What holds for the whole recording.
-    pub fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// How much of it was read so far.
-    pub fn volume(&self) -> Volume {
-        self.chunks.volume()
-    }
-
-    /// Where the next chunk begins.
-    pub(super) fn offset(&self) -> u64 {
-        self.chunks.offset()
-    }
-
-    /// Goes over a whole chunk of so many bytes, which has been read before.
-    pub(super) fn skip(&mut self, bytes: u64) -> Result<(), ReadError>
-    where
-        R: Seek,
-    {
-        self.chunks.skip(bytes).map_err(|source| ReadError::Io { path: self.path.clone(), source })
-    }
-
-    /// The next chunk with entries, or how the recording ends.
-    pub(super) fn next(&mut self) -> Result<Result<(Tables, Vec<Recorded>), Ending>, ReadError> {
-        let offset = self.chunks.offset();
-        let next = self.chunks.next().map_err(|error| match error {
-            ChunkError::Io(source) => ReadError::Io { path: self.path.clone(), source },
-            ChunkError::Damaged(why) => self.damaged(offset, Invalid(why)),
-        })?;
-        match next {
-            Next::Entries(bytes) => {
-                decode::chunk(&bytes).map(Ok).map_err(|invalid| self.damaged(offset, invalid))
-            }
-            Next::Header(_) => Err(self.damaged(offset, Invalid("it is a second header".to_owned()))),
-            Next::Ended(ending) => Ok(Err(ending)),
+impl Readable {
+    /// All of it, or why it is not.
+    fn whole(self) -> Result<Replayed, ReadError> {
+        match self.damage {
+            None => Ok(self.replayed),
+            Some(error) => Err(error),
         }
-    }
-
-    fn damaged(&self, offset: u64, Invalid(why): Invalid) -> ReadError {
-        ReadError::Damaged { path: self.path.clone(), offset, why }
     }
 }
 
@@ -149,28 +65,56 @@ impl<R: Read> Recording<R> {
 /// # Errors
 ///
 /// The recording is damaged from some place on.
-pub fn replay<R: Read>(recording: &mut Recording<R>, outputs: &mut Outputs) -> Result<Replayed, ReadError> {
-    replay_by(recording, outputs, |_| Ok(()), |_, _, _, _| {})
-}
-
-/// [`replay`], with something done before each chunk, and after each with entries was read: where it begins, where it ends.
-pub(super) fn replay_by<R: Read>(
+pub fn replay<R: Read + Send>(
     recording: &mut Recording<R>,
     outputs: &mut Outputs,
-    mut before: impl FnMut(&mut Recording<R>) -> Result<(), ReadError>,
-    mut read: impl FnMut(u64, u64, &Tables, &[Recorded]),
 ) -> Result<Replayed, ReadError> {
+    replay_by(recording, outputs, |_| Ok(()), |_, _, _, _| {}).whole()
+}
+
+/// [`replay`] of as much as can be read, with something done before each chunk, and after each with entries was read: where it begins,
+/// where it ends. A thread of its own reads ahead: chunks are expanded and decoded while others are handed on.
+pub(super) fn replay_by<R: Read + Send>(
+    recording: &mut Recording<R>,
+    outputs: &mut Outputs,
+    mut before: impl FnMut(&mut Recording<R>) -> Result<(), ReadError> + Send,
+    mut read: impl FnMut(u64, u64, &Tables, &[Recorded]),
+) -> Readable {
     let mut replay = Replay::new(recording.header(), outputs);
-    let ending = loop {
-        match before(recording).and_then(|()| replay.step_by(recording, &mut read)) {
-            Ok(None) => {}
-            Ok(Some(ending)) => break Ok(ending),
-            Err(error) => break Err(error),
+    let path = recording.path().to_owned();
+    let (ending, damage) = thread::scope(|scope| {
+        let (chunks, ahead) = sync_channel(AHEAD);
+        let reader = move || loop {
+            let next = before(recording).and_then(|()| {
+                let begin = recording.offset();
+                Ok((begin, recording.next()?, recording.offset()))
+            });
+            let is_last = !matches!(next, Ok((_, Ok(_), _)));
+            if chunks.send(next).is_err() || is_last {
+                return;
+            }
+        };
+        if let Err(source) =
+            thread::Builder::new().name("gctrace-ahead".to_owned()).spawn_scoped(scope, reader)
+        {
+            return (Ending::CutOff(0), Some(ReadError::Io { path, source }));
         }
-    };
+        for next in ahead {
+            match next {
+                Ok((begin, Ok((tables, entries)), end)) => {
+                    read(begin, end, &tables, &entries);
+                    replay.hand_on(&tables, &entries);
+                }
+                Ok((_, Err(ending), _)) => return (ending, None),
+                Err(error) => return (Ending::CutOff(0), Some(error)),
+            }
+        }
+        // The reader has panicked, and so does the scope.
+        (Ending::CutOff(0), None)
+    });
     replay.finish();
     let Replay { last_ns, processes, ledger, .. } = replay;
-    Ok(Replayed { ending: ending?, last_ns, processes, ledger })
+    Readable { replayed: Replayed { ending, last_ns, processes, ledger }, damage }
 }
 
 /// What is known of a process whose end has not come.
@@ -278,25 +222,19 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
         &mut self,
         recording: &mut Recording<R>,
     ) -> Result<Option<Ending>, ReadError> {
-        self.step_by(recording, |_, _, _, _| {})
+        match recording.next()? {
+            Ok((tables, entries)) => {
+                self.hand_on(&tables, &entries);
+                Ok(None)
+            }
+            Err(ending) => Ok(Some(ending)),
+        }
     }
 
-    /// The same, with something done before entries are handed on: where their chunk begins, where it ends.
-    fn step_by<R: Read>(
-        &mut self,
-        recording: &mut Recording<R>,
-        read: impl FnOnce(u64, u64, &Tables, &[Recorded]),
-    ) -> Result<Option<Ending>, ReadError> {
-        let begin = recording.offset();
-        let (tables, entries) = match recording.next()? {
-            Ok(chunk) => chunk,
-            Err(ending) => return Ok(Some(ending)),
-        };
-        read(begin, recording.offset(), &tables, &entries);
-        for entry in &entries {
-            self.hand(&tables, entry);
+    fn hand_on(&mut self, tables: &Tables, entries: &[Recorded]) {
+        for entry in entries {
+            self.hand(tables, entry);
         }
-        Ok(None)
     }
 
     fn hand(&mut self, tables: &Tables, entry: &Recorded) {

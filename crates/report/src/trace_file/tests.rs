@@ -296,6 +296,32 @@ proptest! {
     }
 }
 
+/// Times and counts that would not fit into a sum are damage.
+#[test]
+fn bounds() {
+    let (bytes, _) = recorded_once();
+    let head = &bytes[..boundaries(bytes)[1]];
+    let with = |what: wire::What| {
+        let mut filling = encode::Filling::default();
+        let process = filling.process(&samples::process());
+        filling.push(Some(process), what);
+        replayed(&[head, &stored(Kind::Entries, &filling.take()).unwrap()].concat()).0
+    };
+    let alloc = |begin_ns, refills| {
+        let slots = [(40, 7)].into();
+        wire::What::Alloc(Box::new(wire::Alloc { begin_ns, end_ns: begin_ns, slots, refills, lost: 0 }))
+    };
+    assert!(with(alloc(1 << 61, 1 << 39)).is_ok());
+    for (what, why) in [
+        (wire::What::Closed(u64::MAX), "18446744073709551615 is not possible as a time"),
+        (alloc(1 << 62, 1), "4611686018427387904 is not possible as a time"),
+        (alloc(0, 1 << 40), "1099511627776 is not possible as a count"),
+    ] {
+        let error = with(what).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
 fn recorded_once() -> &'static (Vec<u8>, Vec<String>) {
     static RECORDED: std::sync::OnceLock<(Vec<u8>, Vec<String>)> = std::sync::OnceLock::new();
     RECORDED.get_or_init(recorded)

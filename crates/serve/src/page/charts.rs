@@ -12,6 +12,7 @@ use super::{round, time};
 use crate::{
     columns::{CLASS_NAMES, CLASSES, Cell},
     figures::Figures,
+    held::Held,
 };
 
 /// Rows of the table beside the time line.
@@ -47,7 +48,7 @@ pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64,
     lanes.push(Lane {
         name: "Resident memory at GC events, all processes together",
         kind: Kind::Line,
-        values: values(&|cell| cell.rss.map(|rss| rss as f64)),
+        values: values(&|cell| cell.held[Held::RSS].map(|rss| rss as f64)),
         shown: |rss| bytes(rss as u64),
     });
     if subjects.alloc {
@@ -92,7 +93,7 @@ fn as_table(figures: &Figures, subjects: Subjects, from: f64) -> Markup {
                 html! { (after(round(from + width_ns * at as f64 / 1e9))) },
                 html! { (time(most(|cell| Some(cell.longest_ns)).unwrap_or(0))) },
                 html! { (percent(sum(|cell| cell.pause_ns) as f64 / width_ns)) },
-                html! { (most(|cell| cell.rss).map_or_else(|| "–".to_owned(), bytes)) },
+                html! { (most(|cell| cell.held[Held::RSS]).map_or_else(|| "–".to_owned(), bytes)) },
             ];
             if subjects.samples {
                 row.push(html! { (format!("{:.2}", sum(|cell| cell.cpu_ns) as f64 / width_ns)) });
@@ -110,6 +111,62 @@ fn as_table(figures: &Figures, subjects: Subjects, from: f64) -> Markup {
         heads.push(Column::Number("CPUs"));
     }
     table("Figures by time", &heads, &rows)
+}
+
+/// What is drawn of heaps: the kind, its name, and a value as text.
+type Amount = (usize, &'static str, fn(f64) -> String);
+const AMOUNTS: [Amount; 3] = [
+    (Held::LIVE, "Live slots", |slots| count(slots as u64)),
+    (Held::FREE, "Free slots", |slots| count(slots as u64)),
+    (Held::MALLOC, "malloc since the last major cycle (oldmalloc_increase_bytes)", |size| bytes(size as u64)),
+];
+
+/// Heaps over time, as far as they are known, and the same as a table.
+pub(super) fn memory(figures: &Figures, (from, to): (f64, f64)) -> Markup {
+    let columns = &figures.columns;
+    let width_ns = columns.width_ns as f64;
+    let known: Vec<Amount> = AMOUNTS
+        .into_iter()
+        .filter(|(kind, ..)| columns.cells.iter().any(|cell| cell.held[*kind].is_some()))
+        .collect();
+    if known.is_empty() {
+        return html! {};
+    }
+    let lane = |&(kind, name, shown): &Amount| Lane {
+        name,
+        kind: Kind::Line,
+        values: columns.cells.iter().map(|cell| cell.held[kind].map(|value| value as f64)).collect(),
+        shown,
+    };
+    let lanes: Vec<Lane<'_>> = known.iter().map(lane).collect();
+    let last = from + width_ns * columns.cells.len() as f64 / 1e9;
+    let each = columns.cells.len().div_ceil(ROWS).max(1);
+    let rows: Vec<Vec<Markup>> = columns
+        .cells
+        .chunks(each)
+        .enumerate()
+        .map(|(at, cells)| {
+            let mut row = vec![html! { (after(round(from + width_ns * each as f64 * at as f64 / 1e9))) }];
+            row.extend(known.iter().map(|&(kind, _, shown)| {
+                let most = cells.iter().filter_map(|cell| cell.held[kind]).max();
+                html! { (most.map_or_else(|| "–".to_owned(), |most| shown(most as f64))) }
+            }));
+            row
+        })
+        .collect();
+    let mut heads = vec![Column::Text("From")];
+    heads.extend(known.iter().map(|&(_, name, _)| Column::Number(name)));
+    html! {
+        section aria-labelledby="heap" {
+            h2 #heap { "Heap over time" }
+            (timeline("Heaps at GC events, all processes together", Span { from, to: last.max(to) }, &lanes))
+            p.soft { "What the VMs counted when cycles began and ended: the most of each moment. Between GC events nothing is known." }
+            details {
+                summary { "Heaps as a table" }
+                (table("Heaps by time", &heads, &rows))
+            }
+        }
+    }
 }
 
 /// How long pauses and waits took, and when.

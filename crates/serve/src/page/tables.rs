@@ -238,6 +238,8 @@ pub(super) fn requests(view: &View) -> Markup {
     let groups = view.figures.requests.by_time();
     let all_ns = view.figures.requests.ns();
     let services = view.figures.requests.has_services();
+    // How the time divides is only there where threads were watched (--gvl).
+    let states = view.figures.requests.has_cpu();
     let part = |part: Part| if part.of_ns == 0 { "–".to_owned() } else { share(part.ns, part.of_ns) };
     let rows: Vec<Vec<Markup>> = groups
         .iter()
@@ -247,37 +249,39 @@ pub(super) fn requests(view: &View) -> Markup {
                 0 => "–".to_owned(),
                 _ => time(of.times.quantile_ns(quantile)),
             };
-            vec![
+            let mut row = vec![
                 html! { @if services { (name(&group.service)) " " } (name(&group.name)) },
                 html! { (count(of.count)) },
                 html! { (quantile(0.5)) },
                 html! { (quantile(0.99)) },
                 html! { (quantile(1.0)) },
                 html! { (share(of.ns, all_ns)) },
-                html! { (part(of.own)) },
-                html! { (part(of.other)) },
-                html! { (part(of.gvl)) },
-                html! { (count(of.failed)) },
-            ]
+            ];
+            if states {
+                row.extend([of.cpu, of.runnable, of.blocked].map(|of| html! { (part(of)) }));
+            }
+            row.extend([of.own, of.other, of.gvl].map(|of| html! { (part(of)) }));
+            row.push(html! { (count(of.failed)) });
+            row
         })
         .collect();
     if rows.is_empty() {
         return section("requests", "Requests", &html! { p.soft { "No request was served." } });
     }
-    let heads = [
-        Column::Text("Endpoint"),
-        Column::Number("Count"),
-        Column::Number("p50"),
-        Column::Number("p99"),
-        Column::Number("Longest"),
-        Column::Number("Time"),
-        Column::Number("Own GC"),
-        Column::Number("Other GC"),
-        Column::Number("GVL wait"),
-        Column::Number("5xx"),
-    ];
+    let mut heads = vec![Column::Text("Endpoint")];
+    heads.extend(["Count", "p50", "p99", "Longest", "Time"].map(Column::Number));
+    if states {
+        heads.extend(["CPU", "Ready", "Waiting"].map(Column::Number));
+    }
+    heads.extend(["Own GC", "Other GC", "GVL wait", "5xx"].map(Column::Number));
     let content = html! {
         (table("By endpoint, those with most time first", &heads, &rows))
+        @if states {
+            p.soft {
+                "CPU, ready, waiting: for this share of its time the request's thread ran, could run and had no CPU, or waited for a socket, a \
+                 lock, the GVL or a timer."
+            }
+        }
         (more(groups.len().saturating_sub(ROWS) as u64, "endpoints"))
     };
     section("requests", "Requests", &content)

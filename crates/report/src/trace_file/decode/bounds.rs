@@ -1,0 +1,172 @@
+//! Numbers that no run has are damage: what reads a recording adds times and counts up, and the sums must fit.
+
+use super::{Invalid, Owned, Recorded};
+use crate::model::{
+    GcState,
+    gvl::{GvlBlocker, GvlSpan, GvlSums, GvlTaskTimes, GvlTimes},
+};
+
+/// Nanoseconds that no clock shows: 146 years.
+const LATEST_NS: u64 = 1 << 62;
+/// Nanoseconds that nothing takes, all threads of a process together: 4.5 years.
+const LONGEST_NS: u64 = 1 << 57;
+/// How often nothing happens.
+const MOST: u64 = 1 << 40;
+/// Bytes that no memory has.
+const LARGEST: u64 = 1 << 57;
+
+/// Collects the first number that is out of bounds.
+#[derive(Default)]
+struct Bounds(Option<(&'static str, u64)>);
+
+impl Bounds {
+    fn check(&mut self, what: &'static str, values: impl IntoIterator<Item = u64>, below: u64) {
+        if self.0.is_none() {
+            self.0 = values.into_iter().find(|value| *value >= below).map(|value| (what, value));
+        }
+    }
+
+    fn at(&mut self, values: impl IntoIterator<Item = u64>) {
+        self.check("time", values, LATEST_NS);
+    }
+
+    fn lasts(&mut self, values: impl IntoIterator<Item = u64>) {
+        self.check("length of time", values, LONGEST_NS);
+    }
+
+    fn counts(&mut self, values: impl IntoIterator<Item = u64>) {
+        self.check("count", values, MOST);
+    }
+
+    fn state(&mut self, state: Option<&GcState>) {
+        let Some(state) = state else { return };
+        self.at([state.ts_ns]);
+        if let Some(memory) = &state.memory {
+            let all = [memory.rss, memory.peak_rss, memory.anon, memory.file, memory.shmem, memory.swap];
+            let shares = memory.shares.into_iter().flat_map(|shares| [shares.pss, shares.private_dirty]);
+            self.check("amount of memory", all.into_iter().chain(shares), LARGEST);
+        }
+    }
+
+    fn span(&mut self, span: &GvlSpan) {
+        self.at([span.begin_ns]);
+        self.lasts([span.ns]);
+    }
+
+    fn blocker(&mut self, blocker: &GvlBlocker) {
+        self.span(&blocker.hold);
+        self.counts(blocker.ran.iter().map(|(count, _)| *count));
+    }
+
+    fn times(&mut self, times: &GvlTimes) {
+        self.counts([times.count]);
+        self.lasts([times.ns, times.max_ns]);
+    }
+
+    fn task(&mut self, times: &GvlTaskTimes) {
+        self.lasts([times.cpu_ns, times.runnable_ns, times.blocked_ns]);
+    }
+
+    fn sums(&mut self, sums: &GvlSums) {
+        self.lasts([sums.wall_ns, sums.watched_ns]);
+        [Some(&sums.wait), sums.hold.as_ref(), sums.away.as_ref()]
+            .into_iter()
+            .flatten()
+            .for_each(|times| self.times(times));
+        if let Some(split) = &sums.split {
+            self.task(&split.waiting);
+            self.task(&split.holding);
+            self.task(&split.away);
+        }
+        self.counts(sums.waits.counts());
+    }
+
+    fn seen(&mut self, owned: &Owned) {
+        match owned {
+            Owned::Process(state, now_ns) => {
+                self.at([*now_ns]);
+                self.state((**state).as_ref());
+            }
+            Owned::Cycle(cycle) => {
+                self.state(Some(&cycle.start));
+                self.state(cycle.end.as_ref());
+                self.at(cycle.pauses.iter().map(|pause| pause.begin_ns));
+                self.lasts(cycle.pauses.iter().map(|pause| pause.ns));
+                self.counts([cycle.count, cycle.lost]);
+            }
+            Owned::Work(work) => {
+                self.at([work.begin_ns]);
+                self.lasts([work.ns]);
+            }
+            Owned::Request(request) => {
+                self.at([Some(request.begin_ns), request.end_ns].into_iter().flatten());
+                let states =
+                    request.states.map(|states| [states.cpu_ns, states.runnable_ns, states.blocked_ns]);
+                let lengths = [
+                    request.queue_ns,
+                    request.first_byte_ns,
+                    request.last_byte_ns,
+                    request.gc_ns,
+                    request.gc_other.map(|other| other.ns),
+                    request.gvl_wait_ns,
+                ];
+                self.lasts(lengths.into_iter().flatten().chain(states.into_iter().flatten()));
+                self.lasts(request.duration_ns());
+            }
+            Owned::Stack(sample) => {
+                self.at([sample.ts_ns]);
+                self.lasts([sample.cpu_ns, sample.wall_ns]);
+            }
+            Owned::GvlWait(wait) => {
+                self.at([wait.begin_ns]);
+                self.lasts([wait.ns]);
+                wait.blocker.iter().for_each(|blocker| self.blocker(blocker));
+            }
+            Owned::GvlSpan(span) => self.span(span),
+            Owned::GvlThread(thread) => {
+                self.at([thread.begin_ns, thread.end_ns]);
+                self.at(thread.last.map(|(_, since_ns)| since_ns));
+                self.sums(&thread.sums);
+            }
+            Owned::GvlSoFar(so_far) => {
+                self.lasts([so_far.wait_ns, so_far.hold_ns]);
+                self.counts(so_far.counts());
+            }
+            Owned::GvlProcess(process) => {
+                self.at([process.end_ns]);
+                self.lasts([process.span_ns]);
+                self.counts([process.threads]);
+                self.sums(&process.sums);
+                self.lasts(process.gc.iter().flat_map(|gc| [Some(gc.pause_ns), gc.wait_ns]).flatten());
+                process.blocked.iter().for_each(|blocked| self.times(&blocked.times));
+            }
+            Owned::Alloc(sum) => {
+                self.at([sum.begin_ns, sum.end_ns]);
+                self.counts([sum.refills, sum.lost]);
+            }
+            Owned::AllocStack(alloc) => self.at([alloc.ts_ns]),
+            Owned::Ended(end) => {
+                self.at([end.ts_ns, end.since_ns]);
+                self.lasts([end.outside_ns]);
+                self.counts([end.cycles, end.lost]);
+                self.state(end.shutdown.as_ref());
+            }
+        }
+    }
+}
+
+/// Refuses an entry with a time, a count or an amount that cannot be.
+pub(super) fn check(recorded: &Recorded) -> Result<(), Invalid> {
+    let mut bounds = Bounds::default();
+    match recorded {
+        Recorded::Seen(_, owned) => bounds.seen(owned),
+        Recorded::Began(ts_ns) | Recorded::Closed(ts_ns) | Recorded::Flushed(ts_ns) => bounds.at([*ts_ns]),
+        // Its end can be that of all time.
+        Recorded::GvlGap(gap) => bounds.at([gap.from_ns]),
+        Recorded::Refused(..) | Recorded::Account(_) | Recorded::Finished(_) | Recorded::Settled(_) => {}
+    }
+    match bounds.0 {
+        None => Ok(()),
+        Some((what, value)) => Err(Invalid::new(format!("{value} is not possible as a {what}"))),
+    }
+}

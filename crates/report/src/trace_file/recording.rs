@@ -1,0 +1,124 @@
+//! Reading a recording.
+
+use std::{
+    fs::File,
+    io::{BufReader, Read, Seek},
+    path::{Path, PathBuf},
+};
+
+use prost::Message as _;
+
+use super::{
+    Dump, Header, Host, Invalid, ReadError, Subjects, Volume,
+    chunk::{ChunkError, Chunks, Ending, Next},
+    decode::{self, Recorded, Tables},
+    wire,
+};
+use crate::clock::WallClock;
+
+/// A recording that is being read: one chunk is in memory at a time.
+#[derive(Debug)]
+pub struct Recording<R = BufReader<File>> {
+    path: PathBuf,
+    chunks: Chunks<R>,
+    header: Header,
+}
+
+impl Recording {
+    /// Opens a recording and reads its header.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, or is not a recording.
+    pub fn open(path: &Path) -> Result<Self, ReadError> {
+        let file = File::open(path).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
+        Self::read(BufReader::new(file), path)
+    }
+}
+
+impl<R: Read> Recording<R> {
+    /// Reads the header of a recording, which is called `path` in errors.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read, or is not a recording.
+    pub fn read(from: R, path: &Path) -> Result<Self, ReadError> {
+        let unreadable = |why| ReadError::Unreadable { path: path.to_owned(), why };
+        let failed = |error| match error {
+            ChunkError::Io(source) => ReadError::Io { path: path.to_owned(), source },
+            ChunkError::Damaged(why) => unreadable(why),
+        };
+        let mut chunks = Chunks::open(from).map_err(failed)?;
+        let head = match chunks.next().map_err(failed)? {
+            Next::Header(head) => head,
+            Next::Entries(_) | Next::Ended(_) => {
+                return Err(unreadable("the recording has no header".to_owned()));
+            }
+        };
+        let head = wire::Header::decode(&head[..]).map_err(|error| unreadable(error.to_string()))?;
+        let wire::Header { samples, wall, gvl, requests, alloc, host, kernel, machine, cpus, boot, .. } =
+            head;
+        let header = Header {
+            gctrace: head.gctrace,
+            clock: WallClock::with_offsets(head.realtime_offset_ns, head.boottime_offset_ns),
+            begun_ns: head.begun_ns,
+            subjects: Subjects { samples, wall, gvl, requests, alloc },
+            host: Host { name: host, kernel, machine, cpus, boot },
+            dump: head.dump.map(|wire::Dump { why, at_ns, from_ns, carried }| Dump {
+                why,
+                at_ns,
+                from_ns,
+                carried,
+            }),
+        };
+        Ok(Self { path: path.to_owned(), chunks, header })
+    }
+
+    /// What holds for the whole recording.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// How much of it was read so far.
+    pub fn volume(&self) -> Volume {
+        self.chunks.volume()
+    }
+
+    /// What it is called in errors.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the next chunk begins.
+    pub(super) fn offset(&self) -> u64 {
+        self.chunks.offset()
+    }
+
+    /// Goes over a whole chunk of so many bytes, which has been read before.
+    pub(super) fn skip(&mut self, bytes: u64) -> Result<(), ReadError>
+    where
+        R: Seek,
+    {
+        self.chunks.skip(bytes).map_err(|source| ReadError::Io { path: self.path.clone(), source })
+    }
+
+    /// The next chunk with entries, or how the recording ends.
+    pub(super) fn next(&mut self) -> Result<Result<(Tables, Vec<Recorded>), Ending>, ReadError> {
+        let offset = self.chunks.offset();
+        let next = self.chunks.next().map_err(|error| match error {
+            ChunkError::Io(source) => ReadError::Io { path: self.path.clone(), source },
+            ChunkError::Damaged(why) => self.damaged(offset, Invalid(why)),
+        })?;
+        match next {
+            Next::Entries(bytes) => {
+                decode::chunk(&bytes).map(Ok).map_err(|invalid| self.damaged(offset, invalid))
+            }
+            Next::Header(_) => Err(self.damaged(offset, Invalid("it is a second header".to_owned()))),
+            Next::Ended(ending) => Ok(Err(ending)),
+        }
+    }
+
+    fn damaged(&self, offset: u64, Invalid(why): Invalid) -> ReadError {
+        ReadError::Damaged { path: self.path.clone(), offset, why }
+    }
+}

@@ -1,0 +1,85 @@
+//! What processes hold, as each of them told last: memory and the slots of their heaps.
+
+use std::collections::HashMap;
+
+/// Amounts by process, and their sums.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Held {
+    of: HashMap<u32, [Option<u64>; Self::KINDS]>,
+    /// Sums of what is known. Wide enough for any values of any processes.
+    sums: [u128; Self::KINDS],
+    /// Of how many processes that is.
+    known: [u32; Self::KINDS],
+}
+
+impl Held {
+    /// Kinds of amounts.
+    pub(crate) const KINDS: usize = 4;
+    /// Resident memory, bytes.
+    pub(crate) const RSS: usize = 0;
+    /// `GC.stat[:heap_live_slots]`.
+    pub(crate) const LIVE: usize = 1;
+    /// `GC.stat[:heap_free_slots]`.
+    pub(crate) const FREE: usize = 2;
+    /// `GC.stat[:oldmalloc_increase_bytes]`.
+    pub(crate) const MALLOC: usize = 3;
+
+    /// A process told this; what it did not tell stays. Returns the sums.
+    pub(crate) fn told(
+        &mut self,
+        pid: u32,
+        values: [Option<u64>; Self::KINDS],
+    ) -> [Option<u64>; Self::KINDS] {
+        let mine = self.of.entry(pid).or_default();
+        for (kind, value) in values.into_iter().enumerate() {
+            let Some(value) = value else { continue };
+            if let Some(before) = mine[kind].replace(value) {
+                self.sums[kind] -= u128::from(before);
+            } else {
+                self.known[kind] += 1;
+            }
+            self.sums[kind] += u128::from(value);
+        }
+        self.sums()
+    }
+
+    /// A process holds nothing any more.
+    pub(crate) fn gone(&mut self, pid: u32) {
+        for (kind, value) in self.of.remove(&pid).unwrap_or_default().into_iter().enumerate() {
+            let Some(value) = value else { continue };
+            self.sums[kind] -= u128::from(value);
+            self.known[kind] -= 1;
+        }
+    }
+
+    fn sums(&self) -> [Option<u64>; Self::KINDS] {
+        let sum = |kind: usize| u64::try_from(self.sums[kind]).unwrap_or(u64::MAX);
+        std::array::from_fn(|kind| (self.known[kind] > 0).then(|| sum(kind)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums are of the last values of those that are there, whatever these are; what nobody told is not zero.
+    #[test]
+    fn sums() {
+        let mut held = Held::default();
+        assert_eq!(held.told(1, [Some(5), None, None, None]), [Some(5), None, None, None]);
+        assert_eq!(held.told(2, [Some(7), Some(1), None, None]), [Some(12), Some(1), None, None]);
+        assert_eq!(
+            held.told(1, [None, Some(0), None, Some(u64::MAX)]),
+            [Some(12), Some(1), None, Some(u64::MAX)]
+        );
+        assert_eq!(
+            held.told(2, [Some(u64::MAX), None, None, Some(3)]),
+            [Some(u64::MAX), Some(1), None, Some(u64::MAX)]
+        );
+        held.gone(1);
+        held.gone(9);
+        assert_eq!(held.sums(), [Some(u64::MAX), Some(1), None, Some(3)]);
+        held.gone(2);
+        assert_eq!(held.sums(), [None; 4]);
+    }
+}

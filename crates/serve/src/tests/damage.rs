@@ -1,0 +1,100 @@
+//! Recordings that are damaged, and files that change while they are served.
+
+use std::{fs, os::unix::fs::FileExt as _, sync::Arc};
+
+use gctrace_report::export::{
+    profile::{Format, Measure},
+    window::Window,
+};
+
+use super::{chunks, copies::write, served, shown};
+use crate::source::{Source, View};
+
+fn saved(view: &View) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    view.kept.write(Format::Pprof, &mut bytes).unwrap();
+    bytes
+}
+
+fn part(source: &Source, from_ms: u64, to_ms: u64) -> Window {
+    let at = |ms: u64| Some(source.header.begun_ns + ms * 1_000_000);
+    Window { from_ns: at(from_ms), to_ns: at(to_ms), ..Window::default() }
+}
+
+/// Up to its damage a recording is served as if it had been cut off there, and its page says what is wrong.
+#[test]
+fn up_to_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (whole, cut) = (dir.path().join("whole.gctrace"), dir.path().join("cut.gctrace"));
+    write(&whole, 6, None);
+    let bytes = fs::read(&whole).unwrap();
+    let places = chunks::places(&bytes);
+    // The first entries, some in the middle, the last, the end.
+    for at in [1, places.len() / 2, places.len() - 2, places.len() - 1] {
+        let (begin, end) = places[at];
+        let mut damaged = bytes.clone();
+        damaged[usize::midpoint(begin, end)] ^= 4;
+        fs::write(&whole, &damaged).unwrap();
+        fs::write(&cut, &bytes[..begin]).unwrap();
+        let ((source, of_damaged), (other, of_cut)) = (served(&whole), served(&cut));
+        let why = of_damaged.damage.clone().unwrap();
+        assert!(why.starts_with(&format!("the chunk at byte {begin} is damaged: ")), "{why}");
+        assert!(of_cut.damage.is_none());
+        let (page, _) = shown(&source, &of_damaged, &of_damaged.view, Measure::Gc);
+        assert!(page.contains("This recording is damaged") && page.contains(&why), "{page}");
+        assert!(!page.contains("was cut off"), "{page}");
+        assert_eq!(of_damaged.last_ns, of_cut.last_ns);
+        assert!(saved(&of_damaged.view) == saved(&of_cut.view), "{at}");
+        for (from, to) in [(0, 4000), (3000, 9000), (9500, 100_000)] {
+            let window = part(&source, from, to);
+            let [one, two] = [(&source, &of_damaged), (&other, &of_cut)]
+                .map(|(source, whole)| source.view(whole, &window).unwrap());
+            assert_eq!((one.figures.cycles, one.processes), (two.figures.cycles, two.processes), "{from}");
+            assert!(one.damage.is_none() && saved(&one) == saved(&two), "{at} {from}: {:?}", one.damage);
+            assert_eq!(one.figures.columns.cells, two.figures.columns.cells);
+        }
+    }
+}
+
+/// What happens to the file later is on the pages of parts that it concerns, for as long as it is so.
+#[test]
+fn later() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.gctrace");
+    write(&path, 6, None);
+    let bytes = fs::read(&path).unwrap();
+    let (source, whole) = served(&path);
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    let window = part(&source, 6500, 12_500);
+    let sound = source.with_times(&whole, &window).unwrap();
+    assert!(sound.damage.is_none() && sound.figures.cycles > 0);
+    for (begin, end) in &chunks::places(&bytes)[2..] {
+        let at = usize::midpoint(*begin, *end);
+        file.write_all_at(&[bytes[at] ^ 64], at as u64).unwrap();
+    }
+    let view = source.view(&whole, &window).unwrap();
+    assert!(view.damage.as_ref().is_some_and(|why| why.contains(" is damaged: ")), "{:?}", view.damage);
+    assert!(view.figures.cycles < sound.figures.cycles);
+    let (page, _) = shown(&source, &whole, &view, Measure::Gc);
+    assert!(page.contains("Something happened to the file") && page.contains("is damaged: "), "{page}");
+    // What is in memory stays what it was.
+    assert!(Arc::ptr_eq(&whole.view, &source.view(&whole, &Window::default()).unwrap()));
+    file.set_len(bytes.len() as u64 / 2).unwrap();
+    let cut = source.view(&whole, &part(&source, 1, 20_000)).unwrap();
+    assert!(cut.damage.is_some(), "it has another end");
+    file.write_all_at(&bytes, 0).unwrap();
+    let again = source.view(&whole, &window).unwrap();
+    assert_eq!((&again.damage, again.figures.cycles), (&None, sound.figures.cycles));
+}
+
+/// What cannot be shown at all is said on the page.
+#[test]
+fn nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.gctrace");
+    write(&path, 1, None);
+    let source = Source::open(&path).unwrap();
+    source.failed("it has gone");
+    let why = source.whole(std::time::Duration::ZERO).unwrap_err();
+    assert!(crate::page::failed(&source, &why).contains("cannot be shown: it has gone."));
+}

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value};
 
+use crate::ensure_times;
 use crate::report::{GcLine, Report};
 use crate::slowness;
 use crate::witness::{Event, Kind, Log, Pause};
@@ -29,6 +30,8 @@ pub struct Comparison {
     pub ends: usize,
     /// One line for each difference.
     pub differences: Vec<String>,
+    /// Set if the times are further from the witness's than the probes between them take.
+    late: Option<String>,
 }
 
 impl Comparison {
@@ -42,6 +45,7 @@ impl Comparison {
             self.starts,
             self.ends
         );
+        ensure_times!(self.late.is_none(), "{}", self.late.as_deref().unwrap_or_default());
         Ok(())
     }
 }
@@ -101,7 +105,8 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         let ns = monotonic_ns(line, log);
         let late = ns - start.ns as i64;
         if !(after..=before).contains(&ns) {
-            differences.push(format!("{place}: the time is {late} ns off, outside its pause"));
+            // The two read the wall clock's offset at different moments, and it may be stepped in between.
+            result.late = Some(format!("{place}: the time is {late} ns off, outside its pause"));
         } else if kept_cpu {
             undisturbed.push(late.unsigned_abs());
         }
@@ -112,7 +117,7 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
 
     let late = median(&mut undisturbed);
     if late > MEDIAN_LATE_NS * slowness() {
-        result.differences.push(format!("pid {}: the times are {late} ns off, in the median", log.pid));
+        result.late = Some(format!("pid {}: the times are {late} ns off, in the median", log.pid));
     }
 
     // The first end may be of a cycle that started before the log; there is a line of it only if gctrace was running then.
@@ -233,7 +238,7 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
         differences.push(our_ns.abs_diff(their_ns));
     }
     let difference = median(&mut differences);
-    ensure!(
+    ensure_times!(
         difference <= MEDIAN_PAUSE_DIFFERENCE_NS * slowness(),
         "pid {}: the lengths of the pauses differ by {difference} ns, in the median",
         log.pid

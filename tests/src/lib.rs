@@ -9,6 +9,7 @@
 //! * [`ruby`] and [`script`]: the Rubies to test on and the scripts under `tests/rubies`
 //! * [`witness`]: the C extension that logs the same events from inside, and its log
 //! * [`puma`]: a server; [`lock_step`]: threads that take turns with the GVL
+//! * [`timing`]: comparisons of times, on machines that share their CPUs
 //! * [`report`]: gctrace's jsonl; [`compare`]: gctrace's lines against the witness's log
 //! * [`container`]: real containers of the lab's Rubies, and cgroups
 //! * [`doctor`]: the output of `gctrace doctor`
@@ -44,6 +45,7 @@ pub mod ruby;
 pub mod script;
 pub mod sidekiq;
 pub mod stack_log;
+pub mod timing;
 pub mod tunemygc;
 pub mod witness;
 

@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use serde::Deserialize;
 
+use crate::ensure_times;
 use crate::report::GvlWaitLine;
 use crate::ruby::Ruby;
 use crate::script::Done;
@@ -97,7 +98,7 @@ impl LockStep {
         let (mut least_ns, mut told_ns) = (0, 0);
         for wait in &waits {
             let ns = of(wait.tid, wait.begin_ns, wait.end_ns);
-            ensure!(
+            ensure_times!(
                 ns + SLACK_NS + self.stolen_ns >= wait.least_ns,
                 "{ns} ns told of {wait:?}, {} ns stolen; all: {:?}",
                 self.stolen_ns,
@@ -106,8 +107,8 @@ impl LockStep {
             (least_ns, told_ns) = (least_ns + wait.least_ns, told_ns + ns);
         }
         // Four threads of 1.5 s each, all but one of which wait at any time.
-        ensure!(least_ns > 2_000_000_000, "the threads waited {least_ns} ns only: {self:?}");
-        ensure!(
+        ensure_times!(least_ns > 2_000_000_000, "the threads waited {least_ns} ns only: {self:?}");
+        ensure_times!(
             told_ns + least_ns / 50 + self.stolen_ns >= least_ns,
             "{told_ns} ns told, at least {least_ns} ns true, {} ns stolen",
             self.stolen_ns
@@ -116,7 +117,7 @@ impl LockStep {
         for life in &self.lives {
             for (from, to) in life.runs() {
                 let ns = of(life.tid, from, to);
-                ensure!(
+                ensure_times!(
                     ns <= SLACK_NS,
                     "thread {} ran from {from} to {to}; {ns} ns of waits are told",
                     life.tid
@@ -130,7 +131,7 @@ impl LockStep {
             inside.any(|told| told.wait_ns + SLACK_NS + self.stolen_ns >= wait.least_ns)
         };
         let wholes = waits.iter().filter(whole).count();
-        ensure!(wholes * 4 >= waits.len() * 3, "{wholes} of {} waits are whole", waits.len());
+        ensure_times!(wholes * 4 >= waits.len() * 3, "{wholes} of {} waits are whole", waits.len());
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::PATIENCE;
 use crate::child::Guarded;
 use crate::live::{rubies_dir, work_dir};
+use crate::timing;
 
 /// The file that identifies a root, made by `cargo xtask lab`. Its first line is the path of the Ruby in it.
 const STAMP: &str = ".gctrace-lab";
@@ -58,7 +59,8 @@ impl Ruby {
         paths.iter().map(|path| Self::at(path)).collect()
     }
 
-    /// Runs the test with every Ruby, a process of which exists all the time. A failing one does not hide the others.
+    /// Runs the test with every Ruby, a process of which exists all the time. A failing one does not hide the others; one that fails
+    /// by a comparison of times is [made again](timing).
     pub fn each(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
         Self::of_these(Self::all()?, test)
     }
@@ -76,7 +78,7 @@ impl Ruby {
         let mut failures = Vec::new();
         for ruby in rubies {
             let resident = ruby.resident()?;
-            if let Err(error) = test(&ruby) {
+            if let Err(error) = timing::settled(|| test(&ruby)) {
                 failures.push(format!("Ruby {} ({}): {error:?}", ruby.version(), ruby.label()));
             }
             drop(resident);

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
@@ -177,24 +178,27 @@ fn planted() -> Result<()> {
             .filter(|change| change[0] == "methods" && !change[1].starts_with("Integer#times"))
             .collect();
         let first = methods.first().with_context(|| format!("nothing is named: {found:?}"))?;
-        ensure!(first[1].contains("Order#total") && first[3] == "grew", "{methods:?}");
+        ensure_times!(first[1].contains("Order#total") && first[3] == "grew", "{methods:?}");
         let svg = std::fs::read_to_string(&svg)?;
-        ensure!(svg.contains("Order#total") && svg.contains("its own time grew"), "the picture lacks it");
+        ensure_times!(
+            svg.contains("Order#total") && svg.contains("its own time grew"),
+            "the picture lacks it"
+        );
 
-        let more = record(&live, ruby, "more.gctrace", ["8", ROUNDS, "1", "120"])?;
+        let more = record(&live, ruby, "more.gctrace", ["8", ROUNDS, "1", "40"])?;
         let conditions = ["--fail-if", "alloc.bytes.rate > +20%", "--fail-if", "gc.share > +900%"];
         let (status, document) = diff(&before, &more, &conditions)?;
         let found = changed(&document)?;
-        ensure!(
+        ensure_times!(
             found.iter().any(|change| change[0] == "allocating"
                 && change[1].contains("Order#lines")
                 && change[3] == "grew"),
             "{found:?}"
         );
-        ensure!(status == Some(1), "{status:?}: {}", document["conditions"]);
+        ensure_times!(status == Some(1), "{status:?}: {}", document["conditions"]);
         let outcomes: Vec<_> =
             [0, 1].map(|at| document["conditions"][at]["outcome"].as_str().map(str::to_owned)).into();
-        ensure!(outcomes == [Some("failed".to_owned()), Some("ok".to_owned())], "{outcomes:?}");
+        ensure_times!(outcomes == [Some("failed".to_owned()), Some("ok".to_owned())], "{outcomes:?}");
         Ok(())
     })
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::lock_step::{Life, LockStep};
@@ -52,7 +53,7 @@ fn consistent(line: &GvlSumsLine) -> Result<()> {
 
 fn within(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
     let off = told.abs_diff(true_ns);
-    ensure!(off * 100 <= true_ns * percent, "{what}: {told} ns told, {true_ns} ns true");
+    ensure_times!(off * 100 <= true_ns * percent, "{what}: {told} ns told, {true_ns} ns true");
     Ok(())
 }
 
@@ -156,12 +157,12 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
                 }
             }
         }
-        ensure!(undisturbed >= 30, "only {undisturbed} of {} were undisturbed", witnessed.len());
+        ensure_times!(undisturbed >= 30, "only {undisturbed} of {} were undisturbed", witnessed.len());
         // The kernel reports when it takes the CPU from a thread. What a hypervisor takes from the kernel is known only in sum.
         let stolen_ns = done.report.extra_u64("stolen_ns")?;
         let most = undisturbed / 200 + if stolen_ns > 0 { 2 } else { 0 };
         let apart: u64 = different.iter().map(|&(true_ns, ns)| true_ns.abs_diff(ns)).sum();
-        ensure!(
+        ensure_times!(
             different.len() <= most
                 && (different.len() <= undisturbed / 200 || apart <= stolen_ns + 20_000_000),
             "{} of {undisturbed} differ, {stolen_ns} ns were stolen: {different:?}",
@@ -193,7 +194,7 @@ fn waits_add_up_in_lock_step() -> Result<()> {
             // One at a time.
             ensure!(hold_ns <= process.wall_ns, "{process:?}");
             let ran: u64 = steps.lives.iter().flat_map(Life::runs).map(|(from, to)| to - from).sum();
-            ensure!(hold_ns + 2_000_000 >= ran, "{ran} ns of runs: {process:?}");
+            ensure_times!(hold_ns + 2_000_000 >= ran, "{ran} ns of runs: {process:?}");
         }
         Ok(())
     })
@@ -232,7 +233,7 @@ fn holders_are_named() -> Result<()> {
             let own =
                 || report.gvl_waits.iter().filter(|wait| (wait.pid, wait.tid) == (done.pid, sleeper.tid));
             let long: Vec<&GvlWaitLine> = own().filter(|wait| wait.wait_ns > 20_000_000).collect();
-            ensure!(long.len() >= 6, "{} long waits of {}", long.len(), sleeper.tid);
+            ensure_times!(long.len() >= 6, "{} long waits of {}", long.len(), sleeper.tid);
             for wait in &long {
                 let first = own().map(|wait| wait.begin_ns).min() == Some(wait.begin_ns);
                 if first && wait.blocked_by.is_none() && !ruby.is_at_least(3, 3) {
@@ -291,7 +292,7 @@ fn holders_are_named() -> Result<()> {
         }
         // The clock does not tick where the hog has no CPU.
         let ran = hogged.saturating_sub(delay_ns + stolen_ns);
-        ensure!(
+        ensure_times!(
             seen * 1_000_000_000 >= ran * 99 / 2,
             "the hog was seen {seen} times in {ran} of {hogged} ns"
         );
@@ -299,14 +300,14 @@ fn holders_are_named() -> Result<()> {
         late.sort_unstable();
         unexplained.sort_unstable();
         let (late, unexplained) = (late[late.len() / 2], unexplained[unexplained.len() / 2]);
-        ensure!(
+        ensure_times!(
             unexplained * 50 <= late,
             "late by {late} ns, {unexplained} of it not reported, in the median"
         );
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         let worst = process.blocked.first().context("no thread waited for another one")?;
         ensure!(worst.holder.as_ref().is_some_and(|holder| holder.tid == hog), "{worst:?}");
-        ensure!(worst.holds > 0 && worst.wait_ns > 500_000_000, "{worst:?}");
+        ensure_times!(worst.holds > 0 && worst.wait_ns > 500_000_000, "{worst:?}");
         ensure!(worst.waiter.as_ref().is_some_and(|w| sleepers.iter().any(|s| s.tid == w.tid)), "{worst:?}");
         Ok(())
     })
@@ -496,7 +497,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
             markers.iter().filter(|m| m.0 == hog && m.1 == "THREAD_RUNNING").map(|m| m.3 - m.2).sum();
         if !ruby.tells_holds() {
             // The holds that waits name are shown.
-            ensure!(shown > 500_000_000 && of_it.hold_ns.is_none(), "{shown} ns shown of {of_it:?}");
+            ensure_times!(shown > 500_000_000 && of_it.hold_ns.is_none(), "{shown} ns shown of {of_it:?}");
             return Ok(());
         }
         within("holds of the hog in the timeline", shown, of_it.hold_ns.context("no holds")?, 2)
@@ -528,7 +529,7 @@ fn storms_are_shed() -> Result<()> {
         let cost = kernel(&report, "gvl_hits")? * 700 + kernel(&report, "gvl_ns")? + stacks * 10_000;
         // A process can lose at most one CPU, however many there are.
         let budget = (watched + not) / 50;
-        ensure!(cost <= 3 * budget, "{cost} ns of CPU time, the budget is {budget}: {said}");
+        ensure_times!(cost <= 3 * budget, "{cost} ns of CPU time, the budget is {budget}: {said}");
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         ensure!(process.watched_ns < process.wall_ns / 2 && process.waits > 1000, "{process:?}");
         for line in report.gvl_threads.iter().chain(&report.gvl_processes) {

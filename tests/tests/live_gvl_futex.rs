@@ -1,6 +1,7 @@
 //! Waits for the GVL found by futexes alone, without a probe in the program.
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::lock_step::LockStep;
@@ -102,11 +103,11 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         ensure!(invented == 0, "{invented} of {} waits did not happen", told.len());
         // Longer than any acquisition of a free GVL.
         let long: Vec<_> = witnessed.iter().filter(|one| one.3 && one.2 - one.1 > 5_000_000).collect();
-        ensure!(long.len() >= 5, "only {} long waits", long.len());
+        ensure_times!(long.len() >= 5, "only {} long waits", long.len());
         let (mut told_ns, mut true_ns, mut delay_ns) = (0, 0, 0);
         for one in &long {
             let of = told.iter().filter(|wait| inside(wait, one)).collect::<Vec<_>>();
-            ensure!(of.len() == 1, "{} waits are reported for {one:?}", of.len());
+            ensure_times!(of.len() == 1, "{} waits are reported for {one:?}", of.len());
             told_ns += of[0].wait_ns;
             true_ns += one.2 - one.1;
             delay_ns += one.4;
@@ -114,7 +115,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         // A wait is over with the hand-over; the witness sees it when the thread has a CPU.
         let shortest =
             (true_ns - true_ns / 50).saturating_sub(delay_ns + done.report.extra_u64("stolen_ns")?);
-        ensure!(
+        ensure_times!(
             told_ns <= true_ns && told_ns >= shortest,
             "{told_ns} ns of long waits told, {shortest} to {true_ns} ns true"
         );

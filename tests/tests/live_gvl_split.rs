@@ -7,18 +7,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{GvlSplitLine, GvlSumsLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
+use gctrace_tests::timing::{settled, stolen_ns};
 use gctrace_tests::{PATIENCE, ledger};
 use serde::Deserialize;
 
 /// Differs by at most this many percent, or by a moment.
 fn near(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
     let slack = true_ns * percent / 100 + 10_000_000;
-    ensure!(told.abs_diff(true_ns) <= slack, "{what}: {told} ns told, {true_ns} ns true");
+    ensure_times!(told.abs_diff(true_ns) <= slack, "{what}: {told} ns told, {true_ns} ns true");
     Ok(())
 }
 
@@ -27,7 +29,7 @@ fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
     let split = line.split.with_context(|| format!("no split of {line:?}"))?;
     let parts = split.all().sum();
     // A thread that was seen to begin was in no state at first.
-    ensure!(
+    ensure_times!(
         parts <= line.watched_ns + 100_000 && parts + 20_000_000 + line.watched_ns / 100 >= line.watched_ns,
         "parts are {parts} of {line:?}"
     );
@@ -39,7 +41,11 @@ fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
         let whole = whole.with_context(|| format!("no {what}"))?;
         // The program that counts can lose its CPU.
         let off = row.sum().abs_diff(whole);
-        ensure!(off * 200 <= line.watched_ns + 400_000_000, "{what}: {} of {whole}: {line:?}", row.sum());
+        ensure_times!(
+            off * 200 <= line.watched_ns + 400_000_000,
+            "{what}: {} of {whole}: {line:?}",
+            row.sum()
+        );
     }
     Ok(split)
 }
@@ -76,7 +82,7 @@ fn parts_agree_with_the_kernel() -> Result<()> {
             let all = split.all();
             // The kernel does not charge the time that a hypervisor takes.
             let cpu = charged.cpu_ns;
-            ensure!(
+            ensure_times!(
                 all.cpu_ns + 10_000_000 + cpu / 50 >= cpu
                     && all.cpu_ns <= cpu + cpu / 50 + stolen + 10_000_000,
                 "{name}: {cpu} ns charged, {stolen} ns stolen: {line:?}"
@@ -84,7 +90,10 @@ fn parts_agree_with_the_kernel() -> Result<()> {
             // A kernel that hides switches hides wake-ups, too: it is then not known when a thread became runnable.
             if let Some(delay) = charged.delay_ns.filter(|_| unseen == 0) {
                 let slack = 20_000_000 + delay / 20 + stolen;
-                ensure!(all.runnable_ns.abs_diff(delay) <= slack, "{name}: {delay} ns delayed: {line:?}");
+                ensure_times!(
+                    all.runnable_ns.abs_diff(delay) <= slack,
+                    "{name}: {delay} ns delayed: {line:?}"
+                );
             }
             let (part, whole) = match name.as_str() {
                 "computes" => (split.hold.cpu_ns, all.cpu_ns),
@@ -111,13 +120,6 @@ fn unseen(report: &Report) -> Result<u64> {
     kernel["gvl_switch_unseen"].as_u64().context("no count of unseen switches")
 }
 
-/// CPU time that a hypervisor took, nanoseconds.
-fn stolen_ns() -> Result<u64> {
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    let ticks: u64 = stat.split_whitespace().nth(8).context("no steal in /proc/stat")?.parse()?;
-    Ok(ticks * 10_000_000)
-}
-
 /// CPU time and delay of each thread, nanoseconds.
 fn schedstats(pid: u32) -> Result<BTreeMap<u32, (u64, u64)>> {
     let mut found = BTreeMap::new();
@@ -136,6 +138,10 @@ fn schedstats(pid: u32) -> Result<BTreeMap<u32, (u64, u64)>> {
 /// CPU time and delay are those of the kernel.
 #[test]
 fn threads_of_puma() -> Result<()> {
+    settled(compare_threads_of_puma)
+}
+
+fn compare_threads_of_puma() -> Result<()> {
     let _live = Live::begin()?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let web = rubies_dir().join("web");
@@ -180,17 +186,17 @@ fn threads_of_puma() -> Result<()> {
         near("all parts", parts, line.watched_ns, 3)?;
         let all = split.all();
         let cpu = to.0 - from.0;
-        ensure!(
+        ensure_times!(
             all.cpu_ns + cpu * 3 / 100 + 10_000_000 >= cpu
                 && all.cpu_ns <= cpu + cpu * 3 / 100 + 10_000_000 + stolen,
             "{cpu} ns charged, {stolen} ns stolen: {line:?}"
         );
         let delay = to.1 - from.1;
-        ensure!(
+        ensure_times!(
             unseen > 0 || all.runnable_ns.abs_diff(delay) <= delay * 3 / 100 + 20_000_000 + stolen,
             "{delay} ns delayed: {line:?}"
         );
-        ensure!(line.wait_ns * 10 > line.watched_ns, "hardly any wait: {line:?}");
+        ensure_times!(line.wait_ns * 10 > line.watched_ns, "hardly any wait: {line:?}");
     }
     puma.signal(rustix::process::Signal::TERM)?;
     puma.finish(PATIENCE)?;

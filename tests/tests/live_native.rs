@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use gctrace_tests::PATIENCE;
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
@@ -90,7 +91,7 @@ fn native_frames_are_in_order() -> Result<()> {
                 .map(|name| ledger::user(&report, name));
         let (all, unmapped, images) = (all?, unmapped?, images?);
         ensure!(images >= 3 && full? == 0, "{images} images with tables");
-        ensure!(all > 1000 && unmapped * 10 < all, "{unmapped} of {all} native frames are in no file");
+        ensure_times!(all > 1000 && unmapped * 10 < all, "{unmapped} of {all} native frames are in no file");
         let pid = done.pid.to_string();
         let profile = Profile::open(&path)?;
         let cpu = profile.index("cpu/nanoseconds")?;
@@ -107,7 +108,7 @@ fn native_frames_are_in_order() -> Result<()> {
                 counted.map(|sample| sample.values[cpu] / 1_000_000).sum::<u64>()
             };
             let (all, right) = (ms(false), ms(true));
-            ensure!(all > 200, "only {all} ms in {method}");
+            ensure_times!(all > 200, "only {all} ms in {method}");
             ensure!(
                 right as f64 >= ENOUGH * all as f64,
                 "{right} of {all} ms in {method} have their native frames; one that has not: {:#?}",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
@@ -104,7 +105,7 @@ fn the_choice_is_fair() -> Result<()> {
         // Five standard deviations of the difference of two binomial counts.
         let chance = (first + last) / (2.0 * all);
         let error = 5.0 * (2.0 * all * chance * (1.0 - chance)).sqrt();
-        ensure!((first - last).abs() <= error, "{first} and {last} stacks, ± {error:.0}: {threads:?}");
+        ensure_times!((first - last).abs() <= error, "{first} and {last} stacks, ± {error:.0}: {threads:?}");
         Ok(())
     })
 }

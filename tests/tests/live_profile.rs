@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
@@ -88,13 +89,13 @@ fn same_shares(measured: &BTreeMap<String, f64>, sampled: &BTreeMap<String, u64>
     let period = 1e9 / RATE.parse::<f64>()?;
     let all: f64 = measured.values().sum();
     let count: f64 = sampled.values().map(|&ns| ns as f64 / period).sum();
-    ensure!(count > 100.0, "only {count} samples");
+    ensure_times!(count > 100.0, "only {count} samples");
     for (name, ns) in measured {
         let share = ns / all;
         let seen = sampled.get(name).copied().unwrap_or_default() as f64 / period;
         let expected = count * share;
         let error = DEVIATIONS * (expected * (1.0 - share)).sqrt() + 1.0;
-        ensure!(
+        ensure_times!(
             (seen - expected).abs() <= error,
             "{name} has {seen:.0} of {count:.0} samples, expected are {expected:.0} ± {error:.0}; \
              measured {measured:?}, sampled {sampled:?}"
@@ -138,7 +139,7 @@ fn shares_are_those_of_the_cpu_clock() -> Result<()> {
             let inside = run.cpu_of(|sample| {
                 has(sample, method) && sample.stack.iter().any(|frame| frame.name.ends_with(function))
             });
-            ensure!(
+            ensure_times!(
                 inside as f64 >= 0.95 * all as f64,
                 "{function} is seen in {inside} of the {all} ns of {method}"
             );
@@ -199,10 +200,13 @@ fn ractors_and_scheduled_threads() -> Result<()> {
             for (name, count) in &rounds {
                 let ns = sampled.get(name).copied().unwrap_or_default() as f64;
                 let expected = seen * count / sum;
-                ensure!(ns > expected / 2.0 && ns < expected * 2.0, "{way}: {name} has {ns} ns of {seen}");
+                ensure_times!(
+                    ns > expected / 2.0 && ns < expected * 2.0,
+                    "{way}: {name} has {ns} ns of {seen}"
+                );
             }
             let (named, all): (u64, u64) = (sampled.values().sum(), run.cpu.iter().sum());
-            ensure!(named as f64 > 0.8 * all as f64, "{way}: {named} of {all} ns are in the work");
+            ensure_times!(named as f64 > 0.8 * all as f64, "{way}: {named} of {all} ns are in the work");
         }
         Ok(())
     })
@@ -273,7 +277,7 @@ fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
         );
     }
     let missing: Vec<&String> = expected.values().filter(|name| !seen.contains(*name)).collect();
-    ensure!(missing.is_empty(), "never seen: {missing:?}");
+    ensure_times!(missing.is_empty(), "never seen: {missing:?}");
     Ok(())
 }
 
@@ -370,7 +374,7 @@ fn churning_code_is_never_misnamed() -> Result<()> {
             ensure!(no_line || (number..number + 9).contains(&frame.line), "{frame:?}");
             right += 1;
         }
-        ensure!(right > 100, "only {right} frames of churning code were named");
+        ensure_times!(right > 100, "only {right} frames of churning code were named");
         Ok(())
     })
 }
@@ -385,7 +389,7 @@ fn short_scripts_are_named() -> Result<()> {
         let (all, missing) = frames.fold((0_u32, 0_u32), |(all, missing), frame| {
             (all + 1, missing + u32::from(frame.name.starts_with("(unnamed")))
         });
-        ensure!(all > 100, "only {all} frames");
+        ensure_times!(all > 100, "only {all} frames");
         ensure!(f64::from(missing) <= 0.01 * f64::from(all), "{missing} of {all} frames have no name");
         Ok(())
     })

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::PATIENCE;
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::perfetto::Trace;
 use gctrace_tests::pprof;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
+use gctrace_tests::timing::settled;
 use serde_json::Value;
 
 /// Every format of profile, with the file that it goes to.
@@ -114,6 +116,10 @@ fn json(path: &Path) -> Result<Value> {
 /// `--duration 5s` is five seconds in every format: not the time for which gctrace ran, which had to load its programs first.
 #[test]
 fn durations() -> Result<()> {
+    settled(compare_durations)
+}
+
+fn compare_durations() -> Result<()> {
     let live = Live::begin()?;
     let dir = live.dir("durations")?;
     let recorded = record(&dir, "5s", &["--wall", "--gvl", "--gvl-budget", "50"])?;
@@ -142,7 +148,7 @@ fn durations() -> Result<()> {
     let first = trace.slices.iter().map(|slice| slice.begin_ns).min().context("slices")?;
     ensure!(first >= run.begin_ns, "a slice begins {} ns before the recording", run.begin_ns - first);
     // It is measured once, from when gctrace is ready until the time is over and a thread of gctrace's notices that.
-    ensure!(
+    ensure_times!(
         (5.0..=5.2 + recorded.late_s).contains(&measured),
         "{measured} s; gctrace waited {} s for a CPU",
         recorded.late_s
@@ -158,7 +164,10 @@ fn durations() -> Result<()> {
     // whose CPU is taken away.
     let chance = 0.2 + 4.0 * 0.112 + recorded.late_s + recorded.delayed_s;
     for seconds in &sums {
-        ensure!((seconds - measured).abs() <= chance, "speedscope: {sums:?} s, not {measured} ± {chance}");
+        ensure_times!(
+            (seconds - measured).abs() <= chance,
+            "speedscope: {sums:?} s, not {measured} ± {chance}"
+        );
     }
     Ok(())
 }

@@ -4,10 +4,12 @@
 use std::io::{Read as _, Write as _};
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::puma::Puma;
+use gctrace_tests::timing::{settled, stolen_ns};
 
 const CLIENTS: usize = 4;
 const EACH: usize = 15;
@@ -48,12 +50,20 @@ fn spin(server: &Puma) -> Result<()> {
 /// CPU, of which it is a good part.
 #[test]
 fn waits_of_requests() -> Result<()> {
+    settled(compare_waits_of_requests)
+}
+
+fn compare_waits_of_requests() -> Result<()> {
     let live = Live::begin()?;
     let server = Puma::start(&live, "spin.ru", "0")?;
     let pid = server.process.pid().to_string();
     let args = ["--pid", &pid, "--requests", "--gvl", "--gvl-threshold", "0.001ms", "--gvl-budget", "100"];
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    let stolen = stolen_ns()?;
     spin(&server)?;
+    // The thread's own clock stands still while a hypervisor has its CPU (`update_rq_clock_task`, kernel/sched/core.c); the kernel
+    // sees no switch then.
+    let stolen = stolen_ns()?.saturating_sub(stolen) + CLOCKS_NS;
     gctrace.wait_requests(CLIENTS * EACH)?;
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
@@ -69,7 +79,10 @@ fn waits_of_requests() -> Result<()> {
         });
         let (count, sum) = of_it.fold((0, 0), |(count, sum), wait| (count + 1, sum + wait.wait_ns));
         // Shorter ones are not reported one by one; there are not many more of them.
-        ensure!(sum <= gvl_ns && gvl_ns - sum <= 1000 * (count + 50), "{line:?}: {count} waits, {sum} ns");
+        ensure_times!(
+            sum <= gvl_ns && gvl_ns - sum <= 1000 * (count + 50),
+            "{line:?}: {count} waits, {sum} ns"
+        );
         let name = line.path.as_deref().and_then(|path| path.rsplit('/').next()).context("a path")?;
         let words = truth.lines().map(|line| line.split(' ').collect::<Vec<_>>());
         let words = words.into_iter().find(|words| words[0] == name).with_context(|| name.to_owned())?;
@@ -81,14 +94,14 @@ fn waits_of_requests() -> Result<()> {
         let without = (end - begin).saturating_sub(cpu) + outside;
         // A thread that is woken runs before it has the GVL, through two probes.
         let awake = 100_000 * (count + 2);
-        ensure!(gvl_ns <= without + awake, "{line:?}: CPU {cpu}");
+        ensure_times!(gvl_ns <= without + awake, "{line:?}: CPU {cpu}");
         let states = line.cpu_ns.zip(line.runnable_ns).zip(line.blocked_ns);
         let Some(((cpu_ns, runnable_ns), blocked_ns)) = states else { continue };
         divided += 1;
         let duration_ns = line.duration_ns.unwrap_or(0);
         ensure!(cpu_ns + runnable_ns + blocked_ns == duration_ns, "{line:?}");
         // The thread reads its CPU clock within the request, so it has no more outside of it than the time there.
-        ensure!(cpu_ns + CLOCKS_NS >= cpu && cpu_ns <= cpu + outside + CLOCKS_NS, "{line:?}: CPU {cpu}");
+        ensure_times!(cpu_ns + CLOCKS_NS >= cpu && cpu_ns <= cpu + outside + stolen, "{line:?}: CPU {cpu}");
         on_cpu_ns += cpu_ns;
         charged_ns += cpu;
         outside_ns += outside;
@@ -97,13 +110,13 @@ fn waits_of_requests() -> Result<()> {
     }
     ensure!(divided + 4 >= known, "of {known}, {divided} are divided");
     // Single ones differ by what a switch of the CPU takes; all of them together do not.
-    let most = charged_ns + outside_ns;
+    let most = charged_ns + outside_ns + stolen;
     let within = (charged_ns - charged_ns / 50..=most + charged_ns / 50).contains(&on_cpu_ns);
-    ensure!(within, "{on_cpu_ns} ns on a CPU, {charged_ns} to {most} of the threads' own clocks");
+    ensure_times!(within, "{on_cpu_ns} ns on a CPU, {charged_ns} to {most} of the threads' own clocks");
     // The first of each thread may have none: whether all of its waits are seen shows when it gets the GVL.
     ensure!(known >= CLIENTS * EACH - 8, "{known} are known");
     // Four threads share a GVL; what else runs on the machine takes CPUs, too.
-    ensure!(waited_ns * 4 >= without_cpu_ns, "{waited_ns} of {without_cpu_ns} ns");
+    ensure_times!(waited_ns * 4 >= without_cpu_ns, "{waited_ns} of {without_cpu_ns} ns");
     println!(
         "{known} known, {waited_ns} of {without_cpu_ns} ns; {divided} divided, CPU {on_cpu_ns} and {charged_ns} ns"
     );

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::report::Report;
@@ -96,15 +97,15 @@ fn blocked_time_is_whole() -> Result<()> {
             let blocked: u64 = of("blocked").iter().map(|sample| sample.wall_ns).sum();
             let runnable: u64 = of("runnable").iter().map(|sample| sample.wall_ns).sum();
             let off = (blocked + runnable) as f64;
-            ensure!(off <= took, "{name}: {off} ns off the CPU, took {took} ns");
+            ensure_times!(off <= took, "{name}: {off} ns off the CPU, took {took} ns");
             // Up to 2.7 the VM knows only the thread that holds the GVL: one that has released it for another has no
             // Ruby stack when it leaves its CPU, and its time is reported without one.
             if !ruby.is_at_least(3, 0) {
                 continue;
             }
             // Times below a millisecond are not reported, and there is some CPU time between.
-            ensure!(off >= 0.9 * took, "{name}: {off} ns off the CPU, took {took} ns");
-            ensure!(blocked as f64 >= 0.5 * took, "{name}: {blocked} ns blocked, took {took} ns");
+            ensure_times!(off >= 0.9 * took, "{name}: {off} ns off the CPU, took {took} ns");
+            ensure_times!(blocked as f64 >= 0.5 * took, "{name}: {blocked} ns blocked, took {took} ns");
             let tids =
                 of("blocked").iter().map(|sample| sample.tid).collect::<std::collections::BTreeSet<_>>();
             ensure!(tids.len() == 1, "{name} blocks in threads {tids:?}");

@@ -1,4 +1,6 @@
-//! `gctrace malloc`: memory that CRuby allocates for its objects (`ruby_xmalloc` and its relatives, gc.c), counted in the kernel.
+//! `gctrace malloc`: memory that CRuby allocates for its objects (`ruby_xmalloc` and its relatives, gc.c), counted in the kernel, and
+//! under which stacks: of a call of `size` bytes a stack is taken with the probability `size / period` (at most 1), whatever came before
+//! it. Such a call stands for `1 / probability` calls (Horvitz and Thompson's estimator), so that the expectation of every sum is the sum.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -102,11 +104,13 @@ pub enum MallocCount {
     ReallocsUnpaired,
     /// Followed memory that was given up because of that, or because `GC.count` could not be read.
     Lost,
+    /// Calls whose stack was to be taken.
+    Sampled,
 }
 
 impl MallocCount {
     /// All, in the order of their number.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Hits,
         Self::OtherHits,
         Self::Failed,
@@ -119,6 +123,7 @@ impl MallocCount {
         Self::ReallocsUnknown,
         Self::ReallocsUnpaired,
         Self::Lost,
+        Self::Sampled,
     ];
 }
 
@@ -162,10 +167,52 @@ pub struct MallocTally {
 pub struct MallocTarget {
     /// Address of `profile.count` of its objspace.
     pub gc_count: u64,
+    /// Address of the `flags` word of its objspace.
+    pub flags: u64,
+    /// Bytes per stack, on average ([`malloc_is_sampled`]); 0: no stacks are taken.
+    pub period: u64,
     /// Its thread group id.
     pub tgid: u32,
+    /// Mask of the GC mode inside `flags`.
+    pub mode_mask: u32,
+    /// How far the mode is shifted.
+    pub mode_shift: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// The highest period: with it and a size below it, products have 64 bits.
+pub const MAX_MALLOC_PERIOD: u64 = 1 << 30;
+
+/// Whether the stack of a call is taken. `random` is uniform, `period` at most [`MAX_MALLOC_PERIOD`] and not 0.
+#[inline]
+pub const fn malloc_is_sampled(random: u32, size: u64, period: u64) -> bool {
+    size >= period || random as u64 * period < at_least_one(size) << 32
+}
+
+/// Of all 2³² random numbers, how many let the stack of a call of that size be taken.
+#[inline]
+pub const fn malloc_threshold(size: u64, period: u64) -> u64 {
+    if size >= period { 1 << 32 } else { (at_least_one(size) << 32).div_ceil(period) }
+}
+
+/// CRuby asks for at least one byte; a size of 0 would never be seen.
+const fn at_least_one(size: u64) -> u64 {
+    if size == 0 { 1 } else { size }
+}
+
+/// A number that changes whenever the VM may have freed or moved objects, as
+/// [`StackEvent::epoch`](crate::stack::StackEvent::epoch) does: `GC.count` grows where a collection begins, before it marks, and objects
+/// are freed from the end of marking to the end of the sweep.
+#[inline]
+pub const fn malloc_epoch(gc_count: u64, mode: u32) -> u64 {
+    let twice = gc_count.wrapping_mul(2);
+    match mode {
+        // `gc_mode_marking`, `gc_mode_sweeping` (gc.c)
+        1 => twice,
+        2 => twice.wrapping_add(1),
+        _ => twice.wrapping_add(2),
+    }
 }
 
 /// Memory that is followed, by its address.
@@ -177,6 +224,12 @@ pub struct MallocBlock {
     pub size: u64,
     /// `GC.count` when it was allocated first.
     pub born: u64,
+    /// When the stack of the call was taken that has given it its size, nanoseconds; 0: none was.
+    pub sampled_ns: u64,
+    /// The thread of that call.
+    pub tid: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// A thread is in `realloc`.
@@ -198,9 +251,9 @@ impl MallocPending {
 }
 
 const _: () = assert!(size_of::<MallocTally>() == 16);
-const _: () = assert!(size_of::<MallocTarget>() == 16);
-const _: () = assert!(size_of::<MallocBlock>() == 16);
-const _: () = assert!(size_of::<MallocPending>() == 32);
+const _: () = assert!(size_of::<MallocTarget>() == 40);
+const _: () = assert!(size_of::<MallocBlock>() == 32);
+const _: () = assert!(size_of::<MallocPending>() == 48);
 
 #[cfg(test)]
 mod tests {
@@ -226,10 +279,36 @@ mod tests {
     fn indices() {
         assert_eq!(malloc_size_index(2, 63) + 1, malloc_age_index(0, 0));
         assert_eq!(malloc_age_index(63, MALLOC_AGES - 1) + 1, malloc_count_index(MallocCount::Hits));
-        assert_eq!(malloc_count_index(MallocCount::Lost) + 1, MALLOC_TALLIES);
+        assert_eq!(malloc_count_index(MallocCount::Sampled) + 1, MALLOC_TALLIES);
         for (at, count) in MallocCount::ALL.into_iter().enumerate() {
             assert_eq!(count as usize, at);
         }
+    }
+
+    /// The probability is that of the size, exactly where the period is a power of two; and sizes above the period are always taken.
+    #[test]
+    fn probability() {
+        for size in [1, 40, 4095, 65_535] {
+            assert_eq!(malloc_threshold(size, 1 << 16), size << 16);
+        }
+        assert_eq!(malloc_threshold(0, 1 << 16), 1 << 16);
+        assert_eq!(malloc_threshold(1, MAX_MALLOC_PERIOD), 4);
+        for size in [1 << 16, u64::MAX] {
+            assert!(malloc_is_sampled(u32::MAX, size, 1 << 16));
+        }
+        for (size, period) in [(1, 1 << 30), (3, 1000), (999, 1000), (40, 65_536), (0, 7)] {
+            let last = malloc_threshold(size, period) - 1;
+            let after = u32::try_from(last + 1).unwrap();
+            assert!(malloc_is_sampled(last as u32, size, period) && !malloc_is_sampled(after, size, period));
+        }
+    }
+
+    /// Nothing is freed within one epoch: it is another one from the end of marking on, and from the end of the sweep on.
+    #[test]
+    fn epochs() {
+        let [marking, sweeping, none] = [1, 2, 0].map(|mode| malloc_epoch(7, mode));
+        assert!(malloc_epoch(6, 0) == marking && marking < sweeping && sweeping < none);
+        assert_eq!(none, malloc_epoch(8, 1));
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub enum Cause {
     GvlHold = 4,
     /// The thread takes the free slots of a heap page. `ts_ns` equals that of the [`RefillEvent`](crate::event::RefillEvent) that precedes.
     Refill = 5,
+    /// The thread has called an allocation function of CRuby. `weight_ns` is the size in bytes; [`crate::malloc`] says what it stands for.
+    Malloc = 6,
 }
 
 impl Cause {
@@ -48,6 +50,7 @@ impl Cause {
             3 => Self::GvlWait,
             4 => Self::GvlHold,
             5 => Self::Refill,
+            6 => Self::Malloc,
             _ => return None,
         })
     }
@@ -125,7 +128,8 @@ pub struct StackEvent {
     pub header: Header,
     /// Load bias of the image.
     pub bias: u64,
-    /// Nanoseconds of CPU time the record stands for ([`Cause::CpuClock`], unless only [`StackEvent::BLOCKS`] is looked for), else 0.
+    /// Nanoseconds of CPU time the record stands for ([`Cause::CpuClock`], unless only [`StackEvent::BLOCKS`] is looked for); bytes
+    /// ([`Cause::Malloc`]); else 0.
     pub weight_ns: u64,
     /// Events of the process so far after which the VM may have freed or moved objects (`GC_END_MARK`, `GC_END_SWEEP`).
     pub epoch: u64,

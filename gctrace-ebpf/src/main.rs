@@ -163,6 +163,13 @@ pub fn probe_ruby(ctx: ProbeContext) -> u32 {
     0
 }
 
+/// Stage [`walk::NATIVE`] of a stack at a probe.
+#[uprobe]
+pub fn probe_native(ctx: ProbeContext) -> u32 {
+    unwind::native::<family::Probe, _>(&ctx, || usermem::probe_registers(&ctx));
+    0
+}
+
 /// `sched:sched_switch`: a CPU switches from one thread to another, in the context of the former.
 #[tracepoint]
 pub fn sched_switch(ctx: TracePointContext) -> u32 {

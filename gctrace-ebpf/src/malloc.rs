@@ -1,14 +1,26 @@
-//! `gctrace malloc`: memory that CRuby allocates, added up without a record per call.
+//! `gctrace malloc`: memory that CRuby allocates, added up without a record per call. Of some calls, which are drawn by their size, the
+//! stack is taken.
 
-use aya_ebpf::{EbpfContext as _, helpers::bpf_get_attach_cookie, programs::ProbeContext};
-use gctrace_common::malloc::{
-    MallocBlock, MallocCookie, MallocCount, MallocPending, MallocPlace, MallocTarget, malloc_age,
-    malloc_age_index, malloc_class, malloc_count_index, malloc_size_index,
+use aya_ebpf::{
+    EbpfContext as _,
+    helpers::{bpf_get_attach_cookie, bpf_get_prandom_u32, bpf_ktime_get_ns},
+    programs::ProbeContext,
+};
+use gctrace_common::{
+    malloc::{
+        MallocBlock, MallocCookie, MallocCount, MallocPending, MallocPlace, MallocTarget, malloc_age,
+        malloc_age_index, malloc_class, malloc_count_index, malloc_epoch, malloc_is_sampled,
+        malloc_size_index,
+    },
+    stack::Cause,
 };
 
 use crate::{
+    family::Probe,
     filter::tgid_tid,
     maps::{MALLOC_LIVE, MALLOC_PENDING, MALLOC_TALLIES, MALLOC_TARGET, add, add_one, closed, config},
+    rubies,
+    stack::{Occasion, capture},
     usermem,
 };
 
@@ -22,6 +34,22 @@ const REALLOC_END: u8 = MallocPlace::ReallocEnd as u8;
 const FREE: u8 = MallocPlace::Free as u8;
 /// The number of `realloc` among the functions.
 const REALLOC_FUNCTION: u32 = 2;
+
+/// A call whose stack is to be taken.
+#[derive(Clone, Copy)]
+struct Drawn {
+    ts_ns: u64,
+    tid: u32,
+    size: u64,
+}
+
+impl Drawn {
+    /// Marks the memory that the call has handed out.
+    #[inline(always)]
+    fn block(self, born: u64) -> MallocBlock {
+        MallocBlock { size: self.size, born, sampled_ns: self.ts_ns, tid: self.tid, reserved: 0 }
+    }
+}
 
 /// One hit.
 #[inline(always)]
@@ -39,30 +67,81 @@ pub fn hit(ctx: &ProbeContext) {
     let registers = usermem::call_registers(ctx);
     // SAFETY: a plain helper call with the program's own context.
     let cookie = MallocCookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
-    match cookie.place {
+    let drawn = match cookie.place {
         MALLOC | CALLOC => {
             let size = registers.preserved(cookie.size);
-            allocated(&target, u32::from(cookie.place), registers.result, size);
+            allocated(&target, u32::from(cookie.place), registers.result, draw(&target, tid, size))
         }
-        REALLOC_BEGIN => realloc_begins(tid, registers.first, registers.second),
-        REALLOC_END => realloc_ends(tid, registers.result),
-        FREE => freed(&target, registers.first),
-        _ => {}
+        REALLOC_BEGIN => {
+            realloc_begins(tid, registers.first, registers.second);
+            return;
+        }
+        REALLOC_END => realloc_ends(&target, tid, registers.result),
+        FREE => return freed(&target, registers.first),
+        _ => return,
+    };
+    if drawn.ts_ns != 0 {
+        stack(ctx, &target, drawn);
     }
 }
 
+/// A call of that size; its time is 0 unless its stack is to be taken.
 #[inline(always)]
-fn allocated(target: &MallocTarget, function: u32, pointer: u64, size: u64) {
+fn draw(target: &MallocTarget, tid: u32, size: u64) -> Drawn {
+    // SAFETY: a plain helper call.
+    let wanted =
+        target.period != 0 && malloc_is_sampled(unsafe { bpf_get_prandom_u32() }, size, target.period);
+    // SAFETY: as above.
+    let ts_ns = if wanted { unsafe { bpf_ktime_get_ns() } } else { 0 };
+    Drawn { ts_ns, tid, size }
+}
+
+/// The same of a call that has failed: no stack is taken.
+const FAILED: Drawn = Drawn { ts_ns: 0, tid: 0, size: 0 };
+
+/// The stack of the call. Does not return if it can be walked.
+#[inline(always)]
+fn stack(ctx: &ProbeContext, target: &MallocTarget, drawn: Drawn) {
+    count(MallocCount::Sampled);
+    let Some(ruby) = rubies::known(target.tgid) else { return };
+    // Names of frames are remembered for an epoch; no probe of the collector counts it here.
+    let epoch = match (usermem::read::<u64>(target.gc_count), usermem::read::<u32>(target.flags)) {
+        (Some(gc_count), Some(flags)) => {
+            malloc_epoch(gc_count, (flags & target.mode_mask) >> (target.mode_shift & 31))
+        }
+        _ => drawn.ts_ns,
+    };
+    // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
+    unsafe { (&raw mut (*ruby).epoch).write_volatile(epoch) };
+    capture::<Probe, _>(
+        ctx,
+        &Occasion {
+            cause: Cause::Malloc,
+            ts_ns: drawn.ts_ns,
+            tgid: target.tgid,
+            tid: drawn.tid,
+            ruby,
+            weight_ns: drawn.size,
+            in_kernel: false,
+            blocks: false,
+            thread: 0,
+        },
+    );
+}
+
+#[inline(always)]
+fn allocated(target: &MallocTarget, function: u32, pointer: u64, drawn: Drawn) -> Drawn {
     if pointer == 0 {
-        return count(MallocCount::Failed);
+        count(MallocCount::Failed);
+        return FAILED;
     }
-    tally(malloc_size_index(function, malloc_class(size)), size);
-    let Some(born) = usermem::read::<u64>(target.gc_count) else { return count(MallocCount::Unread) };
-    if follow(pointer, &MallocBlock { size, born }) {
-        count(MallocCount::Followed);
-    } else {
-        count(MallocCount::Overflow);
+    tally(malloc_size_index(function, malloc_class(drawn.size)), drawn.size);
+    match usermem::read::<u64>(target.gc_count) {
+        None => count(MallocCount::Unread),
+        Some(born) if follow(pointer, &drawn.block(born)) => count(MallocCount::Followed),
+        Some(_) => count(MallocCount::Overflow),
     }
+    drawn
 }
 
 /// Follows memory that has just been handed out, or moved.
@@ -100,7 +179,7 @@ fn freed(target: &MallocTarget, pointer: u64) {
 fn realloc_begins(tid: u32, pointer: u64, size: u64) {
     let block = match take(pointer) {
         Some(block) => block,
-        None => MallocBlock { size: 0, born: MallocPending::UNKNOWN },
+        None => MallocBlock { size: 0, born: MallocPending::UNKNOWN, sampled_ns: 0, tid: 0, reserved: 0 },
     };
     let pending = MallocPending { pointer, size, block };
     if MALLOC_PENDING.insert(&tid, &pending, 0).is_err() && block.born != MallocPending::UNKNOWN {
@@ -109,30 +188,37 @@ fn realloc_begins(tid: u32, pointer: u64, size: u64) {
 }
 
 #[inline(always)]
-fn realloc_ends(tid: u32, pointer: u64) {
+fn realloc_ends(target: &MallocTarget, tid: u32, pointer: u64) -> Drawn {
     // SAFETY: a map value pointer, valid while the program runs; only this thread uses its entry.
     let Some(pending) = MALLOC_PENDING.get_ptr(&tid).map(|pending| unsafe { *pending }) else {
-        return count(MallocCount::ReallocsUnpaired);
+        count(MallocCount::ReallocsUnpaired);
+        return FAILED;
     };
     let _gone = MALLOC_PENDING.remove(&tid);
     let known = pending.block.born != MallocPending::UNKNOWN;
-    if pointer != 0 {
+    let drawn = if pointer != 0 {
         tally(malloc_size_index(REALLOC_FUNCTION, malloc_class(pending.size)), pending.size);
         if !known {
             count(MallocCount::ReallocsUnknown);
         }
+        draw(target, tid, pending.size)
     } else {
         count(MallocCount::Failed);
+        FAILED
+    };
+    if known {
+        // Memory keeps its birth when it is moved, as with `USE_GC_MALLOC_OBJ_INFO_DETAILS` (gc.c), and belongs to the call that has
+        // given it its size; where it is not moved it stays as it was.
+        let (place, block) = if pointer == 0 {
+            (pending.pointer, pending.block)
+        } else {
+            (pointer, drawn.block(pending.block.born))
+        };
+        if !follow(place, &block) {
+            count(MallocCount::Lost);
+        }
     }
-    if !known {
-        return;
-    }
-    // Memory keeps its birth when it is moved, as with `USE_GC_MALLOC_OBJ_INFO_DETAILS` (gc.c); where it is not moved it stays as it was.
-    let (place, size) =
-        if pointer == 0 { (pending.pointer, pending.block.size) } else { (pointer, pending.size) };
-    if !follow(place, &MallocBlock { size, born: pending.block.born }) {
-        count(MallocCount::Lost);
-    }
+    drawn
 }
 
 /// Adds a call and its bytes.

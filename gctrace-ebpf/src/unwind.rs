@@ -12,8 +12,8 @@ use gctrace_common::{
 };
 
 use crate::{
-    family::Family,
-    maps::{CHUNKS, STACK_RING, TICK_SCRATCH, UNWOUND, count},
+    family::{Family, Probe, Tick},
+    maps::{CHUNKS, PROBE_SCRATCH, STACK_RING, TICK_SCRATCH, UNWOUND, count},
     scratch::{NATIVE, Native, RUBY, UNWIND_WINDOW},
     usermem::{self, Registers, opaque},
 };
@@ -26,9 +26,29 @@ const FRAMES_PER_CALL: usize = 8;
 /// `BPF_RB_NO_WAKEUP`: the record that follows wakes the reader.
 const NO_WAKEUP: u64 = 1;
 
+/// A family whose programs walk native stacks.
+pub trait Unwinds: Family {
+    /// Walks [`FRAMES_PER_CALL`] frames in the scratch of a slot.
+    fn native_frames(slot: u32) -> u64;
+}
+
+impl Unwinds for Tick {
+    #[inline(always)]
+    fn native_frames(slot: u32) -> u64 {
+        verified_once_tick_native(slot.into())
+    }
+}
+
+impl Unwinds for Probe {
+    #[inline(always)]
+    fn native_frames(slot: u32) -> u64 {
+        verified_once_probe_native(slot.into())
+    }
+}
+
 /// The stage: walks the native stack in as many programs as it takes, emits its record, and continues with the Ruby stack.
 #[inline(always)]
-pub fn native<F: Family, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> Option<Registers>) {
+pub fn native<F: Unwinds, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> Option<Registers>) {
     let Some((slot, scratch)) = F::claimed() else { return count(Counter::StackNotWalked) };
     // SAFETY: the scratch is this program's until it is released.
     let (native, head) = unsafe { (&mut (*scratch).native, &mut (*scratch).head) };
@@ -37,7 +57,7 @@ pub fn native<F: Family, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> Op
     let mut end = MORE;
     if under_way || begin(native, head, registers) {
         for _ in 0..FRAMES_PER_PROGRAM / FRAMES_PER_CALL {
-            end = verified_once_tick_native(slot.into());
+            end = F::native_frames(slot);
             if end != MORE {
                 break;
             }
@@ -113,7 +133,20 @@ fn told(end: NativeEnd) -> u64 {
 extern "C" fn verified_once_tick_native(slot: u64) -> u64 {
     let Some(scratch) = TICK_SCRATCH.get_ptr_mut(slot as u32) else { return told(NativeEnd::NoRegisters) };
     // SAFETY: the caller has claimed it.
-    let native = unsafe { &mut (*scratch).native };
+    some_frames(unsafe { &mut (*scratch).native })
+}
+
+/// The same of a stack at a probe.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_probe_native(slot: u64) -> u64 {
+    let Some(scratch) = PROBE_SCRATCH.get_ptr_mut(slot as u32) else { return told(NativeEnd::NoRegisters) };
+    // SAFETY: the caller has claimed it.
+    some_frames(unsafe { &mut (*scratch).native })
+}
+
+#[inline(always)]
+fn some_frames(native: &mut Native) -> u64 {
     for _ in 0..FRAMES_PER_CALL {
         if let Some(end) = frame(native) {
             return told(end);

@@ -91,6 +91,15 @@ pub fn tick_registers(ctx: &PerfEventContext) -> Option<Registers> {
     Some(Registers { ip: regs.rip, sp: regs.rsp, bp: regs.rbp })
 }
 
+/// Registers of the thread at a probe.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+pub fn probe_registers(ctx: &ProbeContext) -> Option<Registers> {
+    // SAFETY: the context of a uprobe is the thread's pt_regs.
+    let regs = unsafe { &*ctx.regs };
+    Some(Registers { ip: regs.rip, sp: regs.rsp, bp: regs.rbp })
+}
+
 /// Registers of the thread when it entered the kernel: the kernel stores them at the upper end of the thread's kernel stack
 /// (arch/x86/include/asm/processor.h, `task_pt_regs`).
 #[cfg(bpf_target_arch = "x86_64")]
@@ -263,6 +272,13 @@ pub fn tick_in_kernel(ctx: &PerfEventContext) -> bool {
     // The lowest four bits of the processor state are the exception level and the stack in use; user mode is 0.
     // SAFETY: as above.
     unsafe { (*ctx.ctx).regs.pstate & 0xf != 0 }
+}
+
+/// Native stacks are walked on x86-64 only.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+pub fn probe_registers(_ctx: &ProbeContext) -> Option<Registers> {
+    None
 }
 
 /// Native stacks are walked on x86-64 only.

@@ -426,7 +426,7 @@ impl Pipeline {
             Record::Event(OwnedEvent::Gvl(record)) => return self.gvl_record(record),
             Record::Event(OwnedEvent::Refill(event)) => return self.refill(&event),
         };
-        let Some(Finished { of, pid, tid, comm, ts_ns, request_ns, stack }) = finished else { return };
+        let Some(Finished { of, pid, tid, comm, ts_ns, request_ns, stack, .. }) = finished else { return };
         match of {
             StackOf::Trigger => self.trigger(pid, ts_ns, stack),
             StackOf::Waiter => {
@@ -439,6 +439,8 @@ impl Pipeline {
                 let request = self.request_of_stack(pid, tid, request_ns);
                 self.refill_stack(pid, tid, AllocOf { comm, ts_ns, request }, stack);
             }
+            // Runs do not load its program.
+            StackOf::Malloc => {}
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{
     ledger::{StackCounts, UserCounts},
     model::{
         self,
-        stack::{Stack, StackSample, ThreadState},
+        stack::{Frame, Stack, StackSample, ThreadState},
     },
     native::{KernelNamer, NativeNamer},
     ruby::threads::Walked,
@@ -61,6 +61,11 @@ pub struct Finished {
     pub ts_ns: u64,
     /// Since when its thread serves a request, nanoseconds; 0: none that is known.
     pub request_ns: u64,
+    /// What its record says that it stands for: bytes of [`StackOf::Malloc`].
+    pub weight: u64,
+    /// The native frames above the innermost interpreter loop, leaf first, also where the others do not fit the Ruby frames. Of
+    /// [`StackOf::Malloc`] only.
+    pub above: Vec<Arc<Frame>>,
     /// The stack.
     pub stack: Stack,
 }
@@ -78,6 +83,8 @@ pub enum StackOf {
     Blocker,
     /// A thread that took the free slots of a heap page at that time.
     Refill,
+    /// A thread that called an allocation function at that time.
+    Malloc,
 }
 
 /// The stage.
@@ -149,13 +156,14 @@ impl Stacks {
     /// has left its CPU, which waits for its return.
     pub fn finish(&mut self, named: NamedStack) -> Option<Finished> {
         let NamedStack { header, cause, gc, comm, weight_ns, blocks, request_ns, stack } = named;
-        let stack = self.mixed(&header, stack);
+        let (stack, above) = self.mixed(&header, stack);
         let comm = self.comm(header.tgid, &comm);
         let of = match cause {
             Cause::GcStart => StackOf::Trigger,
             Cause::GvlWait => StackOf::Waiter,
             Cause::GvlHold => StackOf::Holder,
             Cause::Refill => StackOf::Refill,
+            Cause::Malloc => StackOf::Malloc,
             Cause::OffCpu => {
                 self.left(&header, gc, stack);
                 return None;
@@ -188,7 +196,7 @@ impl Stacks {
             }
         };
         let (pid, tid, ts_ns) = (header.tgid, header.tid, header.ts_ns);
-        Some(Finished { of, pid, tid, comm, ts_ns, request_ns, stack })
+        Some(Finished { of, pid, tid, comm, ts_ns, request_ns, weight: weight_ns, above, stack })
     }
 
     /// The stack with which a thread has left its CPU.
@@ -354,8 +362,8 @@ impl Stacks {
         self.away.clear();
     }
 
-    /// Names kernel and native frames and puts all frames in order.
-    fn mixed(&mut self, header: &Header, stack: Unmixed) -> Stack {
+    /// Names kernel and native frames and puts all frames in order. The second result is [`Finished::above`].
+    fn mixed(&mut self, header: &Header, stack: Unmixed) -> (Stack, Vec<Arc<Frame>>) {
         let Unmixed { bias, cut, kernel, native, gc, groups, missing } = stack;
         let mut frames = self.kernel.stack(&kernel);
         if header.point == Cause::OffCpu as u32 {
@@ -363,8 +371,13 @@ impl Stacks {
             let own = frames.iter().take_while(|frame| is_of_tracing(&frame.name)).count();
             frames.drain(..own);
         }
+        let mut leaf = Vec::new();
         if let (Some((end, addresses)), Some(namer)) = (native, &mut self.native) {
             let native = namer.stack(header.tgid, header.ts_ns, bias, &addresses);
+            if header.point == Cause::Malloc as u32 {
+                let above = native.iter().take_while(|native| !native.interpreter);
+                leaf.extend(above.map(|native| native.frame.clone()));
+            }
             let end = if cut && end == NativeEnd::Complete { NativeEnd::Truncated } else { end };
             match mix(&native, end, &gc, &groups, &mut frames) {
                 Mixed::InOrder => self.counts.natives_mixed += 1,
@@ -377,7 +390,7 @@ impl Stacks {
             frames.extend(groups.into_iter().flatten());
         }
         frames.extend(missing);
-        frames.into()
+        (frames.into(), leaf)
     }
 
     fn comm(&mut self, pid: u32, comm: &[u8; 16]) -> Arc<str> {

@@ -17,13 +17,57 @@ def ages
   GC.count - before
 end
 
+# Methods that ask for known amounts, each at one line.
+module Places
+  LINES = {}
+
+  LINES["tiny"] = __LINE__ + 2
+  def self.tiny
+    MallocWitness.churn(48, 100_000)
+  end
+
+  LINES["small"] = __LINE__ + 2
+  def self.small
+    MallocWitness.churn(4096, 4_000)
+  end
+
+  LINES["large"] = __LINE__ + 2
+  def self.large
+    MallocWitness.churn(3 * MIB, 50)
+  end
+
+  LINES["moved"] = __LINE__ + 3
+  def self.kept
+    MallocWitness.malloc(9_000, 600)
+    MallocWitness.realloc(20_000)
+  end
+
+  LINES["kept"] = LINES["moved"] - 1
+
+  LINES["stays"] = __LINE__ + 2
+  def self.stays
+    MallocWitness.malloc(70_000, 40)
+  end
+
+  LINES["strings"] = __LINE__ + 2
+  def self.strings
+    Array.new(300) { "x" * 90_000 }
+  end
+end
+
 Report.run do |extra|
   GC.start
   GC.disable
   MallocWitness.malloc(40 * MIB, 5)
   say "counting"
-  if $stdin.gets.strip == "churn"
+  order = $stdin.gets.strip
+  if order == "churn"
     MallocWitness.churn(48, 400_000)
+  elsif order == "places"
+    MallocWitness.free
+    strings = %i[tiny small large kept stays strings].map { |name| Places.public_send(name) }.last
+    extra.merge!(Places::LINES)
+    extra["kept_strings"] = strings.size
   else
     MallocWitness.free
     extra["at_once"] = ages do

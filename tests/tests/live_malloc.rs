@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Finished;
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
+use gctrace_tests::pprof::Profile;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use gctrace_tests::witness::malloc_extension;
@@ -21,21 +22,30 @@ fn script(live: &Live, ruby: &Ruby) -> Result<Running> {
 }
 
 /// Counts in a process for a minute, or until a signal.
-fn malloc(live: &Live, pid: u32, budget: &str) -> Result<Gctrace> {
+fn malloc(live: &Live, pid: u32, budget: &str, more: &[&str]) -> Result<Gctrace> {
     let (pid, cache) = (pid.to_string(), live.path("cache").to_string_lossy().into_owned());
     let args = ["malloc", "--pid", &pid, "--cache-dir", &cache, "--format", "jsonl"];
-    Invocation::new(args.into_iter().chain(["--duration", "60s", "--budget", budget]))?.start_ready()
+    let args = args.into_iter().chain(["--duration", "60s", "--budget", budget]);
+    Invocation::new(args.chain(more.iter().copied()))?.start_ready()
 }
 
-/// Its first line, and the others by the largest size of their class.
-fn parsed(finished: &Finished) -> Result<(Value, BTreeMap<u64, Value>)> {
+/// Its first line, those of sizes by the largest size of their class, and those of places.
+struct Lines {
+    head: Value,
+    sizes: BTreeMap<u64, Value>,
+    sites: Vec<Value>,
+}
+
+fn parsed(finished: &Finished) -> Result<Lines> {
     ensure!(finished.status.success(), "{:?}\n{}", finished.status, finished.errors());
     let lines: Vec<Value> =
         finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     let (first, rows) = lines.split_first().context("no line")?;
-    ensure!(first["type"] == "malloc" && rows.iter().all(|row| row["type"] == "malloc_size"), "{lines:?}");
-    let by_size = rows.iter().filter_map(|row| Some((row["up_to"].as_u64()?, row.clone()))).collect();
-    Ok((first.clone(), by_size))
+    let known = |row: &Value| row["type"] == "malloc_size" || row["type"] == "malloc_site";
+    ensure!(first["type"] == "malloc" && rows.iter().all(known), "{lines:?}");
+    let sizes = rows.iter().filter_map(|row| Some((row["up_to"].as_u64()?, row.clone()))).collect();
+    let sites = rows.iter().filter(|row| row["type"] == "malloc_site").cloned().collect();
+    Ok(Lines { head: first.clone(), sizes, sites })
 }
 
 /// Calls and bytes by function, ages of what was freed, and what is left are those of the extension, to the call.
@@ -44,14 +54,15 @@ fn calls_are_those_of_the_extension() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
         let mut script = script(&live, ruby)?;
-        let gctrace = malloc(&live, script.pid(), "100")?;
+        let gctrace = malloc(&live, script.pid(), "100", &["--sample", "0"])?;
         script.say("go")?;
         script.wait_for("counted")?;
         let finished = gctrace.interrupt()?;
         script.say("end")?;
         let done = script.finish()?;
         let extra = |name: &str| done.report.extra_u64(name);
-        let (head, rows) = parsed(&finished)?;
+        let Lines { head, sizes: rows, sites } = parsed(&finished)?;
+        ensure!(sites.is_empty() && head["sample"] == 0, "stacks that nobody asked for: {sites:?}");
         eprintln!("{}: {head}", ruby.label());
 
         let row = |size: u64| rows.get(&size).with_context(|| format!("nothing up to {size} in {rows:?}"));
@@ -91,14 +102,165 @@ fn calls_are_those_of_the_extension() -> Result<()> {
     })
 }
 
+/// Bytes per stack.
+const PERIOD: f64 = 65_536.0;
+/// An estimate may be off by so many standard errors, so that one of the comparisons below fails by chance in some 50,000 runs.
+const ERRORS: f64 = 5.0;
+
+/// What one place asked for: calls, bytes of each, and what of it is left.
+struct Place {
+    name: &'static str,
+    method: &'static str,
+    function: &'static str,
+    calls: f64,
+    size: f64,
+    left: f64,
+}
+
+impl Place {
+    /// The standard errors of estimates of so many calls and of their bytes.
+    fn errors(&self, calls: f64) -> (f64, f64) {
+        let probability = (self.size / PERIOD).min(1.0);
+        let calls = (calls * (1.0 - probability) / probability).sqrt();
+        (calls, calls * self.size)
+    }
+
+    /// Compares what was estimated with the truth.
+    fn check(&self, what: &str, estimate: &Value, calls: f64) -> Result<()> {
+        let number = |name: &str| estimate[name].as_f64().with_context(|| format!("no {name} in {estimate}"));
+        let (in_calls, in_bytes) = self.errors(calls);
+        let off = (number("calls")? - calls, number("bytes")? - calls * self.size);
+        eprintln!("{} {what}: {estimate}, off by {off:?}, errors {:?}", self.name, (in_calls, in_bytes));
+        // What is exact is so but for the rounding of numbers.
+        let within = |off: f64, error: f64| off.abs() <= (ERRORS * error).max(1e-6);
+        ensure!(within(off.0, in_calls) && within(off.1, in_bytes), "{} {what}: {estimate}", self.name);
+        Ok(())
+    }
+}
+
+const fn place(name: &'static str, function: &'static str, calls: u32, size: u32, left: u32) -> Place {
+    let method = match name.as_bytes() {
+        b"moved" => "kept",
+        _ => name,
+    };
+    Place { name, method, function, calls: calls as f64, size: size as f64, left: left as f64 }
+}
+
+/// Those of malloc_calls.rb. A block that is moved belongs to the call that has moved it.
+const PLACES: [Place; 6] = [
+    place("tiny", "witness_churn", 100_000, 48, 0),
+    place("small", "witness_churn", 4_000, 4096, 0),
+    place("large", "witness_churn", 50, 3 << 20, 0),
+    place("kept", "witness_malloc", 600, 9_000, 0),
+    place("moved", "witness_realloc", 600, 20_000, 600),
+    place("stays", "witness_malloc", 40, 70_000, 40),
+];
+
+/// The estimates of what each line asked for, and of what is left of it, are right within their standard errors; calls above the period
+/// are counted one by one. Sums by size stay exact. The profile has the same.
+#[test]
+fn places_ask_for_what_they_ask_for() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let dir = live.dir(&format!("malloc-{}", ruby.label()))?;
+        let (pprof, folded) = (dir.join("m.pb.gz"), dir.join("m.folded"));
+        let path = |path: &std::path::Path| path.to_str().map(ToOwned::to_owned).context("a path");
+        let (pprof_arg, folded_arg) = (path(&pprof)?, path(&folded)?);
+        let files = ["--pprof", &pprof_arg, "--folded", &folded_arg, "--flamegraph-of", "malloc-live"];
+        let more = [["--sample", "64KiB"].as_slice(), &files].concat();
+        let mut script = script(&live, ruby)?;
+        let gctrace = malloc(&live, script.pid(), "100", &more)?;
+        script.say("places")?;
+        script.wait_for("counted")?;
+        let finished = gctrace.interrupt()?;
+        script.say("end")?;
+        let done = script.finish()?;
+        let Lines { head, sizes, sites } = parsed(&finished)?;
+        eprintln!("{}: {head}", ruby.label());
+
+        ensure!(head["stacks"].as_u64() >= Some(300) && head["stacks_lost"] == 0, "{head}");
+        ensure!(sizes.get(&(4 * MIB)).is_some_and(|row| row["calls"]["malloc"] == 50), "{sizes:?}");
+        ensure!(head["adds_up"] == true && head["overflow"] == 0, "{head}");
+
+        for place in &PLACES {
+            let line = done.report.extra_u64(place.name)?;
+            let its = |site: &&Value| {
+                site["line"] == line
+                    && site["file"].as_str().is_some_and(|file| file.ends_with("malloc_calls.rb"))
+            };
+            let its: Vec<&Value> = sites.iter().filter(its).collect();
+            let [site] = its.as_slice() else { anyhow::bail!("{}: {its:?} of {sites:?}", place.name) };
+            ensure!(site["method"] == format!("Places.{}", place.method), "{site}");
+            let library = site["library"].as_str().unwrap_or_default();
+            ensure!(library.ends_with("malloc_witness.so") && site["symbol"] == place.function, "{site}");
+            place.check("asked", &site["asked"], place.calls)?;
+            place.check("left", &site["left"], place.left)?;
+        }
+        // Strings of the interpreter's own making, each larger than the period: all of them, in a block.
+        let line = done.report.extra_u64("strings")?;
+        let of_strings = |site: &&Value| {
+            site["line"] == line && site["library"].as_str().is_some_and(|it| it.contains("ruby"))
+        };
+        let strings: f64 =
+            sites.iter().filter(of_strings).filter_map(|site| site["left"]["calls"].as_f64()).sum();
+        let kept = done.report.extra_u64("kept_strings")? as f64;
+        ensure!((kept..kept + 2.0).contains(&strings), "{strings} of {kept} strings in {sites:?}");
+
+        // All places together come to what was counted.
+        let sum =
+            |what: &str, of: &str| -> f64 { sites.iter().filter_map(|site| site[what][of].as_f64()).sum() };
+        let error = |what: &str| -> f64 {
+            let of = |site: &Value| site[what]["bytes_error"].as_f64();
+            sites.iter().filter_map(of).map(|error| error * error).sum::<f64>().sqrt()
+        };
+        let counted = |of: &str| head[of].as_u64().with_context(|| format!("no {of}"));
+        let asked: u64 = head["bytes"].as_object().context("bytes")?.values().filter_map(Value::as_u64).sum();
+        for (what, truth) in [("asked", asked), ("left", counted("live_bytes")?)] {
+            let (estimate, error) = (sum(what, "bytes"), error(what));
+            eprintln!("{}: {what} {estimate} ± {error}, truly {truth}", ruby.label());
+            ensure!(
+                (estimate - truth as f64).abs() <= ERRORS * error,
+                "{what}: {estimate} ± {error}, {truth}"
+            );
+        }
+
+        // Each sample of a profile is rounded.
+        let profile = Profile::open(&pprof)?;
+        let near = |one: f64, two: f64| (one - two).abs() <= profile.samples.len() as f64;
+        for (name, truth) in [
+            ("alloc_objects/count", sum("asked", "calls")),
+            ("alloc_space/bytes", sum("asked", "bytes")),
+            ("inuse_objects/count", sum("left", "calls")),
+            ("inuse_space/bytes", sum("left", "bytes")),
+        ] {
+            let total = profile.total(name)?;
+            ensure!(near(total as f64, truth), "{name}: {total} in the profile, {truth} in the lines");
+        }
+        let space = profile.index("alloc_space/bytes")?;
+        let large = profile.samples.iter().filter(|sample| {
+            let has = |name: &str| sample.stack.iter().any(|frame| frame.name == name);
+            has("Places.large") && has("witness_churn")
+        });
+        let large: u64 = large.map(|sample| sample.values[space]).sum();
+        ensure!(large == 50 * 3 * MIB, "{large} bytes of Places.large in the profile");
+        let text = std::fs::read_to_string(&folded)?;
+        let widths = text.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok());
+        ensure!(
+            widths.sum::<u64>() == profile.total("inuse_space/bytes")?,
+            "collapsed stacks of other bytes"
+        );
+        Ok(())
+    })
+}
+
 /// A process whose calls cost more than the budget is left alone before the time is over, and goes on.
 #[test]
 fn budget_ends_the_window() -> Result<()> {
     let live = Live::begin()?;
     let mut script = script(&live, &Ruby::main()?)?;
-    let gctrace = malloc(&live, script.pid(), "1")?;
+    let gctrace = malloc(&live, script.pid(), "1", &[])?;
     script.say("churn")?;
-    let (head, rows) = parsed(&gctrace.wait()?)?;
+    let Lines { head, sizes: rows, .. } = parsed(&gctrace.wait()?)?;
     ensure!(head["ended_by"] == "budget" && head["seconds"].as_f64() < Some(60.0), "{head}");
     // 400,000 pairs take twice as many hits.
     let churned = rows.get(&64).and_then(|row| row["calls"]["malloc"].as_u64()).context("no calls")?;

@@ -30,6 +30,8 @@ pub(crate) fn is_recorded(measure: Measure, subjects: Subjects) -> bool {
         Measure::Gc => true,
         Measure::GvlWait => subjects.gvl,
         Measure::Alloc => subjects.alloc,
+        // `gctrace malloc` makes no recordings.
+        Measure::Malloc | Measure::MallocLive => false,
     }
 }
 

@@ -461,8 +461,8 @@ fn needed(
 ) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
     names.extend((alloc || everything).then_some(REFILL_PROGRAM));
-    // Runs never need it: it is a command by itself.
-    names.extend(everything.then_some(malloc::PROGRAM));
+    // Runs never need them: it is a command by itself.
+    names.extend(everything.then_some([malloc::PROGRAM, sample::PROBE_NATIVE]).into_iter().flatten());
     names.extend(sample::names(stacks));
     names.extend(gvl::programs(gvl));
     names.extend(

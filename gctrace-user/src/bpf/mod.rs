@@ -23,7 +23,7 @@ pub use attach::{AttachError, Probes};
 pub use check::{CheckResult, KernelCheck, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use load::{AllocOptions, LoadError, LoadOptions, Loaded, Select, load};
-pub use malloc::{MallocProbes, MallocRead};
+pub use malloc::{MallocCost, MallocOptions, MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
 pub use requests::{ArrivalsLink, RequestLinks, RequestOptions, RequestReader};
 pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};

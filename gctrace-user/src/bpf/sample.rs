@@ -35,15 +35,18 @@ const RETURN_PROGRAMS: [&str; 2] = ["sched_return", "return_ruby"];
 /// Later stages of a stack that a uprobe takes.
 pub(super) const PROBE_STAGES: [&str; 1] = ["probe_ruby"];
 
-/// Index of the stage that walks the native stack. It stays empty where none is walked: where it is switched off, and where
-/// a uprobe takes the stack, which the traced program would wait for.
+/// The stage of a uprobe's stack that walks the native stack. The traced program waits for that, so only `gctrace malloc`
+/// loads it, whose samples are bounded by a budget.
+pub(super) const PROBE_NATIVE: &str = "probe_native";
+
+/// Index of the stage that walks the native stack. It stays empty where none is walked.
 const NATIVE: u32 = 0;
 /// Index of the stage that walks the Ruby stack.
 const RUBY: u32 = 1;
 /// Family of programs, its stages.
 const STAGES: [(&str, &[(u32, &str)]); 4] = [
     ("TICK_STAGES", &[(NATIVE, NATIVE_PROGRAM), (RUBY, "tick_ruby")]),
-    ("PROBE_STAGES", &[(RUBY, "probe_ruby")]),
+    ("PROBE_STAGES", &[(NATIVE, PROBE_NATIVE), (RUBY, "probe_ruby")]),
     ("SWITCH_STAGES", &[(RUBY, "switch_ruby")]),
     ("RETURN_STAGES", &[(RUBY, "return_ruby")]),
 ];
@@ -99,9 +102,14 @@ pub(super) fn link_stages(
     options: Option<StackOptions>,
     gvl: Option<GvlOptions>,
 ) -> Result<Stages, LoadError> {
-    let Programs { ebpf, multi } = programs;
     let mut loaded = names(options);
     loaded.extend(stages_for(gvl));
+    link_loaded(programs, &loaded)
+}
+
+/// The same with the programs that are loaded.
+pub(super) fn link_loaded(programs: &mut Programs, loaded: &[&str]) -> Result<Stages, LoadError> {
+    let Programs { ebpf, multi } = programs;
     let loaded = |name: &str| loaded.contains(&name);
     let link = |(map, list): (&'static str, &[(u32, &'static str)])| {
         let taken = ebpf.take_map(map).ok_or(LoadError::Missing(map))?;

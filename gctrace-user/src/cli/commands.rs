@@ -8,7 +8,7 @@ use super::{
     malloc_args::MallocArgs,
     settings::{Format, merged},
 };
-use crate::discover::Selection;
+use crate::{discover::Selection, export::profile};
 
 /// An examination.
 #[derive(Debug)]
@@ -121,6 +121,12 @@ pub struct MallocSettings {
     pub duration: Duration,
     /// What the probes may cost, in millionths of the time of one CPU.
     pub budget_ppm: u64,
+    /// Bytes per stack that is taken, on average; 0: none is.
+    pub sample: u64,
+    /// Lines of the table of places.
+    pub top: usize,
+    /// Files to write.
+    pub files: Vec<(PathBuf, profile::Format)>,
     /// Standard output.
     pub format: Format,
     /// Where analyses are kept; `None`: nowhere.
@@ -129,8 +135,10 @@ pub struct MallocSettings {
 
 impl From<MallocArgs> for MallocSettings {
     fn from(args: MallocArgs) -> Self {
-        let MallocArgs { pid, duration, budget, format, proc: _, cache } = args;
-        Self { pid, duration, budget_ppm: budget, format: format.into(), cache_dir: cache.dir() }
+        let files = args.files();
+        let MallocArgs { pid, duration, budget, sample, top, format, cache, .. } = args;
+        let (budget_ppm, format, cache_dir) = (budget, format.into(), cache.dir());
+        Self { pid, duration, budget_ppm, sample, top, files, format, cache_dir }
     }
 }
 

@@ -2,20 +2,22 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 
 use super::{
     args::{CacheArgs, FormatArg},
     parse,
 };
+use crate::export::profile::{Format, Graph, Grouping, Measure};
 
 /// Flags of `gctrace malloc`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
-        sudo gctrace malloc --pid 4242                  what it allocates in ten seconds, by size and age\n  \
+        sudo gctrace malloc --pid 4242                  what it allocates in ten seconds, by size, age and line\n  \
+        sudo gctrace malloc --pid 4242 --pprof malloc.pb.gz           by stack, for go tool pprof\n  \
         sudo gctrace malloc --pid 4242 --duration 1m --format jsonl   the same for scripts\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 its calls cannot be counted, 3 missing privilege or kernel feature.\n\
-        Each call costs the process about a microsecond. The window ends early when that is above the budget.")]
+        Each call costs the process about a microsecond, each stack some more. The window ends early when that is above the budget.")]
 pub struct MallocArgs {
     /// The process
     #[arg(long, short, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
@@ -29,6 +31,30 @@ pub struct MallocArgs {
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse::percent)]
     pub budget: u64,
 
+    /// Take the stack of a call per so many bytes on average, such as 64KiB; 0: of none
+    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = parse::malloc_period)]
+    pub sample: u64,
+
+    /// Lines of the table of places
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+
+    /// Write what was asked for and what is left, by stack, as a pprof profile, e.g. malloc.pb.gz (open with `go tool pprof`)
+    #[arg(long, value_name = "FILE")]
+    pub pprof: Option<PathBuf>,
+
+    /// Draw a flame graph, e.g. malloc.svg (open in a browser)
+    #[arg(long, value_name = "FILE")]
+    pub flamegraph: Option<PathBuf>,
+
+    /// Write collapsed stacks, e.g. malloc.folded: a line `root;caller;leaf BYTES` per stack
+    #[arg(long, value_name = "FILE")]
+    pub folded: Option<PathBuf>,
+
+    /// What --flamegraph and --folded show
+    #[arg(long, value_enum, default_value_t = MallocMeasureArg::Malloc, value_name = "WHAT")]
+    pub flamegraph_of: MallocMeasureArg,
+
     /// What to write to standard output
     #[arg(long, value_enum, default_value_t = FormatArg::Text)]
     pub format: FormatArg,
@@ -40,4 +66,30 @@ pub struct MallocArgs {
     /// The cache of analyses.
     #[command(flatten)]
     pub cache: CacheArgs,
+}
+
+/// `--flamegraph-of`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MallocMeasureArg {
+    /// All bytes that were asked for
+    Malloc,
+    /// Bytes that are left at the end
+    MallocLive,
+}
+
+impl MallocArgs {
+    /// Files to write.
+    pub(super) fn files(&self) -> Vec<(PathBuf, Format)> {
+        let of = match self.flamegraph_of {
+            MallocMeasureArg::Malloc => Measure::Malloc,
+            MallocMeasureArg::MallocLive => Measure::MallocLive,
+        };
+        let graph = Graph { grouping: Grouping::Process, of };
+        let files = [
+            (&self.pprof, Format::Pprof),
+            (&self.flamegraph, Format::FlameGraph(graph)),
+            (&self.folded, Format::Folded(graph)),
+        ];
+        files.into_iter().filter_map(|(path, format)| Some((path.clone()?, format))).collect()
+    }
 }

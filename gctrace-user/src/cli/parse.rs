@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use gctrace_common::malloc::MAX_MALLOC_PERIOD;
+
 /// Pids given by one flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pids(pub Vec<u32>);
@@ -166,6 +168,16 @@ pub(super) fn ring(text: &str) -> Result<u32, String> {
         .and_then(|number| number.checked_mul(factor))
         .filter(|bytes| bytes.is_power_of_two() && (16 << 10..=1 << 30).contains(bytes))
         .ok_or_else(|| "give a power of two from 16KiB to 1024MiB".to_owned())
+}
+
+/// Bytes per stack of `gctrace malloc`.
+pub(super) fn malloc_period(text: &str) -> Result<u64, String> {
+    let units = [("MiB", 20), ("M", 20), ("KiB", 10), ("K", 10), ("", 0)];
+    let sized = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?.trim_end(), bits)));
+    sized
+        .and_then(|(number, bits)| number.parse::<u64>().ok()?.checked_mul(1 << bits))
+        .filter(|&bytes| bytes == 0 || (1 << 10..=MAX_MALLOC_PERIOD).contains(&bytes))
+        .ok_or_else(|| "give a size from 1KiB to 1024MiB, or 0 for no stacks".to_owned())
 }
 
 /// How much of a recording is kept in memory.

@@ -28,4 +28,5 @@ pub use selection::Selection;
 pub use state::VmState;
 pub(crate) use state::objspace_of;
 pub use survey::{ImageFound, Miss, ProcessFound, Subject, Subjects, Survey, survey};
+pub(crate) use tracing_method::site_image;
 pub use tracing_method::{Abilities, Choice, ImageFacts, Planned, Rejection, TracingMethod};

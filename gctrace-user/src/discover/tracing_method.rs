@@ -282,7 +282,7 @@ fn fallback(file: &File, method: Method) -> Result<(ImageFacts, FallbackProbes),
 }
 
 /// What exporters receive about an image with event sites.
-pub(super) fn site_image(index: u32, shown: &Path, plan: &AttachPlan) -> Image {
+pub(crate) fn site_image(index: u32, shown: &Path, plan: &AttachPlan) -> Image {
     let heap = plan.layout.heaps.first();
     Image {
         index,

@@ -4,6 +4,7 @@ use std::io;
 
 use crate::{
     bpf::{self, AttachError, LoadError},
+    export::ExportError,
     heap::HeapFailure,
     preflight::Missing,
     ruby::malloc::NoMalloc,
@@ -15,6 +16,9 @@ pub(super) enum MallocFailure {
     /// It is no Ruby process, or none that can be read.
     #[error("{0}")]
     Process(#[from] HeapFailure),
+    /// Flags that do not fit together.
+    #[error("{0}")]
+    Usage(&'static str),
     /// Missing privilege or kernel feature.
     #[error("{0}")]
     Missing(#[from] Missing),
@@ -56,6 +60,9 @@ pub(super) enum MallocFailure {
         #[source]
         source: io::Error,
     },
+    /// A profile cannot be written.
+    #[error("{0}")]
+    Export(#[from] ExportError),
     /// The reader of the output is gone.
     #[error("writing to standard output: {0}")]
     Output(#[source] io::Error),
@@ -66,12 +73,14 @@ impl MallocFailure {
         match self {
             Self::Process(failure) => failure.exit_status(),
             Self::Missing(_) | Self::Load(_) => 3,
-            Self::File { .. }
+            Self::Usage(_)
+            | Self::File { .. }
             | Self::Calls { .. }
             | Self::ShadowStack(_)
             | Self::Attach(_)
             | Self::Replaced(_)
             | Self::System { .. }
+            | Self::Export(_)
             | Self::Output(_) => 2,
         }
     }

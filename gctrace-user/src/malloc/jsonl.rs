@@ -1,4 +1,4 @@
-//! A window as JSON lines: one `malloc`, then a `malloc_size` line for each size class. Documented in docs/malloc.md.
+//! A window as JSON lines: one `malloc`, then a `malloc_size` line for each size class and a `malloc_site` line for each place. Documented in docs/malloc.md.
 
 use std::{
     collections::BTreeMap,
@@ -9,7 +9,11 @@ use gctrace_common::malloc::{MallocCount, MallocTally};
 use gctrace_tunemygc::printable::printable_json;
 use serde::Serialize;
 
-use super::report::{FUNCTIONS, Report};
+use super::{
+    report::{FUNCTIONS, Report},
+    sampling::SiteRow,
+};
+use crate::aggregate::estimate::CallsAndBytes;
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -39,6 +43,10 @@ enum Line<'a> {
         adds_up: bool,
         hits: u64,
         other_hits: u64,
+        /// Bytes per stack; 0: no stacks were taken.
+        sample: u64,
+        stacks: u64,
+        stacks_lost: u64,
     },
     MallocSize {
         pid: u32,
@@ -51,6 +59,39 @@ enum Line<'a> {
         live: u64,
         live_bytes: u64,
     },
+    MallocSite {
+        pid: u32,
+        method: Option<&'a str>,
+        file: Option<&'a str>,
+        line: Option<u32>,
+        library: Option<&'a str>,
+        symbol: Option<&'a str>,
+        stacks_lost: bool,
+        asked: Estimates,
+        left: Estimates,
+    },
+}
+
+/// Estimates with their standard errors.
+#[derive(Serialize)]
+struct Estimates {
+    stacks: u64,
+    calls: f64,
+    calls_error: f64,
+    bytes: f64,
+    bytes_error: f64,
+}
+
+impl From<&CallsAndBytes> for Estimates {
+    fn from(of: &CallsAndBytes) -> Self {
+        Self {
+            stacks: of.taken,
+            calls: of.calls.sum,
+            calls_error: of.calls.error(),
+            bytes: of.bytes.sum,
+            bytes_error: of.bytes.error(),
+        }
+    }
 }
 
 pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
@@ -83,6 +124,9 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             adds_up: report.adds_up(),
             hits: count(MallocCount::Hits),
             other_hits: count(MallocCount::OtherHits),
+            sample: report.sampled.as_ref().map_or(0, |sampled| sampled.period),
+            stacks: report.sampled.as_ref().map_or(0, |sampled| sampled.stacks),
+            stacks_lost: report.stacks_lost(),
         },
     )?;
     for row in &report.sizes {
@@ -100,7 +144,27 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             },
         )?;
     }
+    for row in report.sampled.iter().flat_map(|sampled| &sampled.rows) {
+        line(out, &site(pid, row))?;
+    }
     Ok(())
+}
+
+fn site(pid: u32, row: &SiteRow) -> Line<'_> {
+    let site = row.site.as_ref();
+    let place = site.and_then(|site| site.line.as_ref());
+    let caller = site.and_then(|site| site.caller.as_ref());
+    Line::MallocSite {
+        pid,
+        method: place.map(|line| &*line.method),
+        file: place.map(|line| &*line.file),
+        line: place.map(|line| line.line),
+        library: caller.map(|caller| &*caller.library),
+        symbol: caller.map(|caller| &*caller.symbol),
+        stacks_lost: site.is_none(),
+        asked: (&row.asked).into(),
+        left: (&row.left).into(),
+    }
 }
 
 fn by_function(tallies: &[MallocTally], value: impl Fn(&MallocTally) -> u64) -> BTreeMap<&'static str, u64> {

@@ -7,6 +7,7 @@ use gctrace_common::malloc::{
     malloc_class_limit, malloc_count_index, malloc_size_index,
 };
 
+use super::sampling::Sampled;
 use crate::bpf::MallocRead;
 
 /// The functions, in the order of their tallies.
@@ -82,6 +83,8 @@ pub(super) struct Report {
     pub(super) gc_count: [Option<u64>; 2],
     /// Size classes that something is in, smallest first.
     pub(super) sizes: Vec<SizeRow>,
+    /// Where memory was asked for, if stacks were taken.
+    pub(super) sampled: Option<Sampled>,
     counts: [u64; MallocCount::ALL.len()],
 }
 
@@ -109,7 +112,13 @@ impl Report {
         }
         sizes.retain(|row| !row.is_empty());
         let counts = MallocCount::ALL.map(|count| tally(malloc_count_index(count)).calls);
-        Self { who, lasted, ended, gc_count, sizes, counts }
+        Self { who, lasted, ended, gc_count, sizes, sampled: None, counts }
+    }
+
+    /// Stacks that were to be taken and did not come: the estimates lack their calls.
+    pub(super) fn stacks_lost(&self) -> u64 {
+        let came = self.sampled.as_ref().map_or(0, |sampled| sampled.stacks);
+        self.count(MallocCount::Sampled).saturating_sub(came)
     }
 
     /// A count.
@@ -174,7 +183,7 @@ pub(super) mod tests {
         ] {
             set(malloc_count_index(count), calls, 0);
         }
-        let live = [120, 9000].map(|size| MallocBlock { size, born: 4 }).to_vec();
+        let live = [120, 9000].map(|size| MallocBlock { size, born: 4, ..MallocBlock::default() }).to_vec();
         let command = Some("ruby \u{1b}[31mapp.rb".to_owned());
         let who = Who { pid: 42, command, ruby: "3.4.1".to_owned() };
         let read = MallocRead { tallies, live };

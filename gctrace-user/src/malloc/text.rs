@@ -5,17 +5,24 @@ use std::io::{self, Write};
 use gctrace_common::malloc::{MALLOC_AGES, MallocCount};
 use gctrace_tunemygc::printable::printable;
 
-use super::report::{Ended, FUNCTIONS, Report};
-use crate::words::{file_size, plural};
+use super::{
+    report::{Ended, FUNCTIONS, Report},
+    sampling::SiteRow,
+};
+use crate::{
+    aggregate::estimate::Estimate,
+    words::{file_size, plural},
+};
 
-/// Writes what it was, sizes, ages, and what is missing.
-pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
+/// Writes what it was, sizes, ages, so many places at most, and what is missing.
+pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     head(out, report)?;
     if report.sizes.is_empty() {
         return writeln!(out, "\nNothing was allocated.");
     }
     sizes(out, report)?;
     ages(out, report)?;
+    places(out, report, top)?;
     missing(out, report)
 }
 
@@ -81,6 +88,61 @@ fn ages(out: &mut impl Write, report: &Report) -> io::Result<()> {
     )
 }
 
+/// Where memory was asked for.
+fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
+    let Some(sampled) = &report.sampled else { return Ok(()) };
+    if sampled.rows.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\n{:>20}  {:>18}  {:>20}  RUBY LINE, AND THE C FUNCTION THAT CALLS malloc",
+        "BYTES", "CALLS", "BYTES LEFT"
+    )?;
+    for SiteRow { site, asked, left } in sampled.rows.iter().take(top) {
+        let place = match site {
+            None => "(stack lost)".to_owned(),
+            Some(site) => {
+                let line = site.line.as_ref().map_or_else(|| "(outside of Ruby code)".into(), |it| it.text());
+                let caller = site.caller.as_ref().map(|caller| format!("  {}", caller.text()));
+                format!("{line}{}", caller.unwrap_or_default())
+            }
+        };
+        let (bytes, calls, left) = (size(&asked.bytes), number(&asked.calls), size(&left.bytes));
+        writeln!(out, "{bytes:>20}  {calls:>18}  {left:>20}  {place}")?;
+    }
+    if let Some(more) = sampled.rows.len().checked_sub(top).filter(|more| *more > 0) {
+        writeln!(out, "{:>20}  {:>18}  {:>20}  {}", "", "", "", plural(more as u64, "more place"))?;
+    }
+    writeln!(
+        out,
+        "\n± one standard error: estimated from {}, of a call of n bytes with the probability n / {}",
+        plural(sampled.stacks, "stack"),
+        sampled.period
+    )?;
+    match report.stacks_lost() {
+        0 => Ok(()),
+        lost => writeln!(out, "{} lost: the estimates lack what they stand for", plural(lost, "stack")),
+    }
+}
+
+/// Bytes with their standard error, which what is exact does not have.
+fn size(estimate: &Estimate) -> String {
+    let bytes = |value: f64| file_size(value.round() as u64);
+    match estimate.error() {
+        error if error < 0.5 => bytes(estimate.sum),
+        error => format!("{} ± {}", bytes(estimate.sum), bytes(error)),
+    }
+}
+
+/// The same of a number.
+fn number(estimate: &Estimate) -> String {
+    match estimate.error() {
+        error if error < 0.5 => format!("{:.0}", estimate.sum),
+        error => format!("{:.0} ± {error:.0}", estimate.sum),
+    }
+}
+
 /// What is not in the tables.
 fn missing(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let notes = [
@@ -117,7 +179,7 @@ mod tests {
 
     fn text(ended: Ended) -> String {
         let mut out = Vec::new();
-        write(&mut out, &sample(ended)).unwrap();
+        write(&mut out, &sample(ended), 20).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -134,6 +196,19 @@ mod tests {
         assert!(has("128 2 0 0 220 1") && has("16384 0 0 1 9000 1") && has("2 1 100"), "{text}");
         assert!(has("1 free of memory from before, or that is not followed"), "{text}");
         assert!(!text.contains("add up") && !text.contains("early"), "{text}");
+    }
+
+    /// Estimates have their error, unless they are exact.
+    #[test]
+    fn errors() {
+        let mut sum = Estimate::default();
+        sum.add(1_000_000.0, 1.0);
+        assert_eq!((size(&sum).as_str(), number(&sum).as_str()), ("1.0 MB", "1000000"));
+        sum.add(40.0, 0.01);
+        assert_eq!(size(&sum), "1.0 MB ± 4 kB");
+        let mut calls = Estimate::default();
+        calls.add(1.0, 0.01);
+        assert_eq!(number(&calls), "100 ± 99");
     }
 
     /// A window that ends before its time says so.

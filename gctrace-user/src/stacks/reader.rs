@@ -438,10 +438,12 @@ impl Naming {
 
 /// The control frames of a record. At a GC event CRuby takes the program counter of the running frame as that of the
 /// instruction which allocates (`gc_event_hook_body`, gc.c: "increment PC because source line is calculated with PC-1"):
-/// an instruction that calls no method does not count as begun, so that the line would be that of the one before it.
+/// an instruction that calls no method does not count as begun, so that the line would be that of the one before it. Such instructions
+/// call malloc, too.
 fn as_gc_event<'a>(record: &StackRecord<'a>) -> Cow<'a, [RubyFrame]> {
+    let takes_next = matches!(record.cause, Cause::GcStart | Cause::Malloc);
     match record.ruby.first() {
-        Some(top) if record.cause == Cause::GcStart && top.iseq & RubyFrame::CFUNC == 0 && top.pc != 0 => {
+        Some(top) if takes_next && top.iseq & RubyFrame::CFUNC == 0 && top.pc != 0 => {
             let mut frames = record.ruby.to_vec();
             frames[0].pc += size_of::<u64>() as u64;
             frames.into()

@@ -3,6 +3,7 @@
 pub mod call_tree;
 pub mod condition;
 pub mod endpoint;
+pub mod estimate;
 mod gaps;
 pub mod gc_cycle;
 mod gc_pauses;

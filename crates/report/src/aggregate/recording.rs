@@ -5,6 +5,7 @@ mod alloc;
 mod endpoints;
 mod filter;
 mod gvl;
+mod malloc;
 mod memory;
 mod pattern;
 mod requests;
@@ -21,6 +22,7 @@ use self::endpoints::Endpoints;
 pub use self::filter::{Amount, Filter, FilterAccount, Shares};
 use self::filter::{FilterState, ThreadName};
 pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey};
+pub use self::malloc::{MallocCall, MallocKey, MallocSum};
 pub use self::memory::MemoryMoment;
 pub use self::pattern::Pattern;
 pub use self::requests::RequestMoment;
@@ -238,6 +240,8 @@ pub struct Recording {
     pub pauses: HashMap<PauseKey, PauseSum>,
     /// Sums of allocation.
     pub allocs: HashMap<AllocKey, AllocCount>,
+    /// Memory of malloc (`gctrace malloc`).
+    pub mallocs: HashMap<MallocKey, MallocSum>,
     /// Sums of long waits for the GVL.
     pub gvl_waits: HashMap<WaitKey, GvlTimes>,
     /// Sums of times for which the GVL was held while another thread waited long for it.
@@ -303,6 +307,7 @@ impl Recording {
             samples: HashMap::new(),
             pauses: HashMap::new(),
             allocs: HashMap::new(),
+            mallocs: HashMap::new(),
             gvl_waits: HashMap::new(),
             gvl_holds: HashMap::new(),
             gvl_threads: HashMap::new(),

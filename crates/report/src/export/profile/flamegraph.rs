@@ -18,7 +18,7 @@ use super::{
     measure::Entry,
 };
 use crate::{
-    aggregate::recording::{AllocCount, AllocKey, Recording},
+    aggregate::recording::{AllocCount, AllocKey, MallocSum, Recording},
     ledger::without_stack,
     model::stack::{FrameKind, ThreadState},
     words::{file_size, plural},
@@ -128,6 +128,19 @@ fn subtitle(recording: &Recording, of: Measure, context: &Context<'_>) -> String
                 file_size(sum(|key, sum| key.bytes(sum.slots)))
             ));
             parts.push(format!("by {}", plural(stacks, "stack")));
+        }
+        Measure::Malloc | Measure::MallocLive => {
+            let parts_of = |sum: &MallocSum| if of == Measure::Malloc { sum.asked } else { sum.left };
+            let sums: Vec<_> = recording.mallocs.values().map(parts_of).collect();
+            let bytes: f64 = sums.iter().map(|sum| sum.bytes.sum).sum();
+            let error = sums.iter().map(|sum| sum.bytes.variance).sum::<f64>().sqrt();
+            let taken: u64 = sums.iter().map(|sum| sum.taken).sum();
+            parts.push(format!(
+                "{} ± {}, estimated from {}",
+                file_size(bytes.round() as u64),
+                file_size(error.round() as u64),
+                plural(taken, "stack")
+            ));
         }
         Measure::GvlWait => {
             let single: u64 = recording.gvl_waits.values().map(|times| times.count).sum();

@@ -106,7 +106,8 @@ impl Kept {
         // The end is known: a replay closes everything.
         let (began_ns, ended_ns) = recording.span(0);
         let filtered = recording.filtered().text(recording.filter());
-        let context = Context { ledger, clock: *clock, began_ns, ended_ns, gvl: *gvl, wall: *wall, filtered };
+        let (clock, gvl, wall) = (*clock, *gvl, *wall);
+        let context = Context { ledger, clock, began_ns, ended_ns, gvl, wall, filtered, said: None };
         write(format, true, recording, &context, out).map(drop)
     }
 

@@ -4,7 +4,10 @@ use super::{label, label_tree::Class};
 use crate::{
     aggregate::{
         call_tree::NodeId,
-        recording::{AllocKey, EndpointIndex, GvlFacts, PauseKey, Recording, ThreadIndex, WaitKey},
+        estimate::CallsAndBytes,
+        recording::{
+            AllocKey, EndpointIndex, GvlFacts, MallocKey, PauseKey, Recording, ThreadIndex, WaitKey,
+        },
     },
     model::stack::{FrameKind, ThreadState},
 };
@@ -23,6 +26,10 @@ pub enum Measure {
     GvlWait,
     /// Bytes of the slots that objects are allocated in.
     Alloc,
+    /// Bytes asked of malloc, estimated (`gctrace malloc`).
+    Malloc,
+    /// Of them, those that were there at the end.
+    MallocLive,
 }
 
 /// A stack with its weight.
@@ -44,7 +51,7 @@ impl Measure {
     pub(super) fn unit(self) -> (&'static str, f64) {
         match self {
             Self::Cpu | Self::Wall | Self::Gc | Self::GvlWait => ("ms", 1e-6),
-            Self::Alloc => ("kB", 1e-3),
+            Self::Alloc | Self::Malloc | Self::MallocLive => ("kB", 1e-3),
         }
     }
 
@@ -61,6 +68,8 @@ impl Measure {
             Self::Gc => "GC pauses",
             Self::GvlWait => "Waits for the GVL",
             Self::Alloc => "Allocation",
+            Self::Malloc => "Memory of malloc",
+            Self::MallocLive => "Memory of malloc that is left",
         }
     }
 
@@ -71,6 +80,8 @@ impl Measure {
             Self::Gc => "No GC pause was seen in this run.",
             Self::GvlWait => "No wait for the GVL was seen in this run.",
             Self::Alloc => "No allocation was seen in this run.",
+            Self::Malloc => "No call of malloc was sampled.",
+            Self::MallocLive => "Of the calls of malloc that were sampled nothing was left at the end.",
         }
     }
 
@@ -80,6 +91,8 @@ impl Measure {
             Self::Cpu | Self::Wall => samples(recording, self == Self::Cpu),
             Self::Gc => recording.pauses.iter().map(|(key, sum)| pause(key, sum.ns)).collect(),
             Self::Alloc => recording.allocs.iter().map(|(key, sum)| alloc(key, sum.slots)).collect(),
+            Self::Malloc => recording.mallocs.iter().map(|(key, sum)| malloc(key, &sum.asked)).collect(),
+            Self::MallocLive => recording.mallocs.iter().map(|(key, sum)| malloc(key, &sum.left)).collect(),
             Self::GvlWait => {
                 let waits = recording.gvl_waits.iter().map(|(key, times)| wait(recording, key, times.ns));
                 waits.chain(recording.gvl_threads.values().filter_map(untold)).collect()
@@ -119,6 +132,11 @@ fn alloc(key: &AllocKey, slots: u64) -> Entry {
     let weight = key.bytes(slots);
     let AllocKey { thread, node, endpoint, .. } = *key;
     Entry { thread, node, endpoint, state: ThreadState::Running, rows: Vec::new(), weight }
+}
+
+fn malloc(key: &MallocKey, sum: &CallsAndBytes) -> Entry {
+    let (thread, node, weight) = (key.thread, key.node, sum.bytes.rounded());
+    Entry { thread, node, endpoint: None, state: ThreadState::Running, rows: Vec::new(), weight }
 }
 
 /// The thread that held the GVL has its own row, where it is known.

@@ -30,6 +30,7 @@ mod hottest;
 mod kept;
 pub(super) mod label;
 mod label_tree;
+mod malloc;
 mod measure;
 mod perfetto;
 pub(super) mod pprof;
@@ -44,6 +45,7 @@ pub(super) use flamegraph::{Comparable, differential};
 pub use hottest::HotMethod;
 pub use kept::{Keeper, Kept};
 pub use label_tree::Grouping;
+pub use malloc::MallocProfile;
 pub use measure::Measure;
 
 /// What a file is written as.
@@ -84,7 +86,7 @@ impl Format {
         match self {
             Self::Pprof => format!("go tool pprof -top {path}"),
             Self::Callgrind => format!("kcachegrind {path}, or callgrind_annotate {path}"),
-            Self::Folded(Graph { of: Measure::Alloc, .. }) => {
+            Self::Folded(Graph { of: Measure::Alloc | Measure::Malloc | Measure::MallocLive, .. }) => {
                 "lines `root;caller;leaf BYTES`, for flame graph tools".to_owned()
             }
             Self::Folded(_) => "lines `root;caller;leaf NANOSECONDS`, for flame graph tools".to_owned(),
@@ -131,11 +133,16 @@ struct Context<'a> {
     wall: bool,
     /// What filters dropped, in words.
     filtered: Option<String>,
+    /// Instead of what was counted, where that is not an account of events.
+    said: Option<String>,
 }
 
 impl Context<'_> {
     /// What was counted, lost and filtered included, in one line.
     fn account(&self) -> String {
+        if let Some(said) = &self.said {
+            return said.clone();
+        }
         let filtered = self.filtered.as_ref().map_or_else(String::new, |text| format!("; {text}"));
         format!("gctrace {}: {}{filtered}", super::VERSION, self.ledger.summary())
     }
@@ -243,7 +250,7 @@ impl Exporter for Output {
         let Self { clock, gvl, wall, .. } = *self;
         let (began_ns, ended_ns) = recording.span(monotonic_ns());
         let filtered = recording.filtered().text(recording.filter());
-        let context = Context { ledger, clock, began_ns, ended_ns, gvl, wall, filtered };
+        let context = Context { ledger, clock, began_ns, ended_ns, gvl, wall, filtered, said: None };
         let mut left_out = 0;
         file::write_atomically(&self.path, |out| {
             let gz = self.path.extension().is_some_and(|extension| extension == "gz");

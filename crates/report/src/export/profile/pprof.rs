@@ -45,6 +45,7 @@ use crate::{
     },
 };
 
+pub(super) mod malloc;
 pub(super) mod proto;
 
 /// Samples written in one piece.

@@ -21,6 +21,7 @@ mod filters;
 mod firefox;
 mod gvl;
 mod hottest;
+mod malloc;
 mod paths;
 mod perfetto;
 mod pprof;
@@ -219,6 +220,7 @@ fn written(recorder: &Recorder, format: Format, name: &str) -> (Vec<u8>, u64) {
         gvl: true,
         wall: true,
         filtered,
+        said: None,
     };
     let mut bytes = Vec::new();
     let left = write(

@@ -82,8 +82,16 @@ fn gvl_in_pprof() {
     // A run without --gvl has the same types: `go tool pprof -diff_base` refuses profiles with different ones. Without --wall
     // no wall time was measured, and the CPU time is not put in its place.
     let (ledger, clock) = (Ledger::default(), WallClock::measure());
-    let context =
-        Context { ledger: &ledger, clock, began_ns: 0, ended_ns: 1, gvl: false, wall: false, filtered: None };
+    let context = Context {
+        ledger: &ledger,
+        clock,
+        began_ns: 0,
+        ended_ns: 1,
+        gvl: false,
+        wall: false,
+        filtered: None,
+        said: None,
+    };
     let mut bytes = Vec::new();
     write(Format::Pprof, false, &recorder.recording.borrow(), &context, &mut bytes).unwrap();
     let profile = pprof::proto::Profile::decode(&*gunzip(&bytes)).unwrap();

@@ -1,0 +1,91 @@
+//! Estimates of sums from some of their parts, each of which was taken with a probability of its own, whatever became of the others
+//! (D. G. Horvitz and D. J. Thompson, "A generalization of sampling without replacement from a finite universe", 1952).
+
+/// An estimate of a sum, and how far it may be off.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// The sum. Its expectation is the sum of all parts, those that were not taken included.
+    pub sum: f64,
+    /// The estimate of the variance of `sum`, likewise without bias.
+    pub variance: f64,
+}
+
+impl Estimate {
+    /// Adds a part that was taken with this probability.
+    pub fn add(&mut self, value: f64, probability: f64) {
+        self.sum += value / probability;
+        self.variance += value * value * (1.0 - probability) / (probability * probability);
+    }
+
+    /// The standard error: the root of the variance.
+    pub fn error(&self) -> f64 {
+        self.variance.sqrt()
+    }
+
+    /// As a whole number.
+    pub fn rounded(&self) -> u64 {
+        self.sum.round() as u64
+    }
+}
+
+/// Calls and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CallsAndBytes {
+    /// Calls that were taken.
+    pub taken: u64,
+    /// All calls.
+    pub calls: Estimate,
+    /// Their bytes.
+    pub bytes: Estimate,
+}
+
+impl CallsAndBytes {
+    /// Adds a call that was taken with this probability.
+    pub fn add(&mut self, bytes: u64, probability: f64) {
+        self.taken += 1;
+        self.calls.add(1.0, probability);
+        self.bytes.add(bytes as f64, probability);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is always taken is exact; over many draws the mean is the sum, and the spread is what the estimate of the variance says.
+    #[test]
+    fn without_bias() {
+        let mut exact = CallsAndBytes::default();
+        exact.add(300, 1.0);
+        assert_eq!((exact.calls.sum, exact.bytes.sum, exact.bytes.error()), (1.0, 300.0, 0.0));
+
+        let sizes: Vec<u64> = (1..=200).map(|n| n * 7 % 90 + 10).collect();
+        let (truth, period) = (sizes.iter().sum::<u64>() as f64, 200.0);
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) as f64 / (1_u64 << 53) as f64
+        };
+        let (mut sum, mut squares, mut variance) = (0.0, 0.0, 0.0);
+        const RUNS: u32 = 4_000;
+        for _ in 0..RUNS {
+            let mut all = CallsAndBytes::default();
+            for &size in &sizes {
+                let probability = size as f64 / period;
+                if random() < probability {
+                    all.add(size, probability);
+                }
+            }
+            sum += all.bytes.sum;
+            squares += (all.bytes.sum - truth).powi(2);
+            variance += all.bytes.variance;
+        }
+        let runs = f64::from(RUNS);
+        let (spread, told) = (squares / runs, variance / runs);
+        // Five standard errors of a mean of so many runs; the variance of a variance of something nearly normal is 2/n of its square.
+        assert!((sum / runs - truth).abs() < 5.0 * (told / runs).sqrt(), "{} {truth}", sum / runs);
+        assert!((spread / told - 1.0).abs() < 5.0 * (2.0 / runs).sqrt() + 0.02, "{spread} {told}");
+    }
+}

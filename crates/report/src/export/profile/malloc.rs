@@ -1,0 +1,123 @@
+//! The profile of a window of `gctrace malloc`: what was asked for outside of the heap, and what was left of it, by stack.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use super::{Context, Format, flamegraph, folded, pprof};
+use crate::{
+    aggregate::{
+        estimate::CallsAndBytes,
+        recording::{Filter, Limits, MallocCall, MallocKey, Recording},
+    },
+    clock::WallClock,
+    console::say,
+    export::{ExportError, VERSION, file},
+    ledger::Ledger,
+    model::{
+        Process,
+        seen::{Observer as _, Seen},
+    },
+    words::file_size,
+};
+
+/// Estimates by stack, and what is written of them.
+#[derive(Debug)]
+pub struct MallocProfile {
+    recording: Recording,
+    process: Process,
+    clock: WallClock,
+    period: u64,
+}
+
+impl MallocProfile {
+    /// A profile of a process from `began_ns` (`CLOCK_MONOTONIC`) on, with a stack per so many bytes on average.
+    pub fn new(process: Process, clock: WallClock, began_ns: u64, period: u64) -> Self {
+        let mut recording = Recording::new(false, Limits::default(), Filter::default());
+        recording.see(&process, Seen::Process { state: None, now_ns: began_ns });
+        recording.began_ns = Some(began_ns);
+        Self { recording, process, clock, period }
+    }
+
+    /// Adds a call whose stack was taken. Returns where it is kept.
+    pub fn asked(&mut self, call: &MallocCall<'_>) -> MallocKey {
+        self.recording.malloc(&self.process, call)
+    }
+
+    /// Adds memory of such a call that is there at the end; `None`: its stack is not known. `(bytes, probability)`.
+    pub fn left(&mut self, key: Option<MallocKey>, ts_ns: u64, memory: (u64, f64)) {
+        self.recording.malloc_left(&self.process, key, ts_ns, memory);
+    }
+
+    /// The window is over. Nothing can be added.
+    pub fn close(&mut self, ts_ns: u64) {
+        self.recording.closed_ns = Some(ts_ns);
+    }
+
+    /// What was asked for, and what is left, of all stacks.
+    pub fn totals(&self) -> [CallsAndBytes; 2] {
+        let mut totals = [CallsAndBytes::default(); 2];
+        for sum in self.recording.mallocs.values() {
+            for (total, part) in totals.iter_mut().zip([sum.asked, sum.left]) {
+                total.taken += part.taken;
+                for (to, from) in [(&mut total.calls, part.calls), (&mut total.bytes, part.bytes)] {
+                    to.sum += from.sum;
+                    to.variance += from.variance;
+                }
+            }
+        }
+        totals
+    }
+
+    /// Writes files: [`Format::Pprof`], and [`Format::Folded`] and [`Format::FlameGraph`] of
+    /// [`Measure::Malloc`](super::Measure::Malloc) or [`Measure::MallocLive`](super::Measure::MallocLive).
+    ///
+    /// # Errors
+    ///
+    /// One cannot be written.
+    pub fn write_files(&self, files: &[(PathBuf, Format)]) -> Result<(), ExportError> {
+        for (path, format) in files {
+            file::write_atomically(path, |out| self.write(*format, out))
+                .map_err(|source| ExportError::File { path: path.clone(), source })?;
+            let shown = path.display();
+            let size = std::fs::metadata(path)
+                .map_or_else(|_| String::new(), |file| format!(" ({})", file_size(file.len())));
+            say(&format!("gctrace: wrote {shown}{size}: {}", format.opened_with(&shown)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn write(&self, format: Format, out: &mut dyn Write) -> io::Result<()> {
+        let Self { recording, clock, period, .. } = self;
+        let (began_ns, ended_ns) = recording.span(0);
+        let said = format!(
+            "gctrace {VERSION}: memory asked of malloc, estimated from {}",
+            crate::words::plural(self.totals()[0].taken, "stack")
+        );
+        match format {
+            Format::Pprof => {
+                let span = (began_ns, ended_ns);
+                pprof::malloc::write(recording, &said, (*clock, span), *period, out)
+            }
+            Format::Folded(graph) => folded::write(recording, graph, out),
+            Format::FlameGraph(graph) => {
+                let ledger = &Ledger::default();
+                let context = Context {
+                    ledger,
+                    clock: *clock,
+                    began_ns,
+                    ended_ns,
+                    gvl: false,
+                    wall: false,
+                    filtered: None,
+                    said: Some(said),
+                };
+                flamegraph::write(recording, graph, &context, out)
+            }
+            Format::Callgrind | Format::Speedscope | Format::Firefox | Format::Perfetto => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "this format has no memory of malloc"))
+            }
+        }
+    }
+}

@@ -104,7 +104,7 @@ pub enum MallocCount {
     ReallocsUnpaired,
     /// Followed memory that was given up because of that, or because `GC.count` could not be read.
     Lost,
-    /// Calls whose stack was to be taken.
+    /// Calls whose stack was to be taken; its bytes are what they stand for ([`malloc_stands_for`]).
     Sampled,
 }
 
@@ -139,7 +139,7 @@ pub const fn malloc_age_index(class: u32, age: u32) -> u32 {
     MALLOC_FUNCTIONS * MALLOC_CLASSES + class * MALLOC_AGES + age
 }
 
-/// Index of the tally of a count, which uses `calls`.
+/// Index of the tally of a count, which uses `calls` only, but for [`MallocCount::Sampled`].
 #[inline]
 pub const fn malloc_count_index(count: MallocCount) -> u32 {
     MALLOC_FUNCTIONS * MALLOC_CLASSES + MALLOC_CLASSES * MALLOC_AGES + count as u32
@@ -194,6 +194,12 @@ pub const fn malloc_is_sampled(random: u32, size: u64, period: u64) -> bool {
 #[inline]
 pub const fn malloc_threshold(size: u64, period: u64) -> u64 {
     if size >= period { 1 << 32 } else { (at_least_one(size) << 32).div_ceil(period) }
+}
+
+/// The bytes that a call stands for whose stack is taken: its own by their probability.
+#[inline]
+pub const fn malloc_stands_for(size: u64, period: u64) -> u64 {
+    if size >= period { size } else { period }
 }
 
 /// CRuby asks for at least one byte; a size of 0 would never be seen.

@@ -10,7 +10,7 @@ use gctrace_common::{
     malloc::{
         MallocBlock, MallocCookie, MallocCount, MallocPending, MallocPlace, MallocTarget, malloc_age,
         malloc_age_index, malloc_class, malloc_count_index, malloc_epoch, malloc_is_sampled,
-        malloc_size_index,
+        malloc_size_index, malloc_stands_for,
     },
     stack::Cause,
 };
@@ -102,7 +102,7 @@ const FAILED: Drawn = Drawn { ts_ns: 0, tid: 0, size: 0 };
 /// The stack of the call. Does not return if it can be walked.
 #[inline(always)]
 fn stack(ctx: &ProbeContext, target: &MallocTarget, drawn: Drawn) {
-    count(MallocCount::Sampled);
+    tally(malloc_count_index(MallocCount::Sampled), malloc_stands_for(drawn.size, target.period));
     let Some(ruby) = rubies::known(target.tgid) else { return };
     // Names of frames are remembered for an epoch; no probe of the collector counts it here.
     let epoch = match (usermem::read::<u64>(target.gc_count), usermem::read::<u32>(target.flags)) {

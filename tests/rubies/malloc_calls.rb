@@ -63,6 +63,8 @@ Report.run do |extra|
   order = $stdin.gets.strip
   if order == "churn"
     MallocWitness.churn(48, 400_000)
+  elsif order == "burst"
+    MallocWitness.churn(1 << 16, 20_000)
   elsif order == "places"
     MallocWitness.free
     strings = %i[tiny small large kept stays strings].map { |name| Places.public_send(name) }.last

@@ -47,6 +47,7 @@ enum Line<'a> {
         sample: u64,
         stacks: u64,
         stacks_lost: u64,
+        stacks_lost_bytes: u64,
     },
     MallocSize {
         pid: u32,
@@ -126,7 +127,8 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             other_hits: count(MallocCount::OtherHits),
             sample: report.sampled.as_ref().map_or(0, |sampled| sampled.period),
             stacks: report.sampled.as_ref().map_or(0, |sampled| sampled.stacks),
-            stacks_lost: report.stacks_lost(),
+            stacks_lost: report.stacks_lost().calls,
+            stacks_lost_bytes: report.stacks_lost().bytes,
         },
     )?;
     for row in &report.sizes {

@@ -86,6 +86,8 @@ pub(super) struct Report {
     /// Where memory was asked for, if stacks were taken.
     pub(super) sampled: Option<Sampled>,
     counts: [u64; MallocCount::ALL.len()],
+    /// Bytes that all calls stand for whose stack was to be taken.
+    stood_for: u64,
 }
 
 impl Report {
@@ -111,14 +113,18 @@ impl Report {
             row.live = plus(row.live, MallocTally { calls: 1, bytes: block.size });
         }
         sizes.retain(|row| !row.is_empty());
+        let stood_for = tally(malloc_count_index(MallocCount::Sampled)).bytes;
         let counts = MallocCount::ALL.map(|count| tally(malloc_count_index(count)).calls);
-        Self { who, lasted, ended, gc_count, sizes, sampled: None, counts }
+        Self { who, lasted, ended, gc_count, sizes, sampled: None, counts, stood_for }
     }
 
-    /// Stacks that were to be taken and did not come: the estimates lack their calls.
-    pub(super) fn stacks_lost(&self) -> u64 {
-        let came = self.sampled.as_ref().map_or(0, |sampled| sampled.stacks);
-        self.count(MallocCount::Sampled).saturating_sub(came)
+    /// Stacks that were to be taken and did not come, and the bytes that they stand for, which the places lack.
+    pub(super) fn stacks_lost(&self) -> MallocTally {
+        let Some(sampled) = &self.sampled else { return MallocTally::default() };
+        MallocTally {
+            calls: self.count(MallocCount::Sampled).saturating_sub(sampled.stacks),
+            bytes: self.stood_for.saturating_sub(sampled.stood_for),
+        }
     }
 
     /// A count.

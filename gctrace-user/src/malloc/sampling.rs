@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gctrace_common::malloc::{MallocBlock, malloc_threshold};
+use gctrace_common::malloc::{MallocBlock, malloc_stands_for, malloc_threshold};
 
 use super::{failure::MallocFailure, site::Site};
 use crate::{
@@ -51,6 +51,8 @@ pub(super) struct Sampled {
     pub(super) period: u64,
     /// Stacks that came.
     pub(super) stacks: u64,
+    /// The bytes that they stand for.
+    pub(super) stood_for: u64,
     /// Most bytes first.
     pub(super) rows: Vec<SiteRow>,
     pub(super) profile: MallocProfile,
@@ -70,6 +72,7 @@ pub(super) struct Sampling {
     tables: Option<Tables>,
     refreshed: Instant,
     taken: u64,
+    stood_for: u64,
     rows: Vec<SiteRow>,
     by_site: HashMap<Site, usize>,
     /// By thread and time.
@@ -113,6 +116,7 @@ impl Sampling {
             tables,
             refreshed: Instant::now(),
             taken: 0,
+            stood_for: 0,
             rows: Vec::new(),
             by_site: HashMap::new(),
             calls: HashMap::new(),
@@ -151,6 +155,7 @@ impl Sampling {
         let Finished { tid, comm, ts_ns, weight: bytes, above, stack, .. } = finished;
         let probability = probability(*bytes, self.period);
         self.taken += 1;
+        self.stood_for += malloc_stands_for(*bytes, self.period);
         let call = MallocCall { ts_ns: *ts_ns, tid: *tid, comm, stack, bytes: *bytes, probability };
         let key = self.profile.asked(&call);
         let row = self.row(Site::of(stack, above));
@@ -187,6 +192,12 @@ impl Sampling {
             let by_bytes = two.asked.bytes.sum.total_cmp(&one.asked.bytes.sum);
             by_bytes.then_with(|| one.site.cmp(&two.site))
         });
-        Sampled { period: self.period, stacks: self.taken, rows, profile: self.profile }
+        Sampled {
+            period: self.period,
+            stacks: self.taken,
+            stood_for: self.stood_for,
+            rows,
+            profile: self.profile,
+        }
     }
 }

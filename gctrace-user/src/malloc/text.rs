@@ -120,10 +120,15 @@ fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
         plural(sampled.stacks, "stack"),
         sampled.period
     )?;
-    match report.stacks_lost() {
-        0 => Ok(()),
-        lost => writeln!(out, "{} lost: the estimates lack what they stand for", plural(lost, "stack")),
+    let lost = report.stacks_lost();
+    if lost.calls > 0 {
+        let (stacks, bytes) = (plural(lost.calls, "stack"), file_size(lost.bytes));
+        writeln!(
+            out,
+            "{stacks} did not come: the places lack {bytes} that they stand for (a higher --sample takes fewer)"
+        )?;
     }
+    Ok(())
 }
 
 /// Bytes with their standard error, which what is exact does not have.

@@ -33,7 +33,7 @@ fn malloc(live: &Live, pid: u32, budget: &str, more: &[&str]) -> Result<Gctrace>
 struct Lines {
     head: Value,
     sizes: BTreeMap<u64, Value>,
-    sites: Vec<Value>,
+    places: Vec<Value>,
 }
 
 fn parsed(finished: &Finished) -> Result<Lines> {
@@ -44,8 +44,8 @@ fn parsed(finished: &Finished) -> Result<Lines> {
     let known = |row: &Value| row["type"] == "malloc_size" || row["type"] == "malloc_site";
     ensure!(first["type"] == "malloc" && rows.iter().all(known), "{lines:?}");
     let sizes = rows.iter().filter_map(|row| Some((row["up_to"].as_u64()?, row.clone()))).collect();
-    let sites = rows.iter().filter(|row| row["type"] == "malloc_site").cloned().collect();
-    Ok(Lines { head: first.clone(), sizes, sites })
+    let places = rows.iter().filter(|row| row["type"] == "malloc_site").cloned().collect();
+    Ok(Lines { head: first.clone(), sizes, places })
 }
 
 /// Calls and bytes by function, ages of what was freed, and what is left are those of the extension, to the call.
@@ -61,7 +61,7 @@ fn calls_are_those_of_the_extension() -> Result<()> {
         script.say("end")?;
         let done = script.finish()?;
         let extra = |name: &str| done.report.extra_u64(name);
-        let Lines { head, sizes: rows, sites } = parsed(&finished)?;
+        let Lines { head, sizes: rows, places: sites } = parsed(&finished)?;
         ensure!(sites.is_empty() && head["sample"] == 0, "stacks that nobody asked for: {sites:?}");
         eprintln!("{}: {head}", ruby.label());
 
@@ -146,7 +146,7 @@ const fn place(name: &'static str, function: &'static str, calls: u32, size: u32
     Place { name, method, function, calls: calls as f64, size: size as f64, left: left as f64 }
 }
 
-/// Those of malloc_calls.rb. A block that is moved belongs to the call that has moved it.
+/// Those of `malloc_calls.rb`. A block that is moved belongs to the call that has moved it.
 const PLACES: [Place; 6] = [
     place("tiny", "witness_churn", 100_000, 48, 0),
     place("small", "witness_churn", 4_000, 4096, 0),
@@ -175,7 +175,7 @@ fn places_ask_for_what_they_ask_for() -> Result<()> {
         let finished = gctrace.interrupt()?;
         script.say("end")?;
         let done = script.finish()?;
-        let Lines { head, sizes, sites } = parsed(&finished)?;
+        let Lines { head, sizes, places: sites } = parsed(&finished)?;
         eprintln!("{}: {head}", ruby.label());
 
         ensure!(
@@ -188,9 +188,9 @@ fn places_ask_for_what_they_ask_for() -> Result<()> {
         ensure!(head["adds_up"] == true && head["overflow"] == 0, "{head}");
 
         for place in &PLACES {
-            let line = done.report.extra_u64(place.name)?;
+            let number = done.report.extra_u64(place.name)?;
             let its = |site: &&Value| {
-                site["line"] == line
+                site["line"] == number
                     && site["file"].as_str().is_some_and(|file| file.ends_with("malloc_calls.rb"))
             };
             let its: Vec<&Value> = sites.iter().filter(its).collect();
@@ -202,9 +202,9 @@ fn places_ask_for_what_they_ask_for() -> Result<()> {
             place.check("left", &site["left"], place.left)?;
         }
         // Strings of the interpreter's own making, each larger than the period: all of them, in a block.
-        let line = done.report.extra_u64("strings")?;
+        let number = done.report.extra_u64("strings")?;
         let of_strings = |site: &&Value| {
-            site["line"] == line && site["library"].as_str().is_some_and(|it| it.contains("ruby"))
+            site["line"] == number && site["library"].as_str().is_some_and(|it| it.contains("ruby"))
         };
         let strings: f64 =
             sites.iter().filter(of_strings).filter_map(|site| site["left"]["calls"].as_f64()).sum();
@@ -266,7 +266,7 @@ fn lost_stacks_are_accounted_for() -> Result<()> {
     let gctrace = malloc(&live, script.pid(), "100", &["--sample", "64KiB"])?;
     script.say("burst")?;
     script.wait_for("counted")?;
-    let Lines { head, sites, .. } = parsed(&gctrace.interrupt()?)?;
+    let Lines { head, places: sites, .. } = parsed(&gctrace.interrupt()?)?;
     script.say("end")?;
     script.finish()?;
     eprintln!("{head}");

@@ -160,7 +160,7 @@ fn site(pid: u32, row: &SiteRow) -> Line<'_> {
         pid,
         method: place.map(|line| &*line.method),
         file: place.map(|line| &*line.file),
-        line: place.map(|line| line.line),
+        line: place.map(|line| line.number),
         library: caller.map(|caller| &*caller.library),
         symbol: caller.map(|caller| &*caller.symbol),
         stacks_lost: site.is_none(),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -84,14 +84,14 @@ impl Sampling {
     /// Prepares everything; `None` if no stacks are wanted.
     pub(super) fn start(
         target: &Target,
-        shown: PathBuf,
+        shown: &Path,
         probes: &mut MallocProbes,
         period: u64,
     ) -> Result<Option<Self>, MallocFailure> {
         let Some((ring, unwind)) = probes.take_stacks() else { return Ok(None) };
         let (pid, plan) = (target.pid, &target.plan);
         probes.set_ruby(pid, target.bias, &plan.config)?;
-        let image = Arc::new(site_image(0, &shown, plan));
+        let image = Arc::new(site_image(0, shown, plan));
         let images = Images::default();
         images.add(KnownImage {
             image: Arc::clone(&image),

@@ -29,7 +29,7 @@ const ALLOCATORS: [&str; 9] = [
 pub(super) struct Line {
     pub(super) method: Arc<str>,
     pub(super) file: Arc<str>,
-    pub(super) line: u32,
+    pub(super) number: u32,
 }
 
 /// A C function.
@@ -54,7 +54,7 @@ impl Site {
     pub(super) fn of(stack: &Stack, above: &[Arc<Frame>]) -> Self {
         let line = stack.iter().find_map(|frame| match (&frame.file, frame.kind) {
             (Some(file), FrameKind::Ruby) if frame.line > 0 => {
-                Some(Line { method: frame.name.clone(), file: file.clone(), line: frame.line })
+                Some(Line { method: frame.name.clone(), file: file.clone(), number: frame.line })
             }
             _ => None,
         });
@@ -75,7 +75,7 @@ fn is_allocator(name: &str) -> bool {
 impl Line {
     /// As people read it: `Shop#all (models/shop.rb:12)`.
     pub(super) fn text(&self) -> String {
-        format!("{} ({}:{})", printable(&self.method), printable(last_two(&self.file)), self.line)
+        format!("{} ({}:{})", printable(&self.method), printable(last_two(&self.file)), self.number)
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     /// Allocation functions, named or not, are no callers; a C function has no line, its Ruby caller has.
     #[test]
     fn of_a_stack() {
-        let native = |name| frame(FrameKind::Native, name, "/usr/lib/libruby-3.1.so.3.1", 0);
+        let native = |name: &str| frame(FrameKind::Native, name, "/usr/lib/libruby-3.1.so.3.1", 0);
         let stack: Stack = [
             native("ruby_xmalloc"),
             frame(FrameKind::CFunction, "String#*", "", 0),

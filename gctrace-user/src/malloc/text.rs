@@ -8,6 +8,7 @@ use gctrace_tunemygc::printable::printable;
 use super::{
     report::{Ended, FUNCTIONS, Report},
     sampling::SiteRow,
+    site::Line,
 };
 use crate::{
     aggregate::estimate::Estimate,
@@ -103,7 +104,7 @@ fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
         let place = match site {
             None => "(stack lost)".to_owned(),
             Some(site) => {
-                let line = site.line.as_ref().map_or_else(|| "(outside of Ruby code)".into(), |it| it.text());
+                let line = site.line.as_ref().map_or_else(|| "(outside of Ruby code)".into(), Line::text);
                 let caller = site.caller.as_ref().map(|caller| format!("  {}", caller.text()));
                 format!("{line}{}", caller.unwrap_or_default())
             }

@@ -74,13 +74,13 @@ pub(super) fn watch(settings: &MallocSettings) -> Result<Report, MallocFailure> 
         period: settings.sample,
         tgid: pid,
         mode_mask: config.mode_mask,
-        mode_shift: u32::from(config.stack.mode_shift),
+        mode_shift: config.stack.mode_shift,
         reserved: 0,
     };
     if options.stacks {
         say_what_stacks_lack(&target, options);
     }
-    let mut sampling = Sampling::start(&target, shown, &mut probes, settings.sample)?;
+    let mut sampling = Sampling::start(&target, &shown, &mut probes, settings.sample)?;
     // The kernel takes pids of gctrace's own namespace.
     let scope = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids()).map_or(Scope::All, Scope::One);
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));

@@ -55,6 +55,7 @@ mod tests {
     /// What is always taken is exact; over many draws the mean is the sum, and the spread is what the estimate of the variance says.
     #[test]
     fn without_bias() {
+        const RUNS: u32 = 4_000;
         let mut exact = CallsAndBytes::default();
         exact.add(300, 1.0);
         assert_eq!((exact.calls.sum, exact.bytes.sum, exact.bytes.error()), (1.0, 300.0, 0.0));
@@ -69,7 +70,6 @@ mod tests {
             (state >> 11) as f64 / (1_u64 << 53) as f64
         };
         let (mut sum, mut squares, mut variance) = (0.0, 0.0, 0.0);
-        const RUNS: u32 = 4_000;
         for _ in 0..RUNS {
             let mut all = CallsAndBytes::default();
             for &size in &sizes {

@@ -91,8 +91,8 @@ impl Measure {
             Self::Cpu | Self::Wall => samples(recording, self == Self::Cpu),
             Self::Gc => recording.pauses.iter().map(|(key, sum)| pause(key, sum.ns)).collect(),
             Self::Alloc => recording.allocs.iter().map(|(key, sum)| alloc(key, sum.slots)).collect(),
-            Self::Malloc => recording.mallocs.iter().map(|(key, sum)| malloc(key, &sum.asked)).collect(),
-            Self::MallocLive => recording.mallocs.iter().map(|(key, sum)| malloc(key, &sum.left)).collect(),
+            Self::Malloc => recording.mallocs.iter().map(|(key, sum)| malloc(*key, &sum.asked)).collect(),
+            Self::MallocLive => recording.mallocs.iter().map(|(key, sum)| malloc(*key, &sum.left)).collect(),
             Self::GvlWait => {
                 let waits = recording.gvl_waits.iter().map(|(key, times)| wait(recording, key, times.ns));
                 waits.chain(recording.gvl_threads.values().filter_map(untold)).collect()
@@ -134,7 +134,7 @@ fn alloc(key: &AllocKey, slots: u64) -> Entry {
     Entry { thread, node, endpoint, state: ThreadState::Running, rows: Vec::new(), weight }
 }
 
-fn malloc(key: &MallocKey, sum: &CallsAndBytes) -> Entry {
+fn malloc(key: MallocKey, sum: &CallsAndBytes) -> Entry {
     let (thread, node, weight) = (key.thread, key.node, sum.bytes.rounded());
     Entry { thread, node, endpoint: None, state: ThreadState::Running, rows: Vec::new(), weight }
 }

@@ -48,14 +48,14 @@ pub(in crate::export::profile) fn write(
     let mut sums: Vec<(&MallocKey, &MallocSum)> = recording.mallocs.iter().collect();
     sums.sort_unstable_by_key(|(key, _)| **key);
     for piece in sums.chunks(PIECE) {
-        let sample = piece.iter().map(|(key, sum)| sample(&mut builder, key, sum)).collect();
+        let sample = piece.iter().map(|(key, sum)| sample(&mut builder, **key, sum)).collect();
         out.write_all(&proto::Profile { sample, ..proto::Profile::default() }.encode_to_vec())?;
     }
     out.write_all(&builder.tables().encode_to_vec())?;
     out.finish()?.flush()
 }
 
-fn sample(builder: &mut Builder<'_>, key: &MallocKey, sum: &MallocSum) -> proto::Sample {
+fn sample(builder: &mut Builder<'_>, key: MallocKey, sum: &MallocSum) -> proto::Sample {
     let (thread, process) = builder.recording.thread_facts(key.thread);
     let label = builder.who(thread, process);
     let value = [sum.asked.calls, sum.asked.bytes, sum.left.calls, sum.left.bytes];

@@ -106,8 +106,9 @@ impl LockStep {
             );
             (least_ns, told_ns) = (least_ns + wait.least_ns, told_ns + ns);
         }
-        // Four threads of 1.5 s each, all but one of which wait at any time.
-        ensure_times!(least_ns > 2_000_000_000, "the threads waited {least_ns} ns only: {self:?}");
+        // Four threads of 1.5 s each, all but one of which wait at any time. On a busy host most of that is not known to be more than the
+        // delays of the others.
+        ensure_times!(least_ns > 300_000_000, "the threads waited {least_ns} ns only: {self:?}");
         ensure_times!(
             told_ns + least_ns / 50 + self.stolen_ns >= least_ns,
             "{told_ns} ns told, at least {least_ns} ns true, {} ns stolen",

@@ -24,6 +24,26 @@ struct WatchedRun {
     done: Done,
 }
 
+impl WatchedRun {
+    /// Samples of more than 100 ms, and what the ledger has of stacks.
+    fn long(&self) -> String {
+        let long = self.samples.iter().filter(|sample| sample.wall_ns > 100_000_000);
+        let brief = |sample: &Sample| {
+            let frames: Vec<&str> = sample.stack.iter().take(4).map(|frame| frame.name.as_str()).collect();
+            format!("{} {} {} ns {frames:?}", sample.tid, sample.state, sample.wall_ns)
+        };
+        let long: Vec<String> = long.map(brief).collect();
+        let ledger = self.report.ledger.iter().flat_map(|ledger| ledger.kernel.iter().chain(&ledger.user));
+        let counts: Vec<String> = ledger
+            .filter(|(name, value)| {
+                (name.starts_with("off_cpu") || name.starts_with("stack")) && value.as_u64() != Some(0)
+            })
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        format!("long ones: {long:#?}; counted: {counts:?}")
+    }
+}
+
 fn watch(live: &Live, ruby: &Ruby, script: &str, args: &[&str], flags: &[&str]) -> Result<WatchedRun> {
     let path = live.path(&format!("{script}-{}.stacks", ruby.label()));
     let mut words = vec!["--all-ruby".as_ref(), "--stack-log".as_ref(), path.as_os_str()];
@@ -104,8 +124,12 @@ fn blocked_time_is_whole() -> Result<()> {
                 continue;
             }
             // Times below a millisecond are not reported, and there is some CPU time between.
-            ensure_times!(off >= 0.9 * took, "{name}: {off} ns off the CPU, took {took} ns");
-            ensure_times!(blocked as f64 >= 0.5 * took, "{name}: {blocked} ns blocked, took {took} ns");
+            ensure_times!(off >= 0.9 * took, "{name}: {off} ns off the CPU, took {took} ns; {}", seen.long());
+            ensure_times!(
+                blocked as f64 >= 0.5 * took,
+                "{name}: {blocked} ns blocked, took {took} ns; {}",
+                seen.long()
+            );
             let tids =
                 of("blocked").iter().map(|sample| sample.tid).collect::<std::collections::BTreeSet<_>>();
             ensure!(tids.len() == 1, "{name} blocks in threads {tids:?}");

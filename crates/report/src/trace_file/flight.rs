@@ -5,26 +5,20 @@
 //! recorder is another process.)
 
 mod dump;
+mod live;
 mod ring;
+mod store;
 mod trigger;
 mod watch;
 mod window;
 
+pub use live::{LiveRecorder, LiveRecording, LiveState, Snapshot};
 pub use trigger::{Metric, Trigger};
 
-use std::{io, path::Path, sync::Arc, thread::JoinHandle};
+use std::{io, path::Path, thread::JoinHandle};
 
-use self::{
-    dump::Target,
-    ring::{Refusal, Ring},
-    watch::Watch,
-};
-use super::{
-    Header,
-    chunk::{self, Kind},
-    encode::{self, Filling},
-    wire::What,
-};
+use self::{dump::Target, store::Store, watch::Watch};
+use super::{Header, encode, wire::What};
 use crate::{
     console::say,
     export::{ExportError, Exporter, check_path},
@@ -90,8 +84,7 @@ impl Why {
 pub struct FlightRecorder {
     keep: Keep,
     target: Target,
-    filling: Filling,
-    ring: Ring,
+    store: Store,
     watch: Watch,
     /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
@@ -119,8 +112,7 @@ impl FlightRecorder {
         check_path(path)?;
         Ok(Self {
             target: Target::new(path, header),
-            filling: Filling::default(),
-            ring: Ring::new(keep.ns, keep.bytes, header.begun_ns),
+            store: Store::new(keep.ns, keep.bytes, header.begun_ns),
             watch: Watch::new(keep.triggers.clone()),
             keep,
             now_ns: header.begun_ns,
@@ -137,33 +129,6 @@ impl FlightRecorder {
     /// The path by which files are named.
     pub fn path(&self) -> &Path {
         self.target.path()
-    }
-
-    /// Closes the chunk, if it has something.
-    fn close(&mut self) {
-        if self.filling.is_empty() {
-            return;
-        }
-        let entries = self.filling.entries();
-        match chunk::stored(Kind::Entries, &self.filling.take()) {
-            Ok(chunk) => self.ring.push(Arc::from(chunk), entries),
-            Err(error) => {
-                self.counts.recorded_dropped += entries;
-                log::warn!("a chunk of the flight recorder: {error}");
-            }
-        }
-    }
-
-    fn pushed(&mut self) {
-        if self.filling.is_full() {
-            self.close();
-        }
-    }
-
-    fn push(&mut self, what: What) {
-        self.counts.recorded += 1;
-        self.filling.push(None, what);
-        self.pushed();
     }
 
     /// Triggers have fired.
@@ -203,7 +168,7 @@ impl FlightRecorder {
         }
         let Some((why, at_ns)) = self.asked.take() else { return Ok(()) };
         let (kept, target, until_ns, by_trigger) =
-            (self.ring.kept(), self.target.clone(), self.now_ns, why.by_trigger);
+            (self.store.ring().kept(), self.target.clone(), self.now_ns, why.by_trigger);
         let write = move || target.write(&kept, why, at_ns, until_ns);
         match std::thread::Builder::new().name("gctrace-write".to_owned()).spawn(write) {
             Ok(thread) => {
@@ -243,14 +208,7 @@ impl FlightRecorder {
 
 impl Exporter for FlightRecorder {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        self.counts.recorded += 1;
-        match seen {
-            Seen::Process { .. } => self.ring.came(process),
-            Seen::Ended(_) => self.ring.went(process.pid),
-            _ => {}
-        }
-        self.filling.see(process, seen);
-        self.pushed();
+        self.store.see(process, seen);
         let fired = self.watch.see(process, seen, self.now_ns);
         self.fire(fired);
         Ok(())
@@ -259,25 +217,17 @@ impl Exporter for FlightRecorder {
     fn add_counts(&self, counts: &mut UserCounts) {
         let of = &mut counts.recording;
         of.add(&self.counts);
-        of.recorded_waiting += self.filling.entries();
-        of.recorded_kept += self.ring.entries();
-        let dropped = self.ring.dropped();
-        of.recorded_expired += dropped.expired;
-        of.recorded_displaced += dropped.displaced;
+        self.store.add_counts(of);
         of.dumps_waiting += u64::from(self.asked.is_some()) + u64::from(self.writing.is_some());
     }
 
     fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
-        self.counts.recorded += 1;
-        self.ring.refused(Refusal { pid, path: Arc::from(path), reason: Arc::from(reason) });
-        self.filling.refused(pid, path, reason);
-        self.pushed();
+        self.store.refused(pid, path, reason);
         Ok(())
     }
 
     fn began(&mut self, ts_ns: u64) {
-        self.ring.began();
-        self.push(What::Began(ts_ns));
+        self.store.began(ts_ns);
         say(&format!(
             "gctrace: keeps the last {} in memory, at most {} MiB; `kill -USR2 {}` writes them beside {}",
             span(self.keep.ns),
@@ -288,11 +238,11 @@ impl Exporter for FlightRecorder {
     }
 
     fn closed(&mut self, ts_ns: u64) {
-        self.push(What::Closed(ts_ns));
+        self.store.push(What::Closed(ts_ns));
     }
 
     fn gvl_gap(&mut self, gap: GvlGap) {
-        self.push(What::GvlGap(Box::new(encode::gap(gap))));
+        self.store.push(What::GvlGap(Box::new(encode::gap(gap))));
     }
 
     fn dump_requested(&mut self) {
@@ -305,10 +255,7 @@ impl Exporter for FlightRecorder {
     }
 
     fn account(&mut self, ledger: &Ledger) {
-        let account = self.filling.account(ledger);
-        self.push(What::Account(Box::new(account)));
-        self.close();
-        self.ring.account(self.now_ns);
+        self.store.account(ledger, self.now_ns, false);
         let fired = self.watch.look(self.now_ns);
         self.fire(fired);
         self.failed = self.write().err();
@@ -316,16 +263,13 @@ impl Exporter for FlightRecorder {
 
     fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
         self.now_ns = self.now_ns.max(now_ns);
-        self.push(What::Flushed(now_ns));
+        self.store.push(What::Flushed(now_ns));
         self.failed.take().map_or_else(|| self.take_written(false), Err)
     }
 
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
-        let account = self.filling.account(ledger);
-        self.push(What::Finished(Box::new(account)));
-        self.close();
-        self.ring.account(self.now_ns);
-        if self.watch.at_end() && self.ring.has_processes() {
+        self.store.account(ledger, self.now_ns, true);
+        if self.watch.at_end() && self.store.ring().has_processes() {
             self.counts.dump_requests += 1;
             match self.asked {
                 None => self.asked = Some((Why::end(), self.now_ns)),

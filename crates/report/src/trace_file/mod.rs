@@ -30,7 +30,7 @@ use std::{
 use crate::clock::WallClock;
 
 pub use chunk::Ending;
-pub use flight::{FlightRecorder, Keep, Metric, Trigger};
+pub use flight::{FlightRecorder, Keep, LiveRecorder, LiveRecording, LiveState, Metric, Snapshot, Trigger};
 pub use index::{Index, replay_part, replay_whole};
 pub use merge::{MergeError, Merged, merge};
 pub use recorder::Recorder;

@@ -4,6 +4,7 @@ use std::{
     collections::HashSet,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use prost::Message as _;
@@ -104,6 +105,17 @@ impl Carried {
     }
 }
 
+/// A recording of what is kept, in parts that follow each other.
+pub(super) fn recording(kept: &Kept, header: Header, why: String, at_ns: u64) -> io::Result<Vec<Arc<[u8]>>> {
+    let carried = Carried::of(kept)?;
+    let dump = Dump { why, at_ns, from_ns: kept.from_ns, carried: carried.entries };
+    let header = Header { dump: Some(dump), ..header };
+    let head = chunk::stored(Kind::Header, &wire::Header::of(&header).encode_to_vec())?;
+    let beginning = [chunk::beginning(), head].into_iter().chain(carried.chunks).map(Arc::from);
+    let end = Arc::from(chunk::stored(Kind::End, &[])?);
+    Ok(beginning.chain(kept.chunks.iter().cloned()).chain([end]).collect())
+}
+
 impl Target {
     pub(super) fn new(path: &Path, header: &Header) -> Self {
         Self { path: path.to_owned(), header: header.clone() }
@@ -119,17 +131,11 @@ impl Target {
         let Why { text: why, .. } = why;
         let said = why.clone();
         let mut bytes = 0;
-        let written = Carried::of(kept).and_then(|carried| {
-            let dump = Dump { why, at_ns, from_ns: kept.from_ns, carried: carried.entries };
-            let header = Header { begun_ns: kept.from_ns, dump: Some(dump), ..self.header.clone() };
-            let head = chunk::stored(Kind::Header, &wire::Header::of(&header).encode_to_vec())?;
-            let end = chunk::stored(Kind::End, &[])?;
+        // Times in the file count from where it begins.
+        let header = Header { begun_ns: kept.from_ns, ..self.header.clone() };
+        let written = recording(kept, header, why, at_ns).and_then(|parts| {
             write_new(&dir, &stem, &format!(".{EXTENSION}"), MODE, |out| {
-                let beginning = [chunk::beginning(), head];
-                let carried = carried.chunks.iter().map(Vec::as_slice);
-                let chunks = kept.chunks.iter().map(|chunk| &**chunk);
-                for part in beginning.iter().map(Vec::as_slice).chain(carried).chain(chunks).chain([&end[..]])
-                {
+                for part in &parts {
                     bytes += part.len() as u64;
                     out.write_all(part)?;
                 }

@@ -118,7 +118,7 @@ impl Ring {
     }
 
     /// Number of the segment that is being filled.
-    fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         self.first + self.segments.len() as u64
     }
 
@@ -211,6 +211,17 @@ impl Ring {
         let first = self.first;
         self.lives.retain(|life| life.went.is_none_or(|went| went >= first));
         true
+    }
+
+    /// Since when everything is kept, and when the last account came, `CLOCK_MONOTONIC` nanoseconds.
+    pub(super) fn times(&self) -> (u64, u64) {
+        let until_ns = self.open.begin_ns;
+        (self.segments.front().map_or(until_ns, |first| first.begin_ns), until_ns)
+    }
+
+    /// Whether what is older was dropped for want of room, and not for its age.
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short
     }
 
     /// Entries that were dropped so far.

@@ -1,0 +1,164 @@
+//! A run that is recorded in memory to be read while it goes on: the last minutes of it, as a flight recorder keeps them, and nothing
+//! is ever written.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::{
+    dump,
+    ring::Ring,
+    store::{Store, lock},
+};
+use crate::{
+    export::{ExportError, Exporter},
+    ledger::{Ledger, UserCounts},
+    model::{Process, gvl::GvlGap, seen::Seen},
+    trace_file::{Header, encode, wire::What},
+};
+
+/// Why such a recording exists, for its header.
+const WHY: &str = "it is looked at while it goes on";
+
+/// The exporter that keeps it.
+#[derive(Debug)]
+pub struct LiveRecorder {
+    store: Store,
+    /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
+    now_ns: u64,
+    ended: Arc<AtomicBool>,
+}
+
+/// What it has, for other threads.
+#[derive(Clone, Debug)]
+pub struct LiveRecording {
+    ring: Arc<Mutex<Ring>>,
+    header: Header,
+    ended: Arc<AtomicBool>,
+}
+
+/// How far a run is, and how much of it is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveState {
+    /// Another one whenever there is more to read: about once a second.
+    pub number: u64,
+    /// Since when everything is there, `CLOCK_MONOTONIC` nanoseconds.
+    pub from_ns: u64,
+    /// Until when, likewise.
+    pub until_ns: u64,
+    /// Entries that were dropped because they were too old.
+    pub expired: u64,
+    /// Entries for which there was no room.
+    pub displaced: u64,
+    /// Whether less than the time is kept for want of room.
+    pub is_short: bool,
+    /// Whether tracing has ended: there will be nothing more.
+    pub ended: bool,
+}
+
+/// A recording of what is kept now, in parts that follow each other.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// When that was.
+    pub state: LiveState,
+    /// Its bytes. Chunks are those that are kept, not copies of them.
+    pub parts: Vec<Arc<[u8]>>,
+}
+
+impl LiveRecorder {
+    /// Keeps the last `keep_ns` nanoseconds of a run with this header, and `keep_bytes` compressed bytes at most.
+    pub fn new(header: Header, keep_ns: u64, keep_bytes: u64) -> (Self, LiveRecording) {
+        let store = Store::new(keep_ns, keep_bytes, header.begun_ns);
+        let ended = Arc::<AtomicBool>::default();
+        let recording = LiveRecording { ring: store.shared(), ended: Arc::clone(&ended), header };
+        (Self { store, now_ns: recording.header.begun_ns, ended }, recording)
+    }
+}
+
+impl LiveRecording {
+    /// What holds for the whole run.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// How far it is.
+    pub fn state(&self) -> LiveState {
+        self.state_of(&lock(&self.ring))
+    }
+
+    fn state_of(&self, ring: &Ring) -> LiveState {
+        let dropped = ring.dropped();
+        let (from_ns, until_ns) = ring.times();
+        LiveState {
+            number: ring.now(),
+            from_ns,
+            until_ns,
+            expired: dropped.expired,
+            displaced: dropped.displaced,
+            is_short: ring.is_short(),
+            ended: self.ended.load(Ordering::Acquire),
+        }
+    }
+
+    /// What is kept, as a recording whose times are those of the whole run.
+    ///
+    /// # Errors
+    ///
+    /// What is kept cannot be compressed, or what was compressed cannot be read.
+    pub fn snapshot(&self) -> io::Result<Snapshot> {
+        let (state, kept) = {
+            let ring = lock(&self.ring);
+            (self.state_of(&ring), ring.kept())
+        };
+        let parts = dump::recording(&kept, self.header.clone(), WHY.to_owned(), state.until_ns)?;
+        Ok(Snapshot { state, parts })
+    }
+}
+
+impl Exporter for LiveRecorder {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.store.see(process, seen);
+        Ok(())
+    }
+
+    fn add_counts(&self, counts: &mut UserCounts) {
+        self.store.add_counts(&mut counts.recording);
+    }
+
+    fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
+        self.store.refused(pid, path, reason);
+        Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        self.store.began(ts_ns);
+    }
+
+    fn closed(&mut self, ts_ns: u64) {
+        self.store.push(What::Closed(ts_ns));
+    }
+
+    fn gvl_gap(&mut self, gap: GvlGap) {
+        self.store.push(What::GvlGap(Box::new(encode::gap(gap))));
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        self.store.account(ledger, self.now_ns, false);
+    }
+
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.store.push(What::Flushed(now_ns));
+        Ok(())
+    }
+
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.store.account(ledger, self.now_ns, true);
+        self.ended.store(true, Ordering::Release);
+        Ok(())
+    }
+}

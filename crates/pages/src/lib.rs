@@ -29,15 +29,17 @@ pub type Link<'a> = (String, &'a str);
 pub struct Head<'a> {
     /// Where [`STYLE`] is.
     pub style: &'a str,
-    /// Where its script is; the page works without it.
-    pub script: Option<&'a str>,
+    /// Where its scripts are; the page works without them.
+    pub scripts: &'a [&'a str],
     /// Whether it loads itself again after a second.
     pub again: bool,
+    /// Whether it loads itself again after some seconds where scripts do not run.
+    pub again_without_scripts: bool,
 }
 
 impl Default for Head<'_> {
     fn default() -> Self {
-        Self { style: STYLE_PATH, script: None, again: false }
+        Self { style: STYLE_PATH, scripts: &[], again: false, again_without_scripts: false }
     }
 }
 
@@ -46,7 +48,7 @@ pub fn page(title: &str, above: &[Link<'_>], content: &Markup) -> String {
     page_with(Head::default(), title, above, content)
 }
 
-/// A whole page with a style sheet at another place, or with a script.
+/// A whole page with a style sheet at another place, or with scripts.
 pub fn page_with(head: Head<'_>, title: &str, above: &[Link<'_>], content: &Markup) -> String {
     html! {
         (DOCTYPE)
@@ -55,9 +57,10 @@ pub fn page_with(head: Head<'_>, title: &str, above: &[Link<'_>], content: &Mark
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 @if head.again { meta http-equiv="refresh" content="1"; }
+                @if head.again_without_scripts { noscript { meta http-equiv="refresh" content="5"; } }
                 title { (title) " · gctrace" }
                 link rel="stylesheet" href=(head.style);
-                @if let Some(script) = head.script { script src=(script) defer {} }
+                @for script in head.scripts { script src=(script) defer {} }
             }
             body {
                 @if !above.is_empty() {

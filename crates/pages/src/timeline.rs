@@ -22,6 +22,8 @@ const TICKS: f64 = 8.0;
 pub enum Kind {
     /// A bar for each column: what happened in it.
     Bars,
+    /// The same as one shape, a fifth of the bytes: bars have no words of their own.
+    Shape,
     /// A line through the columns with values: something that was measured now and then.
     Line,
 }
@@ -36,6 +38,17 @@ pub struct Lane<'a> {
     pub values: Vec<Option<f64>>,
     /// A value as text.
     pub shown: fn(f64) -> String,
+}
+
+/// A part of the time that stands out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mark<'a> {
+    /// Which part.
+    pub span: Span,
+    /// What it is called; empty: nothing is written on it.
+    pub name: &'a str,
+    /// Its class in the style sheet.
+    pub class: &'a str,
 }
 
 /// The time of the columns, seconds after the begin of everything.
@@ -89,6 +102,11 @@ pub fn after(seconds: f64) -> String {
 
 /// The picture. It carries its times as data, so that a script can let its reader choose a part.
 pub fn timeline(title: &str, span: Span, lanes: &[Lane<'_>]) -> Markup {
+    timeline_with(title, span, lanes, &[])
+}
+
+/// The picture with parts that stand out, as far as they are in it.
+pub fn timeline_with(title: &str, span: Span, lanes: &[Lane<'_>], marks: &[Mark<'_>]) -> Markup {
     let bottom = LANE * lanes.len() as f64;
     let height = bottom + BELOW;
     let says: Vec<String> = lanes.iter().map(says).collect();
@@ -106,6 +124,15 @@ pub fn timeline(title: &str, span: Span, lanes: &[Lane<'_>]) -> Markup {
                         text x=(x) y=(height - 6.0) text-anchor="middle" { (after(tick)) }
                     }
                     @for (at, lane) in lanes.iter().enumerate() { (drawn(lane, LANE * at as f64)) }
+                    @for Mark { span: part, name, class } in marks {
+                        @let (from, to) = (part.from.clamp(span.from, span.to), part.to.clamp(span.from, span.to));
+                        @if from < to {
+                            // What is there is seen, however short it is.
+                            @let (x, width) = (span.x(from), (span.x(to) - span.x(from)).max(1.0));
+                            rect.(class) x=(format!("{x:.1}")) y="0" width=(format!("{width:.1}")) height=(bottom) {}
+                            @if !name.is_empty() { text.name x=(format!("{:.1}", x + 4.0)) y=(bottom - 6.0) { (name) } }
+                        }
+                    }
                     rect.brush x=(LEFT) y="0" width="0" height=(bottom) {}
                 }
             }
@@ -147,6 +174,15 @@ fn drawn(lane: &Lane<'_>, above: f64) -> Markup {
                         height=(format!("{:.1}", end - y)) {
                         title { ((lane.shown)(value)) }
                     }
+                },
+                Kind::Shape => {
+                    @let shape = some().filter(|(_, value)| *value > 0.0).fold(String::new(), |mut text, (at, value)| {
+                        let (x, y, width) = (x(at), y(value).min(end - 1.0), (width - 0.3).max(0.7));
+                        // Writing to a string cannot fail.
+                        let _infallible = write!(text, "M{x:.1} {end}V{y:.1}h{width:.1}V{end}z");
+                        text
+                    });
+                    path.bar d=(shape) {}
                 },
                 Kind::Line => {
                     @let points = some().fold(String::new(), |mut text, (at, value)| {
@@ -196,6 +232,29 @@ mod tests {
         assert!(text.contains("pauses: at most 30 ms. &lt;i&gt;: at most 4 ms. nothing: none."), "{text}");
         assert!(!text.contains("<b>") && !text.contains("<i>") && !text.contains("NaN"), "{text}");
         assert!(text.contains("data-from=\"0\"") && text.contains("data-to=\"10\""), "{text}");
+    }
+
+    /// A shape has all bars, parts that stand out are within the picture, and their names are text.
+    #[test]
+    fn shapes_and_marks() {
+        let lanes = [Lane {
+            name: "x",
+            kind: Kind::Shape,
+            values: vec![Some(1.0), None, Some(0.0), Some(2.0)],
+            shown: |value| value.to_string(),
+        }];
+        let mark = |from, to, name| Mark { span: Span { from, to }, name, class: "chosen" };
+        let marks =
+            [mark(-5.0, 2.0, "<A>"), mark(3.0, 99.0, ""), mark(20.0, 30.0, "no"), mark(9.0, 1.0, "no")];
+        let text = timeline_with("t", Span { from: 0.0, to: 10.0 }, &lanes, &marks).into_string();
+        assert_eq!(
+            (text.matches("<path class=\"bar\"").count(), text.matches('M').count()),
+            (1, 2),
+            "{text}"
+        );
+        assert_eq!(text.matches("class=\"chosen\"").count(), 2, "{text}");
+        assert!(text.contains("&lt;A&gt;") && !text.contains(">no<"), "{text}");
+        assert!(text.contains(&format!("x=\"{LEFT:.1}\" y=\"0\"")), "{text}");
     }
 
     /// Marks of time are round, few, and inside.

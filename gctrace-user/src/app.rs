@@ -171,6 +171,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let program = settings.selection.command.clone();
     let program =
         program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.output.is_none() });
+    // A browser is started as the user, which takes privileges that are given up below.
+    let page = settings.live.as_ref().map(|live| serve::Page::listen(live, user.clone()));
+    let mut page = page.transpose()?;
     // A command that is started has what the user has.
     if program.is_none() {
         // Which pages of another user's process are in memory is in a file of that user's.
@@ -178,7 +181,10 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         preflight::drop_privileges(writes, user.is_some(), settings.requests.is_some());
     }
     let clock = WallClock::measure();
-    let exporters = outputs::exporters(settings, clock)?;
+    let mut exporters = outputs::exporters(settings, clock)?;
+    if let (Some(page), Some(live)) = (&mut page, &settings.live) {
+        exporters.extend(page.start(live, outputs::header(settings, clock))?);
+    }
     let stacks = settings.stacks.map(|stacks| {
         let native = stacks.native && proc_root::shares_pids();
         if stacks.native && !native {
@@ -306,6 +312,10 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     say(&format!("gctrace: {}", ledger.summary()));
     if control.join().is_err() {
         run.fatal.get_or_insert_with(|| "the control thread panicked; please report this".to_owned());
+    }
+    let has_seen = ledger.user.pipeline.processes > 0;
+    if let Some(page) = page.filter(|_| run.fatal.is_none() && has_seen) {
+        page.stay(&signals)?;
     }
     let status = run.command_status();
     match run.fatal {

@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         Some(Subcommand::Record(args)) => return record(args),
         Some(Subcommand::Report(args)) => return ended(app::report(args).map(Outcome::exit_status)),
         Some(Subcommand::Diff(args)) => return ended(app::diff(&args)),
+        Some(Subcommand::Serve(args)) if args.live => return live(args),
         Some(Subcommand::Serve(args)) => return ended(app::serve(&args)),
         Some(Subcommand::Info(args)) => return ended(app::info(&args)),
         Some(Subcommand::Merge(args)) => return ended(app::merge(&args)),
@@ -117,6 +118,17 @@ fn top(args: cli::TopArgs) -> ExitCode {
         proc_root::read_below(proc);
     }
     let result = cli::top(args, proc_root::own_pid())
+        .map_err(app::Failure::from)
+        .and_then(|settings| app::run(&settings));
+    ended(result.map(Outcome::exit_status))
+}
+
+/// A run that is served as a page.
+fn live(args: cli::ServeArgs) -> ExitCode {
+    if let Some(proc) = &args.proc {
+        proc_root::read_below(proc);
+    }
+    let result = cli::live(args, proc_root::own_pid())
         .map_err(app::Failure::from)
         .and_then(|settings| app::run(&settings));
     ended(result.map(Outcome::exit_status))

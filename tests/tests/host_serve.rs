@@ -26,17 +26,26 @@ use gctrace_user::{
 };
 use hostile::{HOSTILE, Hostile};
 use rustix::process::Signal;
-use served::{Served, golden, harmless};
+use served::{Served, harmless};
+
+/// A committed recording.
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings").join(format!("{name}.gctrace"))
+}
+
+fn start(file: &Path) -> Result<Served> {
+    Served::with(Command::new(gctrace_binary()?).arg("serve").arg(file))
+}
 
 /// Without the whole token there is nothing, whatever is asked for; other names of this host, other methods and overlong requests are
 /// refused; the address that works once does.
 #[test]
 fn who_gets_an_answer() -> Result<()> {
-    let served = Served::start(&golden("3.4"))?;
+    let served = start(&golden("3.4"))?;
     let token = served.base.trim_matches('/').to_owned();
     ensure!(token.len() == 32 && token.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
     ensure!(served.address.ip().is_loopback(), "{}", served.address);
-    let other = Served::start(&golden("3.4"))?;
+    let other = start(&golden("3.4"))?;
     ensure!(other.base != served.base, "the same token twice");
     for path in [
         "/",
@@ -131,7 +140,7 @@ fn opens_once() -> Result<()> {
 #[test]
 fn every_page() -> Result<()> {
     for name in ["2.7", "3.1", "3.3", "3.4"] {
-        let served = Served::start(&golden(name))?;
+        let served = start(&golden(name))?;
         let (mut left, mut seen) = (VecDeque::from([String::new()]), BTreeMap::new());
         while let Some(path) = left.pop_front() {
             if seen.contains_key(&path) || seen.len() > 60 {
@@ -197,7 +206,7 @@ fn every_page() -> Result<()> {
 fn files() -> Result<()> {
     let dir = tempfile::tempdir()?;
     for name in ["2.7", "3.1", "3.3", "3.4"] {
-        let served = Served::start(&golden(name))?;
+        let served = start(&golden(name))?;
         let pid = pid_of(&golden(name))?;
         let parts: [&[(&str, &str)]; 6] = [
             &[],
@@ -254,7 +263,7 @@ fn pid_of(recording: &Path) -> Result<String> {
 /// A part in which nothing happened says so, and one that cannot be understood is refused with the reason.
 #[test]
 fn parts() -> Result<()> {
-    let served = Served::start(&golden("3.4"))?;
+    let served = start(&golden("3.4"))?;
     for query in ["?from=1h", "?from=2200-01-01T00:00:00Z", "?pid=1", "?from=0&to=1ms"] {
         let (elements, text) = served.page(query)?;
         ensure!(text.contains("This part of the recording contains nothing"), "{query}: {text}");
@@ -290,7 +299,7 @@ fn broken_files() -> Result<()> {
     let file = dir.path().join("x.gctrace");
     let bytes = fs::read(golden("3.4"))?;
     fs::write(&file, &bytes[..bytes.len() - 40])?;
-    let served = Served::start(&file)?;
+    let served = start(&file)?;
     let (_, text) = served.page("")?;
     ensure!(text.contains("This recording was cut off"), "{text}");
     ensure!(served.get("save/pprof")?.code == 200);
@@ -304,7 +313,7 @@ fn broken_files() -> Result<()> {
     let begin = end;
     damaged[begin + 100] ^= 1;
     fs::write(&file, &damaged)?;
-    let served = Served::start(&file)?;
+    let served = start(&file)?;
     let (_, text) = served.page("")?;
     ensure!(text.contains("This recording is damaged") && text.contains(&format!("byte {begin}")), "{text}");
     ensure!(text.contains("Longest GC pauses"), "what comes before is there: {text}");
@@ -373,7 +382,7 @@ fn hostile_names_and_queries() -> Result<()> {
     let mut recording = Recording::open(&golden("3.4"))?;
     let hostile = Hostile(Recorder::create(&file, recording.header())?);
     trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(hostile)]))?;
-    let served = Served::start(&file)?;
+    let served = start(&file)?;
     let (elements, text) = served.page("")?;
     // Names are cut short there.
     let rows = text.matches(&HOSTILE[..40]).count();

@@ -1,45 +1,58 @@
-// Drag over the time line: the page of that part. Without this script the form below it does the same.
+// Drag over a time line: the page of that part. Without this script the form below it does the same.
 "use strict";
 (() => {
-  const svg = document.querySelector(".timeline svg");
-  const form = document.querySelector("form.part");
-  const brush = svg && svg.querySelector(".brush");
-  if (!svg || !form || !brush) return;
-  const number = (name) => Number(svg.dataset[name]);
-  const [from, to, left, right] = [number("from"), number("to"), number("left"), number("right")];
-  const width = svg.viewBox.baseVal.width;
-  // The part of the picture at a pointer, within the columns.
-  const part = (event) => {
-    const box = svg.getBoundingClientRect();
-    return Math.min(Math.max((event.clientX - box.left) / box.width, left), right);
+  // Pictures are replaced on live pages, so the document listens.
+  let drag = null;
+  const begun = (svg) => {
+    const number = (name) => Number(svg.dataset[name]);
+    const [from, to, left, right] = [number("from"), number("to"), number("left"), number("right")];
+    const width = svg.viewBox.baseVal.width;
+    const brush = svg.querySelector(".brush");
+    return {
+      svg,
+      // The part of the picture at a pointer, within the columns.
+      part: (event) => {
+        const box = svg.getBoundingClientRect();
+        return Math.min(Math.max((event.clientX - box.left) / box.width, left), right);
+      },
+      seconds: (at) => from + ((at - left) / (right - left)) * (to - from),
+      draw: (a, b) => {
+        brush.setAttribute("x", Math.min(a, b) * width);
+        brush.setAttribute("width", Math.abs(a - b) * width);
+      },
+    };
   };
-  const seconds = (at) => from + ((at - left) / (right - left)) * (to - from);
   // As gctrace takes times.
   const text = (at) => (at < 1e-6 ? "0" : at.toFixed(6) + "s");
-  let begin = null;
-  const draw = (a, b) => {
-    brush.setAttribute("x", Math.min(a, b) * width);
-    brush.setAttribute("width", Math.abs(a - b) * width);
+  const end = () => {
+    delete drag.svg.dataset.drag;
+    drag = null;
   };
-  svg.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
-    begin = part(event);
+  document.addEventListener("pointerdown", (event) => {
+    const svg = event.button === 0 && event.target.closest(".timeline svg");
+    if (!svg || !svg.querySelector(".brush") || !document.querySelector("form.part")) return;
+    drag = begun(svg);
+    drag.begin = drag.part(event);
+    svg.dataset.drag = "";
     svg.setPointerCapture(event.pointerId);
     event.preventDefault();
   });
-  svg.addEventListener("pointermove", (event) => {
-    if (begin !== null) draw(begin, part(event));
+  document.addEventListener("pointermove", (event) => {
+    if (drag) drag.draw(drag.begin, drag.part(event));
   });
-  svg.addEventListener("pointercancel", () => {
-    begin = null;
-    draw(0, 0);
+  document.addEventListener("pointercancel", () => {
+    if (!drag) return;
+    drag.draw(0, 0);
+    end();
   });
-  svg.addEventListener("pointerup", (event) => {
-    if (begin === null) return;
+  document.addEventListener("pointerup", (event) => {
+    if (!drag) return;
+    const { svg, seconds, draw, begin, part } = drag;
     const [a, b] = [begin, part(event)].sort((x, y) => x - y);
-    begin = null;
+    end();
     // A click is no choice.
     if ((b - a) * svg.getBoundingClientRect().width < 4) return draw(0, 0);
+    const form = document.querySelector("form.part");
     form.elements.from.value = text(seconds(a));
     form.elements.to.value = text(seconds(b));
     form.submit();

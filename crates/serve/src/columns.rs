@@ -39,6 +39,10 @@ pub(crate) trait Fold: Clone + Default {
 /// What happened in a column.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
+    /// Cycles that began in it.
+    pub(crate) cycles: u64,
+    /// Those of them that were major.
+    pub(crate) majors: u64,
     /// The longest pause that began in it.
     pub(crate) longest_ns: u64,
     /// Time in pauses.
@@ -59,6 +63,8 @@ pub(crate) struct Cell {
 
 impl Fold for Cell {
     fn add(&mut self, other: &Self) {
+        self.cycles += other.cycles;
+        self.majors += other.majors;
         self.longest_ns = self.longest_ns.max(other.longest_ns);
         self.pause_ns = self.pause_ns.saturating_add(other.pause_ns);
         self.cpu_ns = self.cpu_ns.saturating_add(other.cpu_ns);
@@ -82,13 +88,65 @@ pub(crate) struct Over<C> {
     pub(crate) cells: Vec<C>,
     /// Nothing from here on belongs to them.
     end_ns: u64,
+    /// With more of them, two become one.
+    most: usize,
+    /// Whether what is before the first one belongs to none.
+    forgets: bool,
 }
 
 impl<C: Fold> Over<C> {
     /// From a time on, to another if that is known.
     pub(crate) fn new(from_ns: u64, to_ns: Option<u64>) -> Self {
         let width_ns = to_ns.map_or(FIRST_NS, |to_ns| to_ns.saturating_sub(from_ns).div_ceil(COLUMNS as u64));
-        Self { from_ns, width_ns: width_ns.max(1), cells: Vec::new(), end_ns: to_ns.unwrap_or(u64::MAX) }
+        Self {
+            from_ns,
+            width_ns: width_ns.max(1),
+            cells: Vec::new(),
+            end_ns: to_ns.unwrap_or(u64::MAX),
+            most: COLUMNS,
+            forgets: false,
+        }
+    }
+
+    /// From a time on, without an end: old ones are to be forgotten before there are so many.
+    pub(crate) fn rolling(from_ns: u64, width_ns: u64, most: usize) -> Self {
+        Self { width_ns: width_ns.max(1), most, forgets: true, ..Self::new(from_ns, None) }
+    }
+
+    /// Drops what ended before a time.
+    pub(crate) fn forget(&mut self, before_ns: u64) {
+        let old = before_ns.saturating_sub(self.from_ns) / self.width_ns;
+        self.from_ns += old * self.width_ns;
+        self.cells.drain(..self.cells.len().min(old as usize));
+    }
+
+    /// Those that had ended by a time, put together to be few. Each begins a multiple of its width after `origin_ns`, so that they stay
+    /// what they are while time goes on and `full` of them are there; what is a part of one only is left out.
+    pub(crate) fn together(&self, origin_ns: u64, until_ns: u64, full: usize) -> Self {
+        let ended = (until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize;
+        let ended = ended.min(self.cells.len());
+        let number = if self.from_ns > origin_ns { ended.max(full) } else { ended };
+        let each = number.div_ceil(COLUMNS).max(1);
+        let passed = (self.from_ns.saturating_sub(origin_ns) / self.width_ns) as usize % each;
+        let skipped = if passed == 0 { 0 } else { (each - passed).min(ended) };
+        let sum = |cells: &[C]| {
+            cells.iter().fold(C::default(), |mut sum, cell| {
+                sum.add(cell);
+                sum
+            })
+        };
+        let cells = self.cells[skipped..ended].chunks_exact(each).map(sum).collect();
+        let from_ns = self.from_ns.saturating_add(skipped as u64 * self.width_ns);
+        Self { from_ns, width_ns: self.width_ns.saturating_mul(each as u64), cells, ..self.clone() }
+    }
+
+    /// The last so many that had ended by a time, together, and how many these are.
+    pub(crate) fn latest(&self, until_ns: u64, most: usize) -> (C, usize) {
+        let ended = ((until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize).min(self.cells.len());
+        let last = &self.cells[ended.saturating_sub(most)..ended];
+        let mut sum = C::default();
+        last.iter().for_each(|cell| sum.add(cell));
+        (sum, last.len())
     }
 
     /// Columns of the same time for something else.
@@ -98,10 +156,10 @@ impl<C: Fold> Over<C> {
 
     /// The column of a time; what is before the first one belongs to it. `None`: it is after the end.
     pub(crate) fn at(&mut self, ns: u64) -> Option<&mut C> {
-        if ns >= self.end_ns {
+        if ns >= self.end_ns || (self.forgets && ns < self.from_ns) {
             return None;
         }
-        while self.number(ns) >= COLUMNS as u64 {
+        while self.number(ns) >= self.most as u64 {
             self.fold();
         }
         let at = self.number(ns) as usize;
@@ -132,6 +190,9 @@ impl<C: Fold> Over<C> {
 
     /// Spreads bytes of a time over the columns of that time: when in it is not known.
     pub(crate) fn spread(&mut self, begin_ns: u64, end_ns: u64, bytes: u64, of: impl Fn(&mut C) -> &mut u64) {
+        if self.forgets && end_ns <= self.from_ns {
+            return;
+        }
         let begin_ns = begin_ns.max(self.from_ns);
         let end_ns = end_ns.min(self.end_ns).max(begin_ns.saturating_add(1));
         self.reach(end_ns);
@@ -270,6 +331,36 @@ mod tests {
                 columns.sum();
             }
         }
+    }
+
+    /// Old ones are forgotten, late events are of none that is there, and what is put together keeps its sums and its place.
+    #[test]
+    fn rolls() {
+        const S: u64 = 1_000_000_000;
+        let mut columns = Columns::rolling(7, S, 2400);
+        for second in 0..3000_u64 {
+            columns.at(7 + second * S).unwrap().cycles += 1;
+            columns.cover(7 + second * S, S / 2, |cell| &mut cell.pause_ns);
+            columns.forget((7 + second * S).saturating_sub(600 * S));
+        }
+        assert_eq!((columns.cells.len(), columns.width_ns, columns.from_ns), (601, S, 7 + 2399 * S));
+        assert!(columns.at(7 + 2398 * S).is_none(), "it is forgotten");
+        columns.spread(0, 7 + 2399 * S, 5, |cell| &mut cell.allocated);
+        assert_eq!((columns.sum().cycles, columns.sum().allocated), (601, 0));
+        let until_ns = 7 + 3000 * S - 1;
+        let some = columns.together(7, until_ns, 602);
+        assert_eq!((some.width_ns, (some.from_ns - 7) % some.width_ns), (4 * S, 0));
+        assert!(some.cells.len() <= COLUMNS && some.cells.iter().all(|cell| cell.cycles == 4), "{some:?}");
+        assert!(some.from_ns - columns.from_ns < 4 * S && some.cells.len() == 149, "{}", some.cells.len());
+        let (last, seconds) = columns.latest(until_ns, 10);
+        assert_eq!((last.cycles, last.pause_ns, seconds), (10, 5 * S, 10));
+        // The same columns a second later.
+        let later = columns.together(7, until_ns + S, 602);
+        assert_eq!((later.from_ns, &later.cells[0]), (some.from_ns, &some.cells[0]));
+        // Nobody looked for a long time.
+        columns.forget(u64::MAX);
+        assert!(columns.cells.is_empty() && columns.together(7, u64::MAX, 602).cells.is_empty());
+        assert_eq!(Columns::rolling(5, S, 10).latest(3, 4), (Cell::default(), 0));
     }
 
     /// Bounds belong to the class above.

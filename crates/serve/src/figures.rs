@@ -16,7 +16,7 @@ use gctrace_report::{
     },
     export::{place, program, started_by},
     model::{
-        GcCycle, GcState, Image, Process,
+        GcCycle, Process,
         gvl::{GvlDoing, GvlTimes, GvlWait},
         seen::Seen,
         source::{app_frame, ruby_frame},
@@ -29,7 +29,7 @@ pub(crate) use kinds::{Did, OneProcess, OneThread, Pair, Pause};
 
 use crate::{
     columns::{CLASSES, Columns, class},
-    held::Held,
+    lanes::Lanes,
 };
 
 /// Pauses that are listed, the longest.
@@ -46,7 +46,7 @@ const PAIRS: usize = 20_000;
 /// All of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
-    pub(crate) columns: Columns,
+    pub(crate) lanes: Lanes,
     pub(crate) processes: Vec<OneProcess>,
     pub(crate) more_processes: u64,
     current: HashMap<u32, usize>,
@@ -68,9 +68,6 @@ pub(crate) struct Figures {
     pub(crate) more_pairs: u64,
     pub(crate) requests: RequestSummary,
     pub(crate) allocated: u64,
-    held: Held,
-    /// The Ruby that told last, and where its `GC.stat` has what is looked for.
-    keys: Option<(Arc<Image>, [Option<usize>; 3])>,
     pub(crate) began_ns: Option<u64>,
     pub(crate) closed_ns: u64,
 }
@@ -78,7 +75,7 @@ pub(crate) struct Figures {
 impl Figures {
     pub(crate) fn new(columns: Columns) -> Self {
         Self {
-            columns,
+            lanes: Lanes::new(columns),
             processes: Vec::new(),
             more_processes: 0,
             current: HashMap::new(),
@@ -99,8 +96,6 @@ impl Figures {
             more_pairs: 0,
             requests: RequestSummary::default(),
             allocated: 0,
-            held: Held::default(),
-            keys: None,
             began_ns: None,
             closed_ns: 0,
         }
@@ -151,7 +146,7 @@ impl Figures {
                 let of = of.insert(OneThread::default());
                 if self.drawn < DRAWN {
                     self.drawn += 1;
-                    of.did = Some(Box::new(self.columns.like()));
+                    of.did = Some(Box::new(self.lanes.columns.like()));
                 }
                 Some(of)
             }
@@ -161,53 +156,20 @@ impl Figures {
     /// Columns, all of the same width, up to the end of the time.
     pub(crate) fn settle(&mut self, end_ns: u64) {
         let mut dids: Vec<_> = self.threads.values_mut().filter_map(|of| of.did.as_mut()).collect();
-        self.columns.reach(end_ns);
-        let mut width_ns = self.columns.width_ns;
+        let columns = &mut self.lanes.columns;
+        columns.reach(end_ns);
+        let mut width_ns = columns.width_ns;
         for did in &mut dids {
             did.reach(end_ns);
             width_ns = width_ns.max(did.width_ns);
         }
-        self.columns.widen(width_ns);
+        columns.widen(width_ns);
         for did in dids {
             did.widen(width_ns);
         }
     }
 
-    /// Where `GC.stat` of a Ruby has what is looked for.
-    fn keys(&mut self, image: &Arc<Image>) -> [Option<usize>; 3] {
-        if let Some((of, keys)) = &self.keys
-            && Arc::ptr_eq(of, image)
-        {
-            return *keys;
-        }
-        let at = |name| image.stat_keys.iter().position(|key| *key == name);
-        let keys = ["heap_live_slots", "heap_free_slots", "oldmalloc_increase_bytes"].map(at);
-        self.keys = Some((Arc::clone(image), keys));
-        keys
-    }
-
-    fn state(&mut self, process: &Process, state: &GcState) {
-        let [live, free, malloc] =
-            self.keys(&process.image).map(|at| at.and_then(|at| state.stat.get(at)).copied());
-        let mut told = [None; Held::KINDS];
-        told[Held::RSS] = state.memory.map(|memory| memory.rss);
-        (told[Held::LIVE], told[Held::FREE], told[Held::MALLOC]) = (live, free, malloc);
-        let sums = self.held.told(process.pid, told);
-        if let Some(cell) = self.columns.at(state.ts_ns) {
-            for (at, sum) in sums.into_iter().enumerate() {
-                // Only what was told now is of this time.
-                if told[at].is_some() {
-                    cell.held[at] = cell.held[at].max(sum);
-                }
-            }
-        }
-    }
-
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
-        self.state(process, &cycle.start);
-        if let Some(end) = &cycle.end {
-            self.state(process, end);
-        }
         if let Some(of) = self.process(process) {
             of.gc.cycle(cycle);
         }
@@ -216,11 +178,6 @@ impl Figures {
         for pause in &cycle.pauses {
             self.stops.add(pause.ns);
             self.pauses[class(pause.ns)] += 1;
-            self.columns.cover(pause.begin_ns, pause.ns, |cell| &mut cell.pause_ns);
-            if let Some(cell) = self.columns.at(pause.begin_ns) {
-                cell.longest_ns = cell.longest_ns.max(pause.ns);
-                cell.pauses[class(pause.ns)] += 1;
-            }
             if let Some(thread) = self.thread(process, pause.tid) {
                 thread.pauses += 1;
                 thread.pause_ns = thread.pause_ns.saturating_add(pause.ns);
@@ -255,9 +212,6 @@ impl Figures {
         if running {
             self.samples += 1;
             self.cpu_ns = self.cpu_ns.saturating_add(sample.cpu_ns);
-            // It stands for the time before it.
-            let begin_ns = sample.ts_ns.saturating_sub(sample.cpu_ns);
-            self.columns.cover(begin_ns, sample.cpu_ns, |cell| &mut cell.cpu_ns);
             if let Some(of) = self.process(process) {
                 of.cpu_ns = of.cpu_ns.saturating_add(sample.cpu_ns);
             }
@@ -278,9 +232,6 @@ impl Figures {
     fn wait(&mut self, process: &Process, wait: &GvlWait) {
         let one = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
         add(&mut self.waits, one);
-        if let Some(cell) = self.columns.at(wait.begin_ns) {
-            cell.waits[class(wait.ns)] += 1;
-        }
         if let Some(thread) = self.thread(process, wait.who.tid) {
             thread.name = wait.who.comm.to_string();
             add(&mut thread.waits, one);
@@ -305,22 +256,18 @@ impl Figures {
     }
 
     fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        self.lanes.see(process, seen);
         match seen {
-            Seen::Process { state, .. } => {
+            Seen::Process { .. } => {
                 // An earlier process with this pid is another one.
                 self.current.remove(&process.pid);
-                self.held.gone(process.pid);
                 if self.process(process).is_none() {
                     self.more_processes += 1;
-                }
-                if let Some(state) = state {
-                    self.state(process, state);
                 }
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => {
                 self.work_ns = self.work_ns.saturating_add(work.ns);
-                self.columns.cover(work.begin_ns, work.ns, |cell| &mut cell.pause_ns);
                 if let Some(of) = self.process(process) {
                     of.gc.work(work);
                 }
@@ -348,9 +295,6 @@ impl Figures {
             }
             Seen::Request(request) => {
                 self.requests.add_by(By::Endpoint, process, request);
-                if let Some(cell) = self.columns.at(request.begin_ns) {
-                    cell.requests += 1;
-                }
                 if let (Some(ns), Some(thread)) = (request.duration_ns(), self.thread(process, request.tid)) {
                     thread.spent(request.begin_ns, ns, |did| &mut did.request);
                 }
@@ -365,15 +309,8 @@ impl Figures {
                     }
                 }
             }
-            Seen::Alloc(sum) => {
-                self.allocated = self.allocated.saturating_add(sum.bytes());
-                self.columns.spread(sum.begin_ns, sum.end_ns, sum.bytes(), |cell| &mut cell.allocated);
-            }
+            Seen::Alloc(sum) => self.allocated = self.allocated.saturating_add(sum.bytes()),
             Seen::Ended(end) => {
-                if let Some(state) = &end.shutdown {
-                    self.state(process, state);
-                }
-                self.held.gone(process.pid);
                 if let Some(of) = self.process(process) {
                     of.span_ns = Some(end.ts_ns.saturating_sub(end.since_ns));
                     of.outside_ns = end.outside_ns;

@@ -1,6 +1,6 @@
 //! The socket and its connections, up to the end.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use gctrace_report::{console::say, trace_file::ReadError};
 use hyper::{server::conn::http1, service::service_fn};
@@ -8,13 +8,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
     signal::unix::{SignalKind, signal},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, timeout},
 };
 
 use crate::{
-    Addresses, ServeError,
+    ServeError,
     routes::{self, Shared},
+    source::Source,
 };
 
 /// Connections at a time; more wait to be accepted.
@@ -26,17 +27,16 @@ const MAX_HEAD: usize = 16 << 10;
 /// How long a small recording may take before its address is there: what is wrong with it is told instead.
 const FIRST: Duration = Duration::from_millis(500);
 
+/// Serves a recording, which is read meanwhile, until a signal ends it.
 pub(crate) async fn serve(
-    address: SocketAddr,
+    listener: std::net::TcpListener,
     shared: Arc<Shared>,
-    ready: impl FnOnce(&Addresses),
+    source: Arc<Source>,
+    ready: impl FnOnce(),
 ) -> Result<(), ServeError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
-    let listen = |error| ServeError::Listen(address, error);
-    let listener = TcpListener::bind(address).await.map_err(listen)?;
-    let local = listener.local_addr().map_err(listen)?;
-    let source = Arc::clone(&shared.source);
+    let listener = TcpListener::from_std(listener).map_err(ServeError::System)?;
     let reader = Arc::clone(&source);
     let mut reading = tokio::task::spawn_blocking(move || reader.read());
     let mut is_read = false;
@@ -44,14 +44,11 @@ pub(crate) async fn serve(
         told(result)?;
         is_read = true;
     }
-    ready(&Addresses {
-        page: format!("http://{local}/{}/", shared.token.text()),
-        once: format!("http://{local}/once/{}", shared.once.token.text()),
-    });
+    ready();
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let accepted = tokio::select! {
-            accepted = accept(&listener, &slots) => accepted,
+        tokio::select! {
+            accepted = accept(&listener, &slots) => serve_one(accepted, &shared).await,
             result = &mut reading, if !is_read => {
                 // Its address is known by now: the page says what is wrong.
                 if let Err(error) = told(result) {
@@ -59,21 +56,32 @@ pub(crate) async fn serve(
                     source.failed(&error.to_string());
                 }
                 is_read = true;
-                continue;
             }
             _ = interrupt.recv() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
-        };
-        let Some((stream, slot)) = accepted else {
-            sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        let shared = Arc::clone(&shared);
-        tokio::spawn(async move {
-            connection(shared, stream).await;
-            drop(slot);
-        });
+        }
     }
+}
+
+/// Serves a run that goes on, until the runtime ends.
+pub(crate) async fn serve_live(listener: std::net::TcpListener, shared: Arc<Shared>) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return say(&format!("gctrace: serving the page: {error}; there is none")),
+    };
+    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        serve_one(accept(&listener, &slots).await, &shared).await;
+    }
+}
+
+async fn serve_one(accepted: Option<(TcpStream, OwnedSemaphorePermit)>, shared: &Arc<Shared>) {
+    let Some((stream, slot)) = accepted else { return sleep(Duration::from_millis(100)).await };
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        connection(shared, stream).await;
+        drop(slot);
+    });
 }
 
 /// The result of reading the recording.
@@ -84,10 +92,7 @@ fn told(result: Result<Result<(), ReadError>, tokio::task::JoinError>) -> Result
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    slots: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
     let slot = Arc::clone(slots).acquire_owned().await.ok()?;
     match listener.accept().await {
         Ok((stream, _)) => Some((stream, slot)),

@@ -1,6 +1,7 @@
 //! The page of a recording, or of a part of it.
 
 mod charts;
+mod live;
 mod tables;
 mod threads;
 
@@ -22,9 +23,12 @@ use crate::{
     Asked,
     figures::{Figures, OneProcess},
     graph::{Drawn, MEASURES, is_recorded, word},
+    live::Now,
     source::{Source, View, Whole},
     wanted::Wanted,
 };
+
+pub(crate) use live::section as now;
 
 /// Characters of a text from outside.
 const TEXT: usize = 300;
@@ -50,7 +54,8 @@ fn query(asked: &Asked, of: Option<&str>) -> String {
     let pids = asked.pids.iter().map(|pid| ("pid", pid.as_str()));
     let from = asked.from.iter().map(|from| ("from", from.as_str()));
     let to = asked.to.iter().map(|to| ("to", to.as_str()));
-    let pairs = from.chain(to).chain(pids).chain(of.map(|of| ("of", of)));
+    let last = asked.last.iter().map(|last| ("last", last.as_str()));
+    let pairs = from.chain(to).chain(last).chain(pids).chain(of.map(|of| ("of", of)));
     let text: Vec<String> = pairs.map(|(key, value)| format!("{key}={}", encoded(value))).collect();
     if text.is_empty() { "?".to_owned() } else { format!("?{}", text.join("&")) }
 }
@@ -67,7 +72,7 @@ impl Links<'_> {
         // No time is `0`; in other words it is refused.
         let seconds = |at: f64| Some(if at < 1e-6 { "0".to_owned() } else { format!("{at:.6}s") });
         query(
-            &Asked { from: seconds(from), to: seconds(to), ..self.wanted.asked.clone() },
+            &Asked { from: seconds(from), to: seconds(to), last: None, ..self.wanted.asked.clone() },
             Some(word(self.wanted.of)),
         )
     }
@@ -88,7 +93,16 @@ impl Links<'_> {
 }
 
 fn head() -> Head<'static> {
-    Head { style: "style.css", script: Some("brush.js"), again: false }
+    Head { style: "style.css", scripts: &["brush.js"], again: false, again_without_scripts: false }
+}
+
+/// What a page is called.
+fn title(source: &Source, live: bool) -> String {
+    if !live {
+        return printable(&source.name()).into_owned();
+    }
+    let host = source.header.host.name.as_deref().map(|host| format!(" on {}", printable_part(host, TEXT)));
+    format!("Live{}", host.unwrap_or_default())
 }
 
 /// The page while the recording is being read.
@@ -99,14 +113,14 @@ pub(crate) fn reading(source: &Source) -> String {
         (about(source))
         @if let Some(figures) = source.so_far().filter(|figures| !figures.is_empty()) {
             @let subjects = source.header.subjects;
-            @let columns = &figures.columns;
+            @let columns = &figures.lanes.columns;
             @let length = columns.width_ns as f64 * columns.cells.len() as f64 / 1e9;
             (glance(&figures, figures.processes.len() as u64, subjects, length))
             (charts::over_time(&figures, subjects, (0.0, length)))
             (charts::latencies(&figures, subjects, (0.0, length)))
         }
     };
-    let head = Head { script: None, again: true, ..head() };
+    let head = Head { scripts: &[], again: true, ..head() };
     page_with(head, &printable(&source.name()), &[], &content)
 }
 
@@ -155,7 +169,7 @@ fn about(source: &Source) -> Markup {
 }
 
 /// What one must know of the whole before its figures.
-fn notes(source: &Source, whole: &Whole, view: &View) -> Markup {
+fn notes(source: &Source, whole: &Whole, view: &View, live: bool) -> Markup {
     let length = span(whole.last_ns.saturating_sub(source.begins_ns()));
     html! {
         @if let Some(why) = &whole.damage {
@@ -174,7 +188,7 @@ fn notes(source: &Source, whole: &Whole, view: &View) -> Markup {
                 "Something happened to the file since it was read first: " (name(why)) ". Below is what comes before that."
             }
         }
-        @if let Some(dump) = &source.header.dump {
+        @if let Some(dump) = source.header.dump.as_ref().filter(|_| !live) {
             p.note role="note" { "A flight recorder wrote it because of " (name(&dump.why)) "; it has the " (length) " before that." }
         }
     }
@@ -309,21 +323,29 @@ fn saves(wanted: &Wanted) -> Markup {
     }
 }
 
-/// The page of a part.
-pub(crate) fn page(source: &Source, whole: &Whole, view: &View, wanted: &Wanted, drawn: &Drawn) -> String {
+/// The page of a part. `live`: of a run that goes on.
+pub(crate) fn page(
+    source: &Source,
+    whole: &Whole,
+    view: &View,
+    wanted: &Wanted,
+    drawn: &Drawn,
+    live: Option<&Now>,
+) -> String {
     let subjects = source.header.subjects;
     let links = Links { header: &source.header, wanted };
-    let columns = &view.figures.columns;
+    let columns = &view.figures.lanes.columns;
     let from = links.seconds(columns.from_ns);
     let end_ns = view.window.to_ns.map_or(whole.last_ns, |to_ns| to_ns.min(whole.last_ns));
     let to = links.seconds(end_ns.max(columns.from_ns));
     let empty = view.figures.is_empty();
-    let content = html! {
-        (about(source))
-        (notes(source, whole, view))
+    let part = html! {
+        (notes(source, whole, view, live.is_some()))
+        @if let Some(now) = live { (live::lacks(&source.header, now, wanted)) }
         @if empty {
             p.note role="alert" {
-                @if view.window.is_all() { "This recording contains nothing that was seen of a process." }
+                @if live.is_some() { "Nothing was seen of a process in this time." }
+                @else if view.window.is_all() { "This recording contains nothing that was seen of a process." }
                 @else { "This part of the recording contains nothing." }
             }
         } @else {
@@ -357,5 +379,24 @@ pub(crate) fn page(source: &Source, whole: &Whole, view: &View, wanted: &Wanted,
             }
         }
     };
-    page_with(head(), &printable(&source.name()), &[], &content)
+    // With an end that is still to come it changes.
+    let moves = live.is_some_and(|now| !now.state.ended)
+        && wanted.window.to_ns.is_none_or(|to_ns| to_ns > whole.last_ns);
+    let content = html! {
+        (about(source))
+        @if let Some(now) = live {
+            (live::controls(wanted))
+            (live::section(&source.header, now, wanted))
+            div #part data-moves=[moves.then_some("yes")] data-cycles=(view.figures.cycles) { (part) }
+        } @else {
+            (part)
+        }
+    };
+    let head = match live {
+        None => head(),
+        Some(now) => {
+            Head { scripts: &["brush.js", "live.js"], again_without_scripts: !now.state.ended, ..head() }
+        }
+    };
+    page_with(head, &title(source, live.is_some()), &[], &content)
 }

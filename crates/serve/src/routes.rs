@@ -15,7 +15,9 @@ use hyper::{
 };
 
 use crate::{
-    Choose, page,
+    Choose,
+    live::{Live, Now},
+    page,
     source::{Source, Whole},
     token::{Once, Token},
     wanted::Wanted,
@@ -28,13 +30,25 @@ const QUERY: usize = 4096;
 /// Its own script and style sheet, and graphs in a frame.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; \
      frame-ancestors 'none'";
+/// What a live page needs besides: its script asks for new figures.
+const LIVE_POLICY: &str = "; connect-src 'self'";
 const TEXT: &str = "text/plain; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
+
+/// What is shown.
+#[derive(Debug)]
+pub(crate) enum Served {
+    /// A recording.
+    File(Arc<Source>),
+    /// A run that goes on.
+    Live(Live),
+}
 
 /// What all connections share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) source: Arc<Source>,
+    pub(crate) served: Served,
     pub(crate) token: Token,
     pub(crate) once: Once,
     pub(crate) choose: Choose,
@@ -190,8 +204,9 @@ async fn route(shared: Arc<Shared>, request: &Request<Incoming>) -> Answer {
     }
     match rest.as_str() {
         "style.css" => return Answer::new(StatusCode::OK, "text/css; charset=utf-8", gctrace_pages::STYLE),
-        "brush.js" => {
-            return Answer::new(StatusCode::OK, "text/javascript; charset=utf-8", include_str!("brush.js"));
+        "brush.js" => return Answer::new(StatusCode::OK, SCRIPT, include_str!("brush.js")),
+        "live.js" if matches!(shared.served, Served::Live(_)) => {
+            return Answer::new(StatusCode::OK, SCRIPT, include_str!("live.js"));
         }
         _ => {}
     }
@@ -200,11 +215,29 @@ async fn route(shared: Arc<Shared>, request: &Request<Incoming>) -> Answer {
 }
 
 fn from_recording(shared: &Shared, path: &str, query: &str) -> Answer {
-    let source = &shared.source;
-    let save = path.strip_prefix("save/");
-    if !(path.is_empty() || path == "flamegraph.svg" || save.is_some()) {
-        return none();
+    let known = path.is_empty() || path == "flamegraph.svg" || path.starts_with("save/");
+    match &shared.served {
+        Served::File(source) if known => from_source(shared, source, path, query, None),
+        Served::Live(live) if path == "live" => standing(shared, live, query),
+        Served::Live(live) if known => match live.source() {
+            Ok(source) => from_source(shared, &source, path, query, Some(&live.now())),
+            Err(error) => Answer::failed("reading what is kept", &error),
+        },
+        _ => none(),
     }
+}
+
+/// How things stand, for a script: the part of a live page that changes each second.
+fn standing(shared: &Shared, live: &Live, query: &str) -> Answer {
+    let header = live.header();
+    match Wanted::of(query, &header, shared.choose) {
+        Ok(wanted) => Answer::page(StatusCode::OK, page::now(&header, &live.now(), &wanted).into_string()),
+        Err(why) => Answer::text(StatusCode::BAD_REQUEST, printable(&why)),
+    }
+}
+
+fn from_source(shared: &Shared, source: &Source, path: &str, query: &str, live: Option<&Now>) -> Answer {
+    let save = path.strip_prefix("save/");
     let wanted = match Wanted::of(query, &source.header, shared.choose) {
         Ok(wanted) => wanted,
         Err(why) => return Answer::page(StatusCode::BAD_REQUEST, page::refused(source, &why)),
@@ -219,7 +252,7 @@ fn from_recording(shared: &Shared, path: &str, query: &str) -> Answer {
     };
     let Wanted { window, of, .. } = &wanted;
     if let Some(name) = save {
-        return saved(shared, &whole, name, window, *of);
+        return saved(source, &whole, name, window, *of);
     }
     let view = match source.view(&whole, window) {
         Ok(view) => view,
@@ -230,14 +263,18 @@ fn from_recording(shared: &Shared, path: &str, query: &str) -> Answer {
         Err(error) => return Answer::failed("drawing the flame graph", &error),
     };
     if path.is_empty() {
-        return Answer::page(StatusCode::OK, page::page(source, &whole, &view, &wanted, &drawn));
+        let page = Answer::page(StatusCode::OK, page::page(source, &whole, &view, &wanted, &drawn, live));
+        return match live {
+            Some(_) => page.with(header::CONTENT_SECURITY_POLICY, format!("{POLICY}{LIVE_POLICY}")),
+            None => page,
+        };
     }
     Answer::new(StatusCode::OK, "image/svg+xml", drawn.svg.clone())
         .with(header::CONTENT_SECURITY_POLICY, drawn.policy.clone())
 }
 
 /// A file: the bytes that `gctrace report` writes.
-fn saved(shared: &Shared, whole: &Whole, name: &str, window: &Window, of: Measure) -> Answer {
+fn saved(source: &Source, whole: &Whole, name: &str, window: &Window, of: Measure) -> Answer {
     let graph = Graph { grouping: Grouping::default(), of };
     let flame = Save {
         name: "flamegraph",
@@ -251,7 +288,6 @@ fn saved(shared: &Shared, whole: &Whole, name: &str, window: &Window, of: Measur
     let Some(save) = SAVES.into_iter().chain([flame, folded]).find(|save| save.name == name) else {
         return none();
     };
-    let source = &shared.source;
     let view =
         if save.times { source.with_times(whole, window).map(Arc::new) } else { source.view(whole, window) };
     let view = match view {

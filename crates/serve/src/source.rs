@@ -4,8 +4,7 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     fs::File,
-    io::{self, BufReader, Read, Seek, SeekFrom},
-    os::unix::fs::FileExt as _,
+    io::BufReader,
     path::{Path, PathBuf},
     rc::Rc,
     sync::{
@@ -30,12 +29,15 @@ use crate::{
     columns::Columns,
     figures::{Figures, Filler, OneProcess},
     graph::Graphs,
+    medium::{Medium, Part, Pieces},
 };
 
 /// Parts that are kept.
 const PARTS: usize = 6;
 /// How often what has been read so far is shown.
 const SO_FAR: Duration = Duration::from_millis(500);
+/// What is kept in memory is called this, where recordings have the names of their files.
+pub const LIVE: &str = "live";
 /// Bytes that are read at a time.
 const BUFFER: usize = 256 << 10;
 
@@ -91,7 +93,8 @@ enum State {
 /// A recording.
 #[derive(Debug)]
 pub(crate) struct Source {
-    file: Arc<File>,
+    medium: Medium,
+    /// What it is called in errors.
     path: PathBuf,
     pub(crate) header: Header,
     /// Bytes of the file when it was opened. What is added later is not read.
@@ -106,37 +109,8 @@ pub(crate) struct Source {
     work: Mutex<()>,
 }
 
-/// The same file wherever it is read, and not more of it than there was.
-#[derive(Debug)]
-struct Part {
-    file: Arc<File>,
-    at: u64,
-    end: u64,
-}
-
 /// The recording while it is read.
 type Reading = Recording<BufReader<Part>>;
-
-impl Read for Part {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let room = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX).min(to.len());
-        let read = self.file.read_at(&mut to[..room], self.at)?;
-        self.at += read as u64;
-        Ok(read)
-    }
-}
-
-impl Seek for Part {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let at = match to {
-            SeekFrom::Start(at) => Some(at),
-            SeekFrom::Current(by) => self.at.checked_add_signed(by),
-            SeekFrom::End(by) => self.end.checked_add_signed(by),
-        };
-        self.at = at.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(self.at)
-    }
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -152,10 +126,20 @@ impl Source {
             let why = "it is not a regular file; write the recording to one first".to_owned();
             return Err(ReadError::Unreadable { path: path.to_owned(), why });
         }
-        let length = data.len();
-        let header = recording(&file, path, length)?.header().clone();
+        Self::of(Medium::File(file), path, data.len())
+    }
+
+    /// What a run has kept in memory.
+    pub(crate) fn in_memory(pieces: Vec<Arc<[u8]>>) -> Result<Self, ReadError> {
+        let pieces = Arc::new(Pieces::new(pieces));
+        let length = pieces.length();
+        Self::of(Medium::Memory(pieces), Path::new(LIVE), length)
+    }
+
+    fn of(medium: Medium, path: &Path, length: u64) -> Result<Self, ReadError> {
+        let header = recording(&medium, path, length)?.header().clone();
         Ok(Self {
-            file,
+            medium,
             path: path.to_owned(),
             header,
             length,
@@ -342,7 +326,7 @@ impl Source {
             tally.clone(),
         ));
         let mut outputs = Outputs::new(vec![part]);
-        let mut recording = recording(&self.file, &self.path, length)?;
+        let mut recording = recording(&self.medium, &self.path, length)?;
         let readable = by(&mut recording, &mut outputs, &figures);
         drop(outputs);
         let bytes = match &readable.damage {
@@ -382,7 +366,6 @@ fn described(error: &ReadError) -> String {
     }
 }
 
-fn recording(file: &Arc<File>, path: &Path, end: u64) -> Result<Reading, ReadError> {
-    let part = Part { file: Arc::clone(file), at: 0, end };
-    Recording::read(BufReader::with_capacity(BUFFER, part), path)
+fn recording(medium: &Medium, path: &Path, end: u64) -> Result<Reading, ReadError> {
+    Recording::read(BufReader::with_capacity(BUFFER, medium.part(end)), path)
 }

@@ -4,6 +4,7 @@ mod chunks;
 mod copies;
 mod damage;
 mod fuzz;
+mod live;
 mod speed;
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -36,7 +37,7 @@ fn shown(source: &Source, whole: &Whole, view: &View, of: Measure) -> (String, S
     let drawn = view.graphs.of(&view.kept, of).unwrap();
     let asked = Asked { pids: vec![HOSTILE.to_owned()], ..Asked::default() };
     let wanted = Wanted { asked, window: view.window.clone(), of };
-    (page::page(source, whole, view, &wanted, &drawn), String::from_utf8(drawn.svg.clone()).unwrap())
+    (page::page(source, whole, view, &wanted, &drawn, None), String::from_utf8(drawn.svg.clone()).unwrap())
 }
 
 /// Names of everything are text, on the page, in graphs, and where something is wrong with a request.
@@ -86,14 +87,14 @@ fn when() {
     for (key, thread) in &figures.threads {
         let did = thread.did.as_ref().unwrap();
         let sum = did.sum();
-        assert_eq!((did.width_ns, sum.gc), (figures.columns.width_ns, thread.pause_ns), "{key:?}");
+        assert_eq!((did.width_ns, sum.gc), (figures.lanes.columns.width_ns, thread.pause_ns), "{key:?}");
         assert!(sum.cpu <= thread.cpu_ns && sum.wait <= thread.waits.ns, "{key:?}");
-        assert!(did.cells.len() <= figures.columns.cells.len() + 1, "{key:?}");
+        assert!(did.cells.len() <= figures.lanes.columns.cells.len() + 1, "{key:?}");
         total += sum.request;
     }
     assert_eq!(total, 1_000_000 * figures.requests.count());
-    assert!(figures.columns.cells.iter().all(|cell| cell.held[1].is_some() == cell.held[2].is_some()));
-    assert!(figures.columns.cells.iter().any(|cell| cell.held[1].is_some()), "live slots");
+    assert!(figures.lanes.columns.cells.iter().all(|cell| cell.held[1].is_some() == cell.held[2].is_some()));
+    assert!(figures.lanes.columns.cells.iter().any(|cell| cell.held[1].is_some()), "live slots");
     let (page, _) = shown(&source, &whole, &whole.view, Measure::Gc);
     for words in
         ["What threads did", "class=\"track\"", "Live slots", "Free slots", "oldmalloc_increase_bytes"]
@@ -144,7 +145,7 @@ fn parts_by_the_index() {
         }
         assert_eq!(view.processes, plain.processes);
         assert_eq!(view.figures.cycles, plain.figures.cycles);
-        let cells = |view: &View| view.figures.columns.cells.clone();
+        let cells = |view: &View| view.figures.lanes.columns.cells.clone();
         assert_eq!(cells(&view), cells(&plain));
         // Nothing of a process that was never seen.
         let nobody = Window { pids: [7].into(), ..window.clone() };

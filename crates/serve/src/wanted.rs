@@ -31,6 +31,7 @@ impl Wanted {
             match &*key {
                 "from" => asked.from = Some(value.to_owned()),
                 "to" => asked.to = Some(value.to_owned()),
+                "last" => asked.last = Some(value.to_owned()),
                 "pid" => asked.pids.push(value.to_owned()),
                 "of" => of = Some(value.to_owned()),
                 _ => {}

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// What holds for a whole recording.
-fn header(settings: &Settings, clock: WallClock) -> Header {
+pub(super) fn header(settings: &Settings, clock: WallClock) -> Header {
     let subjects = Subjects {
         samples: settings.stacks.is_some(),
         wall: settings.stacks.is_some_and(|stacks| stacks.wall),
@@ -61,6 +61,10 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
             None => Box::new(Recorder::create(path, &header)?),
             Some(keep) => Box::new(FlightRecorder::create(path, &header, keep.clone())?),
         });
+    }
+    if settings.live.is_some() {
+        // Its page is the output.
+        return Ok(exporters);
     }
     if let Some(show) = settings.top {
         exporters.push(Box::new(Top::new(show, settings.cache_dir.clone())));

@@ -194,7 +194,7 @@ pub enum Subcommand {
     Report(super::record::ReportFileArgs),
     /// Compare two recordings: what has changed, and whether that is more than noise
     Diff(super::diff::DiffArgs),
-    /// Show a recording as a web page on this host
+    /// Show a recording, or a run while it goes on, as a web page on this host
     Serve(super::serve::ServeArgs),
     /// Say what a recording holds
     Info(super::diff::InfoArgs),

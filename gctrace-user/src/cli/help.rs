@@ -110,7 +110,7 @@ const COMMANDS: [(&str, &str); 14] = [
     ("record", "Write everything to a recording, for `gctrace report`"),
     ("report", "A summary, or any output of a run, from a recording"),
     ("diff", "Compare two recordings: what changed beyond noise"),
-    ("serve", "A recording as a web page on this host"),
+    ("serve", "A recording, or a run while it goes on, as a web page on this host"),
     ("info", "What a recording holds"),
     ("merge", "Write several recordings as one"),
     ("scrub", "Copy a recording without names that tell whose it is"),
@@ -150,6 +150,12 @@ pub fn command() -> Command {
             });
         }
     }
+    // Of the groups that runs have, what is given by default is not given.
+    command = command.mut_subcommand("serve", |command| {
+        ["SelectArgs", "LookArgs", "CacheArgs"]
+            .into_iter()
+            .fold(command, |command, group| command.mut_group(group, |group| group.requires("live")))
+    });
     for (heading, entries) in GROUPS {
         for (at, &(id, short)) in entries.iter().enumerate() {
             command = command.mut_arg(id, |arg| arranged(arg, heading, at, short));

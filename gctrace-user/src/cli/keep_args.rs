@@ -8,7 +8,7 @@ use super::{parse, usage::UsageError};
 use crate::trace_file::{Keep, Metric, Trigger};
 
 /// Most compressed bytes that are kept where nothing else is said.
-const DEFAULT_BYTES: u64 = 64 << 20;
+pub(super) const DEFAULT_BYTES: u64 = 64 << 20;
 /// Files that triggers write at most where nothing else is said.
 const DEFAULT_MOST: u64 = 10;
 

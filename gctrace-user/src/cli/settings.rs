@@ -69,6 +69,19 @@ pub struct Metrics {
     pub by_pid: bool,
 }
 
+/// A page that shows a run while it goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// An address of loopback.
+    pub listen: std::net::SocketAddr,
+    /// Whether a browser is started.
+    pub open: bool,
+    /// For how long is kept what was seen, nanoseconds.
+    pub keep_ns: u64,
+    /// How much of it, compressed bytes.
+    pub keep_bytes: u64,
+}
+
 /// A run.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag")]
@@ -77,6 +90,8 @@ pub struct Settings {
     pub selection: Selection,
     /// The run is a `gctrace top`: how it is shown.
     pub top: Option<Show>,
+    /// The run is a `gctrace serve --live`: what its page is like.
+    pub live: Option<Live>,
     /// Root of the kubelet's files, by which pods are named.
     pub kube_root: Option<PathBuf>,
     /// Whether it is read how memory is shared.
@@ -336,6 +351,7 @@ impl Settings {
         Ok(Self {
             selection,
             top: None,
+            live: None,
             kube_root,
             shares,
             memory_account: memory_account && text,
@@ -396,7 +412,8 @@ impl Settings {
 
     /// Whether any output shows counters during the run.
     pub fn wants_accounts(&self) -> bool {
-        self.prometheus.is_some() || self.push.any() || self.top.is_some() || self.record.is_some()
+        let shown = self.top.is_some() || self.live.is_some();
+        shown || self.prometheus.is_some() || self.push.any() || self.record.is_some()
     }
 
     /// Whether lines go to standard output.

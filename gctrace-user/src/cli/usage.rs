@@ -63,6 +63,11 @@ pub enum UsageError {
     /// There is nothing to draw on.
     #[error("gctrace top needs a terminal; `gctrace top --once` prints one table")]
     NoTerminal,
+    /// More files than are served.
+    #[error(
+        "gctrace serve shows one recording; `gctrace merge` makes one of several, and `gctrace diff` compares two"
+    )]
+    OneRecording,
     /// The selection of `gctrace top` or `gctrace record` is not valid.
     #[error("{0}")]
     Flags(String),

@@ -1,29 +1,18 @@
 //! A running `gctrace serve`, and what holds for each of its pages.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{collections::BTreeMap, net::SocketAddr, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::{
     PATIENCE,
     child::{Finished, Guarded},
     http::{self, Answer},
-    live::gctrace_binary,
 };
 use html5gum::{Token, Tokenizer};
 use rustix::process::Signal;
 
 /// An element: its name and its attributes.
 pub(crate) type Element = (String, BTreeMap<String, String>);
-
-/// A committed recording.
-pub(crate) fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings").join(format!("{name}.gctrace"))
-}
 
 /// A running `gctrace serve`. Dropping it kills it.
 pub(crate) struct Served {
@@ -34,10 +23,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    pub(crate) fn start(file: &Path) -> Result<Self> {
-        Self::with(Command::new(gctrace_binary()?).arg("serve").arg(file))
-    }
-
+    /// Starts it, and waits for its address.
     pub(crate) fn with(command: &mut Command) -> Result<Self> {
         let mut process = Guarded::start("serve", command)?;
         let line = process.wait_stdout(PATIENCE, "its address", |line| line.starts_with("http://"))?;
@@ -89,7 +75,8 @@ pub(crate) fn harmless(path: &str, answer: &Answer) -> Result<(Vec<Element>, Str
     for (name, attributes) in &elements {
         ensure!(!["img", "style", "object", "embed", "base"].contains(&name.as_str()), "{path} has a {name}");
         ensure!(
-            name != "script" || attributes.get("src").is_some_and(|src| src == "brush.js"),
+            name != "script"
+                || attributes.get("src").is_some_and(|src| ["brush.js", "live.js"].contains(&src.as_str())),
             "{path}: {attributes:?}"
         );
         ensure!(

@@ -10,7 +10,7 @@ use maud::{Markup, html};
 
 use super::{round, time};
 use crate::{
-    columns::{CLASS_NAMES, CLASSES, Cell},
+    columns::{CLASS_NAMES, CLASSES, Cell, Columns},
     figures::Figures,
     held::Held,
 };
@@ -18,21 +18,20 @@ use crate::{
 /// Rows of the table beside the time line.
 const ROWS: usize = 24;
 
-/// The time line, and the same as a table.
-pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64, f64)) -> Markup {
-    let columns = &figures.columns;
+/// The lanes of a time line, bars drawn in this way.
+pub(super) fn lanes(columns: &Columns, subjects: Subjects, bars: Kind) -> Vec<Lane<'static>> {
     let width_ns = columns.width_ns as f64;
     let values = |of: &dyn Fn(&Cell) -> Option<f64>| columns.cells.iter().map(of).collect::<Vec<_>>();
     let mut lanes = vec![
         Lane {
             name: "GC: longest pause",
-            kind: Kind::Bars,
+            kind: bars,
             values: values(&|cell| Some(cell.longest_ns as f64)),
             shown: |ns| time(ns as u64),
         },
         Lane {
             name: "GC: share of the time, all processes together",
-            kind: Kind::Bars,
+            kind: bars,
             values: values(&|cell| Some(cell.pause_ns as f64 / width_ns)),
             shown: percent,
         },
@@ -40,7 +39,7 @@ pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64,
     if subjects.samples {
         lanes.push(Lane {
             name: "CPUs in use",
-            kind: Kind::Bars,
+            kind: bars,
             values: values(&|cell| Some(cell.cpu_ns as f64 / width_ns)),
             shown: |cpus| format!("{cpus:.2}"),
         });
@@ -54,7 +53,7 @@ pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64,
     if subjects.alloc {
         lanes.push(Lane {
             name: "Allocated per second",
-            kind: Kind::Bars,
+            kind: bars,
             values: values(&|cell| Some(cell.allocated as f64 * 1e9 / width_ns)),
             shown: |rate| bytes(rate as u64),
         });
@@ -62,11 +61,19 @@ pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64,
     if subjects.requests {
         lanes.push(Lane {
             name: "Requests per second",
-            kind: Kind::Bars,
+            kind: bars,
             values: values(&|cell| Some(cell.requests as f64 * 1e9 / width_ns)),
             shown: |rate| format!("{rate:.1}"),
         });
     }
+    lanes
+}
+
+/// The time line, and the same as a table.
+pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64, f64)) -> Markup {
+    let columns = &figures.lanes.columns;
+    let width_ns = columns.width_ns as f64;
+    let lanes = lanes(columns, subjects, Kind::Bars);
     // Columns end where the time ends, or after it.
     let last = from + width_ns * columns.cells.len() as f64 / 1e9;
     html! {
@@ -79,7 +86,7 @@ pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64,
 }
 
 fn as_table(figures: &Figures, subjects: Subjects, from: f64) -> Markup {
-    let columns = &figures.columns;
+    let columns = &figures.lanes.columns;
     let each = columns.cells.len().div_ceil(ROWS).max(1);
     let width_ns = columns.width_ns as f64 * each as f64;
     let rows: Vec<Vec<Markup>> = columns
@@ -123,7 +130,7 @@ const AMOUNTS: [Amount; 3] = [
 
 /// Heaps over time, as far as they are known, and the same as a table.
 pub(super) fn memory(figures: &Figures, (from, to): (f64, f64)) -> Markup {
-    let columns = &figures.columns;
+    let columns = &figures.lanes.columns;
     let width_ns = columns.width_ns as f64;
     let known: Vec<Amount> = AMOUNTS
         .into_iter()
@@ -171,7 +178,7 @@ pub(super) fn memory(figures: &Figures, (from, to): (f64, f64)) -> Markup {
 
 /// How long pauses and waits took, and when.
 pub(super) fn latencies(figures: &Figures, subjects: Subjects, (from, to): (f64, f64)) -> Markup {
-    let columns = &figures.columns;
+    let columns = &figures.lanes.columns;
     let axis = chart::Axis { columns: columns.cells.len(), ends: [after(round(from)), after(round(to))] };
     let counts = |of: fn(&Cell) -> &[u64; CLASSES]| -> Vec<Vec<u64>> {
         columns.cells.iter().map(|cell| of(cell).to_vec()).collect()

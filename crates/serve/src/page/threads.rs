@@ -85,7 +85,7 @@ pub(super) fn over_time(links: &Links<'_>, view: &View, subjects: Subjects, end_
     let shown = all.get(..ROWS).unwrap_or(&all);
     let (doings, rows) = (kinds.iter().map(|(doing, _)| *doing).collect::<Vec<_>>(), shown.iter());
     let rows: Vec<Row> = rows.map(|one| row(one, &kinds, several)).collect();
-    let columns = &figures.columns;
+    let columns = &figures.lanes.columns;
     let most = shown.iter().map(|one| one.did.cells.len()).fold(columns.cells.len(), usize::max);
     let from = links.seconds(columns.from_ns);
     let span = Span { from, to: from + columns.width_ns as f64 * most as f64 / 1e9 };
@@ -121,7 +121,7 @@ fn row(one: &One<'_>, kinds: &[Kind], several: bool) -> Row {
 
 /// For how long it is not known who waited.
 fn gaps(figures: &Figures, end_ns: u64) -> Markup {
-    let from_ns = figures.columns.from_ns;
+    let from_ns = figures.lanes.columns.from_ns;
     let part = |(begin_ns, to_ns): &(u64, u64)| to_ns.min(&end_ns).saturating_sub(*begin_ns.max(&from_ns));
     let all_ns = figures.gvl_gaps.iter().map(part).fold(0, u64::saturating_add);
     let share = all_ns as f64 / end_ns.saturating_sub(from_ns).max(1) as f64;

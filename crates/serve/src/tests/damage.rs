@@ -51,7 +51,7 @@ fn up_to_it() {
                 .map(|(source, whole)| source.view(whole, &window).unwrap());
             assert_eq!((one.figures.cycles, one.processes), (two.figures.cycles, two.processes), "{from}");
             assert!(one.damage.is_none() && saved(&one) == saved(&two), "{at} {from}: {:?}", one.damage);
-            assert_eq!(one.figures.columns.cells, two.figures.columns.cells);
+            assert_eq!(one.figures.lanes.columns.cells, two.figures.lanes.columns.cells);
         }
     }
 }

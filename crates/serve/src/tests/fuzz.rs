@@ -101,7 +101,7 @@ fn asked(path: &Path, queries: &[String]) -> Option<u64> {
         let view = source.view(&whole, &wanted.window).unwrap();
         assert!(view.damage.is_none(), "{:?}", view.damage);
         let drawn = view.graphs.of(&view.kept, wanted.of).unwrap();
-        clean(&page::page(&source, &whole, &view, &wanted, &drawn));
+        clean(&page::page(&source, &whole, &view, &wanted, &drawn, None));
         let timed = source.with_times(&whole, &wanted.window).unwrap();
         for format in [Format::Pprof, Format::Firefox, Format::Speedscope, Format::Perfetto] {
             timed.kept.write(format, &mut Vec::new()).unwrap();

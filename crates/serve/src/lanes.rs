@@ -1,0 +1,113 @@
+//! What is drawn over time: figures by column. Pure; of bounded memory.
+
+use std::sync::Arc;
+
+use gctrace_report::model::{GcCycle, GcState, Image, Process, seen::Seen, stack::ThreadState};
+
+use crate::{
+    columns::{Columns, class},
+    held::Held,
+};
+
+/// Columns, and what must be known to fill them.
+#[derive(Clone, Debug)]
+pub(crate) struct Lanes {
+    pub(crate) columns: Columns,
+    held: Held,
+    /// The Ruby that told last, and where its `GC.stat` has what is looked for.
+    keys: Option<(Arc<Image>, [Option<usize>; 3])>,
+}
+
+impl Lanes {
+    pub(crate) fn new(columns: Columns) -> Self {
+        Self { columns, held: Held::default(), keys: None }
+    }
+
+    /// Where `GC.stat` of a Ruby has what is looked for.
+    fn keys(&mut self, image: &Arc<Image>) -> [Option<usize>; 3] {
+        if let Some((of, keys)) = &self.keys
+            && Arc::ptr_eq(of, image)
+        {
+            return *keys;
+        }
+        let at = |name| image.stat_keys.iter().position(|key| *key == name);
+        let keys = ["heap_live_slots", "heap_free_slots", "oldmalloc_increase_bytes"].map(at);
+        self.keys = Some((Arc::clone(image), keys));
+        keys
+    }
+
+    fn state(&mut self, process: &Process, state: &GcState) {
+        let [live, free, malloc] =
+            self.keys(&process.image).map(|at| at.and_then(|at| state.stat.get(at)).copied());
+        let mut told = [None; Held::KINDS];
+        told[Held::RSS] = state.memory.map(|memory| memory.rss);
+        (told[Held::LIVE], told[Held::FREE], told[Held::MALLOC]) = (live, free, malloc);
+        let sums = self.held.told(process.pid, told);
+        if let Some(cell) = self.columns.at(state.ts_ns) {
+            for (at, sum) in sums.into_iter().enumerate() {
+                // Only what was told now is of this time.
+                if told[at].is_some() {
+                    cell.held[at] = cell.held[at].max(sum);
+                }
+            }
+        }
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+        self.state(process, &cycle.start);
+        if let Some(end) = &cycle.end {
+            self.state(process, end);
+        }
+        if let Some(cell) = self.columns.at(cycle.start.ts_ns) {
+            cell.cycles += 1;
+            cell.majors += u64::from(cycle.is_major());
+        }
+        for pause in &cycle.pauses {
+            self.columns.cover(pause.begin_ns, pause.ns, |cell| &mut cell.pause_ns);
+            if let Some(cell) = self.columns.at(pause.begin_ns) {
+                cell.longest_ns = cell.longest_ns.max(pause.ns);
+                cell.pauses[class(pause.ns)] += 1;
+            }
+        }
+    }
+
+    /// Something was seen of a process.
+    pub(crate) fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        match seen {
+            Seen::Process { state, .. } => {
+                // An earlier process with this pid is another one.
+                self.held.gone(process.pid);
+                if let Some(state) = state {
+                    self.state(process, state);
+                }
+            }
+            Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Work(work) => self.columns.cover(work.begin_ns, work.ns, |cell| &mut cell.pause_ns),
+            Seen::Stack(sample) if sample.state == ThreadState::Running => {
+                // It stands for the time before it.
+                let begin_ns = sample.ts_ns.saturating_sub(sample.cpu_ns);
+                self.columns.cover(begin_ns, sample.cpu_ns, |cell| &mut cell.cpu_ns);
+            }
+            Seen::GvlWait(wait) => {
+                if let Some(cell) = self.columns.at(wait.begin_ns) {
+                    cell.waits[class(wait.ns)] += 1;
+                }
+            }
+            Seen::Request(request) => {
+                if let Some(cell) = self.columns.at(request.begin_ns) {
+                    cell.requests += 1;
+                }
+            }
+            Seen::Alloc(sum) => {
+                self.columns.spread(sum.begin_ns, sum.end_ns, sum.bytes(), |cell| &mut cell.allocated);
+            }
+            Seen::Ended(end) => {
+                if let Some(state) = &end.shutdown {
+                    self.state(process, state);
+                }
+                self.held.gone(process.pid);
+            }
+            _ => {}
+        }
+    }
+}

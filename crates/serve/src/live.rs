@@ -1,0 +1,203 @@
+//! A run that is looked at while it goes on: what of it is kept, read when a page wants it, and what is drawn each second, which is
+//! added up as it comes.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use gctrace_report::{
+    export::{ExportError, Exporter},
+    model::{Process, seen::Seen},
+    trace_file::{Dump, Header, LiveRecording, LiveState, ReadError},
+};
+
+use crate::{
+    columns::{Cell, Columns},
+    lanes::Lanes,
+    source::{LIVE, Source},
+};
+
+/// Shortest column, nanoseconds.
+const COLUMN_NS: u64 = 1_000_000_000;
+/// Columns of all that is kept, about.
+const COLUMNS: u64 = 600;
+/// How long what has been read is shown at least, and as a multiple of the time that reading took.
+const FRESH: Duration = Duration::from_secs(1);
+const REST: u32 = 4;
+/// The time of the figures that are read at a glance, nanoseconds.
+const GLANCE_NS: u64 = 10_000_000_000;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Figures of the last minutes, by column.
+#[derive(Debug)]
+pub(crate) struct Rolling {
+    lanes: Lanes,
+    origin_ns: u64,
+    keep_ns: u64,
+    now_ns: u64,
+    /// Processes that are traced now.
+    running: HashSet<u32>,
+    /// All since the begin.
+    cycles: u64,
+    majors: u64,
+}
+
+impl Rolling {
+    pub(crate) fn new(origin_ns: u64, keep_ns: u64) -> Self {
+        // Whole seconds, so that columns are as long as they seem to be.
+        let width_ns = keep_ns.div_ceil(COLUMNS).div_ceil(COLUMN_NS).max(1) * COLUMN_NS;
+        // They become wider only if nobody says for long how late it is.
+        let most = 4 * COLUMNS as usize;
+        Self {
+            lanes: Lanes::new(Columns::rolling(origin_ns, width_ns, most)),
+            origin_ns,
+            keep_ns,
+            now_ns: origin_ns,
+            running: HashSet::new(),
+            cycles: 0,
+            majors: 0,
+        }
+    }
+
+    pub(crate) fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        match seen {
+            Seen::Process { .. } => drop(self.running.insert(process.pid)),
+            Seen::Ended(_) => drop(self.running.remove(&process.pid)),
+            Seen::Cycle(cycle) => {
+                self.cycles += 1;
+                self.majors += u64::from(cycle.is_major());
+            }
+            _ => {}
+        }
+        self.lanes.see(process, seen);
+    }
+
+    /// It is so late.
+    pub(crate) fn reach(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        let columns = &mut self.lanes.columns;
+        columns.forget(self.now_ns.saturating_sub(self.keep_ns));
+        columns.reach(self.now_ns);
+    }
+
+    /// What is drawn now.
+    pub(crate) fn now(&self, state: LiveState) -> Now {
+        let columns = &self.lanes.columns;
+        let width_ns = columns.width_ns;
+        let full = (self.keep_ns / width_ns) as usize + 2;
+        let (last, number) = columns.latest(self.now_ns, GLANCE_NS.div_ceil(width_ns) as usize);
+        Now {
+            state,
+            keep_ns: self.keep_ns,
+            begun_ns: self.origin_ns,
+            now_ns: self.now_ns,
+            columns: columns.together(self.origin_ns, self.now_ns, full),
+            last,
+            last_ns: number as u64 * width_ns,
+            processes: self.running.len() as u64,
+            cycles: self.cycles,
+            majors: self.majors,
+        }
+    }
+}
+
+/// How things stand.
+#[derive(Clone, Debug)]
+pub(crate) struct Now {
+    pub(crate) state: LiveState,
+    /// For how long is kept what was seen, nanoseconds.
+    pub(crate) keep_ns: u64,
+    /// When the run began, `CLOCK_MONOTONIC` nanoseconds.
+    pub(crate) begun_ns: u64,
+    pub(crate) now_ns: u64,
+    /// What is kept, by whole columns.
+    pub(crate) columns: Columns,
+    /// The last seconds, and how long these are, nanoseconds.
+    pub(crate) last: Cell,
+    pub(crate) last_ns: u64,
+    /// Processes that are traced now.
+    pub(crate) processes: u64,
+    /// Cycles since the begin, and major ones among them.
+    pub(crate) cycles: u64,
+    pub(crate) majors: u64,
+}
+
+/// Adds up what exporters are handed.
+pub(crate) struct Watcher(pub(crate) Arc<Mutex<Rolling>>);
+
+impl Exporter for Watcher {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        // Frequent, and not drawn.
+        if !matches!(seen, Seen::GvlSpan(_) | Seen::GvlSoFar(_) | Seen::AllocStack(_)) {
+            lock(&self.0).see(process, seen);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        lock(&self.0).reach(now_ns);
+        Ok(())
+    }
+}
+
+/// What was read last.
+#[derive(Debug)]
+struct Current {
+    state: LiveState,
+    source: Arc<Source>,
+    read: Instant,
+    took: Duration,
+}
+
+/// A run that goes on, or has ended.
+#[derive(Debug)]
+pub(crate) struct Live {
+    recording: LiveRecording,
+    rolling: Arc<Mutex<Rolling>>,
+    /// Held while it is read: all who ask meanwhile get the same.
+    current: Mutex<Option<Current>>,
+}
+
+impl Live {
+    pub(crate) fn new(recording: LiveRecording, rolling: Arc<Mutex<Rolling>>) -> Self {
+        Self { recording, rolling, current: Mutex::default() }
+    }
+
+    /// How things stand.
+    pub(crate) fn now(&self) -> Now {
+        let state = self.recording.state();
+        lock(&self.rolling).now(state)
+    }
+
+    /// What holds for the whole run, as of now.
+    pub(crate) fn header(&self) -> Header {
+        let LiveState { from_ns, until_ns, .. } = self.recording.state();
+        let dump = Dump { why: String::new(), at_ns: until_ns, from_ns, carried: 0 };
+        Header { dump: Some(dump), ..self.recording.header().clone() }
+    }
+
+    /// What is kept, read; not newer than reading is worth its time.
+    pub(crate) fn source(&self) -> Result<Arc<Source>, ReadError> {
+        let mut current = lock(&self.current);
+        let number = self.recording.state().number;
+        if let Some(Current { state, source, read, took }) = &*current
+            && (state.number == number || read.elapsed() < FRESH.max(*took * REST))
+        {
+            return Ok(Arc::clone(source));
+        }
+        let begun = Instant::now();
+        let snapshot =
+            self.recording.snapshot().map_err(|source| ReadError::Io { path: LIVE.into(), source })?;
+        let source = Arc::new(Source::in_memory(snapshot.parts)?);
+        source.read()?;
+        let read = Instant::now();
+        *current =
+            Some(Current { state: snapshot.state, source: Arc::clone(&source), read, took: read - begun });
+        Ok(source)
+    }
+}

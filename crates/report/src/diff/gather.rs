@@ -96,10 +96,12 @@ impl Requests {
 }
 
 /// A process that runs.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Running {
     /// Until when its GVL sums were told.
     gvl_ns: u64,
+    /// Those sums, which only grow.
+    told: GvlSoFar,
 }
 
 /// One recording.
@@ -249,7 +251,7 @@ impl Side {
         if process.image.method != Tracing::Sites {
             self.without_cycles.insert(program.to_owned());
         }
-        self.running.insert(process.pid, Running { gvl_ns: now_ns });
+        self.running.insert(process.pid, Running { gvl_ns: now_ns, ..Running::default() });
         state.inspect(|state| self.state(state));
     }
 
@@ -302,6 +304,8 @@ impl Side {
         let now_ns = self.now_ns;
         let Some(running) = self.running.get_mut(&process.pid) else { return };
         let from_ns = std::mem::replace(&mut running.gvl_ns, now_ns);
+        // What is new is of the time since then.
+        let so_far = so_far.growth(&mut running.told);
         let length = now_ns.saturating_sub(from_ns) as f64;
         let waits: u64 = so_far.waits().map(|(_, count)| count).sum();
         let gvl = &mut self.gvl;

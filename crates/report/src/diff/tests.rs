@@ -231,13 +231,15 @@ fn gvl(side: &mut Side, process: &Process, program: Program, random: &mut Random
             side.now(BEGAN + (ms + 100) * MS);
             let so_far = GvlSoFar::of_counts(Box::new([0; BUCKETS]), wait_ns, 0);
             side.see(process, Seen::GvlSoFar(&so_far));
-            wait_ns = 0;
         }
     }
+    // Each told all of it so far.
+    let told = side.gvl.waited.total();
+    assert!((told / wait_ns as f64 - 1.0).abs() < 1e-6, "{told} of {wait_ns}");
     let sums = GvlSums {
         wall_ns: 2 * program.seconds * SECOND,
         watched_ns: 2 * program.seconds * SECOND,
-        wait: GvlTimes { count: 1, ns: side.gvl.waited.total() as u64, max_ns: 1 },
+        wait: GvlTimes { count: 1, ns: wait_ns, max_ns: 1 },
         ..GvlSums::default()
     };
     let thread = GvlThreadSummary {

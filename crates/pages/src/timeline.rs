@@ -130,7 +130,7 @@ pub fn timeline_with(title: &str, span: Span, lanes: &[Lane<'_>], marks: &[Mark<
                             // What is there is seen, however short it is.
                             @let (x, width) = (span.x(from), (span.x(to) - span.x(from)).max(1.0));
                             rect.(class) x=(format!("{x:.1}")) y="0" width=(format!("{width:.1}")) height=(bottom) {}
-                            @if !name.is_empty() { text.name x=(format!("{:.1}", x + 4.0)) y=(bottom - 6.0) { (name) } }
+                            @if !name.is_empty() { text.name x=(format!("{:.1}", x + 4.0)) y="13" { (name) } }
                         }
                     }
                     rect.brush x=(LEFT) y="0" width="0" height=(bottom) {}

@@ -292,6 +292,66 @@ fn parts() -> Result<()> {
     Ok(())
 }
 
+/// Two recordings are compared as by `gctrace diff`, and parts of one likewise.
+#[test]
+fn comparisons() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let svg = dir.path().join("x.svg");
+    let (a, b) = (golden("3.1"), golden("3.4"));
+    let served = Served::with(Command::new(gctrace_binary()?).arg("serve").args([&a, &b]))?;
+    let diff = ["diff".into(), "--flamegraph".into(), svg.clone(), a, b];
+    let diff = Invocation::new(diff)?.run()?;
+    ensure!(diff.status.success(), "{}", diff.errors());
+    let (_, text) = served.page("")?;
+    ensure!(text.contains("What has changed from A to B"), "{text}");
+    // Columns of the text are cells of the page.
+    let mut same = 0;
+    for line in diff.stdout.iter().filter(|line| line.starts_with("  ") && line.is_char_boundary(28)) {
+        let (what, figures) = line.split_at(28);
+        let figures: Vec<&str> = figures.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        if !["pause, p50", "pause, p99", "minor cycles a second", "share of time in GC"]
+            .contains(&what.trim())
+        {
+            continue;
+        }
+        let [a, b, change, ..] = figures[..] else { anyhow::bail!("{line}") };
+        ensure!(text.contains(&format!("{}{a}{b}{change}", what.trim())), "{line}: {text}");
+        same += 1;
+    }
+    ensure!(same == 4, "{:?}", diff.stdout);
+    let graph = served.get("diff.svg")?;
+    ensure!(graph.code == 200 && graph.body == fs::read(&svg)?, "{}", graph.code);
+    let policy = &graph.headers["content-security-policy"];
+    ensure!(
+        policy.contains("script-src 'unsafe-hashes' 'sha256-")
+            && !policy.contains("script-src 'unsafe-inline'"),
+        "{policy}"
+    );
+    ensure!(served.stop(Signal::TERM)?.status.success());
+
+    let served = start(&golden("3.4"))?;
+    let (_, text) = served.page("?from=0.9s&to=1s&afrom=0.8s&ato=0.9s")?;
+    ensure!(
+        text.contains("What has changed from A to B") && text.contains("from 0.800 s to 0.900 s"),
+        "{text}"
+    );
+    ensure!(text.contains("Nothing was tested"), "{text}");
+    ensure!(served.get("diff.svg?from=0.9s&to=1s&afrom=0.8s&ato=0.9s")?.code == 200);
+    let (_, text) = served.page("?afrom=0.8s&ato=0.9s")?;
+    ensure!(text.contains("A is marked") && !text.contains("What has changed"), "{text}");
+    ensure!(served.get("diff.svg?from=0.9s")?.code == 404, "nothing to compare with");
+    for (query, why) in [("?afrom=x", "A: from=x"), ("?from=1s&afrom=3s&ato=2s", "--to must be later")] {
+        let answer = served.get(query)?;
+        ensure!(
+            answer.code == 400 && harmless(query, &answer)?.1.contains(why),
+            "{query}: {}",
+            answer.text()
+        );
+    }
+    ensure!(served.stop(Signal::TERM)?.status.success());
+    Ok(())
+}
+
 /// A recording that was cut off or is damaged is served up to its last whole chunk, with a note; others are one error and no address.
 #[test]
 fn broken_files() -> Result<()> {
@@ -392,6 +452,8 @@ fn hostile_names_and_queries() -> Result<()> {
         "&to=",
         "&pid=",
         "&of=",
+        "&afrom=",
+        "&ato=",
         "%3Cscript%3Ealert(9)%3C/script%3E",
         "%22%3E",
         "%00",

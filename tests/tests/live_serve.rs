@@ -188,7 +188,7 @@ fn refusals() -> Result<()> {
         (&["--live", "--listen", "0.0.0.0:0"], "ssh -L"),
         (&["--gvl", "x.gctrace"], "--live"),
         (&["--keep", "1m", "x.gctrace"], "--live"),
-        (&["a.gctrace", "b.gctrace"], "one recording"),
+        (&["a.gctrace", "b.gctrace", "c.gctrace"], "compares two"),
     ] {
         let mut command = Command::new(gctrace_binary()?);
         let finished = Guarded::start("serve", command.arg("serve").args(flags))?.finish(PATIENCE)?;

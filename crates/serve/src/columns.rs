@@ -145,7 +145,9 @@ impl<C: Fold> Over<C> {
         let ended = ((until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize).min(self.cells.len());
         let last = &self.cells[ended.saturating_sub(most)..ended];
         let mut sum = C::default();
-        last.iter().for_each(|cell| sum.add(cell));
+        for cell in last {
+            sum.add(cell);
+        }
         (sum, last.len())
     }
 

@@ -59,6 +59,15 @@ pub(crate) struct Drawn {
     pub(crate) policy: String,
 }
 
+impl Drawn {
+    /// What was drawn.
+    pub(crate) fn of(svg: Vec<u8>) -> Self {
+        let text = String::from_utf8_lossy(&svg);
+        let (height, policy) = (height(&text).unwrap_or(600), policy(&text));
+        Self { svg, height, policy }
+    }
+}
+
 /// The graphs of a part.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs(Mutex<HashMap<&'static str, Arc<Drawn>>>);
@@ -72,9 +81,7 @@ impl Graphs {
         }
         let mut svg = Vec::new();
         kept.write(Format::FlameGraph(Graph { grouping: Grouping::default(), of: measure }), &mut svg)?;
-        let text = String::from_utf8_lossy(&svg);
-        let drawn = Drawn { height: height(&text).unwrap_or(600), policy: policy(&text), svg: svg.clone() };
-        let drawn = Arc::new(drawn);
+        let drawn = Arc::new(Drawn::of(svg));
         graphs.insert(word(measure), Arc::clone(&drawn));
         Ok(drawn)
     }

@@ -5,10 +5,11 @@
 //! * [`source`]: the recording, read once as a whole and again for parts that are asked for; [`medium`]: where its bytes are; [`live`]: a
 //!   run that goes on, of which the last minutes are such a recording
 //! * [`figures`]: what the page shows, added up in [`columns`] of time ([`lanes`], and [`held`]: memory and heaps); [`page`]: the page;
-//!   [`graph`]: flame graphs
+//!   [`graph`]: flame graphs; [`compare`]: one part against another
 #![forbid(unsafe_code)]
 
 mod columns;
+mod compare;
 mod figures;
 mod graph;
 mod held;
@@ -48,6 +49,10 @@ pub struct Asked {
     pub to: Option<String>,
     /// Of a run that goes on: this time up to now.
     pub last: Option<String>,
+    /// Begin and end of the part that it is compared with.
+    pub a_from: Option<String>,
+    /// The same.
+    pub a_to: Option<String>,
     /// `--pid`.
     pub pids: Vec<String>,
 }
@@ -60,6 +65,8 @@ pub type Choose = fn(&Header, &Asked) -> Result<Window, String>;
 pub struct Options {
     /// The recording.
     pub file: PathBuf,
+    /// One from before, which it is compared with.
+    pub against: Option<PathBuf>,
     /// An address of loopback; port 0: a free one.
     pub listen: SocketAddr,
     /// How requests are understood.
@@ -141,7 +148,7 @@ impl Listening {
         let LiveOptions { header, keep_ns, keep_bytes, choose } = options;
         let rolling = Arc::new(Mutex::new(live::Rolling::new(header.begun_ns, keep_ns)));
         let (recorder, recording) = LiveRecorder::new(header, keep_ns, keep_bytes);
-        let served = routes::Served::Live(live::Live::new(recording, Arc::clone(&rolling)));
+        let served = routes::Served::Live(Box::new(live::Live::new(recording, Arc::clone(&rolling))));
         let shared = Arc::new(routes::Shared { served, token: self.token, once: self.once, choose });
         let runtime = runtime()?;
         drop(runtime.spawn(listen::serve_live(self.listener, shared)));
@@ -198,13 +205,14 @@ fn runtime() -> Result<Runtime, ServeError> {
 /// The recording cannot be read, or the address cannot be listened on.
 pub fn run(options: &Options, ready: impl FnOnce(&Addresses)) -> Result<(), ServeError> {
     let source = Arc::new(source::Source::open(&options.file)?);
+    let against = options.against.as_deref().map(source::Source::open).transpose()?.map(Arc::new);
     let listening = Listening::new(options.listen)?;
     let addresses = listening.addresses();
     let Listening { listener, token, once, .. } = listening;
     let runtime = runtime()?;
-    let served = routes::Served::File(Arc::clone(&source));
+    let served = routes::Served::File { source: Arc::clone(&source), against: against.clone() };
     let shared = Arc::new(routes::Shared { served, token, once, choose: options.choose });
-    let served = runtime.block_on(listen::serve(listener, shared, source, || ready(&addresses)));
+    let served = runtime.block_on(listen::serve(listener, shared, (source, against), || ready(&addresses)));
     // A request that still reads the recording is not waited for.
     runtime.shutdown_background();
     served

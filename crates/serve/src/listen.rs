@@ -31,14 +31,18 @@ const FIRST: Duration = Duration::from_millis(500);
 pub(crate) async fn serve(
     listener: std::net::TcpListener,
     shared: Arc<Shared>,
-    source: Arc<Source>,
+    (source, against): (Arc<Source>, Option<Arc<Source>>),
     ready: impl FnOnce(),
 ) -> Result<(), ServeError> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::System)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::System)?;
     let listener = TcpListener::from_std(listener).map_err(ServeError::System)?;
     let reader = Arc::clone(&source);
-    let mut reading = tokio::task::spawn_blocking(move || reader.read());
+    let mut reading = tokio::task::spawn_blocking(move || {
+        reader.read()?;
+        against
+            .map_or(Ok(()), |against| against.read().inspect_err(|error| against.failed(&error.to_string())))
+    });
     let mut is_read = false;
     if let Ok(result) = timeout(FIRST, &mut reading).await {
         told(result)?;

@@ -95,7 +95,7 @@ impl Rolling {
             state,
             keep_ns: self.keep_ns,
             begun_ns: self.origin_ns,
-            now_ns: self.now_ns,
+            at_ns: self.now_ns,
             columns: columns.together(self.origin_ns, self.now_ns, full),
             last,
             last_ns: number as u64 * width_ns,
@@ -114,7 +114,8 @@ pub(crate) struct Now {
     pub(crate) keep_ns: u64,
     /// When the run began, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) begun_ns: u64,
-    pub(crate) now_ns: u64,
+    /// How far it is, likewise.
+    pub(crate) at_ns: u64,
     /// What is kept, by whole columns.
     pub(crate) columns: Columns,
     /// The last seconds, and how long these are, nanoseconds.

@@ -1,17 +1,18 @@
 //! The page of a recording, or of a part of it.
 
 mod charts;
+mod diff;
 mod live;
 mod tables;
 mod threads;
 
 use gctrace_pages::{
     Head, encoded, facts, page_with,
-    timeline::after,
+    timeline::{Mark, Span, after},
     words::{bytes, count, percent},
 };
 use gctrace_report::{
-    export::text::duration,
+    export::{text::duration, window::Window},
     ledger::Ledger,
     trace_file::{Ending, Header, Subjects},
     words::{plural, span, utc},
@@ -21,6 +22,7 @@ use maud::{Markup, html};
 
 use crate::{
     Asked,
+    compare::Compared,
     figures::{Figures, OneProcess},
     graph::{Drawn, MEASURES, is_recorded, word},
     live::Now,
@@ -55,7 +57,10 @@ fn query(asked: &Asked, of: Option<&str>) -> String {
     let from = asked.from.iter().map(|from| ("from", from.as_str()));
     let to = asked.to.iter().map(|to| ("to", to.as_str()));
     let last = asked.last.iter().map(|last| ("last", last.as_str()));
-    let pairs = from.chain(to).chain(last).chain(pids).chain(of.map(|of| ("of", of)));
+    let a_from = asked.a_from.iter().map(|from| ("afrom", from.as_str()));
+    let a_to = asked.a_to.iter().map(|to| ("ato", to.as_str()));
+    let pairs =
+        from.chain(to).chain(last).chain(a_from).chain(a_to).chain(pids).chain(of.map(|of| ("of", of)));
     let text: Vec<String> = pairs.map(|(key, value)| format!("{key}={}", encoded(value))).collect();
     if text.is_empty() { "?".to_owned() } else { format!("?{}", text.join("&")) }
 }
@@ -75,6 +80,11 @@ impl Links<'_> {
             &Asked { from: seconds(from), to: seconds(to), last: None, ..self.wanted.asked.clone() },
             Some(word(self.wanted.of)),
         )
+    }
+
+    /// The same, compared with a part of another time, seconds after the begin; without one this part is marked for that.
+    fn compared(&self, asked: &Asked) -> String {
+        query(asked, Some(word(self.wanted.of)))
     }
 
     /// The same for one process.
@@ -116,7 +126,7 @@ pub(crate) fn reading(source: &Source) -> String {
             @let columns = &figures.lanes.columns;
             @let length = columns.width_ns as f64 * columns.cells.len() as f64 / 1e9;
             (glance(&figures, figures.processes.len() as u64, subjects, length))
-            (charts::over_time(&figures, subjects, (0.0, length)))
+            (charts::over_time(&figures, subjects, (0.0, length), &[]))
             (charts::latencies(&figures, subjects, (0.0, length)))
         }
     };
@@ -211,6 +221,9 @@ fn chooser(links: &Links<'_>, view: &View, whole: &Whole, (from, to): (f64, f64)
             label { "To " br; input name="to" size="14" placeholder=(format!("{end:.3}s")) value=[asked.to.as_deref().map(printable)]; }
             label { "Process " br; input name="pid" size="8" inputmode="numeric" placeholder="all" value=[asked.pids.first().map(|pid| printable(pid))]; }
             input type="hidden" name="of" value=(word(links.wanted.of));
+            @for (key, value) in [("afrom", &asked.a_from), ("ato", &asked.a_to)] {
+                @if let Some(value) = value { input type="hidden" name=(key) value=(printable(value)); }
+            }
             button { "Show" }
         }
         p.links {
@@ -222,8 +235,57 @@ fn chooser(links: &Links<'_>, view: &View, whole: &Whole, (from, to): (f64, f64)
             }
             @if length > 1e-3 { a href=(links.at(from + length / 4.0, to - length / 4.0)) { "Middle half" } }
         }
+        (comparing(links, view, (from, to)))
         p.soft { "Drag over the time line, or give times after the begin (10s, 1m30s) or dates (2026-11-23T14:00:00Z)." }
     }
+}
+
+/// Links to comparisons of this part.
+fn comparing(links: &Links<'_>, view: &View, (from, to): (f64, f64)) -> Markup {
+    let asked = &links.wanted.asked;
+    let length = to - from;
+    let seconds = |at: f64| Some(if at < 1e-6 { "0".to_owned() } else { format!("{at:.6}s") });
+    let marked = asked.a_from.is_some() || asked.a_to.is_some();
+    let chosen = view.window.cuts_time();
+    let here = |asked: &Asked| Asked { from: seconds(from), to: seconds(to), last: None, ..asked.clone() };
+    let with = |a: (f64, f64)| Asked { a_from: seconds(a.0), a_to: seconds(a.1), ..here(asked) };
+    let mark =
+        Asked { from: None, to: None, last: None, a_from: seconds(from), a_to: seconds(to), ..asked.clone() };
+    let swapped = Asked {
+        from: asked.a_from.clone(),
+        to: asked.a_to.clone(),
+        a_from: seconds(from),
+        a_to: seconds(to),
+        ..asked.clone()
+    };
+    let none = Asked { a_from: None, a_to: None, ..asked.clone() };
+    html! {
+        @if marked && !chosen {
+            p.note role="status" { "A is marked: drag over the time line, or give times, to choose B." }
+        }
+        p.links {
+            @if chosen && !marked {
+                @if from >= length { a href=(links.compared(&with((from - length, from)))) { "Compare with the time before" } }
+                a href=(links.compared(&mark)) { "Mark as A, and choose B" }
+            }
+            @if chosen && marked { a href=(links.compared(&swapped)) { "Swap A and B" } }
+            @if marked { a href=(links.compared(&none)) { "Do not compare" } }
+        }
+    }
+}
+
+/// The parts of a comparison that are marked on a time line.
+fn marks<'a>(links: &Links<'_>, wanted: &Wanted, ends: (u64, u64), b: &'a str) -> Vec<Mark<'a>> {
+    let span = |window: &Window| Span {
+        from: links.seconds(window.from_ns.unwrap_or(ends.0)),
+        to: links.seconds(window.to_ns.unwrap_or(ends.1)),
+    };
+    let chosen =
+        wanted.window.cuts_time().then(|| Mark { span: span(&wanted.window), name: b, class: "chosen" });
+    let marked = wanted.asked.a_from.is_some() || wanted.asked.a_to.is_some();
+    let other = wanted.other.as_ref().filter(|_| marked);
+    let other = other.map(|window| Mark { span: span(window), name: "A", class: "other" });
+    chosen.into_iter().chain(other).collect()
 }
 
 /// What is read at a glance.
@@ -330,7 +392,7 @@ pub(crate) fn page(
     view: &View,
     wanted: &Wanted,
     drawn: &Drawn,
-    live: Option<&Now>,
+    (live, compared): (Option<&Now>, Option<&Compared>),
 ) -> String {
     let subjects = source.header.subjects;
     let links = Links { header: &source.header, wanted };
@@ -339,6 +401,11 @@ pub(crate) fn page(
     let end_ns = view.window.to_ns.map_or(whole.last_ns, |to_ns| to_ns.min(whole.last_ns));
     let to = links.seconds(end_ns.max(columns.from_ns));
     let empty = view.figures.is_empty();
+    // All of it is B where nothing of it is chosen.
+    let marked: Vec<_> = marks(&links, wanted, (source.begins_ns(), end_ns), "")
+        .into_iter()
+        .filter(|mark| mark.class == "other")
+        .collect();
     let part = html! {
         (notes(source, whole, view, live.is_some()))
         @if let Some(now) = live { (live::lacks(&source.header, now, wanted)) }
@@ -353,9 +420,10 @@ pub(crate) fn page(
         }
         section aria-labelledby="time" {
             h2 #time { "Over time" }
-            @if !empty { (charts::over_time(&view.figures, subjects, (from, to))) }
+            @if !empty { (charts::over_time(&view.figures, subjects, (from, to), &marked)) }
             (chooser(&links, view, whole, (from, to)))
         }
+        @if let Some(compared) = compared { (diff::section(compared, wanted)) }
         @if !empty {
             (graphs(view, wanted, subjects, drawn))
             (threads::over_time(&links, view, subjects, end_ns))

@@ -16,6 +16,8 @@ use hyper::{
 
 use crate::{
     Choose,
+    compare::Compared,
+    graph::Drawn,
     live::{Live, Now},
     page,
     source::{Source, Whole},
@@ -39,10 +41,10 @@ const HTML: &str = "text/html; charset=utf-8";
 /// What is shown.
 #[derive(Debug)]
 pub(crate) enum Served {
-    /// A recording.
-    File(Arc<Source>),
+    /// A recording, and one that it is compared with.
+    File { source: Arc<Source>, against: Option<Arc<Source>> },
     /// A run that goes on.
-    Live(Live),
+    Live(Box<Live>),
 }
 
 /// What all connections share.
@@ -215,12 +217,14 @@ async fn route(shared: Arc<Shared>, request: &Request<Incoming>) -> Answer {
 }
 
 fn from_recording(shared: &Shared, path: &str, query: &str) -> Answer {
-    let known = path.is_empty() || path == "flamegraph.svg" || path.starts_with("save/");
+    let known = ["", "flamegraph.svg", "diff.svg"].contains(&path) || path.starts_with("save/");
     match &shared.served {
-        Served::File(source) if known => from_source(shared, source, path, query, None),
+        Served::File { source, against } if known => {
+            from_source(shared, (source, against.as_deref()), path, query, None)
+        }
         Served::Live(live) if path == "live" => standing(shared, live, query),
         Served::Live(live) if known => match live.source() {
-            Ok(source) => from_source(shared, &source, path, query, Some(&live.now())),
+            Ok(source) => from_source(shared, (&source, None), path, query, Some(&live.now())),
             Err(error) => Answer::failed("reading what is kept", &error),
         },
         _ => none(),
@@ -230,15 +234,21 @@ fn from_recording(shared: &Shared, path: &str, query: &str) -> Answer {
 /// How things stand, for a script: the part of a live page that changes each second.
 fn standing(shared: &Shared, live: &Live, query: &str) -> Answer {
     let header = live.header();
-    match Wanted::of(query, &header, shared.choose) {
+    match Wanted::of(query, &header, None, shared.choose) {
         Ok(wanted) => Answer::page(StatusCode::OK, page::now(&header, &live.now(), &wanted).into_string()),
         Err(why) => Answer::text(StatusCode::BAD_REQUEST, printable(&why)),
     }
 }
 
-fn from_source(shared: &Shared, source: &Source, path: &str, query: &str, live: Option<&Now>) -> Answer {
+fn from_source(
+    shared: &Shared,
+    (source, against): (&Source, Option<&Source>),
+    path: &str,
+    query: &str,
+    live: Option<&Now>,
+) -> Answer {
     let save = path.strip_prefix("save/");
-    let wanted = match Wanted::of(query, &source.header, shared.choose) {
+    let wanted = match Wanted::of(query, &source.header, against.map(|other| &other.header), shared.choose) {
         Ok(wanted) => wanted,
         Err(why) => return Answer::page(StatusCode::BAD_REQUEST, page::refused(source, &why)),
     };
@@ -254,6 +264,14 @@ fn from_source(shared: &Shared, source: &Source, path: &str, query: &str, live: 
     if let Some(name) = save {
         return saved(source, &whole, name, window, *of);
     }
+    let compared = match compared(&wanted, source, &whole, against) {
+        Ok(Some(compared)) => compared,
+        Ok(None) => return Answer::page(StatusCode::OK, page::reading(against.unwrap_or(source))),
+        Err(why) => return Answer::failed("comparing", &why),
+    };
+    if path == "diff.svg" {
+        return compared.map_or_else(none, |compared| graph(&compared.graph));
+    }
     let view = match source.view(&whole, window) {
         Ok(view) => view,
         Err(error) => return Answer::failed("reading the recording", &error),
@@ -263,14 +281,39 @@ fn from_source(shared: &Shared, source: &Source, path: &str, query: &str, live: 
         Err(error) => return Answer::failed("drawing the flame graph", &error),
     };
     if path.is_empty() {
-        let page = Answer::page(StatusCode::OK, page::page(source, &whole, &view, &wanted, &drawn, live));
+        let page = Answer::page(
+            StatusCode::OK,
+            page::page(source, &whole, &view, &wanted, &drawn, (live, compared.as_deref())),
+        );
         return match live {
             Some(_) => page.with(header::CONTENT_SECURITY_POLICY, format!("{POLICY}{LIVE_POLICY}")),
             None => page,
         };
     }
+    graph(&drawn)
+}
+
+fn graph(drawn: &Drawn) -> Answer {
     Answer::new(StatusCode::OK, "image/svg+xml", drawn.svg.clone())
         .with(header::CONTENT_SECURITY_POLICY, drawn.policy.clone())
+}
+
+/// The comparison that is wanted, if one is; `None`: the other recording is still being read.
+#[expect(clippy::option_option, reason = "there may be none to wait for")]
+fn compared(
+    wanted: &Wanted,
+    source: &Source,
+    whole: &Whole,
+    against: Option<&Source>,
+) -> Result<Option<Option<Arc<Compared>>>, String> {
+    let Wanted { window, other: Some(other), .. } = wanted else { return Ok(Some(None)) };
+    let Some(against) = against else {
+        // Where A is marked and B is not, there is nothing to compare yet.
+        let chosen = window.cuts_time();
+        return chosen.then(|| source.compared(whole, window, (source, whole, other))).transpose().map(Some);
+    };
+    let Some(its) = against.whole(PATIENCE)? else { return Ok(None) };
+    source.compared(whole, window, (against, &its, other)).map(|compared| Some(Some(compared)))
 }
 
 /// A file: the bytes that `gctrace report` writes.

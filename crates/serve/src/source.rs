@@ -18,6 +18,7 @@ use gctrace_report::{
     console::say,
     export::{
         Exporter, Outputs,
+        diff::Gathered,
         profile::{Keeper, Kept},
         window::{Tally, Window, Windowed},
     },
@@ -27,6 +28,7 @@ use gctrace_report::{
 
 use crate::{
     columns::Columns,
+    compare::{self, Compared, OneSide},
     figures::{Figures, Filler, OneProcess},
     graph::Graphs,
     medium::{Medium, Part, Pieces},
@@ -105,6 +107,8 @@ pub(crate) struct Source {
     state: Mutex<State>,
     changed: Condvar,
     parts: Mutex<VecDeque<Arc<View>>>,
+    /// The last comparisons, with both parts.
+    compared: Mutex<VecDeque<(Window, Window, Arc<Compared>)>>,
     /// One part is read at a time: each takes as much memory as a `gctrace report`.
     work: Mutex<()>,
 }
@@ -148,6 +152,7 @@ impl Source {
             state: Mutex::new(State::Reading),
             changed: Condvar::new(),
             parts: Mutex::default(),
+            compared: Mutex::default(),
             work: Mutex::default(),
         })
     }
@@ -259,6 +264,58 @@ impl Source {
     pub(crate) fn with_times(&self, whole: &Whole, window: &Window) -> Result<View, ReadError> {
         let _one = lock(&self.work);
         self.part(whole, window, true)
+    }
+
+    /// A part compared with one from before, of this recording or of another that is always the same.
+    pub(crate) fn compared(
+        &self,
+        whole: &Whole,
+        window: &Window,
+        (other, its, before): (&Self, &Whole, &Window),
+    ) -> Result<Arc<Compared>, String> {
+        let _one = lock(&self.work);
+        let known = |(b, a, _): &&(Window, Window, _)| b == window && a == before;
+        if let Some((.., compared)) = lock(&self.compared).iter().find(known) {
+            return Ok(Arc::clone(compared));
+        }
+        let a = other.gather("A", its, before).map_err(|error| error.to_string())?;
+        let b = self.gather("B", whole, window).map_err(|error| error.to_string())?;
+        let cuts_time = window.cuts_time() || before.cuts_time();
+        let compared = Arc::new(Compared::of([a, b], cuts_time).map_err(|error| error.to_string())?);
+        let mut all = lock(&self.compared);
+        all.truncate(PARTS - 1);
+        all.push_front((window.clone(), before.clone(), Arc::clone(&compared)));
+        Ok(compared)
+    }
+
+    /// Gathers a side of a comparison.
+    fn gather(
+        &self,
+        name: &'static str,
+        whole: &Whole,
+        window: &Window,
+    ) -> Result<(Gathered, OneSide), ReadError> {
+        let side = compare::gathered(name, &self.header);
+        let outputs = Rc::new(RefCell::new(Outputs::new(vec![side.exporter()])));
+        let part: Box<dyn Exporter> = Box::new(Windowed::new(window.clone(), outputs, Rc::default()));
+        let mut outputs = Outputs::new(vec![part]);
+        let mut recording = recording(&self.medium, &self.path, whole.readable)?;
+        let read = trace_file::replay_part(&mut recording, &mut outputs, &whole.index, window);
+        if let Some(error) = read.damage {
+            return Err(error);
+        }
+        let cut_off = whole.ending != Ending::Complete || whole.damage.is_some();
+        let about = compare::about(&side, &self.header, self.part_name(window), cut_off);
+        Ok((side, about))
+    }
+
+    /// What a part is called.
+    fn part_name(&self, window: &Window) -> String {
+        let begun_ns = self.header.begun_ns;
+        let at = |ns: u64| format!("{:.3} s", ns.saturating_sub(begun_ns) as f64 / 1e9);
+        let from = window.from_ns.map_or_else(String::new, |ns| format!(" from {}", at(ns)));
+        let to = window.to_ns.map_or_else(String::new, |ns| format!(" to {}", at(ns)));
+        format!("{}{from}{to}", self.name())
     }
 
     fn kept(&self, window: &Window) -> Option<Arc<View>> {

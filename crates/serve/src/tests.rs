@@ -3,6 +3,7 @@
 mod chunks;
 mod copies;
 mod damage;
+mod diff;
 mod fuzz;
 mod live;
 mod speed;
@@ -36,8 +37,11 @@ fn served(path: &Path) -> (Source, Arc<Whole>) {
 fn shown(source: &Source, whole: &Whole, view: &View, of: Measure) -> (String, String) {
     let drawn = view.graphs.of(&view.kept, of).unwrap();
     let asked = Asked { pids: vec![HOSTILE.to_owned()], ..Asked::default() };
-    let wanted = Wanted { asked, window: view.window.clone(), of };
-    (page::page(source, whole, view, &wanted, &drawn, None), String::from_utf8(drawn.svg.clone()).unwrap())
+    let wanted = Wanted { asked, window: view.window.clone(), of, other: None };
+    (
+        page::page(source, whole, view, &wanted, &drawn, (None, None)),
+        String::from_utf8(drawn.svg.clone()).unwrap(),
+    )
 }
 
 /// Names of everything are text, on the page, in graphs, and where something is wrong with a request.

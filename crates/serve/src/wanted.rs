@@ -16,11 +16,19 @@ pub(crate) struct Wanted {
     pub(crate) asked: Asked,
     pub(crate) window: Window,
     pub(crate) of: Measure,
+    /// With which part it is compared, or is to be when it is chosen.
+    pub(crate) other: Option<Window>,
 }
 
 impl Wanted {
     /// What a query asks for; or what is wrong with it.
-    pub(crate) fn of(query: &str, header: &Header, choose: Choose) -> Result<Self, String> {
+    /// `against`: of another recording, a part of which it is compared with.
+    pub(crate) fn of(
+        query: &str,
+        header: &Header,
+        against: Option<&Header>,
+        choose: Choose,
+    ) -> Result<Self, String> {
         let (mut asked, mut of) = (Asked::default(), None);
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
             let value = value.trim();
@@ -32,12 +40,23 @@ impl Wanted {
                 "from" => asked.from = Some(value.to_owned()),
                 "to" => asked.to = Some(value.to_owned()),
                 "last" => asked.last = Some(value.to_owned()),
+                "afrom" => asked.a_from = Some(value.to_owned()),
+                "ato" => asked.a_to = Some(value.to_owned()),
                 "pid" => asked.pids.push(value.to_owned()),
                 "of" => of = Some(value.to_owned()),
                 _ => {}
             }
         }
         let window = choose(header, &asked)?;
+        let marked = asked.a_from.is_some() || asked.a_to.is_some();
+        let other = (marked || against.is_some()).then(|| {
+            // The processes of another recording are others.
+            let pids = if against.is_some() { Vec::new() } else { asked.pids.clone() };
+            let (from, to) = (asked.a_from.clone(), asked.a_to.clone());
+            let other = choose(against.unwrap_or(header), &Asked { from, to, pids, ..Asked::default() });
+            other.map_err(|why| format!("A: {why}"))
+        });
+        let other = other.transpose()?;
         let of = match of {
             None => graph::first(header.subjects),
             Some(word) => {
@@ -52,6 +71,6 @@ impl Wanted {
         if !graph::is_recorded(of, header.subjects) {
             return Err(format!("of={}: that was not recorded", graph::word(of)));
         }
-        Ok(Self { asked, window, of })
+        Ok(Self { asked, window, of, other })
     }
 }

@@ -61,7 +61,7 @@ fn browser(addresses: &Addresses, user: Option<User>) -> Option<Child> {
     let started = Program { argv, user, data_on_stdout: true }.start();
     started
         .inspect_err(|error| {
-            say(&format!("gctrace: starting xdg-open: {error}; open the address that is printed"))
+            say(&format!("gctrace: starting xdg-open: {error}; open the address that is printed"));
         })
         .ok()
 }
@@ -69,7 +69,8 @@ fn browser(addresses: &Addresses, user: Option<User>) -> Option<Child> {
 /// The page of a run, before and while it goes on.
 pub(super) struct Page {
     listening: Option<Listening>,
-    page: Option<LivePage>,
+    /// When it is served.
+    served: Option<LivePage>,
     addresses: Addresses,
     browser: Option<Child>,
 }
@@ -80,7 +81,7 @@ impl Page {
         let listening = Listening::new(live.listen)?;
         let addresses = listening.addresses();
         let browser = if live.open { browser(&addresses, user) } else { None };
-        Ok(Self { listening: Some(listening), page: None, addresses, browser })
+        Ok(Self { listening: Some(listening), served: None, addresses, browser })
     }
 
     /// Begins to answer. Returns the outputs of the run that fill the page.
@@ -90,7 +91,7 @@ impl Page {
         let mut page = listening.live(LiveOptions { header, keep_ns, keep_bytes, choose: cli::choose })?;
         let mut exporters = page.exporters();
         exporters.push(Box::new(Announcer(self.addresses.clone())));
-        self.page = Some(page);
+        self.served = Some(page);
         Ok(exporters)
     }
 

@@ -24,7 +24,7 @@ const SYNOPSIS: [(&str, &str); 16] = [
     ("record", "[SELECTION...] [OPTIONS] -o FILE [-- COMMAND ARGS...]"),
     ("report", "[OPTIONS] FILE"),
     ("diff", "[OPTIONS] A B"),
-    ("serve", "[OPTIONS] FILE|--live [SELECTION...] [-- COMMAND ARGS...]"),
+    ("serve", "[OPTIONS] [A] FILE|--live [SELECTION...] [-- COMMAND ARGS...]"),
     ("info", "[OPTIONS] FILE"),
     ("merge", "FILE FILE... -o FILE"),
     ("scrub", "[OPTIONS] FILE -o FILE"),

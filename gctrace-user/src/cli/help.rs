@@ -110,7 +110,7 @@ const COMMANDS: [(&str, &str); 14] = [
     ("record", "Write everything to a recording, for `gctrace report`"),
     ("report", "A summary, or any output of a run, from a recording"),
     ("diff", "Compare two recordings: what changed beyond noise"),
-    ("serve", "A recording, or a run while it goes on, as a web page on this host"),
+    ("serve", "A recording, or a live run, as a web page on this host"),
     ("info", "What a recording holds"),
     ("merge", "Write several recordings as one"),
     ("scrub", "Copy a recording without names that tell whose it is"),

@@ -16,6 +16,7 @@ use crate::{export::window::Window, trace_file::Header};
 #[command(after_help = "Examples:\n  \
         gctrace serve puma.gctrace                          prints the address of the page\n  \
         gctrace serve puma.gctrace --open                   and opens it in a browser\n  \
+        gctrace serve yesterday.gctrace today.gctrace       today's, and what has changed\n  \
         sudo gctrace serve --live --gvl --name puma         what Puma does now, and did in the last 10 minutes\n  \
         sudo gctrace serve --live -- ruby script.rb         a program from its begin on\n  \
         ssh -L 8080:127.0.0.1:8080 host gctrace serve puma.gctrace --listen 127.0.0.1:8080\n  \
@@ -24,7 +25,7 @@ use crate::{export::window::Window, trace_file::Header};
         is shown up to the damage. No privilege is needed without --live. The address has a secret in it; only this host is\n\
         listened to.")]
 pub struct ServeArgs {
-    /// The recording, written by `gctrace record` or --record. With --live pids: short for --pid
+    /// The recording, written by `gctrace record` or --record. Of two, the second is shown, compared with the first. With --live pids: short for --pid
     #[arg(value_name = "FILE", required_unless_present = "live")]
     pub files: Vec<PathBuf>,
 
@@ -81,10 +82,14 @@ impl ServeArgs {
     ///
     /// # Errors
     ///
-    /// There are several.
+    /// There are more than two.
     pub fn options(&self) -> Result<Options, UsageError> {
-        let [file] = &self.files[..] else { return Err(UsageError::OneRecording) };
-        Ok(Options { file: file.clone(), listen: self.listen, choose })
+        let (file, against) = match &self.files[..] {
+            [file] => (file, None),
+            [a, b] => (b, Some(a.clone())),
+            _ => return Err(UsageError::TooManyRecordings),
+        };
+        Ok(Options { file: file.clone(), against, listen: self.listen, choose })
     }
 }
 
@@ -158,6 +163,9 @@ mod tests {
     #[test]
     fn files_and_runs() {
         assert_eq!(parsed(&["x"]).unwrap().options().unwrap().file, PathBuf::from("x"));
+        let two = parsed(&["a", "b"]).unwrap().options().unwrap();
+        assert_eq!((two.against, two.file), (Some("a".into()), "b".into()));
+        assert!(parsed(&["a", "b", "c"]).unwrap().options().is_err());
         for wrong in [
             &[][..],
             &["x", "--pid", "4"],

@@ -64,10 +64,8 @@ pub enum UsageError {
     #[error("gctrace top needs a terminal; `gctrace top --once` prints one table")]
     NoTerminal,
     /// More files than are served.
-    #[error(
-        "gctrace serve shows one recording; `gctrace merge` makes one of several, and `gctrace diff` compares two"
-    )]
-    OneRecording,
+    #[error("gctrace serve shows one recording, or compares two; `gctrace merge` makes one of several")]
+    TooManyRecordings,
     /// The selection of `gctrace top` or `gctrace record` is not valid.
     #[error("{0}")]
     Flags(String),

@@ -80,7 +80,8 @@ pub(crate) fn harmless(path: &str, answer: &Answer) -> Result<(Vec<Element>, Str
             "{path}: {attributes:?}"
         );
         ensure!(
-            name != "iframe" || attributes["src"].starts_with("flamegraph.svg"),
+            name != "iframe"
+                || ["flamegraph.svg", "diff.svg"].iter().any(|svg| attributes["src"].starts_with(svg)),
             "{path}: {attributes:?}"
         );
         for (key, value) in attributes {

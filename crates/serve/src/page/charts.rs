@@ -2,7 +2,7 @@
 
 use gctrace_pages::{
     Column, chart, table,
-    timeline::{Kind, Lane, Span, after, timeline},
+    timeline::{Kind, Lane, Mark, Span, after, timeline, timeline_with},
     words::{bytes, count, percent},
 };
 use gctrace_report::trace_file::Subjects;
@@ -70,14 +70,19 @@ pub(super) fn lanes(columns: &Columns, subjects: Subjects, bars: Kind) -> Vec<La
 }
 
 /// The time line, and the same as a table.
-pub(super) fn over_time(figures: &Figures, subjects: Subjects, (from, to): (f64, f64)) -> Markup {
+pub(super) fn over_time(
+    figures: &Figures,
+    subjects: Subjects,
+    (from, to): (f64, f64),
+    marks: &[Mark<'_>],
+) -> Markup {
     let columns = &figures.lanes.columns;
     let width_ns = columns.width_ns as f64;
     let lanes = lanes(columns, subjects, Kind::Bars);
     // Columns end where the time ends, or after it.
     let last = from + width_ns * columns.cells.len() as f64 / 1e9;
     html! {
-        (timeline("Time line", Span { from, to: last.max(to) }, &lanes))
+        (timeline_with("Time line", Span { from, to: last.max(to) }, &lanes, marks))
         details {
             summary { "The time line as a table" }
             (as_table(figures, subjects, from))

@@ -2,17 +2,16 @@
 
 use gctrace_pages::{
     facts,
-    timeline::{Kind, Mark, Span, timeline_with},
+    timeline::{Kind, Span, timeline_with},
     words::{bytes, count, percent},
 };
 use gctrace_report::{
-    export::window::Window,
     trace_file::{Header, Subjects},
     words::{plural, span, utc},
 };
 use maud::{Markup, html};
 
-use super::{Links, charts, query, time};
+use super::{Links, charts, marks, query, time};
 use crate::{Asked, graph::word, held::Held, live::Now, wanted::Wanted};
 
 /// Times up to now that are one click away.
@@ -28,7 +27,7 @@ fn kept(header: &Header, now: &Now) -> Markup {
     let dropped = state.expired + state.displaced;
     html! {
         p.soft {
-            "Traced since " (clock(header, now.begun_ns)) ", shown up to " (clock(header, now.now_ns)) ". "
+            "Traced since " (clock(header, now.begun_ns)) ", shown up to " (clock(header, now.at_ns)) ". "
             @if dropped == 0 {
                 "All of it is kept; from " (span(now.keep_ns)) " on (" code { "--keep" } ") the oldest is dropped."
             } @else {
@@ -75,17 +74,6 @@ fn glance(now: &Now, subjects: Subjects) -> Markup {
     }
 }
 
-/// The part that was chosen.
-fn mark<'a>(links: &Links<'_>, now: &Now, window: &Window) -> Option<Mark<'a>> {
-    window.cuts_time().then(|| {
-        let span = Span {
-            from: links.seconds(window.from_ns.unwrap_or(now.begun_ns)),
-            to: links.seconds(window.to_ns.unwrap_or(now.now_ns)),
-        };
-        Mark { span, name: "shown below", class: "chosen" }
-    })
-}
-
 /// How things stand. Its data say it for scripts: nanoseconds after the begin.
 pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     let links = Links { header, wanted };
@@ -94,10 +82,11 @@ pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     let from = links.seconds(columns.from_ns);
     let to = from + columns.width_ns as f64 * columns.cells.len() as f64 / 1e9;
     let since = |ns: u64| ns.saturating_sub(now.begun_ns);
-    let marks: Vec<Mark<'_>> = mark(&links, now, &wanted.window).into_iter().collect();
+    let shown = if wanted.other.is_some() { "B" } else { "shown below" };
+    let marks = marks(&links, wanted, (now.begun_ns, now.at_ns), shown);
     html! {
         section.now #live aria-labelledby="now" data-state=(if now.state.ended { "ended" } else { "live" })
-            data-kept-from=(since(now.state.from_ns)) data-until=(since(now.now_ns)) data-dropped=(now.state.expired + now.state.displaced)
+            data-kept-from=(since(now.state.from_ns)) data-until=(since(now.at_ns)) data-dropped=(now.state.expired + now.state.displaced)
             data-cycles=(now.cycles) data-majors=(now.majors) {
             h2 #now { @if now.state.ended { "At the end" } @else { "Now" } }
             @if now.state.ended {

@@ -13,11 +13,14 @@ use super::{GOLDEN, HOSTILE, chunks, copies::write};
 use crate::{Asked, page, source::Source, wanted::Wanted};
 
 /// Pieces of queries that break expectations wherever they are put.
-const PIECES: [&str; 25] = [
+const PIECES: [&str; 28] = [
     "from=",
     "&to=",
     "&pid=",
     "&of=",
+    "&afrom=",
+    "&ato=",
+    "&last=",
     "&",
     "=",
     "%",
@@ -91,7 +94,7 @@ fn asked(path: &Path, queries: &[String]) -> Option<u64> {
     source.read().unwrap();
     let whole = source.whole(std::time::Duration::ZERO).unwrap().unwrap();
     for query in queries.iter().map(String::as_str).chain([""]) {
-        let wanted = match Wanted::of(query, &source.header, choose) {
+        let wanted = match Wanted::of(query, &source.header, None, choose) {
             Ok(wanted) => wanted,
             Err(why) => {
                 clean(&page::refused(&source, &why));
@@ -101,7 +104,11 @@ fn asked(path: &Path, queries: &[String]) -> Option<u64> {
         let view = source.view(&whole, &wanted.window).unwrap();
         assert!(view.damage.is_none(), "{:?}", view.damage);
         let drawn = view.graphs.of(&view.kept, wanted.of).unwrap();
-        clean(&page::page(&source, &whole, &view, &wanted, &drawn, None));
+        let compared = wanted
+            .other
+            .as_ref()
+            .map(|other| source.compared(&whole, &wanted.window, (&source, &whole, other)).unwrap());
+        clean(&page::page(&source, &whole, &view, &wanted, &drawn, (None, compared.as_deref())));
         let timed = source.with_times(&whole, &wanted.window).unwrap();
         for format in [Format::Pprof, Format::Firefox, Format::Speedscope, Format::Perfetto] {
             timed.kept.write(format, &mut Vec::new()).unwrap();

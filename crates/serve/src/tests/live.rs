@@ -38,14 +38,14 @@ fn live(path: &Path, keep_ns: u64, bytes: u64) -> Live {
 }
 
 fn wanted(asked: Asked, window: Window) -> Wanted {
-    Wanted { asked, window, of: Measure::Gc }
+    Wanted { asked, window, of: Measure::Gc, other: None }
 }
 
 fn shown(live: &Live, source: &Source, wanted: &Wanted) -> String {
     let whole = source.whole(Duration::ZERO).unwrap().unwrap();
     let view = source.view(&whole, &wanted.window).unwrap();
     let drawn = view.graphs.of(&view.kept, wanted.of).unwrap();
-    page::page(source, &whole, &view, wanted, &drawn, Some(&live.now()))
+    page::page(source, &whole, &view, wanted, &drawn, (Some(&live.now()), None))
 }
 
 /// Where nothing was dropped everything is there: figures, files and times are those of the recording of the same run.

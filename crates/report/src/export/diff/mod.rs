@@ -3,7 +3,12 @@
 mod json;
 mod text;
 
-use std::{cell::RefCell, path::Path, rc::Rc};
+use std::{
+    cell::RefCell,
+    io::{self, Write},
+    path::Path,
+    rc::Rc,
+};
 
 use super::{
     ExportError, Exporter, file,
@@ -20,7 +25,7 @@ use crate::{
 };
 
 pub use json::write as write_json;
-pub use text::write as write_text;
+pub use text::{change, method_name, value, write as write_text};
 
 /// What is known of a recording beside what is in it.
 #[derive(Clone, Debug)]
@@ -114,14 +119,26 @@ pub fn compare(a: &Gathered, b: &Gathered) -> Comparison {
     Comparison::of(&mut a.side.borrow_mut(), &mut b.side.borrow_mut())
 }
 
-/// Draws what has changed between both as a flame graph of CPU time.
+/// Draws what has changed between both as a flame graph of CPU time, where both were gathered with stacks.
+///
+/// # Errors
+///
+/// It cannot be written.
+pub fn draw_graph(a: &Gathered, b: &Gathered, out: &mut dyn Write) -> io::Result<()> {
+    let (Some(a), Some(b)) = (&a.stacks, &b.stacks) else { return Ok(()) };
+    differential(&a.borrow(), &b.borrow(), out)
+}
+
+/// The same, to a file.
 ///
 /// # Errors
 ///
 /// The file cannot be written.
 pub fn write_graph(path: &Path, a: &Gathered, b: &Gathered) -> Result<(), ExportError> {
-    let (Some(a), Some(b)) = (&a.stacks, &b.stacks) else { return Ok(()) };
-    file::write_atomically(path, |out| differential(&a.borrow(), &b.borrow(), out))
+    if a.stacks.is_none() || b.stacks.is_none() {
+        return Ok(());
+    }
+    file::write_atomically(path, |out| draw_graph(a, b, out))
         .map_err(|source| ExportError::File { path: path.to_owned(), source })
 }
 

@@ -181,7 +181,7 @@ fn name(kind: &Kind) -> String {
 }
 
 /// What a method is called.
-pub(super) fn method_name(method: &Method) -> String {
+pub fn method_name(method: &Method) -> String {
     match method {
         Method::Of { name, file: Some(file) } => format!("{} {}", clip(name, 60), clip(file, 40)),
         Method::Of { name, file: None } => clip(name, 60),
@@ -192,7 +192,7 @@ pub(super) fn method_name(method: &Method) -> String {
 }
 
 /// A figure in its unit.
-fn value(value: Option<f64>, unit: Unit) -> String {
+pub fn value(value: Option<f64>, unit: Unit) -> String {
     let Some(value) = value else { return "none".to_owned() };
     match unit {
         Unit::Share => format!("{:.2} %", value * 100.0),
@@ -209,7 +209,7 @@ fn value(value: Option<f64>, unit: Unit) -> String {
 }
 
 /// A change with its interval: points of a share, else parts of A.
-fn change(figure: &Figure) -> String {
+pub fn change(figure: &Figure) -> String {
     let Some(change) = figure.change() else { return "-".to_owned() };
     if figure.unit == Unit::Share {
         let margin = figure.margin.map_or_else(String::new, |margin| format!(" ±{:.1}", margin * 100.0));

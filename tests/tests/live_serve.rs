@@ -122,6 +122,14 @@ fn counts_what_ruby_counts() -> Result<()> {
     ensure!(cycles(&served, &first)? == first.grown, "the first part stays what it was");
     let grown = standing(&served, "data-cycles")? - before;
     ensure!(grown == second.count - first.count, "{grown} cycles, of {first:?} {second:?}");
+    // One part compared with the other.
+    let query = format!("?from={}&to={}&afrom={}&ato={}", second.from, second.to, first.from, first.to);
+    let (_, text) = served.page(&query)?;
+    ensure!(
+        text.contains("What has changed from A to B") && text.contains("major cycles a second"),
+        "{text}"
+    );
+    ensure!(served.get(&format!("diff.svg{query}"))?.code == 200);
     // Names are text, the script is there, and what stands now is on the page itself.
     let (elements, text) = served.page("?last=5m")?;
     ensure!(text.contains("<img src=x") && data(&elements, "data-state")? == "live", "{text}");

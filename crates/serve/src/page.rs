@@ -8,7 +8,7 @@ mod threads;
 
 use gctrace_pages::{
     Head, encoded, facts, page_with,
-    timeline::{Mark, Span, after},
+    timeline::{Kind, Mark, Span, after, timeline_with},
     words::{bytes, count, percent},
 };
 use gctrace_report::{
@@ -288,6 +288,20 @@ fn marks<'a>(links: &Links<'_>, wanted: &Wanted, ends: (u64, u64), b: &'a str) -
     chosen.into_iter().chain(other).collect()
 }
 
+/// All of a recording with both parts of a comparison: the next part that is chosen there is B.
+fn both(links: &Links<'_>, whole: &Whole, wanted: &Wanted, ends: (u64, u64)) -> Markup {
+    let columns = &whole.view.figures.lanes.columns;
+    let from = links.seconds(columns.from_ns);
+    let to = from + columns.width_ns as f64 * columns.cells.len() as f64 / 1e9;
+    let lanes = charts::lanes(columns, links.header.subjects, Kind::Shape);
+    timeline_with(
+        "All of the recording, with A and B",
+        Span { from, to },
+        &lanes,
+        &marks(links, wanted, ends, "B"),
+    )
+}
+
 /// What is read at a glance.
 fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) -> Markup {
     let mut all: Vec<(&str, Markup)> = Vec::new();
@@ -420,6 +434,9 @@ pub(crate) fn page(
         }
         section aria-labelledby="time" {
             h2 #time { "Over time" }
+            @if live.is_none() && compared.is_some() && !marked.is_empty() {
+                (both(&links, whole, wanted, (source.begins_ns(), whole.last_ns)))
+            }
             @if !empty { (charts::over_time(&view.figures, subjects, (from, to), &marked)) }
             (chooser(&links, view, whole, (from, to)))
         }

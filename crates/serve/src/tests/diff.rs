@@ -122,6 +122,9 @@ fn parts() {
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
+    for class in ["chosen", "other"] {
+        assert_eq!(text.matches(&format!("<rect class=\"{class}\"")).count(), 1, "{class}: {text}");
+    }
     assert!(!text.contains("<summary>Waiting for the GVL") && !text.contains("<img"), "{text}");
     let nothing = source.compared(&whole, &part(100, 120), (&source, &whole, &a)).unwrap();
     assert_eq!(nothing.comparison.nothing, ["B has no such process"]);

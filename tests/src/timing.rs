@@ -49,7 +49,7 @@ pub fn settled<T>(mut measure: impl FnMut() -> Result<T>) -> Result<T> {
             Ok(value) => return Ok(value),
             Err(error) => error,
         };
-        let of_times = error.chain().any(|cause| cause.is::<Disagreement>());
+        let of_times = error.chain().any(<dyn std::error::Error>::is::<Disagreement>);
         if !of_times || attempt == ATTEMPTS {
             return Err(error);
         }

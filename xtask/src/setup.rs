@@ -28,6 +28,8 @@ pub enum Purpose {
     /// The tests: Ruby with headers, a C compiler, make, Go's pprof, containers, web servers, Sidekiq with Redis, and the export targets:
     /// Prometheus, PostgreSQL, Python.
     Test,
+    /// The application of `cargo xtask bench --tune --app`: Puma, Sinatra, SQLite, wrk.
+    App,
     /// The roots with other Rubies: mmdebstrap.
     Lab,
     /// Other kernels: QEMU, `BusyBox` and cpio for their guests.
@@ -72,6 +74,8 @@ const PUMA: Need = command("puma", "puma");
 const UNICORN: Need = command("unicorn", "unicorn");
 const SIDEKIQ: Need = command("ruby-sidekiq", "sidekiq");
 const REDIS: Need = command("redis-server", "redis-server");
+const SINATRA: Need = package("ruby-sinatra");
+const SQLITE: Need = package("ruby-sqlite3");
 const WRK: Need = command("wrk", "wrk");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
@@ -93,6 +97,7 @@ impl Purpose {
                 CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PODMAN, RUNC, CONMON, PUMA, UNICORN,
                 SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV,
             ],
+            Self::App => &[CC, LIBC, RUBY, PUMA, SINATRA, SQLITE, WRK],
             Self::Lab => &[MMDEBSTRAP],
             Self::Vm => &[MMDEBSTRAP, QEMU, BUSYBOX, CPIO],
             Self::VmAarch64 => {

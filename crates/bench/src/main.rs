@@ -58,6 +58,10 @@ struct Args {
     /// Measure only whether the predictions of the advice hold: --runs turns for each of three programs.
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector"])]
     tune: bool,
+    /// With --tune: follow the advice on a web application instead, a shop on Puma, Sinatra and SQLite under load (about 15 minutes with
+    /// --runs 3).
+    #[arg(long, requires = "tune")]
+    app: bool,
     /// Measure only what 300 idle and 20 working Ruby processes cost gctrace.
     #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
     fleet: bool,
@@ -110,7 +114,11 @@ fn run(args: &Args) -> Result<()> {
         gvl::check()?;
     }
     if !args.built {
-        setup::ensure(&[if args.collector { Purpose::Test } else { Purpose::Demo }])?;
+        setup::ensure(&[match () {
+            () if args.collector => Purpose::Test,
+            () if args.app => Purpose::App,
+            () => Purpose::Demo,
+        }])?;
         if args.gvl_options.gctrace.is_none() && args.binaries.is_empty() {
             progress("bench: building gctrace");
             run_command(cargo().args(["build", "--quiet", "--release", "--package", "gctrace-user"]))?;
@@ -124,6 +132,7 @@ fn run(args: &Args) -> Result<()> {
                 .args(args.depth.then_some("--depth"))
                 .args(args.collector.then_some("--collector"))
                 .args(args.tune.then_some("--tune"))
+                .args(args.app.then_some("--app"))
                 .args(args.fleet.then_some("--fleet"))
                 .args(args.stalls.then_some("--stalls"))
                 .args(args.start.then_some("--start"))
@@ -141,6 +150,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if args.depth {
         return depth::run(args.json);
+    }
+    if args.app {
+        return tune::run_app(runs, args.json);
     }
     if args.tune {
         return tune::run(runs, args.json);

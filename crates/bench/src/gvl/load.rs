@@ -1,7 +1,9 @@
 //! The Puma that is watched, and wrk, which sends requests to it.
 
 use std::{
+    ffi::OsString,
     fs,
+    io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::Command,
@@ -33,7 +35,7 @@ pub(in super::super) fn check() -> Result<()> {
 }
 
 /// A server of one process with five threads.
-pub(super) struct Puma {
+pub(in super::super) struct Puma {
     process: Running,
     port: u16,
     log: PathBuf,
@@ -42,12 +44,22 @@ pub(super) struct Puma {
 impl Puma {
     /// Starts it and waits until it answers; its output goes to `log`.
     pub(super) fn start(log: &Path) -> Result<Self> {
+        Self::start_with("threads.ru", &[], log)
+    }
+
+    /// The same with this application and these variables.
+    pub(in super::super) fn start_with(
+        application: &str,
+        environment: &[(OsString, OsString)],
+        log: &Path,
+    ) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0").context("no free port")?.local_addr()?.port();
         let file = fs::File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
         let web = rubies_dir().join("web");
         let mut command = Command::new("puma");
         command.args(["-q", "-t", "5:5", "-b"]).arg(format!("tcp://127.0.0.1:{port}"));
-        command.arg(web.join("threads.ru")).current_dir(&web).env("RACK_ENV", "production");
+        command.arg(web.join(application)).current_dir(&web).env("RACK_ENV", "production");
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(std::process::Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let mut puma = Self { process: Running::start(&mut command)?, port, log: log.into() };
         let since = Instant::now();
@@ -59,7 +71,7 @@ impl Puma {
         Ok(puma)
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(in super::super) fn pid(&self) -> u32 {
         self.process.pid()
     }
 
@@ -75,17 +87,29 @@ impl Puma {
     }
 
     /// Makes it answer requests from eight connections for this long.
-    pub(super) fn load(&mut self, endpoint: &str, seconds: u32) -> Result<Load> {
+    pub(in super::super) fn load(&mut self, endpoint: &str, seconds: u32) -> Result<Load> {
         let mut wrk = Command::new("wrk");
-        wrk.args(["-t1", "-c8", "--latency"]).arg(format!("-d{seconds}s"));
+        wrk.args(["-t1", "-c8", "--latency", "--timeout", "20s"]).arg(format!("-d{seconds}s"));
         wrk.arg(format!("http://127.0.0.1:{}/{endpoint}", self.port));
         let text = output(&mut wrk)?;
         self.check()?;
         Load::read(&text).with_context(|| format!("what wrk said: {text}"))
     }
 
+    /// The body of the answer to one request.
+    pub(in super::super) fn get(&self, path: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(stream, "GET /{path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no answer: {answer:?}"))?;
+        ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
+        Ok(body.to_owned())
+    }
+
     /// Asks it to end, and waits for that.
-    pub(super) fn end(mut self) -> Result<()> {
+    pub(in super::super) fn end(mut self) -> Result<()> {
         self.process.signal(Signal::TERM)?;
         self.process.wait(PATIENCE)?;
         Ok(())
@@ -94,13 +118,15 @@ impl Puma {
 
 /// wrk's report of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Load {
+pub(in super::super) struct Load {
     /// Answers.
-    pub(super) requests: u64,
+    pub(in super::super) requests: u64,
     /// Answers per second.
-    pub(super) per_second: f64,
+    pub(in super::super) per_second: f64,
+    /// Half of the answers took no longer, microseconds.
+    pub(in super::super) p50_us: Option<f64>,
     /// 99 of 100 answers took no longer, microseconds.
-    pub(super) p99_us: Option<f64>,
+    pub(in super::super) p99_us: Option<f64>,
 }
 
 impl Load {
@@ -115,8 +141,8 @@ impl Load {
         ensure!(requests > 0, "no request was answered");
         let per_second = lines().find_map(|line| line.strip_prefix("Requests/sec:")?.trim().parse().ok());
         let per_second = per_second.context("it does not report requests per second")?;
-        let p99_us = lines().find_map(|line| microseconds(line.strip_prefix("99%")?.trim()));
-        Ok(Self { requests, per_second, p99_us })
+        let within = |share| lines().find_map(|line| microseconds(line.strip_prefix(share)?.trim()));
+        Ok(Self { requests, per_second, p50_us: within("50%"), p99_us: within("99%") })
     }
 }
 
@@ -155,7 +181,7 @@ Transfer/sec:    163.50KB
     /// Answers, answers per second and the 99th percentile, which an old wrk or one without `--latency` does not report.
     #[test]
     fn what_wrk_says() {
-        let load = Load { requests: 39_637, per_second: 1979.68, p99_us: Some(7330.0) };
+        let load = Load { requests: 39_637, per_second: 1979.68, p50_us: Some(3960.0), p99_us: Some(7330.0) };
         assert_eq!(Load::read(SAID).unwrap(), load);
         let without = SAID.replace("     99%    7.33ms\n", "");
         assert_eq!(Load::read(&without).unwrap(), Load { p99_us: None, ..load });

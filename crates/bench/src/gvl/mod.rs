@@ -6,7 +6,7 @@
 
 mod costs;
 mod figures;
-mod load;
+pub(super) mod load;
 mod report;
 
 use std::{

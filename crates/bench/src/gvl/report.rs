@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn pairs() {
         let turn = |per_second, p99_us| Turn {
-            load: Load { requests: 10, per_second, p99_us },
+            load: Load { requests: 10, per_second, p50_us: None, p99_us },
             cpu_us: 1.0,
             agent_percent: 0.0,
             ledger: Ledger::default(),

@@ -4,6 +4,8 @@
 //! one ratio of time in GC pauses, as gctrace measures it. The prediction follows from the advice: each advice gives a factor for a kind of
 //! cycles, and the first run gives the share of the time in which each kind marks and sweeps.
 
+mod app;
+
 use std::{collections::BTreeMap, ffi::OsString, fs, path::Path, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,6 +28,8 @@ const PROGRAMS: [(&str, &str); 3] =
 const SECONDS: &str = "10";
 /// Cycles that begin because no free slot is left.
 const SLOTS: &str = "minor cycles by newobj";
+
+pub(super) use app::run as run_app;
 
 /// Runs it with this many turns for each program.
 pub(super) fn run(turns: u32, json: bool) -> Result<()> {

@@ -1,0 +1,239 @@
+//! `cargo xtask bench --tune --app`: whether following `gctrace tune` makes a web application better.
+//!
+//! A shop on Puma, Sinatra and SQLite (`tests/rubies/web/shop.ru`) is traced under load, asked what to change, and started again with
+//! that, until nothing more is advised. Then it runs untraced, with and without all of it, in turns. The witness is Ruby's own `GC.stat(:time)`
+//! for the requests of a turn; what wrk saw of throughput and latency stands beside it, and the peak of the memory.
+
+use std::{collections::BTreeMap, ffi::OsString, fs, path::Path, process::Command};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::{gctrace::Invocation, live::Live, ruby::Ruby};
+use serde_json::Value;
+
+use super::Spread;
+use crate::gvl::load::{self, Load, Puma};
+use xtask::util::{progress, target_dir};
+
+/// Kinds of work: path, and what it is.
+const SHAPES: [(&str, &str); 3] =
+    [("api", "orders as JSON"), ("page", "HTML with a large cache"), ("job", "imports of CSV")];
+/// Before a measurement, so that caches are full and the heap has grown.
+const WARM_UP_SECONDS: u32 = 6;
+/// Of a traced run, from its first request on.
+const TRACED_SECONDS: u32 = 20;
+const MEASURED_SECONDS: u32 = 12;
+/// Advice that is followed reaches a fixed point within so many steps.
+const STEPS: usize = 4;
+
+type Settings = BTreeMap<String, String>;
+
+/// What a turn has.
+struct Turn {
+    gc_ms_per_1000: f64,
+    load: Load,
+    peak_kib: f64,
+}
+
+/// Runs it with so many turns for each kind of work.
+pub(in super::super) fn run(turns: u32, json: bool) -> Result<()> {
+    load::check()?;
+    let gctrace = target_dir()?.join("release/gctrace");
+    let ruby = Ruby::main()?;
+    for (shape, what) in SHAPES {
+        let live = Live::begin()?;
+        let (settings, steps) = follow(&gctrace, &live, shape)?;
+        let text =
+            settings.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
+        progress(format!("bench: {shape} ({what}) on Ruby {}: after {steps} steps {text:?}", ruby.version()));
+        if settings.is_empty() {
+            let share = share(&live, shape)?;
+            if json {
+                println!(
+                    r#"{{"shape":{shape:?},"ruby":{:?},"steps":{steps},"advised":"","gc_of_requests":{share:.4}}}"#,
+                    ruby.version()
+                );
+            } else {
+                println!("{shape:<6} nothing is advised; {:.1} % of the requests' time is GC", share * 100.0);
+            }
+            continue;
+        }
+        let mut found: Vec<(Turn, Turn)> = Vec::new();
+        for turn in 1..=turns {
+            let before = measure(&live, shape, &Settings::new())?;
+            let after = measure(&live, shape, &settings)?;
+            progress(format!(
+                "bench: {shape} {turn}/{turns}: {:.0} ms of GC per 1000 requests, {:.0} as advised",
+                before.gc_ms_per_1000, after.gc_ms_per_1000
+            ));
+            found.push((before, after));
+        }
+        report(shape, &ruby, &text, steps, &found, json);
+    }
+    Ok(())
+}
+
+/// Follows the advice until there is none; the settings, and in how many steps.
+fn follow(gctrace: &Path, live: &Live, shape: &str) -> Result<(Settings, usize)> {
+    let sets = live.dir(&format!("sets-{shape}"))?;
+    let mut settings = Settings::new();
+    for step in 0..=STEPS {
+        let pid = trace(gctrace, live, shape, &settings, &sets)?;
+        let next = advised(gctrace, &sets, pid, &settings)?;
+        if next == settings {
+            return Ok((settings, step));
+        }
+        if step == STEPS {
+            progress(format!("bench: {shape}: after {STEPS} steps the advice still changes, to {next:?}"));
+            return Ok((settings, step));
+        }
+        progress(format!("bench: {shape}: step {}: {next:?}", step + 1));
+        settings = next;
+    }
+    unreachable!("the last step returns")
+}
+
+/// Traces the application until its end, under load, and says which process that was.
+fn trace(gctrace: &Path, live: &Live, shape: &str, settings: &Settings, sets: &Path) -> Result<u32> {
+    let mut puma = start(live, shape, settings)?;
+    let pid = puma.pid();
+    let args: [OsString; 4] = ["--pid".into(), pid.to_string().into(), "--tunemygc".into(), sets.into()];
+    let running = Invocation::of(gctrace, args).start_ready()?;
+    puma.load(shape, TRACED_SECONDS)?;
+    puma.end()?;
+    let finished = running.wait()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    Ok(pid)
+}
+
+/// Everything that should be set, by what was seen of this process.
+fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result<Settings> {
+    let output = Command::new(gctrace).args(["tune", "--format", "json"]).arg(sets).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout)?;
+    let programs = told["programs"].as_array().context("programs")?;
+    let program = programs.iter().find(|program| program["pid"] == pid);
+    let program = program.with_context(|| format!("process {pid} is not among the programs of {sets:?}"))?;
+    state(&program["report"]["plans"][0], settings)
+}
+
+/// Settings of a plan on top of those in force.
+fn state(plan: &Value, settings: &Settings) -> Result<Settings> {
+    if let Some(to) = plan["withdrawal"]["to"].as_object() {
+        return Ok(to.iter().map(|(name, value)| (name.clone(), value.to_string())).collect());
+    }
+    let mut next = settings.clone();
+    for set in plan["advice"]
+        .as_array()
+        .context("a plan for speed")?
+        .iter()
+        .flat_map(|advice| advice["set"].as_array())
+        .flatten()
+    {
+        let name = set["variable"].as_str().context("a variable")?;
+        next.insert(name.to_owned(), set["value"].to_string());
+    }
+    Ok(next)
+}
+
+fn start(live: &Live, shape: &str, settings: &Settings) -> Result<Puma> {
+    let database = live.path("shop.sqlite");
+    for suffix in ["", "-wal", "-shm"] {
+        let mut path = database.clone().into_os_string();
+        path.push(suffix);
+        // The first time there is none.
+        let _ = fs::remove_file(path);
+    }
+    let mut environment: Vec<(OsString, OsString)> =
+        settings.iter().map(|(name, value)| (name.into(), value.into())).collect();
+    if shape == "page" {
+        environment.push(("SHOP_CACHE".into(), "full".into()));
+    }
+    environment.push(("SHOP_DB".into(), database.into()));
+    Puma::start_with("shop.ru", &environment, &live.path("puma.log"))
+}
+
+/// `GC.stat` of the application.
+fn stats(puma: &Puma) -> Result<Value> {
+    let body = puma.get("stats")?;
+    serde_json::from_str(&body).with_context(|| format!("/stats answered {body:?}"))
+}
+
+/// Milliseconds that Ruby has spent in GC.
+fn gc_ms(puma: &Puma) -> Result<f64> {
+    stats(puma)?["time"].as_f64().context("this Ruby has no GC.stat(:time): 3.1 or later is needed")
+}
+
+fn measure(live: &Live, shape: &str, settings: &Settings) -> Result<Turn> {
+    let mut puma = start(live, shape, settings)?;
+    puma.load(shape, WARM_UP_SECONDS)?;
+    let before = gc_ms(&puma)?;
+    let load = puma.load(shape, MEASURED_SECONDS)?;
+    let gc = gc_ms(&puma)? - before;
+    let status = fs::read_to_string(format!("/proc/{}/status", puma.pid()))?;
+    let peak =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok());
+    puma.end()?;
+    Ok(Turn { gc_ms_per_1000: gc * 1000.0 / load.requests as f64, load, peak_kib: peak.context("no VmHWM")? })
+}
+
+/// Share of GC in the time of all requests, untraced and as Ruby comes.
+fn share(live: &Live, shape: &str) -> Result<f64> {
+    let turn = measure(live, shape, &Settings::new())?;
+    Ok(turn.gc_ms_per_1000 * turn.load.per_second / 1e6)
+}
+
+fn report(shape: &str, ruby: &Ruby, advised: &str, steps: usize, turns: &[(Turn, Turn)], json: bool) {
+    let ratio =
+        |of: &dyn Fn(&Turn) -> f64| Spread::of(turns.iter().map(|(before, after)| of(after) / of(before)));
+    let figures: [(&str, Spread); 5] = [
+        ("gc_per_request", ratio(&|turn| turn.gc_ms_per_1000)),
+        ("throughput", ratio(&|turn| turn.load.per_second)),
+        ("p50", ratio(&|turn| turn.load.p50_us.unwrap_or(f64::NAN))),
+        ("p99", ratio(&|turn| turn.load.p99_us.unwrap_or(f64::NAN))),
+        ("peak_rss", ratio(&|turn| turn.peak_kib)),
+    ];
+    if json {
+        let figures: Vec<String> = figures
+            .iter()
+            .map(|(name, found)| {
+                format!(
+                    r#""{name}":{{"median":{:.3},"min":{:.3},"max":{:.3}}}"#,
+                    found.median, found.min, found.max
+                )
+            })
+            .collect();
+        println!(
+            r#"{{"shape":{shape:?},"ruby":{:?},"steps":{steps},"advised":{advised:?},{}}}"#,
+            ruby.version(),
+            figures.join(",")
+        );
+        return;
+    }
+    println!("{shape:<6} {advised}  ({steps} steps)");
+    for (name, found) in figures {
+        println!("       {name:<16} x {:.2} ({:.2} to {:.2})", found.median, found.min, found.max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(pairs: &[(&str, &str)]) -> Settings {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    /// Advice is added to what is set, and a withdrawal replaces it.
+    #[test]
+    fn states() {
+        let plan = serde_json::json!({
+            "advice": [{ "set": [{ "variable": "A", "value": 5 }, { "variable": "B", "value": 1.5 }] }, { "set": [] }],
+            "withdrawal": null
+        });
+        let now = settings(&[("A", "1"), ("C", "7")]);
+        assert_eq!(state(&plan, &now).unwrap(), settings(&[("A", "5"), ("B", "1.5"), ("C", "7")]));
+        let back = serde_json::json!({ "advice": [], "withdrawal": { "to": { "A": 1 }, "why": "slower" } });
+        assert_eq!(state(&back, &now).unwrap(), settings(&[("A", "1")]));
+        state(&serde_json::json!({}), &now).unwrap_err();
+    }
+}

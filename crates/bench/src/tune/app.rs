@@ -112,7 +112,8 @@ fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result
     let told: Value = serde_json::from_slice(&output.stdout)?;
     let programs = told["programs"].as_array().context("programs")?;
     let program = programs.iter().find(|program| program["pid"] == pid);
-    let program = program.with_context(|| format!("process {pid} is not among the programs of {sets:?}"))?;
+    let program =
+        program.with_context(|| format!("process {pid} is not among the programs of {}", sets.display()))?;
     state(&program["report"]["plans"][0], settings)
 }
 
@@ -126,7 +127,7 @@ fn state(plan: &Value, settings: &Settings) -> Result<Settings> {
         .as_array()
         .context("a plan for speed")?
         .iter()
-        .flat_map(|advice| advice["set"].as_array())
+        .filter_map(|advice| advice["set"].as_array())
         .flatten()
     {
         let name = set["variable"].as_str().context("a variable")?;

@@ -67,6 +67,23 @@ static uint64_t clock_ns(clockid_t clock)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* Realtime of this moment on the monotonic clock: of several tries, the one with the shortest window around the reading. What is scheduled
+   between two single readings would move all times of the log. */
+static uint64_t real_at(uint64_t moment_ns)
+{
+    uint64_t shortest = UINT64_MAX, real_ns = 0;
+    for (int attempt = 0; attempt < 16; attempt++) {
+        uint64_t before = clock_ns(CLOCK_MONOTONIC);
+        uint64_t real = clock_ns(CLOCK_REALTIME);
+        uint64_t window = clock_ns(CLOCK_MONOTONIC) - before;
+        if (window < shortest) {
+            shortest = window;
+            real_ns = real - (before + window / 2) + moment_ns;
+        }
+    }
+    return real_ns;
+}
+
 static void remember_symbol(VALUE v)
 {
     for (int i = 0; i < symbol_count; i++)
@@ -196,8 +213,8 @@ static VALUE witness_start(VALUE self)
     used = events = dropped = unstable = 0;
     begin_state = rb_gc_latest_gc_info(ID2SYM(rb_intern("state")));
     remember_symbol(begin_state);
-    begin_real_ns = clock_ns(CLOCK_REALTIME);
     begin_ns = clock_ns(CLOCK_MONOTONIC);
+    begin_real_ns = real_at(begin_ns);
     recording = 1;
     return Qnil;
 }
@@ -205,8 +222,8 @@ static VALUE witness_start(VALUE self)
 static VALUE witness_stop(VALUE self)
 {
     recording = 0;
-    end_real_ns = clock_ns(CLOCK_REALTIME);
     end_ns = clock_ns(CLOCK_MONOTONIC);
+    end_real_ns = real_at(end_ns);
     return Qnil;
 }
 

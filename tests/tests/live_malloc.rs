@@ -108,7 +108,7 @@ const PERIOD: f64 = 65_536.0;
 const ERRORS: f64 = 5.0;
 
 /// What one place asked for: calls, bytes of each, and what of it is left.
-struct Place {
+struct AllocationSite {
     name: &'static str,
     method: &'static str,
     function: &'static str,
@@ -117,7 +117,7 @@ struct Place {
     left: f64,
 }
 
-impl Place {
+impl AllocationSite {
     /// The standard errors of estimates of so many calls and of their bytes.
     fn errors(&self, calls: f64) -> (f64, f64) {
         let probability = (self.size / PERIOD).min(1.0);
@@ -138,16 +138,22 @@ impl Place {
     }
 }
 
-const fn place(name: &'static str, function: &'static str, calls: u32, size: u32, left: u32) -> Place {
+const fn place(
+    name: &'static str,
+    function: &'static str,
+    calls: u32,
+    size: u32,
+    left: u32,
+) -> AllocationSite {
     let method = match name.as_bytes() {
         b"moved" => "kept",
         _ => name,
     };
-    Place { name, method, function, calls: calls as f64, size: size as f64, left: left as f64 }
+    AllocationSite { name, method, function, calls: calls as f64, size: size as f64, left: left as f64 }
 }
 
 /// Those of `malloc_calls.rb`. A block that is moved belongs to the call that has moved it.
-const PLACES: [Place; 6] = [
+const PLACES: [AllocationSite; 6] = [
     place("tiny", "witness_churn", 100_000, 48, 0),
     place("small", "witness_churn", 4_000, 4096, 0),
     place("large", "witness_churn", 50, 3 << 20, 0),

@@ -40,7 +40,7 @@ struct Graph {
 
 /// A function at a line, and the line where it begins.
 #[derive(Clone, Copy)]
-struct Place {
+struct CallLine {
     function: u32,
     line: u32,
     first_line: u32,
@@ -67,13 +67,13 @@ impl Graph {
         index
     }
 
-    fn place(&mut self, frame: &Frame) -> Place {
+    fn place(&mut self, frame: &Frame) -> CallLine {
         let function = self.function(frame.file.as_deref().unwrap_or("???"), &frame.name);
-        Place { function, line: frame.line, first_line: frame.first_line }
+        CallLine { function, line: frame.line, first_line: frame.first_line }
     }
 
     /// Adds what was spent on a path, root first. Recursion does not count twice.
-    fn add(&mut self, path: &[Place], seen: u64, costs: &Costs) {
+    fn add(&mut self, path: &[CallLine], seen: u64, costs: &Costs) {
         add(&mut self.total, costs);
         let Some(leaf) = path.last() else { return };
         add(self.callers.entry(leaf.function).or_default().own.entry(leaf.line).or_default(), costs);
@@ -95,11 +95,11 @@ impl Graph {
         recording: &Recording,
         thread: ThreadIndex,
         node: crate::aggregate::call_tree::NodeId,
-    ) -> Vec<Place> {
+    ) -> Vec<CallLine> {
         let frames: Vec<_> = recording.tree.path(node).map(|(_, frame)| frame).collect();
         let (_, process) = recording.thread_facts(thread);
         let root = self.function("???", &label::process(process));
-        let mut path = vec![Place { function: root, line: 0, first_line: 0 }];
+        let mut path = vec![CallLine { function: root, line: 0, first_line: 0 }];
         path.extend(frames.into_iter().rev().map(|frame| self.place(recording.tree.frame(frame))));
         path
     }
@@ -124,7 +124,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
             format!("({})", key.phase.name()),
         ] {
             let function = graph.function("???", &row);
-            path.push(Place { function, line: 0, first_line: 0 });
+            path.push(CallLine { function, line: 0, first_line: 0 });
         }
         graph.add(&path, sum.pauses, &[0, 0, 0, sum.ns, sum.pauses]);
     }

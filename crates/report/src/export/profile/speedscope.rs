@@ -76,20 +76,20 @@ struct Profile<'a> {
 struct Stacks<'a> {
     recording: &'a Recording,
     numbers: &'a Numbers,
-    samples: Vec<Option<Place>>,
+    samples: Vec<Option<ThreadSample>>,
     /// Whether the thread is at the root.
     by_thread: bool,
 }
 
 /// Where a thread was.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct ThreadSample {
     thread: ThreadIndex,
     node: NodeId,
     state: ThreadState,
 }
 
-impl From<&Moment> for Place {
+impl From<&Moment> for ThreadSample {
     fn from(moment: &Moment) -> Self {
         Self { thread: moment.key.thread, node: moment.key.node, state: moment.key.state }
     }
@@ -224,13 +224,13 @@ fn profile<'a>(
     numbers: &'a Numbers,
     ThreadSamples { name, samples: all, .. }: ThreadSamples,
 ) -> Profile<'a> {
-    let mut samples: Vec<Option<Place>> = Vec::new();
+    let mut samples: Vec<Option<ThreadSample>> = Vec::new();
     let mut weights: Vec<u64> = Vec::new();
     // Nanoseconds since the beginning of the recording.
     let mut now = 0;
     let mut push = |sample: Option<&Moment>, weight: u64| {
-        let sample = sample.map(Place::from);
-        let what = |sample: &Option<Place>| sample.map(|sample| (sample.node, sample.state));
+        let sample = sample.map(ThreadSample::from);
+        let what = |sample: &Option<ThreadSample>| sample.map(|sample| (sample.node, sample.state));
         match (samples.last(), weights.last_mut()) {
             (Some(last), Some(last_weight)) if what(last) == what(&sample) => *last_weight += weight,
             _ => {

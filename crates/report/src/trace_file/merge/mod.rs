@@ -70,7 +70,7 @@ pub enum MergeError {
 }
 
 /// How the entries of a recording are changed.
-struct Place {
+struct Renumbering {
     path: PathBuf,
     pieces: Vec<pieces::Piece>,
     /// Added to times.
@@ -165,7 +165,7 @@ fn is_same_boot(one: &Header, other: &Header) -> bool {
 }
 
 /// How each recording is changed, and the header of the result.
-fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Place>, Header), MergeError> {
+fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, Header), MergeError> {
     let mut surveys: Vec<Survey> = Vec::new();
     for whole in wholes {
         let survey = Survey::of(&mut Source::open(&whole.path, &whole.pieces)?)?;
@@ -180,7 +180,7 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Place>, Header),
     let Some(base) = wholes.iter().min_by_key(|whole| whole.header.clock.offsets().0) else {
         return Err(MergeError::Refused("there is no recording".to_owned()));
     };
-    let mut places: Vec<Place> = Vec::new();
+    let mut places: Vec<Renumbering> = Vec::new();
     let mut requests = 0_u64;
     for (at, (whole, survey)) in wholes.iter().zip(&surveys).enumerate() {
         let name = whole.path.display();
@@ -223,7 +223,7 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Place>, Header),
                 .push(format!("{name}: pids and thread ids are {pids} higher, because others have the same"));
         }
         let (path, pieces) = (whole.path.clone(), whole.pieces.clone());
-        places.push(Place { path, pieces, later_ns, pids, requests });
+        places.push(Renumbering { path, pieces, later_ns, pids, requests });
         requests = requests.saturating_add(survey.last_request);
     }
     let begun = wholes.iter().zip(&places).map(|(whole, place)| whole.from_ns.saturating_add(place.later_ns));
@@ -295,14 +295,14 @@ impl From<ReadError> for WriteError {
 
 /// A recording that is being merged.
 struct Input<'a> {
-    place: &'a Place,
+    place: &'a Renumbering,
     source: Source,
     next: Option<Batch>,
     ledger: Option<Ledger>,
 }
 
 /// Writes everything in the order in which it came. Returns the number of processes.
-fn write(places: &[Place], header: &Header, out: &mut dyn Write) -> Result<u64, WriteError> {
+fn write(places: &[Renumbering], header: &Header, out: &mut dyn Write) -> Result<u64, WriteError> {
     out.write_all(&chunk::beginning())?;
     out.write_all(&chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())?)?;
     let mut inputs = Vec::new();
@@ -369,7 +369,7 @@ impl Writing {
         self.filling.push(None, what(Box::new(account)));
     }
 
-    fn event(&mut self, event: Event, place: &Place) {
+    fn event(&mut self, event: Event, place: &Renumbering) {
         let later = |ns: u64| ns.saturating_add(place.later_ns);
         match event {
             Event::Seen(mut process, mut owned) => {
@@ -395,7 +395,7 @@ impl Writing {
         }
     }
 
-    fn process(&mut self, process: &mut Process, place: &Place) {
+    fn process(&mut self, process: &mut Process, place: &Renumbering) {
         process.pid = process.pid.saturating_add(place.pids);
         if let Some(ppid) = process.ppid.as_mut().filter(|ppid| **ppid > 1) {
             *ppid = ppid.saturating_add(place.pids);
@@ -413,7 +413,7 @@ impl Writing {
 }
 
 /// Changes times and numbers.
-struct Moved<'a>(&'a Place);
+struct Moved<'a>(&'a Renumbering);
 
 impl Visit for Moved<'_> {
     fn time(&mut self, ns: &mut u64) {

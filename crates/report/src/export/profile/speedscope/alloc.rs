@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Numbers, Place, Profile, Stacks, thread_name};
+use super::{Numbers, Profile, Stacks, ThreadSample, thread_name};
 use crate::{
     aggregate::recording::{AllocMoment, ProcessIndex, Recording, Timeline},
     model::stack::ThreadState,
@@ -49,9 +49,10 @@ pub(super) fn profiles<'a>(
     let mut allocs = allocs.to_vec();
     allocs.sort_by_key(|alloc| alloc.ts_ns);
     let profile = |name: &str, unit, weight: fn(&AllocMoment) -> u64| {
-        let (mut samples, mut weights): (Vec<Option<Place>>, Vec<u64>) = (Vec::new(), Vec::new());
+        let (mut samples, mut weights): (Vec<Option<ThreadSample>>, Vec<u64>) = (Vec::new(), Vec::new());
         for alloc in &allocs {
-            let place = Place { thread: alloc.key.thread, node: alloc.key.node, state: ThreadState::Running };
+            let place =
+                ThreadSample { thread: alloc.key.thread, node: alloc.key.node, state: ThreadState::Running };
             match weights.last_mut() {
                 Some(last) if samples.last() == Some(&Some(place)) => *last += weight(alloc),
                 _ => {

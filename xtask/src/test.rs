@@ -55,14 +55,20 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         host_passed &= other_patch_releases(args)?;
     }
 
-    let mut live = live_tests()?;
-    live.env("GCTRACE_RUBIES", rubies);
+    // Servers and files: these tests mostly wait, and none disturbs another.
+    let mut servers = root_tests()?;
+    servers.args(WAITING).env("GCTRACE_RUBIES", &rubies);
+    let servers_passed = status(finish(&mut servers, args, &["--test-threads=4"]))?.success();
+
+    let mut live = root_tests()?;
+    live.args(LIVE).env("GCTRACE_RUBIES", rubies);
     let live_passed = status(finish(&mut live, args, &["--test-threads=1"]))?.success();
 
-    if !host_passed {
-        progress("test: tests that need no root failed, see above");
+    if !(host_passed && servers_passed) {
+        progress("test: tests before the live ones failed, see above");
     }
-    Ok(if host_passed && live_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let passed = host_passed && servers_passed && live_passed;
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Builds the gctrace that tests run: the development build, whose arithmetic overflows are errors. The tests are selected with it,
@@ -75,13 +81,17 @@ pub(crate) fn build() -> Result<()> {
 const BUILT: [&str; 4] = ["--package", "gctrace-user", "--package", "gctrace-tests"];
 /// What has tests that need no root.
 const HOST: [&str; 3] = ["--workspace", "--exclude", "gctrace-tests"];
-/// What has live tests.
-const LIVE: [&str; 2] = ["--package", "gctrace-tests"];
+/// What has tests on real Rubies.
+const END_TO_END: [&str; 2] = ["--package", "gctrace-tests"];
+/// Of those, the ones that do not load BPF programs.
+const WAITING: [&str; 5] = ["--lib", "--test", "host_*", "--test", "collector_*"];
+/// The ones that do. Probes are a machine-wide resource: one test at a time.
+const LIVE: [&str; 2] = ["--test", "live_*"];
 
-/// A command for tests on real Rubies. Probes are a machine-wide resource: one test at a time, and as root.
-fn live_tests() -> Result<Command> {
+/// A command for tests on real Rubies, as root.
+fn root_tests() -> Result<Command> {
     let mut live = cargo();
-    live.args(["test", "--no-fail-fast"]).args(LIVE);
+    live.args(["test", "--no-fail-fast"]).args(END_TO_END);
     // A shell that runs this in the background has it ignore these, and gctrace with it until it is ready.
     let mut runner = vec!["env".to_owned(), "--default-signal=HUP,INT,QUIT".to_owned()];
     if !is_root() {
@@ -140,6 +150,21 @@ mod tests {
     use super::*;
     use crate::util::root;
 
+    /// No file of tests is left out.
+    #[test]
+    fn all_test_files_are_run() {
+        let chosen: Vec<_> = WAITING.iter().chain(&LIVE).filter_map(|name| name.strip_suffix('*')).collect();
+        let files = fs::read_dir(root().join("tests/tests")).unwrap().map(|file| file.unwrap().path());
+        let tests: Vec<_> = files
+            .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+            .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        assert!(tests.len() > 50, "{tests:?}");
+        for name in tests {
+            assert!(chosen.iter().any(|prefix| name.starts_with(prefix)), "{name} is not run");
+        }
+    }
+
     /// The features of each library in the commands here. Where they differ, cargo builds the library and all that depends on it
     /// again: tokio with `test-util` alone cost the whole product once more.
     #[test]
@@ -160,7 +185,7 @@ mod tests {
         };
         let product = features("normal,build", &BUILT);
         assert!(product.len() > 100, "{product:?}");
-        for packages in [&HOST[..], &LIVE] {
+        for packages in [&HOST[..], &END_TO_END] {
             for (library, with) in features("normal,build,dev", packages) {
                 let same = product.get(&library).is_none_or(|product| *product == with);
                 assert!(same, "{library}: {:?} in gctrace, {with:?} with {packages:?}", product[&library]);

@@ -4,7 +4,7 @@ use std::{fs, io, process::ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{BUILT, live_tests};
+use super::{BUILT, root_tests};
 use crate::{
     lab::built::{self, Built, Outcome},
     lab::{self, Suite},
@@ -63,7 +63,7 @@ fn check(built: &Built) -> Result<(String, bool)> {
     let mut lived = true;
     for name in LIVE {
         progress(format!("test: {} {}: {name}", built.suite, built.version));
-        let mut live = live_tests()?;
+        let mut live = root_tests()?;
         live.args(["--test", name]);
         if name == "live_gc" {
             // That test requires a Ruby with YJIT, which not every single one has.

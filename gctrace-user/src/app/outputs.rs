@@ -10,6 +10,7 @@ use crate::{
     export::{
         Exporter, VERSION,
         csv::Csv,
+        digest::OneScreen,
         environment::Environment,
         jsonl::Jsonl,
         profile,
@@ -72,7 +73,13 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
     }
     let Reports { format, lines: which, slower_than_ns, by, brief, .. } = settings.reports;
     let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
+    // It stands in place of lines and summaries.
+    let one_screen = settings.one_screen.clone();
+    let summary = format == Format::Text && one_screen.is_none();
     match format {
+        Format::Text if one_screen.is_some() => {
+            exporters.extend(one_screen.map(|of| Box::new(OneScreen::new(lines(), screen, of)) as _));
+        }
         Format::Text => {
             let which = Lines { none: which.none || slower_than_ns.is_some(), ..which };
             exporters.push(Box::new(Text::new(lines(), clock, screen, which)));
@@ -95,7 +102,7 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
     let wall = settings.stacks.is_some_and(|stacks| stacks.wall);
     let watched = (settings.gvl.is_some(), wall);
     exporters.extend(profile::exporters(&settings.profiles, &settings.filter, hottest, watched, clock)?);
-    if format == Format::Text {
+    if summary {
         exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns).by(by)));
     }
     if settings.memory_account {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     aggregate::condition::Condition,
-    export::window::Window,
+    export::{digest::Recorded, window::Window},
     trace_file::{Header, Subjects},
 };
 
@@ -27,7 +27,7 @@ use crate::{
         sudo gctrace record -o script.gctrace -- ruby script.rb\n  \
         sudo gctrace record --all-ruby -o app.gctrace --keep 10m --dump-on 'gc.pause > 200ms'\n  \
         \x20                                                  the last 10 minutes whenever a GC pause is long\n  \
-        gctrace report puma.gctrace                        a summary\n  \
+        gctrace report puma.gctrace                        one screen about it\n  \
         gctrace report puma.gctrace --flamegraph cpu.svg   any output of a run\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.\n\
         A recording can be read up to its last second if gctrace is killed (docs/recording.md).")]
@@ -72,7 +72,8 @@ pub struct RecordArgs {
 /// Flags of `gctrace report`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
-        gctrace report puma.gctrace                        the summary that a run prints at its end\n  \
+        gctrace report puma.gctrace                        one screen: where the time went, what stands out\n  \
+        gctrace report puma.gctrace -q                     the summary that a run prints at its end\n  \
         gctrace report puma.gctrace --lines                the lines of a run, too\n  \
         gctrace report puma.gctrace --format jsonl         the same as JSON lines\n  \
         gctrace report puma.gctrace --from 10s --to 1m     what was in between\n  \
@@ -84,7 +85,7 @@ pub struct ReportFileArgs {
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
-    /// Print a line per cycle, too (--min-pause, --interval and --slower-than imply it)
+    /// Print what a run prints, with a line per cycle (--min-pause, --interval and --slower-than imply it)
     #[arg(long, conflicts_with = "quiet")]
     pub lines: bool,
 
@@ -173,7 +174,7 @@ pub fn record(args: RecordArgs, own_pid: u32) -> Result<Settings, UsageError> {
 ///
 /// The outputs contradict each other, or the recording lacks what they show.
 pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageError> {
-    let ReportFileArgs { file: _, lines, from: _, to: _, pids: _, services: _, condition: _, mut outputs } =
+    let ReportFileArgs { file, lines, from: _, to: _, pids: _, services: _, condition: _, mut outputs } =
         args;
     let Subjects { samples, wall, gvl, requests, alloc } = header.subjects;
     let reports = &mut outputs.reports;
@@ -189,16 +190,28 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     }
     let asked =
         lines || reports.min_pause.is_some() || reports.interval.is_some() || reports.slower_than.is_some();
-    reports.quiet |= !asked && Format::from(outputs.format) == Format::Text;
+    let text = Format::from(outputs.format) == Format::Text;
+    let plain = text && !asked && !reports.quiet && reports.by.is_none() && outputs.output.is_none();
+    let flags = [("--gvl", gvl), ("--requests", requests), ("--alloc", alloc)];
+    let one_screen = plain.then(|| Recorded {
+        path: file.display().to_string(),
+        host: header.host.name.clone(),
+        clock: header.clock,
+        begun_ns: header.begun_ns,
+        samples,
+        gvl,
+        lacking: flags.into_iter().filter_map(|(flag, there)| (!there).then_some(flag)).collect(),
+    });
+    reports.quiet |= !asked && text;
     let mut run = Args { outputs, ..bare()? };
     // Nothing is selected here: the recording has what was.
     run.select.all_ruby = true;
     let gvl = gvl.then_some(GvlArg::Exact);
     run.look = LookArgs { rate: samples.then_some(1), wall, gvl, requests, alloc, ..run.look };
-    let hottest = samples && run.outputs.format == FormatArg::Text;
+    let hottest = samples && run.outputs.format == FormatArg::Text && one_screen.is_none();
     // No process has pid 0: gctrace itself is not looked for.
     let settings = Settings::resolve(run, 0)?;
-    Ok(Settings { hottest, notes: Vec::new(), ..settings })
+    Ok(Settings { hottest, one_screen, notes: Vec::new(), ..settings })
 }
 
 #[cfg(test)]
@@ -240,7 +253,7 @@ mod tests {
         assert_eq!(Settings::resolve(also, 7).unwrap_err(), UsageError::SameFile("a".into()));
     }
 
-    /// Without flags it is the summary; what shows cycles prints lines.
+    /// Without flags it is one screen, with --quiet the summary of a run; what shows cycles prints lines.
     #[test]
     fn reported() {
         let run = |words: &[&str], header: &Header| match parsed(&[&["report", "x"], words].concat()) {
@@ -249,14 +262,20 @@ mod tests {
         };
         let both = header(true, true);
         let bare = run(&[], &both).unwrap();
-        assert!(!bare.reports.streams() && bare.hottest && bare.gvl.is_some() && bare.notes.is_empty());
+        assert!(!bare.reports.streams() && !bare.hottest && bare.gvl.is_some() && bare.notes.is_empty());
+        let screen = bare.one_screen.unwrap();
+        assert!(screen.path == "x" && screen.samples && screen.gvl && screen.lacking == ["--alloc"]);
         assert!(bare.stacks.is_some_and(|stacks| stacks.wall) && bare.record.is_none());
         for flags in
             [&["--lines"][..], &["--interval", "1s"], &["--format", "jsonl"], &["--slower-than", "1ms"]]
         {
             assert!(run(flags, &both).unwrap().reports.streams(), "{flags:?}");
         }
-        assert!(!run(&[], &header(false, true)).unwrap().hottest);
+        for flags in [&["-q"][..], &["--lines"], &["--format=jsonl"], &["--by=endpoint"], &["-o", "y"]] {
+            assert!(run(flags, &both).unwrap().one_screen.is_none(), "{flags:?}");
+        }
+        assert!(run(&["-q"], &both).unwrap().hottest);
+        assert!(!run(&["-q"], &header(false, true)).unwrap().hottest);
         let slow = run(&["--slower-than", "1ms"], &header(true, false));
         assert_eq!(slow.unwrap_err(), UsageError::NoRequests("--slower-than"));
         let by = ["--by", "endpoint"];

@@ -17,6 +17,7 @@ use crate::{
     cache,
     discover::{Fault, Selection},
     export::{
+        digest::Recorded,
         profile::{self, Graph},
         push::Servers,
         tunemygc::{self, Dialect, Target, Tokens},
@@ -92,6 +93,8 @@ pub struct Settings {
     pub top: Option<Show>,
     /// The run is a `gctrace serve --live`: what its page is like.
     pub live: Option<Live>,
+    /// Of a recording: one screen about it in place of lines and summaries.
+    pub one_screen: Option<Recorded>,
     /// Root of the kubelet's files, by which pods are named.
     pub kube_root: Option<PathBuf>,
     /// Whether it is read how memory is shared.
@@ -352,6 +355,7 @@ impl Settings {
             selection,
             top: None,
             live: None,
+            one_screen: None,
             kube_root,
             shares,
             memory_account: memory_account && text,

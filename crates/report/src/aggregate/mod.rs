@@ -2,6 +2,7 @@
 
 pub mod call_tree;
 pub mod condition;
+pub mod digest;
 pub mod endpoint;
 pub mod estimate;
 mod gaps;

@@ -13,6 +13,7 @@ use crate::{
 pub mod contents;
 pub mod csv;
 pub mod diff;
+pub mod digest;
 pub mod environment;
 mod figures;
 mod file;

@@ -79,7 +79,7 @@ pub struct HotMethod {
 }
 
 /// The hottest methods of all processes together, at most so many, and how many more there are.
-pub(super) fn of_all(recording: &Recording, most: usize) -> (Vec<HotMethod>, usize) {
+pub(in crate::export) fn of_all(recording: &Recording, most: usize) -> (Vec<HotMethod>, usize) {
     let running = |(key, sum): &(&SampleKey, &SampleSum)| key.state == ThreadState::Running && sum.cpu_ns > 0;
     let samples: Vec<_> = recording.samples.iter().filter(running).collect();
     let methods = methods(recording, &samples);

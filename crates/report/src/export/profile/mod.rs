@@ -43,6 +43,7 @@ pub(super) use tests::a_sample;
 
 pub(super) use flamegraph::{Comparable, differential};
 pub use hottest::HotMethod;
+pub(super) use hottest::of_all as hottest;
 pub use kept::{Keeper, Kept};
 pub use label_tree::Grouping;
 pub use malloc::MallocProfile;

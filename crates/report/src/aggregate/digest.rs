@@ -1,0 +1,239 @@
+//! A recording on one screen: what its processes did with their time, and what stands out. Pure; of bounded memory.
+
+pub mod steps;
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use super::{
+    gc_summary::{Distribution, Rss},
+    request_summary::RequestSummary,
+    services::CycleKey,
+};
+use crate::model::{
+    GcCycle, GcState, Process,
+    gvl::{GvlProcessSummary, GvlWho},
+    seen::{Observer, ProcessEnd, Seen},
+    source::{app_frame, ruby_frame},
+    stack::Frame,
+};
+
+/// Pauses that are kept, the longest.
+pub const PAUSES: usize = 3;
+/// Processes that are told apart; of the rest there are only sums.
+const PROCESSES: usize = 4096;
+/// Pairs of threads that are kept of each process.
+const PAIRS: usize = 2;
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct Digest {
+    running: HashMap<u32, ProcessDigest>,
+    /// Processes whose tracing has ended, in that order.
+    pub processes: Vec<ProcessDigest>,
+    /// Processes beyond the limit, with their cycles.
+    pub more: (u64, u64),
+    /// Programs by name, with the number of their processes.
+    pub services: BTreeMap<String, u64>,
+    /// Single stops.
+    pub stops: Distribution,
+    /// The longest of them, longest first.
+    pub worst: Vec<LongPause>,
+    /// Requests by endpoint.
+    pub requests: RequestSummary,
+    /// Objects that were allocated.
+    pub objects: u64,
+    /// When the recording began, `CLOCK_MONOTONIC` nanoseconds.
+    pub began_ns: Option<u64>,
+}
+
+/// What is known of a process.
+#[derive(Clone, Debug)]
+pub struct ProcessDigest {
+    /// The process.
+    pub process: Process,
+    /// For how long it was traced, nanoseconds.
+    pub span_ns: u64,
+    /// GC cycles.
+    pub cycles: u64,
+    /// Major ones of them.
+    pub majors: u64,
+    /// GC pauses and GC work together, nanoseconds.
+    pub stopped_ns: u64,
+    /// The longest stop.
+    pub longest_ns: u64,
+    /// Memory, if it was read.
+    pub rss: Option<Rss>,
+    /// CPU time of its samples, nanoseconds, and their number.
+    pub cpu: (u64, u64),
+    /// Waits for the GVL, if they were watched.
+    pub gvl: Option<GvlDigest>,
+    /// GC records that were lost.
+    pub lost: u64,
+    /// Whether it had ended when tracing did.
+    pub over: bool,
+}
+
+/// What the threads of a process did with the GVL.
+#[derive(Clone, Debug)]
+pub struct GvlDigest {
+    /// Time that its threads waited, nanoseconds.
+    pub wait_ns: u64,
+    /// Time of all its threads in which they were watched.
+    pub watched_ns: u64,
+    /// How many threads waited at a time, on average.
+    pub waiting: f64,
+    /// Waiting and holding threads with most time, where both are known: time and number of waits.
+    pub blocked: Vec<(GvlWho, GvlWho, u64, u64)>,
+}
+
+/// A GC pause that stands out.
+#[derive(Clone, Debug)]
+pub struct LongPause {
+    /// Its length, nanoseconds.
+    pub ns: u64,
+    /// When it began, `CLOCK_MONOTONIC` nanoseconds.
+    pub begin_ns: u64,
+    /// Its process.
+    pub pid: u32,
+    /// Kind and reason of its cycle.
+    pub key: CycleKey,
+    /// The line that started the cycle: the application's own, or where there is none any.
+    pub by: Option<Arc<Frame>>,
+}
+
+impl ProcessDigest {
+    fn new(process: &Process) -> Self {
+        Self {
+            process: process.clone(),
+            span_ns: 0,
+            cycles: 0,
+            majors: 0,
+            stopped_ns: 0,
+            longest_ns: 0,
+            rss: None,
+            cpu: (0, 0),
+            gvl: None,
+            lost: 0,
+            over: false,
+        }
+    }
+
+    fn state(&mut self, state: &GcState) {
+        let Some(memory) = state.memory else { return };
+        let rss = self.rss.get_or_insert(Rss { first: memory.rss, last: memory.rss, peak: memory.peak_rss });
+        rss.last = memory.rss;
+        rss.peak = rss.peak.max(memory.peak_rss);
+    }
+
+    fn cycle(&mut self, cycle: &GcCycle) {
+        self.state(&cycle.start);
+        if let Some(end) = &cycle.end {
+            self.state(end);
+        }
+        self.cycles += 1;
+        self.majors += u64::from(CycleKey::of(cycle).kind == "major");
+        self.stopped_ns += cycle.pause_ns();
+        self.longest_ns = self.longest_ns.max(cycle.max_pause_ns());
+        self.lost += cycle.lost;
+    }
+
+    /// Share of its time in the GC, 0 to 1.
+    pub fn gc_share(&self) -> f64 {
+        self.stopped_ns as f64 / self.span_ns.max(1) as f64
+    }
+}
+
+impl GvlDigest {
+    fn of(summary: &GvlProcessSummary) -> Self {
+        let sums = &summary.sums;
+        let share = sums.wait.ns as f64 / sums.watched_ns.max(1) as f64;
+        let blocked = summary.blocked.iter().filter_map(|pair| {
+            Some((pair.waiter.clone()?, pair.holder.clone()?, pair.times.ns, pair.times.count))
+        });
+        Self {
+            wait_ns: sums.wait.ns,
+            watched_ns: sums.watched_ns,
+            waiting: share * sums.wall_ns as f64 / summary.span_ns.max(1) as f64,
+            blocked: blocked.take(PAIRS).collect(),
+        }
+    }
+}
+
+impl Digest {
+    fn process(&mut self, process: &Process) -> &mut ProcessDigest {
+        self.running.entry(process.pid).or_insert_with(|| ProcessDigest::new(process))
+    }
+
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+        self.process(process).cycle(cycle);
+        let stack = cycle.trigger.as_deref();
+        let by = stack.and_then(|stack| app_frame(stack).or_else(|| ruby_frame(stack)));
+        for pause in &cycle.pauses {
+            self.stops.add(pause.ns);
+            if self.worst.len() == PAUSES && self.worst.last().is_some_and(|last| last.ns >= pause.ns) {
+                continue;
+            }
+            let (ns, begin_ns) = (pause.ns, pause.begin_ns);
+            let (pid, key) = (process.pid, CycleKey::of(cycle));
+            self.worst.push(LongPause { ns, begin_ns, pid, key, by: by.cloned() });
+            self.worst.sort_by_key(|pause| Reverse(pause.ns));
+            self.worst.truncate(PAUSES);
+        }
+    }
+
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) {
+        self.process(process);
+        let Some(mut digest) = self.running.remove(&process.pid) else { return };
+        if let Some(state) = &end.shutdown {
+            digest.state(state);
+        }
+        digest.process = process.clone();
+        digest.span_ns = end.ts_ns.saturating_sub(end.since_ns);
+        digest.stopped_ns += end.outside_ns;
+        digest.over = end.reason != crate::model::EndReason::Detached;
+        if self.processes.len() < PROCESSES {
+            *self.services.entry(process.origin.service.clone()).or_default() += 1;
+            self.processes.push(digest);
+        } else {
+            self.more.0 += 1;
+            self.more.1 += digest.cycles;
+        }
+    }
+}
+
+impl Observer for Digest {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+        match seen {
+            Seen::Process { state, .. } => {
+                let mut digest = ProcessDigest::new(process);
+                if let Some(state) = state {
+                    digest.state(state);
+                }
+                self.running.insert(process.pid, digest);
+            }
+            Seen::Cycle(cycle) => self.cycle(process, cycle),
+            Seen::Work(work) => self.process(process).stopped_ns += work.ns,
+            Seen::Request(request) => self.requests.add(request),
+            Seen::Stack(sample) => {
+                let begun = self.began_ns.is_some_and(|began_ns| sample.ts_ns >= began_ns);
+                if sample.cpu_ns > 0 && begun {
+                    let (ns, count) = &mut self.process(process).cpu;
+                    *ns += sample.cpu_ns;
+                    *count += 1;
+                }
+            }
+            Seen::GvlProcess(summary) => self.process(process).gvl = Some(GvlDigest::of(summary)),
+            Seen::Alloc(sum) => self.objects += sum.objects(),
+            Seen::Ended(end) => self.ended(process, end),
+            Seen::AllocStack(_)
+            | Seen::GvlWait(_)
+            | Seen::GvlSpan(_)
+            | Seen::GvlThread(_)
+            | Seen::GvlSoFar(_) => {}
+        }
+    }
+}

@@ -1,0 +1,425 @@
+//! A recording on one screen, for people: what its processes did with their time, what stands out, and the next command.
+
+use std::{fmt::Write as _, io::Write};
+
+use super::{
+    ExportError, Exporter,
+    place::{place_within, program},
+    profile,
+    text::{bytes, clip, duration, time_of_day},
+};
+use crate::{
+    aggregate::{
+        digest::{
+            Digest, LongPause, ProcessDigest,
+            steps::{GC_SHARE, GROWTH_BYTES, PAUSE_NS, Step, WAITING},
+        },
+        recording::{Filter, Limits, Recording},
+        services::CycleKey,
+    },
+    clock::WallClock,
+    ledger::Ledger,
+    model::{
+        Process,
+        seen::{Observer as _, Seen},
+    },
+    terminal::{Colour, Screen},
+    words::{date_time, percent, plural, span},
+};
+
+/// Processes that are shown.
+const PROCESSES: usize = 5;
+/// Endpoints that are shown.
+const ENDPOINTS: usize = 3;
+/// Methods that are shown.
+const METHODS: usize = 4;
+/// Pairs of threads that are shown.
+const PAIRS: usize = 2;
+/// Columns where it is not a terminal.
+const WIDTH: usize = 100;
+/// Columns of the labels.
+const LABEL: usize = 10;
+/// A method with this share of the CPU time, of so many samples at least, stands out.
+const HOT: (f64, u64) = (0.2, 100);
+
+/// What holds for the whole recording.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// Where it is.
+    pub path: String,
+    /// The name of its host.
+    pub host: Option<String>,
+    /// Its clock.
+    pub clock: WallClock,
+    /// When it begins, `CLOCK_MONOTONIC` nanoseconds.
+    pub begun_ns: u64,
+    /// Whether the sampling clock ran.
+    pub samples: bool,
+    /// Whether the GVL was watched.
+    pub gvl: bool,
+    /// The flags of a run that would have recorded more.
+    pub lacking: Vec<&'static str>,
+}
+
+/// Writes it when everything has been seen.
+pub struct OneScreen<W: Write> {
+    out: W,
+    screen: Screen,
+    of: Recorded,
+    digest: Digest,
+    recording: Recording,
+}
+
+impl<W: Write> OneScreen<W> {
+    /// Of this recording.
+    pub fn new(out: W, screen: Screen, of: Recorded) -> Self {
+        let recording = Recording::new(false, Limits::default(), Filter::default());
+        Self {
+            out,
+            screen,
+            of: Recorded { path: word(&of.path), ..of },
+            digest: Digest::default(),
+            recording,
+        }
+    }
+}
+
+impl<W: Write> Exporter for OneScreen<W> {
+    fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        self.digest.see(process, seen);
+        // Of the rest there are sums above.
+        if let Seen::Stack(_) = seen {
+            self.recording.see(process, seen);
+        }
+        Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        self.digest.began_ns = Some(ts_ns);
+        self.recording.began_ns = Some(ts_ns);
+    }
+
+    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        let text = self.text();
+        self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(ExportError::Stdout)
+    }
+}
+
+/// A path or name as a word for a shell.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// `minor newobj`, `major newobj/nofree`.
+fn cause(key: &CycleKey) -> String {
+    let why = [key.gc_by, key.major_by].iter().flatten().copied().collect::<Vec<_>>().join("/");
+    format!("{} {why}", key.kind)
+}
+
+impl<W: Write> OneScreen<W> {
+    fn clock(&self) -> WallClock {
+        self.of.clock
+    }
+
+    fn text(&self) -> String {
+        let width = self.screen.width().unwrap_or(WIDTH).max(60);
+        let mut rows = vec![self.title()];
+        if !self.digest.processes.is_empty() {
+            rows.extend(self.processes());
+            rows.extend(self.pauses(width));
+            rows.extend(self.gvl());
+            rows.extend(self.requests());
+            rows.extend(self.methods());
+            rows.extend(self.not_recorded());
+        }
+        let mut text = String::new();
+        for row in rows {
+            text += clip(&row, width).trim_end();
+            text.push('\n');
+        }
+        if !self.digest.processes.is_empty() {
+            text.push('\n');
+            for (found, command) in self.next() {
+                let lines = found.lines().map(|line| clip(line, usize::MAX)).collect::<Vec<_>>().join("\n");
+                text += &self.screen.paint(lines, Some(Colour::Yellow));
+                text.push('\n');
+                if let Some(command) = command {
+                    let _infallible = writeln!(text, "  {command}");
+                }
+            }
+        }
+        text
+    }
+
+    fn title(&self) -> String {
+        let digest = &self.digest;
+        let began = digest.began_ns.unwrap_or(self.of.begun_ns);
+        let longest = digest.processes.iter().map(|of| of.span_ns).max().unwrap_or_default();
+        let services: Vec<&str> = digest.services.keys().map(String::as_str).collect();
+        let mut versions: Vec<String> =
+            digest.processes.iter().map(|of| of.process.image.version.to_string()).collect();
+        versions.sort();
+        versions.dedup();
+        let host = self.of.host.as_deref().map(|name| format!(" on {name}")).unwrap_or_default();
+        format!(
+            "{}{host}, {}: {} of {}, Ruby {}",
+            date_time(self.clock().epoch_seconds(began)),
+            span(longest),
+            plural(digest.processes.len() as u64 + digest.more.0, "process"),
+            services.join(", "),
+            versions.join(", "),
+        )
+    }
+
+    /// What each process did with its time, those with most GC and CPU time first.
+    fn processes(&self) -> Vec<String> {
+        let mut all: Vec<&ProcessDigest> = self.digest.processes.iter().collect();
+        all.sort_by_key(|of| std::cmp::Reverse((of.stopped_ns.saturating_add(of.cpu.0), of.process.pid)));
+        let mut rows = vec![
+            String::new(),
+            format!(
+                "{:>7} {:>8} {:>8} {:>6} {:>9}  {:<22} PROCESS",
+                "GC TIME", "CYCLES", "LONGEST", "CPUS", "GVL WAIT", "RSS (PEAK)"
+            ),
+        ];
+        for of in all.iter().take(PROCESSES) {
+            let cpus = match (self.of.samples, of.span_ns) {
+                (false, _) | (_, 0) => "-".to_owned(),
+                (true, span_ns) => format!("{:.2}", of.cpu.0 as f64 / span_ns as f64),
+            };
+            let gvl = of.gvl.as_ref().filter(|gvl| gvl.watched_ns > 0);
+            let gvl = gvl.map_or_else(|| "-".to_owned(), |gvl| share(gvl.wait_ns, gvl.watched_ns));
+            let rss = of.rss.map_or_else(
+                || "-".to_owned(),
+                |rss| format!("{} to {} ({})", bytes(rss.first), bytes(rss.last), bytes(rss.peak)),
+            );
+            let lost = if of.lost > 0 { ", GC events lost" } else { "" };
+            rows.push(format!(
+                "{:>7} {:>8} {:>8} {cpus:>6} {gvl:>9}  {rss:<22} {} (pid {}{}{lost})",
+                share(of.stopped_ns, of.span_ns),
+                of.cycles,
+                if of.cycles == 0 { "-".to_owned() } else { duration(of.longest_ns) },
+                program(&of.process),
+                of.process.pid,
+                if of.over { ", ended" } else { "" },
+            ));
+        }
+        let rest = all.len().saturating_sub(PROCESSES) as u64 + self.digest.more.0;
+        if rest > 0 {
+            let cycles: u64 = all.iter().skip(PROCESSES).map(|of| of.cycles).sum();
+            let cycles = plural(cycles + self.digest.more.1, "cycle");
+            rows.push(format!("{:LABEL$}and {} more: {cycles}", "", plural(rest, "process")));
+        }
+        rows
+    }
+
+    fn pauses(&self, width: usize) -> Vec<String> {
+        let stops = &self.digest.stops;
+        if stops.count() == 0 {
+            return Vec::new();
+        }
+        let mut rows = vec![
+            String::new(),
+            format!(
+                "{:<LABEL$}{} GC pauses, p50 {}, p99 {}; the longest:",
+                "PAUSES",
+                stops.count(),
+                duration(stops.quantile_ns(0.5)),
+                duration(stops.quantile_ns(0.99)),
+            ),
+        ];
+        for pause in &self.digest.worst {
+            let at = time_of_day(self.clock().epoch_seconds(pause.begin_ns));
+            let head = format!("{:>9}  {at}Z pid {}, {}", duration(pause.ns), pause.pid, cause(&pause.key));
+            let room = width.saturating_sub(head.len() + 4).max(20);
+            let by = pause.by.as_deref().map(|frame| format!(" by {}", place_within(frame, room)));
+            rows.push(head + by.as_deref().unwrap_or_default());
+        }
+        rows
+    }
+
+    fn gvl(&self) -> Vec<String> {
+        let all = self.digest.processes.iter();
+        let pairs = all.filter_map(|of| Some((of.process.pid, of.gvl.as_ref()?)));
+        let mut pairs: Vec<_> =
+            pairs.flat_map(|(pid, gvl)| gvl.blocked.iter().map(move |pair| (pid, pair))).collect();
+        pairs.sort_by_key(|(_, (_, _, ns, _))| std::cmp::Reverse(*ns));
+        let shown = pairs.iter().take(PAIRS).map(|(pid, (waiter, holder, ns, count))| {
+            format!(
+                "{:>9}  {} waited {} for the GVL that {} held (pid {pid})",
+                duration(*ns),
+                waiter.comm,
+                if *count == 1 { "once".to_owned() } else { format!("{count} times") },
+                holder.comm
+            )
+        });
+        let shown: Vec<String> = shown.collect();
+        if shown.is_empty() {
+            return shown;
+        }
+        [vec![String::new(), "GVL".to_owned()], shown].concat()
+    }
+
+    fn requests(&self) -> Vec<String> {
+        let requests = &self.digest.requests;
+        if requests.count() == 0 {
+            return Vec::new();
+        }
+        let mut rows =
+            vec![String::new(), format!("{:<LABEL$}{}; those with most time:", "REQUESTS", requests.count())];
+        for (group, of) in requests.by_time().into_iter().take(ENDPOINTS) {
+            let times = match of.times.count() {
+                0 => "times not known".to_owned(),
+                _ => format!(
+                    "p50 {}, p95 {}",
+                    duration(of.times.quantile_ns(0.5)),
+                    duration(of.times.quantile_ns(0.95))
+                ),
+            };
+            let gc = match of.own.of_ns {
+                0 => String::new(),
+                of_ns => format!(", {} in its own GC", percent(of.own.ns, of_ns)),
+            };
+            let failed = if of.failed > 0 { format!(", {} failed", of.failed) } else { String::new() };
+            rows.push(format!("{:>9}  {}: {times}{gc}{failed}", of.count, group.name));
+        }
+        rows
+    }
+
+    fn methods(&self) -> Vec<String> {
+        let (methods, _) = profile::hottest(&self.recording, METHODS);
+        let (all_ns, samples) = self.cpu();
+        if methods.is_empty() {
+            return Vec::new();
+        }
+        let head =
+            format!("{:<LABEL$}CPU time by method on top, of {}:", "METHODS", plural(samples, "sample"));
+        let on_top = methods.iter().filter(|method| method.self_ns > 0);
+        let rows = on_top.map(|method| format!("{:>9}  {}", share(method.self_ns, all_ns), method.text));
+        [vec![String::new(), head], rows.collect()].concat()
+    }
+
+    /// CPU time of all samples, and their number.
+    fn cpu(&self) -> (u64, u64) {
+        self.digest.processes.iter().fold((0, 0), |(ns, count), of| (ns + of.cpu.0, count + of.cpu.1))
+    }
+
+    fn not_recorded(&self) -> Vec<String> {
+        let lacking = &self.of.lacking;
+        if lacking.is_empty() {
+            return Vec::new();
+        }
+        vec![String::new(), format!("Not recorded: what {} show", lacking.join(", "))]
+    }
+
+    /// What stands out, and the command that shows more of it.
+    fn next(&self) -> Vec<(String, Option<String>)> {
+        let steps = self.digest.steps();
+        let mut next: Vec<_> = steps.iter().map(|step| self.step(step)).collect();
+        next.extend(self.hot_method());
+        if next.is_empty() {
+            next.push((self.nothing(), None));
+        }
+        next
+    }
+
+    fn step(&self, step: &Step<'_>) -> (String, Option<String>) {
+        let path = &self.of.path;
+        match *step {
+            Step::Gc(of) => (
+                format!(
+                    "GC takes {} of the time of {} (pid {}). What starts it, and settings against it:",
+                    share(of.stopped_ns, of.span_ns),
+                    program(&of.process),
+                    of.process.pid
+                ),
+                Some(format!(
+                    "gctrace report {path} -q --flamegraph gc.svg --flamegraph-of gc\n  \
+                     sudo gctrace {} -q --duration 10m --tunemygc sets/ && gctrace tune sets/",
+                    if of.over { "--all-ruby".to_owned() } else { format!("--pid {}", of.process.pid) }
+                )),
+            ),
+            Step::Pause(pause) => (
+                format!("A GC pause of {} (pid {}). What was around it:", duration(pause.ns), pause.pid),
+                Some(self.around(pause)),
+            ),
+            Step::Gvl(of) => (
+                format!(
+                    "In {} (pid {}) {:.1} threads waited for the GVL on average. Where:",
+                    program(&of.process),
+                    of.process.pid,
+                    of.gvl.as_ref().map_or(0.0, |gvl| gvl.waiting)
+                ),
+                Some(format!("gctrace report {path} -q --flamegraph gvl.svg --flamegraph-of gvl-wait")),
+            ),
+            Step::Growth(of) => {
+                let (first, last) = of.rss.map_or((0, 0), |rss| (rss.first, rss.last));
+                (
+                    format!(
+                        "Memory of {} (pid {}) grew from {} to {} in {}. What it holds:",
+                        program(&of.process),
+                        of.process.pid,
+                        bytes(first),
+                        bytes(last),
+                        span(of.span_ns)
+                    ),
+                    Some(format!("sudo gctrace heap --pid {} --leaks 10m", of.process.pid)),
+                )
+            }
+            Step::Failing(endpoint, of) => (
+                format!("{} of {} to {endpoint} failed (5xx).", of.failed, plural(of.count, "request")),
+                None,
+            ),
+        }
+    }
+
+    /// The command for a second before a pause until a second after it.
+    fn around(&self, pause: &LongPause) -> String {
+        let second = 1_000_000_000;
+        let after = |ns: u64| ns.saturating_sub(self.of.begun_ns) as f64 / 1e9;
+        let from = after(pause.begin_ns.saturating_sub(second));
+        let to = after(pause.begin_ns + pause.ns + second);
+        let path = &self.of.path;
+        format!("gctrace report {path} --lines --pid {} --from {from:.1}s --to {to:.1}s", pause.pid)
+    }
+
+    fn hot_method(&self) -> Option<(String, Option<String>)> {
+        let (methods, _) = profile::hottest(&self.recording, 1);
+        let (all_ns, samples) = self.cpu();
+        let top = methods.first()?;
+        let stands_out = samples >= HOT.1 && top.self_ns as f64 >= HOT.0 * all_ns as f64;
+        let found = || {
+            format!(
+                "{} takes {} of the CPU time. By whom it is called:",
+                top.text,
+                share(top.self_ns, all_ns)
+            )
+        };
+        stands_out
+            .then(|| (found(), Some(format!("gctrace report {} -q --flamegraph cpu.svg", self.of.path))))
+    }
+
+    /// Nothing stands out, of what was recorded.
+    fn nothing(&self) -> String {
+        let gvl = if self.of.gvl {
+            format!(", fewer than {WAITING} threads\nwaited for the GVL at a time")
+        } else {
+            String::new()
+        };
+        format!(
+            "Nothing stands out: GC below {:.0} % of the time, no pause of {} ms, no growth of {}{gvl}.",
+            GC_SHARE * 100.0,
+            PAUSE_NS / 1_000_000,
+            bytes(GROWTH_BYTES)
+        )
+    }
+}
+
+/// A share in few columns.
+fn share(part: u64, whole: u64) -> String {
+    percent(part, whole).replace("below ", "<")
+}

@@ -1,0 +1,105 @@
+//! The screen that `gctrace report` prints of a recording, against the JSON lines of the same recording.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::child::Finished;
+use gctrace_tests::gctrace::Invocation;
+use serde_json::Value;
+
+/// With this variable the screens are written.
+const WRITE: &str = "GCTRACE_WRITE_DOCS";
+
+fn recordings() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings")
+}
+
+/// `gctrace report` where the recordings are.
+fn run(words: &[&str]) -> Result<Finished> {
+    let invocation = Invocation::new([&["report"], words].concat())?;
+    let in_place = |command: &mut Command| {
+        command.current_dir(recordings());
+    };
+    invocation.with(in_place).run()
+}
+
+/// What it prints.
+fn report(words: &[&str]) -> Result<Vec<String>> {
+    let finished = run(words)?;
+    ensure!(finished.status.success(), "{words:?}: {}", finished.errors());
+    Ok(finished.stdout)
+}
+
+/// A time as it is printed, in nanoseconds, and what its last digit stands for.
+fn nanos(text: &str) -> Result<(f64, f64)> {
+    let (number, unit) = [("µs", 1e3), ("ms", 1e6), ("s", 1e9)]
+        .into_iter()
+        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)))
+        .with_context(|| format!("no time: {text}"))?;
+    let digits = number.split_once('.').map_or(0, |(_, digits)| digits.len());
+    Ok((number.parse::<f64>()? * unit, unit / 10_f64.powi(digits as i32)))
+}
+
+#[test]
+fn one_screen() -> Result<()> {
+    let mut differ = Vec::new();
+    for series in ["2.7", "3.1", "3.3", "3.4"] {
+        let name = format!("{series}.gctrace");
+        let screen = report(&[&name])?;
+        ensure!(screen.len() <= 36, "{series}: {} rows", screen.len());
+        ensure!(screen.iter().all(|row| row.chars().count() <= 100 || row.starts_with("  ")), "{screen:#?}");
+        let lines = report(&[&name, "--format=jsonl"])?;
+        let lines: Vec<Value> =
+            lines.iter().map(|line| Ok(serde_json::from_str(line)?)).collect::<Result<_>>()?;
+        let of = |kind: &str| -> Vec<&Value> { lines.iter().filter(|line| line["type"] == kind).collect() };
+        // The only process: its cycles, and its longest stop, which is also the first of the longest pauses.
+        let cycles = of("gc");
+        let longest = cycles.iter().filter_map(|gc| gc["max_pause_ns"].as_f64()).fold(0.0, f64::max);
+        let head =
+            screen.iter().position(|row| row.trim_start().starts_with("GC TIME")).context("no table")?;
+        let row: Vec<&str> = screen[head + 1].split_whitespace().collect();
+        ensure!(row[2] == cycles.len().to_string(), "{series}: {} cycles: {row:?}", cycles.len());
+        let pauses = screen.iter().position(|row| row.starts_with("PAUSES")).context("no pauses")?;
+        for text in [row[3], screen[pauses + 1].split_whitespace().next().context("no pause")?] {
+            let (shown, digit) = nanos(text)?;
+            ensure!((shown - longest).abs() <= digit / 2.0 + 1.0, "{series}: {text} for {longest}");
+        }
+        let pid = cycles[0]["pid"].to_string();
+        ensure!(screen[head + 1].contains(&format!("(pid {pid}")), "{screen:#?}");
+        let expected = recordings().join(format!("{series}.screen.txt"));
+        let screen = screen.join("\n") + "\n";
+        if std::env::var_os(WRITE).is_some() {
+            fs::write(&expected, screen)?;
+        } else if fs::read_to_string(&expected)? != screen {
+            differ.push(screen);
+        }
+    }
+    ensure!(
+        differ.is_empty(),
+        "other screens; if that is meant, write them with {WRITE}=1:\n{}",
+        differ.join("\n")
+    );
+    Ok(())
+}
+
+/// The second time it is the same; flags of a run give the outputs of a run in place of it; a part without a process says so.
+#[test]
+fn other_outputs() -> Result<()> {
+    let screen = report(&["3.4.gctrace"])?;
+    ensure!(screen == report(&["3.4.gctrace"])?, "{screen:?}");
+    for flags in [&["-q"][..], &["--lines"], &["--min-pause=1ms"], &["--format=jsonl"]] {
+        let printed = report(&[&["3.4.gctrace"], flags].concat())?;
+        ensure!(!printed.iter().any(|row| row.starts_with("PAUSES")), "{flags:?}: {printed:?}");
+    }
+    let none = run(&["3.4.gctrace", "--pid=1"])?;
+    ensure!(
+        none.status.code() == Some(1) && none.errors().contains("contains no process"),
+        "{}",
+        none.errors()
+    );
+    Ok(())
+}

@@ -146,7 +146,7 @@ pub struct Cycle {
 }
 
 /// A set of a program that runs these cycles one after the other, ten a second, with 50 000 objects allocated and 30 ms
-/// spent in each, in a heap of 400 000 slots (100 000 during the first five cycles) of which 200 000 are live.
+/// spent in each, in a heap of 400 000 slots (100 000 during the first five cycles) of which 200 000 are live. It has 2 GiB, of which no advice adds much.
 pub fn set(token: &str, ruby: &str, env: &Value, cycles: &[Cycle]) -> Value {
     let mut keys =
         vec!["count", "heap_available_slots", "heap_live_slots", "total_allocated_objects", "old_objects"];
@@ -167,8 +167,8 @@ pub fn set(token: &str, ruby: &str, env: &Value, cycles: &[Cycle]) -> Value {
         let ts = 1_700_000_000.0 + n as f64 / 10.0;
         let start = state(slots, 100_000, n * 30);
         let end = state(slots.min(200_000), cycle.old_after, n * 30 + 30);
-        set.push(json!([ts, 9 << 20, 9 << 20, "GC_CYCLE_STARTED", start, info, null, null]));
-        set.push(json!([ts + 0.05, 9 << 20, 9 << 20, "GC_CYCLE_ENDED", end, info, null, null]));
+        set.push(json!([ts, 2_u64 << 30, 2_u64 << 30, "GC_CYCLE_STARTED", start, info, null, null]));
+        set.push(json!([ts + 0.05, 2_u64 << 30, 2_u64 << 30, "GC_CYCLE_ENDED", end, info, null, null]));
     }
     Value::Array(set)
 }

@@ -145,7 +145,7 @@ fn codes() -> Result<()> {
     let env = json!({"RUBY_GC_MALLOC_LIMIT": "64m", "RUBY_GC_OLDMALLOC_LIMIT": "20m", "RUBY_GC_TUNE": "200",
         "RUBY_GC_TOKEN": token.as_str()});
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
-    let full = cycles(&[(cycle("malloc", None), 300), (cycle("malloc", Some("oldmalloc")), 40)]);
+    let full = cycles(&[(cycle("malloc", None), 300), (cycle("malloc", Some("oldmalloc")), 150)]);
     let answer = collector.send(&set(&token, "3.1.2", &env, &full).to_string())?;
     ensure!(answer.code == 412, "{answer:?}");
     let clobbered: Value = serde_json::from_slice(&answer.body)?;

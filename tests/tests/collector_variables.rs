@@ -10,9 +10,10 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tunemygc::tune::{Series, rules::settable};
 use serde_json::{Value, json};
 
-/// The places of `heap_available_slots` and `total_allocated_objects` in the samples of [`set`].
+/// The places of `heap_available_slots`, `total_allocated_objects` and `time` in the samples of [`set`].
 const SLOTS: usize = 1;
 const ALLOCATED: usize = 3;
+const TIME: usize = 5;
 /// Sizes of slots of Ruby 3.3 to 4.0.
 const SLOT_SIZES: [u64; 5] = [40, 80, 160, 320, 640];
 
@@ -40,6 +41,9 @@ fn programs(version: &str) -> Vec<Value> {
         ],
         // Major cycles that free too little, in a heap that grows at the start.
         vec![(cycle("method", None, 0), 200), (cycle("newobj", Some("nofree"), 99_000), 40)],
+        // Limits of malloc that take much of the time.
+        vec![(cycle("malloc", None, 0), 200), (cycle("newobj", Some("oldgen"), 99_000), 20)],
+        vec![(cycle("newobj", None, 0), 150), (cycle("malloc", Some("oldmalloc"), 99_000), 100)],
         // Old objects that die.
         vec![(cycle("newobj", None, 0), 900), (cycle("newobj", Some("oldgen"), 30_000), 12)],
     ];
@@ -49,8 +53,17 @@ fn programs(version: &str) -> Vec<Value> {
     // Twice as many objects between two cycles.
     let more = stats(&plain[0], |_, stat| stat[ALLOCATED] = json!(stat[ALLOCATED].as_u64().map(|n| n * 2)));
     let units = with_units(&plain[0]);
+    // Little of its time in the GC, and little memory: some of it is worth some time.
+    let mut lean = stats(&plain[plain.len() - 1], |_, stat| {
+        if let Some(time) = stat[TIME].as_u64() {
+            stat[TIME] = json!(time / 10);
+        }
+    });
+    for sample in lean.as_array_mut().into_iter().flatten().skip(1) {
+        (sample[1], sample[2]) = (json!(20 << 20), json!(20 << 20));
+    }
     let heaps = plain.clone().into_iter().map(with_heaps);
-    heaps.chain(plain.clone()).chain([steps, more, units]).collect()
+    heaps.chain(plain.clone()).chain([steps, more, units, lean]).collect()
 }
 
 /// The set with other figures in its samples.

@@ -310,11 +310,20 @@ mod tests {
             let stat = |time: u64, live: u64| [n + 1, 400_000, live, (n + 1) * 50_000, 100_000, time];
             let ts = end - 60.0 + n as f64;
             let (begun, done) = (stat(n * ms, 400_000), stat((n + 1) * ms, 200_000));
-            set.push(serde_json::json!([ts, 9 << 20, 9 << 20, "GC_CYCLE_STARTED", begun, info, null, null]));
+            set.push(serde_json::json!([
+                ts,
+                900 << 20,
+                900 << 20,
+                "GC_CYCLE_STARTED",
+                begun,
+                info,
+                null,
+                null
+            ]));
             set.push(serde_json::json!([
                 ts + 1.0,
-                9 << 20,
-                9 << 20,
+                900 << 20,
+                900 << 20,
                 "GC_CYCLE_ENDED",
                 done,
                 info,

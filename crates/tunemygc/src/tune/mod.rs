@@ -150,8 +150,23 @@ pub struct Price {
     pub peak_rss_now: Option<f64>,
     /// Factor on the number of major cycles.
     pub majors: Option<[f64; 2]>,
-    /// Factor on the time in the GC.
+    /// Factor on all of the time in the GC.
     pub gc_time: Option<[f64; 2]>,
+    /// The likely peak of resident memory, bytes.
+    pub likely_peak_rss: Option<f64>,
+    /// The likely factor on all of the time in the GC.
+    pub likely_gc_time: Option<f64>,
+    /// What is likely saved and spent, if both are known.
+    pub bargain: Option<Bargain>,
+}
+
+/// Time against memory, as shares of what there is now; negative: time spent, memory saved.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Bargain {
+    /// Time saved, of all the time of the program.
+    pub time_saved: f64,
+    /// Memory added, of the peak of resident memory.
+    pub memory_added: f64,
 }
 
 /// Settings that belong together.
@@ -204,6 +219,8 @@ pub struct Plan {
     pub refusals: Vec<Refusal>,
     /// The last change made things worse: the settings to go back to.
     pub withdrawal: Option<Withdrawal>,
+    /// What all of the advice costs and saves together; `None` without advice.
+    pub price: Option<Price>,
 }
 
 /// A change that is to be taken back.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::printable::printable_part;
 
 use super::{
-    Advice, Comparison, Evidence, InForce, Plan, Price, State, Strategy, environment::Unheeded,
+    Advice, Bargain, Comparison, Evidence, InForce, Plan, Price, State, Strategy, environment::Unheeded,
     in_force::shown, ruby::Series, trend::Leak,
 };
 
@@ -209,6 +209,10 @@ impl fmt::Display for Report {
             for advice in &plan.advice {
                 write_advice(f, advice)?;
             }
+            if let Some(price) = plan.price.as_ref().filter(|_| plan.advice.len() > 1) {
+                writeln!(f, "    all of this together:")?;
+                write_price(f, price)?;
+            }
             for refusal in &plan.refusals {
                 writeln!(f, "    {}: no change: {}", refusal.rule, refusal.reason)?;
             }
@@ -234,13 +238,28 @@ fn write_advice(f: &mut fmt::Formatter<'_>, advice: &Advice) -> fmt::Result {
 fn write_price(f: &mut fmt::Formatter<'_>, price: &Price) -> fmt::Result {
     const MIB: f64 = 1_048_576.0;
     if let Some([low, high]) = price.peak_rss {
-        let now = price.peak_rss_now.map_or_else(String::new, |now| format!(" (now {:.0})", now / MIB));
+        let likely =
+            price.likely_peak_rss.map_or_else(String::new, |rss| format!("likely {:.0}, ", rss / MIB));
+        let now =
+            price.peak_rss_now.map_or_else(String::new, |now| format!(" ({likely}now {:.0})", now / MIB));
         writeln!(f, "      peak RSS: {:.0} to {:.0} MiB{now}", low / MIB, high / MIB)?;
+    } else if let Some(now) = price.peak_rss_now {
+        writeln!(f, "      peak RSS: not known (now {:.0})", now / MIB)?;
     }
-    for (what, range) in [("GC time", price.gc_time), ("majors", price.majors)] {
-        if let Some([low, high]) = range {
-            writeln!(f, "      {what}: × {low:.2} to {high:.2}")?;
-        }
+    if let Some([low, high]) = price.gc_time {
+        let likely = price.likely_gc_time.map_or_else(String::new, |factor| format!(" (likely {factor:.2})"));
+        writeln!(f, "      GC time: × {low:.2} to {high:.2}{likely}")?;
+    }
+    if let Some([low, high]) = price.majors {
+        writeln!(f, "      majors: × {low:.2} to {high:.2}")?;
+    }
+    if let Some(Bargain { time_saved, memory_added }) = price.bargain {
+        writeln!(
+            f,
+            "      bargain: {:+.1} % of the program's time, {:+.0} % of its memory",
+            -time_saved * 100.0,
+            memory_added * 100.0
+        )?;
     }
     Ok(())
 }

@@ -37,6 +37,8 @@ pub(super) struct Program {
     pub(super) explicit: u64,
     /// Share of its objects in heap 0; the others are in heap 1 (from 3.2 on).
     pub(super) small: f64,
+    /// Resident memory of everything else: libraries, code, stacks.
+    pub(super) other: f64,
     /// Factor on the cost as soon as a variable is not at its default.
     pub(super) harmed_by: Option<(&'static str, f64)>,
     /// Noise of all times, 0 to 1.
@@ -56,6 +58,7 @@ impl Default for Program {
             shady: 0,
             explicit: 0,
             small: 0.8,
+            other: 20e6,
             harmed_by: None,
             noise: 0.05,
         }
@@ -165,7 +168,7 @@ impl<'a> Process<'a> {
             json!({ "stat_heap": { "0": heap(40, small), "1": heap(80, 1.0 - small), "2": heap(160, 0.0),
                 "3": heap(320, 0.0), "4": heap(640, 0.0) } })
         });
-        let rss = 20e6 + self.size * 48.0 + self.malloc_limit * 2.0;
+        let rss = self.program.other + self.size * 48.0 + self.malloc_limit * 2.0;
         self.samples.push(Sample {
             ts: self.ts,
             peak_rss: Some(rss as u64),
@@ -322,6 +325,8 @@ pub(super) struct Story {
     pub(super) withdrawn: bool,
     /// Milliseconds in the GC for a million objects in the first and in the last round.
     pub(super) cost: [f64; 2],
+    /// Peak of resident memory in the first and in the last round, bytes.
+    pub(super) peak: [f64; 2],
 }
 
 impl Story {
@@ -347,6 +352,7 @@ pub(super) fn follow(program: &Program, series: Series, strategy: Strategy, roun
         let cost = evidence.time.map_or(0.0, |time| {
             (time.minor_ms + time.major_ms) as f64 * 1e6 / evidence.objects.max(1) as f64
         });
+        let peak = evidence.each.peak.median().unwrap_or(0) as f64;
         let at = history.iter().position(|episode| episode.in_force == in_force);
         let mut now = at.map_or_else(
             || Episode { in_force: in_force.clone(), evidence: Evidence::default(), seen: 0.0 },
@@ -364,10 +370,12 @@ pub(super) fn follow(program: &Program, series: Series, strategy: Strategy, roun
             report: report.clone(),
             withdrawn: false,
             cost: [cost, cost],
+            peak: [peak, peak],
         });
         told.rounds.push(state.set.clone());
         told.withdrawn |= withdrawn;
         told.cost[1] = cost;
+        told.peak[1] = peak;
         told.report = report;
         in_force = state.set;
     }

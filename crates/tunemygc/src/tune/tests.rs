@@ -151,6 +151,68 @@ fn units() {
     assert!((factor - 0.5).abs() < 0.02, "{factor}");
 }
 
+/// A program that would save little of its time for much memory is left as it is, with both figures; the same program is advised
+/// where it spends more of its time in the GC, or with less of it.
+#[test]
+fn poor_bargains() {
+    let program = |share: u64, mib: u64| {
+        let mut evidence = everything();
+        evidence.intervals = distribution::Distribution::default();
+        evidence.available = distribution::Distribution::default();
+        for _ in 0..100 {
+            evidence.intervals.add(150_000);
+            evidence.available.add(350_000);
+        }
+        evidence.time =
+            Some(evidence::GcTime { minor_ms: share * 8_000, major_ms: share * 2_000, seconds: 1000.0 });
+        evidence.each.peak.add(mib << 20);
+        evidence
+    };
+    let rule = |report: &Report, strategy: usize, rule: &str| -> Result<Advice, String> {
+        let plan = &report.plans[strategy];
+        let refused = plan.refusals.iter().find(|refusal| refusal.rule == rule);
+        match refused {
+            Some(refusal) => Err(refusal.reason.clone()),
+            None => Ok(plan.advice.iter().find(|advice| advice.rule == rule).cloned().unwrap()),
+        }
+    };
+    for series in [Series(3, 1), Series(3, 2), Series(3, 4), Series(4, 0)] {
+        let refusal = rule(&recommend(series, &program(7, 30)), 0, "free-slots").unwrap_err();
+        assert!(
+            refusal.starts_with("not worth it: about 1.")
+                && refusal.contains(" of the 7.0 % in the GC would be saved, for ")
+        );
+        assert!(refusal.ends_with(" % more memory; at least 2.0 % must be"), "{refusal}");
+        let advice = rule(&recommend(series, &program(35, 30)), 0, "free-slots").unwrap();
+        let Bargain { time_saved, memory_added } = advice.effect.price.bargain.unwrap();
+        assert!(
+            time_saved > 0.02 && memory_added <= 10.0 * time_saved,
+            "{series}: {time_saved} {memory_added}"
+        );
+        // Less room where all of it costs too much.
+        let less = rule(&recommend(series, &program(16, 30)), 0, "free-slots");
+        if series == Series(3, 2) {
+            assert!(less.unwrap_err().contains("; that may cost at most "));
+        } else {
+            assert!(less.unwrap().effect.factor.unwrap() > advice.effect.factor.unwrap(), "{series}");
+        }
+        // Limits of malloc in a small process, and in a large one.
+        let refusal = rule(&recommend(series, &program(12, 30)), 0, "malloc").unwrap_err();
+        assert!(refusal.starts_with("not worth it: "), "{refusal}");
+        assert!(rule(&recommend(series, &program(25, 3000)), 0, "malloc").is_ok(), "{series}");
+        // Pages are not given back for much of the time.
+        let report = recommend(series, &program(40, 100));
+        let refusal = rule(&report, 1, "return-memory").unwrap_err();
+        assert!(
+            refusal.starts_with("not worth it: about ") && refusal.contains(" less memory, for "),
+            "{refusal}"
+        );
+        assert!(rule(&recommend(series, &program(1, 20)), 1, "return-memory").is_ok(), "{series}");
+        let text = recommend(series, &program(35, 30)).to_string();
+        assert!(text.contains("      bargain: -") && text.contains(" of the program's time, +"), "{text}");
+    }
+}
+
 /// Insufficient data is reported, with what is missing.
 #[test]
 fn insufficient() {
@@ -226,6 +288,10 @@ fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
         evidence.free_share = of(sizes[6] % 10);
         evidence.unit_objects =
             if sizes[7] % 2 == 0 { of(sizes[7]) } else { distribution::Distribution::default() };
+        // So is memory.
+        if sizes[5] % 3 > 0 {
+            evidence.each.peak = of(sizes[6] % 30);
+        }
         // The sizes of heaps are there or not.
         evidence.heaps = (0..if sizes[4] % 2 == 0 { 5 } else { 0 })
             .map(|at| heaps::Heap {
@@ -278,6 +344,18 @@ proptest::proptest! {
                         advice.set.iter().any(|change| (change.value.number() - change.current).abs() > 1e-9),
                         "{} changes nothing", advice.rule
                     );
+                    // No rule spends memory without enough time for it.
+                    let price = &advice.effect.price;
+                    if let Some(bargain) = price.bargain
+                        && plan.strategy == Strategy::Speed
+                    {
+                        proptest::prop_assert!(bargain.memory_added <= (bargain.time_saved * 10.0).max(0.05), "{}: {bargain:?}", advice.rule);
+                        proptest::prop_assert!(bargain.memory_added <= 0.05 || bargain.time_saved >= 0.02, "{}: {bargain:?}", advice.rule);
+                    }
+                    let known = |range: Option<[f64; 2]>| range.is_some_and(|[low, high]| low <= high && low >= 0.0);
+                    for range in [price.peak_rss, price.gc_time, price.majors] {
+                        proptest::prop_assert!(range.is_none() || known(range), "{}: {price:?}", advice.rule);
+                    }
                     let factor = advice.effect.factor.unwrap_or(0.5);
                     proptest::prop_assert!(factor.is_finite() && factor >= 0.0, "{}: {factor}", advice.rule);
                 }

@@ -1,9 +1,7 @@
 //! Size of the heap.
 
 use super::{Case, HEAPS, MIN_UNITS, Verdict, enough, percent, price, quantile, share};
-use crate::tune::{
-    Advice, Change, Confidence, Effect, Measure, Price, Series, Setting, Strategy, heaps::Heap,
-};
+use crate::tune::{Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy, heaps::Heap};
 
 /// A heap that has its final size from the beginning.
 pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
@@ -125,7 +123,7 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
             text: "the heap grows further when it grows, so it runs short less often".to_owned(),
             metric: "major cycles by nofree",
             factor: None,
-            price: price::growth(case, size.saturating_mul(2) / 3),
+            price: price::for_majors(case, size),
         },
         confidence: Confidence::Low,
     })
@@ -170,7 +168,7 @@ pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
             ),
             metric: "heap slots",
             factor: Some(slots as f64 / size.max(1) as f64),
-            price: Price { gc_time: Some([1.0, 2.0]), ..Price::default() },
+            price: price::shrinking(case, size.saturating_sub(slots)),
         },
         confidence: case.confidence(evidence.free_share.n()),
     })

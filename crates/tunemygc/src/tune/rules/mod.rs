@@ -12,6 +12,7 @@ use super::{
     trend::Leak,
 };
 
+mod bargain;
 mod heap;
 mod price;
 mod room;
@@ -164,7 +165,8 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
     let many = leaks.len() * 2 >= judged;
     let tried = Tried { now, others };
     let plans = Strategy::ALL.map(|strategy| {
-        let mut plan = Plan { strategy, advice: Vec::new(), refusals: Vec::new(), withdrawal: None };
+        let mut plan =
+            Plan { strategy, advice: Vec::new(), refusals: Vec::new(), withdrawal: None, price: None };
         if !insufficient.is_empty() {
             return plan;
         }
@@ -184,6 +186,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
                     others.len()
                 )),
                 None => decide(&case)
+                    .and_then(|advice| bargain::worth(&case, advice))
                     .and_then(|advice| compatible(advice, &plan))
                     .and_then(|advice| untried(advice, &tried, strategy)),
             };
@@ -196,6 +199,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
                 Err(reason) => plan.refusals.push(Refusal { rule, reason }),
             }
         }
+        plan.price = price::together(&plan.advice, case.share_of_time());
         plan
     });
     Report {

@@ -1,61 +1,214 @@
 //! What advice costs, as ranges: where the sets give no better figure, the range is wide.
 //!
-//! Measured: loops of 60 kB strings with the limits of malloc doubled, on 2.7 to 4.0 (docs/collector.md).
+//! Measured: six programs on 2.7 to 3.4, and a web application (docs/collector.md, "How good are the predictions?").
 
-use super::Case;
-use crate::tune::{Evidence, Price};
+use super::{Case, bargain::bargain, share};
+use crate::tune::{Advice, Evidence, Price};
 
 /// Bytes of the smallest slot.
 const SLOT: f64 = 40.0;
 /// Factor from the raise of malloc's limits to the growth of the memory peak, from the least to the most that was measured.
 /// Garbage of several cycles waits to be swept, and the allocator keeps holes.
-const GARBAGE: [f64; 2] = [0.4, 8.0];
+const GARBAGE: [f64; 2] = [-0.6, 8.0];
+/// The likely one.
+const LIKELY_GARBAGE: f64 = 3.0;
+/// Two runs of the same program differ by as much.
+const NOISE: f64 = 1.05;
 /// Factor on majors when minors became fewer: objects that outlive more garbage are found old by majors.
-const MAJORS: [f64; 2] = [0.5, 7.0];
+const MAJORS: [f64; 2] = [0.3, 7.0];
+/// The same where the heap has more room: there are fewer that find too few free slots.
+const MAJORS_WITH_ROOM: [f64; 2] = [0.0, 2.5];
+/// The likely one.
+const LIKELY_MAJORS: f64 = 0.4;
+/// How much of the time of a minor cycle is saved with it: the least, what is likely, and the most. Sweeping stays the same work for the
+/// same garbage, what survives is marked in fewer cycles as well, and a larger heap misses the caches of the CPU more often.
+const MINOR: [f64; 3] = [-0.3, 0.33, 0.95];
+/// The least in a heap that fits into such a cache, until it has more room.
+const CACHED: f64 = -0.6;
+/// The largest such heap, bytes.
+const CACHE: f64 = 4_194_304.0;
+/// How much of the time of a major cycle is saved with it. Most of it is marking everything that lives.
+const MAJOR: [f64; 3] = [0.6, 0.85, 1.0];
 
 /// The same memory and time as before.
 pub(super) fn nothing(evidence: &Evidence) -> Price {
     let now = peak(evidence);
-    Price { peak_rss: now.map(|now| [now, now * 1.1]), peak_rss_now: now, majors: None, gc_time: None }
+    Price {
+        peak_rss: now.map(|now| [now * 0.85, now * 1.1]),
+        peak_rss_now: now,
+        likely_peak_rss: now,
+        ..Price::default()
+    }
 }
 
-/// This many more slots; `factor` is on the cycles that they save.
+/// This many more slots; `factor` is on the cycles that a lack of slots starts.
 pub(super) fn slots(case: &Case<'_>, more: u64, factor: f64) -> Price {
-    // Marking decreases with the cycles, sweeping stays the same work.
-    Price { gc_time: Some([factor * 0.7, 1.0]), majors: Some([0.3, 1.2]), ..growth(case, more) }
+    let evidence = case.evidence;
+    let mut minor = MINOR;
+    if evidence.available.median().unwrap_or(0) as f64 * per_slot(evidence, 0.0).0 < CACHE {
+        minor[0] = CACHED;
+    }
+    let fewer = Fewer::of(minors(evidence, "newobj"), [factor; 3], minor);
+    let [least, _] = MAJORS_WITH_ROOM;
+    // Where there are more of them, these are because of malloc, and would have been minors.
+    let time = fewer + Fewer::of(majors(evidence, None), [1.0, LIKELY_MAJORS, least], MAJOR);
+    growth(case, more, more, time).with_majors(MAJORS_WITH_ROOM)
 }
 
-/// This many more slots.
-pub(super) fn growth(case: &Case<'_>, more: u64) -> Price {
+/// Up to this many more slots, because major cycles for lack of slots make the heap grow further: there are fewer of those.
+pub(super) fn for_majors(case: &Case<'_>, size: u64) -> Price {
+    let fewer = Fewer::of(majors(case.evidence, Some("nofree")), [1.0, 0.5, 0.0], MAJOR);
+    // From a goal of 40 % free slots to one of 50 %.
+    growth(case, size / 5, size.saturating_mul(2) / 3, fewer)
+}
+
+/// More slots, likely and at most.
+fn growth(case: &Case<'_>, likely: u64, most: u64, time: Fewer) -> Price {
     let evidence = case.evidence;
-    let Some(now) = peak(evidence) else { return Price::default() };
-    let heaps = &evidence.heaps;
-    let (bytes, slots) = heaps.iter().fold((0.0, 0.0), |(bytes, slots), heap| {
+    let Some(now) = peak(evidence) else { return time.price(Price::default()) };
+    let (slot, outside) = per_slot(evidence, now);
+    let (likely, most) = (likely as f64, most as f64);
+    time.price(Price {
+        peak_rss: Some([now + likely * slot * 0.5, now * NOISE + most * (slot + outside * 1.5)]),
+        peak_rss_now: Some(now),
+        likely_peak_rss: Some(now + likely * (slot + outside / 2.0)),
+        ..Price::default()
+    })
+}
+
+/// This many slots less, at best; all of them may stay.
+pub(super) fn shrinking(case: &Case<'_>, less: u64) -> Price {
+    let evidence = case.evidence;
+    let known = case.share_of_time().is_some();
+    // More cycles, which sweep less each.
+    let time = Price {
+        gc_time: known.then_some([1.0, 2.0]),
+        likely_gc_time: known.then_some(1.3),
+        ..Price::default()
+    };
+    let Some(now) = peak(evidence) else { return time };
+    let less = (less as f64 * per_slot(evidence, now).0).min(now * 0.9);
+    Price {
+        peak_rss: Some([now - less, now]),
+        peak_rss_now: Some(now),
+        likely_peak_rss: Some(now - less / 2.0),
+        ..time
+    }
+}
+
+/// Bytes of a slot, and the bytes outside the heap for each slot now: garbage in further ones holds about as much.
+fn per_slot(evidence: &Evidence, now: f64) -> (f64, f64) {
+    let (bytes, slots) = evidence.heaps.iter().fold((0.0, 0.0), |(bytes, slots), heap| {
         let n = heap.slots.median().unwrap_or(0) as f64;
         (bytes + n * heap.slot as f64, slots + n)
     });
     let slot = if slots > 0.0 { bytes / slots } else { SLOT };
     let size = evidence.available.median().unwrap_or(0).max(1) as f64;
-    // Garbage in the added slots holds memory outside the heap, at most as much as each object does now.
-    let outside = (now / size - slot).max(0.0);
-    let more = more as f64;
-    Price {
-        peak_rss: Some([now + more * slot * 0.5, now + more * (slot + outside)]),
-        peak_rss_now: Some(now),
-        majors: None,
-        gc_time: None,
-    }
+    (slot, (now / size - slot).max(0.0))
 }
 
 /// Limits of malloc that are higher by `more` bytes; the number of cycles that they start is multiplied by `factor`.
 pub(super) fn garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
     let now = peak(evidence);
-    Price {
+    let mut minor = MINOR;
+    // Majors may become more.
+    minor[0] = CACHED;
+    let time = Fewer::of(minors(evidence, "malloc"), [factor; 3], minor);
+    let price = Price {
         peak_rss: now.map(|now| GARBAGE.map(|times| now + times * more)),
         peak_rss_now: now,
-        majors: Some(MAJORS),
-        gc_time: Some([factor * 0.7, 1.0]),
+        likely_peak_rss: now.map(|now| now + LIKELY_GARBAGE * more),
+        ..Price::default()
+    };
+    time.price(price).with_majors(MAJORS)
+}
+
+/// No more of these major cycles. How much memory the dead old objects hold is not in the sets.
+pub(super) fn no_oldmalloc(evidence: &Evidence) -> Price {
+    let time = Fewer::of(majors(evidence, Some("oldmalloc")), [1.0, 0.5, 0.0], MAJOR);
+    time.price(Price { peak_rss_now: peak(evidence), ..Price::default() }).with_majors([0.0, 1.0])
+}
+
+impl Price {
+    fn with_majors(self, majors: [f64; 2]) -> Self {
+        Self { majors: Some(majors), ..self }
     }
+}
+
+/// What several advices cost and save together: memory is added up, and so are the parts of the time that they save. What one of them
+/// does not know is not known of all, except for majors and time that it leaves as they are.
+pub(super) fn together(advice: &[Advice], share: Option<f64>) -> Option<Price> {
+    let prices = || advice.iter().map(|advice| &advice.effect.price);
+    let now = prices().find_map(|price| price.peak_rss_now);
+    let memory = |of: &dyn Fn(&Price) -> Option<f64>| -> Option<f64> {
+        let now = now?;
+        prices().try_fold(now, |sum, price| Some(sum + of(price)? - now))
+    };
+    let time = |of: &dyn Fn(&Price) -> Option<f64>| -> Option<f64> {
+        let known = prices().any(|price| of(price).is_some());
+        known.then(|| prices().fold(1.0, |left, price| left - (1.0 - of(price).unwrap_or(1.0))).max(0.0))
+    };
+    let pair = |low: Option<f64>, high: Option<f64>| Some([low?, high?]);
+    let majors = prices().filter_map(|price| price.majors);
+    let mut sum = Price {
+        peak_rss: pair(memory(&|price| Some(price.peak_rss?[0])), memory(&|price| Some(price.peak_rss?[1]))),
+        peak_rss_now: now,
+        majors: majors.reduce(|[low, high], [less, more]| [low * less, high * more]),
+        gc_time: pair(time(&|price| Some(price.gc_time?[0])), time(&|price| Some(price.gc_time?[1]))),
+        likely_peak_rss: memory(&|price| price.likely_peak_rss),
+        likely_gc_time: time(&|price| price.likely_gc_time),
+        bargain: None,
+    };
+    sum.bargain = bargain(&sum, share);
+    (!advice.is_empty()).then_some(sum)
+}
+
+/// By which shares of it the time in the GC decreases: least, likely, most; `None` where it is not counted.
+#[derive(Clone, Copy, Debug)]
+struct Fewer(Option<[f64; 3]>);
+
+impl Fewer {
+    /// The number of cycles that take this part of the time is multiplied by `factor`, and this much of each one's time is saved with it;
+    /// both at the least, likely and at the most.
+    fn of(part: Option<f64>, factor: [f64; 3], saved: [f64; 3]) -> Self {
+        Self(part.map(|part| {
+            let [least, likely, most] = [0, 1, 2].map(|at| part * (1.0 - factor[at]) * saved[at]);
+            [least.min(likely), likely, most.max(likely)]
+        }))
+    }
+
+    fn price(self, price: Price) -> Price {
+        let [least, likely, most] = match self.0 {
+            None => return price,
+            Some(shares) => shares.map(|share| (1.0 - share).max(0.0)),
+        };
+        Price { gc_time: Some([most, least]), likely_gc_time: Some(likely), ..price }
+    }
+}
+
+impl std::ops::Add for Fewer {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0.zip(other.0).map(|(one, other)| [0, 1, 2].map(|at| one[at] + other[at])))
+    }
+}
+
+/// Part of the time in the GC that minor cycles for this reason take; `None` where it is not counted.
+fn minors(evidence: &Evidence, reason: &str) -> Option<f64> {
+    let time = evidence.time?;
+    let part = share(time.minor_ms, time.minor_ms.saturating_add(time.major_ms));
+    Some(part * share(evidence.minors_by(reason), evidence.all_minors()))
+}
+
+/// The same of major cycles; of all but those that were asked for, without a reason.
+fn majors(evidence: &Evidence, reason: Option<&str>) -> Option<f64> {
+    let time = evidence.time?;
+    let part = share(time.major_ms, time.minor_ms.saturating_add(time.major_ms));
+    let all = evidence.all_majors();
+    let wanted =
+        reason.map_or_else(|| all - evidence.majors_by("force"), |reason| evidence.majors_by(reason));
+    Some(part * share(wanted, all))
 }
 
 /// The peak of resident memory of most sets, bytes.

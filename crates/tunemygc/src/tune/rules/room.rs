@@ -1,7 +1,9 @@
 //! Room in the heap for more objects between two cycles.
 
 use super::{
-    Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict, enough,
+    Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict,
+    bargain::worth,
+    enough,
     heap::{initial_sizes, is_other},
     hundredths, percent, price, quantile, share,
 };
@@ -51,58 +53,99 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
             n: evidence.available.n(),
         });
     }
-    let (set, slots) = match how {
-        How::Initial => {
-            // A full heap holds what one interval allocates, and what is live or was not found dead.
-            let slots = case.series.whole_pages(size.saturating_sub(interval) + room);
-            (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], slots)
+    let minors = Minors { interval, size, live, until };
+    // Half of the room, or a quarter, may be worth its price where all of it is not. An allowance is not a size: what a part of it would
+    // cost is not known.
+    let parts: &[f64] = if how == How::Allowance { &[1.0] } else { &[1.0, 0.5, 0.25] };
+    let mut poor = None;
+    for part in parts {
+        let room = interval + ((room - interval) as f64 * part) as u64;
+        if room < interval + interval / 4 {
+            break;
         }
-        How::Allowance => {
-            let slots = case.series.whole_pages(room);
-            if !is_other(slots as f64, case.value("RUBY_GC_HEAP_INIT_SLOTS")) {
-                return Err(format!("{slots} slots of each heap are free after a cycle already"));
+        let (set, slots) = match minors.with_room(case, how, room) {
+            Ok(sizes) => sizes,
+            Err(reason) => return Err(poor.unwrap_or(reason)),
+        };
+        let factor = interval as f64 / room as f64;
+        let advice = Advice {
+            rule: "",
+            set,
+            why: why.clone(),
+            evidence: measures.clone(),
+            effect: Effect {
+                text: format!(
+                    "about {:.0} % fewer minor cycles that begin because no free slot is left; the heap grows from {size} to about {slots} slots; \
+                     sweeping remains the same work",
+                    (1.0 - factor) * 100.0
+                ),
+                metric: "minor cycles by newobj",
+                factor: Some(factor),
+                price: price::slots(case, slots.saturating_sub(size), factor),
+            },
+            confidence: case.confidence(evidence.intervals.n()),
+        };
+        match worth(case, advice) {
+            Ok(advice) => return Ok(advice),
+            Err(reason) => _ = poor.get_or_insert(reason),
+        }
+    }
+    Err(poor.unwrap_or_default())
+}
+
+/// What is known of the cycles that begin because no free slot is left.
+#[derive(Clone, Copy, Debug)]
+struct Minors {
+    /// Objects allocated between two cycles.
+    interval: u64,
+    /// Slots of the heap.
+    size: u64,
+    /// Live ones after major cycles.
+    live: u64,
+    /// Objects allocated between two cycles that malloc starts.
+    until: u64,
+}
+
+impl Minors {
+    /// The settings for this much room, and the slots of the heap then.
+    fn with_room(self, case: &Case<'_>, how: How<'_>, room: u64) -> Result<(Vec<Change>, u64), String> {
+        let Self { interval, size, live, until } = self;
+        Ok(match how {
+            How::Initial => {
+                // A full heap holds what one interval allocates, and what is live or was not found dead.
+                let slots = case.series.whole_pages(size.saturating_sub(interval) + room);
+                (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], slots)
             }
-            let set = vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?];
-            (set, (live + room).max(size))
-        }
-        How::EachHeap(heaps) => {
-            let times = room as f64 / interval as f64;
-            let set = initial_sizes(case, heaps, &|heap| with_room(heap, times))?;
-            let more: u64 = heaps.iter().map(|heap| ((times - 1.0) * heap.interval() as f64) as u64).sum();
-            (set, size.saturating_add(more))
-        }
-        How::Ratios => {
-            // Room that is never used up does harm there: malloc starts a cycle first, which finds fewer free slots than demanded and asks
-            // for a major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots.
-            if room > until {
-                return Err(format!(
-                    "malloc begins a cycle about every {until} objects, before room for {room} is used, and Ruby would begin major \
-                     cycles for the slots that it misses; raise the limits of malloc first, then trace again"
-                ));
+            How::Allowance => {
+                let slots = case.series.whole_pages(room);
+                if !is_other(slots as f64, case.value("RUBY_GC_HEAP_INIT_SLOTS")) {
+                    return Err(format!("{slots} slots of each heap are free after a cycle already"));
+                }
+                let set = vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?];
+                (set, (live + room).max(size))
             }
-            // From 3.2 on HEAP_FREE_SLOTS makes no heap grow: `gc_marks_finish` only requests a major cycle because of it.
-            // A heap grows by its own ratio of free slots (`gc_sweep_finish_heap`).
-            (ratios(case, room as f64 / (live + room) as f64)?, (live + room).max(size))
-        }
-    };
-    let factor = interval as f64 / room as f64;
-    Ok(Advice {
-        rule: "",
-        set,
-        why,
-        evidence: measures,
-        effect: Effect {
-            text: format!(
-                "about {:.0} % fewer minor cycles that begin because no free slot is left; the heap grows from {size} to about {slots} slots; \
-                 sweeping remains the same work",
-                (1.0 - factor) * 100.0
-            ),
-            metric: "minor cycles by newobj",
-            factor: Some(factor),
-            price: price::slots(case, slots.saturating_sub(size), factor),
-        },
-        confidence: case.confidence(evidence.intervals.n()),
-    })
+            How::EachHeap(heaps) => {
+                let times = room as f64 / interval as f64;
+                let set = initial_sizes(case, heaps, &|heap| with_room(heap, times))?;
+                let more: u64 =
+                    heaps.iter().map(|heap| ((times - 1.0) * heap.interval() as f64) as u64).sum();
+                (set, size.saturating_add(more))
+            }
+            How::Ratios => {
+                // Room that is never used up does harm there: malloc starts a cycle first, which finds fewer free slots than demanded and
+                // asks for a major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots.
+                if room > until {
+                    return Err(format!(
+                        "malloc begins a cycle about every {until} objects, before room for {room} is used, and Ruby would begin major \
+                         cycles for the slots that it misses; raise the limits of malloc first, then trace again"
+                    ));
+                }
+                // From 3.2 on HEAP_FREE_SLOTS makes no heap grow: `gc_marks_finish` only requests a major cycle because of it.
+                // A heap grows by its own ratio of free slots (`gc_sweep_finish_heap`).
+                (ratios(case, room as f64 / (live + room) as f64)?, (live + room).max(size))
+            }
+        })
+    }
 }
 
 /// How a Ruby is given room.

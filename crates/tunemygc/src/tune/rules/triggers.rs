@@ -1,6 +1,6 @@
 //! Causes of cycles other than a full heap.
 
-use super::{Case, GC_SHARE, Verdict, enough, hundredths, percent, price, quantile, share};
+use super::{Case, GC_SHARE, Verdict, bargain::worth, enough, hundredths, percent, price, quantile, share};
 use crate::tune::{Advice, Effect, Measure, Price, Setting, Strategy};
 
 /// How many old objects are allowed before all of them are marked.
@@ -89,38 +89,51 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
     if limit >= largest {
         return Err(format!("RUBY_GC_MALLOC_LIMIT is {limit} already"));
     }
-    // A large step is worth it where this takes much of the time.
+    // A large step is worth it where this takes much of the time; where its price is too high, a smaller one may be.
     let much = share(n, all) > 0.5 && case.share_of_time().is_some_and(|time| time > 0.20);
-    let times = if much { 4.0 } else { 2.0 };
-    let new = (limit * times).min(largest);
-    let new_max = (max * times).max(new * 2.0).min(largest * 2.0).max(max);
-    Ok(Advice {
-        rule: "",
-        set: vec![
-            case.change("RUBY_GC_MALLOC_LIMIT", Setting::Size(new as u64))?,
-            case.change("RUBY_GC_MALLOC_LIMIT_MAX", Setting::Size(new_max as u64))?,
-        ],
-        why: format!("{} of the minor cycles are because of malloc", percent(share(n, all))),
-        evidence: vec![Measure { metric: "share of minor cycles by malloc", value: share(n, all), n: all }],
-        effect: Effect {
-            text: format!(
-                "about {:.2} times as many cycles because of malloc; for each cycle saved, half a cycle more because no free slot is left; each may leave {:.0} MiB more garbage outside the heap, and several wait to be swept",
-                max / new_max,
-                (new_max - max) / 1_048_576.0
-            ),
-            metric: "minor cycles by malloc",
-            factor: Some(max / new_max),
-            price: price::garbage(case.evidence, new_max - max, max / new_max),
-        },
-        confidence: case.confidence(n),
-    })
+    let steps: &[f64] = if much { &[4.0, 2.0, 1.5] } else { &[2.0, 1.5] };
+    let mut poor = None;
+    for times in steps {
+        let new = (limit * times).min(largest);
+        let new_max = (max * times).max(new * 2.0).min(largest * 2.0).max(max);
+        let advice = Advice {
+            rule: "",
+            set: vec![
+                case.change("RUBY_GC_MALLOC_LIMIT", Setting::Size(new as u64))?,
+                case.change("RUBY_GC_MALLOC_LIMIT_MAX", Setting::Size(new_max as u64))?,
+            ],
+            why: format!("{} of the minor cycles are because of malloc", percent(share(n, all))),
+            evidence: vec![Measure {
+                metric: "share of minor cycles by malloc",
+                value: share(n, all),
+                n: all,
+            }],
+            effect: Effect {
+                text: format!(
+                    "about {:.2} times as many cycles because of malloc; for each cycle saved, half a cycle more because no free slot is left; each may leave {:.0} MiB more garbage outside the heap, and several wait to be swept",
+                    max / new_max,
+                    (new_max - max) / 1_048_576.0
+                ),
+                metric: "minor cycles by malloc",
+                factor: Some(max / new_max),
+                price: price::garbage(case.evidence, new_max - max, max / new_max),
+            },
+            confidence: case.confidence(n),
+        };
+        match worth(case, advice) {
+            Ok(advice) => return Ok(advice),
+            Err(reason) => _ = poor.get_or_insert(reason),
+        }
+    }
+    Err(poor.unwrap_or_default())
 }
 
 /// Major cycles because of memory that old objects hold outside the heap.
 pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
     /// More than any process has: this turns such cycles off (Shopify's autotuner).
     const NEVER: u64 = 1_000_000_000_000;
-    let (n, all) = (case.evidence.majors_by("oldmalloc"), case.evidence.all_majors());
+    let evidence = case.evidence;
+    let (n, all) = (evidence.majors_by("oldmalloc"), evidence.all_majors());
     enough(n, "major cycles because of malloc of old objects")?;
     if share(n, all) <= 0.05 {
         return Err(format!(
@@ -157,8 +170,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
             text: text.to_owned(),
             metric: "major cycles by oldmalloc",
             factor: Some(factor),
-            // How much memory the dead old objects hold is not in the sets.
-            price: Price::default(),
+            price: price::no_oldmalloc(evidence),
         },
         confidence: case.confidence(n),
     })

@@ -1,0 +1,74 @@
+//! Whether an advice is worth its price: time in the GC against memory, both as shares of what the program takes now.
+
+use super::{Case, Verdict, percent};
+use crate::tune::{Advice, Bargain, Price, Strategy};
+
+/// Less memory than this, more or less, is not weighed: two runs of the same program differ by as much.
+const FREE_MEMORY: f64 = 0.05;
+/// A smaller part of the program's time is not worth a change that costs memory: the spread between runs hides it.
+pub(super) const LEAST_TIME: f64 = 0.02;
+/// How much memory a part of the time may cost, both as shares: twice the memory for a tenth of the time.
+const MEMORY_FOR_TIME: f64 = 10.0;
+/// With the strategy for memory: how much of the time a part of the memory may cost.
+const TIME_FOR_MEMORY: f64 = 1.0;
+
+/// What is likely saved and spent; `None` if either is not known. `share` is the GC's share of the time.
+pub(super) fn bargain(price: &Price, share: Option<f64>) -> Option<Bargain> {
+    let now = price.peak_rss_now.filter(|now| *now > 0.0)?;
+    let (time_saved, memory_added) = (time_saved(price, share)?, price.likely_peak_rss? / now - 1.0);
+    Some(Bargain { time_saved, memory_added })
+}
+
+fn time_saved(price: &Price, share: Option<f64>) -> Option<f64> {
+    Some(share? * (1.0 - price.likely_gc_time?))
+}
+
+/// The advice with what it saves and costs, or why it is a poor bargain. Where the time in the GC
+/// is not counted, or sets have no memory, there is nothing to weigh.
+pub(super) fn worth(case: &Case<'_>, mut advice: Advice) -> Verdict {
+    let price = &advice.effect.price;
+    let share = case.share_of_time();
+    let saved = time_saved(price, share);
+    if let Some(saved) = saved.filter(|saved| case.strategy == Strategy::Speed && *saved < LEAST_TIME)
+        && price.peak_rss_now.is_some()
+        && price.likely_peak_rss.is_none()
+    {
+        return Err(format!(
+            "not worth it: about {} of the time would be saved, for an unknown amount of memory; at least {} must be",
+            percent(saved.max(0.0)),
+            percent(LEAST_TIME)
+        ));
+    }
+    let Some(bargain) = bargain(price, share) else { return Ok(advice) };
+    let Bargain { time_saved, memory_added } = bargain;
+    let now = share.map_or_else(String::new, |share| format!(" of the {} in the GC", percent(share)));
+    match case.strategy {
+        Strategy::Speed if memory_added > FREE_MEMORY => {
+            let priced = format!(
+                "not worth it: about {} of the time{now} would be saved, for {:.0} % more memory",
+                percent(time_saved.max(0.0)),
+                memory_added * 100.0
+            );
+            if time_saved < LEAST_TIME {
+                return Err(format!("{priced}; at least {} must be", percent(LEAST_TIME)));
+            }
+            if memory_added > MEMORY_FOR_TIME * time_saved {
+                return Err(format!(
+                    "{priced}; that may cost at most {:.0} %",
+                    MEMORY_FOR_TIME * time_saved * 100.0
+                ));
+            }
+        }
+        Strategy::Memory if -time_saved > TIME_FOR_MEMORY * (-memory_added).max(0.0) + f64::EPSILON => {
+            return Err(format!(
+                "not worth it: about {:.0} % less memory, for {} more of the time than the {} in the GC now",
+                (-memory_added).max(0.0) * 100.0,
+                percent(-time_saved),
+                share.map_or_else(String::new, percent)
+            ));
+        }
+        _ => {}
+    }
+    advice.effect.price.bargain = Some(bargain);
+    Ok(advice)
+}

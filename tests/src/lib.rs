@@ -16,6 +16,7 @@
 //! * [`tunemygc`], [`pprof`], [`stack_log`]: independent readers of the output files
 //! * [`collector`]: a running collector and sets for it; [`http`]: its clients' side, byte by byte
 //! * [`receiver`]: a server that is pushed to; [`python`]: packages that decode the pushes; [`postgres`]: a database
+//! * [`screen`]: a terminal
 //! * [`memory`]: whether a process's code is what its file says
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
@@ -42,6 +43,7 @@ pub mod python;
 pub mod receiver;
 pub mod report;
 pub mod ruby;
+pub mod screen;
 pub mod script;
 pub mod sidekiq;
 pub mod stack_log;

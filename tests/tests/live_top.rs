@@ -1,17 +1,21 @@
-//! `gctrace top`, as one table: its numbers against `/proc` and the program's own. The screen is tested without a terminal, in the agent.
+//! `gctrace top`: the numbers of its table against `/proc` and the program's own, and its screen in a terminal.
 
 use std::{
     collections::BTreeSet,
+    io::{Read as _, Write as _},
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
+use gctrace_tests::live::gctrace_binary;
+use gctrace_tests::puma::Puma;
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::screen::Screen;
 use gctrace_tests::script::Script;
 use gctrace_tests::timing::settled;
 use serde_json::Value;
@@ -96,4 +100,130 @@ fn no_terminal() -> Result<()> {
         finished.errors()
     );
     Ok(())
+}
+
+/// Asks for these, one after the other on a connection; for how long each response took, nanoseconds.
+fn ask(puma: &Puma, kinds: &[&str], name: &str) -> Result<Vec<u64>> {
+    let mut times = Vec::new();
+    for kind in kinds {
+        let mut stream = puma.connect()?;
+        let since = Instant::now();
+        let request = format!("GET /{kind}/{name} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
+        stream.read_to_end(&mut Vec::new())?;
+        times.push(since.elapsed().as_nanos() as u64);
+    }
+    Ok(times)
+}
+
+/// Requests are counted to the last one, and the 99th percentile lies between what the application and what the client measured.
+#[test]
+fn requests() -> Result<()> {
+    let live = Live::begin()?;
+    let puma = Puma::start(&live, "requests.ru", "0")?;
+    let pid = puma.process.pid().to_string();
+    let args = ["top", "--once", "--requests", "--interval", "6s", "--format", "jsonl", "--only-pid", &pid];
+    let mut gctrace = Invocation::new(args)?.start_ready()?;
+    let client: Vec<u64> = (0..20)
+        .map(|_| ask(&puma, &["plain", "slow", "missing"], "name"))
+        .collect::<Result<Vec<_>>>()?
+        .concat();
+    ensure!(gctrace.running()?, "60 requests took longer than the time that is looked at");
+    let finished = gctrace.wait()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let row: Value = serde_json::from_str(finished.stdout.first().context("no row")?)?;
+    let times = |text: &str| {
+        let words: Vec<u64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
+        words.get(2).zip(words.get(1)).map(|(end, begin)| end.saturating_sub(*begin))
+    };
+    let truth = std::fs::read_to_string(&puma.truth)?;
+    let truth: Vec<u64> = truth.lines().filter_map(times).collect();
+    ensure!(truth.len() == 60 && row["requests"] == 60, "{} requests: {row}", truth.len());
+    let p99 = row["request_p99_ns"].as_u64().context("p99")?;
+    let (least, most) = (truth.iter().max(), client.iter().max());
+    // Of 60, the 99th percentile is the longest; after the response the server has still to close the connection.
+    ensure!(Some(&p99) >= least, "{p99} {truth:?}");
+    ensure_times!(Some(p99) <= most.map(|ns| ns + 50_000_000), "{p99} {client:?}");
+    let rate = row["requests_per_second"].as_f64().context("rate")?;
+    // 60 at most in 4 whole seconds at least.
+    ensure!(rate > 0.0 && rate <= 15.0, "{row}");
+    Ok(())
+}
+
+/// In a terminal of 80×24: a Puma with its requests; keys and clicks sort, open a process, show its endpoints and who waits for whom,
+/// and go back; on 200×50 all of that is there at once. At the end the terminal is as it was.
+#[test]
+fn screen() -> Result<()> {
+    let live = Live::begin()?;
+    let puma = Puma::start(&live, "requests.ru", "0")?;
+    let (pid, done) = (puma.process.pid(), AtomicBool::new(false));
+    let command = |size| {
+        let gctrace = gctrace_binary()?;
+        let cache = live.path("cache");
+        let command =
+            format!("{} top --requests --gvl --cache-dir {} -p {pid}", gctrace.display(), cache.display());
+        Screen::start(&live, size, &command)
+    };
+    thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                ask(&puma, &["lazy", "gc", "slow"], "name")?;
+            }
+            anyhow::Ok(())
+        });
+        let looked = small(&command((80, 24))?, pid).and_then(|()| large(&command((200, 50))?, pid));
+        done.store(true, Ordering::Relaxed);
+        load.join().map_err(|_| anyhow!("the client panicked"))??;
+        looked
+    })
+}
+
+fn small(screen: &Screen, pid: u32) -> Result<()> {
+    let pid = pid.to_string();
+    let has =
+        |parts: &'static [&'static str]| move |shown: &str| parts.iter().all(|part| shown.contains(part));
+    let row = |shown: &str| shown.lines().position(|line| line.split_whitespace().next() == Some(&pid));
+    let serves = |shown: &str| {
+        let cell =
+            |name: &str| shown.lines().nth(1)?.split_whitespace().position(|head| head.starts_with(name));
+        let line = shown.lines().nth(row(shown)?)?;
+        let rate = line.split_whitespace().nth(cell("REQ/s")?)?.parse::<f64>().ok()?;
+        Some(rate > 0.0)
+    };
+    let table = screen.wait("requests", |shown| serves(shown) == Some(true))?;
+    eprintln!("{table}");
+    ensure!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    // A click on a heading sorts, one on the row under the cursor opens.
+    let x = table.lines().nth(1).and_then(|line| line.find("REQ/s")).context("REQ/s")?;
+    screen.click(x, 1)?;
+    let sorted = screen.wait("order", has(&["processes by REQ/s"]))?;
+    screen.click(20, row(&sorted).context("its row")?)?;
+    screen.wait("threads", has(&["AND WHAT EACH DOES   (Tab: 2 more)", "puma srv tp"]))?;
+    screen.press(&["Tab"])?;
+    let endpoints =
+        screen.wait("endpoints", has(&["REQUESTS, LAST MINUTE", "GET /lazy/name", "GET /slow/name"]))?;
+    eprintln!("{endpoints}");
+    screen.press(&["Tab"])?;
+    screen.wait("waits", has(&["WHO WAITED LONG FOR THE GVL"]))?;
+    screen.press(&["q", "g", "g", "g"])?;
+    let grouped = screen.wait("endpoints as rows", has(&["endpoints by", "GET /gc/name"]))?;
+    eprintln!("{grouped}");
+    screen.press(&["?"])?;
+    screen.wait("help", has(&["keys and columns", "reverse the order"]))?;
+    screen.press(&["x", "q"])?;
+    let ended = screen.wait("end", has(&["ended with 0"]))?;
+    ensure!(!ended.contains("REQ/s"), "the terminal was not given back:\n{ended}");
+    Ok(())
+}
+
+fn large(screen: &Screen, pid: u32) -> Result<()> {
+    screen.wait("the table", |shown| {
+        shown.contains("PAUSES, LAST MINUTE") && shown.contains(&pid.to_string())
+    })?;
+    screen.press(&["Enter"])?;
+    let parts = ["AND WHAT EACH DOES", "GET /slow/name", "WHO WAITED LONG FOR THE GVL", "LAST GCs"];
+    let page = screen.wait("all panels", |shown| parts.iter().all(|part| shown.contains(part)))?;
+    eprintln!("{page}");
+    screen.press(&["C-c"])?;
+    screen.wait("end", |shown| shown.contains("ended with 0")).map(drop)
 }

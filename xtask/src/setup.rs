@@ -77,6 +77,7 @@ const REDIS: Need = command("redis-server", "redis-server");
 const SINATRA: Need = package("ruby-sinatra");
 const SQLITE: Need = package("ruby-sqlite3");
 const WRK: Need = command("wrk", "wrk");
+const TMUX: Need = command("tmux", "tmux");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
 const QEMU_ARM: Need = command("qemu-system-arm", "qemu-system-aarch64");
@@ -95,7 +96,7 @@ impl Purpose {
             Self::Demo => &[CC, LIBC, RUBY],
             Self::Test => &[
                 CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PODMAN, RUNC, CONMON, PUMA, UNICORN,
-                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV,
+                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV, TMUX,
             ],
             Self::App => &[CC, LIBC, RUBY, PUMA, SINATRA, SQLITE, WRK],
             Self::Lab => &[MMDEBSTRAP],

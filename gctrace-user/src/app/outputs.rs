@@ -26,7 +26,7 @@ use crate::{
     heap::Accounts,
     host::proc_root,
     terminal::Screen,
-    top::Top,
+    top::{Top, Traced},
     trace_file::{FlightRecorder, Header, Host, Recorder, Subjects},
 };
 
@@ -68,7 +68,8 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
         return Ok(exporters);
     }
     if let Some(show) = settings.top {
-        exporters.push(Box::new(Top::new(show, settings.cache_dir.clone())));
+        let traced = Traced { requests: settings.requests.is_some(), gvl: settings.gvl.is_some() };
+        exporters.push(Box::new(Top::new(show, traced, settings.cache_dir.clone())));
         return Ok(exporters);
     }
     let Reports { format, lines: which, slower_than_ns, by, brief, .. } = settings.reports;

@@ -54,7 +54,10 @@ pub enum Format {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Show {
     /// On a terminal, until the user ends it.
-    Screen,
+    Screen {
+        /// Whether the mouse is used.
+        mouse: bool,
+    },
     /// One table at the end.
     Text,
     /// One JSON object per row at the end.

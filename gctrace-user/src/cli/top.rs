@@ -36,7 +36,7 @@ pub fn top(args: TopArgs, own_pid: u32) -> Result<Settings, UsageError> {
         return Err(UsageError::NoTerminal);
     }
     let show = match (args.once, args.format) {
-        (false, _) => Show::Screen,
+        (false, _) => Show::Screen { mouse: !args.no_mouse },
         (true, FormatArg::Text) => Show::Text,
         (true, FormatArg::Jsonl) => Show::Jsonl,
     };
@@ -47,12 +47,13 @@ pub fn top(args: TopArgs, own_pid: u32) -> Result<Settings, UsageError> {
 
 /// The same as flags of a run.
 fn as_run(args: TopArgs) -> Result<Args, UsageError> {
-    let TopArgs { mut select, gvl, rate, cache, words, .. } = args;
+    let TopArgs { mut select, gvl, requests, rate, cache, words, .. } = args;
     select.pids.extend(words);
     select.all_ruby |= select.is_empty();
     // Parts of the time would be counted as all of it.
     let gvl: &[&str] = if gvl { &["--gvl", "--gvl-budget=100"] } else { &[] };
-    let run = Args::try_parse_from(["gctrace", "--no-native"].iter().chain(gvl));
+    let requests: &[&str] = if requests { &["--requests"] } else { &[] };
+    let run = Args::try_parse_from(["gctrace", "--no-native"].iter().chain(gvl).chain(requests));
     let run = run.map_err(|error| UsageError::Flags(error.to_string()))?;
     Ok(Args { select, cache, look: LookArgs { rate: Some(rate), ..run.look }, ..run })
 }
@@ -77,6 +78,8 @@ mod tests {
         assert!(every.stacks.is_some_and(|stacks| stacks.rate == 49 && !stacks.native));
         let contended = run(&["--gvl", "--rate", "9"]);
         assert!(contended.selection.all && contended.gvl.is_some());
+        let serving = run(&["--requests"]);
+        assert!(serving.requests.is_some() && serving.gvl.is_none() && contended.requests.is_none());
         let some =
             run(&["--pid", "17,42", "--name=--odd name", "4711", "--only-pid=9", "--cgroup=/a=b"]).selection;
         assert!(!some.all);

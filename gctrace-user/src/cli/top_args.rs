@@ -14,7 +14,7 @@ use super::{
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
         sudo gctrace top                       every Ruby process of this host (? explains keys and columns)\n  \
-        sudo gctrace top --gvl --name puma     with waits for the GVL\n  \
+        sudo gctrace top --gvl --requests -n puma   with waits for the GVL, requests by endpoint\n  \
         sudo gctrace top --once                one table for scripts\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.")]
 pub struct TopArgs {
@@ -26,9 +26,17 @@ pub struct TopArgs {
     #[arg(long)]
     pub gvl: bool,
 
+    /// Also trace the requests of Puma and the jobs of Sidekiq: how many end in a second, and how long they take, by endpoint
+    #[arg(long)]
+    pub requests: bool,
+
     /// CPU samples per second, for the hottest methods of a process
     #[arg(long, value_name = "HZ", default_value = "49", value_parser = parse::rate)]
     pub rate: u32,
+
+    /// Leave the mouse to the terminal, for example to select text
+    #[arg(long, conflicts_with = "once")]
+    pub no_mouse: bool,
 
     /// Print one table and exit
     #[arg(long)]

@@ -5,7 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use super::rows::{Group, Row};
+use super::{
+    blocked::{Blocked, Pair, Waited},
+    requests::{self, Figures, Requests, Times},
+    rows::{Group, Row},
+};
 use crate::{
     host::origin,
     model::{
@@ -18,7 +22,7 @@ use crate::{
 /// Seconds of the past that rows are about: pauses and sparklines.
 pub(super) const WINDOW: usize = 60;
 /// Seconds of the past that shares are of.
-const SHARES: usize = 10;
+pub(super) const SHARES: usize = 10;
 /// Processes that are kept at most.
 const MOST_PROCESSES: usize = 4096;
 /// Pauses of one process that are kept at most.
@@ -27,7 +31,7 @@ const MOST_PAUSES: usize = 4096;
 const MOST_METHODS: usize = 1024;
 /// Cycles of one process that are kept.
 const LAST_CYCLES: usize = 50;
-const SECOND: u64 = 1_000_000_000;
+pub(super) const SECOND: u64 = 1_000_000_000;
 /// The allocation rate is that of cycles of this time. Two cycles that follow each other at once say nothing of it.
 const ALLOC_WINDOW: u64 = 5 * SECOND;
 /// Between two readings that are kept.
@@ -100,6 +104,8 @@ struct ProcessState {
     gvl: bool,
     /// For how long its threads have waited for it so far, nanoseconds.
     gvl_wait_ns: u64,
+    blocked: Blocked,
+    requests: Requests,
 }
 
 /// One process in detail.
@@ -115,6 +121,12 @@ pub(super) struct Detail {
     pub bars: [u64; BARS.len()],
     /// CPU share of the last minute in percent, oldest first.
     pub cpu_history: Vec<u64>,
+    /// Endpoints of the last minute, the most frequent first.
+    pub endpoints: Vec<(Arc<str>, Figures)>,
+    /// Requests whose end was not seen, and those for whose endpoint there was no room, since the process is traced.
+    pub uncounted: (u64, u64),
+    /// Who waited for whom in the last minute, the longest first.
+    pub blocked: Vec<(Pair, Waited)>,
 }
 
 /// All processes.
@@ -128,12 +140,34 @@ pub(super) struct Board {
     now_ns: u64,
     /// The last second in which waits for the GVL were not all counted.
     gvl_shed: Option<u64>,
+    /// Requests that were lost so far, and the last second in which some were.
+    requests_lost: (u64, Option<u64>),
 }
 
 impl Board {
     /// The time at which what comes next is seen.
     pub(super) fn now(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
+    }
+
+    /// All that was asked for is traced from this time on.
+    pub(super) fn began(&mut self, ts_ns: u64) {
+        for known in self.processes.values_mut() {
+            known.since_ns = known.since_ns.max(ts_ns);
+        }
+    }
+
+    /// So many requests were lost since the beginning, of whatever process.
+    pub(super) fn requests_lost(&mut self, lost: u64, now_ns: u64) {
+        if lost > self.requests_lost.0 {
+            self.requests_lost = (lost, Some(now_ns / SECOND));
+        }
+    }
+
+    /// Whether all requests of the seconds that a rate is of were seen, and all of the last minute.
+    fn requests_whole(&self, now_ns: u64) -> (bool, bool) {
+        let none_for = |seconds: u64| self.requests_lost.1.is_none_or(|at| at + seconds < now_ns / SECOND);
+        (none_for(SHARES as u64 + requests::LATE + 1), none_for(WINDOW as u64 + 1))
     }
 
     /// What a process had when it was found: CPU time counts from there.
@@ -168,12 +202,16 @@ impl Board {
             if turn {
                 known.methods.swap(0, 1);
                 known.methods[0].clear();
+                known.requests.forget(now_ns);
             }
         }
     }
 
     /// The rows, one per process or group, in no order that matters.
     pub(super) fn rows(&self, now_ns: u64, group: Group) -> Vec<Row> {
+        if group == Group::Endpoint {
+            return self.by_endpoint(now_ns);
+        }
         if group == Group::Process {
             return self.processes.iter().map(|(&pid, known)| self.row(pid, known, now_ns)).collect();
         }
@@ -182,11 +220,11 @@ impl Board {
             let row = self.row(pid, known, now_ns);
             let key = match group {
                 Group::Container => row.container.clone().unwrap_or_else(|| "(host)".to_owned()),
-                Group::Service | Group::Process => row.service.clone(),
+                Group::Service | Group::Process | Group::Endpoint => row.service.clone(),
             };
             groups.entry(key).or_default().push((row, known));
         }
-        groups.into_iter().map(|(name, rows)| together(name, &rows, now_ns)).collect()
+        groups.into_iter().map(|(name, rows)| self.together(name, &rows, now_ns)).collect()
     }
 
     /// One process.
@@ -203,12 +241,21 @@ impl Board {
             let at = BARS.iter().position(|&end| ns < end).unwrap_or(BARS.len() - 1);
             bars[at] += 1;
         }
+        let whole = self.requests_whole(now_ns);
+        let endpoint = |(name, times): (&Arc<str>, &Times)| {
+            (name.clone(), requests::figures(&[(times, known.since_ns)], now_ns, whole))
+        };
+        let mut endpoints: Vec<_> = known.requests.endpoints(now_ns).map(endpoint).collect();
+        endpoints.sort_by(|one, two| two.1.count.cmp(&one.1.count).then_with(|| one.0.cmp(&two.0)));
         Some(Detail {
             row: self.row(pid, known, now_ns),
             methods,
             cycles: known.last.iter().rev().cloned().collect(),
             bars,
             cpu_history: known.cpu_history.iter().copied().collect(),
+            endpoints,
+            uncounted: (known.requests.unended, known.requests.no_room),
+            blocked: known.blocked.pairs(now_ns),
         })
     }
 
@@ -217,6 +264,10 @@ impl Board {
         // The second that runs is not over.
         let now = now_ns / SECOND;
         let whole = (traced / SECOND).min(SHARES as u64);
+        let served = (known.requests.seen > 0).then(|| {
+            requests::figures(&[(known.requests.all(), known.since_ns)], now_ns, self.requests_whole(now_ns))
+        });
+        let served = served.unwrap_or_default();
         let share = |of: fn(&Second) -> u64| {
             let sum: u64 = known.seconds.iter().filter(|s| s.at < now && s.at + whole >= now).map(of).sum();
             (whole > 0).then(|| sum as f64 * 100.0 / (whole * SECOND) as f64)
@@ -239,40 +290,80 @@ impl Board {
             rss: known.rss,
             live: known.heap.map(|(live, _)| live),
             free: known.heap.map(|(_, free)| free),
+            requests: served.rate,
+            request_p99_ns: served.p99_ns,
+            requests_seen: known.requests.seen,
+            endpoints: known.requests.endpoints(now_ns).map(|(name, _)| name.clone()).collect(),
             cycles: known.cycles,
             spark: spark(&known.seconds, now),
         }
     }
-}
 
-/// Several processes as one row. What is not known of one of them is not known of all.
-fn together(name: String, rows: &[(Row, &ProcessState)], now_ns: u64) -> Row {
-    let sum = |of: fn(&Row) -> Option<f64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<f64>>();
-    let whole = |of: fn(&Row) -> Option<u64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<u64>>();
-    let pauses = rows.iter().flat_map(|(_, known)| recent(&known.pauses, now_ns));
-    let (p99_ns, max_ns) = longest(pauses);
-    let mut spark = vec![0; WINDOW];
-    for (row, _) in rows {
-        spark.iter_mut().zip(&row.spark).for_each(|(all, one)| *all += one);
+    /// Several processes as one row. What is not known of one of them is not known of all.
+    fn together(&self, name: String, rows: &[(Row, &ProcessState)], now_ns: u64) -> Row {
+        let sum = |of: fn(&Row) -> Option<f64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<f64>>();
+        let whole = |of: fn(&Row) -> Option<u64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<u64>>();
+        let pauses = rows.iter().flat_map(|(_, known)| recent(&known.pauses, now_ns));
+        let (p99_ns, max_ns) = longest(pauses);
+        // A master that serves nothing is none of the servers.
+        let servers = rows.iter().filter(|(_, known)| known.requests.seen > 0);
+        let times: Vec<_> = servers.map(|(_, known)| (known.requests.all(), known.since_ns)).collect();
+        let served = requests::figures(&times, now_ns, self.requests_whole(now_ns));
+        let mut spark = vec![0; WINDOW];
+        for (row, _) in rows {
+            spark.iter_mut().zip(&row.spark).for_each(|(all, one)| *all += one);
+        }
+        Row {
+            pid: None,
+            processes: rows.len(),
+            service: name.clone(),
+            container: None,
+            name,
+            ruby: String::new(),
+            cpu: sum(|row| row.cpu),
+            gc: sum(|row| row.gc).map(|gc| gc / rows.len().max(1) as f64),
+            p99_ns,
+            max_ns,
+            gvl: sum(|row| row.gvl),
+            alloc: sum(|row| row.alloc),
+            rss: whole(|row| row.rss),
+            live: whole(|row| row.live),
+            free: whole(|row| row.free),
+            requests: served.rate,
+            request_p99_ns: served.p99_ns,
+            requests_seen: rows.iter().map(|(row, _)| row.requests_seen).sum(),
+            endpoints: Vec::new(),
+            cycles: rows.iter().map(|(row, _)| row.cycles).sum(),
+            spark,
+        }
     }
-    Row {
-        pid: None,
-        processes: rows.len(),
-        service: name.clone(),
-        container: None,
-        name,
-        ruby: String::new(),
-        cpu: sum(|row| row.cpu),
-        gc: sum(|row| row.gc).map(|gc| gc / rows.len().max(1) as f64),
-        p99_ns,
-        max_ns,
-        gvl: sum(|row| row.gvl),
-        alloc: sum(|row| row.alloc),
-        rss: whole(|row| row.rss),
-        live: whole(|row| row.live),
-        free: whole(|row| row.free),
-        cycles: rows.iter().map(|(row, _)| row.cycles).sum(),
-        spark,
+
+    /// One row for each endpoint of the last minute, of all processes together.
+    fn by_endpoint(&self, now_ns: u64) -> Vec<Row> {
+        let mut endpoints: BTreeMap<&Arc<str>, Vec<(&ProcessState, &Times)>> = BTreeMap::new();
+        for known in self.processes.values() {
+            for (name, times) in known.requests.endpoints(now_ns) {
+                endpoints.entry(name).or_default().push((known, times));
+            }
+        }
+        let row = |(name, of): (&Arc<str>, Vec<(&ProcessState, &Times)>)| {
+            let times: Vec<_> = of.iter().map(|(known, times)| (*times, known.since_ns)).collect();
+            let figures = requests::figures(&times, now_ns, self.requests_whole(now_ns));
+            let mut services: Vec<&str> = of.iter().map(|(known, _)| &*known.service).collect();
+            services.dedup();
+            Row {
+                processes: of.len(),
+                name: name.to_string(),
+                service: if let [one] = services[..] { one.to_owned() } else { String::new() },
+                gc: figures.gc,
+                gvl: figures.gvl,
+                requests: figures.rate,
+                request_p99_ns: figures.p99_ns,
+                requests_seen: figures.count as u64,
+                ..Row::default()
+            }
+        };
+        endpoints.into_iter().map(row).collect()
     }
 }
 
@@ -299,7 +390,8 @@ fn longest(pauses: impl Iterator<Item = (u64, u64)>) -> (Option<u64>, Option<u64
     (rank.checked_sub(1).and_then(|at| all.get(at).copied()), all.last().copied())
 }
 
-fn bounded<T>(list: &mut VecDeque<T>, new: T, most: usize) {
+/// Adds to a list; the oldest makes room.
+pub(super) fn bounded<T>(list: &mut VecDeque<T>, new: T, most: usize) {
     if list.len() >= most {
         list.pop_front();
     }
@@ -323,6 +415,8 @@ impl Observer for Board {
         match seen {
             Seen::Cycle(cycle) => known.cycle(process, cycle),
             Seen::Stack(sample) => known.stack(sample),
+            Seen::Request(request) => known.requests.see(request),
+            Seen::GvlWait(wait) => known.blocked.see(wait),
             Seen::GvlSoFar(more) => {
                 known.gvl = true;
                 // A sum since tracing began.
@@ -370,6 +464,8 @@ impl ProcessState {
             methods: [HashMap::new(), HashMap::new()],
             gvl: false,
             gvl_wait_ns: 0,
+            blocked: Blocked::default(),
+            requests: Requests::default(),
         }
     }
 
@@ -445,7 +541,7 @@ impl ProcessState {
 }
 
 /// Where Ruby code was, innermost: `app.rb:12 Foo#bar`.
-fn place(stack: &Stack) -> Option<String> {
+pub(super) fn place(stack: &Stack) -> Option<String> {
     let frame = stack.iter().find(|frame| frame.kind == FrameKind::Ruby)?;
     let file = frame.file.as_deref().unwrap_or("?");
     let file = file.rsplit('/').next().unwrap_or(file);

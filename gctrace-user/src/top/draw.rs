@@ -6,12 +6,13 @@ use ratatui::{
     layout::{Alignment, Constraint, Layout, Rect},
     style::{Color, Modifier, Style},
     text::{Line, Span},
-    widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Sparkline, Table, TableState},
+    widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table, TableState},
 };
 
 use super::{
-    board::{BARS, Detail, LastCycle},
-    rows::{Column, Row, count, time},
+    board::Detail,
+    draw_process, place,
+    rows::{Column, Row},
     view::View,
 };
 use crate::{dump::Dump, words::plural};
@@ -40,25 +41,27 @@ pub(super) struct Shown<'a> {
 
 const KEYS: &str = " up down PgUp PgDn  move                  Enter  open a process or group
  < >                sort by a column      q Esc  back (Esc: clear the filter)
- c x m a            sort by CPU, longest pause, memory, allocation
+ c x m a e          sort by CPU, longest pause, memory, allocation, REQ99
  r                  reverse the order     /      filter by text
- g                  group by service, by container
+ g                  group by service, by container, by endpoint
+ Tab                of a process: threads, requests, waits for the GVL
  p Space            hold the screen       q      quit (or Ctrl-C)
+ mouse              click: select, open; a heading: sort; wheel: move
+                    (Shift: select text)  right: back
 
  CPU%       of one CPU, last second       GC%    stopped for GC, last 10 s
  P99 MAX    GC pauses of the last minute  GVL%   threads waiting, last 10 s
  ALLOC/s    objects allocated between            (start with --gvl)
-            GCs of the last 5 s           -      not known
- LIVE FREE  heap slots after the last GC";
+            GCs of the last 5 s           REQ/s  requests and jobs, last 10 s
+ LIVE FREE  heap slots after the last GC  REQ99  99th percentile of their times,
+ -          not known                            last minute (--requests)";
 
 /// Draws everything.
 pub(super) fn draw(frame: &mut Frame<'_>, shown: &Shown<'_>) {
-    let [head, body, foot] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)])
-            .areas(frame.area());
+    let [head, body, foot] = place::page(frame.area());
     header(frame, head, shown);
     match shown.detail {
-        Some(detail) => detail_page(frame, body, shown, detail),
+        Some(detail) => draw_process::page(frame, body, shown, detail),
         None if shown.view.detail.is_some() => {
             frame.render_widget(Paragraph::new("\n  the process has ended (q: back)"), body);
         }
@@ -68,7 +71,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, shown: &Shown<'_>) {
     footer(frame, foot, shown);
     if shown.view.help {
         let [_, middle, _] =
-            Layout::vertical([Constraint::Fill(1), Constraint::Length(14), Constraint::Fill(1)]).areas(body);
+            Layout::vertical([Constraint::Fill(1), Constraint::Length(18), Constraint::Fill(1)]).areas(body);
         let [_, middle, _] =
             Layout::horizontal([Constraint::Fill(1), Constraint::Length(80), Constraint::Fill(1)])
                 .areas(middle);
@@ -78,7 +81,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, shown: &Shown<'_>) {
     }
 }
 
-fn strong() -> Style {
+/// How headings look.
+pub(super) fn strong() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
@@ -101,7 +105,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
 
 fn footer(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     let keys = if shown.view.detail.is_some() {
-        "q back  up/down threads  p hold  ? help"
+        "q back  up/down scroll  Tab next panel  p hold  ? help"
     } else {
         "q quit  Enter open  < > sort  r reverse  / filter  g group  p hold  ? help"
     };
@@ -119,34 +123,28 @@ fn nothing(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
 }
 
 fn table(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
-    let wide = area.width >= 120;
+    let wide = place::is_wide(area.width);
+    let (columns, widths) = place::columns(area.width, shown.view);
     let heading = |column: Column| {
         let mark = if column == shown.view.sort { "▾" } else { "" };
         let text = format!("{}{mark}", column.heading());
         let line = if column == Column::Name { Line::from(text) } else { Line::from(text).right_aligned() };
         Cell::from(line)
     };
-    let mut headings: Vec<Cell<'_>> = Column::ALL.into_iter().map(heading).collect();
-    let mut widths: Vec<Constraint> = Column::ALL
-        .into_iter()
-        .map(|column| match column {
-            Column::Name => Constraint::Fill(1),
-            _ => Constraint::Length(column.width() - 1),
-        })
-        .collect();
+    let mut headings: Vec<Cell<'_>> = columns.iter().map(|&column| heading(column)).collect();
     if wide {
         headings.extend(["SERVICE", "CONTAINER", "RUBY", "PAUSES, LAST MINUTE"].map(Cell::from));
-        widths.extend([16, 14, 7, 30].map(Constraint::Length));
     }
     let rows = shown.rows.iter().map(|row| {
         let mut cells: Vec<Cell<'_>> =
-            Column::ALL.into_iter().map(|column| cell(column, row, shown.colour)).collect();
+            columns.iter().map(|&column| cell(column, row, shown.colour)).collect();
         if wide {
             let container = row.container.as_deref().unwrap_or("-");
-            cells.push(printable_part(&row.service, 16).into());
-            cells.push(printable_part(container, 14).into());
+            let [service, room, _, seconds] = place::TEXTS.map(usize::from);
+            cells.push(printable_part(&row.service, service).into());
+            cells.push(printable_part(container, room).into());
             cells.push(row.ruby.clone().into());
-            cells.push(bars(&row.spark, 30).into());
+            cells.push(bars(&row.spark, seconds).into());
         }
         TableRow::new(cells)
     });
@@ -154,7 +152,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
         .header(TableRow::new(headings).style(strong()))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let cursor = shown.view.cursor.min(shown.rows.len().saturating_sub(1));
-    let mut state = TableState::new().with_selected(Some(cursor));
+    let mut state = TableState::new().with_selected(Some(cursor)).with_offset(place::skipped(area, cursor));
     frame.render_stateful_widget(table, area, &mut state);
 }
 
@@ -187,134 +185,4 @@ fn bars(values: &[u64], width: usize) -> String {
         _ => STEPS[((value * 8).div_ceil(most.max(1)) as usize).clamp(1, 8) - 1],
     };
     last.iter().map(|&value| bar(value)).collect()
-}
-
-fn detail_page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>, detail: &Detail) {
-    let [facts, sparks, middle, threads] = Layout::vertical([
-        Constraint::Length(3),
-        Constraint::Length(2),
-        Constraint::Percentage(40),
-        Constraint::Fill(1),
-    ])
-    .areas(area);
-    frame.render_widget(Paragraph::new(facts_of(&detail.row)), facts);
-    let [pauses, cpu] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(sparks);
-    let row = &detail.row;
-    for (area, data, title) in
-        [(pauses, &row.spark, "GC pauses, last minute"), (cpu, &detail.cpu_history, "CPU, last minute")]
-    {
-        let [label, line] = Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
-        frame.render_widget(Paragraph::new(title).style(strong()), label);
-        let width = usize::from(line.width);
-        let from = data.len().saturating_sub(width);
-        let padding = std::iter::repeat_n(0, width.saturating_sub(data.len()));
-        frame.render_widget(Sparkline::default().data(padding.chain(data[from..].iter().copied())), line);
-    }
-    let [methods, right] =
-        Layout::horizontal([Constraint::Percentage(45), Constraint::Percentage(55)]).areas(middle);
-    frame.render_widget(Paragraph::new(methods_of(detail, methods)), methods);
-    let [cycles, histogram] = Layout::vertical([Constraint::Fill(1), Constraint::Length(3)]).areas(right);
-    frame.render_widget(Paragraph::new(cycles_of(detail, cycles, shown.now_ns)), cycles);
-    frame.render_widget(Paragraph::new(histogram_of(detail)), histogram);
-    frame.render_widget(Paragraph::new(threads_of(shown, threads)), threads);
-}
-
-fn facts_of(row: &Row) -> Vec<Line<'static>> {
-    let value = |column: Column| format!("{} {}", column.heading(), column.text(row));
-    let values =
-        |columns: &[Column]| columns.iter().map(|column| value(*column)).collect::<Vec<_>>().join("   ");
-    let pid = row.pid.map(|pid| pid.to_string()).unwrap_or_default();
-    let container = row.container.as_deref().map(|name| format!("  container {name}")).unwrap_or_default();
-    let who = format!("{}  pid {pid}  Ruby {}  service {}{container}", row.name, row.ruby, row.service);
-    vec![
-        Line::styled(printable(&who).into_owned(), strong()),
-        Line::from(values(&[Column::Cpu, Column::Gc, Column::P99, Column::Max, Column::Gvl])),
-        Line::from(format!(
-            "{}   {} GCs seen",
-            values(&[Column::Alloc, Column::Rss, Column::Live, Column::Free]),
-            row.cycles
-        )),
-    ]
-}
-
-fn methods_of(detail: &Detail, area: Rect) -> Vec<Line<'static>> {
-    let mut lines = vec![Line::styled("CPU% HOTTEST METHODS NOW", strong())];
-    let all: u64 = detail.methods.iter().map(|(_, ns)| ns).sum();
-    if all == 0 {
-        lines.push(Line::from("   - no CPU time was sampled"));
-    }
-    let room = usize::from(area.height).saturating_sub(1);
-    for (name, ns) in detail.methods.iter().take(room) {
-        let name = printable_part(name, usize::from(area.width).saturating_sub(7));
-        lines.push(Line::from(format!("{:>4.0} {name}", *ns as f64 * 100.0 / all as f64)));
-    }
-    lines
-}
-
-fn cycles_of(detail: &Detail, area: Rect, now_ns: u64) -> Vec<Line<'static>> {
-    let mut lines = vec![Line::styled("LAST GCs   AGE    STOP REASON     LINE", strong())];
-    if detail.cycles.is_empty() {
-        lines.push(Line::from("none since gctrace top started"));
-    }
-    let room = usize::from(area.height).saturating_sub(1);
-    for LastCycle { count, kind, reason, ts_ns, pause_ns, line, .. } in detail.cycles.iter().take(room) {
-        let age = now_ns.saturating_sub(*ts_ns) / 1_000_000_000;
-        let kind = kind.get(..3).unwrap_or(kind);
-        let at = line.as_deref().unwrap_or("-");
-        let text =
-            format!("{kind} {count:<6}{age:>4}s {:>7} {:<10} {at}", time(*pause_ns), reason.unwrap_or("-"));
-        lines.push(Line::from(printable_part(&text, usize::from(area.width))));
-    }
-    lines
-}
-
-fn histogram_of(detail: &Detail) -> Vec<Line<'static>> {
-    let names =
-        BARS.map(|end| if end == u64::MAX { "more".to_owned() } else { format!("<{}", time_bound(end)) });
-    let right = |texts: &[String]| texts.iter().fold(String::new(), |line, text| format!("{line}{text:>7}"));
-    let head = right(&names);
-    let counts = right(&detail.bars.map(|n| count(n as f64)));
-    vec![Line::styled("PAUSES, LAST MINUTE", strong()), Line::from(head), Line::from(counts)]
-}
-
-fn time_bound(ns: u64) -> String {
-    if ns < 1_000_000 { format!("{}us", ns / 1_000) } else { format!("{}ms", ns / 1_000_000) }
-}
-
-fn threads_of(shown: &Shown<'_>, area: Rect) -> Vec<Line<'static>> {
-    let dump = match shown.threads {
-        None => return vec![Line::styled("THREADS", strong()), Line::from("reading …")],
-        Some(Err(why)) => {
-            return vec![Line::styled("THREADS", strong()), Line::from(printable(why).into_owned())];
-        }
-        Some(Ok(dump)) => dump,
-    };
-    let threads: Vec<_> = dump.threads.iter().filter(|thread| thread.ruby.is_some()).collect();
-    let title = format!("{} AND WHAT EACH DOES", plural(threads.len() as u64, "THREAD").to_uppercase());
-    let mut lines = vec![Line::styled(title, strong())];
-    let room = usize::from(area.height).saturating_sub(1);
-    let skipped = shown.view.scroll.min(threads.len().saturating_sub(room));
-    for thread in threads.into_iter().skip(skipped).take(room) {
-        let frames = thread.ruby.iter().flat_map(|ruby| &ruby.frames);
-        let at = frames
-            .clone()
-            .next()
-            .map(|leaf| {
-                let place = frames.clone().find_map(|frame| Some((frame.file.as_deref()?, frame.line)));
-                let place =
-                    place.map(|(file, line)| format!(" {}:{line}", file.rsplit('/').next().unwrap_or(file)));
-                format!("{}{}", leaf.name, place.unwrap_or_default())
-            })
-            .unwrap_or_default();
-        // What does not fit is said in full where there is room.
-        let doing = if area.width >= 120 { crate::dump::doing(dump, thread) } else { String::new() };
-        let text = format!(
-            "{:>8} {:<15} {:<10} {at}  {doing}",
-            thread.tid.map_or_else(|| "-".to_owned(), |tid| tid.to_string()),
-            printable_part(thread.name(), 14),
-            thread.state().name(),
-        );
-        lines.push(Line::from(printable_part(&text, usize::from(area.width))));
-    }
-    lines
 }

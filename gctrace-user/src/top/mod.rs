@@ -1,12 +1,16 @@
 //! `gctrace top`: what every Ruby process does right now, on a terminal or as one table.
 //!
-//! [`board`] folds what is seen, [`rows`] and [`view`] decide what is shown, [`draw`] draws it; all four are pure. [`screen`] has the
-//! terminal.
+//! [`board`] folds what is seen, [`rows`] and [`view`] decide what is shown, [`place`] where, [`draw`] draws it; all of these are pure.
+//! [`screen`] has the terminal.
 
+mod blocked;
 mod board;
 mod draw;
+mod draw_process;
 mod looker;
 mod once;
+mod place;
+mod requests;
 mod rows;
 mod screen;
 #[cfg(test)]
@@ -19,6 +23,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use gctrace_common::stats::Family;
+
+pub use self::rows::Traced;
 use self::{board::Board, looker::Looker, rows::Group, screen::Screen, view::View};
 use crate::{
     cli::Show,
@@ -35,26 +42,31 @@ use crate::{
 pub struct Top {
     board: Arc<Mutex<Board>>,
     show: Show,
+    traced: Traced,
     cache_dir: Option<PathBuf>,
     screen: Option<Screen>,
 }
 
 impl Top {
     /// Nothing has been seen yet. `cache_dir`: where analyses are kept.
-    pub fn new(show: Show, cache_dir: Option<PathBuf>) -> Self {
-        Self { board: Arc::default(), show, cache_dir, screen: None }
+    pub fn new(show: Show, traced: Traced, cache_dir: Option<PathBuf>) -> Self {
+        Self { board: Arc::default(), show, traced, cache_dir, screen: None }
     }
 
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_screen(&self) -> bool {
+        matches!(self.show, Show::Screen { .. })
+    }
+
     fn table(&self) -> io::Result<()> {
         let rows = View::default().arranged(self.board().rows(monotonic_ns(), Group::Process));
         let mut out = BufWriter::new(io::stdout());
         match self.show {
-            Show::Jsonl => once::jsonl(&mut out, &rows)?,
-            Show::Text | Show::Screen => once::text(&mut out, &rows)?,
+            Show::Jsonl => once::jsonl(&mut out, &rows, self.traced)?,
+            Show::Text | Show::Screen { .. } => once::text(&mut out, &rows)?,
         }
         out.flush()
     }
@@ -73,12 +85,12 @@ impl Exporter for Top {
         Ok(())
     }
 
-    fn began(&mut self, _ts_ns: u64) {
-        if self.show != Show::Screen {
-            return;
-        }
+    fn began(&mut self, ts_ns: u64) {
+        self.board().began(ts_ns);
+        let Show::Screen { mouse } = self.show else { return };
+        let view = View { traced: self.traced, ..View::default() };
         let screen = Looker::start(self.cache_dir.clone())
-            .and_then(|looker| Screen::start(self.board.clone(), looker));
+            .and_then(|looker| Screen::start(self.board.clone(), looker, view, mouse));
         match screen {
             Ok(screen) => self.screen = Some(screen),
             Err(error) => {
@@ -88,24 +100,28 @@ impl Exporter for Top {
         }
     }
 
-    fn account(&mut self, _ledger: &Ledger) {
+    fn account(&mut self, ledger: &Ledger) {
+        let user = &ledger.user.requests;
+        let lost = ledger.lost_of(Family::Requests) + user.requests_no_room + user.undecodable_requests;
+        let (now_ns, mut board) = (monotonic_ns(), self.board());
+        board.requests_lost(lost, now_ns);
         // The screen reads by itself; of a table CPU shares are of the whole time.
-        if self.show != Show::Screen {
-            self.board().now(monotonic_ns());
+        if !self.is_screen() {
+            board.now(now_ns);
         }
     }
 
     fn closed(&mut self, _ts_ns: u64) {
         // What follows takes a moment, and has something to say.
         self.screen = None;
-        if self.show != Show::Screen {
+        if !self.is_screen() {
             self.board().tick(monotonic_ns(), true, screen::sample);
         }
     }
 
     fn finish(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
         self.screen = None;
-        if self.show == Show::Screen {
+        if self.is_screen() {
             return Ok(());
         }
         self.table().map_err(ExportError::Stdout)

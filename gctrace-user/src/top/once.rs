@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::rows::{Column, Row};
+use super::rows::{Column, Row, Traced};
 
 /// One row as JSON. What is not known is `null`.
 #[derive(Serialize)]
@@ -26,6 +26,9 @@ struct Line<'a> {
     rss_bytes: Option<u64>,
     heap_live_slots: Option<u64>,
     heap_free_slots: Option<u64>,
+    requests_per_second: Option<f64>,
+    request_p99_ns: Option<u64>,
+    requests: Option<u64>,
     cycles: u64,
 }
 
@@ -47,7 +50,7 @@ pub(super) fn text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
 }
 
 /// The rows as JSON lines.
-pub(super) fn jsonl(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
+pub(super) fn jsonl(out: &mut impl Write, rows: &[Row], traced: Traced) -> io::Result<()> {
     for row in rows {
         let line = Line {
             kind: "top",
@@ -66,6 +69,9 @@ pub(super) fn jsonl(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
             rss_bytes: row.rss,
             heap_live_slots: row.live,
             heap_free_slots: row.free,
+            requests_per_second: row.requests,
+            request_p99_ns: row.request_p99_ns,
+            requests: Some(row.requests_seen).filter(|_| traced.requests),
             cycles: row.cycles,
         };
         let json = serde_json::to_string(&line)?;

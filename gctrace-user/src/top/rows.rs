@@ -1,6 +1,6 @@
 //! Rows of the table: what a column shows, how rows are sorted and filtered. Pure.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, sync::Arc};
 
 /// What a row represents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,15 +12,27 @@ pub(super) enum Group {
     Service,
     /// All processes in a container.
     Container,
+    /// All requests of an endpoint, of all processes.
+    Endpoint,
+}
+
+/// What is traced that costs more than the rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traced {
+    /// Requests and jobs.
+    pub requests: bool,
+    /// The GVL.
+    pub gvl: bool,
 }
 
 impl Group {
     /// The next one.
-    pub(super) fn next(self) -> Self {
+    pub(super) fn next(self, traced: Traced) -> Self {
         match self {
             Self::Process => Self::Service,
             Self::Service => Self::Container,
-            Self::Container => Self::Process,
+            Self::Container if traced.requests => Self::Endpoint,
+            Self::Container | Self::Endpoint => Self::Process,
         }
     }
 
@@ -30,6 +42,7 @@ impl Group {
             Self::Process => "processes",
             Self::Service => "services",
             Self::Container => "containers",
+            Self::Endpoint => "endpoints",
         }
     }
 }
@@ -41,7 +54,7 @@ pub(super) struct Row {
     pub pid: Option<u32>,
     /// How many processes it represents.
     pub processes: usize,
-    /// Program, service or container.
+    /// Program, service, container or endpoint.
     pub name: String,
     /// Its service.
     pub service: String,
@@ -51,13 +64,14 @@ pub(super) struct Row {
     pub ruby: String,
     /// CPU time of the last second, percent of one CPU.
     pub cpu: Option<f64>,
-    /// Time stopped for GC in the last 10 s, percent.
+    /// Time stopped for GC in the last 10 s, percent; of an endpoint, of the time of its requests.
     pub gc: Option<f64>,
     /// 99th percentile of the pauses of the last minute, nanoseconds.
     pub p99_ns: Option<u64>,
     /// The longest of them.
     pub max_ns: Option<u64>,
-    /// Time that all threads together waited for the GVL in the last 10 s, percent of that time.
+    /// Time that all threads together waited for the GVL in the last 10 s, percent of that time; of an endpoint, of the time of its
+    /// requests.
     pub gvl: Option<f64>,
     /// Objects allocated per second between cycles of the last five seconds, or between the last two.
     pub alloc: Option<f64>,
@@ -67,6 +81,14 @@ pub(super) struct Row {
     pub live: Option<u64>,
     /// Free slots at that time.
     pub free: Option<u64>,
+    /// Requests and jobs that ended, a second, of the last ten seconds.
+    pub requests: Option<f64>,
+    /// 99th percentile of the times of those of the last minute, nanoseconds.
+    pub request_p99_ns: Option<u64>,
+    /// Requests seen since it is traced; of an endpoint, those whose times are kept.
+    pub requests_seen: u64,
+    /// Endpoints of the last minute, of a process.
+    pub endpoints: Vec<Arc<str>>,
     /// Cycles seen.
     pub cycles: u64,
     /// Milliseconds of pauses in each second of the last minute, oldest first.
@@ -97,13 +119,17 @@ pub(super) enum Column {
     Live,
     /// Free slots.
     Free,
+    /// Requests a second.
+    Requests,
+    /// 99th percentile of their times.
+    RequestP99,
     /// Name.
     Name,
 }
 
 impl Column {
     /// All, in the order of the screen.
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Pid,
         Self::Cpu,
         Self::Gc,
@@ -114,8 +140,33 @@ impl Column {
         Self::Rss,
         Self::Live,
         Self::Free,
+        Self::Requests,
+        Self::RequestP99,
         Self::Name,
     ];
+
+    /// Those that a screen of this width has.
+    pub(super) fn shown(width: u16, group: Group, traced: Traced) -> Vec<Self> {
+        let fits = |without: &[Self]| {
+            let all = Self::ALL.into_iter().filter(|column| !without.contains(column));
+            all.clone().map(Self::width).sum::<u16>() <= width
+        };
+        let mut without = Vec::new();
+        if !traced.requests {
+            without.extend([Self::Requests, Self::RequestP99]);
+        }
+        if group == Group::Endpoint {
+            without.extend([Self::Cpu, Self::P99, Self::Max, Self::Alloc, Self::Rss, Self::Live, Self::Free]);
+        }
+        // What says least goes first.
+        let gvl = if traced.gvl { Self::Alloc } else { Self::Gvl };
+        for column in [gvl, Self::Free, Self::Live] {
+            if !fits(&without) {
+                without.push(column);
+            }
+        }
+        Self::ALL.into_iter().filter(|column| !without.contains(column)).collect()
+    }
 
     /// Its heading.
     pub(super) fn heading(self) -> &'static str {
@@ -130,6 +181,8 @@ impl Column {
             Self::Rss => "RSS",
             Self::Live => "LIVE",
             Self::Free => "FREE",
+            Self::Requests => "REQ/s",
+            Self::RequestP99 => "REQ99",
             Self::Name => "PROGRAM",
         }
     }
@@ -140,16 +193,22 @@ impl Column {
             Self::Pid => 8,
             Self::Cpu | Self::Gc | Self::Gvl => 6,
             Self::Alloc => 9,
-            Self::P99 | Self::Max | Self::Rss | Self::Live | Self::Free => 7,
+            Self::Requests
+            | Self::RequestP99
+            | Self::P99
+            | Self::Max
+            | Self::Rss
+            | Self::Live
+            | Self::Free => 7,
             Self::Name => 10,
         }
     }
 
-    /// The column `by` columns to the right, or to the left.
-    pub(super) fn moved(self, by: isize) -> Self {
-        let at = Self::ALL.iter().position(|column| *column == self).unwrap_or(0) as isize;
-        let at = (at + by).rem_euclid(Self::ALL.len() as isize);
-        Self::ALL[at as usize]
+    /// The column `by` columns to the right, or to the left, of these.
+    pub(super) fn moved(self, by: isize, shown: &[Self]) -> Self {
+        let at = shown.iter().position(|column| *column == self).unwrap_or(0) as isize;
+        let at = (at + by).rem_euclid(shown.len().max(1) as isize);
+        shown.get(at as usize).copied().unwrap_or(self)
     }
 
     /// What a row has there.
@@ -165,6 +224,8 @@ impl Column {
             Self::Rss => row.rss.map(|bytes| count(bytes as f64)),
             Self::Live => row.live.map(|slots| count(slots as f64)),
             Self::Free => row.free.map(|slots| count(slots as f64)),
+            Self::Requests => row.requests.map(rate),
+            Self::RequestP99 => row.request_p99_ns.map(time),
             Self::Name => Some(gctrace_tunemygc::printable::printable(&row.name).into_owned()),
         };
         shown.unwrap_or_else(|| "-".to_owned())
@@ -185,6 +246,8 @@ impl Column {
             Self::Rss => known(one.rss.as_ref(), two.rss.as_ref()),
             Self::Live => known(one.live.as_ref(), two.live.as_ref()),
             Self::Free => known(one.free.as_ref(), two.free.as_ref()),
+            Self::Requests => known(one.requests.as_ref(), two.requests.as_ref()),
+            Self::RequestP99 => known(one.request_p99_ns.as_ref(), two.request_p99_ns.as_ref()),
             Self::Name => one.name.cmp(&two.name),
         }
     }
@@ -199,17 +262,23 @@ pub(super) fn sort(rows: &mut [Row], by: Column, reversed: bool) {
     });
 }
 
-/// Whether a row has the text in its name, service, container, version or pid.
+/// Whether a row has the text in its name, service, container, version, pid or endpoints.
 pub(super) fn matches(row: &Row, filter: &str) -> bool {
     let filter = filter.to_lowercase();
     let pid = row.pid.map(|pid| pid.to_string());
     let texts = [Some(&row.name), Some(&row.service), row.container.as_ref(), Some(&row.ruby), pid.as_ref()];
-    texts.into_iter().flatten().any(|text| text.to_lowercase().contains(&filter))
+    let has = |text: &str| text.to_lowercase().contains(&filter);
+    texts.into_iter().flatten().any(|text| has(text)) || row.endpoints.iter().any(|endpoint| has(endpoint))
 }
 
 /// A share in percent: `7.3`, `100`.
-fn share(percent: f64) -> String {
+pub(super) fn share(percent: f64) -> String {
     if percent >= 99.95 { format!("{percent:.0}") } else { format!("{percent:.1}") }
+}
+
+/// A rate: `0.4`, `37.5`, then as a count.
+pub(super) fn rate(number: f64) -> String {
+    if number < 99.95 { format!("{number:.1}") } else { count(number) }
 }
 
 /// A time in three digits: `870us`, `12.3ms`, `1.20s`.
@@ -256,9 +325,11 @@ mod tests {
                 rss: Some(n),
                 live: Some(n),
                 free: Some(n),
+                requests: Some(n as f64),
+                request_p99_ns: Some(n),
                 ..Row::default()
             };
-            for column in [Column::P99, Column::Max, Column::Alloc, Column::Rss, Column::Live, Column::Free] {
+            for column in Column::ALL {
                 let text = column.text(&row);
                 assert!(text.chars().count() < usize::from(column.width()), "{column:?} {n}: {text}");
             }
@@ -274,8 +345,25 @@ mod tests {
         assert_eq!((share(7.34), share(100.0)), ("7.3".into(), "100".into()));
         let empty = Row::default();
         let unknown = Column::ALL.into_iter().filter(|column| column.text(&empty) == "-");
-        assert_eq!(unknown.count(), 9);
+        assert_eq!(unknown.count(), 11);
         assert!(!Column::Name.text(&Row { name: "a\x1b[2J".into(), ..Row::default() }).contains('\x1b'));
+    }
+
+    /// 80 columns have room for a name whatever is traced, and what was asked for is shown.
+    #[test]
+    fn columns() {
+        for (requests, gvl) in [(false, false), (false, true), (true, false), (true, true)] {
+            let traced = Traced { requests, gvl };
+            for (width, group) in [(80, Group::Process), (80, Group::Endpoint), (200, Group::Process)] {
+                let shown = Column::shown(width, group, traced);
+                assert!(shown.iter().map(|column| column.width()).sum::<u16>() <= width, "{shown:?}");
+                assert_eq!(shown.contains(&Column::Requests), requests);
+                assert!(shown.contains(&Column::Gvl) || !gvl);
+                assert_eq!(shown.last(), Some(&Column::Name));
+            }
+        }
+        assert_eq!(Column::shown(200, Group::Process, Traced { requests: true, gvl: true }), Column::ALL);
+        assert_eq!(Group::Container.next(Traced::default()), Group::Process);
     }
 
     /// The largest is first, and what is not known is last; equal rows keep one order.
@@ -288,8 +376,9 @@ mod tests {
         assert_eq!(order(&rows), [1, 2, 4, 3]);
         sort(&mut rows, Column::Pid, true);
         assert_eq!(order(&rows), [4, 3, 2, 1]);
-        assert_eq!(Column::Pid.moved(-1), Column::Name);
-        assert_eq!(Column::Cpu.moved(1), Column::Gc);
+        assert_eq!(Column::Pid.moved(-1, &Column::ALL), Column::Name);
+        assert_eq!(Column::Cpu.moved(1, &Column::ALL), Column::Gc);
+        assert_eq!(Column::Free.moved(1, &[Column::Pid, Column::Cpu]), Column::Cpu);
         assert!(matches(&rows[0], "N4") && matches(&rows[0], "4") && !matches(&rows[0], "x"));
     }
 }

@@ -10,12 +10,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossterm::event::{self, Event, KeyEventKind};
+use crossterm::{
+    event::{self, DisableMouseCapture, EnableMouseCapture, Event, KeyEventKind},
+    execute,
+};
+
+use ratatui::layout::{Position, Rect};
 
 use super::{
     board::{Board, Sample},
     draw::{Shown, draw},
     looker::Looker,
+    place,
     rows::Row,
     view::{Answer, View},
 };
@@ -36,14 +42,24 @@ pub(super) struct Screen {
 
 impl Screen {
     /// Takes the terminal. From now on messages wait until it is given back, or are drawn.
-    pub(super) fn start(board: Arc<Mutex<Board>>, mut looker: Looker) -> io::Result<Self> {
+    /// `mouse`: whether gctrace sees the mouse; the terminal does not select text with it then.
+    pub(super) fn start(
+        board: Arc<Mutex<Board>>,
+        mut looker: Looker,
+        view: View,
+        mouse: bool,
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         // A panic anywhere gives the terminal back, too.
         let mut terminal = ratatui::try_init()?;
         console::divert();
+        if mouse && let Err(error) = execute!(io::stdout(), EnableMouseCapture) {
+            give_back();
+            return Err(error);
+        }
         let thread = std::thread::Builder::new().name("gctrace-screen".to_owned()).spawn(move || {
-            let ended = run(&mut terminal, &board, &mut looker, &stopped);
+            let ended = run(&mut terminal, &board, &mut looker, view, &stopped);
             give_back();
             if let Err(error) = &ended {
                 console::say(&format!("gctrace: the terminal: {error}"));
@@ -64,6 +80,8 @@ impl Screen {
 }
 
 fn give_back() {
+    // A terminal that is gone has no mouse either.
+    let _gone = execute!(io::stdout(), DisableMouseCapture);
     ratatui::restore();
     console::revert();
 }
@@ -90,10 +108,10 @@ fn run(
     terminal: &mut ratatui::DefaultTerminal,
     board: &Mutex<Board>,
     looker: &mut Looker,
+    mut view: View,
     stop: &AtomicBool,
 ) -> io::Result<()> {
     let board = || board.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut view = View::default();
     let mut ticked: Option<Instant> = None;
     let mut due = true;
     let mut rows: Vec<Row> = Vec::new();
@@ -147,20 +165,24 @@ fn run(
         if !event::poll(PATIENCE)? {
             continue;
         }
+        let (group, arranged) = (view.group, view.arranged(rows.clone()));
         match event::read()? {
             Event::Key(key) if key.kind != KeyEventKind::Release => {
-                let arranged = view.arranged(rows.clone());
-                let group = view.group;
                 if view.key(key.code, key.modifiers, &arranged) == Answer::Quit {
                     return Ok(());
                 }
-                if view.group != group {
-                    rows = board().rows(monotonic_ns(), view.group);
-                }
                 due = true;
+            }
+            Event::Mouse(mouse) => {
+                let screen = Rect::from((Position::ORIGIN, terminal.size()?));
+                let spot = place::spot(screen, &view, arranged.len(), (mouse.column, mouse.row));
+                due |= view.mouse(mouse.kind, spot, &arranged);
             }
             Event::Resize(..) => due = true,
             _ => {}
+        }
+        if view.group != group {
+            rows = board().rows(monotonic_ns(), view.group);
         }
     }
     Ok(())

@@ -2,19 +2,21 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use ratatui::{Terminal, backend::TestBackend};
+use ratatui::{Terminal, backend::TestBackend, layout::Rect};
 
 use super::{
     board::{Board, Sample},
     draw::{Shown, draw},
     once,
-    rows::Group,
-    view::View,
+    place::{self, Spot},
+    rows::{Column, Group, Row, Traced},
+    view::{Panel, View},
 };
 use crate::{
     model::{
         Container, GcCycle, GcState, Image, Origin, Pause, Process,
         gvl_so_far::GvlSoFar,
+        request::{GcTime, Request},
         seen::{Observer as _, Seen},
         stack::{Frame, FrameKind, GcActivity, StackSample, ThreadState},
     },
@@ -278,10 +280,158 @@ fn tables() {
     once::text(&mut text, &rows).unwrap();
     let text = String::from_utf8(text).unwrap();
     let words: Vec<usize> = text.lines().map(|line| line.split_whitespace().count()).collect();
-    assert_eq!(words, [11; 4], "{text}");
+    assert_eq!(words, [13; 4], "{text}");
     let mut json = Vec::new();
-    once::jsonl(&mut json, &rows).unwrap();
+    once::jsonl(&mut json, &rows, Traced::default()).unwrap();
     let json = String::from_utf8(json).unwrap();
     let first = json.lines().next().unwrap();
     assert!(first.contains("\"gc_percent\":2.0") && first.contains("\"gvl_wait_percent\":null"), "{first}");
+}
+
+/// A request of this length that ended then, of which a tenth was GC and a half waiting for the GVL.
+fn request(path: &str, end_ns: u64, ns: u64) -> Request {
+    Request {
+        id: 1,
+        tid: 1,
+        begin_ns: end_ns - ns,
+        end_ns: Some(end_ns),
+        method: Some("GET"),
+        path: Some(path.to_owned()),
+        status: Some(200),
+        queue_ns: None,
+        first_byte_ns: None,
+        last_byte_ns: None,
+        gcs: Some(0),
+        gc_ns: Some(ns / 10),
+        gc_pauses: Some(1),
+        gc_other: Some(GcTime::default()),
+        gvl_wait_ns: Some(ns / 2),
+        states: None,
+        job: None,
+        gc_states: None,
+    }
+}
+
+/// Two processes serve one endpoint, one of them another one, too.
+fn serving() -> Board {
+    let mut board = board();
+    for (pid, path, count, ms) in [(7, "/orders", 40, 20), (7, "/slow", 4, 900), (8, "/orders", 20, 40)] {
+        let process = process(pid, "shop");
+        for n in 0..count {
+            board.see(&process, Seen::Request(&request(path, 100 * S + n * S / 10, ms * MS)));
+        }
+    }
+    board
+}
+
+/// Requests a second and their times, of a process, a service and an endpoint; where some were lost none is given.
+#[test]
+fn requests() {
+    let mut board = serving();
+    let rows = board.rows(105 * S, Group::Process);
+    let figures = |rows: &[Row], at: &str| {
+        let row = rows.iter().find(|row| row.pid.is_some_and(|pid| pid.to_string() == at) || row.name == at);
+        row.map(|row| (row.requests, row.request_p99_ns, row.requests_seen)).unwrap()
+    };
+    // Of the four seconds that are over and complete: 40 and 4, 20, none at all.
+    assert_eq!(figures(&rows, "7"), (Some(11.0), Some(900 * MS), 44));
+    assert_eq!(figures(&rows, "8"), (Some(5.0), Some(40 * MS), 20));
+    assert_eq!(figures(&rows, "9"), (None, None, 0));
+    let services = board.rows(105 * S, Group::Service);
+    assert_eq!(figures(&services, "shop"), (Some(16.0), Some(900 * MS), 64));
+    assert_eq!(figures(&services, "idle"), (None, None, 0));
+    let endpoints = board.rows(105 * S, Group::Endpoint);
+    assert_eq!(figures(&endpoints, "GET /orders"), (Some(15.0), Some(40 * MS), 60));
+    let orders = endpoints.iter().find(|row| row.name == "GET /orders").unwrap();
+    assert_eq!((orders.processes, &*orders.service, orders.cpu), (2, "shop", None));
+    assert_eq!((orders.gc, orders.gvl), (Some(10.0), Some(50.0)));
+    // A minute later there are no endpoints any more.
+    assert!(board.rows(170 * S, Group::Endpoint).is_empty());
+    board.requests_lost(3, 106 * S);
+    board.requests_lost(3, 130 * S);
+    let of = |board: &Board, now_ns| figures(&board.rows(now_ns, Group::Process), "7");
+    assert_eq!(of(&board, 107 * S), (None, None, 44));
+    assert_eq!(of(&board, 125 * S), (Some(0.0), None, 44));
+    // What ended before tracing had begun in earnest counts for nothing.
+    let mut late = serving();
+    late.began(103 * S);
+    assert_eq!(of(&late, 106 * S), (Some(5.0), Some(900 * MS), 44));
+}
+
+/// Columns, the page by endpoint and the panels of a process appear with what is traced, in 80 columns, too.
+#[test]
+fn panels() {
+    let board = serving();
+    let traced = Traced { requests: true, gvl: true };
+    let view = |panel, group| View { detail: Some(7), panel, group, traced, ..View::default() };
+    let table = screen(&board, &View { traced, ..View::default() }, (80, 24));
+    for part in ["REQ/s", "REQ99", "GVL%", "11.0", "900ms", "app"] {
+        assert!(table.contains(part), "{part}:\n{table}");
+    }
+    let plain = screen(&board, &View::default(), (200, 50));
+    assert!(!plain.contains("REQ/s"), "{plain}");
+    let endpoints = View { detail: None, ..view(Panel::Threads, Group::Endpoint) };
+    let endpoints = screen(&board, &endpoints, (80, 24));
+    assert!(endpoints.contains("GET /orders") && endpoints.contains("15.0") && endpoints.contains("×2"));
+    let small = screen(&board, &view(Panel::Requests, Group::Process), (80, 24));
+    for part in
+        ["REQUESTS, LAST MINUTE   (Tab: 2 more)", "GET /orders", "10.0", "50.0", "20.0ms", "REQ/s 11.0"]
+    {
+        assert!(small.contains(part), "{part}:\n{small}");
+    }
+    assert!(!small.contains("THREADS"), "{small}");
+    let blocked = screen(&board, &view(Panel::Blocked, Group::Process), (80, 24));
+    assert!(blocked.contains("FOR WHOM") && blocked.contains("nobody"), "{blocked}");
+    let large = screen(&board, &view(Panel::Blocked, Group::Process), (200, 50));
+    for part in ["THREADS", "GET /slow", "FOR WHOM"] {
+        assert!(large.contains(part), "{part}:\n{large}");
+    }
+    assert!(!large.contains("Tab:"), "{large}");
+    for size in [(1, 1), (3, 2), (20, 5), (80, 3), (80, 24), (400, 100)] {
+        for panel in [Panel::Threads, Panel::Requests, Panel::Blocked] {
+            let _any = screen(&board, &view(panel, Group::Process), size);
+        }
+    }
+}
+
+/// A click means what is drawn there: each heading, the rows that are in sight, and the titles of panels.
+#[test]
+fn spots() {
+    let mut board = serving();
+    for pid in 100..160 {
+        board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 100 * S });
+    }
+    let traced = Traced { requests: true, gvl: true };
+    for (width, cursor) in [(80, 0), (80, 40), (200, 62), (200, 9999)] {
+        let view = View { cursor, traced, ..View::default() };
+        let rows = view.arranged(board.rows(105 * S, view.group));
+        let drawn = screen(&board, &view, (width, 24));
+        let lines: Vec<Vec<char>> =
+            drawn.lines().map(|line| line.trim_matches('"').chars().collect()).collect();
+        let at = |x: usize, y: usize| {
+            place::spot(Rect::new(0, 0, width, 24), &view, rows.len(), (x as u16, y as u16))
+        };
+        for column in Column::shown(80, view.group, traced) {
+            let heading: Vec<char> = column.heading().chars().collect();
+            let is_word = |window: &[char]| window == heading.as_slice();
+            let x = lines[1].windows(heading.len()).position(is_word).unwrap();
+            for x in [x, x + heading.len() - 1] {
+                assert_eq!(at(x, 1), Spot::Heading(column), "{drawn}");
+            }
+        }
+        for y in 2..23 {
+            let Spot::Row(row) = at(20, y) else { panic!("{y} {drawn}") };
+            let pid = rows[row].pid.unwrap().to_string();
+            let line: String = lines[y].iter().collect();
+            assert!(line.split_whitespace().next() == Some(pid.as_str()), "{pid}: {line}");
+        }
+        assert_eq!((at(20, 0), at(20, 23)), (Spot::Other, Spot::Other));
+    }
+    let few = View { traced, ..View::default() };
+    assert_eq!(place::spot(Rect::new(0, 0, 80, 24), &few, 3, (5, 10)), Spot::Other);
+    let detail = View { detail: Some(7), ..few };
+    let drawn = screen(&board, &detail, (80, 24));
+    let title = drawn.lines().position(|line| line.contains("Tab:")).unwrap() as u16;
+    let spot = |y| place::spot(Rect::new(0, 0, 80, 24), &detail, 3, (5, y));
+    assert_eq!((spot(title), spot(title + 1)), (Spot::Panels, Spot::Other));
 }

@@ -1,11 +1,29 @@
-//! What the user has chosen to see, and what keys do. Pure.
+//! What the user has chosen to see, and what keys and the mouse do. Pure.
 
-use crossterm::event::{KeyCode, KeyModifiers};
+use crossterm::event::{KeyCode, KeyModifiers, MouseButton, MouseEventKind};
 
-use super::rows::{Column, Group, Row, matches, sort};
+use super::{
+    place::Spot,
+    rows::{Column, Group, Row, Traced, matches, sort},
+};
 
 /// Characters of a filter at most.
 const MOST_FILTER: usize = 64;
+
+/// Rows that the wheel moves by.
+const WHEEL: isize = 3;
+
+/// A part of the page of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Panel {
+    /// Its threads.
+    #[default]
+    Threads,
+    /// Its requests by endpoint.
+    Requests,
+    /// Who waited for the GVL, and for whom.
+    Blocked,
+}
 
 /// What the user has chosen.
 #[derive(Clone, Debug, Default)]
@@ -29,8 +47,12 @@ pub(super) struct View {
     pub cursor: usize,
     /// The process that is shown in detail.
     pub detail: Option<u32>,
-    /// Lines of its threads that are above the screen.
+    /// Its panel that is shown, where there is room for one.
+    pub panel: Panel,
+    /// Lines of that panel that are above the screen.
     pub scroll: usize,
+    /// What is traced that not every run traces.
+    pub traced: Traced,
 }
 
 /// What a key leads to, besides what it changes here.
@@ -76,23 +98,67 @@ impl View {
             KeyCode::Up | KeyCode::Char('k') => self.moved(-1, rows.len()),
             KeyCode::PageDown => self.moved(10, rows.len()),
             KeyCode::PageUp => self.moved(-10, rows.len()),
+            KeyCode::Tab if self.detail.is_some() => self.next_panel(),
             KeyCode::Home => self.moved(isize::MIN / 2, rows.len()),
             KeyCode::End => self.moved(isize::MAX / 2, rows.len()),
             _ if self.detail.is_some() => {}
             KeyCode::Enter | KeyCode::Right => self.open(rows),
-            KeyCode::Char('>' | '.') => self.sort = self.sort.moved(1),
-            KeyCode::Char('<' | ',') => self.sort = self.sort.moved(-1),
+            KeyCode::Char('>' | '.') => self.sort = self.sort.moved(1, &self.sortable()),
+            KeyCode::Char('<' | ',') => self.sort = self.sort.moved(-1, &self.sortable()),
             KeyCode::Char('r') => self.reversed = !self.reversed,
-            KeyCode::Char('g') => self.group = self.group.next(),
+            KeyCode::Char('g') => self.regroup(),
             KeyCode::Char('/') => self.editing = true,
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Char('c') => self.sort = Column::Cpu,
             KeyCode::Char('x') => self.sort = Column::Max,
             KeyCode::Char('m') => self.sort = Column::Rss,
             KeyCode::Char('a') => self.sort = Column::Alloc,
+            KeyCode::Char('e') if self.traced.requests => self.sort = Column::RequestP99,
             _ => {}
         }
         Answer::Draw
+    }
+
+    /// The mouse did something at this place, while these rows were shown. True: there is something to draw.
+    pub(super) fn mouse(&mut self, did: MouseEventKind, spot: Spot, rows: &[Row]) -> bool {
+        match (did, spot) {
+            (MouseEventKind::ScrollDown, _) => self.moved(WHEEL, rows.len()),
+            (MouseEventKind::ScrollUp, _) => self.moved(-WHEEL, rows.len()),
+            (MouseEventKind::Down(MouseButton::Left), _) if self.help => self.help = false,
+            (MouseEventKind::Down(MouseButton::Left), Spot::Heading(column)) if self.sort == column => {
+                self.reversed = !self.reversed;
+            }
+            (MouseEventKind::Down(MouseButton::Left), Spot::Heading(column)) => {
+                (self.sort, self.reversed) = (column, false);
+            }
+            (MouseEventKind::Down(MouseButton::Left), Spot::Row(row)) if self.cursor == row => {
+                self.open(rows)
+            }
+            (MouseEventKind::Down(MouseButton::Left), Spot::Row(row)) => self.cursor = row,
+            (MouseEventKind::Down(MouseButton::Left), Spot::Panels) => self.next_panel(),
+            (MouseEventKind::Down(MouseButton::Right), _) => self.detail = None,
+            _ => return false,
+        }
+        true
+    }
+
+    /// Columns that rows have, on a screen that is wide enough.
+    fn sortable(&self) -> Vec<Column> {
+        Column::shown(u16::MAX, self.group, self.traced)
+    }
+
+    fn regroup(&mut self) {
+        self.group = self.group.next(self.traced);
+        if !self.sortable().contains(&self.sort) {
+            (self.sort, self.reversed) = (Column::Requests, false);
+        }
+    }
+
+    fn next_panel(&mut self) {
+        let all = Panel::of(self.traced);
+        let at = all.iter().position(|panel| *panel == self.panel).unwrap_or(0);
+        self.panel = all.get((at + 1) % all.len().max(1)).copied().unwrap_or_default();
+        self.scroll = 0;
     }
 
     fn edit(&mut self, code: KeyCode) {
@@ -119,7 +185,7 @@ impl View {
         }
     }
 
-    /// Into a process; of a group, its processes.
+    /// Into a process; of a group, its processes; of an endpoint, those that serve it.
     fn open(&mut self, rows: &[Row]) {
         let Some(row) = rows.get(self.cursor) else { return };
         self.scroll = 0;
@@ -182,6 +248,59 @@ mod tests {
         empty.key(KeyCode::Enter, none, &[]);
         empty.key(KeyCode::End, none, &[]);
         assert_eq!((empty.detail, empty.cursor), (None, 0));
+    }
+
+    /// A click selects, another one opens; on a heading it sorts, and turns the order round; the wheel moves.
+    #[test]
+    fn mouse() {
+        let mut view = View::default();
+        let (left, shown) = (MouseEventKind::Down(MouseButton::Left), view.arranged(rows()));
+        assert!(view.mouse(left, Spot::Row(2), &shown));
+        assert_eq!((view.cursor, view.detail), (2, None));
+        view.mouse(left, Spot::Row(2), &shown);
+        assert_eq!(view.detail, Some(3));
+        view.mouse(MouseEventKind::Down(MouseButton::Right), Spot::Other, &shown);
+        assert_eq!(view.detail, None);
+        view.mouse(left, Spot::Heading(Column::Rss), &shown);
+        assert_eq!((view.sort, view.reversed), (Column::Rss, false));
+        view.mouse(left, Spot::Heading(Column::Rss), &shown);
+        assert!(view.reversed);
+        view.mouse(MouseEventKind::ScrollUp, Spot::Other, &shown);
+        assert_eq!(view.cursor, 0);
+        view.mouse(MouseEventKind::ScrollDown, Spot::Other, &shown);
+        assert_eq!(view.cursor, 2);
+        assert!(!view.mouse(MouseEventKind::Moved, Spot::Row(1), &shown));
+        assert!(!view.mouse(left, Spot::Other, &shown));
+        view.help = true;
+        view.mouse(left, Spot::Row(0), &shown);
+        assert_eq!((view.help, view.cursor), (false, 2));
+    }
+
+    /// Panels follow each other, those that there are; an endpoint opens into the processes that serve it.
+    #[test]
+    fn requests() {
+        let none = KeyModifiers::NONE;
+        let traced = Traced { requests: true, gvl: true };
+        let mut view = View { detail: Some(1), scroll: 4, traced, ..View::default() };
+        let panels = [0, 1, 2].map(|_| {
+            view.key(KeyCode::Tab, none, &[]);
+            view.panel
+        });
+        assert_eq!((panels, view.scroll), ([Panel::Requests, Panel::Blocked, Panel::Threads], 0));
+        let mut only = View { detail: Some(1), ..View::default() };
+        only.key(KeyCode::Tab, none, &[]);
+        assert_eq!(only.panel, Panel::Threads);
+        view.key(KeyCode::Esc, none, &[]);
+        for _ in 0..3 {
+            view.key(KeyCode::Char('g'), none, &[]);
+        }
+        assert_eq!((view.group, view.sort), (Group::Endpoint, Column::Requests));
+        let row = Row { name: "GET /orders".into(), processes: 1, ..Row::default() };
+        view.key(KeyCode::Enter, none, &[row]);
+        assert_eq!((view.group, view.filter.as_str()), (Group::Process, "GET /orders"));
+        let serving = Row { pid: Some(5), endpoints: vec!["GET /orders".into()], ..Row::default() };
+        let shown = view.arranged(vec![serving, Row { pid: Some(6), ..Row::default() }]);
+        assert_eq!(shown.iter().map(|row| row.pid).collect::<Vec<_>>(), [Some(5)]);
     }
 
     /// A group opens into its processes.

@@ -1,0 +1,116 @@
+//! Who waited long for the GVL, and for whom, in one process in the last minute. It reads no clock, and its size is bounded.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::board::{SECOND, WINDOW, bounded, place};
+use crate::model::gvl::{GvlWait, GvlWho};
+
+/// Waits that are kept at most.
+const MOST: usize = 2048;
+
+/// Who waited for whom.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Pair {
+    /// Who waited.
+    pub waiter: GvlWho,
+    /// Who held the GVL longest meanwhile, if that was seen.
+    pub holder: Option<GvlWho>,
+    /// Where that thread was: `app.rb:12 Foo#bar`.
+    pub place: Option<String>,
+}
+
+/// How often and how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Waited {
+    /// Waits.
+    pub count: u64,
+    /// Their time, nanoseconds.
+    pub ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+}
+
+/// The long waits of a process.
+#[derive(Debug, Default)]
+pub(super) struct Blocked {
+    waits: VecDeque<(u64, u64, Pair)>,
+}
+
+impl Blocked {
+    /// A thread had to wait long.
+    pub(super) fn see(&mut self, wait: &GvlWait) {
+        let blocker = wait.blocker.as_ref();
+        let pair = Pair {
+            waiter: wait.who.clone(),
+            holder: blocker.map(|blocker| blocker.hold.who.clone()),
+            // What the holder was seen to run, or else where it was when it let go.
+            place: blocker.and_then(|blocker| {
+                blocker.ran.first().map(|(_, stack)| stack).or(blocker.until.as_ref()).and_then(place)
+            }),
+        };
+        bounded(&mut self.waits, (wait.begin_ns + wait.ns, wait.ns, pair), MOST);
+    }
+
+    /// Who waited for whom, the longest sum first.
+    pub(super) fn pairs(&self, now_ns: u64) -> Vec<(Pair, Waited)> {
+        let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
+        let mut pairs: HashMap<&Pair, Waited> = HashMap::new();
+        for (_, ns, pair) in self.waits.iter().filter(|(end_ns, ..)| *end_ns >= from) {
+            let waited = pairs.entry(pair).or_default();
+            waited.count += 1;
+            waited.ns += ns;
+            waited.max_ns = waited.max_ns.max(*ns);
+        }
+        let mut pairs: Vec<_> = pairs.into_iter().map(|(pair, waited)| (pair.clone(), waited)).collect();
+        pairs.sort_by(|one, two| two.1.ns.cmp(&one.1.ns).then_with(|| one.0.cmp(&two.0)));
+        pairs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::gvl::{GvlBlocker, GvlDoing, GvlSpan};
+
+    /// Pairs add up, the longest first; after a minute, and beyond the bound, they are gone.
+    #[test]
+    fn pairs() {
+        let who = |tid: u32, comm: &str| GvlWho { tid, comm: Arc::from(comm) };
+        let wait = |tid, end_ns, ns, holder: Option<u32>| {
+            let hold =
+                |tid| GvlSpan { who: who(tid, "holder"), id: 1, doing: GvlDoing::Holding, begin_ns: 0, ns };
+            let blocker = |tid| GvlBlocker { hold: hold(tid), until: None, ran: Vec::new(), first: true };
+            GvlWait {
+                who: who(tid, "waiter"),
+                id: 2,
+                thread: None,
+                begin_ns: end_ns - ns,
+                ns,
+                blocker: holder.map(blocker),
+                stack: None,
+            }
+        };
+        let mut blocked = Blocked::default();
+        for (tid, ns, holder) in [(1, 5, Some(9)), (1, 7, Some(9)), (2, 40, None)] {
+            blocked.see(&wait(tid, 100 * SECOND, ns, holder));
+        }
+        let pairs = blocked.pairs(101 * SECOND);
+        let told: Vec<_> = pairs.iter().map(|(pair, waited)| (pair.waiter.tid, *waited)).collect();
+        let waited = |count, ns, max_ns| Waited { count, ns, max_ns };
+        assert_eq!(told, [(2, waited(1, 40, 40)), (1, waited(2, 12, 7))]);
+        assert_eq!(pairs[1].0.holder, Some(who(9, "holder")));
+        assert!(blocked.pairs(170 * SECOND).is_empty());
+        for _ in 0..MOST * 2 {
+            blocked.see(&wait(3, 101 * SECOND, 1, None));
+        }
+        assert_eq!(
+            blocked.pairs(101 * SECOND),
+            [(
+                Pair { waiter: who(3, "waiter"), holder: None, place: None },
+                waited(MOST as u64, MOST as u64, 1)
+            )]
+        );
+    }
+}

@@ -1,0 +1,247 @@
+//! Requests and jobs of one process: how many end in a second, and how long they took, all together and by endpoint. It reads no clock,
+//! and its size is bounded.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::Range,
+    sync::Arc,
+};
+
+use super::board::{SECOND, SHARES, WINDOW};
+use crate::model::request::Request;
+
+/// Requests whose times are kept at most, of all endpoints.
+const MOST: usize = 4096;
+/// Of one endpoint.
+const MOST_OF_ENDPOINT: usize = 512;
+/// Endpoints that are kept at most.
+const MOST_ENDPOINTS: usize = 512;
+/// Seconds for which requests are counted: those that a rate is of, the one that runs, and those that come late.
+const SECONDS: usize = 16;
+/// A request is reported when all records of its time have been read: the last second may not be complete.
+pub(super) const LATE: u64 = 1;
+
+/// Times of one request, nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Served {
+    end_ns: u64,
+    ns: u64,
+    /// Stopped for GC meanwhile, by its own thread or by another one.
+    gc_ns: Option<u64>,
+    /// Waiting for the GVL.
+    gvl_ns: Option<u64>,
+}
+
+/// Requests of one kind.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    /// Second since boot, and how many ended in it.
+    seconds: [(u64, u64); SECONDS],
+    last: VecDeque<Served>,
+}
+
+/// What is known of several [`Times`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Figures {
+    /// Requests a second, of the last [`SHARES`] seconds.
+    pub rate: Option<f64>,
+    /// Those of the last minute whose times are kept.
+    pub count: usize,
+    /// The median of their times, nanoseconds.
+    pub p50_ns: Option<u64>,
+    /// The 99th percentile.
+    pub p99_ns: Option<u64>,
+    /// The longest.
+    pub max_ns: Option<u64>,
+    /// Share of their time in which they stood for GC, percent.
+    pub gc: Option<f64>,
+    /// Share of their time in which they waited for the GVL, percent.
+    pub gvl: Option<f64>,
+}
+
+/// All requests of a process.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    all: Times,
+    endpoints: HashMap<Arc<str>, Times>,
+    /// Seen so far.
+    pub seen: u64,
+    /// Of these, the ones whose end was not seen: they have no time and are in no rate.
+    pub unended: u64,
+    /// Of these, the ones for whose endpoint there was no room.
+    pub no_room: u64,
+}
+
+impl Times {
+    fn add(&mut self, served: Served, most: usize) {
+        let at = served.end_ns / SECOND;
+        let second = &mut self.seconds[at as usize % SECONDS];
+        if second.0 != at {
+            *second = (at, 0);
+        }
+        second.1 += 1;
+        super::board::bounded(&mut self.last, served, most);
+    }
+
+    fn ended_in(&self, seconds: &Range<u64>) -> u64 {
+        self.seconds.iter().filter(|(at, _)| seconds.contains(at)).map(|(_, count)| count).sum()
+    }
+
+    fn recent(&self, now_ns: u64) -> impl Iterator<Item = &Served> {
+        let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
+        self.last.iter().filter(move |served| served.end_ns >= from)
+    }
+}
+
+/// The figures of these together: each with the time since which it is traced. `whole`: whether all requests of the last ten seconds
+/// were seen, and all of the last minute.
+pub(super) fn figures(all: &[(&Times, u64)], now_ns: u64, whole: (bool, bool)) -> Figures {
+    let rate = |(times, since_ns): &(&Times, u64)| {
+        let seconds = seconds(*since_ns, now_ns);
+        let wall = seconds.end.checked_sub(seconds.start).filter(|&wall| wall > 0)?;
+        Some(times.ended_in(&seconds) as f64 / wall as f64)
+    };
+    let served: Vec<&Served> = all.iter().flat_map(|(times, _)| times.recent(now_ns)).collect();
+    let mut times: Vec<u64> = served.iter().map(|served| served.ns).collect();
+    times.sort_unstable();
+    let quantile = |percent: usize| {
+        let rank = (times.len() * percent).div_ceil(100);
+        rank.checked_sub(1).and_then(|at| times.get(at).copied()).filter(|_| whole.1)
+    };
+    let wall: u64 = times.iter().sum();
+    let share = |of: fn(&Served) -> Option<u64>| {
+        let sum = served.iter().map(|served| of(served)).sum::<Option<u64>>()?;
+        (wall > 0).then(|| sum as f64 * 100.0 / wall as f64)
+    };
+    Figures {
+        rate: all.iter().map(rate).sum::<Option<f64>>().filter(|_| whole.0 && !all.is_empty()),
+        count: times.len(),
+        p50_ns: quantile(50),
+        p99_ns: quantile(99),
+        max_ns: quantile(100),
+        gc: share(|served| served.gc_ns),
+        gvl: share(|served| served.gvl_ns),
+    }
+}
+
+/// The whole seconds that a rate is of.
+fn seconds(since_ns: u64, now_ns: u64) -> Range<u64> {
+    let end = (now_ns / SECOND).saturating_sub(LATE);
+    since_ns.div_ceil(SECOND).max(end.saturating_sub(SHARES as u64))..end
+}
+
+impl Requests {
+    /// A request has been served.
+    pub(super) fn see(&mut self, request: &Request) {
+        self.seen += 1;
+        let (Some(end_ns), Some(ns)) = (request.end_ns, request.duration_ns()) else {
+            self.unended += 1;
+            return;
+        };
+        let gc_ns = request.gc_ns.zip(request.gc_other).map(|(own, other)| own + other.ns);
+        let served = Served { end_ns, ns, gc_ns, gvl_ns: request.gvl_wait_ns };
+        self.all.add(served, MOST);
+        let endpoint = request.endpoint();
+        if let Some(times) = self.endpoints.get_mut(endpoint.as_str()) {
+            times.add(served, MOST_OF_ENDPOINT);
+        } else if self.endpoints.len() < MOST_ENDPOINTS {
+            self.endpoints.entry(endpoint.into()).or_default().add(served, MOST_OF_ENDPOINT);
+        } else {
+            self.no_room += 1;
+        }
+    }
+
+    /// Forgets endpoints of which nothing has been seen for a minute.
+    pub(super) fn forget(&mut self, now_ns: u64) {
+        self.endpoints.retain(|_, times| times.recent(now_ns).next().is_some());
+    }
+
+    /// All of them.
+    pub(super) fn all(&self) -> &Times {
+        &self.all
+    }
+
+    /// Endpoints of the last minute.
+    pub(super) fn endpoints(&self, now_ns: u64) -> impl Iterator<Item = (&Arc<str>, &Times)> {
+        self.endpoints.iter().filter(move |(_, times)| times.recent(now_ns).next().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(path: &str, end_ns: u64, ns: u64) -> Request {
+        Request {
+            id: 1,
+            tid: 1,
+            begin_ns: end_ns - ns,
+            end_ns: Some(end_ns),
+            method: Some("GET"),
+            path: Some(path.to_owned()),
+            status: None,
+            queue_ns: None,
+            first_byte_ns: None,
+            last_byte_ns: None,
+            gcs: None,
+            gc_ns: Some(ns / 10),
+            gc_pauses: None,
+            gc_other: Some(crate::model::request::GcTime { pauses: 1, ns: ns / 10 }),
+            gvl_wait_ns: None,
+            states: None,
+            job: None,
+            gc_states: None,
+        }
+    }
+
+    /// Rates are of whole seconds that are over, times of the last minute; what is not known of one is not known of all.
+    #[test]
+    fn figures_of_some() {
+        const MS: u64 = SECOND / 1000;
+        let mut requests = Requests::default();
+        // 20 a second, of 1 to 100 ms, from the first second on.
+        for n in 0..100 {
+            requests.see(&request("/a", 100 * SECOND + n * 50 * MS, (n + 1) * MS));
+        }
+        requests.see(&request("/b", 104 * SECOND, 500 * MS));
+        requests.see(&Request { end_ns: None, ..request("/a", 104 * SECOND, MS) });
+        let of = |now_ns, whole| figures(&[(requests.all(), 100 * SECOND - MS)], now_ns, whole);
+        let all = of(106 * SECOND + MS, (true, true));
+        // 101 in the five seconds from 100 to 105.
+        assert_eq!((all.rate, all.count), (Some(101.0 / 5.0), 101));
+        assert_eq!((all.p50_ns, all.p99_ns, all.max_ns), (Some(51 * MS), Some(100 * MS), Some(500 * MS)));
+        assert_eq!((all.gc.map(f64::round), all.gvl), (Some(20.0), None));
+        assert_eq!((requests.seen, requests.unended), (102, 1));
+        // The seconds 100 and 101 are over.
+        assert_eq!(of(103 * SECOND, (true, true)).rate, Some(20.0));
+        assert_eq!(of(101 * SECOND, (true, true)).rate, None);
+        assert_eq!(of(150 * SECOND, (true, true)).rate, Some(0.0));
+        assert_eq!(of(170 * SECOND, (true, true)).p99_ns, None);
+        let lossy = of(106 * SECOND, (false, true));
+        assert_eq!((lossy.rate, lossy.max_ns), (None, Some(500 * MS)));
+        assert_eq!(of(106 * SECOND, (true, false)).p99_ns, None);
+        assert_eq!(figures(&[], 1, (true, true)), Figures::default());
+        let mut names: Vec<_> = requests.endpoints(106 * SECOND).map(|(name, _)| &**name).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["GET /a", "GET /b"]);
+    }
+
+    /// However many endpoints and requests there are, what is kept is bounded; what had no room is counted.
+    #[test]
+    fn bounds() {
+        let mut requests = Requests::default();
+        for n in 0..2000 {
+            requests.see(&request(&format!("/{n}"), SECOND + n, 1));
+            requests.see(&request("/0", SECOND + n, 1));
+        }
+        assert_eq!(requests.endpoints.len(), MOST_ENDPOINTS);
+        assert_eq!(requests.no_room, 2000 - MOST_ENDPOINTS as u64);
+        assert_eq!(requests.endpoints["GET /0"].last.len(), MOST_OF_ENDPOINT);
+        for _ in 0..10_000 {
+            requests.see(&request("/0", SECOND, 1));
+        }
+        assert_eq!(requests.all.last.len(), MOST);
+        requests.forget(100 * SECOND);
+        assert!(requests.endpoints.is_empty());
+    }
+}

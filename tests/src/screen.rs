@@ -1,0 +1,71 @@
+//! A terminal without a window: tmux, with a server of its own.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::PATIENCE;
+use crate::live::Live;
+
+/// A terminal in which a command runs. Dropping it ends both.
+pub struct Screen {
+    socket: PathBuf,
+}
+
+impl Screen {
+    /// Starts a command, which the shell splits, in a terminal of this size.
+    pub fn start(live: &Live, (width, height): (u16, u16), command: &str) -> Result<Self> {
+        let screen = Self { socket: live.path("tmux") };
+        let (width, height) = (width.to_string(), height.to_string());
+        // What the command says last can be read after its end.
+        let command = format!("{command}; echo ended with $?; sleep 1000");
+        screen.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", &width, "-y", &height, &command])?;
+        Ok(screen)
+    }
+
+    fn tmux(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new("tmux");
+        command.arg("-S").arg(&self.socket).args(args).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
+        let output = command.output().context("tmux")?;
+        ensure!(output.status.success(), "tmux {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// What the terminal shows.
+    pub fn shown(&self) -> Result<String> {
+        self.tmux(&["capture-pane", "-p"])
+    }
+
+    /// Presses keys, by tmux's names.
+    pub fn press(&self, keys: &[&str]) -> Result<()> {
+        self.tmux(&[&["send-keys"], keys].concat()).map(drop)
+    }
+
+    /// Clicks on a cell, counted from 0, as terminals report it (xterm's SGR mode).
+    pub fn click(&self, x: usize, y: usize) -> Result<()> {
+        let (x, y) = (x + 1, y + 1);
+        self.press(&["-l", &format!("\x1b[<0;{x};{y}M\x1b[<0;{x};{y}m")])
+    }
+
+    /// Waits until the terminal shows something that satisfies a condition.
+    pub fn wait(&self, what: &str, wanted: impl Fn(&str) -> bool) -> Result<String> {
+        let since = Instant::now();
+        loop {
+            let shown = self.shown()?;
+            if wanted(&shown) {
+                return Ok(shown);
+            }
+            ensure!(since.elapsed() < PATIENCE, "no {what}:\n{shown}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Its own server: nobody else's terminals end.
+        let _gone = self.tmux(&["kill-server"]);
+    }
+}

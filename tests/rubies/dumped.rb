@@ -1,8 +1,9 @@
-# A program whose threads do one thing each that `gctrace dump` shows: two hold a lock each and want the other's, one reads, two sleep,
-# one of them with a hostile name. Its report has their `Thread#backtrace`. Arguments: methods that more threads
+# A program whose threads do one thing each that `gctrace dump` shows: two hold a lock each and want the other's, one reads, one is called
+# back by an extension, two sleep, one of them with a hostile name. Its report has their `Thread#backtrace`. Arguments: methods that more threads
 # run all the time (computing, printing, collecting), and how many more sleep.
 require_relative "support"
 require "json"
+require "zlib"
 
 def deadlock(mine, other, ready)
   mine.synchronize do
@@ -34,6 +35,19 @@ def napping
   sleep
 end
 
+class Sink
+  def write(*_texts)
+    sleep
+  end
+end
+
+# The extension calls `write`: its frames are between those of Ruby.
+def zipping
+  writer = Zlib::GzipWriter.new(Sink.new)
+  writer.write("x")
+  writer.finish
+end
+
 Report.run do |extra|
   a, b, ready = Mutex.new, Mutex.new, Queue.new
   reader, _writer = IO.pipe
@@ -47,6 +61,7 @@ Report.run do |extra|
   start.call("locks b") { deadlock(b, a, ready) }
   start.call("reads") { reading(reader) }
   start.call("naps") { napping }
+  start.call("zips") { zipping }
   start.call("evil\e[2J\nname") { napping }
   (ARGV[1] || 0).to_i.times { |at| start.call("many #{at}") { napping } }
   sleep 0.01 until named.values.all?(&:stop?) && ready.size == 2

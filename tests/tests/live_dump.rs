@@ -15,14 +15,19 @@ use serde_json::Value;
 /// Most attempts, until something has been seen that is there most of the time.
 const LOOKS: u32 = 200;
 
-fn dump(live: &Live, pid: u32) -> Result<Finished> {
-    let cache = live.path("cache").to_string_lossy().into_owned();
-    Invocation::new(["dump", "--pid", &pid.to_string(), "--format", "jsonl", "--cache-dir", &cache])?.run()
+fn dump(live: &Live, pid: u32, more: &[&str]) -> Result<Finished> {
+    let (pid, cache) = (pid.to_string(), live.path("cache").to_string_lossy().into_owned());
+    let args = ["dump", "--pid", &pid, "--format", "jsonl", "--cache-dir", &cache];
+    Invocation::new(args.iter().chain(more).copied())?.run()
 }
 
 /// The line of the process, and its threads by name; the main thread is `main`.
 fn threads(live: &Live, pid: u32) -> Result<(Value, BTreeMap<String, Value>)> {
-    let finished = dump(live, pid)?;
+    threads_with(live, pid, &[])
+}
+
+fn threads_with(live: &Live, pid: u32, more: &[&str]) -> Result<(Value, BTreeMap<String, Value>)> {
+    let finished = dump(live, pid, more)?;
     ensure!(finished.status.success(), "{:?}\n{}", finished.status, finished.errors());
     let lines: Vec<Value> =
         finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
@@ -86,6 +91,7 @@ fn equals_thread_backtrace() -> Result<()> {
         let (_, first) = threads(&live, pid)?;
         let before: Vec<_> = first.values().map(|thread| switches(&thread["tid"])).collect();
         let (process, found) = threads(&live, pid)?;
+        let (_, native) = threads_with(&live, pid, &["--native"])?;
         let after: Vec<_> = first.values().map(|thread| switches(&thread["tid"])).collect();
         script.say("go")?;
         let report = script.finish()?.report;
@@ -124,6 +130,7 @@ fn equals_thread_backtrace() -> Result<()> {
             ensure!(thread["state"] == "mutex_wait" && thread["mutex_holder"] == tid(other), "{thread}");
             ensure!(thread["mutexes_held"] == 1, "{thread}");
         }
+        native_frames(&found, &native).with_context(|| ruby.label())?;
         for name in ["reads", "naps", "evil\u{1b}[2J\nname", "main"] {
             ensure!(found[name]["state"] == "blocked" && found[name]["mutexes_held"] == 0, "{}", found[name]);
             ensure!(found[name]["holds_gvl"] == false, "{}", found[name]);
@@ -140,6 +147,37 @@ fn equals_thread_backtrace() -> Result<()> {
     })
 }
 
+/// Each thread that sleeps has the frames of a dump without native ones, in that order, and native frames among them: the system call
+/// innermost, and the extension where it calls back.
+fn native_frames(without: &BTreeMap<String, Value>, with: &BTreeMap<String, Value>) -> Result<()> {
+    let frames = |thread: &Value| thread["stack"].as_array().cloned().context("stack");
+    let is_native = |frame: &Value| frame["kind"] == "native";
+    for (name, thread) in with.iter().filter(|(_, thread)| thread["ruby"] == true) {
+        ensure!(without[name]["native_read"].is_null(), "{}", without[name]);
+        let all = frames(thread)?;
+        let others: Vec<Value> = all.iter().filter(|frame| !is_native(frame)).cloned().collect();
+        ensure!(others == frames(&without[name])?, "{name:?}: {thread}");
+        if !cfg!(target_arch = "x86_64") {
+            ensure!(thread["native_read"] == "cut", "{thread}");
+            continue;
+        }
+        ensure!(thread["native_read"] == "in_order" && thread["native_missing"].is_null(), "{thread}");
+        let in_libc = |frame: &Value| frame["file"].as_str().is_some_and(|file| file.contains("libc"));
+        ensure!(all.first().is_some_and(|leaf| is_native(leaf) && in_libc(leaf)), "{name:?}: {thread}");
+    }
+    if cfg!(target_arch = "x86_64") {
+        let all = frames(&with["zips"])?;
+        let at = |wanted: &dyn Fn(&Value) -> bool| all.iter().position(wanted);
+        let named = |name: &'static str| {
+            move |frame: &Value| frame["name"].as_str().is_some_and(|whole| whole.ends_with(name))
+        };
+        let extension = |frame: &Value| frame["file"].as_str().is_some_and(|file| file.ends_with("/zlib.so"));
+        let places = [at(&named("Sink#write")), at(&extension), at(&named("zipping"))];
+        ensure!(places.iter().all(Option::is_some) && places.is_sorted(), "{}", with["zips"]);
+    }
+    Ok(())
+}
+
 /// Threads that run: of two that compute, one holds the GVL and the other waits for it; one is inside a C function, one collects.
 #[test]
 fn running_threads() -> Result<()> {
@@ -149,7 +187,7 @@ fn running_threads() -> Result<()> {
         let pid = script.pid();
         let (mut waited, mut computed, mut in_c, mut collected) = (false, false, false, false);
         for _ in 0..LOOKS {
-            let finished = dump(&live, pid)?;
+            let finished = dump(&live, pid, &[])?;
             ensure!(finished.status.success(), "{}", finished.errors());
             let lines: Vec<Value> =
                 finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
@@ -212,7 +250,7 @@ fn many_threads() -> Result<()> {
 fn nothing_to_see() -> Result<()> {
     let live = Live::begin()?;
     let own = std::process::id();
-    let other = dump(&live, own)?;
+    let other = dump(&live, own, &[])?;
     ensure!(
         other.status.code() == Some(1) && other.errors().contains("not a Ruby process"),
         "{}",
@@ -221,7 +259,7 @@ fn nothing_to_see() -> Result<()> {
     let mut child = std::process::Command::new("true").spawn()?;
     let gone = child.id();
     child.wait()?;
-    let gone = dump(&live, gone)?;
+    let gone = dump(&live, gone, &[])?;
     ensure!(gone.status.code() == Some(1) && gone.errors().contains("no such process"), "{}", gone.errors());
     ensure!(gone.stdout.is_empty() && other.stdout.is_empty());
     let ruby = Ruby::main()?;
@@ -229,7 +267,7 @@ fn nothing_to_see() -> Result<()> {
         let mut child =
             ruby.command()?.args(["-e", "Thread.new { loop { [1].map(&:to_s) } }; sleep 0.15"]).spawn()?;
         std::thread::sleep(std::time::Duration::from_millis(nth * 20));
-        let finished = dump(&live, child.id())?;
+        let finished = dump(&live, child.id(), &["--native"])?;
         child.wait()?;
         ensure!(matches!(finished.status.code(), Some(0 | 1)), "{:?} {}", finished.status, finished.errors());
         ensure!(finished.errors().lines().count() <= 1, "{}", finished.errors());

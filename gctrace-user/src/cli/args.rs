@@ -242,7 +242,7 @@ pub struct DumpArgs {
     #[arg(long)]
     pub all_ruby: bool,
 
-    /// Also print threads that are not Ruby threads
+    /// Also print native frames (C functions, libraries) of threads that sleep, and threads that are not Ruby threads
     #[arg(long)]
     pub native: bool,
 

@@ -149,7 +149,7 @@ pub struct DumpSettings {
     pub pids: Vec<u32>,
     /// Every Ruby process.
     pub all: bool,
-    /// Threads that are no Ruby threads, too.
+    /// Native frames and threads that are no Ruby threads, too.
     pub native: bool,
     /// Standard output.
     pub format: Format,

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::{host::doing::Doing, model::stack::Frame};
+use gctrace_common::stack::NativeEnd;
+
+use crate::{host::doing::Doing, model::stack::Frame, native::missing};
 
 /// The threads of one process.
 #[derive(Debug, Default)]
@@ -40,6 +42,61 @@ pub struct Thread {
     pub cpu_ns: Option<u64>,
     /// What the VM says; `None`: it is no Ruby thread.
     pub ruby: Option<RubySide>,
+    /// Its native stack, if it was asked for.
+    pub native: Option<NativeSide>,
+}
+
+/// The native stack of a thread.
+#[derive(Clone, Debug, Default)]
+pub struct NativeSide {
+    /// Of a Ruby thread, its frames of both kinds; of another thread, its native frames. Leaf first.
+    pub frames: Vec<Arc<Frame>>,
+    /// What is known of it.
+    pub read: NativeRead,
+}
+
+/// What is known of a native stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NativeRead {
+    /// All of it, in true order with the Ruby frames.
+    InOrder,
+    /// All of it; but native and Ruby frames cannot be put into one order, so that the Ruby frames have only the native leaf above them.
+    LeafOnly,
+    /// The thread slept, and the callers of some frame are not known; the Ruby frames have only the native leaf above them.
+    Cut(NativeEnd),
+    /// The thread ran.
+    #[default]
+    Ran,
+    /// The mappings of the process could not be read.
+    NoMappings,
+}
+
+impl NativeRead {
+    /// The word used on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::InOrder => "in_order",
+            Self::LeafOnly => "leaf_only",
+            Self::Cut(_) => "cut",
+            Self::Ran => "ran",
+            Self::NoMappings => "no_mappings",
+        }
+    }
+
+    /// What is missing and why; `None`: nothing.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            Self::InOrder => None,
+            Self::LeafOnly => {
+                Some("native callers are left out: their order with the Ruby frames is not known".to_owned())
+            }
+            Self::Cut(end) => missing(end).map(|why| format!("native callers are not known: {why}")),
+            Self::Ran => Some("no native frames: it ran".to_owned()),
+            Self::NoMappings => {
+                Some("no native frames: the mappings of the process cannot be read".to_owned())
+            }
+        }
+    }
 }
 
 /// A thread as the VM knows it.
@@ -167,6 +224,16 @@ impl Thread {
             Some('t') => State::Traced,
             Some('Z' | 'X' | 'x') => State::Ended,
             _ => State::Unknown,
+        }
+    }
+
+    /// Its frames: with native ones if these were asked for and are known.
+    pub fn frames(&self) -> &[Arc<Frame>] {
+        let native = self.native.as_ref().filter(|native| !native.frames.is_empty());
+        match (native, &self.ruby) {
+            (Some(native), _) => &native.frames,
+            (None, Some(ruby)) => &ruby.frames,
+            (None, None) => &[],
         }
     }
 

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 
-use gctrace_common::stack::StackEvent;
+use gctrace_common::stack::{NativeEnd, StackEvent};
 
-use super::found::{Dump, Gvl, LockWait, RubySide, StackRead, Thread, circles};
+use super::found::{Dump, Gvl, LockWait, NativeRead, NativeSide, RubySide, StackRead, Thread, circles};
 use crate::{
+    aggregate::mix::{Mixed, mix},
     discover::{ProcessFound, objspace_of},
     host::{
         doing::{self, Doing},
@@ -16,11 +17,12 @@ use crate::{
         tasks::{self, Task},
     },
     model::stack::{Frame, FrameKind},
+    native::Sleepers,
     ruby::{
         frames::{Memory as _, Namer},
         live_check,
         plan::AttachPlan,
-        threads::{Agreed, RubyThread, ThreadState, ThreadsLayout, Walked},
+        threads::{Agreed, RubyThread, ThreadState, ThreadsLayout, Walked, loops},
     },
 };
 
@@ -38,7 +40,12 @@ pub(super) struct Subject<'a> {
     pub(super) process: &'a ProcessFound,
     pub(super) plan: &'a AttachPlan,
     pub(super) bias: u64,
+    /// Whether native stacks are wanted.
+    pub(super) native: bool,
 }
+
+/// Addresses of a native stack, and how its walk ended.
+type NativeWalk = (Vec<u64>, NativeEnd);
 
 /// A Ruby thread while its process is being read.
 struct Reading {
@@ -47,6 +54,8 @@ struct Reading {
     waits: bool,
     /// What it was seen as when it slept.
     slept: Option<Task>,
+    /// Its native stack at that time.
+    native: Option<NativeWalk>,
 }
 
 /// Reads all threads.
@@ -138,6 +147,8 @@ struct Reader<'a> {
     threads: Vec<RubyThread>,
     namer: Option<Namer<ProcessMemory>>,
     no_stacks: Option<String>,
+    /// If native stacks are wanted: what is mapped, if that can be read.
+    native: Option<Option<Sleepers>>,
 }
 
 impl<'a> Reader<'a> {
@@ -157,7 +168,8 @@ impl<'a> Reader<'a> {
             _ => None,
         };
         let threads = threads.unwrap_or_default();
-        Self { memory, bias: subject.bias, layout, threads, namer, no_stacks }
+        let native = subject.native.then(|| Sleepers::read(subject.process.pid).ok());
+        Self { native, memory, bias: subject.bias, layout, threads, namer, no_stacks }
     }
 
     /// Reads a native thread; `None`: it is gone.
@@ -181,11 +193,65 @@ impl<'a> Reader<'a> {
         let comm = tasks::comm(pid, tid);
         let comm = comm.split(|&byte| byte == 0).next().unwrap_or_default();
         let comm = String::from_utf8_lossy(comm).into_owned();
+        let walked = match &read {
+            Some((.., reading)) => reading.native.clone(),
+            None => self.others(pid, task, &doing),
+        };
+        let native = self.native_side(read.as_ref().map(|(ruby, ..)| ruby), walked);
         let (ruby, reading) = read.map_or((None, None), |(walked, how, reading)| {
             (Some(self.side(&walked, how, &reading)), Some(reading))
         });
         let own_tid = Some(task.own_tid);
-        Some((Thread { tid: Some(tid), own_tid, comm, doing, open_on, cpu_ns: None, ruby }, reading))
+        Some((Thread { tid: Some(tid), own_tid, comm, doing, open_on, cpu_ns: None, ruby, native }, reading))
+    }
+
+    /// The native stack of a thread in a system call, if it is wanted. Whether it sleeps meanwhile is not looked at.
+    fn native_walk(&self, doing: &Doing) -> Option<NativeWalk> {
+        let sleepers = self.native.as_ref()?.as_ref()?;
+        let Some(call) = doing.call else { return Some((Vec::new(), NativeEnd::NoRegisters)) };
+        Some(sleepers.walk(&self.memory, call.sp, call.pc))
+    }
+
+    /// The native stack of a thread that is no Ruby thread; `None`: it has run meanwhile.
+    fn others(&self, pid: u32, mut task: Task, doing: &Doing) -> Option<NativeWalk> {
+        let mut doing = doing.clone();
+        for _ in 0..SLEEP_TRIES {
+            let walked = if task.asleep { self.native_walk(&doing) } else { None };
+            if task.still_sleeps(pid) {
+                return walked;
+            }
+            task = Task::look(pid, task.tid)?;
+            doing = Doing::look(pid, task.tid);
+        }
+        None
+    }
+
+    /// Names a native stack and puts it together with the Ruby frames.
+    fn native_side(&mut self, ruby: Option<&Walked>, walked: Option<NativeWalk>) -> Option<NativeSide> {
+        let Some(sleepers) = self.native.as_mut()? else {
+            return Some(NativeSide { read: NativeRead::NoMappings, ..NativeSide::default() });
+        };
+        let Some((addresses, end)) = walked else { return Some(NativeSide::default()) };
+        let native = sleepers.name(self.bias, &addresses);
+        let mut groups = Vec::new();
+        if let (Some(namer), Some(ruby)) = (&mut self.namer, ruby) {
+            for frames in loops(&ruby.frames) {
+                let mut group = Vec::new();
+                namer.name(frames, EPOCH, &mut group);
+                groups.push(group);
+            }
+        }
+        let missing = ruby.and_then(|ruby| missing(ruby.flags));
+        // Without its root end a stack lacks loops, and these cannot be compared.
+        let whole = if missing.is_some() { NativeEnd::Truncated } else { end };
+        let mut frames = Vec::new();
+        let read = match (mix(&native, whole, &[], &groups, &mut frames), end) {
+            (Mixed::InOrder, _) | (Mixed::NativeOnly, NativeEnd::Complete) => NativeRead::InOrder,
+            (_, NativeEnd::Complete) => NativeRead::LeafOnly,
+            (_, end) => NativeRead::Cut(end),
+        };
+        frames.extend(missing);
+        Some(NativeSide { frames, read })
     }
 
     /// Reads a thread that sleeps; `None`: it does not, or has run meanwhile.
@@ -204,7 +270,8 @@ impl<'a> Reader<'a> {
         let state = layout.state(&self.memory, self.bias, ruby);
         let futex = doing.call.and_then(|call| call.futex());
         let waits = futex.and_then(|at| layout.waits_for_gvl(&self.memory, ruby, at)) == Some(true);
-        let reading = Reading { address: ruby.address, state, waits, slept: Some(task) };
+        let native = self.native_walk(doing);
+        let reading = Reading { address: ruby.address, state, waits, slept: Some(task), native };
         task.still_sleeps(pid).then_some((walked, StackRead::Slept, reading))
     }
 
@@ -213,7 +280,7 @@ impl<'a> Reader<'a> {
         let (walked, agreed) = layout.walk_running(&self.memory, ruby, RUN_TRIES);
         let how = if agreed == Agreed::Whole { StackRead::Agreed } else { StackRead::RootOnly };
         let state = layout.state(&self.memory, self.bias, ruby);
-        (walked, how, Reading { address: ruby.address, state, waits: false, slept: None })
+        (walked, how, Reading { address: ruby.address, state, waits: false, slept: None, native: None })
     }
 
     /// Ruby threads that are on no native thread.

@@ -45,6 +45,8 @@ struct ThreadLine<'a> {
     mutex_holder: Option<u32>,
     mutexes_held: Option<usize>,
     stack_read: &'static str,
+    native_read: Option<&'static str>,
+    native_missing: Option<String>,
     stack: Vec<FrameLine<'a>>,
 }
 
@@ -108,7 +110,9 @@ fn of(pid: u32, thread: &Thread, tid: impl Fn(usize) -> Option<u32>) -> ThreadLi
         mutex_holder: wants.and_then(|wants| tid(wants.holder?)),
         mutexes_held: ruby.and_then(|ruby| ruby.locks),
         stack_read: ruby.map_or("none", |ruby| ruby.read.name()),
-        stack: ruby.into_iter().flat_map(|ruby| &ruby.frames).map(|frame| frame_line(frame)).collect(),
+        native_read: thread.native.as_ref().map(|native| native.read.name()),
+        native_missing: thread.native.as_ref().and_then(|native| native.read.missing()),
+        stack: thread.frames().iter().map(|frame| frame_line(frame)).collect(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `gctrace dump`: what each thread of a process does right now, with its Ruby stack. The process is not stopped, and nothing is
+//! `gctrace dump`: what each thread of a process does right now, with its stack. The process is not stopped, and nothing is
 //! attached to it: everything is read from `/proc` and its memory.
 
 mod found;
@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-pub use found::{Dump, Gvl, LockWait, RubySide, StackRead, State, Thread};
+pub use found::{Dump, Gvl, LockWait, NativeRead, NativeSide, RubySide, StackRead, State, Thread};
 pub use text::doing;
 
 use crate::{
@@ -155,7 +155,7 @@ fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
     let found = surveyed(pids.into_iter().collect(), &mut cache);
     let mut any = false;
     for process in &found.processes {
-        let result = of(&found, process);
+        let result = of(&found, process, settings.native);
         any |= result.is_ok();
         if send.send(result).is_err() {
             return;
@@ -200,7 +200,7 @@ impl Looker {
         }
         let gone = || DumpFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false };
         let found = &self.known.as_ref().ok_or_else(gone)?.2;
-        let result = found.processes.first().map_or_else(|| Err(gone()), |process| of(found, process));
+        let result = found.processes.first().map_or_else(|| Err(gone()), |process| of(found, process, false));
         if result.is_err() {
             self.known = None;
         }
@@ -219,7 +219,7 @@ fn surveyed(pids: Vec<u32>, cache: &mut Cache) -> Survey {
     survey(&subjects, cache)
 }
 
-fn of(found: &Survey, process: &ProcessFound) -> Result<Dump, DumpFailure> {
+fn of(found: &Survey, process: &ProcessFound, native: bool) -> Result<Dump, DumpFailure> {
     let pid = process.pid;
     let not_ruby = |reason: String, denied| DumpFailure::NotRuby { pid, reason, denied };
     let image = &found.images[process.image];
@@ -231,7 +231,7 @@ fn of(found: &Survey, process: &ProcessFound) -> Result<Dump, DumpFailure> {
     if let Some(Err(failed)) = &process.state {
         return Err(not_ruby(format!("this Ruby cannot be read: {failed}"), false));
     }
-    let dump = gather::gather(&gather::Subject { process, plan, bias });
+    let dump = gather::gather(&gather::Subject { process, plan, bias, native });
     if !is_running(pid) {
         return Err(not_ruby("it has ended".to_owned(), false));
     }

@@ -36,6 +36,7 @@ pub(super) fn write(out: &mut impl Write, dump: &Dump, native: bool) -> io::Resu
             Some(ruby) => ruby_thread(out, dump, thread, ruby)?,
             None if native || dump.no_stacks.is_some() => {
                 writeln!(out, "\n{}: {}", title(thread), doing(dump, thread))?;
+                stack(out, thread)?;
             }
             None => {}
         }
@@ -49,8 +50,16 @@ fn ruby_thread(out: &mut impl Write, dump: &Dump, thread: &Thread, ruby: &RubySi
     if ruby.read == StackRead::RootOnly {
         writeln!(out, "    (it runs, and its inner frames changed while they were read)")?;
     }
-    for frame in &ruby.frames {
+    stack(out, thread)
+}
+
+/// Frames, and what is missing of them.
+fn stack(out: &mut impl Write, thread: &Thread) -> io::Result<()> {
+    for frame in thread.frames() {
         writeln!(out, "    {}", line(frame))?;
+    }
+    if let Some(missing) = thread.native.as_ref().and_then(|native| native.read.missing()) {
+        writeln!(out, "    ({missing})")?;
     }
     Ok(())
 }
@@ -66,6 +75,10 @@ fn line(frame: &Frame) -> String {
     let name = printable(&frame.name);
     match (&frame.file, frame.kind) {
         (Some(file), FrameKind::Ruby) => format!("{name}  {}:{}", printable(file), frame.line),
+        (Some(file), FrameKind::Native) => {
+            let file = file.rsplit('/').next().unwrap_or(file);
+            format!("{name}  [{}]", printable(file))
+        }
         (_, FrameKind::CFunction) => format!("{name}  [C]"),
         _ => name.into_owned(),
     }

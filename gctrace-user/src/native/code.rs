@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::address::Svma;
 use crate::debuginfo::FunctionNames;
-use crate::elf::ElfImage;
+use crate::elf::{ElfError, ElfImage, ImageHead, LoadSegment, UnwindTable};
+use crate::host::proc_root;
 use crate::ruby::interpreter;
 
 /// An image whose functions can be named. Its file stays open: the process may be gone when a name is asked for.
@@ -40,6 +42,14 @@ impl CodeImage {
         }
     }
 
+    /// How its callers are found.
+    pub(super) fn table(&self) -> Result<UnwindTable, ElfError> {
+        match &self.source {
+            Source::File(file) => UnwindTable::read(file),
+            Source::Bytes(bytes) => UnwindTable::read(&bytes[..]),
+        }
+    }
+
     /// Where the interpreter loop is, in a Ruby image; looked for when it is first asked for.
     pub(super) fn interpreter(&self) -> Option<&Range<Svma>> {
         let find = || {
@@ -68,6 +78,31 @@ impl CodeImage {
         };
         self.names.get_or_init(read).as_ref()
     }
+}
+
+/// A vDSO has two pages.
+const MAX_VDSO: u64 = 1 << 20;
+
+/// The image in a file that a process has mapped (`None`: one that no process is known to have), and its segments.
+pub(super) fn of_file(
+    pid: Option<u32>,
+    path: &Path,
+    shown: &Path,
+) -> Result<(Vec<LoadSegment>, CodeImage), ElfError> {
+    let file = File::open(path).map_err(|source| ElfError::Io { what: "a mapped file", source })?;
+    let head = ImageHead::read(&file)?;
+    let of_process = pid.map(|pid| proc_root::path(pid, "root"));
+    let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();
+    Ok((head.segments, CodeImage::new(shown, Source::File(file), roots)))
+}
+
+/// The kernel's own image in a process.
+pub(super) fn of_vdso(pid: u32, start: u64, end: u64) -> Result<CodeImage, ElfError> {
+    let io = |source| ElfError::Io { what: "the vDSO", source };
+    let mut bytes = vec![0; (end - start).min(MAX_VDSO) as usize];
+    let memory = File::open(proc_root::path(pid, "mem")).map_err(io)?;
+    memory.read_exact_at(&mut bytes, start).map_err(io)?;
+    Ok(CodeImage::new(Path::new("[vdso]"), Source::Bytes(bytes), Vec::new()))
 }
 
 /// Where an image's code lies.

@@ -2,28 +2,23 @@
 //! watches mappings.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gctrace_common::unwind::{CHUNK_MAPPINGS, UnwindMapping};
 
 use super::arena::{Arena, Run};
-use super::code::{Book, CodeImage, CodeMap, Mapped, Source};
+use super::code::{Book, CodeImage, CodeMap, Mapped, of_file, of_vdso};
 use super::{NativeNamer, layout};
 use crate::bpf::{ExecMapping, UnwindMaps};
 use crate::clock::monotonic_ns;
-use crate::elf::{ElfError, ImageHead, LoadSegment, UnwindTable};
-use crate::host::proc_root;
+use crate::elf::{ElfError, LoadSegment};
 use crate::host::{
     identity::ImageKey,
     mappings::{CodeMapping, code_of, load_bias},
 };
 
-/// A vDSO has two pages.
-const MAX_VDSO: u64 = 1 << 20;
 /// How long the code of a process that ended is remembered: stacks of it may still be waiting to be named.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
@@ -114,7 +109,7 @@ impl Tables {
     /// Compiles the table of an image before a process that maps it is seen.
     pub fn prepare(&mut self, key: ImageKey, path: &Path, shown: &Path) {
         // Where it fails it is tried again. The thread that names frames must not have to look for the loop.
-        if let Some(image) = self.image(Key::File(key), || read_file(None, path, shown)) {
+        if let Some(image) = self.image(Key::File(key), || of_file(None, path, shown)) {
             image.code.interpreter();
         }
     }
@@ -217,13 +212,14 @@ impl Tables {
     ) -> Option<(Arc<Image>, Mapped, Option<UnwindMapping>)> {
         let (start, end, image, bias) = match code {
             &CodeMapping::Vdso(start, end) => {
-                let image = self.image(Key::Vdso(end - start), || read_vdso(pid, start, end))?;
+                let image =
+                    self.image(Key::Vdso(end - start), || Ok((Vec::new(), of_vdso(pid, start, end)?)))?;
                 (start, end, image, start)
             }
             CodeMapping::File(mapping) => {
                 let path = mapping.open_path(pid).ok()?;
                 let key = Key::File(ImageKey::of(&path).ok()?);
-                let image = self.image(key, || read_file(Some(pid), &path, &mapping.path))?;
+                let image = self.image(key, || of_file(Some(pid), &path, &mapping.path))?;
                 let bias = load_bias(mapping, &image.segments)?;
                 (mapping.start, mapping.end, image, bias)
             }
@@ -243,14 +239,14 @@ impl Tables {
     fn image(
         &mut self,
         key: Key,
-        read: impl FnOnce() -> Result<ImageTables, ElfError>,
+        read: impl FnOnce() -> Result<(Vec<LoadSegment>, CodeImage), ElfError>,
     ) -> Option<Arc<Image>> {
         if let Some(image) = self.images.get(&key) {
             return Some(Arc::clone(image));
         }
         // What cannot be read now may be readable for another process: nothing is remembered.
-        let ImageTables { table, segments, code } =
-            read().inspect_err(|error| log::debug!("unwind table: {error}")).ok()?;
+        let (segments, code) = read().inspect_err(|error| log::debug!("unwind table: {error}")).ok()?;
+        let table = code.table();
         let mut image = Image { run: Run::default(), pages: 0, base: 0, segments, code: Arc::new(code) };
         let table = table
             .inspect_err(|error| log::debug!("unwind table of {}: {error}", image.code.path))
@@ -294,33 +290,4 @@ impl Tables {
         }
         taken
     }
-}
-
-/// What an image file gives.
-struct ImageTables {
-    segments: Vec<LoadSegment>,
-    table: Result<UnwindTable, ElfError>,
-    code: CodeImage,
-}
-
-fn read_file(pid: Option<u32>, path: &Path, shown: &Path) -> Result<ImageTables, ElfError> {
-    let file = File::open(path).map_err(|source| ElfError::Io { what: "a mapped file", source })?;
-    let head = ImageHead::read(&file)?;
-    let table = UnwindTable::read(&file);
-    let of_process = pid.map(|pid| proc_root::path(pid, "root"));
-    let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();
-    Ok(ImageTables { segments: head.segments, table, code: CodeImage::new(shown, Source::File(file), roots) })
-}
-
-fn read_vdso(pid: u32, start: u64, end: u64) -> Result<ImageTables, ElfError> {
-    let io = |source| ElfError::Io { what: "the vDSO", source };
-    let mut bytes = vec![0; (end - start).min(MAX_VDSO) as usize];
-    let memory = File::open(proc_root::path(pid, "mem")).map_err(io)?;
-    memory.read_exact_at(&mut bytes, start).map_err(io)?;
-    let table = UnwindTable::read(&bytes[..]);
-    Ok(ImageTables {
-        segments: Vec::new(),
-        table,
-        code: CodeImage::new(Path::new("[vdso]"), Source::Bytes(bytes), Vec::new()),
-    })
 }

@@ -31,7 +31,7 @@ use crate::{
     model::stack::Frame,
     ruby::{
         frames::{FrameLayout, Namer},
-        threads::Walked,
+        threads::{Walked, loops},
     },
 };
 
@@ -362,7 +362,7 @@ impl Naming {
         let ruby = as_gc_event(record);
         let mut groups = Vec::new();
         if native.is_some() {
-            for group in groups_of(&ruby) {
+            for group in loops(&ruby) {
                 groups.push(self.named(event, group));
             }
         } else {
@@ -450,12 +450,4 @@ fn as_gc_event<'a>(record: &StackRecord<'a>) -> Cow<'a, [RubyFrame]> {
         }
         _ => record.ruby.into(),
     }
-}
-
-/// The control frames of each invocation of the interpreter loop, innermost first. The frame at the root of a stack, in
-/// which no code runs (`th_init` pushes it), is not among them.
-fn groups_of(ruby: &[RubyFrame]) -> impl Iterator<Item = &[RubyFrame]> {
-    let code = |frame: &RubyFrame| frame.iseq & !(RubyFrame::FINISH | RubyFrame::JIT) != 0;
-    let end = ruby.iter().rposition(code).map_or(0, |last| last + 1);
-    ruby[..end].split_inclusive(|frame| frame.iseq & RubyFrame::FINISH != 0)
 }

@@ -23,7 +23,7 @@ use crate::address::Svma;
 
 use state::StateLayout;
 pub use state::ThreadState;
-pub use walk::{Agreed, Walked};
+pub use walk::{Agreed, Walked, loops};
 
 /// How the threads of an image's VM are found and their stacks walked.
 #[derive(Clone, Debug)]

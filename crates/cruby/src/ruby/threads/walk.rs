@@ -35,6 +35,14 @@ pub struct Walked {
     pub flags: u32,
 }
 
+/// The control frames of each invocation of the interpreter loop, innermost first. The frame at the root of a stack, in
+/// which no code runs (`th_init` pushes it), is not among them.
+pub fn loops(ruby: &[RubyFrame]) -> impl Iterator<Item = &[RubyFrame]> {
+    let code = |frame: &RubyFrame| frame.iseq & !(RubyFrame::FINISH | RubyFrame::JIT) != 0;
+    let end = ruby.iter().rposition(code).map_or(0, |last| last + 1);
+    ruby[..end].split_inclusive(|frame| frame.iseq & RubyFrame::FINISH != 0)
+}
+
 /// How far the stack of a thread that runs could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreed {

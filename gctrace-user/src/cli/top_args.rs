@@ -17,6 +17,7 @@ use super::{
         sudo gctrace top --gvl --requests -n puma   with waits for the GVL, requests by endpoint\n  \
         sudo gctrace top --once                one table for scripts\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate flag")]
 pub struct TopArgs {
     /// What to show; without any of these flags every Ruby process.
     #[command(flatten)]

@@ -419,10 +419,10 @@ fn spots() {
                 assert_eq!(at(x, 1), Spot::Heading(column), "{drawn}");
             }
         }
-        for y in 2..23 {
+        for (y, line) in lines.iter().enumerate().take(23).skip(2) {
             let Spot::Row(row) = at(20, y) else { panic!("{y} {drawn}") };
             let pid = rows[row].pid.unwrap().to_string();
-            let line: String = lines[y].iter().collect();
+            let line: String = line.iter().collect();
             assert!(line.split_whitespace().next() == Some(pid.as_str()), "{pid}: {line}");
         }
         assert_eq!((at(20, 0), at(20, 23)), (Spot::Other, Spot::Other));

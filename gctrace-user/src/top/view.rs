@@ -132,7 +132,7 @@ impl View {
                 (self.sort, self.reversed) = (column, false);
             }
             (MouseEventKind::Down(MouseButton::Left), Spot::Row(row)) if self.cursor == row => {
-                self.open(rows)
+                self.open(rows);
             }
             (MouseEventKind::Down(MouseButton::Left), Spot::Row(row)) => self.cursor = row,
             (MouseEventKind::Down(MouseButton::Left), Spot::Panels) => self.next_panel(),

@@ -148,7 +148,7 @@ struct Reader<'a> {
     namer: Option<Namer<ProcessMemory>>,
     no_stacks: Option<String>,
     /// If native stacks are wanted: what is mapped, if that can be read.
-    native: Option<Option<Sleepers>>,
+    native: Option<std::io::Result<Sleepers>>,
 }
 
 impl<'a> Reader<'a> {
@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
             _ => None,
         };
         let threads = threads.unwrap_or_default();
-        let native = subject.native.then(|| Sleepers::read(subject.process.pid).ok());
+        let native = subject.native.then(|| Sleepers::read(subject.process.pid));
         Self { native, memory, bias: subject.bias, layout, threads, namer, no_stacks }
     }
 
@@ -207,7 +207,7 @@ impl<'a> Reader<'a> {
 
     /// The native stack of a thread in a system call, if it is wanted. Whether it sleeps meanwhile is not looked at.
     fn native_walk(&self, doing: &Doing) -> Option<NativeWalk> {
-        let sleepers = self.native.as_ref()?.as_ref()?;
+        let sleepers = self.native.as_ref()?.as_ref().ok()?;
         let Some(call) = doing.call else { return Some((Vec::new(), NativeEnd::NoRegisters)) };
         Some(sleepers.walk(&self.memory, call.sp, call.pc))
     }
@@ -228,7 +228,7 @@ impl<'a> Reader<'a> {
 
     /// Names a native stack and puts it together with the Ruby frames.
     fn native_side(&mut self, ruby: Option<&Walked>, walked: Option<NativeWalk>) -> Option<NativeSide> {
-        let Some(sleepers) = self.native.as_mut()? else {
+        let Ok(sleepers) = self.native.as_mut()? else {
             return Some(NativeSide { read: NativeRead::NoMappings, ..NativeSide::default() });
         };
         let Some((addresses, end)) = walked else { return Some(NativeSide::default()) };

@@ -212,6 +212,7 @@ mod tests {
             states: None,
             job: None,
             gc_states: None,
+            trace: None,
         }
     }
 

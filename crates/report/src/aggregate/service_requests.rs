@@ -176,6 +176,7 @@ pub(crate) mod tests {
             states: None,
             job: None,
             gc_states: None,
+            trace: None,
         }
     }
 

@@ -11,7 +11,10 @@ use super::{
     gaps::Gaps,
     gc_pauses::{GcPauses, OwnAndOther, PauseAt},
 };
-use crate::model::request::{GcTime, Job, Request, States, UnitStates};
+use crate::model::{
+    request::{GcTime, Job, Request, States, UnitStates},
+    trace::Trace,
+};
 
 /// Units that are open at one time, over all processes.
 const MAX_OPEN: usize = 1 << 16;
@@ -64,6 +67,8 @@ pub struct Facts {
     pub gvl_wait_ns: Option<u64>,
     /// See [`Request::states`].
     pub states: Option<States>,
+    /// See [`Request::trace`].
+    pub trace: Option<Trace>,
     /// See [`Request::job`].
     pub job: Option<Job>,
     /// See [`Request::gc_states`].
@@ -226,6 +231,7 @@ impl Units {
             last_byte_ns,
             gvl_wait_ns,
             states,
+            trace,
             job,
             gc_states,
             pause_ns: _,
@@ -247,6 +253,7 @@ impl Units {
             gc_other: other,
             gvl_wait_ns,
             states,
+            trace,
             job,
             gc_states,
         })

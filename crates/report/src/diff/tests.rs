@@ -314,6 +314,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             states: None,
             job: None,
             gc_states: None,
+            trace: None,
         };
         side.see(process, Seen::Request(&request));
     }

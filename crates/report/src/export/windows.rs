@@ -61,6 +61,7 @@ pub(super) struct Windows {
     early: (u64, u64),
     /// What was in earlier windows of requests that had not ended.
     unresolved: u64,
+    traces_left_out: u64,
     /// What was recorded and filtered in earlier windows.
     filtered: FilterAccount,
     account: String,
@@ -88,6 +89,7 @@ impl Windows {
             closed_ns: None,
             early: (0, 0),
             unresolved: 0,
+            traces_left_out: 0,
             filtered: FilterAccount::default(),
             account: String::new(),
             waiting: Vec::new(),
@@ -104,6 +106,7 @@ impl Windows {
         self.early.0 += recording.early_samples;
         self.early.1 += recording.early_events;
         self.unresolved += recording.unresolved;
+        self.traces_left_out += recording.traces_left_out();
         self.filtered.add(recording.filtered());
         self.began_ns = Some(ended_ns);
         self.began = Instant::now();
@@ -161,6 +164,7 @@ impl Exporter for Windows {
         counts.profiles.profile_samples_early += self.early.0 + self.recording.early_samples;
         counts.profiles.profile_events_early += self.early.1 + self.recording.early_events;
         counts.profiles.profile_endpoints_unknown += self.unresolved + self.recording.unresolved;
+        counts.profiles.profile_traces_left_out += self.traces_left_out + self.recording.traces_left_out();
         self.filtered.add_to(&mut counts.profiles);
         self.recording.filtered().add_to(&mut counts.profiles);
     }

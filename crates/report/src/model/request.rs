@@ -1,6 +1,6 @@
 //! A request that a server has served, or a job that a thread has run.
 
-use super::GcState;
+use super::{GcState, trace::Trace};
 
 /// One HTTP request, or one job. What is not known is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +38,9 @@ pub struct Request {
     pub gvl_wait_ns: Option<u64>,
     /// How its time divides by the states of its native thread; not known where these were not watched all the time.
     pub states: Option<States>,
+    /// The trace that it belongs to. Not known where it has no header `traceparent`, one that is not valid, or more than one, or where that
+    /// was not looked at.
+    pub trace: Option<Trace>,
     /// If it is a job: what only jobs have.
     pub job: Option<Job>,
     /// The state of its VM when its thread took it and when it was done with it, for TuneMyGC sample sets. Not known where that was not

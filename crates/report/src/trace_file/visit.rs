@@ -11,6 +11,7 @@ use crate::model::{
     request::{Job, Request, UnitStates},
     seen::{AllocStack, AllocSum, ProcessEnd},
     stack::{Stack, StackSample},
+    trace::Trace,
 };
 
 /// Changes what it wants to.
@@ -21,6 +22,8 @@ pub(super) trait Visit {
     fn stack(&mut self, _stack: &mut Stack) {}
     /// Path of a request.
     fn path(&mut self, _path: &mut String) {}
+    /// The trace of a request.
+    fn trace(&mut self, _trace: &mut Option<Trace>) {}
     /// What only jobs have.
     fn job(&mut self, _job: &mut Job) {}
     /// A point in time, `CLOCK_MONOTONIC` nanoseconds.
@@ -176,6 +179,7 @@ fn request(request: &mut Request, with: &mut impl Visit) {
         gc_other: _,
         gvl_wait_ns: _,
         states: _,
+        trace,
         job,
         gc_states,
     } = request;
@@ -188,6 +192,7 @@ fn request(request: &mut Request, with: &mut impl Visit) {
     if let Some(path) = path {
         with.path(path);
     }
+    with.trace(trace);
     if let Some(job) = job {
         with.job(job);
     }

@@ -103,6 +103,7 @@ fn unknown() {
         states: None,
         job: None,
         gc_states: None,
+        trace: None,
     };
     for (text, expected) in [
         ("request.duration > 1s", Verdict::Unknown),

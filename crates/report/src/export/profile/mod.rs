@@ -184,6 +184,7 @@ fn add_counts(recording: &Recording, counts: &mut UserCounts) {
     counts.profiles.profile_samples_early += recording.early_samples;
     counts.profiles.profile_events_early += recording.early_events;
     counts.profiles.profile_endpoints_unknown += recording.unresolved;
+    counts.profiles.profile_traces_left_out += recording.traces_left_out();
     recording.filtered().add_to(&mut counts.profiles);
 }
 
@@ -299,6 +300,7 @@ fn write(
                 gvl: true,
                 alloc: pprof::Allocation::Too,
                 wall: context.wall,
+                traces: true,
             };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }

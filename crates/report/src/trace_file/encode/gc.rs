@@ -7,6 +7,7 @@ use crate::{
         request::{Request, States},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd},
         stack::StackSample,
+        trace::Trace,
     },
     ruby::stat::GcInfo,
 };
@@ -90,6 +91,7 @@ impl Filling {
             gc_other,
             gvl_wait_ns,
             states,
+            trace,
             job,
             gc_states,
         } = request;
@@ -122,6 +124,12 @@ impl Filling {
             enqueued_us: of_job.and_then(|job| job.enqueued_us),
             gc_begin: gc_states.map(|states| self.state(&states.begin)),
             gc_end: gc_states.map(|states| self.state(&states.end)),
+            trace: trace.map(|Trace { trace_id, parent_span_id, sampled }| wire::Trace {
+                id_high: (trace_id >> 64) as u64,
+                id_low: trace_id as u64,
+                parent_span_id,
+                sampled,
+            }),
         }
     }
 

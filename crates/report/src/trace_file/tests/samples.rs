@@ -16,6 +16,7 @@ use crate::{
         request::{GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
+        trace::Trace,
     },
     ruby::{PauseKind, RubyVersion, fallback::Method, stat, stat::GcInfo},
 };
@@ -248,6 +249,11 @@ pub(crate) fn request(at: u64) -> Request {
         states: Some(States { cpu_ns: 11, runnable_ns: 12, blocked_ns: 13 }),
         job: None,
         gc_states: Some(Box::new(UnitStates { begin: state(at), end: state(at + 3) })),
+        trace: Some(Trace {
+            trace_id: u128::MAX - u128::from(at),
+            parent_span_id: at + 1,
+            sampled: at % 2 == 0,
+        }),
     }
 }
 
@@ -275,6 +281,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
             gvl_wait_ns: None,
             states: None,
             gc_states: None,
+            trace: None,
             ..request.clone()
         }),
     );

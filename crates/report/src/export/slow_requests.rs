@@ -154,7 +154,7 @@ impl<W: Write> SlowRequests<W> {
         if let Some(trace) = &request.trace {
             let sampled = if trace.sampled { "" } else { " (not sampled)" };
             let (id, parent) = (trace.trace_id_text(), trace.parent_span_id_text());
-            writeln!(self.out, "  trace {id}, parent span {parent}{sampled}")?;
+            writeln!(out, "  trace {id}, parent span {parent}{sampled}")?;
         }
         if let Some(States { cpu_ns, runnable_ns, blocked_ns }) = request.states {
             let share = |ns: u64| format!("{} ({})", duration(ns), percent(ns, next.ns));

@@ -345,6 +345,13 @@ impl Recording {
         }
     }
 
+    /// The same recording, which tells sums apart by trace if an output shows traces: else there would be more sums for nothing.
+    #[must_use]
+    pub fn with_traces(mut self, wanted: bool) -> Self {
+        self.traces.wanted = wanted;
+        self
+    }
+
     /// A process is traced from now on. An earlier process with its pid is another one.
     fn process(&mut self, process: &Process, state: Option<&GcState>) {
         self.current.remove(&process.pid);
@@ -386,6 +393,7 @@ impl Recording {
         self.settle(None);
         let mut next = Self::new(self.timeline.is_some(), self.limits, self.filter().clone());
         next.endpoints = self.endpoints.go_on();
+        next.traces.wanted = self.traces.wanted;
         next.began_ns = self.began_ns;
         next
     }

@@ -61,6 +61,7 @@ pub(super) struct Windows {
     early: (u64, u64),
     /// What was in earlier windows of requests that had not ended.
     unresolved: u64,
+    /// What in earlier windows has a trace that is not told.
     traces_left_out: u64,
     /// What was recorded and filtered in earlier windows.
     filtered: FilterAccount,
@@ -69,13 +70,13 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. They contain what the filter lets
-    /// through.
+    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. `traces`: a server is told the traces. They
+    /// contain what the filter lets through.
     pub(super) fn new(
         sinks: Vec<(Rc<Uploader>, Make)>,
         interval: Duration,
         clock: WallClock,
-        wall: bool,
+        (wall, traces): (bool, bool),
         filter: &Filter,
     ) -> Self {
         Self {
@@ -83,7 +84,7 @@ impl Windows {
             interval,
             clock,
             wall,
-            recording: Recording::new(false, LIMITS, filter.clone()),
+            recording: Recording::new(false, LIMITS, filter.clone()).with_traces(traces),
             began: Instant::now(),
             began_ns: None,
             closed_ns: None,
@@ -253,7 +254,7 @@ mod tests {
         let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
         let clock = WallClock::measure();
         let mut windows =
-            Windows::new(vec![(uploader, make)], Duration::ZERO, clock, false, &Filter::default());
+            Windows::new(vec![(uploader, make)], Duration::ZERO, clock, (false, false), &Filter::default());
         let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
         // The start may take longer than a window.
         windows.flush(0).unwrap();

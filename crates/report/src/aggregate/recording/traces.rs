@@ -13,6 +13,8 @@ const MAX_TRACES: usize = 1 << 16;
 /// The traces of a recording that have something.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
+    /// Whether traces are told apart at all.
+    pub(super) wanted: bool,
     all: Vec<Trace>,
     numbers: HashMap<Trace, TraceIndex>,
     /// How often a trace had no room.
@@ -27,6 +29,9 @@ impl Traces {
 
     /// The number of a trace; `None`, counted, without `room`, or where there are too many.
     pub(super) fn index(&mut self, trace: Trace, room: bool) -> Option<TraceIndex> {
+        if !self.wanted {
+            return None;
+        }
         let known = self.numbers.get(&trace).copied().filter(|_| room);
         let index = known.or_else(|| (room && self.all.len() < MAX_TRACES).then(|| self.enter(trace)));
         self.left_out += u64::from(index.is_none());
@@ -49,12 +54,14 @@ mod tests {
     #[test]
     fn bounded() {
         let trace = |id: usize| Trace { trace_id: id as u128 + 1, parent_span_id: 1, sampled: false };
-        let mut traces = Traces::default();
+        let mut traces = Traces { wanted: true, ..Traces::default() };
         for id in 0..MAX_TRACES {
             assert_eq!(traces.index(trace(id), true), Some(id as u32));
         }
         assert_eq!((traces.index(trace(MAX_TRACES), true), traces.index(trace(7), true)), (None, Some(7)));
         assert_eq!((traces.index(trace(7), false), traces.left_out), (None, 2));
         assert_eq!((traces.get(7), traces.get(MAX_TRACES as u32)), (Some(&trace(7)), None));
+        let mut unwanted = Traces::default();
+        assert_eq!((unwanted.index(trace(7), true), unwanted.left_out), (None, 0));
     }
 }

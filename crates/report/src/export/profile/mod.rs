@@ -166,7 +166,9 @@ pub fn exporters(
         file::check_path(path)?;
     }
     let timeline = files.iter().any(|(_, format)| format.is_timeline());
-    let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default(), filter.clone())));
+    let traces = files.iter().any(|(_, format)| matches!(format, Format::Pprof));
+    let recording = Recording::new(timeline, Limits::default(), filter.clone()).with_traces(traces);
+    let recording = Rc::new(RefCell::new(recording));
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Recorder { recording: recording.clone() })];
     if let Some(sink) = hottest {
         let (recording, out) = (recording.clone(), io::BufWriter::new(sink));

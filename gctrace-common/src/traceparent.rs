@@ -1,5 +1,7 @@
 //! The `traceparent` header in the head of a request (W3C Trace Context, Level 1 and 2, sections 3.2 and 4): the search for it, and whether its
-//! value is valid. The kernel side does both, so that no other header ever leaves the server's memory.
+//! value is valid. The kernel side does both, so that for this no other header leaves the server's memory.
+//!
+//! Lines end by CR LF, as Puma has it since 5.5.1: a lone LF is a part of a value, where what looks like a header is none.
 
 /// Bytes of a head that are looked at in one go.
 pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
@@ -8,8 +10,8 @@ pub const CHUNK_WORDS: usize = 16;
 /// Of those, bytes at which a line can end whose successor is told: enough bytes follow each.
 pub const SEARCHED_BYTES: usize = SEARCHED_WORDS * 8;
 const SEARCHED_WORDS: usize = CHUNK_WORDS - 2;
-/// Bytes behind the end of a line that are needed to tell whether the next one is the header: `traceparent:`.
-pub const NAME_BYTES: usize = 12;
+/// Bytes behind the CR of a line that are needed to tell whether the next one is the header: LF, `traceparent:`.
+pub const NAME_BYTES: usize = 13;
 /// Heads that are longer are not searched to their end.
 pub const MAX_HEAD_BYTES: u32 = 16 << 10;
 /// `00-` trace id `-` parent id `-` flags: 2, 32, 16 and 2 hexadecimal digits.
@@ -36,7 +38,7 @@ pub enum Traceparent {
 pub enum Found {
     /// Neither of the following.
     Nothing,
-    /// The end of a line, at this byte, behind which `traceparent:` follows.
+    /// The CR at the end of a line, at this byte, behind which LF and `traceparent:` follow.
     Header(u32),
     /// The end of the last line.
     End,
@@ -55,20 +57,24 @@ const fn zeros(word: u64) -> u64 {
 /// Looks for the ends of lines in [`SEARCHED_BYTES`] of a chunk. Bytes that have not come are zeros.
 #[inline(always)]
 pub fn search(chunk: &[u64; CHUNK_WORDS]) -> Found {
-    const FIRST: u64 = u64::from_le_bytes(*b"tracepar");
-    const SECOND: u64 = u32::from_le_bytes(*b"ent:") as u64;
+    const FIRST: u64 = u64::from_le_bytes(*b"\ntracepa");
+    const SECOND: u64 = u64::from_le_bytes(*b"rent:\0\0\0");
+    /// Bytes of the second word that count.
+    const SECOND_BYTES: u64 = 0x00ff_ffff_ffff;
     /// Bits by which letters differ in case.
-    const CASE: u64 = 0x2020_2020_2020_2020;
-    const LINE_FEED: u64 = b'\n' as u64;
-    const CRLF: u64 = u16::from_le_bytes(*b"\r\n") as u64;
+    const FIRST_CASE: u64 = 0x2020_2020_2020_2000;
+    const SECOND_CASE: u64 = 0x2020_2020;
+    const RETURN: u64 = b'\r' as u64;
+    /// What follows the CR of the last line: LF, and an empty line.
+    const EMPTY: u64 = u32::from_le_bytes(*b"\n\r\n\0") as u64;
 
     let mut at = 0;
     while at < SEARCHED_WORDS {
         let (word, next, last) = (chunk[at], chunk[at + 1], chunk[at + 2]);
-        if zeros(word ^ (ONES * LINE_FEED)) != 0 {
+        if zeros(word ^ (ONES * RETURN)) != 0 {
             let mut byte = 0;
             while byte < 8 {
-                if word >> (byte * 8) & 0xff == LINE_FEED {
+                if word >> (byte * 8) & 0xff == RETURN {
                     // What follows it, 16 bytes of it at most. A shift by 64 bits is none.
                     let (right, left) = (byte * 8 + 8, 56 - byte * 8);
                     let (follows, rest) = if byte == 7 {
@@ -76,10 +82,10 @@ pub fn search(chunk: &[u64; CHUNK_WORDS]) -> Found {
                     } else {
                         (word >> right | next << left, next >> right | last << left)
                     };
-                    if follows & 0xff == LINE_FEED || follows & 0xffff == CRLF {
+                    if follows & 0x00ff_ffff == EMPTY {
                         return Found::End;
                     }
-                    if follows | CASE == FIRST && (rest & 0xffff_ffff) | (CASE & 0x00ff_ffff) == SECOND {
+                    if follows | FIRST_CASE == FIRST && (rest & SECOND_BYTES) | SECOND_CASE == SECOND {
                         return Found::Header((at * 8) as u32 + byte as u32);
                     }
                 }
@@ -209,12 +215,12 @@ mod tests {
     /// The same without chunks and pieces.
     fn reference(head: &[u8]) -> (Vec<usize>, bool) {
         let mut values = Vec::new();
-        for (at, _) in head.iter().enumerate().filter(|(_, byte)| **byte == b'\n') {
+        for (at, _) in head.iter().enumerate().filter(|(_, byte)| **byte == b'\r') {
             let rest = &head[at + 1..];
-            if rest.starts_with(b"\n") || rest.starts_with(b"\r\n") {
+            if rest.starts_with(b"\n\r\n") {
                 return (values, true);
             }
-            if rest.len() >= NAME_BYTES && rest[..NAME_BYTES].eq_ignore_ascii_case(b"traceparent:") {
+            if rest.len() >= NAME_BYTES && rest[..NAME_BYTES].eq_ignore_ascii_case(b"\ntraceparent:") {
                 values.push(at + 1 + NAME_BYTES);
             }
         }
@@ -256,11 +262,15 @@ mod tests {
             "trac\u{45}parent",
             " traceparent: v",
             "tracepar\u{0}nt:",
+            // A lone LF or CR ends no line.
+            "x: a\ntraceparent: v",
+            "x: a\rtraceparent: v",
+            "x: a\n\nb\r\r\n\nc",
         ] {
             let head = format!("GET / HTTP/1.1\r\n{line}\r\n\r\n");
             assert_eq!(walk(head.as_bytes(), &[head.len()]), (Vec::new(), true), "{line}");
         }
-        let twice = b"GET / HTTP/1.1\ntraceparent:a\nTRACEPARENT:b\n\n";
+        let twice = b"GET / HTTP/1.1\r\ntraceparent:a\r\nTRACEPARENT:b\r\n\r\n";
         assert_eq!(walk(twice, &[twice.len()]).0.len(), 2);
     }
 

@@ -96,7 +96,7 @@ extern "C" fn verified_once_2_search_chunk(from: u64, len: u64) -> u64 {
 }
 
 /// Copies the value that begins at an address of the process, behind blanks, into the entry of its parser, if it is valid. Returns whether
-/// it is. Behind it are two line feeds at least, or it is too short.
+/// it is. Behind it are two ends of lines at least, or it is too short.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_copy_value(parser: u64, from: u64) -> u64 {
@@ -130,9 +130,5 @@ fn skip_blanks(mut from: u64) -> u64 {
 
 #[inline(always)]
 fn ends_line(at: u64) -> bool {
-    match usermem::read::<u8>(at) {
-        Some(b'\n') => true,
-        Some(b'\r') => usermem::read::<u8>(at.wrapping_add(1)) == Some(b'\n'),
-        _ => false,
-    }
+    usermem::read::<u16>(at) == Some(u16::from_le_bytes(*b"\r\n"))
 }

@@ -290,7 +290,7 @@ counters! {
     Requests: RequestNotHttp = "request_not_http",
     /// Of those, with a header `traceparent` that is not valid, or more than one: the line has no trace id.
     Requests: TraceparentInvalid = "traceparent_invalid",
-    /// Of those, whose head was not searched to its end for that header: it was longer than 16 KiB, could not be read, or was parsed before
+    /// Of those, whose head was not searched to its end for that header: it was longer than 8 KiB, could not be read, or was parsed before
     /// it was watched. The line has no trace id.
     Requests: TraceparentUnread = "traceparent_unread",
     /// Requests that were not noted because the map of threads that serve was full.

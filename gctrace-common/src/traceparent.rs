@@ -13,7 +13,7 @@ const SEARCHED_WORDS: usize = CHUNK_WORDS - 2;
 /// Bytes behind the CR of a line that are needed to tell whether the next one is the header: LF, `traceparent:`.
 pub const NAME_BYTES: usize = 13;
 /// Heads that are longer are not searched to their end.
-pub const MAX_HEAD_BYTES: u32 = 16 << 10;
+pub const MAX_HEAD_BYTES: u32 = 8 << 10;
 /// `00-` trace id `-` parent id `-` flags: 2, 32, 16 and 2 hexadecimal digits.
 pub const VALUE_BYTES: usize = 55;
 /// The same in words, with one byte more.

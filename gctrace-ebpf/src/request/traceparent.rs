@@ -4,8 +4,8 @@
 use gctrace_common::{
     request::{Parsed, ParserKey},
     traceparent::{
-        CHUNK_BYTES, CHUNK_WORDS, Found, MAX_HEAD_BYTES, NAME_BYTES, SEARCHED_BYTES, Traceparent, VALUE_BYTES,
-        VALUE_WORDS, is_valid, passed, search,
+        CHUNK_BYTES, CHUNK_WORDS, Found, MAX_HEAD_BYTES, NAME_BYTES, SEARCHED_BYTES, Traceparent,
+        VALUE_BYTES, VALUE_WORDS, is_valid, passed, search,
     },
 };
 

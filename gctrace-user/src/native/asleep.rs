@@ -176,7 +176,7 @@ pub fn missing(end: NativeEnd) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::host::{doing::Doing, mem::ProcessMemory, tasks::Task};
@@ -215,7 +215,8 @@ mod tests {
         };
         assert_eq!(walk(&memory, begin, unsaved), (vec![0x100, 0x200], NativeEnd::Unsupported));
         let lost = |_| Ok(row(UnwindRow::RSP, 3, UnwindRow::RBP_LOST));
-        assert_eq!(walk(&memory, At { sp: 0x1018, ..begin }, lost), (vec![0x100], NativeEnd::ReadFailed));
+        let beyond = walk(&memory, At { sp: 0x1018, ..begin }, lost);
+        assert_eq!(beyond, (vec![0x100, 0x300], NativeEnd::ReadFailed));
         // A coroutine's first function returns to zero; what does not go upwards is no stack; a stack that never ends is cut.
         assert_eq!(walk(&memory, At { sp: 0x1020, ..begin }, lost).1, NativeEnd::Complete);
         let stays = |_| Ok(row(UnwindRow::RSP, 0, 0));
@@ -225,38 +226,37 @@ mod tests {
         assert_eq!((addresses.len(), end), (MAX_NATIVE_FRAMES, NativeEnd::Truncated));
     }
 
-    #[inline(never)]
-    fn sleeps_in_here(go_on: &std::sync::mpsc::Receiver<()>) -> u64 {
-        let woken = go_on.recv().is_ok();
-        std::hint::black_box(u64::from(woken))
-    }
-
-    /// A thread of this very process that sleeps has its functions on its stack, up to where the thread began.
+    /// A program of C that sleeps has the functions of the C library on its stack, up to where it began.
     #[test]
-    fn this_process() {
-        let pid = std::process::id();
-        let ((wake, go_on), (say, said)) = (channel(), channel());
-        let thread = std::thread::spawn(move || {
-            say.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
-            sleeps_in_here(&go_on)
-        });
-        let tid = said.recv().unwrap();
-        let mut sleepers = Sleepers::read(pid).unwrap();
-        let memory = ProcessMemory::open(pid).unwrap();
-        let (addresses, end) = loop {
-            let task = Task::look(pid, tid).unwrap();
-            let Some(call) = Doing::look(pid, tid).call else { continue };
-            let walked = sleepers.walk(&memory, call.sp, call.pc);
-            if task.still_sleeps(pid) {
+    fn sleeping_program() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let (names, end) = loop {
+            let walked =
+                sleeping(pid).filter(|(names, _)| names.iter().any(|name| name.contains("nanosleep")));
+            if let Some(walked) = walked {
                 break walked;
             }
+            // It is still being loaded.
+            assert!(Instant::now() < deadline, "{:?}", Doing::look(pid, pid));
+            std::thread::sleep(Duration::from_millis(10));
         };
-        let frames = sleepers.name(0, &addresses);
-        let names: Vec<&str> = frames.iter().map(|native| &*native.frame.name).collect();
-        wake.send(()).unwrap();
-        thread.join().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
         assert_eq!((end, missing(end)), (NativeEnd::Complete, None), "{names:?}");
-        assert!(names.iter().any(|name| name.contains("sleeps_in_here")), "{names:?}");
-        assert!(names.last().is_some_and(|name| name.contains("clone")), "{names:?}");
+        assert!(names.len() >= 4 && names.iter().any(|name| name.contains("libc_start_main")), "{names:?}");
+    }
+
+    /// Where the main thread of a process sleeps, if it slept while that was read.
+    fn sleeping(pid: u32) -> Option<(Vec<String>, NativeEnd)> {
+        let mut sleepers = Sleepers::read(pid).ok()?;
+        let memory = ProcessMemory::open(pid).ok()?;
+        let task = Task::look(pid, pid)?;
+        let call = Doing::look(pid, pid).call?;
+        let (addresses, end) = sleepers.walk(&memory, call.sp, call.pc);
+        let frames = sleepers.name(0, &addresses);
+        task.still_sleeps(pid)
+            .then(|| (frames.iter().map(|native| native.frame.name.to_string()).collect(), end))
     }
 }

@@ -94,12 +94,17 @@ impl Control {
     }
 
     pub(super) fn say_once(&mut self, text: &str) {
+        if self.is_new(text) {
+            say(text);
+        }
+    }
+
+    /// Whether this has not been said yet.
+    fn is_new(&mut self, text: &str) -> bool {
         if self.servers.told.len() > REFUSALS_REMEMBERED {
             self.servers.told.clear();
         }
-        if self.servers.told.insert(text.to_owned()) {
-            say(text);
-        }
+        self.servers.told.insert(text.to_owned())
     }
 
     fn probe_server(
@@ -130,9 +135,12 @@ impl Control {
         self.forget_ended_servers();
         let cgroup = self.look_at_packets(pid);
         let cgroup = cgroup.map_err(|why| {
-            self.say_once(&format!(
-                "gctrace: pid {pid}: how long its requests wait for a thread is not known: {why}"
-            ));
+            // The workers of a cluster have one reason.
+            if self.is_new(&why) {
+                say(&format!(
+                    "gctrace: pid {pid}: how long its requests wait for a thread is not known: {why}"
+                ));
+            }
         });
         if let Some((before, _)) = self.servers.processes.insert(pid, (links, cgroup.ok())) {
             self.probes.detach_requests(before);

@@ -93,10 +93,10 @@ const SERIES: &[Series] = &[
             ("rb_vm_struct", (3, 2, 7)),
         ],
     ),
-    // Debian's 3.3.13 and 3.4.11 have no public tags; their machine code gives the same places of everything that GC.stat
+    // Debian's 3.3.13, 3.3.14 and 3.4.11 have no public tags; their machine code gives the same places of everything that GC.stat
     // reads, every key equals the witness's, and every frame of every thread is named as Ruby itself does.
     Series {
-        longer: &longer((3, 3, 13)),
+        longer: &longer((3, 3, 14)),
         ..series((3, 3, 0), (3, 3, 11), &[("rb_vm_struct", (3, 3, 1)), ("rb_vm_struct", (3, 3, 7))])
     },
     Series { longer: &longer((3, 4, 11)), ..series((3, 4, 0), (3, 4, 9), &[]) },

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::PATIENCE;
 use crate::live::Live;
@@ -47,6 +48,13 @@ impl Screen {
     pub fn click(&self, x: usize, y: usize) -> Result<()> {
         let (x, y) = (x + 1, y + 1);
         self.press(&["-l", &format!("\x1b[<0;{x};{y}M\x1b[<0;{x};{y}m")])
+    }
+
+    /// The terminal is gone at once, as if its window had crashed.
+    pub fn kill(self) -> Result<()> {
+        let server = self.tmux(&["display-message", "-p", "#{pid}"])?;
+        let server = server.trim().parse().ok().and_then(Pid::from_raw).context("no pid of tmux")?;
+        Ok(kill_process(server, Signal::KILL)?)
     }
 
     /// Waits until the terminal shows something that satisfies a condition.

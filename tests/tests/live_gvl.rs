@@ -125,11 +125,14 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         let (first, last) = (events.first().context("no events")?.1, events.last().context("no events")?.1);
         let witnessed = waits_of(&events);
         ensure!(witnessed.len() > 100, "only {} waits", witnessed.len());
-        // A wait is reported when it is over; those that began before the witness started are not in its log.
+        // A wait is reported when it is over; those that began before the witness started are not in its log, and those that were
+        // over by then began before it.
         let told: Vec<&GvlWaitLine> = report.gvl_waits.iter().filter(|wait| wait.pid == done.pid).collect();
         let slack = 50_000;
-        let inside =
-            |wait: &&&GvlWaitLine| wait.begin_ns + slack >= first && wait.begin_ns + wait.wait_ns <= last;
+        let inside = |wait: &&&GvlWaitLine| {
+            let (begin, end) = (wait.begin_ns, wait.begin_ns + wait.wait_ns);
+            begin + slack >= first && end > first && end <= last
+        };
         let told: Vec<&GvlWaitLine> = told.iter().filter(inside).copied().collect();
         let tids: BTreeSet<u32> =
             told.iter().map(|wait| wait.tid).chain(witnessed.iter().map(|wait| wait.tid)).collect();

@@ -3,13 +3,13 @@
 use std::{
     collections::BTreeSet,
     io::{Read as _, Write as _},
+    path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::live::gctrace_binary;
@@ -18,6 +18,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::screen::Screen;
 use gctrace_tests::script::Script;
 use gctrace_tests::timing::settled;
+use gctrace_tests::{PATIENCE, ensure_times};
 use serde_json::Value;
 
 /// A program that allocates all the time and one that does nothing, side by side.
@@ -99,6 +100,36 @@ fn no_terminal() -> Result<()> {
         "{}",
         finished.errors()
     );
+    Ok(())
+}
+
+/// A terminal that goes away ends it, such as a window that crashes; also where the signal that says so is ignored.
+#[test]
+fn terminal_goes_away() -> Result<()> {
+    let live = Live::begin()?;
+    let (told, cache) = (live.path("pid"), live.path("cache"));
+    let gctrace = gctrace_binary()?;
+    for before in ["", "trap \"\" HUP; "] {
+        let command = format!(
+            "{before}sh -c '{before}echo $$ > {}; exec {} top --cache-dir {}'",
+            told.display(),
+            gctrace.display(),
+            cache.display()
+        );
+        let screen = Screen::start(&live, (80, 24), &command)?;
+        screen.wait("screen", |shown| shown.contains("Ruby process"))?;
+        let pid: u32 = std::fs::read_to_string(&told)?.trim().parse()?;
+        let running = || Path::new("/proc").join(pid.to_string()).join("exe").exists();
+        ensure!(running(), "no process {pid}");
+        // It waits for input by then.
+        thread::sleep(Duration::from_millis(1500));
+        screen.kill()?;
+        let since = Instant::now();
+        while running() {
+            ensure!(since.elapsed() < PATIENCE, "{before}it is still there without a terminal");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
     Ok(())
 }
 

@@ -16,6 +16,10 @@ use crossterm::{
 };
 
 use ratatui::layout::{Position, Rect};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
 
 use super::{
     board::{Board, Sample},
@@ -104,6 +108,36 @@ pub(super) fn sample(pid: u32) -> Sample {
     Sample { cpu_ns: proc::cpu_ns(pid), rss }
 }
 
+/// Waits a moment for a key, the mouse, or another size of the terminal. Returns whether there is one.
+///
+/// Where a terminal that is gone reports the end of its input, crossterm 0.29 reads again and again (`event/source/unix/mio.rs`) and
+/// never returns. So it is asked only while the terminal is there.
+fn wait_for_input() -> io::Result<bool> {
+    // What it has read already, input, or a signal that says that the size is another.
+    for patience in [Duration::ZERO, PATIENCE] {
+        wait_for_terminal(patience)?;
+        if event::poll(Duration::ZERO)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Waits until the terminal has input, for this time at most.
+fn wait_for_terminal(patience: Duration) -> io::Result<()> {
+    let stdout = io::stdout();
+    let mut terminal = [PollFd::new(&stdout, PollFlags::IN)];
+    let patience = Timespec { tv_sec: 0, tv_nsec: patience.subsec_nanos().into() };
+    match rustix::event::poll(&mut terminal, Some(&patience)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    if terminal[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+        return Err(io::Error::new(io::ErrorKind::BrokenPipe, "it is gone"));
+    }
+    Ok(())
+}
+
 fn run(
     terminal: &mut ratatui::DefaultTerminal,
     board: &Mutex<Board>,
@@ -162,7 +196,7 @@ fn run(
                 draw(frame, &shown);
             })?;
         }
-        if !event::poll(PATIENCE)? {
+        if !wait_for_input()? {
             continue;
         }
         let (group, arranged) = (view.group, view.arranged(rows.clone()));

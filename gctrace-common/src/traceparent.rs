@@ -98,7 +98,7 @@ pub fn search(chunk: &[u64; CHUNK_WORDS]) -> Found {
 }
 
 /// Bytes of a chunk that need not be looked at again, if `there` have come and it has nothing.
-#[inline(always)]
+#[inline]
 pub const fn passed(there: u32) -> u32 {
     let whole = there.saturating_sub(NAME_BYTES as u32);
     if whole > SEARCHED_BYTES as u32 { SEARCHED_BYTES as u32 } else { whole }
@@ -136,7 +136,7 @@ pub fn is_valid(value: &[u64; VALUE_WORDS], more: bool) -> bool {
     let mut at = 0;
     while at < VALUE_WORDS {
         let word = value[at];
-        let is_dash = zeros(word ^ (ONES * b'-' as u64));
+        let is_dash = zeros(word ^ (ONES * u64::from(b'-')));
         let is_digit = at_least(word, b'0') & !at_least(word, b'9' + 1);
         let is_letter = at_least(word, b'a') & !at_least(word, b'f' + 1);
         let dashes = highest(at, DASHES[0], DASHES[0] + 1)
@@ -154,8 +154,8 @@ pub fn is_valid(value: &[u64; VALUE_WORDS], more: bool) -> bool {
     wrong == 0
         && trace != 0
         && parent != 0
-        && version != u16::from_le_bytes(*b"ff") as u64
-        && !(more && version == u16::from_le_bytes(*b"00") as u64)
+        && version != u64::from(u16::from_le_bytes(*b"ff"))
+        && !(more && version == u64::from(u16::from_le_bytes(*b"00")))
 }
 
 /// The words of a value, and a zero.
@@ -316,7 +316,7 @@ mod tests {
             let (plain, mut words) = (is_valid(&words(value), more), words(value));
             // What follows does not matter.
             words[VALUE_WORDS - 1] |= 0xfe << 56;
-            assert_eq!(super::is_valid(&words, more), plain);
+            assert_eq!(is_valid(&words, more), plain);
             plain
         };
         assert!(is_valid(VALUE, false) && !is_valid(VALUE, true));

@@ -15,6 +15,9 @@ use gctrace_tests::report::RequestLine;
 use gctrace_tests::{ledger, pprof, python};
 use rustix::process::Signal;
 
+/// Values of profiles by sample type and trace, with the span.
+type Labels<'a> = HashMap<(&'a str, Option<(String, String)>), u64>;
+
 /// Text of other headers and of bodies, which must never come out.
 const SECRET: &str = "SECRET";
 
@@ -176,14 +179,14 @@ fn traces_are_those_that_the_application_saw() -> Result<()> {
     let args = ["--pid", &pid, "--requests", "--alloc", "--rate", "499", "--pprof", &text, "--otlp", &url];
     let more = ["--otlp-signals", "profiles", "--push-interval", "60s"];
     let gctrace = Invocation::jsonl(args.iter().chain(&more))?.start_ready()?;
-    let served = load(&server)?;
-    gctrace.wait_requests(served)?;
+    let answered = load(&server)?;
+    gctrace.wait_requests(answered)?;
     let (report, finished) = gctrace.stop_by(Signal::INT)?;
     ledger::check_lossless(&report)?;
     ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
 
     let truths = truths(&server)?;
-    ensure!(truths.len() == served && report.requests.len() == served, "{served} served");
+    ensure!(truths.len() == answered && report.requests.len() == answered, "{answered} answered");
     let name_of =
         |line: &RequestLine| line.path.as_deref().and_then(|path| path.rsplit('/').next()).map(str::to_owned);
     let (mut known, mut invalid, mut unread) = (HashMap::new(), 0, 0);
@@ -204,7 +207,7 @@ fn traces_are_those_that_the_application_saw() -> Result<()> {
     }
     let counted = |name: &str| report.ledger.as_ref().and_then(|ledger| ledger.kernel[name].as_u64());
     let counts = (counted("traceparent_invalid"), counted("traceparent_unread"));
-    println!("{served} served, {} with a trace, {invalid} invalid, {unread} too deep", known.len());
+    println!("{answered} answered, {} with a trace, {invalid} invalid, {unread} too deep", known.len());
     ensure!(counts == (Some(invalid), Some(unread)), "{invalid} and {unread} are not {counts:?}");
     // Two lines are too deep, each in five requests and in a pipeline.
     ensure!(unread == 12 && invalid == 66 && known.len() == 42, "{unread} {invalid} {}", known.len());
@@ -241,11 +244,7 @@ fn traces_are_those_that_the_application_saw() -> Result<()> {
 }
 
 /// The links of OTLP profiles are the labels of the pprof file.
-fn linked(
-    live: &Live,
-    receiver: &Receiver,
-    labels: &HashMap<(&str, Option<(String, String)>), u64>,
-) -> Result<()> {
+fn linked(live: &Live, receiver: &Receiver, labels: &Labels<'_>) -> Result<()> {
     let mut files: Vec<PathBuf> = Vec::new();
     for (at, push) in receiver.pushes().iter().enumerate() {
         files.push(live.path(&format!("{at}.profiles")));

@@ -252,7 +252,7 @@ pub(crate) fn request(at: u64) -> Request {
         trace: Some(Trace {
             trace_id: u128::MAX - u128::from(at),
             parent_span_id: at + 1,
-            sampled: at % 2 == 0,
+            sampled: at.is_multiple_of(2),
         }),
     }
 }

@@ -135,9 +135,7 @@ fn marked_lines(comment: &str) -> Result<Vec<u64>> {
 
 /// The account of the objects that were followed: each is somewhere, and their stacks came.
 fn accounted(head: &Value) -> Result<()> {
-    let of = |name: &str| {
-        head["allocations"][name].as_u64().with_context(|| format!("no {name} in {head}"))
-    };
+    let of = |name: &str| head["allocations"][name].as_u64().with_context(|| format!("no {name} in {head}"));
     ensure!(head["allocations"]["adds_up"] == true && of("unread")? == 0, "{head}");
     ensure!(of("drawn")? == of("followed")? + of("page_full")? + of("map_full")? + of("not_free")?, "{head}");
     ensure!(of("followed")? == of("freed")? + of("gone")? + of("left")?, "{head}");

@@ -60,7 +60,8 @@ mod tests {
         };
         let times = || frame("Integer#times", "<internal:numeric>", 238);
         let of = |frames: Vec<Arc<Frame>>| Line::of(&frames.into()).map(|line| line.text());
-        let called = vec![times(), frame("Shop#all", "/srv/app/shop.rb", 0), frame("run", "/srv/app/run.rb", 7)];
+        let called =
+            vec![times(), frame("Shop#all", "/srv/app/shop.rb", 0), frame("run", "/srv/app/run.rb", 7)];
         assert_eq!(of(called).as_deref(), Some("run (app/run.rb:7)"));
         assert_eq!(of(vec![times()]).as_deref(), Some("Integer#times (<internal:numeric>:238)"));
         assert_eq!(of(Vec::new()), None);

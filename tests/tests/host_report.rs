@@ -103,3 +103,15 @@ fn other_outputs() -> Result<()> {
     );
     Ok(())
 }
+
+/// The name of a recording is a word for a shell in the commands, and no control character of it reaches the terminal.
+#[test]
+fn hostile_name() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("a b'\u{1b}[31m.gctrace");
+    fs::copy(recordings().join("3.4.gctrace"), &path)?;
+    let printed = report(&[path.to_str().context("no text")?])?.join("\n");
+    ensure!(!printed.contains('\u{1b}'), "{printed:?}");
+    ensure!(printed.contains(r"a b'\''\u{1b}[31m.gctrace'"), "{printed}");
+    Ok(())
+}

@@ -111,7 +111,7 @@ fn word(text: &str) -> String {
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();
     }
-    format!("'{}'", text.replace('\'', r"'\''"))
+    format!("'{}'", clip(text, usize::MAX).replace('\'', r"'\''"))
 }
 
 /// `minor newobj`, `major newobj/nofree`.
@@ -405,13 +405,11 @@ impl<W: Write> OneScreen<W> {
 
     /// Nothing stands out, of what was recorded.
     fn nothing(&self) -> String {
-        let gvl = if self.of.gvl {
-            format!(", fewer than {WAITING} threads\nwaited for the GVL at a time")
-        } else {
-            String::new()
-        };
+        let gvl =
+            if self.of.gvl { format!(", {WAITING} threads waiting for the GVL") } else { String::new() };
         format!(
-            "Nothing stands out: GC below {:.0} % of the time, no pause of {} ms, no growth of {}{gvl}.",
+            "Nothing stands out by these limits: GC {:.0} % of a process's time in 10 cycles, a pause of {} ms,\n\
+             memory +{} and +10 % in 30 s{gvl}.",
             GC_SHARE * 100.0,
             PAUSE_NS / 1_000_000,
             bytes(GROWTH_BYTES)

@@ -2,6 +2,7 @@
 //! blocks is a futex call at an address that is found from the thread itself. Holds are not seen, nor waits that do not block.
 
 use aya_ebpf::{
+    EbpfContext,
     helpers::{bpf_get_current_comm, bpf_ktime_get_ns},
     programs::TracePointContext,
 };
@@ -102,9 +103,28 @@ pub fn left(ctx: &TracePointContext) {
     charge(now, Some(hit.ruby), TRAP_NS);
 }
 
+/// A thread ends. One that woke last while the GVL had a holder has acquired it without another futex call: its wait was over then.
+#[inline(always)]
+pub fn thread_ended<C: EbpfContext>(ctx: &C) {
+    let Some((mut hit, now)) = hit() else { return };
+    let Some(entry) = GVL_THREADS.get_ptr_mut(&hit.key) else { return };
+    // SAFETY: as above.
+    let thread = unsafe { &mut *entry };
+    if hit.gate.level == GvlGate::CLOSED || thread.epoch != hit.gate.epoch {
+        return;
+    }
+    if thread.state != GvlState::Ready as u32 || thread.left_ns == 0 {
+        return;
+    }
+    hit.thread = thread.thread;
+    let until_ns = thread.left_ns;
+    ends(ctx, &hit, thread, until_ns, false);
+    charge(now, Some(hit.ruby), TRAP_NS);
+}
+
 /// A wait is over. Does not return if a stack is taken.
 #[inline(always)]
-fn ends(ctx: &TracePointContext, hit: &Hit, thread: &mut GvlThread, until_ns: u64, stack: bool) {
+fn ends<C: EbpfContext>(ctx: &C, hit: &Hit, thread: &mut GvlThread, until_ns: u64, stack: bool) {
     let begin_ns = thread.since_ns;
     let Step::Paired(ns) = thread.waited(until_ns) else { return };
     count(Counter::GvlHits);

@@ -9,7 +9,7 @@ use gctrace_common::{config::ProcessEntry, event::Kind, stats::Counter};
 use crate::{
     emit,
     filter::tgid_tid,
-    gvl,
+    futex, gvl,
     maps::{PROCESSES, config, count, signal_offsets, watches_requests},
     request, rubies,
 };
@@ -69,9 +69,10 @@ pub fn execed() -> u32 {
 /// A thread ended. The process has, too, if no other thread of it lives. It need not be the leader: that one ends first where another
 /// thread calls exec, and takes its pid over (`de_thread`, fs/exec.c).
 #[inline(always)]
-pub fn exited() -> u32 {
+pub fn exited(ctx: &TracePointContext) -> u32 {
     let (tgid, tid) = tgid_tid();
     if config().gvl != 0 {
+        futex::thread_ended(ctx);
         gvl::thread_ended(tgid, tid);
     }
     if watches_requests() {

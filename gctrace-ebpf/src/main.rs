@@ -268,8 +268,8 @@ pub fn sched_process_exec(_ctx: TracePointContext) -> u32 {
 
 /// `sched:sched_process_exit`: the current thread ends.
 #[tracepoint]
-pub fn sched_process_exit(_ctx: TracePointContext) -> u32 {
-    lifecycle::exited()
+pub fn sched_process_exit(ctx: TracePointContext) -> u32 {
+    lifecycle::exited(&ctx)
 }
 
 #[panic_handler]

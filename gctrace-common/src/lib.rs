@@ -11,6 +11,7 @@ pub mod cookie;
 pub mod event;
 pub mod gvl;
 pub mod job;
+pub mod leak;
 pub mod malloc;
 pub mod memory;
 #[cfg(feature = "user")]
@@ -31,6 +32,7 @@ pub const ABI_HASH: u64 = {
     hash = fnv1a(hash, include_bytes!("gvl/place.rs"));
     hash = fnv1a(hash, include_bytes!("gvl/task.rs"));
     hash = fnv1a(hash, include_bytes!("job.rs"));
+    hash = fnv1a(hash, include_bytes!("leak.rs"));
     hash = fnv1a(hash, include_bytes!("malloc.rs"));
     hash = fnv1a(hash, include_bytes!("memory.rs"));
     hash = fnv1a(hash, include_bytes!("request.rs"));

@@ -5,6 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::{
     config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
+    leak::{LeakPage, LeakTarget},
     malloc::{MallocBlock, MallocPending, MallocTally, MallocTarget},
     memory::MemoryLayout,
     request::{Serving, SocketLayout},
@@ -36,6 +37,8 @@ pod!(
     GvlEdgeKey,
     GvlEdge,
     GvlTask,
+    LeakPage,
+    LeakTarget,
     MallocBlock,
     MallocPending,
     MallocTally,

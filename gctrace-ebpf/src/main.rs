@@ -22,6 +22,7 @@ mod futex;
 mod gc;
 mod gvl;
 mod hit;
+mod leak;
 mod lifecycle;
 mod line;
 mod malloc;
@@ -88,6 +89,13 @@ pub fn phase_return(ctx: RetProbeContext) -> u32 {
 #[uprobe]
 pub fn refill(ctx: ProbeContext) -> u32 {
     alloc::refill(&ctx);
+    0
+}
+
+/// A refill while `gctrace heap --leaks` follows objects.
+#[uprobe]
+pub fn leak_refill(ctx: ProbeContext) -> u32 {
+    leak::refill(&ctx);
     0
 }
 

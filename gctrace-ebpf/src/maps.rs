@@ -19,6 +19,7 @@ use gctrace_common::{
         MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
     job::{Fetcher, MAX_FETCHERS},
+    leak::{LEAK_COUNTS, LeakPage, LeakTarget},
     malloc::{MALLOC_TALLIES as TALLIES, MallocBlock, MallocPending, MallocTally, MallocTarget},
     memory::MemoryLayout,
     request::{
@@ -291,6 +292,19 @@ pub static MALLOC_LIVE: HashMap<u64, MallocBlock> = HashMap::with_max_entries(1,
 /// Keyed by tid: threads in `realloc`.
 #[map]
 pub static MALLOC_PENDING: HashMap<u32, MallocPending> = HashMap::with_max_entries(1, 0);
+
+/// The process that `gctrace heap --leaks` looks at.
+#[map]
+pub static LEAK_TARGET: Array<LeakTarget> = Array::with_max_entries(1, 0);
+
+/// By the number of a [`LeakCount`](gctrace_common::leak::LeakCount).
+#[map]
+pub static LEAK_TALLIES: PerCpuArray<u64> = PerCpuArray::with_max_entries(LEAK_COUNTS, 0);
+
+/// Keyed by the address that a heap page is aligned to: what is followed of it. `gctrace heap --leaks` makes it large. Not an LRU map:
+/// what is evicted would be missing without being counted.
+#[map]
+pub static LEAK_PAGES: HashMap<u64, LeakPage> = HashMap::with_max_entries(1, 0);
 
 /// When each epoch of the gate ended, nanoseconds.
 #[map]

@@ -163,25 +163,26 @@ pub fn volatile_stack_pointer(ctx: &ProbeContext) -> u64 {
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 pub fn register(ctx: &ProbeContext, number: u8) -> u64 {
-    // Each arm is a load at a constant offset: the verifier refuses variable offsets into the context.
+    // Each arm is a load at a constant offset: the verifier refuses variable offsets into the context ("dereference of modified ctx
+    // ptr"), which the compiler makes of loads that it can move behind the arms.
     // SAFETY: as above.
     let regs = unsafe { &*ctx.regs };
     match number {
-        0 => regs.rax,
-        1 => regs.rcx,
-        2 => regs.rdx,
-        3 => regs.rbx,
-        5 => regs.rbp,
-        6 => regs.rsi,
-        7 => regs.rdi,
-        8 => regs.r8,
-        9 => regs.r9,
-        10 => regs.r10,
-        11 => regs.r11,
-        12 => regs.r12,
-        13 => regs.r13,
-        14 => regs.r14,
-        15 => regs.r15,
+        0 => opaque(regs.rax),
+        1 => opaque(regs.rcx),
+        2 => opaque(regs.rdx),
+        3 => opaque(regs.rbx),
+        5 => opaque(regs.rbp),
+        6 => opaque(regs.rsi),
+        7 => opaque(regs.rdi),
+        8 => opaque(regs.r8),
+        9 => opaque(regs.r9),
+        10 => opaque(regs.r10),
+        11 => opaque(regs.r11),
+        12 => opaque(regs.r12),
+        13 => opaque(regs.r13),
+        14 => opaque(regs.r14),
+        15 => opaque(regs.r15),
         _ => 0,
     }
 }

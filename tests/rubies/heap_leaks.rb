@@ -1,12 +1,17 @@
 # Works until "end", with a major collection in each round, and keeps something of each round or nothing. What is kept in different ways
-# has different classes.
+# has different classes. Tests find the lines that allocate by the names behind "allocates".
 require_relative "support"
+require ENV["GCTRACE_TEST_MALLOC_WITNESS"] if ENV["GCTRACE_TEST_MALLOC_WITNESS"]
 
 class Order; end
 class Item; end
+class Session; end
+class Listener < Proc; end
 class Scrap; end
 class Seat; end
 class Entry; end
+class Job; end
+class Visit; end
 CACHE = []
 CLOSURES = []
 module Shop
@@ -15,32 +20,75 @@ module Shop
     private_constant :BY_ID
 
     def self.keep(name)
-      BY_ID[name] = true
+      BY_ID[name] = true # allocates String
     end
   end
 end
+
+class Bus
+  def initialize
+    @listeners = []
+  end
+
+  def on(&block)
+    @listeners << Listener.new(&block) # allocates Listener
+  end
+end
+
+BUS = Bus.new
 RING = Array.new(2_000)
 FULL = {}
+QUEUE = []
+RECENT = {}
+SPARSE = []
+
+def bought
+  Order.new # allocates Order
+end
+
+def imported
+  Order.new # allocates Order
+end
+
+# Never kept: a line that must not be named, though it uses the same slots.
+def estimated
+  Order.new
+end
 
 def closure(number)
-  -> { number + 1 }
+  -> { number + 1 } # allocates Proc
 end
 
 def counter
   seen = []
-  -> { seen << Item.new }
+  -> { seen << Item.new } # allocates Item
+end
+
+def visited
+  (Thread.current[:sessions] ||= []) << Session.new # allocates Session
 end
 
 COUNTER = counter
 
 ROUNDS = {
   # All grow: what an array of a constant has, and procs, what the variables of a closure have, and strings in a hash of a private one.
+  # Garbage of random amounts lies between, so that no line is always at the end of a page.
   "all" => lambda do |n|
-    300.times do |i|
-      CACHE << Order.new
+    600.times do |i|
+      CACHE << (rand < 0.7 ? bought : imported)
+      estimated if rand < 0.7
       CLOSURES << closure(i)
       COUNTER.call
-      Shop::Names.keep("a name that is too long to be embedded #{n} #{i}" * 2)
+      rand(3).times { Scrap.new }
+      Shop::Names.keep("a name that is too long to be embedded #{n} #{i}" * 2) # allocates String
+    end
+  end,
+  # Listeners of an object, and what a thread has.
+  "others" => lambda do |n|
+    600.times do |i|
+      BUS.on { i }
+      visited
+      rand(3).times { Scrap.new }
     end
   end,
   # All are stable: only garbage, a ring whose elements are replaced, a cache that is full from the start.
@@ -49,11 +97,34 @@ ROUNDS = {
     300.times { |i| RING[(n * 300 + i) % RING.size] = Seat.new }
     200.times { |i| FULL[(n * 7 + i) % 500] ||= Entry.new }
   end,
+  # A queue whose length varies, and which is empty now and then.
+  "queue" => lambda do |n|
+    QUEUE.clear if rand < 0.2
+    rand(2_000).times { QUEUE << Job.new }
+    QUEUE.shift(rand(3_000))
+  end,
+  # The last visits only, and threads that end with what they have.
+  "recent" => lambda do |n|
+    500.times { |i| RECENT["#{n} #{i}"] = Visit.new }
+    RECENT.shift while RECENT.size > 3_000
+    Thread.new { 100.times { visited } }.join
+  end,
+  # An extension keeps memory that belongs to no object.
+  "extension" => ->(n) { MallocWitness.malloc(1_000, 5_000) },
+  # Of many objects few are kept, at once, all over the heap.
+  "sparse" => lambda do |n|
+    if SPARSE.empty?
+      all = Array.new(300_000) { |i| i % 12 == 0 ? Entry.new : Scrap.new }
+      SPARSE.concat(all.grep(Entry))
+    end
+    500.times { Scrap.new }
+  end,
   # No major collection.
   "idle" => nil
 }
 
 $stdout.sync = true
+srand 1
 Report.run do
   round = ROUNDS.fetch(ARGV.fetch(0))
   done = false

@@ -17,7 +17,7 @@ use gctrace_common::{
 use super::{
     attach::{AttachError, Probes},
     gvl::{self, GvlOptions, GvlReader},
-    kernel_types, malloc,
+    kernel_types, leak, malloc,
     multi::{Multi, MultiError},
     phases::PHASE_PROGRAMS,
     requests::{self, RequestOptions, RequestReader},
@@ -461,8 +461,10 @@ fn needed(
 ) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
     names.extend((alloc || everything).then_some(REFILL_PROGRAM));
-    // Runs never need them: it is a command by itself.
-    names.extend(everything.then_some([malloc::PROGRAM, sample::PROBE_NATIVE]).into_iter().flatten());
+    // Runs never need them: they are of commands that load them alone.
+    names.extend(
+        everything.then_some([leak::PROGRAM, malloc::PROGRAM, sample::PROBE_NATIVE]).into_iter().flatten(),
+    );
     names.extend(sample::names(stacks));
     names.extend(gvl::programs(gvl));
     names.extend(

@@ -1,9 +1,11 @@
 //! The kernel side: loading the object, attaching it, reading its rings. The only module that names aya.
 
+mod alone;
 mod attach;
 mod check;
 mod gvl;
 mod kernel_types;
+mod leak;
 #[cfg(feature = "bpf-log")]
 mod lines;
 mod load;
@@ -19,11 +21,13 @@ mod sample;
 mod unwind;
 mod uprobes;
 
+pub use alone::ProbeStacks;
 pub use attach::{AttachError, Probes};
 pub use check::{CheckResult, KernelCheck, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
+pub use leak::LeakProbes;
 pub use load::{AllocOptions, LoadError, LoadOptions, Loaded, Select, load};
-pub use malloc::{MallocCost, MallocOptions, MallocProbes, MallocRead};
+pub use malloc::{MallocCost, MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
 pub use requests::{ArrivalsLink, RequestLinks, RequestOptions, RequestReader};
 pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};

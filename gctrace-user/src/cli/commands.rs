@@ -93,13 +93,15 @@ pub struct HeapSettings {
     pub every: Option<Duration>,
     /// How long growth between major collections is watched for.
     pub leaks: Option<Duration>,
+    /// Whether it is followed where objects are allocated meanwhile.
+    pub sites: bool,
     /// Where analyses are kept; `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
 }
 
 impl From<HeapArgs> for HeapSettings {
     fn from(args: HeapArgs) -> Self {
-        let HeapArgs { pid, by, top, format, svg, dump, diff, every, leaks, proc: _, cache } = args;
+        let HeapArgs { pid, by, top, format, svg, dump, diff, every, leaks, no_sites, proc: _, cache } = args;
         let by = match by {
             HeapByArg::Type => By::Type,
             HeapByArg::Class => By::Class,
@@ -108,7 +110,19 @@ impl From<HeapArgs> for HeapSettings {
             HeapByArg::Age => By::Age,
             HeapByArg::Memory => By::Memory,
         };
-        Self { pid, by, top, format: format.into(), svg, dump, diff, every, leaks, cache_dir: cache.dir() }
+        Self {
+            pid,
+            by,
+            top,
+            format: format.into(),
+            svg,
+            dump,
+            diff,
+            every,
+            leaks,
+            sites: !no_sites,
+            cache_dir: cache.dir(),
+        }
     }
 }
 

@@ -52,10 +52,14 @@ pub struct HeapArgs {
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
     pub every: Option<Duration>,
 
-    /// Watch for this time which objects grow in number from one major GC to the next, and report what holds them
+    /// Watch for this time which objects grow in number from one major GC to the next; report what holds them, and which lines allocate them
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration,
         conflicts_with_all = ["by", "svg", "dump", "diff", "every"])]
     pub leaks: Option<Duration>,
+
+    /// With --leaks: do not follow where objects are allocated, which costs the process a trap at each refill of its free slots
+    #[arg(long, requires = "leaks")]
+    pub no_sites: bool,
 
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
     #[arg(long, value_name = "DIR", hide_short_help = true)]

@@ -1,32 +1,31 @@
-//! `--leaks TIME`: what grows from one major collection to the next, and what holds it.
+//! `--leaks TIME`: what grows from one major collection to the next, what holds it, and where it was allocated.
 //!
 //! Only old objects are counted, after a major collection and before its garbage can come back: what survives those is
 //! held by something.
 
+mod shown;
+
 use std::{
     collections::BTreeMap,
-    io::{self, BufWriter, Write},
+    io::{self, BufWriter},
     thread,
     time::{Duration, Instant},
 };
 
-use gctrace_tunemygc::printable::printable;
-use serde::Serialize;
-
 use super::{
     count::{self, key},
     failure::HeapFailure,
-    holders::{self, Holder, Path},
-    jsonl,
+    holders::{self, Path},
+    origins::{Following, Origins},
     report::{Report, class_label},
     target::Target,
-    trend::{FEWEST_STEPS, Growth},
+    trend::Growth,
 };
 use crate::{
     cli::{By, Format, HeapSettings},
     console::say,
-    ruby::{live_check, stat::Mode},
-    words::plural,
+    host::proc::MemoryReader,
+    ruby::{heap::Slot, live_check, stat::Mode},
 };
 
 /// Time between two looks at the number of major collections.
@@ -41,6 +40,19 @@ struct Survivors {
     major: u64,
     at: Instant,
     old: BTreeMap<String, u64>,
+    heap: Heap,
+    /// Resident memory of the process, bytes; `None`: it could not be read.
+    rss: Option<u64>,
+}
+
+/// The pages of the heap.
+#[derive(Clone, Copy)]
+struct Heap {
+    pages: u64,
+    /// Of them, with a quarter of their slots in use at most.
+    nearly_empty: u64,
+    /// Bytes of all.
+    bytes: u64,
 }
 
 /// What was seen.
@@ -61,41 +73,12 @@ struct Suspect {
     path: Option<Path>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Verdict {
-    Growth,
-    NoLeak,
-    TooFewMajors,
-}
-
-#[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Line<'a> {
-    Leaks {
-        pid: u32,
-        command: Option<&'a str>,
-        ruby: &'a str,
-        verdict: Verdict,
-        majors: u64,
-        censuses: usize,
-        discarded: u64,
-        seconds: f64,
-        ended: bool,
-    },
-    Leak {
-        pid: u32,
-        name: &'a str,
-        old: u64,
-        old_before: u64,
-        per_minute: f64,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        holders: Option<&'a [Holder]>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        constant: Option<&'a str>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        end: Option<holders::End>,
-    },
+/// What is shown.
+struct Found<'a> {
+    target: &'a Target,
+    watched: Watched,
+    suspects: Vec<Suspect>,
+    origins: Origins,
 }
 
 /// Watches for that time, then reports.
@@ -107,20 +90,31 @@ pub(super) fn watch(target: &Target, time: Duration, settings: &HeapSettings) ->
         return Err(HeapFailure::Usage(why));
     }
     say(&format!("pid {}: watching the objects that survive major collections, for {time:?}", target.pid));
-    let watched = watched(target, time)?;
+    let mut following = if settings.sites { Following::start(target) } else { Err("--no-sites".to_owned()) };
+    let watched = watched(target, time, &mut following)?;
     let mut suspects = suspects(&watched.censuses);
+    let origins = match following {
+        Err(why) => Origins::missing(why),
+        Ok(_) if watched.ended => Origins::missing("the process has ended".to_owned()),
+        Ok(following) => origins(target, following, &suspects)?,
+    };
     for suspect in suspects.iter_mut().take(PATHS) {
         suspect.path = path(target, &suspect.name);
     }
+    let found = Found { target, watched, suspects, origins };
     let mut out = BufWriter::new(io::stdout());
     let written = match settings.format {
-        Format::Jsonl => watched.jsonl(&mut out, target, &suspects),
-        Format::Text => watched.text(&mut out, target, &suspects, settings.top),
+        Format::Jsonl => found.jsonl(&mut out),
+        Format::Text => found.text(&mut out, settings.top),
     };
     super::flushed(written, &mut out)
 }
 
-fn watched(target: &Target, time: Duration) -> Result<Watched, HeapFailure> {
+fn watched(
+    target: &Target,
+    time: Duration,
+    following: &mut Result<Following, String>,
+) -> Result<Watched, HeapFailure> {
     let begun = Instant::now();
     let mut watched = Watched::default();
     let mut known: Option<u64> = None;
@@ -130,6 +124,11 @@ fn watched(target: &Target, time: Duration) -> Result<Watched, HeapFailure> {
     while begun.elapsed() < time && !watched.ended {
         match look(target, known, Instant::now() >= next) {
             Ok(look) => {
+                if let Ok(objects) = following
+                    && let Err(error) = objects.take(look.before)
+                {
+                    *following = Err(error.to_string());
+                }
                 first.get_or_insert(look.major);
                 known.get_or_insert(look.major);
                 watched.majors = look.major.saturating_sub(first.unwrap_or_default());
@@ -158,38 +157,60 @@ fn watched(target: &Target, time: Duration) -> Result<Watched, HeapFailure> {
 }
 
 struct Look {
+    /// Major collections that had ended when this began, and after it.
+    before: u64,
     major: u64,
     discarded: bool,
     survivors: Option<Survivors>,
 }
 
+/// Major collections that have ended, and what the collector does.
+fn majors(target: &Target) -> Result<(u64, Mode), HeapFailure> {
+    let (_, data) = target.state().map_err(|source| target.failure(source))?;
+    let layout = &target.plan.layout;
+    let flags = layout.flags.read(&data).unwrap_or_default() as u32;
+    let major = key(&target.plan, "major_gc_count", &data).ok_or_else(|| {
+        HeapFailure::Usage("--leaks: it is not known where this Ruby counts major collections".to_owned())
+    })?;
+    Ok((major, live_check::mode(layout, flags)))
+}
+
 /// Counts if a major collection has ended since the one that is known.
 fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFailure> {
-    let major = || -> Result<(u64, Mode), HeapFailure> {
-        let (_, data) = target.state().map_err(|source| target.failure(source))?;
-        let layout = &target.plan.layout;
-        let flags = layout.flags.read(&data).unwrap_or_default() as u32;
-        let major = key(&target.plan, "major_gc_count", &data).ok_or_else(|| {
-            HeapFailure::Usage("--leaks: it is not known where this Ruby counts major collections".to_owned())
-        })?;
-        Ok((major, live_check::mode(layout, flags)))
-    };
-    let (before, mode) = major()?;
-    let mut look = Look { major: before, discarded: false, survivors: None };
+    let (before, mode) = majors(target)?;
+    let mut look = Look { before, major: before, discarded: false, survivors: None };
     if !due || mode != Mode::None || known.is_none_or(|known| known == before) {
         return Ok(look);
     }
     let counted = count::count(target).map_err(|source| target.failure(source))?;
     let report = Report::of(target, By::Class, &counted);
-    look.major = major()?.0;
+    look.major = majors(target)?.0;
     if look.major != before || counted.sweeping || counted.gc_count[0] != counted.gc_count[1] {
         look.discarded = true;
         return Ok(look);
     }
+    let heap = Heap {
+        pages: report.pages,
+        nearly_empty: report.nearly_empty,
+        bytes: report.live.bytes + report.free.bytes,
+    };
+    let rss = MemoryReader::open(target.pid).ok().and_then(|reader| reader.read()).map(|memory| memory.rss);
     let old = report.rows.into_iter().map(|row| (row.name, row.objects.map_or(0, |tally| tally.old())));
-    look.survivors =
-        Some(Survivors { major: before, at: Instant::now(), old: old.filter(|(_, old)| *old > 0).collect() });
+    look.survivors = Some(Survivors {
+        major: before,
+        at: Instant::now(),
+        old: old.filter(|(_, old)| *old > 0).collect(),
+        heap,
+        rss,
+    });
     Ok(look)
+}
+
+/// By how many it grows in a minute.
+fn per_minute(censuses: &[Survivors], growth: Growth) -> Option<f64> {
+    let (from, to) = (censuses.get(growth.at.0)?, censuses.get(growth.at.1)?);
+    let minutes = (to.at - from.at).as_secs_f64() / 60.0;
+    Some(growth.more() as f64 / minutes)
 }
 
 /// Classes that grow, those with most objects more first.
@@ -202,9 +223,7 @@ fn suspects(censuses: &[Survivors]) -> Vec<Suspect> {
             let counts: Vec<u64> =
                 censuses.iter().map(|census| census.old.get(name).copied().unwrap_or(0)).collect();
             let growth = Growth::of(&counts)?;
-            let (from, to) = (censuses.get(growth.at.0)?, censuses.get(growth.at.1)?);
-            let minutes = (to.at - from.at).as_secs_f64() / 60.0;
-            let per_minute = growth.more() as f64 / minutes;
+            let per_minute = per_minute(censuses, growth)?;
             Some(Suspect { name: name.clone(), growth, per_minute, path: None })
         })
         .collect();
@@ -213,120 +232,33 @@ fn suspects(censuses: &[Survivors]) -> Vec<Suspect> {
     suspects
 }
 
-/// What holds old objects of a class; `None` if the heap could not be read again, as when the process has ended.
-fn path(target: &Target, name: &str) -> Option<Path> {
+/// Which class a slot is of, by the name of its row.
+fn class_of(target: &Target) -> impl FnMut(&Slot<'_>) -> String {
     let mut names = target.names();
-    let mut known: BTreeMap<u64, bool> = BTreeMap::new();
-    holders::path(target, |slot| {
+    let mut known: BTreeMap<u64, String> = BTreeMap::new();
+    move |slot| {
         let kind = slot.kind();
         if kind.is_internal() {
-            return class_label(kind, 0, |_| None) == name;
+            return class_label(kind, 0, |_| None);
         }
         let class = slot.class();
-        *known.entry(class).or_insert_with(|| {
-            class_label(kind, class, |class| names.as_mut().and_then(|names| names.name(class))) == name
-        })
-    })
-    .ok()
-}
-
-impl Watched {
-    fn verdict(&self, suspects: &[Suspect]) -> Verdict {
-        match () {
-            () if !suspects.is_empty() => Verdict::Growth,
-            () if self.censuses.len() <= FEWEST_STEPS => Verdict::TooFewMajors,
-            () => Verdict::NoLeak,
-        }
-    }
-
-    fn jsonl(&self, out: &mut impl Write, target: &Target, suspects: &[Suspect]) -> io::Result<()> {
-        let rounded = |number: f64| (number * 1e3).round() / 1e3;
-        let line = Line::Leaks {
-            pid: target.pid,
-            command: target.command.as_deref(),
-            ruby: &target.ruby(),
-            verdict: self.verdict(suspects),
-            majors: self.majors,
-            censuses: self.censuses.len(),
-            discarded: self.discarded,
-            seconds: rounded(self.lasted.as_secs_f64()),
-            ended: self.ended,
-        };
-        jsonl::line(out, &line)?;
-        for Suspect { name, growth, per_minute, path } in suspects {
-            let line = Line::Leak {
-                pid: target.pid,
-                name,
-                old: growth.last,
-                old_before: growth.first,
-                per_minute: rounded(*per_minute),
-                holders: path.as_ref().map(|path| path.holders.as_slice()),
-                constant: path.as_ref().and_then(|path| path.constant.as_deref()),
-                end: path.as_ref().map(|path| path.end),
-            };
-            jsonl::line(out, &line)?;
-        }
-        Ok(())
-    }
-
-    fn text(
-        &self,
-        out: &mut impl Write,
-        target: &Target,
-        suspects: &[Suspect],
-        top: usize,
-    ) -> io::Result<()> {
-        let command = printable(target.command.as_deref().unwrap_or("ruby"));
-        writeln!(out, "{command} ({}), Ruby {}", target.pid, target.ruby())?;
-        let majors = plural(self.majors, "major GC");
-        let seconds = self.lasted.as_secs_f64();
-        let counted = plural(self.censuses.len() as u64, "census");
-        if self.ended {
-            writeln!(out, "the process has ended after {seconds:.1} s")?;
-        }
-        match self.verdict(suspects) {
-            Verdict::TooFewMajors => {
-                writeln!(
-                    out,
-                    "too few major GCs ({majors}) that could be counted ({counted}) in {seconds:.1} s:"
-                )?;
-                writeln!(out, "no result; {} are needed, so watch for longer", FEWEST_STEPS + 1)?;
-            }
-            Verdict::NoLeak => writeln!(out, "no leak seen in {majors} over {seconds:.1} s ({counted})")?,
-            Verdict::Growth => {
-                writeln!(out, "old objects that grew in {majors} over {seconds:.1} s ({counted})\n")?;
-            }
-        }
-        for Suspect { name, growth, per_minute, path } in suspects.iter().take(top) {
-            let name = printable(name);
-            writeln!(out, "{name} objects: {per_minute:+.0}/min, {} to {}", growth.first, growth.last)?;
-            let Some(path) = path else { continue };
-            for holder in &path.holders {
-                writeln!(out, "  held by {}", words(holder))?;
-            }
-            match &path.constant {
-                Some(constant) => writeln!(out, "  held by the constant {}", printable(constant))?,
-                None => writeln!(out, "  {}", path.end.words())?,
-            }
-        }
-        if suspects.len() > top {
-            writeln!(out, "({} more; --top N shows more)", suspects.len() - top)?;
-        }
-        if self.discarded > 0 {
-            let discarded = plural(self.discarded, "census");
-            writeln!(out, "{discarded} discarded, because a GC ran meanwhile")?;
-        }
-        Ok(())
+        let label = || class_label(kind, class, |class| names.as_mut().and_then(|names| names.name(class)));
+        known.entry(class).or_insert_with(label).clone()
     }
 }
 
-fn words(holder: &Holder) -> String {
-    let Holder { address, kind, class, code, refers, holds, of } = holder;
-    let class = match (class, code) {
-        (_, Some(code)) => format!("a closure over the variables of {}", printable(code)),
-        (Some(class), None) => printable(class).into_owned(),
-        (None, None) => format!("a hidden {kind}"),
+/// Where what is left of the suspects was allocated.
+fn origins(target: &Target, following: Following, suspects: &[Suspect]) -> Result<Origins, HeapFailure> {
+    let (major, _) = majors(target)?;
+    let mut class_of = class_of(target);
+    let of = |slot: &Slot<'_>| {
+        Some(class_of(slot)).filter(|name| suspects.iter().any(|suspect| suspect.name == *name))
     };
-    let share = if *of > 1 { format!(" ({holds} of {of} samples)") } else { String::new() };
-    format!("{class} {:#x} with {}{share}", address.0, plural(*refers, "reference"))
+    Ok(following.finish(target, major, of))
+}
+
+/// What holds old objects of a class; `None` if the heap could not be read again, as when the process has ended.
+fn path(target: &Target, name: &str) -> Option<Path> {
+    let mut class_of = class_of(target);
+    holders::path(target, |slot| class_of(slot) == name).ok()
 }

@@ -9,7 +9,9 @@ mod failure;
 mod holders;
 mod jsonl;
 mod leaks;
+mod line;
 mod memory;
+mod origins;
 mod report;
 mod saved;
 mod svg;
@@ -24,6 +26,7 @@ use std::{
 
 pub use accounts::Accounts;
 pub(crate) use failure::HeapFailure;
+pub(crate) use line::Line;
 use report::Report;
 pub(crate) use target::Target;
 

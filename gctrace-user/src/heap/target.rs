@@ -1,12 +1,17 @@
 //! The process whose heap is read.
 
-use std::{io, path::Path};
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
 
 use super::failure::HeapFailure;
 use crate::{
     cache::Cache,
     discover::{Abilities, DebugInfo, Selection, Subjects, objspace_of, survey},
-    host::{mem::ProcessMemory, proc::is_running},
+    elf::ImageHead,
+    host::{mappings, mem::ProcessMemory, proc::is_running},
     ruby::{
         frames::Memory,
         heap::{ClassNames, HeapError, HeapLayout},
@@ -65,6 +70,29 @@ impl Target {
     /// The release.
     pub(crate) fn ruby(&self) -> String {
         self.plan.analysis.version.to_string()
+    }
+
+    /// The file that the process has mapped as its Ruby, and its path there.
+    pub(crate) fn file(&self) -> Result<(File, PathBuf), String> {
+        let mappings = mappings::of_process(self.pid).map_err(|error| error.to_string())?;
+        let mut last = "it is not mapped any more".to_owned();
+        for mapping in &mappings {
+            let opened = mapping.open_path(self.pid).and_then(File::open);
+            let file = match opened {
+                Ok(file) => file,
+                Err(error) => {
+                    last = error.to_string();
+                    continue;
+                }
+            };
+            let Ok(head) = ImageHead::read(&file) else { continue };
+            if mappings::load_bias(mapping, &head.segments) == Some(self.bias)
+                && head.build_id == self.plan.analysis.build_id
+            {
+                return Ok((file, Path::to_owned(&mapping.path)));
+            }
+        }
+        Err(last)
     }
 
     /// Address and state of the objspace, as it is now.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use gctrace_tunemygc::printable::printable;
 
-use crate::model::{
-    source::last_two,
-    stack::{Frame, FrameKind, Stack},
+use crate::{
+    heap::Line,
+    model::stack::{Frame, FrameKind, Stack},
 };
 
 /// How many frames above the probe are looked at for allocation functions.
@@ -23,14 +23,6 @@ const ALLOCATORS: [&str; 9] = [
     "rb_gc_impl_calloc",
     "rb_gc_impl_realloc",
 ];
-
-/// A place in Ruby code.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Line {
-    pub(super) method: Arc<str>,
-    pub(super) file: Arc<str>,
-    pub(super) number: u32,
-}
 
 /// A C function.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,12 +44,7 @@ pub(super) struct Site {
 impl Site {
     /// Of a stack; `above` are the native frames above the interpreter, leaf first: the first one has the probe.
     pub(super) fn of(stack: &Stack, above: &[Arc<Frame>]) -> Self {
-        let line = stack.iter().find_map(|frame| match (&frame.file, frame.kind) {
-            (Some(file), FrameKind::Ruby) if frame.line > 0 => {
-                Some(Line { method: frame.name.clone(), file: file.clone(), number: frame.line })
-            }
-            _ => None,
-        });
+        let line = Line::of(stack);
         // Functions of stripped files have no names: what is between the probe and a named one is passed over with it.
         let last = above.iter().take(MOST_ALLOCATORS).rposition(|frame| is_allocator(&frame.name));
         let caller = above.get(last.unwrap_or(0) + 1).and_then(|frame| {
@@ -70,13 +57,6 @@ impl Site {
 
 fn is_allocator(name: &str) -> bool {
     ALLOCATORS.iter().any(|prefix| name.starts_with(prefix))
-}
-
-impl Line {
-    /// As people read it: `Shop#all (models/shop.rb:12)`.
-    pub(super) fn text(&self) -> String {
-        format!("{} ({}:{})", printable(&self.method), printable(last_two(&self.file)), self.number)
-    }
 }
 
 impl Caller {

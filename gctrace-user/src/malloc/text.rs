@@ -8,10 +8,10 @@ use gctrace_tunemygc::printable::printable;
 use super::{
     report::{Ended, FUNCTIONS, Report},
     sampling::SiteRow,
-    site::Line,
 };
 use crate::{
     aggregate::estimate::Estimate,
+    heap::Line,
     words::{file_size, plural},
 };
 

@@ -1,10 +1,9 @@
 //! The window: attached, watched and ended.
 
 use std::{
-    fs::File,
     num::NonZeroU32,
     os::fd::AsRawFd as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -17,13 +16,13 @@ use super::{
     sampling::Sampling,
 };
 use crate::{
-    bpf::{MallocCost, MallocOptions, MallocProbes, Scope},
+    bpf::{MallocCost, MallocProbes, ProbeStacks, Scope},
     cli::MallocSettings,
     console::{self, say},
-    elf::{ElfImage, ImageHead},
+    elf::ElfImage,
     export,
     heap::Target,
-    host::{mappings, proc::has_shadow_stack, proc_root},
+    host::{proc::has_shadow_stack, proc_root},
     preflight,
     ruby::malloc::malloc_sites,
     signals::Signals,
@@ -53,8 +52,8 @@ pub(super) fn watch(settings: &MallocSettings) -> Result<Report, MallocFailure> 
     if has_shadow_stack(pid) {
         return Err(MallocFailure::ShadowStack(pid));
     }
-    let (file, shown) = file_of(&target)?;
     let unreadable = |reason: String| MallocFailure::File { pid, reason };
+    let (file, shown) = target.file().map_err(unreadable)?;
     let image = ElfImage::read(&file).map_err(|error| unreadable(error.to_string()))?;
     let sites = malloc_sites(&image).map_err(|source| MallocFailure::Calls { pid, source })?;
     drop(image);
@@ -62,8 +61,8 @@ pub(super) fn watch(settings: &MallocSettings) -> Result<Report, MallocFailure> 
     let (objspace, before) = state(&target)?;
     let gc_count = |data: &[u8]| target.plan.layout.count.read(data);
 
-    let options = MallocOptions { stacks: settings.sample != 0, native: proc_root::shares_pids() };
-    console::starting(&format!("loading {}", plural(options.count() as u64, "BPF program")));
+    let options = ProbeStacks { stacks: settings.sample != 0, native: proc_root::shares_pids() };
+    console::starting(&format!("loading {}", plural(MallocProbes::programs(options) as u64, "BPF program")));
     let probes = MallocProbes::load(options);
     console::end_progress();
     let mut probes = probes?;
@@ -112,7 +111,7 @@ pub(super) fn watch(settings: &MallocSettings) -> Result<Report, MallocFailure> 
 }
 
 /// Says which frames stacks will not have.
-fn say_what_stacks_lack(target: &Target, options: MallocOptions) {
+fn say_what_stacks_lack(target: &Target, options: ProbeStacks) {
     if let Err(why) = &target.plan.frames {
         say(&format!("gctrace: stacks have no Ruby frames: {why}"));
     }
@@ -122,31 +121,6 @@ fn say_what_stacks_lack(target: &Target, options: MallocOptions) {
              --pid=host (hostPID: true) for them",
         );
     }
-}
-
-/// The file that the process has mapped as its Ruby, and its path there.
-fn file_of(target: &Target) -> Result<(File, PathBuf), MallocFailure> {
-    let pid = target.pid;
-    let unreadable = |reason: String| MallocFailure::File { pid, reason };
-    let mappings = mappings::of_process(pid).map_err(|error| unreadable(error.to_string()))?;
-    let mut last = "it is not mapped any more".to_owned();
-    for mapping in &mappings {
-        let opened = mapping.open_path(pid).and_then(File::open);
-        let file = match opened {
-            Ok(file) => file,
-            Err(error) => {
-                last = error.to_string();
-                continue;
-            }
-        };
-        let Ok(head) = ImageHead::read(&file) else { continue };
-        if mappings::load_bias(mapping, &head.segments) == Some(target.bias)
-            && head.build_id == target.plan.analysis.build_id
-        {
-            return Ok((file, Path::to_owned(&mapping.path)));
-        }
-    }
-    Err(unreadable(last))
 }
 
 fn wait(

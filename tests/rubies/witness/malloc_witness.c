@@ -10,7 +10,7 @@
  */
 #include <ruby.h>
 
-enum { MOST = 1024 };
+enum { MOST = 1 << 20 };
 
 static void *kept[MOST];
 static size_t count;

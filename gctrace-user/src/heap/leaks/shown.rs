@@ -1,0 +1,289 @@
+//! What `--leaks` has found, as text and as JSON lines (docs/heap.md).
+
+use std::io::{self, Write};
+
+use gctrace_tunemygc::printable::printable;
+use serde::Serialize;
+
+use super::{
+    super::{
+        holders::{self, Holder},
+        jsonl,
+        line::Line,
+        origins::{Account, Lines},
+        trend::{FEWEST_STEPS, Growth},
+    },
+    Found, Heap, Suspect,
+};
+use crate::words::{file_size, plural};
+
+/// Lines of a class in text.
+const SITES: usize = 3;
+/// What growth of RSS is judged in, bytes.
+const PAGE: u64 = 4096;
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Verdict {
+    Growth,
+    NoLeak,
+    TooFewMajors,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Record<'a> {
+    Leaks {
+        pid: u32,
+        command: Option<&'a str>,
+        ruby: &'a str,
+        verdict: Verdict,
+        majors: u64,
+        censuses: usize,
+        discarded: u64,
+        seconds: f64,
+        ended: bool,
+        /// Bytes, if it grows.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rss: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rss_before: Option<u64>,
+        heap_bytes: Option<u64>,
+        heap_bytes_before: Option<u64>,
+        fragmented: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        allocations: Option<Account>,
+        /// Why it is not known where objects were allocated.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        no_sites: Option<&'a str>,
+    },
+    Leak {
+        pid: u32,
+        name: &'a str,
+        old: u64,
+        old_before: u64,
+        per_minute: f64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        holders: Option<&'a [Holder]>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        constant: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        end: Option<holders::End>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        sites: Option<Vec<Site<'a>>>,
+    },
+}
+
+/// Where objects that are left were allocated.
+#[derive(Serialize)]
+struct Site<'a> {
+    method: Option<&'a str>,
+    file: Option<&'a str>,
+    line: Option<u32>,
+    survivors: u64,
+}
+
+impl<'a> Site<'a> {
+    fn of((line, survivors): &'a (Option<Line>, u64)) -> Self {
+        let line = line.as_ref();
+        Self {
+            method: line.map(|line| &*line.method),
+            file: line.map(|line| &*line.file),
+            line: line.map(|line| line.number),
+            survivors: *survivors,
+        }
+    }
+}
+
+impl Found<'_> {
+    fn verdict(&self) -> Verdict {
+        match () {
+            () if !self.suspects.is_empty() => Verdict::Growth,
+            () if self.watched.censuses.len() <= FEWEST_STEPS => Verdict::TooFewMajors,
+            () => Verdict::NoLeak,
+        }
+    }
+
+    /// RSS of the first and the last group of censuses, if it grows as a class that is reported does.
+    fn rss_growth(&self) -> Option<(u64, u64, f64)> {
+        let censuses = &self.watched.censuses;
+        let pages: Vec<u64> =
+            censuses.iter().map(|census| census.rss.map(|rss| rss / PAGE)).collect::<Option<_>>()?;
+        let growth = Growth::of(&pages)?;
+        let per_minute = super::per_minute(censuses, growth)?;
+        Some((growth.first * PAGE, growth.last * PAGE, per_minute * PAGE as f64))
+    }
+
+    /// Bytes of the pages of objects, at the first and the last census.
+    fn heap_bytes(&self) -> Option<(u64, u64)> {
+        let censuses = &self.watched.censuses;
+        censuses.first().zip(censuses.last()).map(|(first, last)| (first.heap.bytes, last.heap.bytes))
+    }
+
+    /// The pages at the end, if most of them have been nearly empty in each of the last censuses.
+    fn fragmented(&self) -> Option<Heap> {
+        let censuses = &self.watched.censuses;
+        let last = censuses.get(censuses.len().checked_sub(FEWEST_STEPS + 1)?..)?;
+        let sparse = last.iter().all(|census| census.heap.nearly_empty * 2 > census.heap.pages);
+        censuses.last().map(|census| census.heap).filter(|_| sparse)
+    }
+
+    pub(super) fn jsonl(&self, out: &mut impl Write) -> io::Result<()> {
+        let Self { target, watched, suspects, origins } = self;
+        let rounded = |number: f64| (number * 1e3).round() / 1e3;
+        let line = Record::Leaks {
+            pid: target.pid,
+            command: target.command.as_deref(),
+            ruby: &target.ruby(),
+            verdict: self.verdict(),
+            majors: watched.majors,
+            censuses: watched.censuses.len(),
+            discarded: watched.discarded,
+            seconds: rounded(watched.lasted.as_secs_f64()),
+            ended: watched.ended,
+            rss: self.rss_growth().map(|(_, last, _)| last),
+            rss_before: self.rss_growth().map(|(first, ..)| first),
+            heap_bytes: self.heap_bytes().map(|(_, last)| last),
+            heap_bytes_before: self.heap_bytes().map(|(first, _)| first),
+            fragmented: self.fragmented().is_some(),
+            allocations: origins.account,
+            no_sites: origins.lines.as_ref().err().map(String::as_str),
+        };
+        jsonl::line(out, &line)?;
+        for Suspect { name, growth, per_minute, path } in suspects {
+            let line = Record::Leak {
+                pid: target.pid,
+                name,
+                old: growth.last,
+                old_before: growth.first,
+                per_minute: rounded(*per_minute),
+                holders: path.as_ref().map(|path| path.holders.as_slice()),
+                constant: path.as_ref().and_then(|path| path.constant.as_deref()),
+                end: path.as_ref().map(|path| path.end),
+                sites: origins.of(name).map(|lines| lines.iter().map(Site::of).collect()),
+            };
+            jsonl::line(out, &line)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn text(&self, out: &mut impl Write, top: usize) -> io::Result<()> {
+        let Self { target, watched, suspects, origins } = self;
+        let command = printable(target.command.as_deref().unwrap_or("ruby"));
+        writeln!(out, "{command} ({}), Ruby {}", target.pid, target.ruby())?;
+        let majors = plural(watched.majors, "major GC");
+        let seconds = watched.lasted.as_secs_f64();
+        let counted = plural(watched.censuses.len() as u64, "census");
+        if watched.ended {
+            writeln!(out, "the process has ended after {seconds:.1} s")?;
+        }
+        match self.verdict() {
+            Verdict::TooFewMajors => {
+                writeln!(
+                    out,
+                    "too few major GCs ({majors}) that could be counted ({counted}) in {seconds:.1} s:"
+                )?;
+                writeln!(out, "no result; {} are needed, so watch for longer", FEWEST_STEPS + 1)?;
+            }
+            Verdict::NoLeak => writeln!(out, "no leak seen in {majors} over {seconds:.1} s ({counted})")?,
+            Verdict::Growth => {
+                writeln!(out, "old objects that grew in {majors} over {seconds:.1} s ({counted})\n")?;
+            }
+        }
+        for Suspect { name, growth, per_minute, path } in suspects.iter().take(top) {
+            writeln!(
+                out,
+                "{} objects: {per_minute:+.0}/min, {} to {}",
+                printable(name),
+                growth.first,
+                growth.last
+            )?;
+            if let Some(lines) = origins.of(name) {
+                allocated(out, lines)?;
+            }
+            let Some(path) = path else { continue };
+            for holder in &path.holders {
+                writeln!(out, "  held by {}", words(holder))?;
+            }
+            match &path.constant {
+                Some(constant) => writeln!(out, "  held by the constant {}", printable(constant))?,
+                None => writeln!(out, "  {}", path.end.words())?,
+            }
+        }
+        if suspects.len() > top {
+            writeln!(out, "({} more; --top N shows more)", suspects.len() - top)?;
+        }
+        if let Err(why) = &origins.lines
+            && !suspects.is_empty()
+        {
+            writeln!(out, "where they were allocated is not known: {}", printable(why))?;
+        }
+        self.memory(out)?;
+        if watched.discarded > 0 {
+            let discarded = plural(watched.discarded, "census");
+            writeln!(out, "{discarded} discarded, because a GC ran meanwhile")?;
+        }
+        Ok(())
+    }
+
+    /// What is said of the memory of the process besides objects that grow in number.
+    fn memory(&self, out: &mut impl Write) -> io::Result<()> {
+        if let (Some((first, last, per_minute)), Some((heap_before, heap))) =
+            (self.rss_growth(), self.heap_bytes())
+        {
+            let (first, last, rate) = (file_size(first), file_size(last), file_size(per_minute as u64));
+            writeln!(out, "RSS grew from {first} to {last} ({rate}/min)")?;
+            let (heap_before, heap) = (file_size(heap_before), file_size(heap));
+            writeln!(out, "  pages of objects: {heap_before} to {heap}")?;
+            if self.suspects.is_empty() {
+                writeln!(
+                    out,
+                    "  no class of objects grows: the memory is outside of the heap, or of objects that are replaced"
+                )?;
+                writeln!(
+                    out,
+                    "  by larger ones; gctrace malloc --pid {} shows where it is asked for",
+                    self.target.pid
+                )?;
+            }
+        }
+        if let Some(Heap { pages, nearly_empty, bytes }) = self.fragmented() {
+            let bytes = file_size(bytes);
+            writeln!(
+                out,
+                "the heap is fragmented: of {pages} pages ({bytes}), {nearly_empty} are at most a quarter full"
+            )?;
+            writeln!(out, "  gctrace heap --pid {} --by page shows what keeps them", self.target.pid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Lines of which objects of a class are left.
+fn allocated(out: &mut impl Write, lines: &Lines) -> io::Result<()> {
+    let of: u64 = lines.iter().map(|(_, count)| count).sum();
+    if of == 0 {
+        return writeln!(out, "  no object that was sampled at its allocation is left of them");
+    }
+    for (line, count) in lines.iter().take(SITES) {
+        let share = format!("({count} of {})", plural(of, "sampled survivor"));
+        match line {
+            Some(line) => {
+                writeln!(out, "  allocated at {} in {} {share}", line.place(), printable(&line.method))?;
+            }
+            None => writeln!(out, "  allocated without Ruby code {share}")?,
+        }
+    }
+    Ok(())
+}
+
+fn words(holder: &Holder) -> String {
+    let Holder { address, kind, class, code, refers, holds, of } = holder;
+    let class = match (class, code) {
+        (_, Some(code)) => format!("a closure over the variables of {}", printable(code)),
+        (Some(class), None) => printable(class).into_owned(),
+        (None, None) => format!("a hidden {kind}"),
+    };
+    let share = if *of > 1 { format!(" ({holds} of {of} samples)") } else { String::new() };
+    format!("{class} {:#x} with {}{share}", address.0, plural(*refers, "reference"))
+}

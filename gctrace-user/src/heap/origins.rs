@@ -1,0 +1,345 @@
+//! Where objects that are still there were allocated.
+//!
+//! The kernel takes the stack at some refills and follows the object that is allocated there ([`gctrace_common::leak`]): what is in its
+//! slot is that object, unless its slot was seen free, or the heap was compacted. So a line that is reported is the line of that object,
+//! not of one that was there before.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    num::NonZeroU32,
+    os::fd::AsRawFd as _,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use gctrace_common::leak::{LeakCount, LeakTarget};
+use serde::Serialize;
+
+use super::{count::key, line::Line, target::Target};
+use crate::{
+    bpf::{self, AttachError, LeakProbes, Scope},
+    discover::site_image,
+    host::proc_root,
+    images::{Images, KnownImage},
+    preflight,
+    ruby::heap::{HeapError, Slot, each_object},
+    stacks::{Reader, Record, StackOf, Stacks},
+};
+
+/// Major collections that an object has survived when it counts as a survivor, besides being old.
+const SURVIVED: u64 = 2;
+/// Stacks per second above which half as many refills are drawn: at 25 microseconds each, 1 % of the time of a CPU.
+const MOST_STACKS: u64 = 400;
+/// Objects that are remembered at most; then half as many are drawn.
+const MOST_SAMPLES: usize = 1 << 15;
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// An object whose allocation was seen.
+struct Sample {
+    address: u64,
+    ts_ns: u64,
+    line: Option<Line>,
+    /// Major collections that had ended at the latest when it was allocated; `None`: not known yet.
+    major: Option<u64>,
+}
+
+/// Objects of a class that were sampled and survived, by the line that allocated them; most first. `None`: no Ruby code.
+pub(super) type Lines = Vec<(Option<Line>, u64)>;
+
+/// What became of the objects that were drawn. Each is followed or not, for one of three reasons; what was followed was freed, could not
+/// be read any more, or is left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Account {
+    /// Hits of the probe at refills, also those without a page.
+    hits: u64,
+    /// Refills of which one in so many was drawn in the end. What was drawn before was thinned out alike.
+    one_in: u64,
+    drawn: u64,
+    followed: u64,
+    page_full: u64,
+    map_full: u64,
+    not_free: u64,
+    freed: u64,
+    gone: u64,
+    left: u64,
+    /// Followed, but the stack did not come.
+    stacks_lost: u64,
+    /// Refills whose page could not be read; then nothing is known of any object.
+    unread: u64,
+    adds_up: bool,
+}
+
+/// What was found in the end.
+pub(super) struct Origins {
+    /// By class, or why it is not known.
+    pub(super) lines: Result<BTreeMap<String, Lines>, String>,
+    pub(super) account: Option<Account>,
+}
+
+impl Origins {
+    /// Nothing, because of this.
+    pub(super) fn missing(why: String) -> Self {
+        Self { lines: Err(why), account: None }
+    }
+
+    /// Of a class.
+    pub(super) fn of(&self, class: &str) -> Option<&Lines> {
+        self.lines.as_ref().ok().map(|lines| lines.get(class).unwrap_or(const { &Vec::new() }))
+    }
+}
+
+/// Objects that are followed.
+pub(super) struct Following {
+    probes: LeakProbes,
+    stacks: Stacks,
+    target: LeakTarget,
+    objspace: u64,
+    compactions: Option<u64>,
+    samples: Vec<Sample>,
+    lines: HashMap<Line, Line>,
+    random: u64,
+    came: u64,
+    looked: (Instant, u64),
+}
+
+impl Following {
+    /// Attaches the probe. `Err`: why it is not possible.
+    pub(super) fn start(target: &Target) -> Result<Self, String> {
+        preflight::check().map_err(|missing| missing.to_string())?;
+        let (pid, plan) = (target.pid, &target.plan);
+        let refills = plan.refills.as_ref().map_err(Clone::clone)?;
+        let page = plan.analysis.refill.page.ok_or("where heap pages have their free slots is not known")?;
+        plan.frames.as_ref().map_err(|why| format!("stacks have no Ruby frames: {why}"))?;
+        let layout = target.layout().map_err(|error| error.to_string())?;
+        let (file, shown) = target.file()?;
+        let (objspace, data) = target.state().map_err(|error| error.to_string())?;
+        let mut probes = LeakProbes::load()
+            .map_err(|error| format!("{} (needs Linux 5.15 or later)", bpf::brief(&error)))?;
+        let ring = probes.take_stacks().ok_or("there is no ring for stacks")?;
+        let images = Images::default();
+        images.add(KnownImage {
+            image: Arc::new(site_image(0, &shown, plan)),
+            reading: None,
+            frames: plan.frames.as_ref().ok().cloned(),
+            threads: None,
+        });
+        let reader = Reader::start(ring, images, false)
+            .map_err(|error| format!("starting the thread that reads stacks: {error}"))?;
+        let config = &plan.config;
+        let leak = LeakTarget {
+            gc_count: objspace.wrapping_add(u64::from(config.count)),
+            flags: objspace.wrapping_add(u64::from(config.flags)),
+            tgid: pid,
+            mode_mask: config.mode_mask,
+            mode_shift: config.stack.mode_shift,
+            page: u32::try_from(layout.page_bytes()).map_err(|error| error.to_string())?,
+            mask: 0,
+            freelist: page.freelist.into(),
+        };
+        // The kernel takes pids of gctrace's own namespace.
+        let scope = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids()).map_or(Scope::All, Scope::One);
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        probes
+            .attach(leak, (target.bias, config), refills, (&path, scope))
+            .map_err(|error| bpf::brief(&error))?;
+        Ok(Self {
+            probes,
+            stacks: Stacks::new(Some(reader), None),
+            target: leak,
+            objspace,
+            compactions: key(plan, "compact_count", &data),
+            samples: Vec::new(),
+            lines: HashMap::new(),
+            random: 0x9e37_79b9_7f4a_7c15,
+            came: 0,
+            looked: (Instant::now(), 0),
+        })
+    }
+
+    /// Takes what has come. `major` are the major collections that have ended, read just before.
+    pub(super) fn take(&mut self, major: u64) -> Result<(), AttachError> {
+        // They came before the number was read.
+        for sample in self.samples.iter_mut().rev().take_while(|sample| sample.major.is_none()) {
+            sample.major = Some(major);
+        }
+        self.drain();
+        if self.samples.len() > MOST_SAMPLES {
+            self.prune();
+        }
+        let stacks = self.came - self.looked.1;
+        if self.looked.0.elapsed() >= LOOK || stacks > MOST_STACKS {
+            let per_second = stacks as f64 / self.looked.0.elapsed().max(LOOK).as_secs_f64();
+            if per_second > MOST_STACKS as f64 || self.samples.len() > MOST_SAMPLES {
+                self.thin()?;
+            }
+            self.looked = (Instant::now(), self.came);
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) {
+        for record in self.stacks.take() {
+            let Record::Stack(named) = record else { continue };
+            let Some(finished) = self.stacks.finish(*named) else { continue };
+            if finished.of != StackOf::Refill {
+                continue;
+            }
+            self.came += 1;
+            let line = Line::of(&finished.stack).map(|line| self.known(line));
+            self.samples.push(Sample { address: finished.weight, ts_ns: finished.ts_ns, line, major: None });
+        }
+    }
+
+    /// The same line, whose texts are shared with all others of it.
+    fn known(&mut self, line: Line) -> Line {
+        self.lines.entry(line).or_insert_with_key(Clone::clone).clone()
+    }
+
+    /// Forgets what was freed.
+    fn prune(&mut self) {
+        let Self { probes, target, .. } = self;
+        self.samples.retain(|sample| is_followed(probes, target, sample));
+    }
+
+    /// From here on half as many are drawn; of those before, half are kept.
+    fn thin(&mut self) -> Result<(), AttachError> {
+        self.target.mask = self.target.mask << 1 | 1;
+        self.probes.set(self.target)?;
+        let random = &mut self.random;
+        self.samples.retain(|_| {
+            // Xorshift.
+            *random ^= *random << 13;
+            *random ^= *random >> 7;
+            *random ^= *random << 17;
+            *random >> 63 == 0
+        });
+        Ok(())
+    }
+
+    /// What the objects that `class_of` names were allocated by. `major` are the major collections that have ended.
+    pub(super) fn finish(
+        mut self,
+        target: &Target,
+        major: u64,
+        class_of: impl FnMut(&Slot<'_>) -> Option<String>,
+    ) -> Origins {
+        let lines = self.survivors(target, major, class_of);
+        let account = self.account();
+        let lines = match (&account, lines) {
+            (_, Err(why)) => Err(why),
+            (Err(error), _) => Err(bpf::brief(error)),
+            (Ok(account), _) if account.unread > 0 => {
+                Err("a page could not be read when it was refilled".to_owned())
+            }
+            (Ok(account), _) if !account.adds_up => {
+                Err("the account of the followed objects does not add up".to_owned())
+            }
+            (Ok(_), Ok(lines)) => Ok(lines),
+        };
+        Origins { lines, account: account.ok() }
+    }
+
+    fn survivors(
+        &mut self,
+        target: &Target,
+        major: u64,
+        mut class_of: impl FnMut(&Slot<'_>) -> Option<String>,
+    ) -> Result<BTreeMap<String, Lines>, String> {
+        let text = |error: HeapError| error.to_string();
+        // The last one is the one that may be there.
+        let wanted: HashMap<u64, &Sample> = self
+            .samples
+            .iter()
+            .filter(|sample| sample.major.is_some_and(|then| then + SURVIVED <= major))
+            .map(|sample| (sample.address, sample))
+            .collect();
+        let mut there: Vec<(String, &Sample)> = Vec::new();
+        let layout = target.layout().map_err(text)?;
+        each_object(&target.memory, self.objspace, &layout, |slot| {
+            if let Some(&sample) = wanted.get(&slot.address)
+                && slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead)
+                && let Some(class) = class_of(slot)
+            {
+                there.push((class, sample));
+            }
+        })
+        .map_err(text)?;
+        // After the heap was read: what is followed now was in its slot then.
+        there.retain(|(_, sample)| is_followed(&self.probes, &self.target, sample));
+        let (objspace, data) = target.state().map_err(text)?;
+        if objspace != self.objspace {
+            return Err("the process replaced its program".to_owned());
+        }
+        let compactions = key(&target.plan, "compact_count", &data);
+        if compactions.is_none() || compactions != self.compactions {
+            return Err("the heap was compacted meanwhile, which moves objects".to_owned());
+        }
+        let mut counts: BTreeMap<String, BTreeMap<Option<&Line>, u64>> = BTreeMap::new();
+        for (class, sample) in &there {
+            *counts.entry(class.clone()).or_default().entry(sample.line.as_ref()).or_default() += 1;
+        }
+        let sorted = |lines: BTreeMap<Option<&Line>, u64>| {
+            let mut lines: Lines = lines.into_iter().map(|(line, count)| (line.cloned(), count)).collect();
+            lines.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+            lines
+        };
+        Ok(counts.into_iter().map(|(class, lines)| (class, sorted(lines))).collect())
+    }
+
+    /// Closes the gate and adds up.
+    fn account(&mut self) -> Result<Account, AttachError> {
+        self.probes.close()?;
+        // A program that had passed the gate is done in a microsecond, its stack is read within a tick of the reader.
+        std::thread::sleep(Duration::from_millis(50));
+        self.drain();
+        let count = |count| self.probes.count(count);
+        let mut account = Account {
+            hits: count(LeakCount::Hits)?,
+            one_in: u64::from(self.target.mask) + 1,
+            drawn: count(LeakCount::Drawn)?,
+            followed: count(LeakCount::Followed)?,
+            page_full: count(LeakCount::PageFull)?,
+            map_full: count(LeakCount::MapFull)?,
+            not_free: count(LeakCount::NotFree)?,
+            freed: count(LeakCount::Freed)?,
+            gone: count(LeakCount::Gone)?,
+            left: self.probes.followed()?,
+            stacks_lost: count(LeakCount::Followed)?.saturating_sub(self.came),
+            unread: count(LeakCount::Unread)?,
+            adds_up: false,
+        };
+        account.adds_up = account.adds_up();
+        Ok(account)
+    }
+}
+
+impl Account {
+    fn adds_up(&self) -> bool {
+        self.drawn == self.followed + self.page_full + self.map_full + self.not_free
+            && self.followed == self.freed + self.gone + self.left
+    }
+}
+
+fn is_followed(probes: &LeakProbes, target: &LeakTarget, sample: &Sample) -> bool {
+    let page = sample.address & !u64::from(target.page.wrapping_sub(1));
+    probes.follows(page, sample.address, sample.ts_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every object that was drawn is in one place.
+    #[test]
+    fn accounts() {
+        let mut account = Account { drawn: 10, followed: 7, page_full: 2, not_free: 1, ..Account::default() };
+        (account.freed, account.left) = (3, 4);
+        assert!(account.adds_up());
+        account.left = 5;
+        assert!(!account.adds_up());
+        account = Account { drawn: 1, ..Account::default() };
+        assert!(!account.adds_up());
+    }
+}

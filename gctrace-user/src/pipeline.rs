@@ -415,6 +415,9 @@ impl Pipeline {
 
     fn take_stacks(&mut self) {
         for record in self.stacks.take() {
+            if let Record::Stack(stack) = &record {
+                self.handler_of(stack);
+            }
             self.stack_record(record);
         }
     }

@@ -86,3 +86,11 @@ pub fn gctrace_binary() -> Result<PathBuf> {
 pub fn rubies_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("rubies")
 }
+
+/// Lines of a program in `tests/rubies` that end with this comment.
+pub fn marked_lines(program: &str, comment: &str) -> Result<Vec<u64>> {
+    let program = std::fs::read_to_string(rubies_dir().join(program))?;
+    let ending = format!("# {comment}");
+    let lines = program.lines().zip(1..).filter(|(text, _)| text.ends_with(&ending)).map(|(_, n)| n);
+    Ok(lines.collect())
+}

@@ -199,6 +199,12 @@ pub struct RequestLine {
     pub method: Option<String>,
     /// The template of its path, or the class of a job.
     pub path: Option<String>,
+    /// The method or block that handled it, if a stack showed it.
+    pub handler: Option<String>,
+    /// The file with it.
+    pub handler_file: Option<String>,
+    /// The line at which it begins.
+    pub handler_line: Option<u64>,
     /// The queue of a job.
     pub queue: Option<String>,
     /// The number of a job.

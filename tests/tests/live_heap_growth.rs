@@ -7,7 +7,7 @@ use gctrace_tests::PATIENCE;
 use gctrace_tests::child::Finished;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::heap::heap;
-use gctrace_tests::live::{Live, rubies_dir};
+use gctrace_tests::live::{Live, marked_lines};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use gctrace_tests::witness::malloc_extension;
@@ -114,7 +114,7 @@ fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Result<&'a Valu
     let leak = leak.with_context(|| format!("{class} is not named: {found:#?}"))?;
     ensure!(leak["old"].as_u64() > leak["old_before"].as_u64(), "{leak}");
     ensure!(leak["holders"][0]["class"] == holder, "{leak}");
-    let marked = marked_lines(&format!("allocates {class}"))?;
+    let marked = marked_lines("heap_leaks.rb", &format!("allocates {class}"))?;
     let sites = leak["sites"].as_array().with_context(|| format!("no sites: {leak}"))?;
     ensure!(!sites.is_empty(), "no sampled object is left: {leak}");
     for site in sites {
@@ -123,14 +123,6 @@ fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Result<&'a Valu
         ensure!(here && line && site["survivors"].as_u64() > Some(0), "not by {marked:?}: {leak}");
     }
     Ok(leak)
-}
-
-/// Lines of the program that end with this comment.
-fn marked_lines(comment: &str) -> Result<Vec<u64>> {
-    let program = std::fs::read_to_string(rubies_dir().join("heap_leaks.rb"))?;
-    let ending = format!("# {comment}");
-    let lines = program.lines().zip(1..).filter(|(text, _)| text.ends_with(&ending)).map(|(_, n)| n);
-    Ok(lines.collect())
 }
 
 /// The account of the objects that were followed: each is somewhere, and their stacks came.

@@ -75,6 +75,8 @@ const UNICORN: Need = command("unicorn", "unicorn");
 const SIDEKIQ: Need = command("ruby-sidekiq", "sidekiq");
 const REDIS: Need = command("redis-server", "redis-server");
 const SINATRA: Need = package("ruby-sinatra");
+const RAILS: Need = package("ruby-actionpack");
+const GRAPE: Need = package("ruby-grape");
 const SQLITE: Need = package("ruby-sqlite3");
 const WRK: Need = command("wrk", "wrk");
 const TMUX: Need = command("tmux", "tmux");
@@ -96,7 +98,7 @@ impl Purpose {
             Self::Demo => &[CC, LIBC, RUBY],
             Self::Test => &[
                 CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PODMAN, RUNC, CONMON, PUMA, UNICORN,
-                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV, TMUX,
+                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV, TMUX, SINATRA, RAILS, GRAPE,
             ],
             Self::App => &[CC, LIBC, RUBY, PUMA, SINATRA, SQLITE, WRK],
             Self::Lab => &[MMDEBSTRAP],

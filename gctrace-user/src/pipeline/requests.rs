@@ -10,7 +10,9 @@ use gctrace_common::{
 use super::{Pipeline, unit_states::Pending};
 use crate::{
     aggregate::{
-        endpoint, job,
+        endpoint,
+        handler::handler,
+        job,
         units::{Facts, UnitKey},
     },
     bpf::RequestReader,
@@ -20,6 +22,7 @@ use crate::{
         request::{Request, States},
         seen::Seen,
     },
+    stacks::NamedStack,
 };
 
 /// Records taken in one go.
@@ -147,6 +150,10 @@ impl Pipeline {
 
     /// Hands out the requests that have ended. All GC records of them must have been taken.
     pub(super) fn report_requests(&mut self) {
+        // Stacks of requests that have ended were taken before.
+        if !self.numbered.is_empty() {
+            self.take_stacks();
+        }
         // A record that is being written has a number already. The next look at the ring finds it, or it was lost.
         let behind = self.numbered.keys().any(|pid| self.is_behind(*pid));
         if behind && !self.requests_wait {
@@ -222,6 +229,14 @@ impl Pipeline {
     /// The id of the request that a thread was serving when its stack was taken; 0: it has none.
     pub(super) fn request_of_stack(&mut self, pid: u32, tid: u32, begin_ns: u64) -> Option<u64> {
         (begin_ns != 0).then(|| self.units.name(UnitKey { pid, tid, begin_ns }).unwrap_or_default())
+    }
+
+    /// A stack, which may have been taken in a request and show what handles it.
+    pub(super) fn handler_of(&mut self, stack: &NamedStack) {
+        let (pid, tid, begin_ns) = stack.unit();
+        if self.requests.is_some() && begin_ns != 0 && self.traced.contains_key(&pid) {
+            self.units.stack(UnitKey { pid, tid, begin_ns }, || handler(stack.ruby_frames()));
+        }
     }
 
     /// A pause of a thread, which may serve a request.

@@ -93,6 +93,18 @@ pub struct NamedStack {
     pub(super) stack: Unmixed,
 }
 
+impl NamedStack {
+    /// The process, the thread, and since when it serves a request, nanoseconds; 0: none that is known.
+    pub fn unit(&self) -> (u32, u32, u64) {
+        (self.header.tgid, self.header.tid, self.request_ns)
+    }
+
+    /// The frames of Ruby methods, leaf first, with the mark of missing ones.
+    pub fn ruby_frames(&self) -> impl Iterator<Item = &Arc<Frame>> {
+        self.stack.groups.iter().flatten().chain(&self.stack.missing)
+    }
+}
+
 /// A stack whose Ruby frames are named.
 #[derive(Debug)]
 pub(super) struct Unmixed {

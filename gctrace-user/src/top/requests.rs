@@ -190,6 +190,7 @@ mod tests {
             gvl_wait_ns: None,
             states: None,
             job: None,
+            handler: None,
             gc_states: None,
         }
     }

@@ -308,6 +308,7 @@ fn request(path: &str, end_ns: u64, ns: u64) -> Request {
         gvl_wait_ns: Some(ns / 2),
         states: None,
         job: None,
+        handler: None,
         gc_states: None,
     }
 }

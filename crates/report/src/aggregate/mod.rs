@@ -13,6 +13,7 @@ pub mod gvl;
 pub mod gvl_budget;
 pub mod gvl_held;
 pub mod gvl_so_far;
+pub mod handler;
 pub mod heap_figures;
 pub mod job;
 pub mod mix;

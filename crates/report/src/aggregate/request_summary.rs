@@ -1,9 +1,9 @@
 //! Requests by what they have in common: endpoint, service or thread.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{endpoint::OTHER, gc_summary::Distribution};
-use crate::model::{Process, request::Request};
+use crate::model::{Process, request::Request, stack::Frame};
 
 /// Groups that are told apart; the rest is one.
 const MAX_GROUPS: usize = 500;
@@ -57,6 +57,39 @@ pub struct GroupSummary {
     pub gcs: u64,
     /// Of how many requests it is.
     pub gcs_known: u64,
+    /// What handled them, where that was seen.
+    pub handlers: Handlers,
+}
+
+/// What handled the requests of a group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Handlers {
+    /// It was seen of none.
+    #[default]
+    Unknown,
+    /// The same in all of which it was seen.
+    One(Arc<Frame>),
+    /// More than one.
+    Several,
+}
+
+impl Handlers {
+    fn add(&mut self, handler: Option<&Arc<Frame>>) {
+        let Some(handler) = handler else { return };
+        match self {
+            Self::Unknown => *self = Self::One(Arc::clone(handler)),
+            Self::One(known) if known == handler => {}
+            Self::One(_) | Self::Several => *self = Self::Several,
+        }
+    }
+
+    /// The one, if it is one.
+    pub fn one(&self) -> Option<&Frame> {
+        match self {
+            Self::One(frame) => Some(frame),
+            Self::Unknown | Self::Several => None,
+        }
+    }
 }
 
 /// A part of the time of requests.
@@ -88,6 +121,7 @@ impl GroupSummary {
         self.failed += u64::from(request.status.is_some_and(|status| status >= 500));
         self.gcs += u64::from(request.gcs.unwrap_or_default());
         self.gcs_known += u64::from(request.gcs.is_some());
+        self.handlers.add(request.handler.as_ref());
         if let Some(ns) = request.queue_ns {
             self.queues.add(ns);
         }
@@ -211,6 +245,7 @@ mod tests {
             gvl_wait_ns: None,
             states: None,
             job: None,
+            handler: None,
             gc_states: None,
         }
     }

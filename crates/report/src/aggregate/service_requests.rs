@@ -175,6 +175,7 @@ pub(crate) mod tests {
             gvl_wait_ns: None,
             states: None,
             job: None,
+            handler: None,
             gc_states: None,
         }
     }

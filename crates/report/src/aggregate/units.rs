@@ -4,14 +4,20 @@
 //! and it is handed out once every event of it has been counted. A unit whose end was lost is detected by the next unit of its
 //! thread, and its events never go to that one.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+};
 
 use super::{
     endpoint::Templates,
     gaps::Gaps,
     gc_pauses::{GcPauses, OwnAndOther, PauseAt},
 };
-use crate::model::request::{GcTime, Job, Request, States, UnitStates};
+use crate::model::{
+    request::{GcTime, Job, Request, States, UnitStates},
+    stack::Frame,
+};
 
 /// Units that are open at one time, over all processes.
 const MAX_OPEN: usize = 1 << 16;
@@ -32,11 +38,12 @@ pub struct UnitKey {
 }
 
 /// What is known of a unit that has not ended.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Open {
     id: u64,
     gcs: u32,
     gc: GcTime,
+    handler: Option<Arc<Frame>>,
     /// Its end has been seen.
     sealed: bool,
 }
@@ -123,6 +130,18 @@ impl Units {
         closed.or_else(|| self.has_room(key).then(|| self.enter(key).map(|open| open.id)).flatten())
     }
 
+    /// A stack was taken in a unit, which shows this handler, or none. That of the first stack that shows one is kept.
+    pub fn stack(&mut self, key: UnitKey, handler: impl FnOnce() -> Option<Arc<Frame>>) {
+        if self.closed.contains_key(&key) || !self.has_room(key) {
+            return;
+        }
+        if let Some(open) = self.enter(key)
+            && open.handler.is_none()
+        {
+            open.handler = handler();
+        }
+    }
+
     /// A thread was stopped in a GC pause, since `begin_ns` until `end_ns`, nanoseconds. `unit_ns`: since when it serves a unit, if it does.
     pub fn pause(&mut self, pid: u32, tid: u32, unit_ns: Option<u64>, (begin_ns, end_ns): (u64, u64)) {
         self.pauses.entry(pid).or_default().add(PauseAt { tid, begin_ns, end_ns });
@@ -201,7 +220,7 @@ impl Units {
     }
 
     fn request(&mut self, key: UnitKey, facts: Facts) -> Option<Request> {
-        let Open { id, gcs, gc, .. } = self.close(key)?;
+        let Open { id, gcs, gc, handler, .. } = self.close(key)?;
         let UnitKey { pid, tid, begin_ns } = key;
         let lost =
             self.gaps.get(&pid).is_some_and(|gaps| gaps.meet(begin_ns, facts.end_ns.unwrap_or(u64::MAX)));
@@ -247,6 +266,7 @@ impl Units {
             gc_other: other,
             gvl_wait_ns,
             states,
+            handler,
             job,
             gc_states,
         })

@@ -313,6 +313,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             gvl_wait_ns: None,
             states: None,
             job: None,
+            handler: None,
             gc_states: None,
         };
         side.see(process, Seen::Request(&request));

@@ -285,7 +285,11 @@ impl<W: Write> OneScreen<W> {
                 of_ns => format!(", {} in its own GC", percent(of.own.ns, of_ns)),
             };
             let failed = if of.failed > 0 { format!(", {} failed", of.failed) } else { String::new() };
-            rows.push(format!("{:>9}  {}: {times}{gc}{failed}", of.count, group.name));
+            let by = of
+                .handlers
+                .one()
+                .map_or_else(String::new, |handler| format!(", {}", clip(&handler.name, WIDTH)));
+            rows.push(format!("{:>9}  {}: {times}{gc}{failed}{by}", of.count, group.name));
         }
         rows
     }

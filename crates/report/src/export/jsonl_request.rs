@@ -16,6 +16,9 @@ pub(super) struct RequestLine<'a> {
     kind: &'static str,
     method: Option<&'static str>,
     path: Option<&'a str>,
+    handler: Option<&'a str>,
+    handler_file: Option<&'a str>,
+    handler_line: Option<u32>,
     #[serde(flatten)]
     job: Option<JobPart<'a>>,
     status: Option<u16>,
@@ -39,6 +42,7 @@ pub(super) struct RequestLine<'a> {
 impl<'a> RequestLine<'a> {
     /// `ts`: when it began, epoch seconds.
     pub(super) fn of(ts: f64, process: &Process, request: &'a Request) -> Self {
+        let handler = request.handler.as_deref();
         Self {
             ts,
             pid: process.pid,
@@ -47,6 +51,9 @@ impl<'a> RequestLine<'a> {
             kind: request.kind(),
             method: request.method,
             path: request.path.as_deref(),
+            handler: handler.map(|frame| &*frame.name),
+            handler_file: handler.and_then(|frame| frame.file.as_deref()),
+            handler_line: handler.map(|frame| frame.line).filter(|line| *line != 0),
             job: request.job.as_ref().map(JobPart::of),
             status: request.status,
             begin_ns: request.begin_ns,

@@ -151,6 +151,9 @@ impl<W: Write> SlowRequests<W> {
         let first = request.first_byte_ns;
         let first = first.map_or_else(String::new, |ns| format!("; first byte after {}", duration(ns)));
         writeln!(out, "  {} (pid {pid}, thread {}){queue}{first}", clip(&next.program, 24), request.tid)?;
+        if let Some(handler) = &request.handler {
+            writeln!(out, "  handled by {}", place(handler))?;
+        }
         if let Some(States { cpu_ns, runnable_ns, blocked_ns }) = request.states {
             let share = |ns: u64| format!("{} ({})", duration(ns), percent(ns, next.ns));
             let (cpu, runnable, blocked) = (share(cpu_ns), share(runnable_ns), share(blocked_ns));

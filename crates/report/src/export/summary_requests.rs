@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use super::{
+    place::place,
     summary::row,
     text::{clip, duration},
 };
@@ -154,7 +155,11 @@ fn table(out: &mut impl Write, width: usize, requests: &RequestSummary, by: By) 
     let services = requests.has_services();
     for (group, of) in groups.iter().take(SHOWN) {
         let mut name = group_name(group, services);
-        if name.chars().count() > name_width {
+        let handler = of.handlers.one().filter(|_| by == By::Endpoint);
+        if let Some(handler) = handler {
+            name = format!("{name}  by {}", place(handler));
+        }
+        if handler.is_some() || name.chars().count() > name_width {
             row(out, width, "", &name)?;
             name.clear();
         }

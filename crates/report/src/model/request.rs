@@ -1,6 +1,8 @@
 //! A request that a server has served, or a job that a thread has run.
 
-use super::GcState;
+use std::sync::Arc;
+
+use super::{GcState, stack::Frame};
 
 /// One HTTP request, or one job. What is not known is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +40,9 @@ pub struct Request {
     pub gvl_wait_ns: Option<u64>,
     /// How its time divides by the states of its native thread; not known where these were not watched all the time.
     pub states: Option<States>,
+    /// The method or block of the application that handled it, with the line at which it begins. Not known where no stack was taken while
+    /// its thread was in it.
+    pub handler: Option<Arc<Frame>>,
     /// If it is a job: what only jobs have.
     pub job: Option<Job>,
     /// The state of its VM when its thread took it and when it was done with it, for TuneMyGC sample sets. Not known where that was not

@@ -176,6 +176,7 @@ fn request(request: &mut Request, with: &mut impl Visit) {
         gc_other: _,
         gvl_wait_ns: _,
         states: _,
+        handler,
         job,
         gc_states,
     } = request;
@@ -187,6 +188,13 @@ fn request(request: &mut Request, with: &mut impl Visit) {
     }
     if let Some(path) = path {
         with.path(path);
+    }
+    if let Some(frame) = handler {
+        let mut stack = [Arc::clone(frame)].into();
+        with.stack(&mut stack);
+        if let [shown] = &*stack {
+            *frame = Arc::clone(shown);
+        }
     }
     if let Some(job) = job {
         with.job(job);

@@ -211,6 +211,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
             blocked_ns: 630_000,
         }),
         job: None,
+        handler: None,
         gc_states: None,
     }
 }

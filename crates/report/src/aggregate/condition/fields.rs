@@ -90,6 +90,8 @@ pub enum Field {
     Thread,
     /// Method and path of a request.
     Endpoint,
+    /// The method or block that handled a request.
+    Handler,
     /// `minor` or `major`.
     GcKind,
     /// Reason of a cycle: `newobj`, `method, force`.
@@ -132,11 +134,12 @@ pub(super) enum Value<'a> {
 
 impl Field {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Pid,
         Self::Service,
         Self::Thread,
         Self::Endpoint,
+        Self::Handler,
         Self::GcKind,
         Self::GcReason,
         Self::GcPause,
@@ -154,6 +157,7 @@ impl Field {
             Self::Service => "service",
             Self::Thread => "thread",
             Self::Endpoint => "endpoint",
+            Self::Handler => "handler",
             Self::GcKind => "gc.kind",
             Self::GcReason => "gc.reason",
             Self::GcPause => "gc.pause",
@@ -168,7 +172,7 @@ impl Field {
     pub(super) fn of_type(self) -> Type {
         match self {
             Self::Pid | Self::RequestStatus => Type::Number,
-            Self::Service | Self::Endpoint | Self::GcKind | Self::GcReason => Type::Text,
+            Self::Service | Self::Endpoint | Self::Handler | Self::GcKind | Self::GcReason => Type::Text,
             Self::Thread => Type::Thread,
             Self::GcPause | Self::GcTotal | Self::RequestDuration | Self::RequestQueue | Self::GvlWait => {
                 Type::Time
@@ -190,9 +194,11 @@ impl Field {
                 Kind::GvlThread,
                 Kind::AllocStack,
             ],
-            Self::Endpoint | Self::RequestDuration | Self::RequestStatus | Self::RequestQueue => {
-                &[Kind::Request]
-            }
+            Self::Endpoint
+            | Self::Handler
+            | Self::RequestDuration
+            | Self::RequestStatus
+            | Self::RequestQueue => &[Kind::Request],
             Self::GcKind | Self::GcReason | Self::GcPause | Self::GcTotal => &[Kind::Cycle],
             Self::GvlWait => &[Kind::GvlWait],
         }
@@ -213,6 +219,10 @@ impl Field {
             (Self::GcTotal, Seen::Cycle(cycle)) => Value::Number(cycle.pause_ns()),
             (Self::Endpoint, Seen::Request(request)) => match &request.path {
                 Some(_) => Value::Text(Cow::Owned(request.endpoint())),
+                None => Value::Unknown,
+            },
+            (Self::Handler, Seen::Request(request)) => match &request.handler {
+                Some(frame) => Value::Text(Cow::Borrowed(&frame.name)),
                 None => Value::Unknown,
             },
             (Self::RequestDuration, Seen::Request(request)) => number(request.duration_ns()),

@@ -102,6 +102,7 @@ fn unknown() {
         gvl_wait_ns: None,
         states: None,
         job: None,
+        handler: None,
         gc_states: None,
     };
     for (text, expected) in [

@@ -41,6 +41,7 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         gvl_wait_ns: None,
         states: None,
         job: None,
+        handler: None,
         gc_states: None,
     }
 }

@@ -164,7 +164,7 @@ impl Tables {
         Ok(GcWork { phase: Code::of(phase)?, tid, comm, begin_ns, ns })
     }
 
-    fn request(&self, request: &wire::Request) -> Result<Request, Invalid> {
+    fn request(&mut self, request: &wire::Request) -> Result<Request, Invalid> {
         let &wire::Request {
             id,
             tid,
@@ -189,7 +189,13 @@ impl Tables {
             enqueued_us,
             ref gc_begin,
             ref gc_end,
+            handler_stack,
         } = request;
+        let handler = match self.optional_stack(handler_stack)?.as_deref() {
+            None => None,
+            Some([frame]) => Some(Arc::clone(frame)),
+            Some(stack) => return Err(Invalid::new(format!("a request has {} handlers", stack.len()))),
+        };
         let gc_states = match (gc_begin, gc_end) {
             (Some(begin), Some(end)) => {
                 Some(Box::new(UnitStates { begin: self.state(begin)?, end: self.state(end)? }))
@@ -221,6 +227,7 @@ impl Tables {
                 runnable_ns,
                 blocked_ns,
             }),
+            handler,
             job: match job {
                 0 => None,
                 _ => Some(Job { queue: self.optional(job_queue_text)?, jid: jid.clone(), enqueued_us }),

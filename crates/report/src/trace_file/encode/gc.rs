@@ -1,5 +1,7 @@
 //! Garbage collection, requests, stacks, allocation, ends.
 
+use std::sync::Arc;
+
 use super::{super::codes::Code, Filling, wire};
 use crate::{
     model::{
@@ -90,6 +92,7 @@ impl Filling {
             gc_other,
             gvl_wait_ns,
             states,
+            handler,
             job,
             gc_states,
         } = request;
@@ -122,6 +125,7 @@ impl Filling {
             enqueued_us: of_job.and_then(|job| job.enqueued_us),
             gc_begin: gc_states.map(|states| self.state(&states.begin)),
             gc_end: gc_states.map(|states| self.state(&states.end)),
+            handler_stack: handler.as_ref().map(|frame| self.stack(&[Arc::clone(frame)].into())),
         }
     }
 

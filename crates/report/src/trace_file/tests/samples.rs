@@ -246,6 +246,7 @@ pub(crate) fn request(at: u64) -> Request {
         gc_other: Some(GcTime { pauses: 8, ns: 9 }),
         gvl_wait_ns: Some(10),
         states: Some(States { cpu_ns: 11, runnable_ns: 12, blocked_ns: 13 }),
+        handler: Some(frame(2)),
         job: None,
         gc_states: Some(Box::new(UnitStates { begin: state(at), end: state(at + 3) })),
     }
@@ -274,6 +275,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
             gc_other: None,
             gvl_wait_ns: None,
             states: None,
+            handler: None,
             gc_states: None,
             ..request.clone()
         }),

@@ -184,6 +184,9 @@ pub(in crate::trace_file) struct Request {
     pub gc_begin: Option<GcState>,
     #[prost(message, optional, tag = "27")]
     pub gc_end: Option<GcState>,
+    /// One frame.
+    #[prost(uint32, optional, tag = "29")]
+    pub handler_stack: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

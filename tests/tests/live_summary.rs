@@ -1,6 +1,7 @@
 //! gctrace's summary of a process at its end, compared with the lines of the same run and with the program itself.
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
@@ -52,7 +53,9 @@ fn summary_of_json_lines() -> Result<()> {
         // The end of the VM may collect again.
         ensure!(number(summary, "cycles")? == cycles.len() as u64, "{summary}");
         let first = number(cycles[0], "count")?;
-        ensure!(first == 1, "the first cycle seen is {first}");
+        // In a root of its own COMMAND is not the Ruby: that one is found when it runs, and a busy machine can be late.
+        ensure!(first == 1 || ruby.root().is_some(), "the first cycle seen is {first}");
+        ensure_times!(first == 1, "the first cycle seen is {first}");
         let of_script = cycles.iter().filter(|cycle| cycle["count"].as_u64() <= Some(count));
         let kinds = of_script.fold([0_u64; 2], |[minors, majors], cycle| {
             if cycle["kind"] == "major" { [minors, majors + 1] } else { [minors + 1, majors] }

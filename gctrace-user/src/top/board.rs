@@ -243,7 +243,9 @@ impl Board {
         }
         let whole = self.requests_whole(now_ns);
         let endpoint = |(name, times): (&Arc<str>, &Times)| {
-            (name.clone(), requests::figures(&[(times, known.since_ns)], now_ns, whole))
+            let handler = times.handler().map(|handler| format!("{name}  {}", handler.name).into());
+            let figures = requests::figures(&[(times, known.since_ns)], now_ns, whole);
+            (handler.unwrap_or_else(|| name.clone()), figures)
         };
         let mut endpoints: Vec<_> = known.requests.endpoints(now_ns).map(endpoint).collect();
         endpoints.sort_by(|one, two| two.1.count.cmp(&one.1.count).then_with(|| one.0.cmp(&two.0)));

@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::board::{SECOND, SHARES, WINDOW};
-use crate::model::request::Request;
+use crate::{
+    aggregate::request_summary::Handlers,
+    model::{request::Request, stack::Frame},
+};
 
 /// Requests whose times are kept at most, of all endpoints.
 const MOST: usize = 4096;
@@ -38,6 +41,8 @@ pub(super) struct Times {
     /// Second since boot, and how many ended in it.
     seconds: [(u64, u64); SECONDS],
     last: VecDeque<Served>,
+    /// What handled them; kept of single endpoints.
+    handlers: Handlers,
 }
 
 /// What is known of several [`Times`].
@@ -85,6 +90,11 @@ impl Times {
 
     fn ended_in(&self, seconds: &Range<u64>) -> u64 {
         self.seconds.iter().filter(|(at, _)| seconds.contains(at)).map(|(_, count)| count).sum()
+    }
+
+    /// What handled all of them of which that was seen.
+    pub(super) fn handler(&self) -> Option<&Frame> {
+        self.handlers.one()
     }
 
     fn recent(&self, now_ns: u64) -> impl Iterator<Item = &Served> {
@@ -141,11 +151,11 @@ impl Requests {
         let gc_ns = request.gc_ns.zip(request.gc_other).map(|(own, other)| own + other.ns);
         let served = Served { end_ns, ns, gc_ns, gvl_ns: request.gvl_wait_ns };
         self.all.add(served, MOST);
-        let endpoint = request.endpoint();
-        if let Some(times) = self.endpoints.get_mut(endpoint.as_str()) {
+        let endpoint: Arc<str> = request.endpoint().into();
+        if self.endpoints.len() < MOST_ENDPOINTS || self.endpoints.contains_key(&endpoint) {
+            let times = self.endpoints.entry(endpoint).or_default();
             times.add(served, MOST_OF_ENDPOINT);
-        } else if self.endpoints.len() < MOST_ENDPOINTS {
-            self.endpoints.entry(endpoint.into()).or_default().add(served, MOST_OF_ENDPOINT);
+            times.handlers.add(request.handler.as_ref());
         } else {
             self.no_room += 1;
         }

@@ -74,7 +74,8 @@ pub enum Handlers {
 }
 
 impl Handlers {
-    fn add(&mut self, handler: Option<&Arc<Frame>>) {
+    /// Adds one that was seen, or not.
+    pub fn add(&mut self, handler: Option<&Arc<Frame>>) {
         let Some(handler) = handler else { return };
         match self {
             Self::Unknown => *self = Self::One(Arc::clone(handler)),

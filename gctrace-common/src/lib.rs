@@ -20,6 +20,7 @@ pub mod request;
 pub mod scope;
 pub mod stack;
 pub mod stats;
+pub mod traceparent;
 pub mod unwind;
 
 /// Hash of the source text of the ABI modules (FNV-1a, 64 bit). Compiled into the BPF object as the symbol
@@ -39,6 +40,7 @@ pub const ABI_HASH: u64 = {
     hash = fnv1a(hash, include_bytes!("scope.rs"));
     hash = fnv1a(hash, include_bytes!("stack.rs"));
     hash = fnv1a(hash, include_bytes!("stats.rs"));
+    hash = fnv1a(hash, include_bytes!("traceparent.rs"));
     fnv1a(hash, include_bytes!("unwind.rs"))
 };
 

@@ -7,6 +7,7 @@ use crate::{
     event::{Header, SNAPSHOT_BYTES},
     gvl::Clocks,
     memory::MemoryPages,
+    traceparent::VALUE_WORDS,
 };
 
 /// Bytes of a request that are looked at: its first line, as far as it fits.
@@ -217,6 +218,16 @@ pub struct Parsed {
     pub len: u32,
     /// The thread that gave it the last.
     pub tid: u32,
+    /// Bytes of the head that have been searched for the header `traceparent`.
+    pub searched: u32,
+    /// How many there are in them, two at most.
+    pub headers: u32,
+    /// Where the value of the first begins, in bytes from that of the head.
+    pub value_at: u32,
+    /// A [`Traceparent`](crate::traceparent::Traceparent).
+    pub traceparent: u32,
+    /// Its value and a zero byte, if it is valid; else undefined.
+    pub value: [u64; VALUE_WORDS],
     /// The first bytes of the request. What lies beyond `len` is undefined.
     pub line: [u8; LINE_BYTES],
 }
@@ -265,6 +276,12 @@ pub struct RequestEvent {
     pub len: u32,
     /// The first bytes of the request; undefined beyond `len`.
     pub line: [u8; LINE_BYTES],
+    /// A [`Traceparent`](crate::traceparent::Traceparent).
+    pub traceparent: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Its value and a zero byte, if it is valid; else undefined.
+    pub value: [u64; VALUE_WORDS],
 }
 
 /// Two copies of the objspace, one after the other, where a unit of work begins or ends. The thread is stopped there, but it need not hold
@@ -288,6 +305,6 @@ pub struct UnitEvent {
 
 const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
 const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32);
-const _: () = assert!(size_of::<Parsed>() == 24 + LINE_BYTES);
+const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
-const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + LINE_BYTES);
+const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + LINE_BYTES + 8 + 56);

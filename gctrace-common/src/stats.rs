@@ -288,6 +288,11 @@ counters! {
     Requests lost: RequestRingFull = "request_ring_full",
     /// Of those, on connections of which no request was ever parsed: what was taken for a request was none.
     Requests: RequestNotHttp = "request_not_http",
+    /// Of those, with a header `traceparent` that is not valid, or more than one: the line has no trace id.
+    Requests: TraceparentInvalid = "traceparent_invalid",
+    /// Of those, whose head was not searched to its end for that header: it was longer than 8 KiB, could not be read, or was parsed before
+    /// it was watched. The line has no trace id.
+    Requests: TraceparentUnread = "traceparent_unread",
     /// Requests that were not noted because the map of threads that serve was full.
     Requests lost: RequestMapFull = "request_map_full",
     /// Begins and ends of requests and jobs at which the state of the VM was to be copied.

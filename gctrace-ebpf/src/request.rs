@@ -6,6 +6,7 @@
 
 pub mod job;
 mod record;
+mod traceparent;
 mod unit;
 
 use aya_ebpf::{
@@ -21,6 +22,7 @@ use gctrace_common::{
         STATUS_BYTES, Serving,
     },
     stats::Counter,
+    traceparent::Traceparent,
 };
 
 use crate::{
@@ -224,6 +226,8 @@ fn parse(at: &At<'_>) {
     let parsed = unsafe { &mut *entry };
     if parsed.first_ns == 0 {
         parsed.first_ns = at.now;
+        (parsed.searched, parsed.headers) = (0, 0);
+        parsed.traceparent = Traceparent::Unread as u32;
     }
     parsed.last_ns = at.now;
     parsed.tid = at.tid;
@@ -235,6 +239,7 @@ fn parse(at: &At<'_>) {
             unsafe { usermem::copy::<{ LINE_BYTES as u32 }>(second(at), len, (&raw mut parsed.line).cast()) };
         parsed.len = if copied.is_ok() { len } else { 0 };
     }
+    traceparent::look(parser, parsed, second(at), third(at));
 }
 
 /// A parser is reset for the next request, or for the first one. Returns whether the request of its thread ends.

@@ -55,6 +55,16 @@ pub fn opaque(mut number: u64) -> u64 {
     number
 }
 
+/// The same number, but the compiler believes that it depends on another one.
+#[inline(always)]
+pub fn opaque_after(mut number: u64, other: u64) -> u64 {
+    // SAFETY: no instruction at all.
+    unsafe {
+        core::arch::asm!("/* {0} {1} */", inout(reg) number, in(reg) other, options(pure, nomem, nostack, preserves_flags))
+    };
+    number
+}
+
 /// Address of the probed instruction in the current process.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]

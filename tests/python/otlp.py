@@ -138,7 +138,7 @@ def profiles(request, result):
                     for ts in sample.timestamps_unix_nano:
                         inside = profile.time_unix_nano <= ts < profile.time_unix_nano + profile.duration_nano
                         check(inside, "a time outside of its profile")
-                    use("link", sample.link_index)
+                    link = use("link", sample.link_index)
                     own = [attribute(index) for index in sample.attribute_indices]
                     check(len({key for key, _ in own}) == len(own), f"attributes of a sample twice: {own}")
                     identity = (sample.stack_index, frozenset(sample.attribute_indices), sample.link_index)
@@ -158,6 +158,9 @@ def profiles(request, result):
                             names.append(use("string", function.name_strindex))
                     total = sum(sample.values)
                     result["profiles"][about["service.name"]][kind]["total"] += total
+                    if sample.link_index > 0:
+                        check(len(link.trace_id) == 16 and len(link.span_id) == 8, "a link without ids")
+                        result["links"][kind][f"{link.trace_id.hex()}:{link.span_id.hex()}"] += total
                     for name in set(names):
                         result["profiles"][about["service.name"]][kind][name] += total
                 check(len(shapes) <= 1, f"samples of a profile have different shapes: {shapes}")
@@ -174,6 +177,7 @@ def tree():
 result = {
     "resources": [],
     "metrics": collections.defaultdict(lambda: collections.defaultdict(dict)),
+    "links": collections.defaultdict(collections.Counter),
     "profiles": collections.defaultdict(lambda: collections.defaultdict(collections.Counter)),
 }
 for path in sys.argv[1:]:
@@ -185,6 +189,7 @@ for path in sys.argv[1:]:
     request = kind()
     request.ParseFromString(data)
     unknown(request, kind.__name__)
+    check(b"SECRET" not in data, f"a secret is in {path}")
     check(request.ByteSize() == len(data), f"{path} has {len(data)} bytes, what it decodes to {request.ByteSize()}")
     of(request, result)
 print(json.dumps({**result, "errors": errors}))

@@ -215,6 +215,14 @@ pub struct RequestLine {
     pub ts: f64,
     /// Status of the response.
     pub status: Option<u16>,
+    /// Its trace, 32 hexadecimal digits.
+    pub trace_id: Option<String>,
+    /// The span of its caller, 16 hexadecimal digits.
+    pub parent_span_id: Option<String>,
+    /// Whether its caller may have recorded the trace.
+    pub trace_sampled: Option<bool>,
+    /// Where these are known from.
+    pub trace_origin: Option<String>,
     /// When it was taken, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// How long the thread was busy with it, nanoseconds.

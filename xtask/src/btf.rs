@@ -11,8 +11,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind, read::File};
 
-/// Functions with this prefix are global. They take one number and return one.
+/// Functions with this prefix are global. They take one number, or as many as a digit says that follows (`verified_once_3_`), and return one.
 const GLOBAL: &str = "verified_once_";
+/// As many numbers as a global function can be given in registers.
+const MOST_ARGUMENTS: u32 = 5;
 
 const MAGIC: u16 = 0xeb9f;
 const KIND_INT: u32 = 1;
@@ -20,10 +22,9 @@ const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
 /// Size of `struct btf_header`, and of the used part of `struct btf_ext_header`.
 const HEADER: u32 = 24;
-/// Type ids: the number, functions without and with one argument.
+/// Type ids: the number, and functions without argument; those with one and more follow.
 const NUMBER: u32 = 1;
 const NO_ARGUMENT: u32 = 2;
-const ONE_ARGUMENT: u32 = 3;
 /// The kernel's `KSYM_NAME_LEN` was 128 before Linux 6.1.
 const LONGEST_NAME: usize = 100;
 
@@ -53,15 +54,18 @@ fn encode(functions: &BTreeMap<String, BTreeMap<u64, String>>) -> Sections {
     let (number, slot) = (strings.add("u64"), strings.add("number"));
     let mut types = vec![number, KIND_INT << 24, 8, 64];
     types.extend([0, KIND_FUNC_PROTO << 24, NUMBER]);
-    types.extend([0, KIND_FUNC_PROTO << 24 | 1, NUMBER, slot, NUMBER]);
-    let mut next = ONE_ARGUMENT + 1;
+    for arguments in 1..=MOST_ARGUMENTS {
+        types.extend([0, KIND_FUNC_PROTO << 24 | arguments, NUMBER]);
+        types.extend((0..arguments).flat_map(|_| [slot, NUMBER]));
+    }
+    let mut next = NO_ARGUMENT + MOST_ARGUMENTS + 1;
     // The size of a record comes first.
     let mut infos = vec![8];
     for (section, functions) in functions {
         infos.extend([strings.add(section), functions.len() as u32]);
         for (address, name) in functions {
-            let global = name.starts_with(GLOBAL);
-            let prototype = if global { ONE_ARGUMENT } else { NO_ARGUMENT };
+            let arguments = arguments(name);
+            let (global, prototype) = (arguments > 0, NO_ARGUMENT + arguments);
             let name = strings.add(&name[..name.len().min(LONGEST_NAME)]);
             types.extend([name, KIND_FUNC << 24 | u32::from(global), prototype]);
             infos.extend([*address as u32, next]);
@@ -77,6 +81,13 @@ fn encode(functions: &BTreeMap<String, BTreeMap<u64, String>>) -> Sections {
         // No line information.
         functions: [header([0, infos_len, infos_len, 0]), infos].concat(),
     }
+}
+
+/// How many numbers a function takes if it is global; else 0.
+fn arguments(name: &str) -> u32 {
+    let Some(rest) = name.strip_prefix(GLOBAL) else { return 0 };
+    let digit = rest.split_once('_').and_then(|(digit, _)| digit.parse().ok());
+    digit.filter(|number| (1..=MOST_ARGUMENTS).contains(number)).unwrap_or(1)
 }
 
 /// Offsets and lengths of the two parts that follow.
@@ -115,7 +126,15 @@ mod tests {
             |list: &[(u64, &str)]| list.iter().map(|(at, name)| (*at, (*name).to_owned())).collect();
         let long = "_R".repeat(200);
         let sections = encode(&BTreeMap::from([
-            (".text".to_owned(), section(&[(0, "memset"), (64, "verified_once_walk"), (128, &long)])),
+            (
+                ".text".to_owned(),
+                section(&[
+                    (0, "memset"),
+                    (64, "verified_once_walk"),
+                    (128, &long),
+                    (256, "verified_once_3_x"),
+                ]),
+            ),
             ("uprobe".to_owned(), section(&[(0, "gc_start")])),
         ]));
         let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -124,25 +143,26 @@ mod tests {
         assert_eq!(types.len(), HEADER as usize + types_len + word(types, 20) as usize);
         let strings = &types[HEADER as usize + types_len..];
         let text = |at: u32| strings[at as usize..].split(|byte| *byte == 0).next().unwrap();
-        // After the number and the two prototypes.
-        let first = HEADER as usize + 16 + 12 + 20;
-        let told: Vec<_> = (0..4)
+        // After the number and the prototypes.
+        let first = HEADER as usize + 16 + 12 + 20 + 28 + 36 + 44 + 52;
+        let told: Vec<_> = (0..5)
             .map(|index| {
                 let at = first + index * 12;
                 (text(word(types, at)), word(types, at + 4) & 0xffff, word(types, at + 8))
             })
             .collect();
         assert_eq!(told[0], (b"memset".as_slice(), 0, NO_ARGUMENT));
-        assert_eq!(told[1], (b"verified_once_walk".as_slice(), 1, ONE_ARGUMENT));
+        assert_eq!(told[1], (b"verified_once_walk".as_slice(), 1, NO_ARGUMENT + 1));
         assert_eq!(told[2].0.len(), LONGEST_NAME);
-        assert_eq!(told[3], (b"gc_start".as_slice(), 0, NO_ARGUMENT));
+        assert_eq!(told[3], (b"verified_once_3_x".as_slice(), 1, NO_ARGUMENT + 3));
+        assert_eq!(told[4], (b"gc_start".as_slice(), 0, NO_ARGUMENT));
 
         let infos = &sections.functions[HEADER as usize..];
         assert_eq!(word(&sections.functions, 12) as usize, infos.len());
         let words: Vec<u32> = infos.chunks(4).map(|bytes| word(bytes, 0)).collect();
-        assert_eq!((words[0], words[2], words[10]), (8, 3, 1));
-        assert_eq!((text(words[1]), text(words[9])), (b".text".as_slice(), b"uprobe".as_slice()));
-        assert_eq!(words[3..9], [0, 4, 64, 5, 128, 6]);
-        assert_eq!(words[11..], [0, 7]);
+        assert_eq!((words[0], words[2], words[12]), (8, 4, 1));
+        assert_eq!((text(words[1]), text(words[11])), (b".text".as_slice(), b"uprobe".as_slice()));
+        assert_eq!(words[3..11], [0, 8, 64, 9, 128, 10, 256, 11]);
+        assert_eq!(words[13..], [0, 12]);
     }
 }

@@ -7,6 +7,7 @@ pub mod request;
 pub mod seen;
 pub mod source;
 pub mod stack;
+pub mod trace;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 

@@ -4,6 +4,7 @@ use gctrace_common::{
     event::{Header, Kind},
     request::{GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestEvent, Serving},
     stats::Counter,
+    traceparent::{Traceparent, VALUE_WORDS},
 };
 
 use super::{NO_WAKEUP, elapsed_clocks, sees_gvl};
@@ -26,6 +27,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
     };
     let record: *mut RequestEvent = slot.as_mut_ptr();
     let key = ParserKey { parser: serving.parser, tgid, reserved: 0 };
+    let mut trace = Traceparent::Unread as u32;
     // SAFETY: the ring reserved a whole record, 8-byte aligned; what has been parsed is a map value, valid while the
     // program runs.
     unsafe {
@@ -50,6 +52,8 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).first_ns = 0;
         (*record).parsed_ns = 0;
         (*record).len = 0;
+        (*record).traceparent = Traceparent::Unread as u32;
+        (*record).reserved = 0;
         if let Some(parsed) = PARSERS.get_ptr(&key)
             && (*parsed).first_ns != 0
         {
@@ -62,8 +66,20 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
                 // Volatile, or LLVM makes a call to memcpy of it, which BPF lacks.
                 to.add(word).write_volatile(from.add(word).read_volatile());
             }
+            trace = (*parsed).traceparent;
+            (*record).traceparent = trace;
+            let from: *const u64 = (&raw const (*parsed).value).cast();
+            let to: *mut u64 = (&raw mut (*record).value).cast();
+            for word in 0..VALUE_WORDS {
+                to.add(word).write_volatile(from.add(word).read_volatile());
+            }
         }
     }
     slot.submit(NO_WAKEUP);
     count(Counter::RequestSubmitted);
+    if trace == Traceparent::Invalid as u32 {
+        count(Counter::TraceparentInvalid);
+    } else if trace == Traceparent::Unread as u32 {
+        count(Counter::TraceparentUnread);
+    }
 }

@@ -5,6 +5,7 @@ use gctrace_common::{
     gvl::Clocks,
     job::JobEvent,
     request::{CLOCKS_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
+    traceparent::Traceparent,
 };
 
 use super::{Pipeline, unit_states::Pending};
@@ -21,6 +22,7 @@ use crate::{
     model::{
         request::{Request, States},
         seen::Seen,
+        trace::Trace,
     },
     stacks::NamedStack,
 };
@@ -104,6 +106,9 @@ impl Pipeline {
             gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
             states: states(event.clocks),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
+            trace: (event.traceparent == Traceparent::Valid as u32)
+                .then(|| Trace::parse(&event.value))
+                .flatten(),
             job: None,
             gc_states,
         };

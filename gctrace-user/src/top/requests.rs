@@ -183,6 +183,7 @@ mod tests {
 
     fn request(path: &str, end_ns: u64, ns: u64) -> Request {
         Request {
+            trace: None,
             id: 1,
             tid: 1,
             begin_ns: end_ns - ns,

@@ -291,6 +291,7 @@ fn tables() {
 /// A request of this length that ended then, of which a tenth was GC and a half waiting for the GVL.
 fn request(path: &str, end_ns: u64, ns: u64) -> Request {
     Request {
+        trace: None,
         id: 1,
         tid: 1,
         begin_ns: end_ns - ns,

@@ -10,6 +10,7 @@ mod memory;
 mod pattern;
 mod requests;
 mod sums;
+mod traces;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,12 +27,15 @@ pub use self::malloc::{MallocCall, MallocKey, MallocSum};
 pub use self::memory::MemoryMoment;
 pub use self::pattern::Pattern;
 pub use self::requests::RequestMoment;
+pub use self::traces::TraceIndex;
+use self::traces::Traces;
 use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::{GvlGap, GvlTimes},
     seen::{Observer, Seen},
     stack::{Frame, FrameKind, GcActivity, Stack, ThreadState},
+    trace::Trace,
 };
 
 /// How much is kept.
@@ -106,6 +110,8 @@ pub struct SampleKey {
     pub gc: GcActivity,
     /// The endpoint of the request that it served; `None`: it served none, or that is not known.
     pub endpoint: Option<EndpointIndex>,
+    /// The trace that this request belonged to, if one is known and told apart.
+    pub trace: Option<TraceIndex>,
 }
 
 /// A sum of samples.
@@ -134,6 +140,8 @@ pub struct PauseKey {
     pub phase: Phase,
     /// The endpoint of the request that started the cycle, as in [`SampleKey`].
     pub endpoint: Option<EndpointIndex>,
+    /// The trace, as in [`SampleKey`].
+    pub trace: Option<TraceIndex>,
 }
 
 /// A sum of pauses.
@@ -268,6 +276,7 @@ pub struct Recording {
     /// Samples, cycles and stacks of allocation of requests whose end was not seen, or came too late: their endpoint is not known.
     pub unresolved: u64,
     endpoints: Endpoints,
+    traces: Traces,
     /// Replaces an empty stack: readers drop samples without frames, or show them as idle time.
     no_stack: Stack,
     current: HashMap<u32, ProcessIndex>,
@@ -321,6 +330,7 @@ impl Recording {
             merged: 0,
             unresolved: 0,
             endpoints: Endpoints::default(),
+            traces: Traces::default(),
             no_stack: Arc::new([Arc::new(Frame {
                 kind: FrameKind::Missing,
                 name: Arc::from("(no stack)"),
@@ -333,6 +343,13 @@ impl Recording {
             thread_of: HashMap::new(),
             beyond: None,
         }
+    }
+
+    /// The same recording, which tells sums apart by trace if an output shows traces: else there would be more sums for nothing.
+    #[must_use]
+    pub fn with_traces(mut self, wanted: bool) -> Self {
+        self.traces.wanted = wanted;
+        self
     }
 
     /// A process is traced from now on. An earlier process with its pid is another one.
@@ -360,12 +377,23 @@ impl Recording {
         self.endpoints.name(index)
     }
 
+    /// A trace.
+    pub fn trace(&self, index: TraceIndex) -> Option<&Trace> {
+        self.traces.get(index)
+    }
+
+    /// Samples, cycles and stacks of allocation whose trace is known and not told, because there were too many different sums or traces.
+    pub fn traces_left_out(&self) -> u64 {
+        self.traces.left_out
+    }
+
     /// An empty recording that goes on where this one ends: it knows the same requests.
     #[must_use]
     pub fn go_on(&mut self) -> Self {
         self.settle(None);
         let mut next = Self::new(self.timeline.is_some(), self.limits, self.filter().clone());
         next.endpoints = self.endpoints.go_on();
+        next.traces.wanted = self.traces.wanted;
         next.began_ns = self.began_ns;
         next
     }

@@ -248,6 +248,7 @@ mod tests {
             job: None,
             handler: None,
             gc_states: None,
+            trace: None,
         }
     }
 

@@ -177,6 +177,7 @@ pub(crate) mod tests {
             job: None,
             handler: None,
             gc_states: None,
+            trace: None,
         }
     }
 

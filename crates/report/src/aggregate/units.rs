@@ -17,6 +17,7 @@ use super::{
 use crate::model::{
     request::{GcTime, Job, Request, States, UnitStates},
     stack::Frame,
+    trace::Trace,
 };
 
 /// Units that are open at one time, over all processes.
@@ -71,6 +72,8 @@ pub struct Facts {
     pub gvl_wait_ns: Option<u64>,
     /// See [`Request::states`].
     pub states: Option<States>,
+    /// See [`Request::trace`].
+    pub trace: Option<Trace>,
     /// See [`Request::job`].
     pub job: Option<Job>,
     /// See [`Request::gc_states`].
@@ -245,6 +248,7 @@ impl Units {
             last_byte_ns,
             gvl_wait_ns,
             states,
+            trace,
             job,
             gc_states,
             pause_ns: _,
@@ -267,6 +271,7 @@ impl Units {
             gvl_wait_ns,
             states,
             handler,
+            trace,
             job,
             gc_states,
         })

@@ -315,6 +315,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             job: None,
             handler: None,
             gc_states: None,
+            trace: None,
         };
         side.see(process, Seen::Request(&request));
     }

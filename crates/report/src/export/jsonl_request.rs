@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::model::{
     Process,
     request::{Job, Request},
+    trace::{TRACE_ORIGIN, Trace},
 };
 
 #[derive(Serialize)]
@@ -22,6 +23,10 @@ pub(super) struct RequestLine<'a> {
     #[serde(flatten)]
     job: Option<JobPart<'a>>,
     status: Option<u16>,
+    trace_id: Option<String>,
+    parent_span_id: Option<String>,
+    trace_sampled: Option<bool>,
+    trace_origin: Option<&'static str>,
     begin_ns: u64,
     duration_ns: Option<u64>,
     queue_ns: Option<u64>,
@@ -43,6 +48,7 @@ impl<'a> RequestLine<'a> {
     /// `ts`: when it began, epoch seconds.
     pub(super) fn of(ts: f64, process: &Process, request: &'a Request) -> Self {
         let handler = request.handler.as_deref();
+        let trace = request.trace.as_ref();
         Self {
             ts,
             pid: process.pid,
@@ -56,6 +62,10 @@ impl<'a> RequestLine<'a> {
             handler_line: handler.map(|frame| frame.line).filter(|line| *line != 0),
             job: request.job.as_ref().map(JobPart::of),
             status: request.status,
+            trace_id: trace.map(Trace::trace_id_text),
+            parent_span_id: trace.map(Trace::parent_span_id_text),
+            trace_sampled: trace.map(|trace| trace.sampled),
+            trace_origin: trace.map(|_| TRACE_ORIGIN),
             begin_ns: request.begin_ns,
             duration_ns: request.duration_ns(),
             queue_ns: request.queue_ns,

@@ -75,7 +75,10 @@ pub fn exporters(
         uploaders.push(uploader);
     }
     if !sinks.is_empty() {
-        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock, servers.wall, &servers.filter)));
+        // Pyroscope gets no traces: it would make a series of each.
+        let traces = servers.otlp.is_some() && servers.profiles;
+        let shown = (servers.wall, traces);
+        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock, shown, &servers.filter)));
     }
     if !uploaders.is_empty() {
         exporters.push(Box::new(LastUploads::new(uploaders)));

@@ -76,6 +76,7 @@ impl Push {
             gvl,
             alloc,
             wall: *wall,
+            traces: false,
         };
         let mut raw_profile = Vec::new();
         // Writing to memory does not fail.

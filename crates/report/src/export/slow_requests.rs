@@ -154,6 +154,11 @@ impl<W: Write> SlowRequests<W> {
         if let Some(handler) = &request.handler {
             writeln!(out, "  handled by {}", place(handler))?;
         }
+        if let Some(trace) = &request.trace {
+            let sampled = if trace.sampled { "" } else { " (not sampled)" };
+            let (id, parent) = (trace.trace_id_text(), trace.parent_span_id_text());
+            writeln!(out, "  trace {id}, parent span {parent}{sampled}")?;
+        }
         if let Some(States { cpu_ns, runnable_ns, blocked_ns }) = request.states {
             let share = |ns: u64| format!("{} ({})", duration(ns), percent(ns, next.ns));
             let (cpu, runnable, blocked) = (share(cpu_ns), share(runnable_ns), share(blocked_ns));

@@ -61,6 +61,8 @@ pub(super) struct Windows {
     early: (u64, u64),
     /// What was in earlier windows of requests that had not ended.
     unresolved: u64,
+    /// What in earlier windows has a trace that is not told.
+    traces_left_out: u64,
     /// What was recorded and filtered in earlier windows.
     filtered: FilterAccount,
     account: String,
@@ -68,13 +70,13 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. They contain what the filter lets
-    /// through.
+    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. `traces`: a server is told the traces. They
+    /// contain what the filter lets through.
     pub(super) fn new(
         sinks: Vec<(Rc<Uploader>, Make)>,
         interval: Duration,
         clock: WallClock,
-        wall: bool,
+        (wall, traces): (bool, bool),
         filter: &Filter,
     ) -> Self {
         Self {
@@ -82,12 +84,13 @@ impl Windows {
             interval,
             clock,
             wall,
-            recording: Recording::new(false, LIMITS, filter.clone()),
+            recording: Recording::new(false, LIMITS, filter.clone()).with_traces(traces),
             began: Instant::now(),
             began_ns: None,
             closed_ns: None,
             early: (0, 0),
             unresolved: 0,
+            traces_left_out: 0,
             filtered: FilterAccount::default(),
             account: String::new(),
             waiting: Vec::new(),
@@ -104,6 +107,7 @@ impl Windows {
         self.early.0 += recording.early_samples;
         self.early.1 += recording.early_events;
         self.unresolved += recording.unresolved;
+        self.traces_left_out += recording.traces_left_out();
         self.filtered.add(recording.filtered());
         self.began_ns = Some(ended_ns);
         self.began = Instant::now();
@@ -161,6 +165,7 @@ impl Exporter for Windows {
         counts.profiles.profile_samples_early += self.early.0 + self.recording.early_samples;
         counts.profiles.profile_events_early += self.early.1 + self.recording.early_events;
         counts.profiles.profile_endpoints_unknown += self.unresolved + self.recording.unresolved;
+        counts.profiles.profile_traces_left_out += self.traces_left_out + self.recording.traces_left_out();
         self.filtered.add_to(&mut counts.profiles);
         self.recording.filtered().add_to(&mut counts.profiles);
     }
@@ -249,7 +254,7 @@ mod tests {
         let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
         let clock = WallClock::measure();
         let mut windows =
-            Windows::new(vec![(uploader, make)], Duration::ZERO, clock, false, &Filter::default());
+            Windows::new(vec![(uploader, make)], Duration::ZERO, clock, (false, false), &Filter::default());
         let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
         // The start may take longer than a window.
         windows.flush(0).unwrap();

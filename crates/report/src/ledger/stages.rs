@@ -330,6 +330,8 @@ user_counters! {
         profile_events_other_endpoints,
         /// Samples, cycles and stacks of allocation in requests whose end was not seen in time: their endpoint is `(unknown)`.
         profile_endpoints_unknown,
+        /// Samples, cycles and stacks of allocation whose trace is known and not in profiles: there were too many different ones.
+        profile_traces_left_out,
         /// Frames that `--hide` and `--app-only` left out of stacks in profiles.
         profile_frames_hidden,
         /// Stacks of which no frame was left.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{GcState, stack::Frame};
+use super::{GcState, stack::Frame, trace::Trace};
 
 /// One HTTP request, or one job. What is not known is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +43,9 @@ pub struct Request {
     /// The method or block of the application that handled it, with the line at which it begins. Not known where no stack was taken while
     /// its thread was in it.
     pub handler: Option<Arc<Frame>>,
+    /// The trace that it belongs to. Not known where it has no header `traceparent`, one that is not valid, or more than one, or where that
+    /// was not looked at.
+    pub trace: Option<Trace>,
     /// If it is a job: what only jobs have.
     pub job: Option<Job>,
     /// The state of its VM when its thread took it and when it was done with it, for TuneMyGC sample sets. Not known where that was not

@@ -11,6 +11,7 @@ use crate::model::{
     request::{Job, Request, UnitStates},
     seen::{AllocStack, AllocSum, ProcessEnd},
     stack::{Stack, StackSample},
+    trace::Trace,
 };
 
 /// Changes what it wants to.
@@ -21,6 +22,8 @@ pub(super) trait Visit {
     fn stack(&mut self, _stack: &mut Stack) {}
     /// Path of a request.
     fn path(&mut self, _path: &mut String) {}
+    /// The trace of a request.
+    fn trace(&mut self, _trace: &mut Option<Trace>) {}
     /// What only jobs have.
     fn job(&mut self, _job: &mut Job) {}
     /// A point in time, `CLOCK_MONOTONIC` nanoseconds.
@@ -177,6 +180,7 @@ fn request(request: &mut Request, with: &mut impl Visit) {
         gvl_wait_ns: _,
         states: _,
         handler,
+        trace,
         job,
         gc_states,
     } = request;
@@ -196,6 +200,7 @@ fn request(request: &mut Request, with: &mut impl Visit) {
             *frame = Arc::clone(shown);
         }
     }
+    with.trace(trace);
     if let Some(job) = job {
         with.job(job);
     }

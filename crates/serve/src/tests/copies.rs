@@ -213,6 +213,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
         job: None,
         handler: None,
         gc_states: None,
+        trace: None,
     }
 }
 

@@ -104,6 +104,7 @@ fn unknown() {
         job: None,
         handler: None,
         gc_states: None,
+        trace: None,
     };
     for (text, expected) in [
         ("request.duration > 1s", Verdict::Unknown),

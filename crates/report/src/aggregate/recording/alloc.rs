@@ -2,7 +2,7 @@
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
-use super::{EndpointIndex, NodeId, ProcessIndex, Recording, ThreadIndex, named, sums::Kept};
+use super::{EndpointIndex, NodeId, ProcessIndex, Recording, ThreadIndex, TraceIndex, named, sums::Kept};
 use crate::model::{
     Process,
     seen::{AllocStack, AllocSum},
@@ -19,6 +19,8 @@ pub struct AllocKey {
     pub slot_size: u32,
     /// The endpoint of the request that the thread served, as in [`SampleKey`](super::SampleKey).
     pub endpoint: Option<EndpointIndex>,
+    /// The trace, likewise.
+    pub trace: Option<TraceIndex>,
 }
 
 /// A sum of allocation.
@@ -85,7 +87,7 @@ impl Recording {
         }
         let node = self.tree.insert(&self.filter.shown(&stack));
         let thread = self.thread(process, alloc.tid, &alloc.comm, alloc.ts_ns);
-        let key = AllocKey { thread, node, slot_size: alloc.slot_size, endpoint: None };
+        let key = AllocKey { thread, node, slot_size: alloc.slot_size, endpoint: None, trace: None };
         let moment = AllocMoment { ts_ns: alloc.ts_ns, key, slots: alloc.slots };
         self.place(process, alloc.request, alloc.ts_ns, Kept::Alloc(moment));
     }

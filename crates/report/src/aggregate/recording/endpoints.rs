@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::sums::Kept;
-use crate::aggregate::endpoint::OTHER;
+use crate::{aggregate::endpoint::OTHER, model::trace::Trace};
 
 /// Number of an endpoint in a recording.
 pub type EndpointIndex = u32;
@@ -23,13 +23,22 @@ const MAX_WAITING: usize = 1 << 16;
 /// For how long, nanoseconds.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
+/// What is known of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Of {
+    /// Its endpoint.
+    pub(super) endpoint: EndpointIndex,
+    /// Its trace, if one is known.
+    pub(super) trace: Option<Trace>,
+}
+
 /// Where the endpoint of something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// It belongs to no request.
     None,
     /// Here.
-    Known(EndpointIndex),
+    Known(Of),
     /// Its request has not ended.
     Waits(u64),
 }
@@ -47,7 +56,7 @@ struct Waiting {
 pub(super) struct Endpoints {
     names: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, EndpointIndex>,
-    ended: HashMap<u64, EndpointIndex>,
+    ended: HashMap<u64, Of>,
     ended_order: VecDeque<u64>,
     /// By number of the request: the first has waited for longest, or nearly.
     waiting: BTreeMap<u64, Waiting>,
@@ -77,8 +86,8 @@ impl Endpoints {
     pub(super) fn of(&self, request: Option<u64>) -> At {
         match request {
             None => At::None,
-            Some(0) => At::Known(UNKNOWN),
-            Some(id) => self.ended.get(&id).map_or(At::Waits(id), |index| At::Known(*index)),
+            Some(0) => At::Known(Of { endpoint: UNKNOWN, trace: None }),
+            Some(id) => self.ended.get(&id).map_or(At::Waits(id), |of| At::Known(*of)),
         }
     }
 
@@ -98,20 +107,20 @@ impl Endpoints {
         overdue
     }
 
-    /// A request has ended. Hands out its endpoint, and what has waited for it.
-    pub(super) fn ended(&mut self, id: u64, endpoint: String) -> (EndpointIndex, Vec<Kept>) {
-        let index = self.number(endpoint);
+    /// A request has ended. Hands out what is known of it, and what has waited for it.
+    pub(super) fn ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> (Of, Vec<Kept>) {
+        let of = Of { endpoint: self.number(endpoint), trace };
         if self.ended_order.len() >= MAX_ENDED
             && let Some(oldest) = self.ended_order.pop_front()
         {
             self.ended.remove(&oldest);
         }
-        if self.ended.insert(id, index).is_none() {
+        if self.ended.insert(id, of).is_none() {
             self.ended_order.push_back(id);
         }
         let kept = self.waiting.remove(&id).map_or_else(Vec::new, |waiting| waiting.kept);
         self.count -= kept.len();
-        (index, kept)
+        (of, kept)
     }
 
     /// Hands out what waits for requests of a process, or of all.
@@ -162,16 +171,18 @@ mod tests {
     #[test]
     fn ends() {
         let mut endpoints = Endpoints::default();
-        assert_eq!((endpoints.of(None), endpoints.of(Some(0))), (At::None, At::Known(UNKNOWN)));
+        let unknown = Of { endpoint: UNKNOWN, trace: None };
+        assert_eq!((endpoints.of(None), endpoints.of(Some(0))), (At::None, At::Known(unknown)));
         assert_eq!(endpoints.of(Some(7)), At::Waits(7));
         assert!(endpoints.wait(7, 1, 100, sample(1)).is_empty());
         assert!(endpoints.wait(8, 1, 110, sample(2)).is_empty());
-        let (index, kept) = endpoints.ended(7, "GET /a".to_owned());
-        assert_eq!((endpoints.name(index), kept.len(), endpoints.count), ("GET /a", 1, 1));
-        assert_eq!(endpoints.of(Some(7)), At::Known(index));
-        assert_eq!(endpoints.ended(9, "GET /a".to_owned()).0, index);
-        assert_eq!(endpoints.ended(10, "(unknown)".to_owned()).0, UNKNOWN);
-        assert_eq!(endpoints.go_on().of(Some(7)), At::Known(index));
+        let trace = Some(Trace { trace_id: 1, parent_span_id: 2, sampled: true });
+        let (of, kept) = endpoints.ended(7, "GET /a".to_owned(), trace);
+        assert_eq!((endpoints.name(of.endpoint), kept.len(), endpoints.count), ("GET /a", 1, 1));
+        assert_eq!((endpoints.of(Some(7)), of.trace), (At::Known(of), trace));
+        assert_eq!(endpoints.ended(9, "GET /a".to_owned(), None).0, Of { trace: None, ..of });
+        assert_eq!(endpoints.ended(10, "(unknown)".to_owned(), None).0, unknown);
+        assert_eq!(endpoints.go_on().of(Some(7)), At::Known(of));
     }
 
     /// Nothing waits for ever: not longer than a time, and not when its process is gone.
@@ -195,7 +206,7 @@ mod tests {
             (0..MAX_WAITING as u64 + 10).map(|n| endpoints.wait(n / 2 + 1, 1, 5, sample(n)).len()).sum();
         assert_eq!((overdue, endpoints.count), (10, MAX_WAITING));
         for n in 0..MAX_ENDED as u64 + 10 {
-            endpoints.ended(1_000_000 + n, format!("GET /{n}"));
+            endpoints.ended(1_000_000 + n, format!("GET /{n}"), None);
         }
         assert_eq!((endpoints.ended.len(), endpoints.ended_order.len()), (MAX_ENDED, MAX_ENDED));
         assert_eq!(endpoints.names.len(), MAX_ENDPOINTS + 1);

@@ -6,6 +6,7 @@ use super::{ProcessIndex, Recording};
 use crate::model::{
     Process,
     request::{GcTime, Request},
+    trace::Trace,
 };
 
 /// A request at its time.
@@ -35,6 +36,8 @@ pub struct RequestMoment {
     pub gc_ns: Option<u64>,
     /// GC pauses of other threads of its process meanwhile, if they are known.
     pub gc_other: Option<GcTime>,
+    /// The trace that it belongs to, if one is known.
+    pub trace: Option<Trace>,
 }
 
 impl RequestMoment {
@@ -50,7 +53,7 @@ impl RequestMoment {
 impl Recording {
     /// A request has been served.
     pub(super) fn request(&mut self, process: &Process, request: &Request) {
-        let endpoint = self.request_ended(request.id, request.endpoint());
+        let endpoint = self.request_ended(request.id, request.endpoint(), request.trace);
         if self.timeline.is_none() || !self.admits(request.begin_ns) {
             return;
         }
@@ -86,6 +89,7 @@ impl Recording {
             gcs: request.gcs,
             gc_ns: request.gc_ns,
             gc_other: request.gc_other,
+            trace: request.trace,
         });
     }
 }

@@ -4,12 +4,14 @@ use std::{collections::hash_map::Entry, sync::Arc};
 
 use super::{
     AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
-    endpoints::{At, EndpointIndex, UNKNOWN},
+    TraceIndex,
+    endpoints::{At, EndpointIndex, Of, UNKNOWN},
     named, time_ns,
 };
 use crate::model::{
     GcCycle, Pause, Process,
     stack::{StackSample, ThreadState},
+    trace::Trace,
 };
 
 /// What the other filters have let through.
@@ -51,7 +53,7 @@ impl Recording {
         }
         let node = self.tree.insert(&self.filter.shown(&stack));
         let thread = self.thread(process, sample.tid, &sample.comm, ts_ns);
-        let key = SampleKey { thread, node, state: sample.state, gc: sample.gc, endpoint: None };
+        let key = SampleKey { thread, node, state: sample.state, gc: sample.gc, endpoint: None, trace: None };
         let moment = Moment { ts_ns, key, cpu_ns: sample.cpu_ns, wall_ns };
         self.place(process, sample.request, ts_ns, Kept::Sample(moment));
     }
@@ -93,9 +95,9 @@ impl Recording {
     pub(super) fn place(&mut self, process: &Process, request: Option<u64>, ts_ns: u64, kept: Kept) {
         match self.endpoints.of(request) {
             At::None => self.add(kept, None),
-            At::Known(endpoint) => {
+            At::Known(of) => {
                 self.unresolved += u64::from(request == Some(0));
-                self.add(kept, Some(endpoint));
+                self.add(kept, Some(of));
             }
             At::Waits(id) => {
                 let overdue = self.endpoints.wait(id, process.pid, ts_ns, kept);
@@ -105,12 +107,12 @@ impl Recording {
     }
 
     /// A request has ended: what has waited for it is added.
-    pub(super) fn request_ended(&mut self, id: u64, endpoint: String) -> EndpointIndex {
-        let (index, kept) = self.endpoints.ended(id, endpoint);
+    pub(super) fn request_ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> EndpointIndex {
+        let (of, kept) = self.endpoints.ended(id, endpoint, trace);
         for kept in kept {
-            self.add(kept, Some(index));
+            self.add(kept, Some(of));
         }
-        index
+        of.endpoint
     }
 
     /// Nothing that waits for requests of a process, or of any, will be known.
@@ -122,33 +124,43 @@ impl Recording {
     fn give_up(&mut self, kept: Vec<Kept>) {
         self.unresolved += kept.len() as u64;
         for kept in kept {
-            self.add(kept, Some(UNKNOWN));
+            self.add(kept, Some(Of { endpoint: UNKNOWN, trace: None }));
         }
     }
 
-    fn add(&mut self, kept: Kept, endpoint: Option<EndpointIndex>) {
+    fn add(&mut self, kept: Kept, of: Option<Of>) {
+        let endpoint = of.map(|of| of.endpoint);
         let dropped = self.filter.drops_endpoint(endpoint.map(|index| self.endpoints.name(index)));
+        let known = of.and_then(|of| of.trace).filter(|_| dropped.is_none());
+        let trace = known.and_then(|trace| self.trace_index(trace));
         let account = &mut self.filter.account;
         match kept {
             Kept::Sample(moment) => {
                 if account.samples.keeps(dropped, moment.time_ns()) {
-                    let key = SampleKey { endpoint, ..moment.key };
+                    let key = SampleKey { endpoint, trace, ..moment.key };
                     self.add_sample(Moment { key, ..moment });
                 }
             }
             Kept::Cycle(cycle) => {
                 let (moment, ns) = *cycle;
                 if account.cycles.keeps(dropped, ns) {
-                    self.add_cycle(moment, endpoint);
+                    self.add_cycle(moment, endpoint, trace);
                 }
             }
             Kept::Alloc(moment) => {
                 if account.allocs.keeps(dropped, moment.bytes()) {
-                    let key = AllocKey { endpoint, ..moment.key };
+                    let key = AllocKey { endpoint, trace, ..moment.key };
                     self.add_alloc(AllocMoment { key, ..moment });
                 }
             }
         }
+    }
+
+    /// The number of a trace. Sums are told apart by trace as long as half of the room for sums is free, so that the rest is not merged for
+    /// it.
+    fn trace_index(&mut self, trace: Trace) -> Option<TraceIndex> {
+        let sums = self.samples.len().max(self.pauses.len()).max(self.allocs.len());
+        self.traces.index(trace, sums < self.limits.sums / 2)
     }
 
     fn add_sample(&mut self, moment: Moment) {
@@ -176,7 +188,7 @@ impl Recording {
         timeline.samples.push(moment);
     }
 
-    fn add_cycle(&mut self, moment: CycleMoment, endpoint: Option<EndpointIndex>) {
+    fn add_cycle(&mut self, moment: CycleMoment, endpoint: Option<EndpointIndex>, trace: Option<TraceIndex>) {
         let CycleMoment { thread, node, kind, reason, .. } = moment;
         for pause in &moment.pauses {
             for (phase, ns) in pause.phases() {
@@ -184,7 +196,7 @@ impl Recording {
                 if ns == 0 && pauses == 0 {
                     continue;
                 }
-                let mut key = PauseKey { thread, node, kind, reason, phase, endpoint };
+                let mut key = PauseKey { thread, node, kind, reason, phase, endpoint, trace };
                 if self.pauses.len() >= self.limits.sums && !self.pauses.contains_key(&key) {
                     (key.thread, key.node) = (self.thread_beyond(), NodeId::BEYOND);
                 }
@@ -209,7 +221,14 @@ pub(super) mod tests {
     /// A sample of that time.
     pub(in crate::aggregate::recording) fn sample(ts_ns: u64) -> Kept {
         let state = ThreadState::Running;
-        let key = SampleKey { thread: 0, node: NodeId::ROOT, state, gc: GcActivity::None, endpoint: None };
+        let key = SampleKey {
+            thread: 0,
+            node: NodeId::ROOT,
+            state,
+            gc: GcActivity::None,
+            endpoint: None,
+            trace: None,
+        };
         Kept::Sample(Moment { ts_ns, key, cpu_ns: 1, wall_ns: 1 })
     }
 }

@@ -21,7 +21,7 @@ use super::{SCHEMA_URL, resource, scope};
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
-        recording::{ProcessIndex, Recording, Thread},
+        recording::{ProcessIndex, Recording, Thread, TraceIndex},
     },
     export::{
         profile::label,
@@ -170,11 +170,15 @@ struct Builder<'a> {
     functions: Table<Function>,
     attributes: Table<Attribute>,
     stacks: Table<Stack>,
+    links: Table<Link>,
     of_frame: HashMap<FrameId, i32>,
 }
 
-/// What distinguishes samples of a profile.
-type Identity = (i32, Vec<i32>);
+/// The link of what belongs to no span.
+const NO_LINK: i32 = 0;
+
+/// What distinguishes samples of a profile: stack, attributes, link.
+type Identity = (i32, Vec<i32>, i32);
 
 impl<'a> Builder<'a> {
     fn new(window: &'a Window) -> Self {
@@ -186,6 +190,7 @@ impl<'a> Builder<'a> {
             functions: Table::new(Function::default()),
             attributes: Table::new(Attribute::default()),
             stacks: Table::new(Stack::default()),
+            links: Table::new(Link { trace_id: vec![0; 16], span_id: vec![0; 8] }),
             of_frame: HashMap::new(),
         }
     }
@@ -219,9 +224,10 @@ impl<'a> Builder<'a> {
         if sums.is_empty() {
             return None;
         }
-        let samples = sums.into_iter().map(|((stack_index, attribute_indices), value)| Sample {
+        let samples = sums.into_iter().map(|((stack_index, attribute_indices, link_index), value)| Sample {
             stack_index,
             attribute_indices,
+            link_index,
             values: vec![value as i64],
             ..Sample::default()
         });
@@ -261,7 +267,8 @@ impl<'a> Builder<'a> {
             if key.gc != GcActivity::None {
                 attributes.push(self.word("cruby.gc.phase", gc_name(key.gc)));
             }
-            *sums.entry((self.stack(&[], key.node), attributes)).or_default() += value;
+            let identity = (self.stack(&[], key.node), attributes, self.link(key.trace));
+            *sums.entry(identity).or_default() += value;
         }
         sums
     }
@@ -281,7 +288,7 @@ impl<'a> Builder<'a> {
             attributes.push(self.word("cruby.gc.major_by", key.reason.1.unwrap_or("none")));
             let (phase, cycle) = (format!("({})", key.phase.name()), format!("({} GC)", key.kind));
             let stack = self.stack(&[&phase, &cycle, "(garbage collection)"], key.node);
-            *sums.entry((stack, attributes)).or_default() += value;
+            *sums.entry((stack, attributes, self.link(key.trace))).or_default() += value;
         }
         sums
     }
@@ -293,8 +300,8 @@ impl<'a> Builder<'a> {
             let (thread, _) = recording.thread_facts(key.thread);
             if thread.process == process && sum.ns > 0 {
                 let attributes = self.who(thread);
-                *sums.entry((self.stack(&["(waiting for the GVL)"], key.node), attributes)).or_default() +=
-                    sum.ns;
+                let identity = (self.stack(&["(waiting for the GVL)"], key.node), attributes, NO_LINK);
+                *sums.entry(identity).or_default() += sum.ns;
             }
         }
         sums
@@ -316,9 +323,21 @@ impl<'a> Builder<'a> {
                 text: String::new(),
                 number,
             }));
-            *sums.entry((self.stack(&[], key.node), attributes)).or_default() += value;
+            let identity = (self.stack(&[], key.node), attributes, self.link(key.trace));
+            *sums.entry(identity).or_default() += value;
         }
         sums
+    }
+
+    /// The link to the span that made the request which something belongs to: the request's own span is not known.
+    fn link(&mut self, trace: Option<TraceIndex>) -> i32 {
+        let trace = trace.and_then(|index| self.recording().trace(index));
+        trace.map_or(NO_LINK, |trace| {
+            self.links.index(Link {
+                trace_id: trace.trace_id.to_be_bytes().to_vec(),
+                span_id: trace.parent_span_id.to_be_bytes().to_vec(),
+            })
+        })
     }
 
     /// Attributes that say which thread it is.
@@ -412,7 +431,7 @@ impl<'a> Builder<'a> {
             mapping_table: self.mappings.entries,
             location_table,
             function_table: self.functions.entries,
-            link_table: vec![Link { trace_id: vec![0; 16], span_id: vec![0; 8] }],
+            link_table: self.links.entries,
             string_table: self.strings.entries,
             attribute_table,
             stack_table: self.stacks.entries,

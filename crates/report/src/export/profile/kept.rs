@@ -37,7 +37,7 @@ struct State {
 impl Keeper {
     /// Keeps sums, and with `timeline` times. `gvl`, `wall`: whether the GVL is watched, and threads off their CPU.
     pub fn new(timeline: bool, (gvl, wall): (bool, bool), clock: WallClock) -> Self {
-        let recording = Recording::new(timeline, Limits::default(), Filter::default());
+        let recording = Recording::new(timeline, Limits::default(), Filter::default()).with_traces(true);
         let state = Rc::new(RefCell::new(State { recording, ledger: Ledger::default() }));
         Self { state, clock, gvl, wall }
     }

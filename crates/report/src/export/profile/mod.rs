@@ -166,7 +166,9 @@ pub fn exporters(
         file::check_path(path)?;
     }
     let timeline = files.iter().any(|(_, format)| format.is_timeline());
-    let recording = Rc::new(RefCell::new(Recording::new(timeline, Limits::default(), filter.clone())));
+    let traces = files.iter().any(|(_, format)| matches!(format, Format::Pprof));
+    let recording = Recording::new(timeline, Limits::default(), filter.clone()).with_traces(traces);
+    let recording = Rc::new(RefCell::new(recording));
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Recorder { recording: recording.clone() })];
     if let Some(sink) = hottest {
         let (recording, out) = (recording.clone(), io::BufWriter::new(sink));
@@ -184,6 +186,7 @@ fn add_counts(recording: &Recording, counts: &mut UserCounts) {
     counts.profiles.profile_samples_early += recording.early_samples;
     counts.profiles.profile_events_early += recording.early_events;
     counts.profiles.profile_endpoints_unknown += recording.unresolved;
+    counts.profiles.profile_traces_left_out += recording.traces_left_out();
     recording.filtered().add_to(&mut counts.profiles);
 }
 
@@ -299,6 +302,7 @@ fn write(
                 gvl: true,
                 alloc: pprof::Allocation::Too,
                 wall: context.wall,
+                traces: true,
             };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }

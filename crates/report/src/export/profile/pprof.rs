@@ -34,7 +34,7 @@ use crate::{
         call_tree::{FrameId, NodeId},
         recording::{
             AllocCount, AllocKey, EndpointIndex, GvlFacts, HoldKey, PauseKey, PauseSum, ProcessFacts,
-            ProcessIndex, Recording, SampleKey, SampleSum, Thread, WaitKey, reason_text,
+            ProcessIndex, Recording, SampleKey, SampleSum, Thread, TraceIndex, WaitKey, reason_text,
         },
     },
     clock::WallClock,
@@ -88,6 +88,8 @@ pub(in crate::export) struct Head {
     pub(in crate::export) alloc: Allocation,
     /// Whether wall time was measured.
     pub(in crate::export) wall: bool,
+    /// Whether samples say which trace they belong to: in files; a server would make a series of each.
+    pub(in crate::export) traces: bool,
 }
 
 /// Whether a profile has the sample types of allocation.
@@ -229,6 +231,8 @@ struct Builder<'a> {
     shown: [bool; TYPES.len()],
     /// Whether wall time was measured.
     wall: bool,
+    /// Whether samples say which trace they belong to.
+    traces: bool,
     /// Names of class bodies and top levels that more than one place has.
     ambiguous: HashSet<&'a str>,
     strings: Vec<String>,
@@ -250,6 +254,7 @@ impl<'a> Builder<'a> {
             recording,
             shown: std::array::from_fn(|index| head.shows(index)),
             wall: head.wall,
+            traces: head.traces,
             ambiguous: ambiguous(recording),
             strings: Vec::new(),
             string_ids: HashMap::new(),
@@ -320,6 +325,7 @@ impl<'a> Builder<'a> {
             label.push(self.label("gc phase", gc_name(key.gc)));
         }
         label.extend(self.endpoint(key.endpoint));
+        label.extend(self.trace(key.trace));
         let wall_ns = if self.wall { sum.wall_ns } else { 0 };
         let value = self.values([sum.samples, sum.cpu_ns, wall_ns, 0, 0, 0, 0, 0, 0, 0]);
         proto::Sample { location_id: self.path(process, key.node), value, label }
@@ -332,6 +338,7 @@ impl<'a> Builder<'a> {
         label.push(self.label("gc reason", &reason_text(key.reason)));
         label.push(self.label("gc phase", key.phase.name()));
         label.extend(self.endpoint(key.endpoint));
+        label.extend(self.trace(key.trace));
         let mapping = self.ruby_mapping(process);
         let phase = format!("({})", key.phase.name());
         let kind = format!("({} GC)", key.kind);
@@ -381,6 +388,7 @@ impl<'a> Builder<'a> {
         let mut label = self.who(thread, process);
         label.push(self.label("slot size", &key.slot_size.to_string()));
         label.extend(self.endpoint(key.endpoint));
+        label.extend(self.trace(key.trace));
         let value = self.values([0, 0, 0, 0, 0, 0, 0, 0, sum.slots, key.bytes(sum.slots)]);
         proto::Sample { location_id: self.path(process, key.node), value, label }
     }
@@ -407,6 +415,18 @@ impl<'a> Builder<'a> {
     fn endpoint(&mut self, endpoint: Option<EndpointIndex>) -> Option<proto::Label> {
         let recording = self.recording;
         endpoint.map(|index| self.label("endpoint", &label::text(recording.endpoint(index))))
+    }
+
+    /// The labels of what belongs to a trace: its id, and the span that made the request.
+    fn trace(&mut self, trace: Option<TraceIndex>) -> Vec<proto::Label> {
+        let recording = self.recording;
+        let Some(trace) = trace.filter(|_| self.traces).and_then(|index| recording.trace(index)) else {
+            return Vec::new();
+        };
+        vec![
+            self.label("trace_id", &trace.trace_id_text()),
+            self.label("span_id", &trace.parent_span_id_text()),
+        ]
     }
 
     /// As many values as there are sample types.

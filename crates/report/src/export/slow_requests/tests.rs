@@ -43,6 +43,7 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         job: None,
         handler: None,
         gc_states: None,
+        trace: None,
     }
 }
 

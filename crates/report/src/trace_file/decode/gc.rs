@@ -11,6 +11,7 @@ use crate::{
         request::{GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::StackSample,
+        trace::Trace,
     },
     ruby::stat::GcInfo,
 };
@@ -190,6 +191,7 @@ impl Tables {
             ref gc_begin,
             ref gc_end,
             handler_stack,
+            trace,
         } = request;
         let handler = match self.optional_stack(handler_stack)?.as_deref() {
             None => None,
@@ -233,6 +235,7 @@ impl Tables {
                 _ => Some(Job { queue: self.optional(job_queue_text)?, jid: jid.clone(), enqueued_us }),
             },
             gc_states,
+            trace: trace.map(trace_of),
         })
     }
 
@@ -288,4 +291,9 @@ fn pause_of(pause: &wire::Pause) -> Result<Pause, Invalid> {
         return Err(Invalid::new(format!("a pause of {ns} ns has phases of another sum")));
     }
     Ok(Pause { tid, begin_ns, ns, kind: kind.map(Code::of).transpose()?, mark_ns, sweep_ns, other_ns })
+}
+
+fn trace_of(trace: wire::Trace) -> Trace {
+    let wire::Trace { id_high, id_low, parent_span_id, sampled } = trace;
+    Trace { trace_id: u128::from(id_high) << 64 | u128::from(id_low), parent_span_id, sampled }
 }

@@ -9,6 +9,7 @@ use crate::{
         request::{Request, States},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd},
         stack::StackSample,
+        trace::Trace,
     },
     ruby::stat::GcInfo,
 };
@@ -93,6 +94,7 @@ impl Filling {
             gvl_wait_ns,
             states,
             handler,
+            trace,
             job,
             gc_states,
         } = request;
@@ -126,6 +128,12 @@ impl Filling {
             gc_begin: gc_states.map(|states| self.state(&states.begin)),
             gc_end: gc_states.map(|states| self.state(&states.end)),
             handler_stack: handler.as_ref().map(|frame| self.stack(&[Arc::clone(frame)].into())),
+            trace: trace.map(|Trace { trace_id, parent_span_id, sampled }| wire::Trace {
+                id_high: (trace_id >> 64) as u64,
+                id_low: trace_id as u64,
+                parent_span_id,
+                sampled,
+            }),
         }
     }
 

@@ -29,6 +29,7 @@ use crate::{
     model::{
         Container, Image, Origin, Process, request,
         stack::{Frame, Stack},
+        trace::Trace,
     },
 };
 use pseudonym::Pseudonyms;
@@ -469,6 +470,13 @@ impl Visit for Scrubber {
         // Too many different ones: not a path.
         if path != "(other)" {
             self.text(Kind::Endpoints, "/path", path);
+        }
+    }
+
+    fn trace(&mut self, trace: &mut Option<Trace>) {
+        // Its only use is to look it up elsewhere.
+        if self.replaces(Kind::Endpoints) {
+            *trace = None;
         }
     }
 

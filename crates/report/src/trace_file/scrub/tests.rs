@@ -33,18 +33,22 @@ fn texts(bytes: &[u8]) -> (Vec<String>, wire::Header) {
     }
 }
 
-/// What is handed to outputs, with nothing in its quotation marks.
+/// What is handed to outputs, with nothing in its quotation marks and without traces.
 fn blanked(bytes: &[u8]) -> Vec<String> {
     let log = Log::default();
     let mut outputs = Outputs::new(vec![Box::new(log.clone())]);
     let mut recording = Recording::read(bytes, Path::new("test")).unwrap();
     let replayed = replay(&mut recording, &mut outputs).unwrap();
     let quoted = regex_lite::Regex::new(r#""([^"\\]|\\.)*""#).unwrap();
+    let traces = regex_lite::Regex::new(r"trace: (None|Some\(Trace \{[^}]*\}\))").unwrap();
     let mut lines: Vec<String> =
         log.lines().iter().filter(|line| !line.starts_with("refused")).cloned().collect();
     lines.push(format!("{replayed:?} {:?}", recording.header()));
     // Counters are named in maps.
-    lines.iter().map(|line| quoted.replace_all(line, "\"\"").into_owned()).collect()
+    lines
+        .iter()
+        .map(|line| traces.replace_all(&quoted.replace_all(line, "\"\""), "trace: _").into_owned())
+        .collect()
 }
 
 fn scrubbed(bytes: &[u8], keep: &[Kind]) -> (Vec<u8>, Scrubbed) {
@@ -102,6 +106,39 @@ impl Visit for Frames<'_> {
             |frame: &Arc<Frame>| (frame.kind, frame.name.to_string(), frame.file.as_deref().map(Into::into));
         self.0.extend(stack.iter().map(of));
     }
+}
+
+/// The traces of a recording's requests.
+fn traces(bytes: &[u8]) -> Vec<Option<Trace>> {
+    let mut recording = Recording::read(bytes, Path::new("test")).unwrap();
+    let mut found = Vec::new();
+    while let Ok((_, entries)) = recording.next().unwrap() {
+        for entry in entries {
+            if let Recorded::Seen(_, mut owned) = entry {
+                visit(&mut owned, &mut Traces(&mut found));
+            }
+        }
+    }
+    found
+}
+
+struct Traces<'a>(&'a mut Vec<Option<Trace>>);
+
+impl Visit for Traces<'_> {
+    fn trace(&mut self, trace: &mut Option<Trace>) {
+        self.0.push(*trace);
+    }
+}
+
+/// Traces are left out where paths of requests are replaced, and else kept.
+#[test]
+fn traces_go_with_paths() {
+    let (bytes, _) = recorded();
+    let before = traces(&bytes);
+    assert!(before.iter().any(Option::is_some) && before.iter().any(Option::is_none), "{before:?}");
+    assert_eq!(traces(&scrubbed(&bytes, &[Kind::Endpoints]).0), before);
+    let after = traces(&scrubbed(&bytes, &[]).0);
+    assert!(after.len() == before.len() && after.iter().all(Option::is_none), "{after:?}");
 }
 
 /// With names replaced, no text of the recording is in the copy, but for words that are the same in every recording.

@@ -16,6 +16,7 @@ use crate::{
         request::{GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
+        trace::Trace,
     },
     ruby::{PauseKind, RubyVersion, fallback::Method, stat, stat::GcInfo},
 };
@@ -249,6 +250,11 @@ pub(crate) fn request(at: u64) -> Request {
         handler: Some(frame(2)),
         job: None,
         gc_states: Some(Box::new(UnitStates { begin: state(at), end: state(at + 3) })),
+        trace: Some(Trace {
+            trace_id: u128::MAX - u128::from(at),
+            parent_span_id: at + 1,
+            sampled: at.is_multiple_of(2),
+        }),
     }
 }
 
@@ -277,6 +283,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
             states: None,
             handler: None,
             gc_states: None,
+            trace: None,
             ..request.clone()
         }),
     );

@@ -187,6 +187,23 @@ pub(in crate::trace_file) struct Request {
     /// One frame.
     #[prost(uint32, optional, tag = "29")]
     pub handler_stack: Option<u32>,
+    #[prost(message, optional, tag = "28")]
+    pub trace: Option<Trace>,
+}
+
+/// The trace of a request.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Trace {
+    /// The upper half of its id.
+    #[prost(fixed64, tag = "1")]
+    pub id_high: u64,
+    /// The lower half.
+    #[prost(fixed64, tag = "2")]
+    pub id_low: u64,
+    #[prost(fixed64, tag = "3")]
+    pub parent_span_id: u64,
+    #[prost(bool, tag = "4")]
+    pub sampled: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

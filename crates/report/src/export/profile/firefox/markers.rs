@@ -139,6 +139,8 @@ pub(super) fn schema() -> Value {
                 field("gcs", "GC cycles started", "integer"),
                 field("gc", "GC pauses of the thread", "duration"),
                 field("gcOther", "GC pauses of other threads", "duration"),
+                field("trace", "Trace", "string"),
+                field("parentSpan", "Span of the caller", "string"),
             ],
         },
         {
@@ -245,6 +247,10 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         }
         if let Some(ns) = request.first_byte_ns {
             data["firstByte"] = json!(ms(ns));
+        }
+        if let Some(trace) = &request.trace {
+            data["trace"] = json!(trace.trace_id_text());
+            data["parentSpan"] = json!(trace.parent_span_id_text());
         }
         let end = request.end_ns.map(|end_ns| view.ms(end_ns));
         markers.push_as(Category::Request, name, view.ms(request.begin_ns), end, data);

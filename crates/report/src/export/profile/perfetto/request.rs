@@ -15,6 +15,10 @@ pub(super) fn slice(request: &RequestMoment) -> Slice {
     ];
     let known = numbers.into_iter().filter_map(|(name, number)| Some((name, Note::Number(number?))));
     let mut notes: Vec<_> = known.collect();
+    if let Some(trace) = &request.trace {
+        notes.push(("trace_id", Note::Text(trace.trace_id_text())));
+        notes.push(("parent_span_id", Note::Text(trace.parent_span_id_text())));
+    }
     if request.end_ns.is_none() {
         notes.push(("note", Note::Text("its end was not seen".to_owned())));
     }

@@ -31,7 +31,16 @@ pub(in crate::export::profile) fn write(
 ) -> io::Result<()> {
     let mut out = GzEncoder::new(out, Compression::default());
     let comment = said.to_owned();
-    let head = Head { comment, clock, began_ns, ended_ns, gvl: false, alloc: Allocation::None, wall: false };
+    let head = Head {
+        comment,
+        clock,
+        began_ns,
+        ended_ns,
+        gvl: false,
+        alloc: Allocation::None,
+        wall: false,
+        traces: false,
+    };
     let mut builder = Builder::new(recording, &head, &|_| true);
     let sample_type = TYPES.map(|(r#type, unit)| builder.value_type(r#type, unit)).into();
     let begin = proto::Profile {

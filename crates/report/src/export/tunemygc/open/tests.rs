@@ -39,6 +39,7 @@ fn unit(tid: u32, from: u64, until: u64, method: Option<&'static str>, path: Opt
     let job = method.is_none().then(Job::default);
     Request {
         gc_states: Some(Box::new(gc_states)),
+        trace: None,
         method,
         path: path.map(ToOwned::to_owned),
         job,

@@ -6,6 +6,7 @@
 #![no_std]
 #![forbid(unsafe_op_in_unsafe_fn)]
 
+pub mod blocking;
 pub mod config;
 pub mod cookie;
 pub mod event;
@@ -26,7 +27,8 @@ pub mod unwind;
 /// Hash of the source text of the ABI modules (FNV-1a, 64 bit). Compiled into the BPF object as the symbol
 /// `GCTRACE_ABI` and into the binary; both must be equal.
 pub const ABI_HASH: u64 = {
-    let mut hash = fnv1a(FNV_OFFSET, include_bytes!("config.rs"));
+    let mut hash = fnv1a(FNV_OFFSET, include_bytes!("blocking.rs"));
+    hash = fnv1a(hash, include_bytes!("config.rs"));
     hash = fnv1a(hash, include_bytes!("cookie.rs"));
     hash = fnv1a(hash, include_bytes!("event.rs"));
     hash = fnv1a(hash, include_bytes!("gvl.rs"));

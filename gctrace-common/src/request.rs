@@ -187,6 +187,13 @@ pub struct Serving {
     /// What a hit has left to be done at its end: one of the constants. Passed in here, so that the verifier walks the rest once, and not
     /// once for each way to it.
     pub step: u32,
+    /// Where a call puts what it reads; 0: there is none ([`BlockingPoint::Read`](crate::blocking::BlockingPoint::Read)).
+    pub buffer: u64,
+    /// The descriptor from which it reads.
+    pub reading: u32,
+    /// The descriptor of the connection on which it takes the next request as soon as it has read the begin of it, plus 1; 0: none
+    /// ([`blocking`](crate::blocking)).
+    pub announced: u32,
 }
 
 impl Serving {
@@ -304,7 +311,7 @@ pub struct UnitEvent {
 }
 
 const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
-const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32);
+const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 16);
 const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
 const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + LINE_BYTES + 8 + 56);

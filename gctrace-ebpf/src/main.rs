@@ -248,6 +248,13 @@ pub fn request_hit(ctx: ProbeContext) -> u32 {
     0
 }
 
+/// A call in a server whose threads block ([`gctrace_common::blocking::BlockingPoint`]).
+#[uprobe]
+pub fn blocking_hit(ctx: ProbeContext) -> u32 {
+    request::blocking::hit(&ctx);
+    0
+}
+
 /// A call in a process that runs jobs ([`gctrace_common::job::JobPoint`]).
 #[uprobe]
 pub fn job_hit(ctx: ProbeContext) -> u32 {

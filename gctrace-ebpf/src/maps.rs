@@ -9,6 +9,7 @@ use aya_ebpf::{
 };
 use gctrace_common::{
     ABI_HASH,
+    blocking::LISTEN_RING_BYTES,
     config::{
         AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_IMAGES,
         MAX_PROCESSES, MAX_SCOPES, ProcessEntry, Returning, RubyEntry, STACK_RING_BYTES, StackShare,
@@ -239,6 +240,10 @@ static GVL_GATE: Array<u64> = Array::with_max_entries(1, 0);
 /// Request records. The loader makes it and the following small where requests are not traced.
 #[map]
 pub static REQUEST_RING: RingBuf = RingBuf::with_byte_size(REQUEST_RING_BYTES, 0);
+
+/// Thread group ids of processes that begin to listen and are no servers yet.
+#[map]
+pub static LISTEN_RING: RingBuf = RingBuf::with_byte_size(LISTEN_RING_BYTES, 0);
 
 /// Keyed by tgid: the processes whose requests are traced. User space enters them when all their probes are set.
 #[map]

@@ -4,6 +4,7 @@
 //! descriptor. A connection's descriptor and parser belong together since both were made by the thread that accepted it, or
 //! since a thread that had taken a request of the descriptor reset the parser behind it.
 
+pub mod blocking;
 pub mod job;
 mod record;
 mod traceparent;
@@ -297,6 +298,13 @@ fn take(at: &At<'_>) -> bool {
     }
     // SAFETY: the value is copied out at once.
     let parser = unsafe { CONNECTIONS.get(&connection(at.tgid, fd)).copied() }.unwrap_or(0);
+    begin(at, serving, fd, parser);
+    copies_states()
+}
+
+/// A thread takes a request on a connection.
+#[inline(always)]
+fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
     serving.fd = fd;
     serving.parser = parser;
     serving.first_write_ns = 0;
@@ -311,7 +319,6 @@ fn take(at: &At<'_>) -> bool {
     serving.begin_ns = at.now;
     serving.step = Serving::TAKEN;
     count(Counter::Requests);
-    copies_states()
 }
 
 #[inline(always)]

@@ -469,7 +469,12 @@ fn needed(
     names.extend(gvl::programs(gvl));
     names.extend(
         requests
-            .then_some([requests::PROGRAM, requests::JOBS_PROGRAM, requests::ARRIVALS_PROGRAM])
+            .then_some([
+                requests::PROGRAM,
+                requests::JOBS_PROGRAM,
+                requests::BLOCKING_PROGRAM,
+                requests::ARRIVALS_PROGRAM,
+            ])
             .into_iter()
             .flatten(),
     );

@@ -1,6 +1,11 @@
 //! Attaching the probes of requests, and reading what they emit.
 
-use std::{fs::File, num::NonZeroU32, path::Path};
+use std::{
+    fs::File,
+    num::NonZeroU32,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
+};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
@@ -26,13 +31,15 @@ use super::{
 };
 use crate::{
     address::FileOffset,
-    ruby::{jobs::JobSite, requests::RequestSite},
+    ruby::{blocking::BlockingSite, jobs::JobSite, requests::RequestSite},
 };
 
 /// The program at the calls of a server.
 pub(super) const PROGRAM: &str = "request_hit";
 /// The program at the calls of a process that runs jobs.
 pub(super) const JOBS_PROGRAM: &str = "job_hit";
+/// The program at the calls of a server whose threads block.
+pub(super) const BLOCKING_PROGRAM: &str = "blocking_hit";
 /// The one for packets that servers get.
 pub(super) const ARRIVALS_PROGRAM: &str = "request_data";
 /// Maps and how many entries they have.
@@ -120,6 +127,22 @@ impl Probes {
         self.attach_calls(probes, path, Scope::One(pid))
     }
 
+    /// Attaches the probes of a file by which requests of servers are seen whose threads block.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn attach_blocking(
+        &mut self,
+        sites: &[BlockingSite],
+        path: &Path,
+        scope: Scope,
+    ) -> Result<RequestLinks, AttachError> {
+        let probes =
+            sites.iter().map(|site| (BLOCKING_PROGRAM, "blocking", site.file_offset, site.point as u64));
+        self.attach_calls(probes, path, scope)
+    }
+
     fn attach_calls(
         &mut self,
         calls: impl Iterator<Item = (&'static str, &'static str, FileOffset, u64)>,
@@ -183,7 +206,36 @@ impl Probes {
 
     /// Whether they are. The kernel forgets a process that ends or becomes another program.
     pub fn is_server(&self, pid: u32) -> bool {
-        self.servers.as_ref().is_some_and(|servers| servers.pids.get(&pid, 0).is_ok())
+        self.server_kinds(pid).is_some()
+    }
+
+    /// What kinds of a server it is, and more ([`gctrace_common::blocking`]).
+    pub fn server_kinds(&self, pid: u32) -> Option<u32> {
+        self.servers.as_ref()?.pids.get(&pid, 0).ok()
+    }
+
+    /// The requests of a process are not seen any more.
+    pub fn remove_server(&mut self, pid: u32) {
+        if let Some(servers) = &mut self.servers {
+            let _may_have_ended = servers.pids.remove(&pid);
+            servers.forget(pid);
+        }
+    }
+
+    /// Readable when processes that are no servers have begun to listen.
+    pub fn listening_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.servers.as_ref().map(|servers| servers.listening.as_fd())
+    }
+
+    /// Those that have, since this was asked last.
+    pub fn listening(&mut self) -> Vec<u32> {
+        let mut pids = Vec::new();
+        if let Some(servers) = &mut self.servers {
+            drain(&mut servers.listening, usize::MAX, |bytes| {
+                pids.extend(<[u8; 8]>::try_from(bytes).map(|bytes| u64::from_ne_bytes(bytes) as u32));
+            });
+        }
+        pids
     }
 }
 
@@ -198,6 +250,7 @@ pub(super) struct Servers {
     parsers: HashMap<MapData, RawParserKey, [u8; size_of::<Parsed>()]>,
     /// Keyed by the number of the socket.
     arrivals: HashMap<MapData, u64, u64>,
+    listening: RingBuf<MapData>,
 }
 
 impl Servers {
@@ -207,6 +260,7 @@ impl Servers {
             connections: map(ebpf, "CONNECTIONS")?,
             parsers: map(ebpf, "PARSERS")?,
             arrivals: map(ebpf, "ARRIVALS")?,
+            listening: take(ebpf, "LISTEN_RING")?,
         })
     }
 

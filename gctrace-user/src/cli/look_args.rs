@@ -56,7 +56,7 @@ pub struct LookArgs {
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
     pub gvl_budget: Option<u64>,
 
-    /// Trace the HTTP requests of Puma on TCP and the jobs of Sidekiq: endpoint or class, status, duration, and the GC cycles and
+    /// Trace the HTTP requests of Puma (on TCP), Unicorn and WEBrick and the jobs of Sidekiq: endpoint or class, status, duration, and the GC cycles and
     /// pauses of each. Reports the path without ids, and never query, headers, bodies or arguments. Adds about 7 µs to each request
     #[arg(long)]
     pub requests: bool,

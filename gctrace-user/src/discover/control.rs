@@ -1,5 +1,6 @@
 //! The control thread: scans, watches, analyses, attaches, and reports what it found to the data thread.
 
+mod blocking;
 mod images;
 mod inspect;
 mod jobs;

@@ -4,6 +4,7 @@ pub mod called;
 pub mod container;
 pub mod doing;
 pub mod identity;
+pub mod listens;
 pub mod mappings;
 pub mod mem;
 pub mod names;

@@ -18,6 +18,8 @@ use crate::elf::ElfImage;
 const LONGEST: usize = 15;
 /// Instructions of a function's beginning that are looked at.
 const MAX_PROLOGUE: usize = 8;
+/// The same where only arguments are read. Functions of glibc 2.41 set up seven for the one that they all call.
+const MAX_ARGUMENTS: usize = 12;
 /// What a probe at a function's beginning may want to read: the stack, and the first arguments.
 const KEPT: [Register; 5] = [Register::RSP, Register::RDI, Register::RSI, Register::RDX, Register::RCX];
 
@@ -54,11 +56,21 @@ pub(super) fn is_emulated_at(image: &ElfImage, address: Svma) -> bool {
 /// emulates, if all calls come to it once, with stack and arguments as the caller left them; else the function's first.
 /// (`endbr64`, with which functions begin in builds for indirect branch tracking, is not emulated.)
 pub(super) fn entry(body: &Body, start: Svma) -> (Svma, bool) {
+    entry_with(body, start, &KEPT, MAX_PROLOGUE)
+}
+
+/// The same where only arguments in these registers are read. The stack may have changed, and a number of 32 bits may have been extended
+/// to 64.
+pub(super) fn entry_with_arguments(body: &Body, start: Svma, arguments: &[Register]) -> (Svma, bool) {
+    entry_with(body, start, arguments, MAX_ARGUMENTS)
+}
+
+fn entry_with(body: &Body, start: Svma, kept: &[Register], most: usize) -> (Svma, bool) {
     let mut factory = InstructionInfoFactory::new();
     let Some(first) = body.instructions.iter().position(|instruction| instruction.ip() == start.0) else {
         return (start, false);
     };
-    for (index, instruction) in body.instructions.iter().enumerate().skip(first).take(MAX_PROLOGUE) {
+    for (index, instruction) in body.instructions.iter().enumerate().skip(first).take(most) {
         // What jumps here has not come by the beginning.
         if index > first && body.is_jump_target(index) {
             break;
@@ -67,11 +79,19 @@ pub(super) fn entry(body: &Body, start: Svma) -> (Svma, bool) {
             return (Svma(instruction.ip()), true);
         }
         let written = written_registers(&mut factory, instruction);
-        if instruction.flow_control() != FlowControl::Next || KEPT.iter().any(|kept| written.contains(kept)) {
+        let changes = !is_extension(instruction) && kept.iter().any(|kept| written.contains(kept));
+        if instruction.flow_control() != FlowControl::Next || changes {
             break;
         }
     }
     (start, false)
+}
+
+/// Whether an instruction extends a number of 32 bits to 64 where it is.
+fn is_extension(instruction: &Instruction) -> bool {
+    instruction.code() == Opcode::Movsxd_r64_rm32
+        && instruction.op1_kind() == OpKind::Register
+        && instruction.op0_register() == instruction.op1_register().full_register()
 }
 
 #[cfg(test)]
@@ -136,6 +156,15 @@ mod tests {
         assert_eq!(entry_of(&[0xf3, 0x0f, 0x1e, 0xfa, 0xc3, 0x55]), (0, false));
         // jmp -4 back to the push, behind endbr64.
         assert_eq!(entry_of(&[0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x89, 0xc0, 0xeb, 0xfb]), (0, false));
+        // write of glibc 2.41: sub rsp, 16; movsxd rdi, edi; push 1; xor ecx, ecx; call.
+        let write = [0x48, 0x83, 0xec, 0x10, 0x48, 0x63, 0xff, 0x6a, 1, 0x31, 0xc9, 0xe8, 0, 0, 0, 0, 0xc3];
+        let with = |arguments: &[Register]| {
+            let (address, emulated) = entry_with_arguments(&Body::new([decode(&write)]), START, arguments);
+            (address.0 - START.0, emulated)
+        };
+        assert_eq!(with(&[Register::RDI, Register::RSI, Register::RDX]), (11, true));
+        assert_eq!(with(&[Register::RDI, Register::RCX]), (0, false));
+        assert_eq!(entry_of(&write), (0, false));
         // None near enough.
         assert_eq!(entry_of(&[[0x89, 0xc0].repeat(9), vec![0x55]].concat()), (0, false));
     }

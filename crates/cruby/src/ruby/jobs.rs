@@ -106,7 +106,7 @@ fn sites(image: &ElfImage, calls: &[(&'static str, JobPoint)]) -> Result<Vec<Job
 }
 
 /// The first jump behind a call, if it is one that the kernel emulates and rax still has what the call returned.
-fn result_test(behind: &[Instruction]) -> Option<&Instruction> {
+pub(super) fn result_test(behind: &[Instruction]) -> Option<&Instruction> {
     let mut factory = InstructionInfoFactory::new();
     for instruction in behind.iter().take(MAX_DISTANCE) {
         if instruction.flow_control() == FlowControl::ConditionalBranch {

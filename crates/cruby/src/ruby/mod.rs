@@ -3,6 +3,7 @@
 mod aarch64;
 mod accept;
 mod analyse;
+pub mod blocking;
 mod code;
 pub mod derive;
 #[cfg(test)]

@@ -4,11 +4,11 @@
 //! but those in libc are `call` instructions, which the kernel emulates.
 
 use gctrace_common::request::RequestPoint;
-use iced_x86::FlowControl;
+use iced_x86::{FlowControl, Register};
 
 use super::{
     code::Code,
-    emulation::{entry, is_emulated},
+    emulation::{entry_with_arguments, is_emulated},
 };
 use crate::{
     address::{FileOffset, Svma},
@@ -152,7 +152,10 @@ fn entries(image: &ElfImage, functions: &[(&'static str, RequestPoint, bool)]) -
     for &(name, point, _) in functions {
         let Some(symbol) = image.dynamic_symbols().find(name) else { continue };
         let Some(function) = image.function_index(symbol.address) else { continue };
-        let (address, emulated) = entry(&code.body(function), symbol.address);
+        let arguments = [Register::RDI, Register::RSI, Register::RDX];
+        // `close` has one.
+        let arguments = if point == RequestPoint::Close { &arguments[..1] } else { &arguments };
+        let (address, emulated) = entry_with_arguments(&code.body(function), symbol.address, arguments);
         if emulated && !sites.iter().any(|site| site.address == address) {
             sites.extend(site(image, point, address));
         }

@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::MetadataExt as _,
 };
 
-use gctrace_common::request::SERVES_HTTP;
+use gctrace_common::{blocking::MAY_BE_WEBRICK, request::SERVES_HTTP};
 
 use super::{
     super::{
@@ -16,6 +16,7 @@ use super::{
         mappings::{self, ExecutableMapping},
     },
     Control,
+    blocking::{Blocking, is_unicorn},
     images::reopened,
 };
 use crate::{
@@ -40,7 +41,9 @@ pub(super) struct Servers {
     /// Files probed for all processes that have them.
     probed: HashMap<ImageKey, RequestLinks>,
     /// The probes in the libc of each server, and the cgroup whose packets are looked at for it.
-    pub(super) processes: HashMap<u32, (RequestLinks, Option<u64>)>,
+    pub(super) processes: HashMap<u32, (Vec<RequestLinks>, Option<u64>)>,
+    /// Servers whose threads block.
+    pub(super) blocking: Blocking,
     /// Sites of jobs by file.
     pub(super) job_sites: HashMap<ImageKey, Result<Vec<JobSite>, String>>,
     /// The probes in processes that run jobs.
@@ -58,8 +61,11 @@ fn file_of(mapping: &ExecutableMapping) -> Option<RequestFile> {
 impl Control {
     /// Looks whether a process is a server, if it maps what one has.
     pub(super) fn look_for_server(&mut self, pid: u32, seen: &[ExecutableMapping]) {
-        let may_be = |mapping| matches!(file_of(mapping), Some(RequestFile::Puma | RequestFile::Socket));
+        let may_be = |mapping| {
+            matches!(file_of(mapping), Some(RequestFile::Puma | RequestFile::Socket)) || is_unicorn(mapping)
+        };
         if self.probes.sees_requests() && seen.iter().any(may_be) {
+            self.servers.blocking.forget(pid);
             self.add_server(pid);
         }
     }
@@ -73,15 +79,26 @@ impl Control {
         }
     }
 
-    fn add_server(&mut self, pid: u32) {
-        if self.probes.is_server(pid) || !self.wants(pid) {
+    pub(super) fn add_server(&mut self, pid: u32) {
+        // What may be WEBrick is another server if it turns out to have more.
+        let known = self.probes.server_kinds(pid);
+        if known.is_some_and(|kinds| kinds & MAY_BE_WEBRICK == 0) || !self.wants(pid) {
             return;
         }
         let Ok(mappings) = mappings::of_process(pid) else { return };
         if called::is_sidekiq(pid) {
             return self.add_job_runner(pid, &mappings);
         }
+        if mappings.iter().any(is_unicorn) {
+            return self.add_unicorn(pid, &mappings);
+        }
         let find = |wanted| mappings.iter().find(|mapping| file_of(mapping) == Some(wanted));
+        if find(RequestFile::Puma).is_none() {
+            if known.is_none() {
+                self.look_for_webrick(pid, &mappings);
+            }
+            return;
+        }
         // What is missing is mapped later, and then looked at.
         let (Some(puma), Some(socket)) = (find(RequestFile::Puma), find(RequestFile::Socket)) else { return };
         let added = match find(RequestFile::Libc) {
@@ -132,6 +149,11 @@ impl Control {
         let (_, file, sites) = libc_sites;
         let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::One(own));
         let links = links.map_err(|error| format!("{}: {}", libc.path.display(), brief(&error)))?;
+        self.has_probes(pid, vec![links], SERVES_HTTP)
+    }
+
+    /// All probes of a server are set: its requests are seen from now on.
+    pub(super) fn has_probes(&mut self, pid: u32, links: Vec<RequestLinks>, kind: u32) -> Result<(), String> {
         self.forget_ended_servers();
         let cgroup = self.look_at_packets(pid);
         let cgroup = cgroup.map_err(|why| {
@@ -143,9 +165,11 @@ impl Control {
             }
         });
         if let Some((before, _)) = self.servers.processes.insert(pid, (links, cgroup.ok())) {
-            self.probes.detach_requests(before);
+            for links in before {
+                self.probes.detach_requests(links);
+            }
         }
-        self.probes.add_server(pid, SERVES_HTTP).map_err(|error| brief(&error))
+        self.probes.add_server(pid, kind).map_err(|error| brief(&error))
     }
 
     /// Has the packets of a server's cgroup looked at; returns the cgroup's id.
@@ -181,15 +205,21 @@ impl Control {
         Ok((key, file, sites))
     }
 
+    /// Detaches the probes in a process.
+    pub(super) fn detach_server(&mut self, pid: u32) {
+        let (links, _) = self.servers.processes.remove(&pid).unwrap_or_default();
+        for links in links {
+            self.probes.detach_requests(links);
+        }
+    }
+
     /// Detaches what was in the libc of servers that are gone, and in processes that ran jobs.
     pub(super) fn forget_ended_servers(&mut self) {
         let probes = &self.probes;
         let ended: Vec<u32> =
             self.servers.processes.keys().copied().filter(|&pid| !probes.is_server(pid)).collect();
         for pid in ended {
-            if let Some((links, _)) = self.servers.processes.remove(&pid) {
-                self.probes.detach_requests(links);
-            }
+            self.detach_server(pid);
         }
         let probes = &self.probes;
         let ended: Vec<u32> =

@@ -65,6 +65,8 @@ impl Control {
                 if let Some(groups) = &self.groups {
                     polled.push(PollFd::from_borrowed_fd(groups.fd(), PollFlags::IN));
                 }
+                let listening = self.probes.listening_fd();
+                polled.extend(listening.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
                 polled.push(PollFd::new(&self.gvl_orders, PollFlags::IN));
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
                 let listing = self.groups.as_ref().and_then(Groups::interval);
@@ -126,6 +128,7 @@ impl Control {
                 native.mapped(new.iter());
             }
             self.forked_servers(&forks);
+            self.listening_processes();
             match &mut self.unattributed {
                 Some(unattributed) => {
                     for record in new {

@@ -1,0 +1,316 @@
+//! Where requests of servers are seen in which one thread reads, serves and answers by blocking calls: Unicorn and WEBrick.
+//!
+//! What a thread has read shows in libc, at the jump behind the system call, where the kernel's own convention says which register has
+//! what. From glibc 2.41 on there is no such jump (its `read` calls a function that all system calls share); then it shows in the files
+//! that call it, at the jump that tests the result. All sites are instructions that the kernel emulates.
+
+use gctrace_common::blocking::BlockingPoint;
+use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+use super::{
+    code::Code,
+    emulation::{entry_with_arguments, is_emulated},
+    jobs::result_test,
+    requests::{RequestFile, RequestRefusal},
+};
+use crate::{
+    address::{FileOffset, Svma},
+    elf::{ElfImage, Machine},
+};
+
+/// Most sites of one file.
+const MAX_SITES: usize = 64;
+
+/// A file in which such requests are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BlockingFile {
+    /// `unicorn_http.so`: what makes a process a Unicorn. Nothing is probed in it.
+    Unicorn,
+    /// Ruby's `socket.so`.
+    Socket,
+    /// The C library, or its part with threads (glibc before 2.34).
+    Libc,
+    /// What reads of connections through libc: the interpreter, and `kgio_ext.so`, which Unicorn uses.
+    Reader,
+}
+
+impl BlockingFile {
+    /// Which one a file is by its name, if any.
+    pub fn of_name(name: &str) -> Option<Self> {
+        match name {
+            "unicorn_http.so" => Some(Self::Unicorn),
+            "socket.so" => Some(Self::Socket),
+            "kgio_ext.so" => Some(Self::Reader),
+            _ if RequestFile::of_name(name) == Some(RequestFile::Libc) => Some(Self::Libc),
+            _ if name.starts_with("libpthread-2.") || name == "libpthread.so.0" => Some(Self::Libc),
+            _ => (name.starts_with("libruby") && name.contains(".so")).then_some(Self::Reader),
+        }
+    }
+}
+
+/// Where a probe goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockingSite {
+    /// What happens there.
+    pub point: BlockingPoint,
+    /// Stated address.
+    pub address: Svma,
+    /// The same in the file.
+    pub file_offset: FileOffset,
+}
+
+/// Finds all sites of a file; which of them are needed, [`needed`] decides.
+///
+/// # Errors
+///
+/// It is another processor's, or has too many.
+pub fn blocking_sites(image: &ElfImage, file: BlockingFile) -> Result<Vec<BlockingSite>, RequestRefusal> {
+    use BlockingPoint as P;
+    if image.machine() != Machine::X86_64 {
+        return Err(RequestRefusal::Machine);
+    }
+    let sites = match file {
+        BlockingFile::Unicorn => Vec::new(),
+        BlockingFile::Socket => call_sites(
+            image,
+            &[
+                ("listen", P::Listen),
+                ("getsockname", P::Announce),
+                ("accept4", P::Accept),
+                ("rb_update_max_fd", P::Open),
+            ],
+        ),
+        BlockingFile::Libc => libc_sites(image),
+        BlockingFile::Reader => call_sites(
+            image,
+            &[("read", P::Read), ("recv", P::Read), ("accept", P::Accepted), ("accept4", P::Accepted)],
+        ),
+    };
+    if sites.len() > MAX_SITES {
+        return Err(RequestRefusal::TooMany);
+    }
+    Ok(sites)
+}
+
+/// Of the sites of all files of a process, those that are needed.
+///
+/// # Errors
+///
+/// Something cannot be seen in any of them.
+pub fn needed(
+    mut sites: Vec<Vec<BlockingSite>>,
+    webrick: bool,
+) -> Result<Vec<Vec<BlockingSite>>, RequestRefusal> {
+    use BlockingPoint as P;
+    let has = |sites: &[Vec<BlockingSite>], point| sites.iter().flatten().any(|site| site.point == point);
+    let in_libc = has(&sites, P::Received);
+    let keeps = |point| match point {
+        P::Listen => false,
+        P::Announce | P::Wait => webrick,
+        P::Read | P::HasRead | P::Accept | P::Open => !in_libc,
+        _ => true,
+    };
+    for sites in &mut sites {
+        sites.retain(|site| keeps(site.point));
+    }
+    let result = if in_libc { P::Received } else { P::HasRead };
+    if !has(&sites, result) {
+        return Err(RequestRefusal::NoResult("read"));
+    }
+    let sees_connections = has(&sites, P::Accepted) || has(&sites, P::Accept) && has(&sites, P::Open);
+    if !sees_connections {
+        return Err(RequestRefusal::NoResult("accept"));
+    }
+    let always = [("write", P::Write), ("writev", P::WriteVector), ("close", P::Close)];
+    let of_webrick = [("getsockname", P::Announce), ("poll", P::Wait)];
+    for (name, point) in always.into_iter().chain(of_webrick.into_iter().filter(|_| webrick)) {
+        if !has(&sites, point) {
+            return Err(RequestRefusal::NoCall(name));
+        }
+    }
+    Ok(sites)
+}
+
+/// The calls of `listen`, by which a process may become a server.
+pub fn listen_sites(sites: &[BlockingSite]) -> Vec<BlockingSite> {
+    sites.iter().filter(|site| site.point == BlockingPoint::Listen).copied().collect()
+}
+
+fn site(image: &ElfImage, point: BlockingPoint, address: Svma) -> Option<BlockingSite> {
+    Some(BlockingSite { point, address, file_offset: image.svma_to_file_offset(address)? })
+}
+
+/// Calls of imported functions; where it is their result that shows something, the jumps behind them that test it.
+fn call_sites(image: &ElfImage, calls: &[(&str, BlockingPoint)]) -> Vec<BlockingSite> {
+    let code = Code::new(image);
+    let mut sites = Vec::new();
+    for function in 0..image.functions().len() {
+        let instructions = code.decode(function);
+        for (index, instruction) in instructions.iter().enumerate() {
+            let calls_or_jumps =
+                matches!(instruction.flow_control(), FlowControl::Call | FlowControl::UnconditionalBranch);
+            if !calls_or_jumps || !is_emulated(instruction) {
+                continue;
+            }
+            let Some(name) = code.callee(instruction).name else { continue };
+            let Some(&(_, point)) = calls.iter().find(|(called, _)| *called == name) else { continue };
+            let call = site(image, point, Svma(instruction.ip()));
+            let test = |point| site(image, point, Svma(result_test(&instructions[index + 1..])?.ip()));
+            match point {
+                // A call whose result does not show is as none: what it reads is no connection's.
+                BlockingPoint::Read => {
+                    sites.extend(
+                        test(BlockingPoint::HasRead)
+                            .and_then(|test| Some([call?, test]))
+                            .into_iter()
+                            .flatten(),
+                    );
+                }
+                BlockingPoint::Accepted => sites.extend(test(point)),
+                _ => sites.extend(call),
+            }
+        }
+    }
+    sites
+}
+
+/// Beginnings of functions of libc, and jumps behind their system calls.
+fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
+    use BlockingPoint as P;
+    let arguments = [Register::RDI, Register::RSI, Register::RDX];
+    let begins: [(&str, P, usize); 8] = [
+        ("write", P::Write, 3),
+        ("send", P::Write, 3),
+        ("sendto", P::Write, 3),
+        ("writev", P::WriteVector, 3),
+        ("sendmsg", P::SendMessage, 3),
+        ("close", P::Close, 1),
+        ("poll", P::Wait, 2),
+        ("ppoll", P::Wait, 2),
+    ];
+    let results =
+        [("read", P::Received), ("recv", P::Received), ("accept", P::Accepted), ("accept4", P::Accepted)];
+    let code = Code::new(image);
+    let mut sites: Vec<BlockingSite> = Vec::new();
+    let mut add = |point, address| {
+        if !sites.iter().any(|site: &BlockingSite| site.address == address) {
+            sites.extend(site(image, point, address));
+        }
+    };
+    let body = |name| {
+        let symbol = image.dynamic_symbols().find(name)?;
+        Some((symbol.address, code.body(image.function_index(symbol.address)?)))
+    };
+    for (name, point, count) in begins {
+        let Some((start, body)) = body(name) else { continue };
+        let (address, emulated) = entry_with_arguments(&body, start, &arguments[..count]);
+        if emulated {
+            add(point, address);
+        }
+    }
+    for (name, point) in results {
+        let Some((_, body)) = body(name) else { continue };
+        for address in behind_system_calls(&body.instructions) {
+            add(point, address);
+        }
+    }
+    sites
+}
+
+/// Jumps behind system calls that test for errors: `syscall; cmp rax, -4096; ja`. The kernel keeps the registers of the arguments.
+fn behind_system_calls(instructions: &[Instruction]) -> Vec<Svma> {
+    let is_test = |instruction: &Instruction| {
+        instruction.mnemonic() == Mnemonic::Cmp
+            && instruction.op0_kind() == OpKind::Register
+            && instruction.op0_register() == Register::RAX
+    };
+    let found = instructions.windows(3).filter(|code| {
+        code[0].code() == Opcode::Syscall
+            && is_test(&code[1])
+            && code[2].is_jcc_short_or_near()
+            && is_emulated(&code[2])
+    });
+    found.map(|code| Svma(code[2].ip())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+
+    fn mapped() -> Option<Vec<(BlockingFile, ElfImage)>> {
+        let files = std::process::Command::new("ruby")
+            .args(["-rsocket", "-e", "puts File.read('/proc/self/maps')"])
+            .output();
+        let maps = String::from_utf8(files.ok()?.stdout).unwrap();
+        let paths: std::collections::BTreeSet<&str> =
+            maps.lines().filter_map(|line| line.split_whitespace().nth(5)).collect();
+        let file = |path: &str| BlockingFile::of_name(path.rsplit('/').next()?);
+        let image = |path: &str| ElfImage::read(&std::fs::File::open(path).unwrap()).unwrap();
+        Some(paths.into_iter().filter_map(|path| Some((file(path)?, image(path)))).collect())
+    }
+
+    #[test]
+    fn names() {
+        for (name, expected) in [
+            ("unicorn_http.so", Some(BlockingFile::Unicorn)),
+            ("socket.so", Some(BlockingFile::Socket)),
+            ("kgio_ext.so", Some(BlockingFile::Reader)),
+            ("libruby-3.1.so.3.1", Some(BlockingFile::Reader)),
+            ("libc.so.6", Some(BlockingFile::Libc)),
+            ("libpthread-2.31.so", Some(BlockingFile::Libc)),
+            ("libpthread.so.0", Some(BlockingFile::Libc)),
+            ("puma_http11.so", None),
+            ("librubyx", None),
+            ("libpthread_nonshared.a", None),
+        ] {
+            assert_eq!(BlockingFile::of_name(name), expected, "{name}");
+        }
+    }
+
+    /// Only a jump that directly tests what the kernel has returned is one.
+    #[test]
+    fn system_calls() {
+        let jumps = |bytes: &[u8]| {
+            let code: Vec<Instruction> =
+                Decoder::with_ip(64, bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
+            behind_system_calls(&code)
+        };
+        // syscall; cmp rax, -4096; ja.
+        let code = [0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10];
+        assert_eq!(jumps(&code), [Svma(0x1008)]);
+        // cmp rbx; mov edi, r8d between; no jump.
+        for code in [
+            &[0x0f, 0x05, 0x48, 0x81, 0xfb, 0, 0xf0, 0xff, 0xff, 0x77, 0x10][..],
+            &[0x0f, 0x05, 0x44, 0x89, 0xc7, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10],
+            &[0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0xc3],
+        ] {
+            assert!(jumps(code).is_empty(), "{code:x?}");
+        }
+    }
+
+    /// All that is needed for either server is in the files of this machine's Ruby, at instructions that the kernel emulates; without
+    /// libc, or without `socket.so` for WEBrick, it is refused.
+    #[test]
+    fn this_ruby() {
+        let Some(files) = mapped().filter(|_| Machine::HOST == Machine::X86_64) else { return };
+        let sites = |wanted: &dyn Fn(BlockingFile) -> bool| -> Vec<Vec<BlockingSite>> {
+            let files = files.iter().filter(|(file, _)| wanted(*file));
+            files.map(|(file, image)| blocking_sites(image, *file).unwrap()).collect()
+        };
+        for (file, image) in &files {
+            let sites = blocking_sites(image, *file).unwrap();
+            assert!(sites.iter().all(|site| super::super::emulation::is_emulated_at(image, site.address)));
+            assert_eq!(!listen_sites(&sites).is_empty(), *file == BlockingFile::Socket);
+        }
+        for webrick in [false, true] {
+            let found = needed(sites(&|_| true), webrick).unwrap();
+            let has = |point| found.iter().flatten().any(|site| site.point == point);
+            assert_eq!((has(BlockingPoint::Announce), has(BlockingPoint::Wait)), (webrick, webrick));
+            assert!(has(BlockingPoint::Received) != has(BlockingPoint::HasRead));
+            assert!(needed(sites(&|file| file != BlockingFile::Libc), webrick).is_err());
+        }
+        assert!(needed(sites(&|file| file != BlockingFile::Socket), true).is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! Servers whose threads block: Unicorn, which has a parser of its own, and processes that listen, one of which may be WEBrick.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    num::NonZeroU32,
+};
+
+use gctrace_common::blocking::{ACCEPTED, IS_WEBRICK, MAY_BE_WEBRICK, SERVES_UNICORN, TRIED};
+
+use super::{
+    super::{identity::ImageKey, mappings::ExecutableMapping},
+    Control,
+    images::reopened,
+};
+use crate::{
+    bpf::{RequestLinks, Scope, brief},
+    elf::ElfImage,
+    host::{called, listens, proc_root},
+    ruby::blocking::{BlockingFile, BlockingSite, blocking_sites, listen_sites, needed},
+};
+
+/// What is known of such servers.
+#[derive(Default)]
+pub(super) struct Blocking {
+    /// Sites by file.
+    sites: HashMap<ImageKey, Result<Vec<BlockingSite>, String>>,
+    /// Files whose calls of `listen` are probed for all processes that have them.
+    listen: HashMap<ImageKey, RequestLinks>,
+    /// Processes that listen, and are taken for WEBrick until they have shown that they are something else.
+    candidates: HashSet<u32>,
+    /// Processes that have.
+    others: HashSet<u32>,
+}
+
+impl Blocking {
+    /// A process may be another program now.
+    pub(super) fn forget(&mut self, pid: u32) {
+        self.others.remove(&pid);
+    }
+}
+
+fn file_of(mapping: &ExecutableMapping) -> Option<BlockingFile> {
+    BlockingFile::of_name(mapping.path.file_name()?.to_str()?)
+}
+
+/// Whether a file is what makes a process a Unicorn.
+pub(super) fn is_unicorn(mapping: &ExecutableMapping) -> bool {
+    file_of(mapping) == Some(BlockingFile::Unicorn)
+}
+
+impl Control {
+    pub(super) fn add_unicorn(&mut self, pid: u32, mappings: &[ExecutableMapping]) {
+        self.add_blocking(pid, mappings, SERVES_UNICORN);
+    }
+
+    /// Looks whether a process listens that has `socket.so` and no server's parser; and has it noticed if it does later.
+    pub(super) fn look_for_webrick(&mut self, pid: u32, mappings: &[ExecutableMapping]) {
+        let Some(socket) = mappings.iter().find(|mapping| file_of(mapping) == Some(BlockingFile::Socket))
+        else {
+            return;
+        };
+        if self.servers.blocking.others.contains(&pid) {
+            return;
+        }
+        match self.probe_listen(pid, socket) {
+            // After its calls are probed: it may have listened before.
+            Ok(()) if listens::on_tcp(pid) => self.add_blocking(pid, mappings, MAY_BE_WEBRICK),
+            Ok(()) => {}
+            Err(why) => self.say_once(&format!(
+                "gctrace: {}: requests of WEBrick are not seen: {why}",
+                socket.path.display()
+            )),
+        }
+    }
+
+    fn probe_listen(&mut self, pid: u32, socket: &ExecutableMapping) -> Result<(), String> {
+        let (key, file, sites) = self.blocking_sites_in(pid, socket, BlockingFile::Socket)?;
+        if !self.servers.blocking.listen.contains_key(&key) {
+            let links = self.probes.attach_blocking(&listen_sites(&sites), &reopened(&file), Scope::All);
+            self.servers.blocking.listen.insert(key, links.map_err(|error| brief(&error))?);
+        }
+        Ok(())
+    }
+
+    /// Looks at the processes that have begun to listen, and leaves those that are no WEBrick.
+    pub(super) fn listening_processes(&mut self) {
+        for pid in self.probes.listening() {
+            self.add_server(pid);
+        }
+        let probes = &self.probes;
+        let tried = |pid: &u32| match probes.server_kinds(*pid) {
+            Some(kinds) => kinds & IS_WEBRICK == 0 && kinds >= ACCEPTED * TRIED,
+            None => true,
+        };
+        let tried: Vec<u32> = self.servers.blocking.candidates.iter().copied().filter(tried).collect();
+        for pid in tried {
+            self.servers.blocking.candidates.remove(&pid);
+            if self.probes.server_kinds(pid).is_some_and(|kinds| kinds & MAY_BE_WEBRICK != 0) {
+                log::debug!("pid {pid} has accepted {TRIED} connections and is no WEBrick");
+                self.probes.remove_server(pid);
+                self.detach_server(pid);
+                self.servers.blocking.others.insert(pid);
+            }
+        }
+    }
+
+    fn add_blocking(&mut self, pid: u32, mappings: &[ExecutableMapping], kind: u32) {
+        let webrick = kind == MAY_BE_WEBRICK;
+        match self.probe_blocking(pid, mappings, kind) {
+            Ok(()) if webrick => {
+                self.servers.blocking.candidates.insert(pid);
+            }
+            Ok(()) => {}
+            Err(why) => {
+                let what = if webrick { "requests of WEBrick" } else { "requests of Unicorn" };
+                self.say_once(&format!("gctrace: pid {pid}: {what} are not seen: {why}"));
+            }
+        }
+    }
+
+    fn probe_blocking(&mut self, pid: u32, mappings: &[ExecutableMapping], kind: u32) -> Result<(), String> {
+        // perf_event_open takes pids of gctrace's own namespace.
+        let own = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids());
+        let own = own.ok_or("gctrace must see the pids of the host: use --pid=host (hostPID: true)")?;
+        if called::has_mn_threads(pid) {
+            return Err("with RUBY_MN_THREADS a request may change its native thread".to_owned());
+        }
+        // First all sites: a server that lacks some is not probed at all.
+        let mut files: Vec<(ImageKey, File)> = Vec::new();
+        let mut sites = Vec::new();
+        for mapping in mappings {
+            let Some(which) = file_of(mapping) else { continue };
+            let (key, file, found) = self.blocking_sites_in(pid, mapping, which)?;
+            if !files.iter().any(|(known, _)| *known == key) {
+                files.push((key, file));
+                sites.push(found);
+            }
+        }
+        let sites = needed(sites, kind == MAY_BE_WEBRICK).map_err(|refusal| refusal.to_string())?;
+        let mut links = Vec::new();
+        for ((_, file), sites) in files.iter().zip(&sites).filter(|(_, sites)| !sites.is_empty()) {
+            match self.probes.attach_blocking(sites, &reopened(file), Scope::One(own)) {
+                Ok(attached) => links.push(attached),
+                Err(error) => {
+                    for links in links {
+                        self.probes.detach_requests(links);
+                    }
+                    return Err(brief(&error));
+                }
+            }
+        }
+        self.has_probes(pid, links, kind)
+    }
+
+    /// The sites of a mapped file, found once.
+    fn blocking_sites_in(
+        &mut self,
+        pid: u32,
+        mapping: &ExecutableMapping,
+        which: BlockingFile,
+    ) -> Result<(ImageKey, File, Vec<BlockingSite>), String> {
+        let shown = mapping.path.display();
+        let gone = |error: std::io::Error| format!("{shown}: {error}");
+        let path = mapping.open_path(pid).map_err(gone)?;
+        let key = ImageKey::of(&path).map_err(gone)?;
+        let file = File::open(&path).map_err(gone)?;
+        let find = || {
+            let image = ElfImage::read(&file).map_err(|error| format!("{shown}: {error}"))?;
+            blocking_sites(&image, which).map_err(|error| format!("{shown}: {error}"))
+        };
+        let sites = self.servers.blocking.sites.entry(key).or_insert_with(find).clone()?;
+        Ok((key, file, sites))
+    }
+}

@@ -1,0 +1,260 @@
+//! Requests of Unicorn and WEBrick, whose threads block: each agrees with the log of the application that served it.
+
+use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::{Live, rubies_dir};
+use gctrace_tests::report::{Report, RequestLine};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::{PATIENCE, ledger};
+use rustix::process::Signal;
+
+/// Text that must never leave a request.
+const SECRET: &str = "SECRET";
+
+struct Server {
+    process: Guarded,
+    truth: PathBuf,
+    port: u16,
+}
+
+/// The application's own record of a request: thread, begin, end, method, status.
+type Truth = (u32, u64, u64, String, u16);
+
+impl Server {
+    fn unicorn(live: &Live) -> Result<Self> {
+        let mut command = std::process::Command::new("unicorn");
+        command.args(["-E", "production", "-c", "unicorn_two.rb"]);
+        Self::start(live, "unicorn", &mut command, |port| {
+            vec!["-l".into(), format!("127.0.0.1:{port}"), web("requests.ru")]
+        })
+    }
+
+    fn webrick(live: &Live, ruby: &Ruby) -> Result<Self> {
+        let mut command = ruby.command()?;
+        command.arg("-rstringio").arg(web("webrick.rb"));
+        Self::start(live, "webrick", &mut command, |port| vec![web("requests.ru"), port.to_string()])
+    }
+
+    fn start(
+        live: &Live,
+        name: &str,
+        command: &mut std::process::Command,
+        arguments: impl FnOnce(u16) -> Vec<String>,
+    ) -> Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        // A server of another Ruby has another one.
+        let truth = live.path(&format!("{name}-{port}"));
+        command.args(arguments(port)).current_dir(rubies_dir().join("web"));
+        // The application finds its thread's id there.
+        command.env("GCTRACE_TEST_TRUTH", &truth).env("GCTRACE_TEST_PROC", "1");
+        Ok(Self { process: Guarded::start(name, command)?, truth, port })
+    }
+
+    fn wait_until_it_listens(mut self) -> Result<Self> {
+        let since = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
+            if !self.process.running()? {
+                bail!("it has ended: {}", self.process.finish(PATIENCE)?.errors());
+            }
+            ensure!(since.elapsed() < PATIENCE, "it does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(self)
+    }
+
+    fn connect(&self) -> Result<TcpStream> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    fn truths(&self) -> Result<HashMap<String, Truth>> {
+        let mut truths = HashMap::new();
+        for line in String::from_utf8_lossy(&std::fs::read(&self.truth)?).lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [name, tid, begin, end, method, status] = words[..] else { bail!("line {line}") };
+            // Some WEBricks call the application for a line of any bytes, which is no request to gctrace.
+            if !method.bytes().all(|byte| byte.is_ascii_uppercase()) {
+                continue;
+            }
+            let truth = (tid.parse()?, begin.parse()?, end.parse()?, method.to_owned(), status.parse()?);
+            ensure!(truths.insert(name.to_owned(), truth).is_none(), "{name} was served twice");
+        }
+        Ok(truths)
+    }
+
+    /// Sends a request in pieces of this size, and waits for its response. `None`: the whole.
+    fn ask(stream: &mut TcpStream, text: &str, piece: Option<usize>) -> Result<()> {
+        for piece in text.as_bytes().chunks(piece.unwrap_or(text.len())) {
+            stream.write_all(piece)?;
+            if piece.len() < text.len() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        answer(stream, !text.starts_with("HEAD"))
+    }
+
+    /// Requests of all kinds, each on a connection of its own unless it is kept. Returns the names of those that were answered.
+    fn load(&self, prefix: &str, keeps: bool) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        let mut next = |method: &str, kind: &str, body: &str| {
+            let letter = |at: usize| char::from(b'g' + (at % 20) as u8);
+            let name = format!("{prefix}{}{}", letter(names.len() / 20), letter(names.len()));
+            let length =
+                if body.is_empty() { String::new() } else { format!("Content-Length: {}\r\n", body.len()) };
+            let text = format!(
+                "{method} /{kind}/{name}?token={SECRET} HTTP/1.1\r\nHost: x\r\nCookie: {SECRET}\r\n{length}\r\n{body}"
+            );
+            names.push(name);
+            text
+        };
+        let kinds = [("GET", "gc"), ("GET", "lazy"), ("GET", "missing"), ("HEAD", "plain"), ("GET", "slow")];
+        for (method, kind) in kinds.into_iter().cycle().take(10) {
+            Self::ask(&mut self.connect()?, &next(method, kind, ""), None)?;
+        }
+        for piece in [2, 17, 200] {
+            Self::ask(&mut self.connect()?, &next("GET", "lazy", ""), Some(piece))?;
+            Self::ask(
+                &mut self.connect()?,
+                &next("POST", "plain", "GET /none/none HTTP/1.1\r\n\r\n"),
+                Some(piece),
+            )?;
+        }
+        if keeps {
+            let mut stream = self.connect()?;
+            for kind in ["gc", "plain", "lazy", "missing"] {
+                Self::ask(&mut stream, &next("GET", kind, ""), None)?;
+                // A client that thinks: this time belongs to no request.
+                std::thread::sleep(Duration::from_millis(60));
+            }
+        }
+        // No request, or nobody waits for the answer.
+        drop(self.connect()?);
+        self.connect()?.write_all(b"\0\xff\x1b[2J HTTP/1.1\r\n\r\n")?;
+        self.connect()?.write_all(b"GE")?;
+        self.connect()?.write_all(format!("GET /slow/{prefix}abandoned HTTP/1.1\r\n\r\n").as_bytes())?;
+        Ok(names)
+    }
+}
+
+fn web(name: &str) -> String {
+    rubies_dir().join("web").join(name).to_string_lossy().into_owned()
+}
+
+/// Reads a response of the application.
+fn answer(stream: &mut TcpStream, has_body: bool) -> Result<()> {
+    let end = if has_body { "SECRETBODY".repeat(3) } else { "\r\n\r\n".to_owned() };
+    let (mut text, mut buffer) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&text).contains(&end) {
+        let read = stream.read(&mut buffer)?;
+        ensure!(read > 0, "closed after {}", String::from_utf8_lossy(&text));
+        text.extend_from_slice(&buffer[..read]);
+    }
+    Ok(())
+}
+
+/// All that was answered is there once, and every line and every collection is where the application had it.
+fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[String]) -> Result<()> {
+    let name = |line: &RequestLine| {
+        let path = line.path.as_deref().unwrap_or_default();
+        path.rsplit('/').next().unwrap_or_default().to_owned()
+    };
+    let mut lines: HashMap<String, &RequestLine> = HashMap::new();
+    for line in &report.requests {
+        let name = name(line);
+        let Some((tid, begin_ns, end_ns, method, status)) = truths.get(&name) else {
+            // What the server itself refused: the application was not called.
+            ensure!(line.status.is_none_or(|status| status == 400), "{line:?}");
+            continue;
+        };
+        let until = line.begin_ns + line.duration_ns.with_context(|| format!("no duration: {line:?}"))?;
+        ensure!(line.tid == *tid && line.begin_ns <= *begin_ns && *end_ns <= until, "{line:?} {name}");
+        // 0.06 s is how long the client thinks after the response.
+        ensure!(until - end_ns < 50_000_000, "{line:?} ends late");
+        ensure!(line.method.as_deref() == Some(method), "{line:?}");
+        let abandoned = name.ends_with("abandoned") && line.status.is_none();
+        ensure!(abandoned || line.status == Some(*status), "{line:?} {status}");
+        ensure!(lines.insert(name, line).is_none(), "it is there twice: {line:?}");
+    }
+    for name in answered {
+        ensure!(lines.contains_key(name), "{name} is not there");
+    }
+    let mut inside = 0;
+    for gc in &report.gcs {
+        let begin_ns = gc.pauses.first().context("a cycle without pauses")?.begin_ns;
+        let of = truths.iter().find(|(_, truth)| truth.0 == gc.tid && (truth.1..truth.2).contains(&begin_ns));
+        let Some((name, _)) = of else { continue };
+        let line = lines.get(name).with_context(|| format!("no line of {name}"))?;
+        ensure!(gc.request == Some(line.id), "{gc:?} is of {name}");
+        inside += 1;
+    }
+    ensure!(inside > 0, "no collection in a request");
+    ensure!(report.requests.iter().all(|line| line.gcs.is_some()), "unknown GC");
+    Ok(())
+}
+
+/// Two workers that are there, and one more that is forked while gctrace runs; twice in a row.
+#[test]
+fn unicorn() -> Result<()> {
+    let live = Live::begin()?;
+    let server = Server::unicorn(&live)?.wait_until_it_listens()?;
+    for round in ["m", "n"] {
+        let gctrace =
+            Invocation::jsonl(["--pid", &server.process.pid().to_string(), "--requests"])?.start_ready()?;
+        let mut answered = server.load(round, false)?;
+        server.process.signal(Signal::TTIN)?;
+        // Its probes are set some milliseconds after the fork.
+        std::thread::sleep(Duration::from_millis(500));
+        answered.extend(server.load(&format!("{round}p"), false)?);
+        gctrace.wait_requests(answered.len())?;
+        std::thread::sleep(Duration::from_millis(200));
+        let (report, finished) = gctrace.stop_by(Signal::INT)?;
+        ledger::check_lossless(&report)?;
+        ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
+        agrees(&report, &server.truths()?, &answered)?;
+    }
+    Ok(())
+}
+
+/// A WEBrick from its first request on, with connections that are kept, and beside it a program that listens and is none.
+#[test]
+fn webrick() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+        let server = Server::webrick(&live, ruby)?;
+        let mut command = ruby.command()?;
+        command.arg(web("listener.rb"));
+        let other = Server::start(&live, "listener", &mut command, |port| vec![port.to_string()])?;
+        let (server, other) = (server.wait_until_it_listens()?, other.wait_until_it_listens()?);
+        // The probes are set some milliseconds after it began to listen.
+        std::thread::sleep(Duration::from_millis(500));
+        let mut answered = server.load("m", true)?;
+        answered.extend(server.load("n", true)?);
+        for _ in 0..20 {
+            let mut stream = other.connect()?;
+            stream.write_all(b"GET /none/none HTTP/1.1\r\n")?;
+            ensure!(stream.read(&mut [0; 64])? > 0, "no answer");
+        }
+        gctrace.wait_requests(answered.len())?;
+        std::thread::sleep(Duration::from_millis(200));
+        let (mut report, finished) = gctrace.stop_by(Signal::INT)?;
+        ledger::check_lossless(&report)?;
+        ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
+        // Other servers of this machine may have requests, too.
+        let ours = [server.process.pid(), other.process.pid()];
+        report.requests.retain(|line| ours.contains(&line.pid));
+        report.gcs.retain(|gc| ours.contains(&gc.pid));
+        let of_none = report.requests.iter().find(|line| line.pid != server.process.pid());
+        ensure!(of_none.is_none(), "requests of no server: {of_none:?}");
+        agrees(&report, &server.truths()?, &answered)
+    })
+}

@@ -10,6 +10,9 @@ use anyhow::{Result, ensure};
 use crate::PATIENCE;
 use crate::child::Guarded;
 use crate::live::{Live, rubies_dir};
+use crate::ruby::Ruby;
+
+const PROGRAM: &str = "/usr/bin/puma";
 
 /// A server that listens.
 pub struct Puma {
@@ -24,13 +27,32 @@ pub struct Puma {
 impl Puma {
     /// Starts one for this application, such as `requests.ru`, and waits until it listens. Without `workers` it is a single process.
     pub fn start(live: &Live, application: &str, workers: &str) -> Result<Self> {
-        let truth = live.path("truth");
+        Self::run(live, Command::new("puma"), application, workers)
+    }
+
+    /// The same with this Ruby, which has one.
+    pub fn start_on(live: &Live, ruby: &Ruby, application: &str) -> Result<Self> {
+        let mut command = ruby.command()?;
+        // Applications look up the numbers of their threads there.
+        command.arg(PROGRAM).env("GCTRACE_TEST_PROC", "1");
+        Self::run(live, command, application, "0")
+    }
+
+    /// Rubies that have one: Puma 5 with 3.1 and 6 with 3.3, whose libc is that of Debian 13.
+    pub fn rubies() -> Result<Vec<Ruby>> {
+        let rubies: Vec<Ruby> =
+            Ruby::all()?.into_iter().filter(|ruby| ruby.host_path(PROGRAM).is_file()).collect();
+        ensure!(!rubies.is_empty(), "no Ruby has a Puma: run `cargo xtask setup --for test`");
+        Ok(rubies)
+    }
+
+    fn run(live: &Live, mut command: Command, application: &str, workers: &str) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let truth = live.path(&format!("truth-{port}"));
         let web = rubies_dir().join("web");
         let path = |name: &str| web.join(name).to_string_lossy().into_owned();
         let (config, bound) = (path("requests.rb"), format!("tcp://127.0.0.1:{port}"));
         let args = ["-C", &config, "-b", &bound, "-w", workers, &path(application)];
-        let mut command = Command::new("puma");
         command.args(args).current_dir(&web).env("GCTRACE_TEST_ARGS", args.join("\n"));
         command.env("GCTRACE_TEST_TRUTH", &truth).env("RACK_ENV", "production");
         let server = Self { process: Guarded::start("puma", &mut command)?, truth, port };

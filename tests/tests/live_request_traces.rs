@@ -12,6 +12,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::puma::Puma;
 use gctrace_tests::receiver::Receiver;
 use gctrace_tests::report::RequestLine;
+use gctrace_tests::ruby::Ruby;
 use gctrace_tests::{ledger, pprof, python};
 use rustix::process::Signal;
 
@@ -171,7 +172,14 @@ fn of_line(line: &RequestLine) -> Option<(String, String)> {
 #[test]
 fn traces_are_those_that_the_application_saw() -> Result<()> {
     let live = Live::begin()?;
-    let server = Puma::start(&live, "traces.ru", "0")?;
+    for ruby in Puma::rubies()? {
+        traces(&live, &ruby).with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
+    }
+    Ok(())
+}
+
+fn traces(live: &Live, ruby: &Ruby) -> Result<()> {
+    let server = Puma::start_on(live, ruby, "traces.ru")?;
     let receiver = Receiver::start(|_, _| (200, "", b""))?;
     let url = format!("http://{}/", receiver.address);
     let (pid, file) = (server.process.pid().to_string(), live.path("run.pb.gz"));

@@ -44,6 +44,10 @@ impl Server {
         Ok(Self(Puma::start(live, "requests.ru", workers)?))
     }
 
+    fn start_on(live: &Live, ruby: &Ruby) -> Result<Self> {
+        Ok(Self(Puma::start_on(live, ruby, "requests.ru")?))
+    }
+
     fn truths(&self) -> Result<HashMap<String, Truth>> {
         let text = std::fs::read_to_string(&self.truth)?;
         let mut truths = HashMap::new();
@@ -248,7 +252,14 @@ fn watch(server: &Server, more: &[&str]) -> Result<Gctrace> {
 #[test]
 fn every_request_is_there_and_true() -> Result<()> {
     let live = Live::begin()?;
-    let server = Server::start(&live, "0")?;
+    for ruby in Puma::rubies()? {
+        every_request(&live, &ruby).with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
+    }
+    Ok(())
+}
+
+fn every_request(live: &Live, ruby: &Ruby) -> Result<()> {
+    let server = Server::start_on(live, ruby)?;
     let gctrace = watch(&server, &[])?;
     let mut answered = Vec::new();
     for round in 0..2 {

@@ -75,7 +75,7 @@ const SUITES: &[Suite] = &[
         archive: &["trixie"],
         security: None,
         series: "3.3",
-        packages: &["ruby3.3", "ruby3.3-dev", "ruby-sidekiq"],
+        packages: &["ruby3.3", "ruby3.3-dev", "ruby-sidekiq", "puma", "unicorn"],
     },
     Suite {
         name: "trixie-security",

@@ -273,6 +273,10 @@ pub static FETCHERS: HashMap<u32, Fetcher> = HashMap::with_max_entries(MAX_FETCH
 #[map]
 pub static BLANK_FETCHER: Array<Fetcher> = Array::with_max_entries(1, 0);
 
+/// A thread that has served nothing: too large for the BPF stack beside other things.
+#[map]
+pub static BLANK_SERVING: Array<Serving> = Array::with_max_entries(1, 0);
+
 /// A parser that has been given nothing, which is larger than fits on the BPF stack beside other things.
 #[map]
 pub static BLANK_PARSER: Array<Parsed> = Array::with_max_entries(1, 0);

@@ -29,8 +29,8 @@ use gctrace_common::{
 use crate::{
     filter::tgid_tid,
     maps::{
-        BLANK_PARSER, CONNECTIONS, FETCHERS, PARSERS, SERVERS, SERVING, closed, copies_states, count,
-        gvl_gate, watches_requests,
+        BLANK_PARSER, BLANK_SERVING, CONNECTIONS, FETCHERS, PARSERS, SERVERS, SERVING, closed, copies_states,
+        count, gvl_gate, watches_requests,
     },
     socket, tasks, usermem,
 };
@@ -178,11 +178,17 @@ pub fn entry(tgid: u32, tid: u32) -> Option<&'static mut Serving> {
     if let Some(serving) = serving(tgid, tid) {
         return Some(serving);
     }
-    let new = Serving { tgid, ..Serving::default() };
-    if SERVING.insert(&tid, &new, 0).is_err() {
+    // On the stack it would be a third of what a chain of calls may use ("combined stack size of 3 calls is 544. Too large", Linux 6.1).
+    let blank = BLANK_SERVING.get(0)?;
+    if SERVING.insert(&tid, blank, 0).is_err() {
         count(Counter::RequestMapFull);
+        return None;
     }
-    serving(tgid, tid)
+    let entry = SERVING.get_ptr_mut(&tid)?;
+    // SAFETY: as above.
+    let serving = unsafe { &mut *entry };
+    serving.tgid = tgid;
+    Some(serving)
 }
 
 #[inline(always)]

@@ -375,10 +375,8 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         everything,
     ) {
         Ok(programs) => programs,
-        // Programs of the GVL need them, so with those loaded it is one of them that fails; for which there can be other reasons.
-        Err(LoadError::Program { program, .. })
-            if cookies && (!gvl::PROGRAMS.contains(&program) || !gives_cookies()) =>
-        {
+        // Any program may be the one that needs them, and may fail for other reasons, too.
+        Err(LoadError::Program { program, .. }) if cookies && !gives_cookies() => {
             log::debug!("without attach cookies, since {program} does not load");
             config.has_cookie = 0;
             // Only cookies identify the site of a hit.

@@ -248,7 +248,7 @@ fn traces(live: &Live, ruby: &Ruby) -> Result<()> {
     );
     ensure!(!pprof::go_tool_pprof(&["-raw"], &file)?.contains(SECRET), "a secret is in the profile");
 
-    linked(&live, &receiver, &with_trace)
+    linked(live, &receiver, &with_trace)
 }
 
 /// The links of OTLP profiles are the labels of the pprof file.

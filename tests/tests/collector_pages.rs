@@ -120,12 +120,47 @@ fn every_page() -> Result<()> {
         ensure!(text.contains(words), "no {words} in {text}");
     }
     ensure!(!text.contains("RUBY_GC_<b>"), "a name that is none is shown");
+    compared(&collector, &elements)?;
     let (_, text) = parsed(&seen["/app/2"])?;
     ensure!(text.contains("No sample set arrived") && text.contains("Nothing has arrived yet"), "{text}");
     for path in ["/app/3", "/app/x", "/app/", "/app/1/../2"] {
         ensure!(collector.get(path)?.code == 404, "{path}");
     }
     ensure!(http::post(collector.address, "/", &[], b"")?.code == 405);
+    Ok(())
+}
+
+/// Any two environments, versions of Ruby and hosts that were seen can be chosen and are compared; others have no figures, and nothing
+/// that is asked for is taken for code.
+fn compared(collector: &Collector, elements: &[Element]) -> Result<()> {
+    let ways: Vec<&str> = elements
+        .iter()
+        .filter(|(name, attributes)| {
+            name == "input" && attributes.get("name").is_some_and(|name| name == "compare")
+        })
+        .filter_map(|(_, attributes)| attributes.get("value").map(String::as_str))
+        .collect();
+    ensure!(ways == ["env", "ruby", "host"], "{ways:?}");
+    let ask = |query: &str| -> Result<String> {
+        let path = format!("/app/1?days=7&{query}");
+        let answer = collector.get(&path)?;
+        ensure!(answer.code == 200, "{path}: {}", answer.code);
+        harmless(&path, &answer)?;
+        Ok(parsed(&answer)?.1)
+    };
+    let text = ask("compare=env&a=&b=RUBY_GC_HEAP_INIT_SLOTS%3D10000")?;
+    for words in
+        ["A: no RUBY_GC_* variables", "B: RUBY_GC_HEAP_INIT_SLOTS=10000", "A: share of the time in GC"]
+    {
+        ensure!(text.contains(words), "no {words} in {text}");
+    }
+    // The same figures on both sides are the same.
+    let text = ask("compare=host&a=web-1&b=web-1")?;
+    ensure!(text.contains("A: web-1") && text.contains("× 1.00"), "{text}");
+    let text = ask("compare=host&a=web-1&b=%3Cscript%3Ealert(2)%3C/script%3E")?;
+    ensure!(text.contains("No sample set of <script>alert(2)</script> arrived in this time"), "{text}");
+    let plain = ask("compare=other&a=1&b=2")?;
+    ensure!(!plain.contains("A: ") && !plain.contains("No sample set"), "{plain}");
     Ok(())
 }
 

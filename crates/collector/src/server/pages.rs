@@ -22,6 +22,7 @@ use crate::{
     tune::Series,
 };
 
+mod compare;
 mod history;
 
 /// Columns of a chart.
@@ -128,14 +129,21 @@ pub(super) fn show(
         return Ok(Answer::page(StatusCode::NOT_FOUND, page("Not found", &above(), &content)));
     };
     let mut wanted = Wanted { days: 1, ..Wanted::default() };
+    let (mut by, mut pair) = (None, [None, None]);
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         match &*key {
             "days" => wanted.days = value.parse().unwrap_or(1).clamp(1, 365),
             "env" => wanted.environment = Some(value.into_owned()),
             "host" => wanted.host = Some(value.into_owned()),
             "pid" => wanted.pid = value.parse().ok(),
+            "compare" => by = Some(value),
+            "a" => pair[0] = Some(value.into_owned()),
+            "b" => pair[1] = Some(value.into_owned()),
             _ => {}
         }
+    }
+    if let (Some(by), [Some(one), Some(other)]) = (by, pair) {
+        wanted.compared = compare::Pair::parse(&by, one, other);
     }
     application(shared, info, &info.title(&seen), &wanted)
 }
@@ -217,6 +225,7 @@ struct Wanted {
     environment: Option<String>,
     host: Option<String>,
     pid: Option<i64>,
+    compared: Option<compare::Pair>,
 }
 
 impl Wanted {
@@ -306,6 +315,7 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
             h2 { "What was advised, and its effect" }
             (history::timeline(&advice.history, now))
         }
+        (compare::section(&all, wanted.days, since, now, wanted.compared.as_ref()))
         @if !taken.is_empty() {
             h2 { "Environments" }
             (environments(&all, wanted, now))
@@ -324,12 +334,16 @@ fn environment_name(environment: &str) -> String {
     }
 }
 
+/// The column of a time, of a chart that begins `since` and spans so many seconds.
+fn column(at: i64, since: i64, span: f64) -> usize {
+    (((at - since) as f64 / span * COLUMNS as f64).max(0.0) as usize).min(COLUMNS - 1)
+}
+
 fn charts(slots: &[&Slot], since: i64, now: f64) -> Markup {
     let span = (now - since as f64).max(1.0);
     let mut columns = vec![Sum::default(); COLUMNS];
     for slot in slots {
-        let at = ((slot.at - since) as f64 / span * COLUMNS as f64).max(0.0) as usize;
-        columns[at.min(COLUMNS - 1)].add(slot);
+        columns[column(slot.at, since, span)].add(slot);
     }
     let axis = chart::Axis { columns: COLUMNS, ends: [ago(span), "now".to_owned()] };
     let of = |value: fn(&Figures) -> Option<f64>| -> Vec<Option<f64>> {
@@ -432,37 +446,10 @@ fn environments(slots: &[Slot], wanted: &Wanted, now: f64) -> Markup {
 fn change(new: &(&str, Series), after: &Sum, old: &(&str, Series), before: &Sum) -> Markup {
     let name =
         |(environment, series): &(&str, Series)| format!("Ruby {series}, {}", environment_name(environment));
-    let per_cycle = |sum: &Sum| {
-        let all: u64 = sum.figures.classes.iter().sum();
-        (all > 0).then(|| sum.figures.gc_ms as f64 / all as f64)
-    };
-    let factor = |before: Option<f64>, after: Option<f64>| match (before, after) {
-        (Some(before), Some(after)) if before > 0.0 => format!("× {:.2}", after / before),
-        _ => "–".to_owned(),
-    };
-    let shown = |value: Option<f64>, text: fn(f64) -> String| value.map_or_else(|| "–".to_owned(), text);
-    let known = |value: u64| (value > 0).then_some(value as f64);
-    let of = |what: &str, before: Option<f64>, after: Option<f64>, text: fn(f64) -> String| {
-        vec![
-            html! { (what) },
-            html! { (shown(before, text)) },
-            html! { (shown(after, text)) },
-            html! { (factor(before, after)) },
-        ]
-    };
-    let (b, a) = (&before.figures, &after.figures);
-    let rows = [
-        of("Share of the time in GC", b.share(), a.share(), percent),
-        of("Time in GC per cycle", per_cycle(before), per_cycle(after), |ms| format!("{ms:.2} ms")),
-        of("Largest heap, slots", known(b.slots), known(a.slots), |slots| count(slots as u64)),
-        of("Most memory of a process", known(b.rss), known(a.rss), |rss| bytes(rss as u64)),
-    ];
-    let columns =
-        [Column::Text("Figure"), Column::Number("Before"), Column::Number("After"), Column::Number("Change")];
     html! {
         h2 { "The latest environment compared with the one before" }
         p { "Before: " (name(old)) "." br; "After: " (name(new)) "." }
-        (table("Other load makes other figures, too", &columns, &rows))
+        (compare::side_by_side(["Before", "After"], [before, after]))
     }
 }
 

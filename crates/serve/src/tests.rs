@@ -100,9 +100,14 @@ fn when() {
     assert!(figures.lanes.columns.cells.iter().all(|cell| cell.held[1].is_some() == cell.held[2].is_some()));
     assert!(figures.lanes.columns.cells.iter().any(|cell| cell.held[1].is_some()), "live slots");
     let (page, _) = shown(&source, &whole, &whole.view, Measure::Gc);
-    for words in
-        ["What threads did", "class=\"track\"", "Live slots", "Free slots", "oldmalloc_increase_bytes"]
-    {
+    for words in [
+        "Orders&lt;Controller&gt;#show",
+        "What threads did",
+        "class=\"track\"",
+        "Live slots",
+        "Free slots",
+        "oldmalloc_increase_bytes",
+    ] {
         assert!(page.contains(words), "{words}: {page}");
     }
     // Without requests and their states there are no columns for them.

@@ -250,7 +250,11 @@ pub(super) fn requests(view: &View) -> Markup {
                 _ => time(of.times.quantile_ns(quantile)),
             };
             let mut row = vec![
-                html! { @if services { (name(&group.service)) " " } (name(&group.name)) },
+                html! {
+                    @if services { (name(&group.service)) " " }
+                    (name(&group.name))
+                    @if let Some(handler) = of.handlers.one() { br; span.soft { (name(&handler.name)) } }
+                },
                 html! { (count(of.count)) },
                 html! { (quantile(0.5)) },
                 html! { (quantile(0.99)) },

@@ -10,7 +10,7 @@ use gctrace_report::{
         gvl::GvlGap,
         request::{Request, States},
         seen::{AllocStack, AllocSum, ProcessEnd, Seen},
-        stack::{Frame, Stack, StackSample},
+        stack::{Frame, FrameKind, Stack, StackSample},
     },
     trace_file::{self, Recorder, Recording},
 };
@@ -211,7 +211,14 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
             blocked_ns: 630_000,
         }),
         job: None,
-        handler: None,
+        handler: Some(Arc::new(Frame {
+            kind: FrameKind::Ruby,
+            name: "Orders<Controller>#show".into(),
+            file: Some("/srv/orders.rb".into()),
+            line: 12,
+            first_line: 12,
+            address: 0,
+        })),
         gc_states: None,
         trace: None,
     }

@@ -364,7 +364,10 @@ fn wait(at: &At<'_>, unicorn: bool) -> bool {
     /// `POLLIN` (include/uapi/asm-generic/poll.h).
     const POLLIN: u32 = 1;
     let Some(serving) = serving(at.tgid, at.tid) else { return false };
-    if unicorn || serving.begin_ns == 0 || second(at) != 1 || !is_answered(serving) {
+    // Up to 3.2 one of the threads that wait has a second descriptor, behind its own, by which signals arrive (`rb_sigwait_fd_get` in
+    // `rb_thread_wait_for_single_fd`, thread.c).
+    let waits_for = second(at);
+    if unicorn || serving.begin_ns == 0 || waits_for == 0 || waits_for > 2 || !is_answered(serving) {
         return false;
     }
     // `struct pollfd`: the descriptor, then the events, 16 bits.

@@ -34,7 +34,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("gvl", "Waits for the GVL"),
             ("gvl_threshold", ""),
             ("gvl_budget", ""),
-            ("requests", "Requests of Puma, Unicorn, WEBrick, jobs of Sidekiq, and their GC"),
+            ("requests", "Requests to Puma, Unicorn, WEBrick; jobs of Sidekiq"),
             ("alloc", ""),
             ("shares", ""),
             ("memory_account", ""),

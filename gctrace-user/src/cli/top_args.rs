@@ -27,7 +27,7 @@ pub struct TopArgs {
     #[arg(long)]
     pub gvl: bool,
 
-    /// Also trace the requests of Puma and the jobs of Sidekiq: how many end in a second, and how long they take, by endpoint
+    /// Also trace requests and jobs, as gctrace --requests does: how many end in a second, and how long they take, by endpoint
     #[arg(long)]
     pub requests: bool,
 

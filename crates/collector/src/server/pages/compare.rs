@@ -142,7 +142,9 @@ fn compared(slots: &[Slot], since: i64, now: f64, Pair { by, values }: &Pair) ->
     }
     let sums = parts.each_ref().map(|slots| {
         let mut sum = Sum::default();
-        slots.iter().for_each(|slot| sum.add(slot));
+        for slot in slots {
+            sum.add(slot);
+        }
         sum
     });
     html! {

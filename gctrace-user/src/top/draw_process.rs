@@ -57,6 +57,15 @@ pub(super) fn page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>, detail:
     }
 }
 
+/// A line that is printable and not wider than its area. What is cut ends with a mark: the begin of a number would be another number.
+fn fitting(text: &str, area: Rect) -> String {
+    let (text, width) = (printable(text), usize::from(area.width));
+    match text.char_indices().nth(width.saturating_sub(1)) {
+        Some((end, _)) if text.chars().count() > width => format!("{}…", &text[..end]),
+        _ => text.into_owned(),
+    }
+}
+
 fn facts_of(shown: &Shown<'_>, row: &Row) -> Vec<Line<'static>> {
     let value = |column: Column| format!("{} {}", column.heading(), column.text(row));
     let values =
@@ -105,7 +114,7 @@ fn cycles_of(detail: &Detail, area: Rect, now_ns: u64) -> Vec<Line<'static>> {
         let at = line.as_deref().unwrap_or("-");
         let text =
             format!("{kind} {count:<6}{age:>4}s {:>7} {:<10} {at}", time(*pause_ns), reason.unwrap_or("-"));
-        lines.push(Line::from(printable_part(&text, usize::from(area.width))));
+        lines.push(Line::from(fitting(&text, area)));
     }
     lines
 }
@@ -153,7 +162,7 @@ fn threads_of(shown: &Shown<'_>, area: Rect) -> (String, Vec<Line<'static>>) {
             printable_part(thread.name(), 14),
             thread.state().name(),
         );
-        lines.push(Line::from(printable_part(&text, usize::from(area.width))));
+        lines.push(Line::from(fitting(&text, area)));
     }
     (title, lines)
 }
@@ -173,7 +182,7 @@ fn requests_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
     }
     let line = |cells: [String; 6], name: &str| {
         let cells = cells.iter().fold(String::new(), |line, cell| format!("{line}{cell:>8}"));
-        Line::from(printable_part(&format!("{cells}  {name}"), usize::from(area.width)))
+        Line::from(fitting(&format!("{cells}  {name}"), area))
     };
     let heading = line(["REQ/s", "P50", "P99", "MAX", "GC%", "GVL%"].map(str::to_owned), "ENDPOINT");
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
@@ -198,7 +207,7 @@ fn blocked_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
         let max = if narrow { String::new() } else { format!("{max:>8}") };
         let (waited, held) = (printable_part(waited, room - 1), printable_part(held, room - 1));
         let text = format!("{time:>8}{waits:>7}{max}  {waited:<room$} {held:<room$} {place}");
-        Line::from(printable_part(&text, usize::from(area.width)))
+        Line::from(fitting(&text, area))
     };
     let mut lines = vec![line(["TIME", "WAITS", "MAX", "WAITED", "FOR", "WHERE"])];
     for (pair, waited) in &detail.blocked {
@@ -208,4 +217,20 @@ fn blocked_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
         lines.push(line([&total, &waits, &max, &who(&pair.waiter), &holder, place]));
     }
     (title, lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A number that is cut is not another number.
+    #[test]
+    fn cut_lines_are_marked() {
+        let fitted = |text, width| fitting(text, Rect { width, ..Rect::default() });
+        assert_eq!(fitted("shop.rb:134", 11), "shop.rb:134");
+        assert_eq!(fitted("shop.rb:134", 10), "shop.rb:1…");
+        assert_eq!(fitted("a\u{1b}b", 9), "a\\u{1b}b");
+        assert_eq!(fitted("a\u{1b}b", 7), "a\\u{1b…");
+        assert_eq!((fitted("", 0).as_str(), fitted("ab", 1).as_str()), ("", "…"));
+    }
 }

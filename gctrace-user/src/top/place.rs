@@ -11,6 +11,8 @@ use super::{
 const WIDE: u16 = 120;
 /// Widths of the texts of a wide table: service, container, Ruby, and pauses second by second.
 pub(super) const TEXTS: [u16; 4] = [16, 14, 7, 30];
+/// Columns of the histogram of pauses, with one to spare.
+const HISTOGRAM: u16 = 50;
 /// Lines that a panel of a process needs, with its title, to be shown beside others.
 const PANEL: u16 = 7;
 
@@ -82,8 +84,9 @@ pub(super) fn process(body: Rect, view: &View) -> Process {
         Constraint::Fill(1),
     ])
     .areas(body);
+    let methods = (middle.width * 9 / 20).min(middle.width.saturating_sub(HISTOGRAM));
     let [methods, right] =
-        Layout::horizontal([Constraint::Percentage(45), Constraint::Percentage(55)]).areas(middle);
+        Layout::horizontal([Constraint::Length(methods), Constraint::Fill(1)]).areas(middle);
     let [cycles, histogram] = Layout::vertical([Constraint::Fill(1), Constraint::Length(3)]).areas(right);
     let all = Panel::of(view.traced);
     let panels = if rest.height >= PANEL * all.len() as u16 {

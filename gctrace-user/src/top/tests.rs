@@ -250,7 +250,7 @@ fn screens() {
     let wide = screen(&board, &View::default(), (200, 50));
     assert!(wide.contains("PAUSES, LAST MINUTE") && wide.contains("shop"), "{wide}");
     let detail = screen(&board, &View { detail: Some(7), ..View::default() }, (80, 24));
-    for part in ["pid 7", "Shop#index", "100 Shop", "newobj", "app.rb:7", "<100ms", "reading"] {
+    for part in ["pid 7", "Shop#index", "100 Shop", "newobj", "app.rb:7", "<100ms", "   more", "reading"] {
         assert!(detail.contains(part), "{part}:\n{detail}");
     }
     let gone = screen(&board, &View { detail: Some(77), ..View::default() }, (80, 24));

@@ -6,6 +6,7 @@ mod inspect;
 mod jobs;
 mod requests;
 mod select;
+mod site_cache;
 mod watch;
 
 pub(crate) use select::descendants;

@@ -12,10 +12,10 @@ use super::{
     super::{identity::ImageKey, mappings::ExecutableMapping},
     Control,
     images::reopened,
+    site_cache::SiteCache,
 };
 use crate::{
     bpf::{RequestLinks, Scope, brief},
-    elf::ElfImage,
     host::{called, listens, proc_root},
     ruby::blocking::{BlockingFile, BlockingSite, blocking_sites, listen_sites, needed},
 };
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Blocking {
     /// Sites by file.
-    sites: HashMap<ImageKey, Result<Vec<BlockingSite>, String>>,
+    sites: SiteCache<BlockingSite>,
     /// Files whose calls of `listen` are probed for all processes that have them.
     listen: HashMap<ImageKey, RequestLinks>,
     /// Processes that listen, and are taken for WEBrick until they have shown that they are something else.
@@ -75,7 +75,11 @@ impl Control {
     }
 
     fn probe_listen(&mut self, pid: u32, socket: &ExecutableMapping) -> Result<(), String> {
-        let (key, file, sites) = self.blocking_sites_in(pid, socket, BlockingFile::Socket)?;
+        let (key, file, sites) = self
+            .servers
+            .blocking
+            .sites
+            .of(pid, socket, |image| blocking_sites(image, BlockingFile::Socket))?;
         if !self.servers.blocking.listen.contains_key(&key) {
             let links = self.probes.attach_blocking(&listen_sites(&sites), &reopened(&file), Scope::All);
             self.servers.blocking.listen.insert(key, links.map_err(|error| brief(&error))?);
@@ -131,7 +135,8 @@ impl Control {
         let mut sites = Vec::new();
         for mapping in mappings {
             let Some(which) = file_of(mapping) else { continue };
-            let (key, file, found) = self.blocking_sites_in(pid, mapping, which)?;
+            let (key, file, found) =
+                self.servers.blocking.sites.of(pid, mapping, |image| blocking_sites(image, which))?;
             if !files.iter().any(|(known, _)| *known == key) {
                 files.push((key, file));
                 sites.push(found);
@@ -151,25 +156,5 @@ impl Control {
             }
         }
         self.has_probes(pid, links, kind)
-    }
-
-    /// The sites of a mapped file, found once.
-    fn blocking_sites_in(
-        &mut self,
-        pid: u32,
-        mapping: &ExecutableMapping,
-        which: BlockingFile,
-    ) -> Result<(ImageKey, File, Vec<BlockingSite>), String> {
-        let shown = mapping.path.display();
-        let gone = |error: std::io::Error| format!("{shown}: {error}");
-        let path = mapping.open_path(pid).map_err(gone)?;
-        let key = ImageKey::of(&path).map_err(gone)?;
-        let file = File::open(&path).map_err(gone)?;
-        let find = || {
-            let image = ElfImage::read(&file).map_err(|error| format!("{shown}: {error}"))?;
-            blocking_sites(&image, which).map_err(|error| format!("{shown}: {error}"))
-        };
-        let sites = self.servers.blocking.sites.entry(key).or_insert_with(find).clone()?;
-        Ok((key, file, sites))
     }
 }

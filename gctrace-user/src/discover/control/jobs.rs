@@ -1,14 +1,10 @@
 //! Processes that run Sidekiq's jobs, and the probes by which these are seen.
 
-use std::{fs::File, num::NonZeroU32};
+use std::num::NonZeroU32;
 
 use gctrace_common::request::RUNS_JOBS;
 
-use super::{
-    super::{identity::ImageKey, mappings::ExecutableMapping},
-    Control,
-    images::reopened,
-};
+use super::{super::mappings::ExecutableMapping, Control, images::reopened};
 use crate::{
     bpf::brief,
     elf::ElfImage,
@@ -56,11 +52,11 @@ impl Control {
         let files: [(&ExecutableMapping, Find); 2] = [(socket, socket_sites), (ruby, thread_sites)];
         let mut found = Vec::new();
         for (mapping, find) in files {
-            found.push((mapping, self.job_sites_in(pid, mapping, find)?));
+            found.push((mapping, self.servers.job_sites.of(pid, mapping, find)?));
         }
         self.forget_ended_servers();
         let mut links = Vec::new();
-        for (mapping, (file, sites)) in found {
+        for (mapping, (_, file, sites)) in found {
             if sites.is_empty() {
                 continue;
             }
@@ -78,25 +74,5 @@ impl Control {
             self.probes.detach_requests(before);
         }
         self.probes.add_server(pid, RUNS_JOBS).map_err(|error| brief(&error))
-    }
-
-    /// The sites of a mapped file, found once.
-    fn job_sites_in(
-        &mut self,
-        pid: u32,
-        mapping: &ExecutableMapping,
-        find: Find,
-    ) -> Result<(File, Vec<JobSite>), String> {
-        let shown = mapping.path.display();
-        let gone = |error: std::io::Error| format!("{shown}: {error}");
-        let path = mapping.open_path(pid).map_err(gone)?;
-        let key = ImageKey::of(&path).map_err(gone)?;
-        let file = File::open(&path).map_err(gone)?;
-        let sites = self.servers.job_sites.entry(key).or_insert_with(|| {
-            let image = ElfImage::read(&file).map_err(|error| format!("{shown}: {error}"))?;
-            find(&image).map_err(|error| format!("{shown}: {error}"))
-        });
-        let sites = sites.clone()?;
-        Ok((file, sites))
     }
 }

@@ -18,11 +18,11 @@ use super::{
     Control,
     blocking::{Blocking, is_unicorn},
     images::reopened,
+    site_cache::SiteCache,
 };
 use crate::{
     bpf::{ArrivalsLink, RequestLinks, Scope, brief},
     console::say,
-    elf::ElfImage,
     host::{called, proc_root},
     ruby::{
         jobs::JobSite,
@@ -37,7 +37,7 @@ const REFUSALS_REMEMBERED: usize = 1024;
 #[derive(Default)]
 pub(super) struct Servers {
     /// Sites by file.
-    sites: HashMap<ImageKey, Result<Vec<RequestSite>, String>>,
+    sites: SiteCache<RequestSite>,
     /// Files probed for all processes that have them.
     probed: HashMap<ImageKey, RequestLinks>,
     /// The probes in the libc of each server, and the cgroup whose packets are looked at for it.
@@ -45,7 +45,7 @@ pub(super) struct Servers {
     /// Servers whose threads block.
     pub(super) blocking: Blocking,
     /// Sites of jobs by file.
-    pub(super) job_sites: HashMap<ImageKey, Result<Vec<JobSite>, String>>,
+    pub(super) job_sites: SiteCache<JobSite>,
     /// The probes in processes that run jobs.
     pub(super) job_runners: HashMap<u32, Vec<RequestLinks>>,
     /// By the id of a cgroup.
@@ -135,9 +135,10 @@ impl Control {
         let own = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids());
         let own = own.ok_or("gctrace must see the pids of the host: use --pid=host (hostPID: true)")?;
         // First all sites: a server that lacks some is not probed at all.
-        let puma_sites = self.sites_in(pid, puma, RequestFile::Puma)?;
-        let socket_sites = self.sites_in(pid, socket, RequestFile::Socket)?;
-        let libc_sites = self.sites_in(pid, libc, RequestFile::Libc)?;
+        let puma_sites = self.servers.sites.of(pid, puma, |image| request_sites(image, RequestFile::Puma))?;
+        let socket_sites =
+            self.servers.sites.of(pid, socket, |image| request_sites(image, RequestFile::Socket))?;
+        let libc_sites = self.servers.sites.of(pid, libc, |image| request_sites(image, RequestFile::Libc))?;
         for (mapping, (key, file, sites)) in [(puma, puma_sites), (socket, socket_sites)] {
             if !self.servers.probed.contains_key(&key) {
                 let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::All);
@@ -183,26 +184,6 @@ impl Control {
             entry.insert(link);
         }
         Ok(id)
-    }
-
-    /// The sites of a mapped file, found once.
-    fn sites_in(
-        &mut self,
-        pid: u32,
-        mapping: &ExecutableMapping,
-        which: RequestFile,
-    ) -> Result<(ImageKey, File, Vec<RequestSite>), String> {
-        let shown = mapping.path.display();
-        let gone = |error: std::io::Error| format!("{shown}: {error}");
-        let path = mapping.open_path(pid).map_err(gone)?;
-        let key = ImageKey::of(&path).map_err(gone)?;
-        let file = File::open(&path).map_err(gone)?;
-        let find = || {
-            let image = ElfImage::read(&file).map_err(|error| format!("{shown}: {error}"))?;
-            request_sites(&image, which).map_err(|error| format!("{shown}: {error}"))
-        };
-        let sites = self.servers.sites.entry(key).or_insert_with(find).clone()?;
-        Ok((key, file, sites))
     }
 
     /// Detaches the probes in a process.

@@ -21,6 +21,9 @@ const CLOCK_SLACK_NS: u64 = 10_000;
 /// Most that the lengths of a pause may differ, in the median over those in which the thread was not preempted.
 const MEDIAN_PAUSE_DIFFERENCE_NS: u64 = 100_000;
 
+/// What a difference says of the two counters that change without the GVL.
+const MOVING: &str = "malloc_increase_bytes is ";
+
 /// What a comparison covered, and what differed.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
@@ -38,13 +41,12 @@ impl Comparison {
     /// Fails with the first differences, if there are any.
     pub fn demand_equal(&self) -> Result<()> {
         let shown = self.differences.iter().take(20).cloned().collect::<Vec<_>>().join("\n");
-        ensure!(
-            self.differences.is_empty(),
-            "{} differences in {} starts and {} ends:\n{shown}",
-            self.differences.len(),
-            self.starts,
-            self.ends
-        );
+        let (count, starts, ends) = (self.differences.len(), self.starts, self.ends);
+        let told = format!("{count} differences in {starts} starts and {ends} ends:\n{shown}");
+        // A native thread allocates without the GVL, as its signal stack when it begins: between the trap and the witness's reading, too.
+        let moved = self.differences.iter().all(|difference| difference.contains(MOVING));
+        ensure_times!(self.differences.is_empty() || !moved, "{told}");
+        ensure!(self.differences.is_empty(), "{told}");
         ensure_times!(self.late.is_none(), "{}", self.late.as_deref().unwrap_or_default());
         Ok(())
     }

@@ -27,25 +27,37 @@ const HANDLED: [(&str, &str); 7] = [
 /// Filters that answer by themselves, and an application without a framework.
 const UNHANDLED: [&str; 3] = ["/halted", "/shop/stopped", "/plain"];
 
+fn paths() -> Vec<&'static str> {
+    HANDLED.iter().map(|(path, _)| *path).chain(UNHANDLED).collect()
+}
+
+fn ask(server: &Puma, path: &str, number: usize) -> Result<()> {
+    let mut stream = server.connect()?;
+    write!(stream, "GET {path}/{number} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    ensure!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+    Ok(())
+}
+
 /// Requests of all paths in turn, until it is time.
 fn client(server: &Puma, first: usize, until: Instant) -> Result<()> {
-    let paths: Vec<&str> = HANDLED.iter().map(|(path, _)| *path).chain(UNHANDLED).collect();
+    let paths = paths();
     for number in first.. {
         if Instant::now() >= until {
             break;
         }
-        let path = paths[number % paths.len()];
-        let mut stream = server.connect()?;
-        write!(stream, "GET {path}/{number} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        ensure!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        ask(server, paths[number % paths.len()], number)?;
     }
     Ok(())
 }
 
 fn traced(live: &Live, more: &[&str]) -> Result<Report> {
     let server = Puma::start(live, "handlers.ru", "0")?;
+    // What the frameworks load at a first request is loaded by one thread.
+    for path in paths() {
+        ask(&server, path, 0)?;
+    }
     let pid = server.process.pid().to_string();
     let args = ["--pid", &pid, "--requests"];
     let gctrace = Invocation::jsonl(args.iter().chain(more))?.start_ready()?;

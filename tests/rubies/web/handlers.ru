@@ -10,6 +10,7 @@ require "grape"
 module Work
   def self.run(seconds = 0.015)
     till = Process.clock_gettime(Process::CLOCK_MONOTONIC) + seconds
+    list = []
     list = Array.new(200) { |i| "text #{i}" } while Process.clock_gettime(Process::CLOCK_MONOTONIC) < till
     list.size.to_s
   end

@@ -43,7 +43,7 @@ impl Comparison {
         let shown = self.differences.iter().take(20).cloned().collect::<Vec<_>>().join("\n");
         let (count, starts, ends) = (self.differences.len(), self.starts, self.ends);
         let told = format!("{count} differences in {starts} starts and {ends} ends:\n{shown}");
-        // A native thread allocates without the GVL, as its signal stack when it begins: between the trap and the witness's reading, too.
+        // Native threads can allocate without the GVL, also between the trap and the reading of the witness. Equal in one of the attempts.
         let moved = self.differences.iter().all(|difference| difference.contains(MOVING));
         ensure_times!(self.differences.is_empty() || !moved, "{told}");
         ensure!(self.differences.is_empty(), "{told}");

@@ -229,6 +229,8 @@ pub struct RequestLine {
     pub duration_ns: Option<u64>,
     /// How long its last bytes had waited for the thread, nanoseconds, if known.
     pub queue_ns: Option<u64>,
+    /// From the begin to the first bytes of the response, nanoseconds.
+    pub first_byte_ns: Option<u64>,
     /// From the begin to the last bytes of the response, nanoseconds.
     pub last_byte_ns: Option<u64>,
     /// Cycles that it started, if known.

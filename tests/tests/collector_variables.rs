@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::collector::{Cycle, cycles, set};
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tunemygc::tune::{Series, rules::settable};
+use gctrace_tunemygc::tune::{InForce, Series, environment::unheeded, ruby::VARIABLES, rules::settable};
 use serde_json::{Value, json};
 
 /// The places of `heap_available_slots`, `total_allocated_objects` and `time` in the samples of [`set`].
@@ -183,6 +183,109 @@ fn rubies_take_what_is_recommended() -> Result<()> {
             }
         }
         ensure!(left.is_empty(), "no program is advised {left:?}");
+        Ok(())
+    })
+}
+
+/// What a Ruby with this environment follows, by `-W2`: the variables that it names without a reason why it ignores them.
+fn followed(ruby: &Ruby, environment: &BTreeMap<String, String>) -> Result<BTreeMap<String, f64>> {
+    let output = ruby.command()?.args(["--disable-gems", "-W2", "-e", "exit"]).envs(environment).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{said}");
+    let mut taken = BTreeMap::new();
+    for line in said.lines().filter(|line| line.ends_with(')')) {
+        let Some((name, rest)) = line.split_once('=') else { continue };
+        let Some((value, _)) = rest.split_once(" (default value: ") else { continue };
+        taken.insert(name.to_owned(), value.parse().with_context(|| format!("no number: {line}"))?);
+    }
+    Ok(taken)
+}
+
+/// gctrace takes for in force what the Ruby says that it follows, whatever the values of the variables are; all others are reported.
+#[test]
+fn what_is_in_force() -> Result<()> {
+    const TEXTS: [&str; 30] = [
+        "",
+        "0",
+        "0.0",
+        "1",
+        "1.0",
+        "1.1",
+        "2",
+        "0.5",
+        "0.25",
+        "0.7",
+        ".5",
+        "5.",
+        "-1",
+        "-0.5",
+        "1e3",
+        "1e-1",
+        "0x10",
+        "010",
+        "16m",
+        "16M ",
+        " 16",
+        "1_000",
+        "1.5k",
+        "16mb",
+        "0.5 ",
+        " 0.5",
+        "inf",
+        "nan",
+        "abc",
+        "99999999999999999999",
+    ];
+    /// Least, goal and most of the free slots.
+    const RATIOS: [[&str; 3]; 10] = [
+        ["0.1", "0.2", "0.4"],
+        ["0.3", "0.3", "0.3"],
+        ["0.3", "0.2", "0.6"],
+        ["0.3", "0.7", "0.6"],
+        ["0.0", "0.1", "0.5"],
+        ["0.3", "0.0", "0.6"],
+        ["0.7", "0.8", "0.9"],
+        ["0.9", "0.95", "0.5"],
+        ["0.5", "1.0", "1.0"],
+        ["0.5", "1.2", "1.1"],
+    ];
+    let _live = Live::without_gctrace()?;
+    Ruby::each(|ruby| {
+        let series = Series::parse(ruby.version()).context("a known series")?;
+        // Some Rubies do not start with a heap of strange sizes; limits are read by the same code.
+        let own = |name: &&str| {
+            !name.ends_with("LIBRARY") && (!name.contains("_SLOTS") || name.contains("_MAX_SLOTS"))
+        };
+        let names = || VARIABLES.iter().map(|variable| variable.name).filter(own);
+        let mut environments: Vec<BTreeMap<String, String>> = TEXTS
+            .iter()
+            .map(|text| names().map(|name| (name.to_owned(), (*text).to_owned())).collect())
+            .collect();
+        let ratio = |name: &str| format!("RUBY_GC_HEAP_FREE_SLOTS_{name}_RATIO");
+        for texts in RATIOS.into_iter().chain(TEXTS.map(|text| [text, "0.5", "0.6"])) {
+            let values = ["MIN", "GOAL", "MAX"].into_iter().zip(texts);
+            environments.push(values.map(|(name, text)| (ratio(name), text.to_owned())).collect());
+        }
+        let mut wrong = Vec::new();
+        for environment in &environments {
+            let followed = followed(ruby, environment)?;
+            let in_force = InForce::of(environment, series);
+            let reported: BTreeSet<String> =
+                unheeded(environment, series).into_iter().map(|unheeded| unheeded.variable).collect();
+            for variable in VARIABLES.iter().filter(|variable| environment.contains_key(variable.name)) {
+                let name = variable.name;
+                let (theirs, ours) = (followed.get(name), in_force.value(variable));
+                // `%f` has six decimals.
+                let same = (ours - theirs.unwrap_or(&variable.default)).abs() < 1e-6;
+                // An empty text is no setting.
+                let told = reported.contains(name) != theirs.is_some() || environment[name].is_empty();
+                if !same || !told {
+                    let text = &environment[name];
+                    wrong.push(format!("{name}={text:?}: {theirs:?}, not {ours} (reported: {})", !told));
+                }
+            }
+        }
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         Ok(())
     })
 }

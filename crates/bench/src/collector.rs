@@ -1,4 +1,5 @@
-//! `cargo xtask bench --collector`: how many sample sets a collector accepts, on SQLite and on PostgreSQL.
+//! `cargo xtask bench --collector`: how many sample sets a collector accepts, on SQLite, as they are and compressed by gzip (what
+//! gctrace sends), and on PostgreSQL.
 //!
 //! Agents are threads of this program; each sends its sets one after the other, each on a new connection, as the protocol's
 //! agent does, and waits for each answer. Collector, agents and PostgreSQL share the machine: the work of a core is measured by the
@@ -19,6 +20,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use flate2::{Compress, Compression, Crc, FlushCompress};
 use gctrace_tests::{PATIENCE, child::Guarded, postgres::Postgres};
 use rustix::process::Signal;
 
@@ -51,18 +53,22 @@ struct Measured {
 /// Runs it.
 pub(super) fn run(json: bool) -> Result<()> {
     let scratch = target_dir()?.join("bench-collector");
-    fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     let file = scratch.join("sets.db");
-    let sqlite = measure("SQLite", &format!("sqlite:{}", file.display()), || {
-        let size = |name: &str| fs::metadata(scratch.join(name)).map_or(0, |data| data.len());
-        Ok(size("sets.db") + size("sets.db-wal"))
-    })?;
-    fs::remove_dir_all(&scratch).with_context(|| format!("cannot remove {}", scratch.display()))?;
+    let sqlite = |name: &'static str, gzip: bool| {
+        fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+        let measured = measure(name, gzip, &format!("sqlite:{}", file.display()), || {
+            let size = |name: &str| fs::metadata(scratch.join(name)).map_or(0, |data| data.len());
+            Ok(size("sets.db") + size("sets.db-wal"))
+        })?;
+        fs::remove_dir_all(&scratch).with_context(|| format!("cannot remove {}", scratch.display()))?;
+        anyhow::Ok(measured)
+    };
+    let mut all = vec![sqlite("SQLite", false)?, sqlite("SQLite, gzip", true)?];
     let server = Postgres::start()?;
-    let postgres = measure("PostgreSQL", &server.address(), || {
+    all.push(measure("PostgreSQL", false, &server.address(), || {
         Ok(server.query("SELECT pg_total_relation_size('gctrace_sample_set')")?.parse()?)
-    })?;
-    for measured in [sqlite, postgres] {
+    })?);
+    for measured in all {
         if json {
             println!("{}", measured.json());
         } else {
@@ -72,7 +78,12 @@ pub(super) fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
-fn measure(store: &'static str, name: &str, stored: impl Fn() -> Result<u64>) -> Result<Measured> {
+fn measure(
+    store: &'static str,
+    gzip: bool,
+    name: &str,
+    stored: impl Fn() -> Result<u64>,
+) -> Result<Measured> {
     progress(format!("bench: {AGENTS} agents, {SETS} sets of {SAMPLES} samples each, {store}"));
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
     command.args(["collector", "--listen", "127.0.0.1:0", "--store", name]);
@@ -80,9 +91,14 @@ fn measure(store: &'static str, name: &str, stored: impl Fn() -> Result<u64>) ->
     let line = collector.wait_stderr(PATIENCE, "its address", |line| line.contains("listens on"))?;
     let address = line.split("://").nth(1).and_then(|rest| rest.split(',').next()?.parse().ok());
     let address: SocketAddr = address.context(line)?;
-    let token = post(address, "/accounts", "application/x-www-form-urlencoded", &[b"email=a%40b&app=bench"])?;
+    let form = "Content-Type: application/x-www-form-urlencoded";
+    let token = post(address, "/accounts", form, &[b"email=a%40b&app=bench"])?;
     let samples = samples();
-    let set_bytes = header(&token, 0).len() + samples.len();
+    let compressed = if gzip { Some(Deflated::of(samples.as_bytes(), FlushCompress::Finish)?) } else { None };
+    let set_bytes = match &compressed {
+        None => header(&token, 0).len() + samples.len(),
+        Some(samples) => samples.set(&header(&token, 0))?.concat().len(),
+    };
     let answers = Mutex::new(Vec::new());
     let failure = Mutex::new(None);
     let repeated = AtomicU64::new(0);
@@ -90,20 +106,24 @@ fn measure(store: &'static str, name: &str, stored: impl Fn() -> Result<u64>) ->
     thread::scope(|scope| {
         for agent in 0..AGENTS {
             let (answers, failure, repeated) = (&answers, &failure, &repeated);
-            let (token, samples) = (&token, &samples);
+            let (token, samples, compressed) = (&token, &samples, &compressed);
             scope.spawn(move || {
                 for set in 0..SETS {
                     let header = header(token, agent * SETS + set);
+                    let gzip = compressed.as_ref().map(|samples| samples.set(&header).expect("it is memory"));
+                    let (fields, body) = match &gzip {
+                        None => (JSON, vec![header.as_bytes(), samples.as_bytes()]),
+                        Some(set) => (GZIP, set.iter().map(Vec::as_slice).collect()),
+                    };
                     let sent = Instant::now();
-                    let body = [header.as_bytes(), samples.as_bytes()];
-                    let mut answer = post(address, "/ruby", "application/json", &body);
+                    let mut answer = post(address, "/ruby", fields, &body);
                     for pause in 1..=ATTEMPTS {
                         if answer.is_ok() {
                             break;
                         }
                         repeated.fetch_add(1, Ordering::Relaxed);
                         thread::sleep(Duration::from_secs(pause));
-                        answer = post(address, "/ruby", "application/json", &body);
+                        answer = post(address, "/ruby", fields, &body);
                     }
                     let seconds = sent.elapsed().as_secs_f64();
                     match answer {
@@ -151,7 +171,7 @@ impl Measured {
 
     fn text(&self) -> String {
         format!(
-            "{:<12}{:>10.0} samples/s, {:>10.0} per second of the collector's CPU, answer {:.2} s (median) {:.2} s (P99), {} sent again, \
+            "{:<14}{:>10.0} samples/s, {:>10.0} per second of the collector's CPU, answer {:.2} s (median) {:.2} s (P99), {} sent again, \
              {} bytes a set sent, {:.0} bytes a sample stored",
             self.store,
             self.samples() / self.seconds,
@@ -186,14 +206,46 @@ fn cpu(process: &Guarded) -> Result<f64> {
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
+/// Header fields of a set as it is, and of a compressed one.
+const JSON: &str = "Content-Type: application/json";
+const GZIP: &str = "Content-Type: application/json\r\nContent-Encoding: gzip";
+
+/// A part of a gzip file: agents have their own headers and the same samples, which are compressed once.
+struct Deflated {
+    bytes: Vec<u8>,
+    crc: Crc,
+}
+
+impl Deflated {
+    /// Compresses as gctrace does.
+    fn of(text: &[u8], flush: FlushCompress) -> Result<Self> {
+        let mut compress = Compress::new(Compression::fast(), false);
+        let mut bytes = Vec::with_capacity(text.len() + 1024);
+        compress.compress_vec(text, &mut bytes, flush)?;
+        ensure!(compress.total_in() == text.len() as u64, "all of it is compressed");
+        let mut crc = Crc::new();
+        crc.update(text);
+        Ok(Self { bytes, crc })
+    }
+
+    /// The gzip file of a set with this header and these samples, in parts.
+    fn set(&self, header: &str) -> Result<Vec<Vec<u8>>> {
+        // It ends at a byte, where the samples go on.
+        let Self { bytes, mut crc } = Self::of(header.as_bytes(), FlushCompress::Sync)?;
+        crc.combine(&self.crc);
+        let end = [crc.sum().to_le_bytes(), crc.amount().to_le_bytes()].concat();
+        Ok(vec![vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255], bytes, self.bytes.clone(), end])
+    }
+}
+
 /// A request on a new connection; its body is sent in pieces. Returns the body of a 200.
-fn post(address: SocketAddr, path: &str, kind: &str, body: &[&[u8]]) -> Result<String> {
+fn post(address: SocketAddr, path: &str, fields: &str, body: &[&[u8]]) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_nodelay(true)?;
     let length: usize = body.iter().map(|piece| piece.len()).sum();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nHost: x\r\n{fields}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes())?;
     for piece in body {

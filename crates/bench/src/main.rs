@@ -55,7 +55,8 @@ struct Args {
     retention: Option<PathBuf>,
     #[command(flatten)]
     simulated: retention::Simulated,
-    /// Measure only whether the predictions of the advice hold: --runs turns for each of three programs.
+    /// Measure only whether the predictions of the advice hold, of time in GC, majors and peak of memory: --runs turns for each of six programs
+    /// on one Ruby of each series, those of `GCTRACE_RUBIES` or all of the lab (about 15 minutes with --runs 2).
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector"])]
     tune: bool,
     /// With --tune: follow the advice on a web application instead, a shop on Puma, Sinatra and SQLite under load (about 15 minutes with

@@ -4,7 +4,7 @@
 //! that, until nothing more is advised. Then it runs untraced, with and without all of it, in turns. The witness is Ruby's own `GC.stat(:time)`
 //! for the requests of a turn; what wrk saw of throughput and latency stands beside it, and the peak of the memory.
 
-use std::{collections::BTreeMap, ffi::OsString, fs, path::Path, process::Command};
+use std::{collections::BTreeMap, ffi::OsString, fs, io::ErrorKind, path::Path, process::Command};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::{gctrace::Invocation, live::Live, ruby::Ruby};
@@ -141,8 +141,11 @@ fn start(live: &Live, shape: &str, settings: &Settings) -> Result<Puma> {
     for suffix in ["", "-wal", "-shm"] {
         let mut path = database.clone().into_os_string();
         path.push(suffix);
-        // The first time there is none.
-        let _ = fs::remove_file(path);
+        match fs::remove_file(path) {
+            // The first time there is none.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            removed => removed?,
+        }
     }
     let mut environment: Vec<(OsString, OsString)> =
         settings.iter().map(|(name, value)| (name.into(), value.into())).collect();

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::ruby::{Kind, Series, VARIABLES, variable};
+use super::{
+    InForce,
+    ruby::{Kind, Series, VARIABLES, variable},
+};
 
 /// A variable that the Ruby does not follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,8 +38,9 @@ pub fn unheeded(environment: &BTreeMap<String, String>, series: Series) -> Vec<U
     let ours = environment
         .iter()
         .filter(|(name, _)| name.starts_with("RUBY_GC_") && is_name(name) && !is_agents(name));
+    let in_force = InForce::of(environment, series);
     ours.filter_map(|(name, value)| {
-        let reason = reason(name, value, series)?;
+        let reason = reason(name, value, series).or_else(|| beside_others(name, value, series, &in_force))?;
         Some(Unheeded { variable: name.clone(), value: value.clone(), reason })
     })
     .collect()
@@ -68,7 +72,23 @@ fn reason(name: &str, value: &str, series: Series) -> Option<String> {
         Kind::Factor => "a number not below 0",
         Kind::Ratio => "a number from 0 to 1",
     };
-    known.parse(value).is_none().then(|| format!("Ruby silently ignores this value: it takes {needs}"))
+    known
+        .parse(value, series)
+        .is_none()
+        .then(|| format!("Ruby silently ignores this value: it takes {needs}"))
+}
+
+/// Why Ruby ignores a value that is right by itself.
+fn beside_others(name: &str, value: &str, series: Series, in_force: &InForce) -> Option<String> {
+    let known = variable(name)?;
+    let (value, limits) = (known.parse(value, series)?, in_force.limits(known));
+    (!limits.take(value)).then(|| {
+        let zero = if limits.zero { ", or 0" } else { "" };
+        format!(
+            "Ruby silently ignores this value: beside the other ratios it takes a number above {:.2}, up to {:.2}{zero}",
+            limits.above, limits.most
+        )
+    })
 }
 
 fn instead(name: &str, series: Series) -> &'static str {

@@ -12,18 +12,58 @@ use super::ruby::{Kind, Series, Variable, variable};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InForce(BTreeMap<&'static str, f64>);
 
+const MIN: &str = "RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO";
+const GOAL: &str = "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO";
+const MAX: &str = "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO";
+
+/// Values that a variable takes beside others that are set: above one and up to another, or 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Limits {
+    pub(super) above: f64,
+    pub(super) most: f64,
+    pub(super) zero: bool,
+}
+
+impl Limits {
+    pub(super) fn take(self, value: f64) -> bool {
+        (self.zero && value == 0.0) || (value > self.above && value <= self.most)
+    }
+}
+
 impl InForce {
     /// The settings of an environment.
     pub fn of(environment: &BTreeMap<String, String>, series: Series) -> Self {
         let mut in_force = Self::default();
-        for (name, text) in environment {
+        // Ruby reads the three ratios of free slots in this order, and each limits the next (`rb_gc_impl_set_params`).
+        let place = |name: &str| match name {
+            MIN => 1,
+            MAX => 2,
+            GOAL => 3,
+            _ => 0,
+        };
+        let mut ordered: Vec<_> = environment.iter().collect();
+        ordered.sort_by_key(|(name, _)| place(name));
+        for (name, text) in ordered {
             let Some(variable) = variable(name).filter(|variable| variable.is_read_by(series)) else {
                 continue;
             };
-            let Some(value) = variable.parse(text) else { continue };
-            in_force.set(variable, value);
+            let value = variable.parse(text, series).filter(|value| in_force.limits(variable).take(*value));
+            if let Some(value) = value {
+                in_force.set(variable, value);
+            }
         }
         in_force
+    }
+
+    /// What the settings before it leave of the values of a variable.
+    pub(super) fn limits(&self, variable: &Variable) -> Limits {
+        let value = |name: &str| super::ruby::variable(name).map_or(0.0, |variable| self.value(variable));
+        match variable.name {
+            MIN => Limits { above: 0.0, most: 1.0, zero: false },
+            MAX => Limits { above: value(MIN), most: 1.0, zero: false },
+            GOAL => Limits { above: value(MIN), most: value(MAX), zero: true },
+            _ => Limits { above: f64::NEG_INFINITY, most: f64::INFINITY, zero: true },
+        }
     }
 
     /// With a further setting, which replaces the variable's value.

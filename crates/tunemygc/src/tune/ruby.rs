@@ -111,7 +111,7 @@ pub const VARIABLES: [Variable; 23] = [
     since("RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO", Series(2, 4), Kind::Ratio, 0.20),
     since("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO", Series(2, 4), Kind::Ratio, 0.40),
     since("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO", Series(2, 4), Kind::Ratio, 0.65),
-    since("RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO", Series(3, 3), Kind::Ratio, 0.01),
+    since("RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO", Series(3, 3), Kind::Factor, 0.01),
     since("RUBY_GC_MALLOC_LIMIT", Series::FIRST, Kind::Size, 16.0 * MIB),
     since("RUBY_GC_MALLOC_LIMIT_MAX", Series::FIRST, Kind::Size, 32.0 * MIB),
     since("RUBY_GC_MALLOC_LIMIT_GROWTH_FACTOR", Series::FIRST, Kind::Growth, 1.4),
@@ -133,8 +133,8 @@ impl Variable {
     }
 
     /// How Ruby reads a text; `None`: it ignores the text, keeps its default, and reports that only with `-W2`.
-    pub fn parse(&self, text: &str) -> Option<f64> {
-        let real = || text.trim_end().parse::<f64>().ok().filter(|value| value.is_finite());
+    pub fn parse(&self, text: &str, series: Series) -> Option<f64> {
+        let real = || real(text, series).filter(|value| value.is_finite());
         match self.kind {
             Kind::Size => size(text).filter(|size| *size > 0).map(|size| size as f64),
             Kind::Growth => real().filter(|value| *value > 1.0),
@@ -143,6 +143,18 @@ impl Variable {
             Kind::Text => None,
         }
     }
+}
+
+/// `ruby_strtod` (`util.c`), which takes blanks before a number but not after it, hexadecimal integers, and up to 3.3 no point without a
+/// digit after it.
+fn real(text: &str, series: Series) -> Option<f64> {
+    let text = text.trim_ascii_start();
+    if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        return u64::from_str_radix(hex, 16).ok().map(|value| value as f64);
+    }
+    let whole = |point: usize| text[point + 1..].starts_with(|next: char| next.is_ascii_digit());
+    let takes_points = series >= Series(3, 4);
+    text.find('.').is_none_or(|point| takes_points || whole(point)).then(|| text.parse().ok()).flatten()
 }
 
 /// `strtoll` with base 0, one of k, m and g, and blanks (`get_envparam_size`).
@@ -155,15 +167,20 @@ fn size(text: &str) -> Option<u64> {
         b'g' | b'G' => (&text[..text.len() - 1], 30),
         _ => (text, 0),
     };
-    let number = if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
-        u64::from_str_radix(hex, 16)
+    let (digits, radix) = if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        (hex, 16)
     } else if digits.len() > 1 && digits.starts_with('0') {
-        u64::from_str_radix(digits, 8)
+        (digits, 8)
     } else {
-        digits.parse()
+        (digits, 10)
     };
-    let number = number.ok().filter(|_| digits.bytes().all(|byte| byte.is_ascii_alphanumeric()))?;
-    number.checked_mul(1 << shift).filter(|size| i64::try_from(*size).is_ok())
+    if digits.is_empty() || !digits.chars().all(|digit| digit.is_digit(radix)) {
+        return None;
+    }
+    // A number that is too large is the largest one (`LLONG_MAX`).
+    let most = i64::MAX.unsigned_abs();
+    let number = u64::from_str_radix(digits, radix).unwrap_or(most).min(most);
+    number.checked_mul(1 << shift).filter(|size| *size <= most)
 }
 
 #[cfg(test)]
@@ -183,15 +200,38 @@ mod tests {
     /// Texts are read as Ruby reads them.
     #[test]
     fn texts() {
+        let series = Series(3, 3);
         let limit = variable("RUBY_GC_MALLOC_LIMIT").unwrap();
         for (text, value) in [("16000000", 16e6), ("16m", 16.0 * MIB), ("0x10", 16.0), ("010k ", 8192.0)] {
-            assert_eq!(limit.parse(text), Some(value), "{text}");
+            assert_eq!(limit.parse(text, series), Some(value), "{text}");
         }
-        for text in ["", "0", "-1", "1_000", "49174003.5", "1mm", "m", "ten", "99999999999999999999", "8g g"]
-        {
-            assert_eq!(limit.parse(text), None, "{text}");
+        for text in [
+            "",
+            "0",
+            "-1",
+            "1_000",
+            "49174003.5",
+            "1mm",
+            "m",
+            "0x",
+            "09",
+            "ten",
+            "99999999999999999999m",
+            "8g g",
+        ] {
+            assert_eq!(limit.parse(text, series), None, "{text}");
         }
+        assert_eq!(limit.parse("99999999999999999999", series), Some(i64::MAX as f64));
         let growth = variable("RUBY_GC_HEAP_GROWTH_FACTOR").unwrap();
-        assert_eq!((growth.parse("1.2"), growth.parse("1.0"), growth.parse("inf")), (Some(1.2), None, None));
+        for (text, value) in [(" 1.5", 1.5), ("0x10", 16.0), ("1e3", 1000.0)] {
+            assert_eq!(growth.parse(text, series), Some(value), "{text}");
+        }
+        for text in ["1.5 ", "5.", "5.e1", "1_0", "nan", "0x", "0x1_0"] {
+            assert_eq!(growth.parse(text, series), None, "{text}");
+        }
+        assert_eq!(
+            ["1.2", "1.0", "inf", "5."].map(|text| growth.parse(text, Series(3, 4))),
+            [Some(1.2), None, None, Some(5.0)]
+        );
     }
 }

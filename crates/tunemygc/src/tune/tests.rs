@@ -43,6 +43,23 @@ fn value_of(report: &Report, strategy: usize, name: &str) -> Option<Setting> {
     report.plans[strategy].settings().find(|change| change.variable == name).map(|change| change.value)
 }
 
+/// How many slots a program needs at once is not known where malloc starts most cycles, unless it has units of work.
+#[test]
+fn growth_that_malloc_hides() {
+    const NAME: &str = "RUBY_GC_HEAP_GROWTH_MAX_SLOTS";
+    let mut evidence = everything();
+    assert!(value_of(&recommend(Series(3, 1), &evidence), 0, NAME).is_some());
+    evidence.minors.insert("malloc".to_owned(), 10_000);
+    let report = recommend(Series(3, 1), &evidence);
+    for (strategy, plan) in report.plans.iter().enumerate() {
+        let refusal = plan.refusals.iter().find(|refusal| refusal.rule == "growth-step").unwrap();
+        assert!(refusal.reason.starts_with("malloc begins 10000 minor cycles"), "{}", refusal.reason);
+        assert_eq!(value_of(&report, strategy, NAME), None);
+    }
+    (0..100).for_each(|_| evidence.unit_objects.add(20_000));
+    assert!(value_of(&recommend(Series(3, 1), &evidence), 0, NAME).is_some());
+}
+
 /// Every advice names a variable that the series reads and a value that Ruby accepts, with a reason and a confidence; every
 /// rule either advises or says why not; no variable is set twice.
 #[test]
@@ -61,7 +78,10 @@ fn advice_is_complete() {
                 for change in plan.settings() {
                     let variable = ruby::variable(change.variable).unwrap();
                     assert!(variable.is_read_by(series), "{} on {series}", change.variable);
-                    assert_eq!(variable.parse(&change.value.to_string()), Some(change.value.number()));
+                    assert_eq!(
+                        variable.parse(&change.value.to_string(), series),
+                        Some(change.value.number())
+                    );
                     assert!(!seen.contains(&change.variable), "{} twice", change.variable);
                     seen.push(change.variable);
                 }
@@ -90,7 +110,19 @@ fn formulas() {
     assert_eq!(size, Some(Setting::Size(400_002)), "what it grows to anyway");
     assert_eq!(value_of(&report, 0, "RUBY_GC_MALLOC_LIMIT"), Some(Setting::Size(32 << 20)));
     assert_eq!(value_of(&report, 0, "RUBY_GC_MALLOC_LIMIT_MAX"), Some(Setting::Size(64 << 20)));
-    assert_eq!(value_of(&report, 0, "RUBY_GC_OLDMALLOC_LIMIT_MAX"), Some(Setting::Size(1_000_000_000_000)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_OLDMALLOC_LIMIT"), Some(Setting::Size(64 << 20)));
+    assert_eq!(value_of(&report, 0, "RUBY_GC_OLDMALLOC_LIMIT_MAX"), Some(Setting::Size(512 << 20)));
+    assert_eq!(
+        value_of(&recommend(Series(2, 7), &calm), 0, "RUBY_GC_OLDMALLOC_LIMIT_MAX"),
+        Some(Setting::Size(256 << 20))
+    );
+    // Never without a limit: nothing else may free the memory of dead old objects.
+    let limit = |max: &str| {
+        let mut raised = everything();
+        raised.environment.insert("RUBY_GC_OLDMALLOC_LIMIT_MAX".to_owned(), max.to_owned());
+        value_of(&recommend(Series(2, 7), &raised), 0, "RUBY_GC_OLDMALLOC_LIMIT_MAX")
+    };
+    assert_eq!((limit("400m"), limit("512m")), (Some(Setting::Size(512 << 20)), None));
     assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR"), Some(Setting::Hundredths(380)));
     // The same as a share of free slots.
     let report = recommend(Series(3, 4), &everything());
@@ -314,26 +346,30 @@ fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
 }
 
 proptest::proptest! {
+    // Some of the faults that this found were in fewer than one of 1,000 cases.
+    #![proptest_config(proptest::test_runner::Config::with_cases(4096))]
+
     /// Whatever a program does and has set: its Ruby reads and accepts all advised settings, together with the ones that are
     /// set already, and each advice changes something.
     #[test]
+    #[expect(clippy::float_cmp, reason = "a setting that Ruby reads back is the same number to the last bit")]
     fn advice_is_always_valid(evidence in any_evidence(), minor in 0_u32..5) {
         for series in [Series(2, 2), Series(2, 7), Series(3, minor), Series(4, 0), Series(4, 1)] {
             for plan in &recommend(series, &evidence).plans {
-                let value = |name: &str| {
-                    let set = plan.settings().find(|change| change.variable == name).map(|change| change.value.number());
-                    let variable = ruby::variable(name).unwrap();
-                    let now = evidence.environment.get(name).and_then(|text| variable.parse(text));
-                    set.or(now).unwrap_or(variable.default)
-                };
+                let mut environment = evidence.environment.clone();
+                environment.extend(plan.settings().map(|change| (change.variable.to_owned(), change.value.to_string())));
+                let in_force = InForce::of(&environment, series);
+                let [min, goal, max] = ["MIN", "GOAL", "MAX"]
+                    .map(|name| in_force.value(ruby::variable(&format!("RUBY_GC_HEAP_FREE_SLOTS_{name}_RATIO")).unwrap()));
                 let touches = plan.settings().any(|change| change.variable.ends_with("_RATIO") && change.variable.contains("FREE_SLOTS"));
-                let [min, goal, max] = ["MIN", "GOAL", "MAX"].map(|name| value(&format!("RUBY_GC_HEAP_FREE_SLOTS_{name}_RATIO")));
                 proptest::prop_assert!(!touches || (min <= goal && goal <= max && max <= 1.0), "{series}: {min} {goal} {max}");
                 for change in plan.settings() {
                     let variable = ruby::variable(change.variable).unwrap();
                     proptest::prop_assert!(variable.is_read_by(series), "{} on {series}", change.variable);
+                    // Beside those that are set already.
+                    proptest::prop_assert_eq!(in_force.value(variable), change.value.number(), "{} on {}", change.variable, series);
                     let text = change.value.to_string();
-                    proptest::prop_assert_eq!(variable.parse(&text), Some(change.value.number()), "{}={}", change.variable, text);
+                    proptest::prop_assert_eq!(variable.parse(&text, series), Some(change.value.number()), "{}={}", change.variable, text);
                 }
                 for advice in &plan.advice {
                     for change in &advice.set {

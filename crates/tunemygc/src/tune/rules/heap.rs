@@ -29,6 +29,11 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
         }
         (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], current, slots as f64)
     };
+    let longer = if price::may_take_longer(case) {
+        "; in a short program the others may take up to twice as long"
+    } else {
+        ""
+    };
     Ok(Advice {
         rule: "",
         set,
@@ -47,11 +52,11 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
         ],
         effect: Effect {
             text: format!(
-                "up to {warmup} cycles less at the start of each process; memory as before, but at once"
+                "up to {warmup} cycles less at the start of each process; memory as before, but at once{longer}"
             ),
             metric: "cycles at the start",
             factor: Some(0.0),
-            price: price::nothing(evidence),
+            price: price::initial(case),
         },
         confidence: case.confidence(evidence.warmup.n()),
     })
@@ -106,7 +111,8 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
     }
     let (min, max) =
         (case.value("RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO"), case.value("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO"));
-    if !(min..=max).contains(&0.5) {
+    // Ruby takes a goal above the least and up to the most (`rb_gc_impl_set_params`).
+    if min >= 0.5 || max < 0.5 {
         return Err(format!(
             "the ratios of free slots are set to {min:.2} and {max:.2}; 0.50 is not between them"
         ));
@@ -186,6 +192,13 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
         let unit = quantile(&evidence.unit_objects, 0.9, "units of work")?;
         (unit, evidence.unit_objects.n(), "objects allocated in a unit of work (P90)")
     } else {
+        // What is allocated until malloc begins a cycle says nothing of the slots that are needed.
+        let (malloc, slots) = (evidence.minors_by("malloc"), evidence.minors_by("newobj"));
+        if malloc > slots {
+            return Err(format!(
+                "malloc begins {malloc} minor cycles and a lack of free slots only {slots}: how many slots are needed at once is not known"
+            ));
+        }
         let interval = quantile(&evidence.intervals, 0.5, "pairs of neighbouring cycles")?;
         (interval, evidence.intervals.n(), "objects allocated between two cycles (median)")
     };

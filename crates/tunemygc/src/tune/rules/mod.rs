@@ -188,14 +188,11 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
                 None => decide(&case)
                     .and_then(|advice| bargain::worth(&case, advice))
                     .and_then(|advice| compatible(advice, &plan))
-                    .and_then(|advice| untried(advice, &tried, strategy)),
+                    .and_then(|advice| untried(advice, &tried, strategy))
+                    .and_then(changing),
             };
             match verdict {
-                Ok(mut advice) => {
-                    // A variable that has its value already need not be set.
-                    advice.set.retain(|change| !in_force::is_same(change.value.number(), change.current));
-                    plan.advice.push(Advice { rule, ..advice });
-                }
+                Ok(advice) => plan.advice.push(Advice { rule, ..advice }),
                 Err(reason) => plan.refusals.push(Refusal { rule, reason }),
             }
         }
@@ -232,6 +229,16 @@ fn untried(advice: Advice, tried: &Tried<'_>, strategy: Strategy) -> Verdict {
         Some(objection) => Err(objection),
         None => Ok(advice),
     }
+}
+
+/// An advice without what is in force already, unless that is all of it.
+fn changing(mut advice: Advice) -> Verdict {
+    let sets = !advice.set.is_empty();
+    advice.set.retain(|change| !in_force::is_same(change.value.number(), change.current));
+    if sets && advice.set.is_empty() {
+        return Err("all that it would set is in force already".to_owned());
+    }
+    Ok(advice)
 }
 
 /// Whether enough is known for any advice.

@@ -3,7 +3,7 @@
 //! Measured: six programs on 2.7 to 3.4, and a web application (docs/collector.md, "How good are the predictions?").
 
 use super::{Case, bargain::bargain, share};
-use crate::tune::{Advice, Evidence, Price};
+use crate::tune::{Advice, Evidence, Price, Series};
 
 /// Bytes of the smallest slot.
 const SLOT: f64 = 40.0;
@@ -29,6 +29,20 @@ const CACHED: f64 = -0.6;
 const CACHE: f64 = 4_194_304.0;
 /// How much of the time of a major cycle is saved with it. Most of it is marking everything that lives.
 const MAJOR: [f64; 3] = [0.6, 0.85, 1.0];
+
+/// Factor on the time in the GC where a heap of one slot size has its final size from the beginning (up to 3.1): a program that runs for
+/// long saves the cycles at its start; the cycles of short ones took 1.2 to 2.0 times as long (docs/collector.md).
+const INITIAL: [f64; 2] = [0.5, 2.0];
+
+/// The heap has its final size from the beginning.
+pub(super) fn initial(case: &Case<'_>) -> Price {
+    Price { gc_time: may_take_longer(case).then_some(INITIAL), ..nothing(case.evidence) }
+}
+
+/// Whether cycles of short programs take longer in a heap that is large from the beginning.
+pub(super) fn may_take_longer(case: &Case<'_>) -> bool {
+    case.series <= Series(3, 1)
+}
 
 /// The same memory and time as before.
 pub(super) fn nothing(evidence: &Evidence) -> Price {
@@ -115,7 +129,7 @@ pub(super) fn garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
     minor[0] = CACHED;
     let time = Fewer::of(minors(evidence, "malloc"), [factor; 3], minor);
     let price = Price {
-        peak_rss: now.map(|now| GARBAGE.map(|times| now + times * more)),
+        peak_rss: now.map(|now| GARBAGE.map(|times| (now + times * more).max(0.0))),
         peak_rss_now: now,
         likely_peak_rss: now.map(|now| now + LIKELY_GARBAGE * more),
         ..Price::default()
@@ -123,10 +137,18 @@ pub(super) fn garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
     time.price(price).with_majors(MAJORS)
 }
 
-/// No more of these major cycles. How much memory the dead old objects hold is not in the sets.
-pub(super) fn no_oldmalloc(evidence: &Evidence) -> Price {
-    let time = Fewer::of(majors(evidence, Some("oldmalloc")), [1.0, 0.5, 0.0], MAJOR);
-    time.price(Price { peak_rss_now: peak(evidence), ..Price::default() }).with_majors([0.0, 1.0])
+/// The limit of old objects' malloc is higher by `more` bytes; the number of major cycles that it starts is multiplied by `factor`. What dies
+/// meanwhile is at most what may be allocated meanwhile; the allocator keeps holes as with other garbage.
+pub(super) fn old_garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
+    let now = peak(evidence);
+    let time = Fewer::of(majors(evidence, Some("oldmalloc")), [1.0, factor, factor / 2.0], MAJOR);
+    let price = Price {
+        peak_rss: now.map(|now| GARBAGE.map(|times| (now + times * more).max(0.0))),
+        peak_rss_now: now,
+        likely_peak_rss: now.map(|now| now + more),
+        ..Price::default()
+    };
+    time.price(price).with_majors([0.0, 1.0])
 }
 
 impl Price {

@@ -130,8 +130,8 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
 
 /// Major cycles because of memory that old objects hold outside the heap.
 pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
-    /// More than any process has: this turns such cycles off (Shopify's autotuner).
-    const NEVER: u64 = 1_000_000_000_000;
+    /// Without a limit, nothing frees the memory of dead old objects in a program that has no other major cycles.
+    const LARGEST: f64 = 536_870_912.0;
     let evidence = case.evidence;
     let (n, all) = (evidence.majors_by("oldmalloc"), evidence.all_majors());
     enough(n, "major cycles because of malloc of old objects")?;
@@ -141,39 +141,53 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
             percent(share(n, all))
         ));
     }
+    if case.strategy == Strategy::Memory {
+        return Err("these cycles are what frees the memory of dead old objects".to_owned());
+    }
     case.is_busy()?;
-    let max = case.value("RUBY_GC_OLDMALLOC_LIMIT_MAX");
-    let (set, text, factor) = match case.strategy {
-        Strategy::Speed if max >= NEVER as f64 => return Err("there is no limit already".to_owned()),
-        Strategy::Speed => (
-            vec![
-                case.change("RUBY_GC_OLDMALLOC_LIMIT", Setting::Size(NEVER))?,
-                case.change("RUBY_GC_OLDMALLOC_LIMIT_MAX", Setting::Size(NEVER))?,
+    let (limit, max) = (case.value("RUBY_GC_OLDMALLOC_LIMIT"), case.value("RUBY_GC_OLDMALLOC_LIMIT_MAX"));
+    if max >= LARGEST {
+        return Err(format!("RUBY_GC_OLDMALLOC_LIMIT_MAX is {max} already"));
+    }
+    // As with the limits of other memory: a large step where its price is weighed.
+    let steps: &[f64] = if case.share_of_time().is_some() { &[4.0, 2.0, 1.5] } else { &[2.0, 1.5] };
+    let mut poor = None;
+    for times in steps {
+        let new_max = (max * times).min(LARGEST);
+        let new = (limit * times).min(new_max);
+        let fewer = max / new_max;
+        let advice = Advice {
+            rule: "",
+            set: vec![
+                case.change("RUBY_GC_OLDMALLOC_LIMIT", Setting::Size(new as u64))?,
+                case.change("RUBY_GC_OLDMALLOC_LIMIT_MAX", Setting::Size(new_max as u64))?,
             ],
-            "no such cycles, and for each of them half a cycle more because no free slot is left; dead old objects keep their memory until the next major cycle",
-            0.0,
-        ),
-        Strategy::Memory => {
-            return Err("these cycles are what frees the memory of dead old objects".to_owned());
+            why: format!(
+                "{} of the major cycles are because of malloc of old objects",
+                percent(share(n, all))
+            ),
+            evidence: vec![Measure {
+                metric: "share of major cycles by oldmalloc",
+                value: share(n, all),
+                n: all,
+            }],
+            effect: Effect {
+                text: format!(
+                    "about {fewer:.2} times as many such cycles, and for each of them that is saved half a cycle more because no free slot is left; until the next one dead old objects may keep {:.0} MiB more",
+                    (new_max - max) / 1_048_576.0
+                ),
+                metric: "major cycles by oldmalloc",
+                factor: Some(fewer),
+                price: price::old_garbage(evidence, new_max - max, fewer),
+            },
+            confidence: case.confidence(n),
+        };
+        match worth(case, advice) {
+            Ok(advice) => return Ok(advice),
+            Err(reason) => _ = poor.get_or_insert(reason),
         }
-    };
-    Ok(Advice {
-        rule: "",
-        set,
-        why: format!("{} of the major cycles are because of malloc of old objects", percent(share(n, all))),
-        evidence: vec![Measure {
-            metric: "share of major cycles by oldmalloc",
-            value: share(n, all),
-            n: all,
-        }],
-        effect: Effect {
-            text: text.to_owned(),
-            metric: "major cycles by oldmalloc",
-            factor: Some(factor),
-            price: price::no_oldmalloc(evidence),
-        },
-        confidence: case.confidence(n),
-    })
+    }
+    Err(poor.unwrap_or_default())
 }
 
 /// Major cycles because of objects without write barriers.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
-/// A live test in progress: it is root, it is the only one on this machine, and it has a scratch directory, which goes
-/// away with it.
+/// A live test in progress: it is root, it is the only one on this machine (or all others are as modest), and it has a scratch
+/// directory, which goes away with it.
 #[derive(Debug)]
 pub struct Live {
     scratch: TempDir,
@@ -16,20 +16,18 @@ pub struct Live {
 }
 
 impl Live {
-    /// Checks the preconditions and waits for its turn.
+    /// Checks the preconditions and waits for its turn, in which it has the machine for itself.
     pub fn begin() -> Result<Self> {
-        ensure!(
-            rustix::process::geteuid().is_root(),
-            "live tests attach probes to the kernel and must run as root: run `sudo -E cargo xtask test`"
-        );
-        let lock_path = std::env::temp_dir().join("gctrace-live-tests.lock");
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&lock_path)
-            .with_context(|| format!("cannot open {}", lock_path.display()))?;
-        lock.lock().with_context(|| format!("cannot lock {}", lock_path.display()))?;
+        let lock = lock_file()?;
+        lock.lock().context("cannot lock the live tests")?;
+        Ok(Self { scratch: scratch()?, _lock: Some(lock) })
+    }
+
+    /// The same for a test that compares no times, looks at no process but its own (no `--all-ruby`) and leaves no probes behind that
+    /// another one would find: others of this kind run beside it.
+    pub fn beside_others() -> Result<Self> {
+        let lock = lock_file()?;
+        lock.lock_shared().context("cannot lock the live tests")?;
         Ok(Self { scratch: scratch()?, _lock: Some(lock) })
     }
 
@@ -49,6 +47,17 @@ impl Live {
         std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(path)
     }
+}
+
+/// The file whose lock is a turn. Probes are a machine-wide resource.
+fn lock_file() -> Result<File> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "live tests attach probes to the kernel and must run as root: run `sudo -E cargo xtask test`"
+    );
+    let path = std::env::temp_dir().join("gctrace-live-tests.lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    file.with_context(|| format!("cannot open {}", path.display()))
 }
 
 fn scratch() -> Result<TempDir> {

@@ -5,8 +5,10 @@ mod built;
 use std::{
     ffi::OsString,
     fs,
+    panic::resume_unwind,
     path::Path,
     process::{Command, ExitCode},
+    thread,
 };
 
 use anyhow::{Context as _, Result};
@@ -41,12 +43,13 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         return built::run_checks(names);
     }
     let named = std::env::var_os("GCTRACE_RUBIES");
-    let rubies = match &named {
-        Some(rubies) => rubies.clone(),
-        None => rubies()?,
-    };
-    progress("test: building gctrace");
-    build()?;
+    // Making the lab's roots mostly waits for the network, building does not.
+    let rubies = thread::scope(|scope| {
+        let rubies = scope.spawn(|| named.clone().map_or_else(rubies, Ok));
+        progress("test: building gctrace");
+        build()?;
+        rubies.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })?;
 
     let mut host = cargo();
     host.args(["test", "--no-fail-fast"]).args(HOST);
@@ -62,7 +65,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
 
     let mut live = root_tests()?;
     live.args(LIVE).env("GCTRACE_RUBIES", rubies);
-    let live_passed = status(finish(&mut live, args, &["--test-threads=1"]))?.success();
+    let live_passed = status(finish(&mut live, args, &["--test-threads=3"]))?.success();
 
     if !(host_passed && servers_passed) {
         progress("test: tests before the live ones failed, see above");
@@ -85,7 +88,7 @@ const HOST: [&str; 3] = ["--workspace", "--exclude", "gctrace-tests"];
 const END_TO_END: [&str; 2] = ["--package", "gctrace-tests"];
 /// Of those, the ones that do not load BPF programs.
 const WAITING: [&str; 5] = ["--lib", "--test", "host_*", "--test", "collector_*"];
-/// The ones that do. Probes are a machine-wide resource: one test at a time.
+/// The ones that do. Probes are a machine-wide resource: each test waits for its turn, most of them to be alone.
 const LIVE: [&str; 2] = ["--test", "live_*"];
 
 /// A command for tests on real Rubies, as root.
@@ -110,8 +113,9 @@ const SAME_SERIES: [&str; 2] = ["bookworm", "bookworm-security"];
 /// The library on which unit tests run, below a root.
 const LIBRUBY: &str = "usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1";
 
-/// The Rubies to test on if the caller names none: this machine's and those of the lab, which is made first.
+/// The Rubies to test on if the caller names none: this machine's and those of the lab, whose roots for tests are made first.
 fn rubies() -> Result<OsString> {
+    lab::available(&[&TESTED[..], &SAME_SERIES].concat())?;
     std::env::join_paths(std::iter::once(ruby()).chain(lab::available(&TESTED)?))
         .context("the path of a Ruby cannot be put into GCTRACE_RUBIES")
 }

@@ -6,10 +6,13 @@
 pub(crate) mod built;
 
 use std::{
+    collections::BTreeMap,
     fmt,
     fs::{self, File},
+    panic::resume_unwind,
     path::{Path, PathBuf},
     process::Command,
+    thread,
     time::Instant,
 };
 
@@ -250,9 +253,9 @@ pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
 pub(crate) fn available(names: &[&str]) -> Result<Vec<PathBuf>> {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut rubies = Vec::new();
-    for suite in chosen(&names) {
-        match ensure(&[suite.name.to_owned()]) {
-            Ok(found) => rubies.extend(found),
+    for found in each_in(&dir()?, AMD64, &names)? {
+        match found {
+            Ok(ruby) => rubies.push(ruby),
             Err(error) => match error.downcast::<NotAvailable>() {
                 Ok(absent) => progress(format!("lab: not available: {absent}")),
                 Err(error) => return Err(error),
@@ -264,21 +267,43 @@ pub(crate) fn available(names: &[&str]) -> Result<Vec<PathBuf>> {
 
 /// The same in another folder and for another processor.
 pub(crate) fn ensure_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<PathBuf>> {
+    each_in(lab, architecture, names)?.into_iter().collect()
+}
+
+/// So many roots are made at a time: one waits for the network while another is unpacked.
+const AT_ONCE: usize = 3;
+
+/// The Ruby in each of these roots, in their order, or why there is none.
+fn each_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<Result<PathBuf>>> {
     fs::create_dir_all(lab).with_context(|| format!("cannot create {}", lab.display()))?;
     // Two at once would each remove what the other one is unpacking.
     let lock = lab.join(".lock");
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     lock.lock().context("cannot lock the lab")?;
-    chosen(names)
-        .map(|suite| {
-            let root = lab.join(suite.name);
-            if !suite.is_complete(&root) {
-                make(suite, &root, architecture)
-                    .with_context(|| format!("cannot make the {} root", suite.name))?;
+    let suites: Vec<_> = chosen(names).map(|suite| (suite, lab.join(suite.name))).collect();
+    let (there, missing): (Vec<_>, Vec<_>) = suites.iter().partition(|(suite, root)| suite.is_complete(root));
+    let mut made: Vec<_> = there.into_iter().map(|(suite, _)| (suite.name, Ok(()))).collect();
+    if !missing.is_empty() {
+        setup::ensure(&[Purpose::Lab])?;
+    }
+    for some in missing.chunks(AT_ONCE) {
+        thread::scope(|scope| {
+            let making = some
+                .iter()
+                .map(|(suite, root)| (suite.name, scope.spawn(|| make(suite, root, architecture))));
+            let making: Vec<_> = making.collect();
+            for (name, thread) in making {
+                let outcome = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+                made.push((name, outcome.with_context(|| format!("cannot make the {name} root"))));
             }
-            Ok(root.join(suite.ruby().trim_start_matches('/')))
-        })
-        .collect()
+        });
+    }
+    let mut made: BTreeMap<_, _> = made.into_iter().collect();
+    let outcome = |(suite, root): &(&Suite, PathBuf)| {
+        let ruby = root.join(suite.ruby().trim_start_matches('/'));
+        made.remove(suite.name).map(|outcome| outcome.map(|()| ruby))
+    };
+    Ok(suites.iter().filter_map(outcome).collect())
 }
 
 /// The root that a Ruby is in.
@@ -288,7 +313,6 @@ pub(crate) fn root_of(ruby: &Path) -> Result<&Path> {
 }
 
 fn make(suite: &Suite, root: &Path, architecture: &str) -> Result<()> {
-    setup::ensure(&[Purpose::Lab])?;
     progress(format!("lab: unpacking Ruby {} of {} (10 to 20 s)", suite.series, suite.name));
     let started = Instant::now();
     let part = root.with_extension("part");

@@ -189,7 +189,7 @@ fn planted() -> Result<()> {
 /// Each SIGUSR2 writes a file, also of Rubies of all series; nothing else does.
 #[test]
 fn asked() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let main = Ruby::main()?.label();
     Ruby::each(|ruby| {
         let dir = live.dir("asked")?;
@@ -243,7 +243,7 @@ fn asked() -> Result<()> {
 /// Where nothing happens nothing is written. What has ended is written if that was asked for, and is then all of a short run.
 #[test]
 fn nothing_and_end() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let dir = live.dir("kept")?;
     let command = || -> Result<Vec<OsString>> {
@@ -304,7 +304,7 @@ fn waits() -> Result<()> {
 /// Killed while it writes, gctrace leaves a whole file or none.
 #[test]
 fn killed() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut program = busy(&Ruby::main()?, BUSY)?;
     for ms in [0, 2, 5, 10, 20, 60] {
         let dir = live.dir(&format!("killed-{ms}"))?;
@@ -337,7 +337,7 @@ fn fill(path: &Path) -> Result<()> {
 /// What cannot be written is refused at once; what cannot be written later is said, leaves nothing, and does not end the run.
 #[test]
 fn unwritable() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut program = busy(&Ruby::main()?, BUSY)?;
     let pid = program.pid().to_string();
     let refused = |path: &Path, part: &str| -> Result<()> {
@@ -388,7 +388,7 @@ fn unwritable() -> Result<()> {
 #[test]
 fn bounded() -> Result<()> {
     const SIZE: u64 = 4 << 20;
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut program = busy(&Ruby::main()?, &BUSY.replace("3.times", "12.times").replace("0.002", "0.0005"))?;
     let peak = |gctrace: &Gctrace| -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", gctrace.pid()))?;

@@ -1,18 +1,20 @@
 //! Recordings: `gctrace report` makes the same outputs as the run itself, and written data survive a kill and a full disk.
 
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::Invocation;
-use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+use gctrace_tests::{ledger, memory};
 use gctrace_user::export::{ExportError, Exporter, Outputs};
 use gctrace_user::ledger::Ledger as Account;
 use gctrace_user::model::gvl::GvlGap;
@@ -183,6 +185,83 @@ fn killed() -> Result<()> {
         let lost = ts(lines.iter().rev().nth(1))? - ts(replayed.last())?;
         ensure!(lost < 1.5, "{lost} s are lost after {ms} ms");
     }
+    Ok(())
+}
+
+/// Killed at 50 moments, from before there is a file until some chunks are in it, what is in the file is read up to its last whole
+/// chunk, which one line says. The traced program has the result and the code of one that was left alone.
+#[test]
+fn killed_at_50_moments() -> Result<()> {
+    /// After at most so many milliseconds gctraces are killed, half of them from their start on, half from when they trace: before there
+    /// is a file, and until about the third chunk.
+    const LATEST: u64 = 2500;
+    let live = Live::begin()?;
+    let mut program = Script::unwitnessed(&live, &Ruby::main()?, "steady.rb")?.start()?;
+    program.wait_for("ready")?;
+    let pid = program.pid();
+    let (events, code) = (memory::uprobe_events()?, memory::changed_code(pid)?);
+    let mut moments = Vec::new();
+    for _ in 0..50 {
+        let mut random = [0; 8];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+        moments.push(u64::from_le_bytes(random) % LATEST);
+    }
+    let (mut with_cycles, mut cut_chunks) = (0, 0);
+    for some in moments.chunks(10) {
+        let killed = std::thread::scope(|scope| {
+            let one = |(number, ms): (usize, &u64)| -> Result<PathBuf> {
+                let recording = live.path(&format!("{number}.gctrace"));
+                let args = ["--pid".into(), pid.to_string().into(), "--record".into()];
+                let args = [&args[..], &[recording.clone().into_os_string()]].concat();
+                let invocation = Invocation::jsonl(args)?;
+                let gctrace = if number % 2 == 0 { invocation.start()? } else { invocation.start_ready()? };
+                std::thread::sleep(Duration::from_millis(*ms));
+                let finished = gctrace.kill()?;
+                ensure!(!finished.status.success(), "it was not killed after {ms} ms: {}", finished.errors());
+                Ok(recording)
+            };
+            let running: Vec<_> =
+                some.iter().enumerate().map(|one_of| scope.spawn(move || one(one_of))).collect();
+            running.into_iter().map(|one| one.join().expect("no panic")).collect::<Result<Vec<_>>>()
+        })?;
+        for (recording, ms) in killed.iter().zip(some) {
+            let Ok(bytes) = std::fs::read(recording) else { continue };
+            let args =
+                [OsString::from("report"), recording.into(), "--brief".into(), "--format=jsonl".into()];
+            let replayed = Invocation::new(args)?.run()?;
+            let (errors, lines) = (replayed.errors(), replayed.stdout.join("\n"));
+            if bytes.is_empty() {
+                ensure!(errors.trim_end().ends_with("it is not a gctrace recording"), "{ms} ms: {errors}");
+            } else {
+                ensure!(errors.matches(" was cut off: it ends after ").count() == 1, "{ms} ms: {errors}");
+                ensure!(
+                    !errors.contains("DO NOT ADD UP") && !errors.contains("damaged"),
+                    "{ms} ms: {errors}"
+                );
+                cut_chunks += u64::from(errors.contains(" bytes of an incomplete chunk were not read"));
+            }
+            let counts: Vec<u64> = cycles(&lines)
+                .iter()
+                .map(|cycle| serde_json::from_str::<Value>(cycle)?["count"].as_u64().context("its count"))
+                .collect::<Result<_>>()?;
+            ensure!(counts.is_sorted_by(|one, next| one + 1 == *next), "{ms} ms: {counts:?}");
+            with_cycles += u64::from(!counts.is_empty());
+            std::fs::remove_file(recording)?;
+        }
+    }
+    eprintln!("{with_cycles} recordings have cycles, {cut_chunks} end within a chunk");
+    ensure!(with_cycles > 0, "no recording has a cycle: all were killed too early");
+    let deadline = Instant::now() + Duration::from_mins(1);
+    while memory::changed_code(pid)? != code {
+        ensure!(Instant::now() < deadline, "the program's code is still changed");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    ensure!(memory::uprobe_events()? == events, "probes are left in uprobe_events");
+    ensure!(program.running()?, "the program has ended by itself");
+    program.say("stop")?;
+    let done = program.finish_any()?.finished;
+    ensure!(done.status.code() == Some(7) && done.stderr.is_empty(), "{}: {}", done.status, done.errors());
+    ensure!(done.stdout == ["ready", "checksum 524657833"], "it printed {:?}", done.stdout);
     Ok(())
 }
 

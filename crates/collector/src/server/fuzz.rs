@@ -155,7 +155,8 @@ fn damage() {
     let changes = prop::collection::vec((at, 0..12_usize, with), 1..5);
     let noise = prop::collection::vec(any::<u8>(), 0..400);
     let cases = (any::<bool>(), prop_oneof![5 => changes.prop_map(Ok), 1 => noise.prop_map(Err)], manner());
-    each(400, &cases, |(chunked, change, manner)| {
+    // Which damage leaves another token depends on how the set was compressed, and is rare.
+    each(1500, &cases, |(chunked, change, manner)| {
         let wire = match change {
             Err(noise) => noise,
             Ok(changes) => {

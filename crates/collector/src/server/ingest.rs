@@ -1,6 +1,7 @@
 //! Processing of a set: it is read, judged, kept and answered. It is kept only if all of it is good.
 
 use std::{
+    borrow::Cow,
     io::{self, BufWriter, Read, Write as _},
     sync::atomic::Ordering,
 };
@@ -10,7 +11,7 @@ use hyper::StatusCode;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-use super::{MAX_BODY, Shared, access, advice::Advice, body::Body, now, routes::Answer};
+use super::{LARGE, MAX_BODY, Shared, access, advice::Advice, body::Body, now, routes::Answer};
 use crate::{
     digest::Digest,
     store::{App, Group, NewSet, SetId, StoreError, TokenHash},
@@ -74,7 +75,15 @@ pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
 pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     let mut intake = Intake { shared, work, judged: None, refusal: None };
     let bytes = work.body.bytes.as_slice();
-    let (read, hash) = if work.gzip {
+    // From memory it is read in half the time that it takes from a stream.
+    let text = match work.gzip {
+        true if work.size > LARGE => None,
+        true => expanded(bytes, work.size).map(Cow::Owned),
+        false => Some(Cow::Borrowed(bytes)),
+    };
+    let (read, hash) = if let Some(text) = text {
+        (wire::read_slice(&text, &mut intake), Sha256::digest(&text))
+    } else {
         let mut stream =
             Stream { inner: GzDecoder::new(bytes).take(work.size as u64 + 1), hash: Sha256::new() };
         let read = wire::read(io::BufReader::with_capacity(64 << 10, &mut stream), &mut intake);
@@ -84,8 +93,6 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
             return Ok(Answer::bad(format!("payload: {problem}")));
         }
         (read, stream.hash.finalize())
-    } else {
-        (wire::read_slice(bytes, &mut intake), Sha256::digest(bytes))
     };
     let Intake { judged, refusal, .. } = intake;
     if let Some(refusal) = refusal {
@@ -154,6 +161,14 @@ fn variables(header: &Header) -> Map<String, Value> {
         .filter(|(name, _)| shown(name))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
+}
+
+/// The content of a gzip file, of which `size` is the announced size; `None`: it has another size, is damaged, or something follows it.
+fn expanded(file: &[u8], size: usize) -> Option<Vec<u8>> {
+    let mut stream = GzDecoder::new(file).take(size as u64 + 1);
+    let mut text = Vec::with_capacity(size + 1);
+    stream.read_to_end(&mut text).ok()?;
+    (text.len() == size && stream.get_ref().get_ref().is_empty()).then_some(text)
 }
 
 /// A decompressed stream, hashed as it is read.
@@ -267,7 +282,27 @@ fn older(version: &str, minimum: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{announced_size, older};
+    use std::io::Write as _;
+
+    use super::{Compression, GzEncoder, announced_size, expanded, older};
+
+    /// A whole file is read from memory. Of others nothing is taken from there: what is wrong with them is found as they are streamed.
+    #[test]
+    fn expands() {
+        let mut file = GzEncoder::new(Vec::new(), Compression::fast());
+        file.write_all(b"[[null,\"3.1\"]]").unwrap();
+        let file = file.finish().unwrap();
+        assert_eq!(expanded(&file, 14).as_deref(), Some(&b"[[null,\"3.1\"]]"[..]));
+        assert_eq!((expanded(&file, 13), expanded(&file, 15)), (None, None));
+        assert_eq!(expanded(&[&file[..], b"x"].concat(), 14), None);
+        for at in 0..file.len() {
+            assert_eq!(expanded(&file[..at], 14), None, "{at}");
+        }
+        let mut damaged = file.clone();
+        let sum = damaged.len() - 8;
+        damaged[sum] ^= 1;
+        assert_eq!(expanded(&damaged, 14), None);
+    }
 
     /// A body that is not a gzip file is reported as that, whatever its last four bytes would be as a size.
     #[test]

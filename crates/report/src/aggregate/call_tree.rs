@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use super::number_hash::Numbers;
 use crate::model::stack::{Frame, FrameKind};
 
 /// A call path: its last frame, and the path of that frame's caller.
@@ -46,9 +47,9 @@ pub struct CallTree {
     frames: Vec<Arc<Frame>>,
     by_content: HashMap<Arc<Frame>, FrameId>,
     /// Frames come interned, so most are known by their address. Each is kept alive here, so that its address is not reused.
-    by_address: HashMap<usize, (Arc<Frame>, FrameId)>,
+    by_address: HashMap<usize, (Arc<Frame>, FrameId), Numbers>,
     nodes: Vec<Node>,
-    children: HashMap<(NodeId, FrameId), NodeId>,
+    children: HashMap<(NodeId, FrameId), NodeId, Numbers>,
     limit: usize,
 }
 
@@ -66,9 +67,9 @@ impl CallTree {
         let mut tree = Self {
             frames: Vec::new(),
             by_content: HashMap::new(),
-            by_address: HashMap::new(),
+            by_address: HashMap::default(),
             nodes: Vec::new(),
-            children: HashMap::new(),
+            children: HashMap::default(),
             limit: limit.max(2),
         };
         let frame = tree.add_frame(&beyond);

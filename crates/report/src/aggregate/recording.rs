@@ -29,7 +29,10 @@ pub use self::pattern::Pattern;
 pub use self::requests::RequestMoment;
 pub use self::traces::TraceIndex;
 use self::traces::Traces;
-use super::call_tree::{CallTree, NodeId};
+use super::{
+    call_tree::{CallTree, NodeId},
+    number_hash::Numbers,
+};
 use crate::model::{
     Container, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::{GvlGap, GvlTimes},
@@ -279,8 +282,10 @@ pub struct Recording {
     traces: Traces,
     /// Replaces an empty stack: readers drop samples without frames, or show them as idle time.
     no_stack: Stack,
-    current: HashMap<u32, ProcessIndex>,
+    current: HashMap<u32, ProcessIndex, Numbers>,
     thread_of: HashMap<Thread, ThreadIndex>,
+    /// The thread that was looked up last: mostly it is the next one, too.
+    last_thread: Option<(Thread, ThreadIndex)>,
     beyond: Option<ThreadIndex>,
 }
 
@@ -339,8 +344,9 @@ impl Recording {
                 first_line: 0,
                 address: 0,
             })]),
-            current: HashMap::new(),
+            current: HashMap::default(),
             thread_of: HashMap::new(),
+            last_thread: None,
             beyond: None,
         }
     }
@@ -455,12 +461,13 @@ impl Recording {
         }
     }
 
-    fn heard(&mut self, process: &Process, ts_ns: u64) {
+    fn heard(&mut self, process: &Process, ts_ns: u64) -> ProcessIndex {
         let index = self.process_index(process, ts_ns);
         if let Some(facts) = self.processes.get_mut(index) {
             facts.first_ns = facts.first_ns.min(ts_ns);
             facts.last_ns = facts.last_ns.max(ts_ns);
         }
+        index
     }
 
     fn process_index(&mut self, process: &Process, ts_ns: u64) -> ProcessIndex {
@@ -488,10 +495,15 @@ impl Recording {
     }
 
     fn thread(&mut self, process: &Process, tid: u32, name: &Arc<str>, ts_ns: u64) -> ThreadIndex {
-        self.heard(process, ts_ns);
-        let process = self.process_index(process, ts_ns);
+        let process = self.heard(process, ts_ns);
+        if let Some((last, index)) = &self.last_thread
+            && (last.process, last.tid, &last.name) == (process, tid, name)
+        {
+            return *index;
+        }
         let thread = Thread { process, tid, name: name.clone() };
         if let Some(&index) = self.thread_of.get(&thread) {
+            self.last_thread = Some((thread, index));
             return index;
         }
         if self.threads.len() >= self.limits.threads {

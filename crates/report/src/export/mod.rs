@@ -43,6 +43,7 @@ mod windows;
 
 pub use file::{belong_to, check_path, published, write_atomically, write_private};
 pub(crate) use file::{give_to_owner, write_new};
+pub use otlp::process_context;
 pub use outputs::Outputs;
 pub use place::{place, program, started_by};
 
@@ -84,7 +85,7 @@ pub enum ExportError {
         why: String,
     },
     /// A thread cannot be started.
-    #[error("starting a thread that sends: {0}")]
+    #[error("starting a thread: {0}")]
     Thread(#[source] io::Error),
     /// Adding to a recording failed.
     #[error("writing {path}: {source}; the recording ends before this")]
@@ -131,6 +132,10 @@ pub trait Exporter {
     fn see(&mut self, _process: &Process, _seen: Seen<'_>) -> Result<(), ExportError> {
         Ok(())
     }
+    /// A process that is traced, or comes from one, has forked this one (its pid), which is traced from its first event on.
+    fn forked(&mut self, _pid: u32) {}
+    /// A forked process has ended or replaced its program, whether it was traced or not.
+    fn left(&mut self, _pid: u32) {}
     /// A process (or an image) is not traced.
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
         Ok(())

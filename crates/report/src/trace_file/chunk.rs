@@ -5,7 +5,7 @@
 
 use std::io::{self, Read, Seek, Write};
 
-use flate2::{Compression, read::ZlibDecoder, write::ZlibEncoder};
+use flate2::{Compression, Decompress, FlushDecompress, Status, write::ZlibEncoder};
 
 use super::{FORMAT, MAGIC, MAX_CHUNK_BYTES, Volume};
 
@@ -77,9 +77,58 @@ pub(super) fn entries_of(stored: &[u8]) -> Option<Vec<u8>> {
     let beginning = beginning();
     let mut chunks = Chunks::open((&beginning[..]).chain(stored)).ok()?;
     match chunks.next().ok()? {
-        Next::Entries(content) => Some(content),
+        Next::Entries(chunk) => Expander::default().expand(&chunk).ok(),
         Next::Header(_) | Next::Ended(_) => None,
     }
+}
+
+/// A chunk as it is stored.
+#[derive(Debug)]
+pub(super) struct Stored {
+    bytes: Vec<u8>,
+    /// Length of its content.
+    content: usize,
+}
+
+/// Checks and expands chunks.
+#[derive(Debug)]
+pub(super) struct Expander(Decompress);
+
+impl Default for Expander {
+    fn default() -> Self {
+        Self(Decompress::new(true))
+    }
+}
+
+impl Expander {
+    /// The content of a chunk, or what is wrong with it.
+    pub(super) fn expand(&mut self, chunk: &Stored) -> Result<Vec<u8>, String> {
+        let Stored { bytes, content } = chunk;
+        let (found, sum) = (checksum(bytes), word(bytes, 12));
+        if found != sum {
+            return Err(format!("its checksum is {found:08x}, not {sum:08x}"));
+        }
+        let Self(decoder) = self;
+        decoder.reset(true);
+        // One byte more shows that there is more.
+        let mut expanded = Vec::with_capacity(content + 1);
+        let cannot = |why: String| Err(format!("it cannot be expanded: {why}"));
+        match decoder.decompress_vec(&bytes[HEAD..], &mut expanded, FlushDecompress::Finish) {
+            Ok(_) if expanded.len() > *content => {}
+            Ok(Status::StreamEnd) => {}
+            Ok(Status::Ok | Status::BufError) => return cannot("it is cut off".to_owned()),
+            Err(error) => return cannot(error.to_string()),
+        }
+        if expanded.len() != *content {
+            return Err(format!("it does not expand to the {content} bytes that it names"));
+        }
+        Ok(expanded)
+    }
+}
+
+/// A number of a chunk's head.
+fn word(chunk: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]])
 }
 
 /// Reads chunks.
@@ -92,12 +141,14 @@ pub(super) struct Chunks<R> {
     whole: u64,
     /// Bytes of their contents.
     expanded: u64,
+    expander: Expander,
 }
 
 /// What comes next.
 pub(super) enum Next {
     Header(Vec<u8>),
-    Entries(Vec<u8>),
+    /// Neither checked nor expanded.
+    Entries(Stored),
     Ended(Ending),
 }
 
@@ -116,7 +167,7 @@ impl<R: Read> Chunks<R> {
             let why = format!("it has version {version} of the format; this gctrace reads version {FORMAT}");
             return Err(ChunkError::Damaged(why));
         }
-        Ok(Self { from, offset: expected.len() as u64, whole: 0, expanded: 0 })
+        Ok(Self { from, offset: expected.len() as u64, whole: 0, expanded: 0, expander: Expander::default() })
     }
 
     /// Where the next chunk begins.
@@ -129,50 +180,46 @@ impl<R: Read> Chunks<R> {
         Volume { chunks: self.whole, stored: self.offset, expanded: self.expanded }
     }
 
-    /// The next chunk, expanded.
+    /// The next chunk; one with entries as it is stored, any other expanded.
     pub(super) fn next(&mut self) -> Result<Next, ChunkError> {
-        let damaged = |why: String| Err(ChunkError::Damaged(why));
         let mut bytes = Vec::new();
         self.read(HEAD, &mut bytes)?;
         if bytes.len() < HEAD {
             return Ok(Next::Ended(Ending::CutOff(bytes.len() as u64)));
         }
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let (kind, stored, content, sum) = (word(0), word(4) as usize, word(8) as usize, word(12));
+        let (kind, stored, content) = (word(&bytes, 0), word(&bytes, 4) as usize, word(&bytes, 8) as usize);
         // zlib adds at most a few bytes to what cannot be compressed.
         let most = MAX_CHUNK_BYTES + MAX_CHUNK_BYTES / 1024 + 64;
         if stored > most || content > MAX_CHUNK_BYTES {
-            return damaged(format!("its lengths, {stored} and {content}, exceed {MAX_CHUNK_BYTES} bytes"));
+            let why = format!("its lengths, {stored} and {content}, exceed {MAX_CHUNK_BYTES} bytes");
+            return Err(ChunkError::Damaged(why));
         }
         self.read(stored, &mut bytes)?;
         if bytes.len() < HEAD + stored {
             return Ok(Next::Ended(Ending::CutOff(bytes.len() as u64)));
         }
-        let found = checksum(&bytes);
-        if found != sum {
-            return damaged(format!("its checksum is {found:08x}, not {sum:08x}"));
+        let chunk = Stored { bytes, content };
+        let length = chunk.bytes.len();
+        if kind == Kind::Entries as u32 {
+            self.pass(length, content);
+            return Ok(Next::Entries(chunk));
         }
-        let mut expanded = Vec::new();
-        // One byte more shows that there is more.
-        let mut decoder = ZlibDecoder::new(&bytes[HEAD..]).take(content as u64 + 1);
-        if let Err(error) = decoder.read_to_end(&mut expanded) {
-            return damaged(format!("it cannot be expanded: {error}"));
+        let expanded = self.expander.expand(&chunk).map_err(ChunkError::Damaged)?;
+        if kind == Kind::End as u32 {
+            let ended = self.ended()?;
+            self.pass(length, 0);
+            return Ok(ended);
         }
-        if expanded.len() != content {
-            return damaged(format!("it does not expand to the {content} bytes that it names"));
+        if kind != Kind::Header as u32 {
+            return Err(ChunkError::Damaged(format!("chunks of kind {kind} are not known")));
         }
-        let next = match kind {
-            kind if kind == Kind::Header as u32 => Next::Header(expanded),
-            kind if kind == Kind::Entries as u32 => Next::Entries(expanded),
-            kind if kind == Kind::End as u32 => {
-                let ended = self.ended()?;
-                self.pass(bytes.len(), 0);
-                return Ok(ended);
-            }
-            kind => return damaged(format!("chunks of kind {kind} are not known")),
-        };
-        self.pass(bytes.len(), content);
-        Ok(next)
+        self.pass(length, content);
+        Ok(Next::Header(expanded))
+    }
+
+    /// As much was read, as it is known now: what follows turned out not to be readable.
+    pub(super) fn read_only(&mut self, volume: Volume) {
+        (self.whole, self.offset, self.expanded) = (volume.chunks, volume.stored, volume.expanded);
     }
 
     fn pass(&mut self, stored: usize, expanded: usize) {

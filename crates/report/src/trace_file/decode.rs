@@ -1,19 +1,24 @@
 //! From the messages of a chunk to what was seen. Every index and number is checked.
 
 mod bounds;
+mod fields;
 mod gc;
 mod gvl;
+mod known;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     ffi::OsString,
     os::unix::ffi::OsStringExt as _,
     sync::{Arc, LazyLock},
 };
 
 use gctrace_common::stats::Counter;
-use prost::Message as _;
 
+use self::{
+    fields::{Fields, Value},
+    known::Text,
+};
 use super::{Invalid, STACK_FRAMES, codes::Code, wire};
 use crate::{
     aggregate::endpoint::METHODS,
@@ -26,10 +31,14 @@ use crate::{
     ruby::{RubyVersion, stat},
 };
 
-pub(super) use gc::Owned;
+pub(super) use self::{gc::Owned, known::Known};
 
 /// Words that the model has as constants.
 static WORDS: LazyLock<HashSet<&'static str>> = LazyLock::new(|| stat::words().chain(METHODS).collect());
+
+/// The counters of the kernel by their names.
+static COUNTERS: LazyLock<HashMap<&'static str, usize>> =
+    LazyLock::new(|| Counter::ALL.iter().map(|counter| (counter.name(), *counter as usize)).collect());
 
 /// An entry.
 pub(super) enum Recorded {
@@ -40,55 +49,73 @@ pub(super) enum Recorded {
     Began(u64),
     Closed(u64),
     GvlGap(GvlGap),
-    Account(Ledger),
+    Account(Box<Ledger>),
     Flushed(u64),
-    Finished(Ledger),
-    Settled(Ledger),
+    Finished(Box<Ledger>),
+    Settled(Box<Ledger>),
 }
 
 /// A chunk whose tables have been read.
+#[derive(Default)]
 pub(super) struct Tables {
-    texts: Vec<Arc<str>>,
+    texts: Vec<Text>,
     frames: Vec<Arc<Frame>>,
     leaves: Vec<u32>,
     callers: Vec<u32>,
     /// Frames of each stack.
     depths: Vec<usize>,
+    /// Stacks that an entry had: others share them.
+    stacks: Vec<Option<Stack>>,
     images: Vec<Arc<Image>>,
     processes: Vec<Process>,
     /// How many frames its entries may still have.
     frames_left: usize,
 }
 
-/// Reads a chunk: its tables and its entries.
-pub(super) fn chunk(bytes: &[u8]) -> Result<(Tables, Vec<Recorded>), Invalid> {
-    let chunk = wire::Chunk::decode(bytes).map_err(|error| Invalid::new(error.to_string()))?;
-    let wire::Chunk { texts, frames, leaves, callers, images, processes, entries } = chunk;
-    let mut tables = Tables {
-        texts: texts.into_iter().map(Arc::from).collect(),
-        frames: Vec::with_capacity(frames.len()),
-        depths: Vec::with_capacity(leaves.len()),
-        leaves,
-        callers,
-        images: Vec::with_capacity(images.len()),
-        processes: Vec::with_capacity(processes.len()),
-        frames_left: STACK_FRAMES,
-    };
-    for frame in frames {
-        let frame = Arc::new(tables.frame(&frame)?);
-        tables.frames.push(frame);
+/// Reads a chunk: its tables and its entries. Numbers of fields are those of [`wire::Chunk`].
+pub(super) fn chunk(bytes: &[u8], known: &mut Known) -> Result<(Tables, Vec<Recorded>), Invalid> {
+    let mut tables = Tables { frames_left: STACK_FRAMES, ..Tables::default() };
+    let (mut frames, mut images, mut processes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut entries = 0;
+    for field in Fields::of(bytes) {
+        match field? {
+            (1, value) => {
+                let text = known.text(tables.texts.len(), value.bytes()?)?;
+                tables.texts.push(text);
+            }
+            (2, value) => frames.push(value.message::<wire::Frame>()?),
+            (3, value) => value.small_numbers(&mut tables.leaves)?,
+            (4, value) => value.small_numbers(&mut tables.callers)?,
+            (5, value) => images.push(value.message::<wire::Image>()?),
+            (6, value) => processes.push(value.message::<wire::Process>()?),
+            (7, value) => {
+                value.bytes()?;
+                entries += 1;
+            }
+            _ => {}
+        }
+    }
+    for frame in &frames {
+        let frame = tables.frame(frame)?;
+        tables.frames.push(known.frame(tables.frames.len(), frame));
     }
     tables.check_stacks()?;
     for image in images {
-        let image = Arc::new(tables.image(image)?);
-        tables.images.push(image);
+        let image = tables.image(image)?;
+        tables.images.push(known.image(image));
     }
     for process in &processes {
         let process = tables.process_of(process)?;
         tables.processes.push(process);
     }
-    let entries = entries.into_iter().map(|entry| tables.entry(entry)).collect::<Result<_, _>>()?;
-    Ok((tables, entries))
+    // Entries refer to tables that may come after them.
+    let mut recorded = Vec::with_capacity(entries);
+    for field in Fields::of(bytes) {
+        if let (7, Value::Bytes(entry)) = field? {
+            recorded.push(tables.entry(entry)?);
+        }
+    }
+    Ok((tables, recorded))
 }
 
 /// What the table does not have.
@@ -107,8 +134,12 @@ impl Tables {
         self.processes.get(index)
     }
 
-    fn text(&self, index: u32) -> Result<&Arc<str>, Invalid> {
+    fn indexed(&self, index: u32) -> Result<&Text, Invalid> {
         self.texts.get(index as usize).ok_or_else(|| beyond("text", index))
+    }
+
+    fn text(&self, index: u32) -> Result<&Arc<str>, Invalid> {
+        self.indexed(index).map(|text| &text.text)
     }
 
     fn owned(&self, index: u32) -> Result<String, Invalid> {
@@ -124,8 +155,8 @@ impl Tables {
     }
 
     fn word(&self, index: u32) -> Result<&'static str, Invalid> {
-        let text = self.text(index)?;
-        WORDS.get(&**text).copied().ok_or_else(|| Invalid::new(format!("the word {text:?} is not known")))
+        let Text { text, word } = self.indexed(index)?;
+        word.ok_or_else(|| Invalid::new(format!("the word {text:?} is not known")))
     }
 
     fn optional_word(&self, index: Option<u32>) -> Result<Option<&'static str>, Invalid> {
@@ -164,6 +195,7 @@ impl Tables {
             };
             self.depths.push(above + 1);
         }
+        self.stacks.resize(self.leaves.len(), None);
         Ok(())
     }
 
@@ -174,14 +206,21 @@ impl Tables {
             .frames_left
             .checked_sub(depth)
             .ok_or_else(|| Invalid::new(format!("stacks have more than {STACK_FRAMES} frames together")))?;
+        let index = at;
+        if let Some(stack) = &self.stacks[index] {
+            return Ok(Arc::clone(stack));
+        }
         let mut frames = Vec::with_capacity(depth);
         loop {
             frames.push(Arc::clone(&self.frames[self.leaves[at] as usize]));
             match (self.callers[at] as usize).checked_sub(1) {
                 Some(caller) => at = caller,
-                None => return Ok(frames.into()),
+                None => break,
             }
         }
+        let stack = Stack::from(frames);
+        self.stacks[index] = Some(Arc::clone(&stack));
+        Ok(stack)
     }
 
     fn optional_stack(&mut self, number: Option<u32>) -> Result<Option<Stack>, Invalid> {
@@ -269,13 +308,13 @@ impl Tables {
         })
     }
 
-    fn account(&self, account: &wire::Account) -> Result<Ledger, Invalid> {
+    fn account(&self, account: Value<'_>) -> Result<Box<Ledger>, Invalid> {
+        let account = account.message::<wire::Account>()?;
         let unknown = |name: &str| Invalid::new(format!("the counter {name:?} is not known"));
         let mut kernel = vec![0; Counter::ALL.len()];
         for count in &account.kernel {
             let name = self.text(count.name_text)?;
-            let counter = Counter::ALL.iter().find(|counter| counter.name() == &**name);
-            kernel[*counter.ok_or_else(|| unknown(name))? as usize] = count.count;
+            kernel[*COUNTERS.get(&**name).ok_or_else(|| unknown(name))?] = count.count;
         }
         let mut user = UserCounts::default();
         for count in &account.user {
@@ -285,32 +324,41 @@ impl Tables {
             }
         }
         let extent = Code::of(account.extent)?;
-        Ok(Ledger { kernel: account.has_kernel.then_some(kernel), user, extent })
+        Ok(Box::new(Ledger { kernel: account.has_kernel.then_some(kernel), user, extent }))
     }
 
-    /// What an entry says.
-    fn entry(&mut self, entry: wire::Entry) -> Result<Recorded, Invalid> {
-        use wire::What;
-        let what = required(entry.what, "what an entry says")?;
-        let recorded = match what {
-            What::Refused(refused) => Recorded::Refused(
-                refused.pid,
-                Arc::clone(self.text(refused.path_text)?),
-                Arc::clone(self.text(refused.reason_text)?),
-            ),
-            What::Began(ts_ns) => Recorded::Began(ts_ns),
-            What::Closed(ts_ns) => Recorded::Closed(ts_ns),
-            What::GvlGap(gap) => Recorded::GvlGap(gvl::gap(*gap)),
-            What::Account(account) => Recorded::Account(self.account(&account)?),
-            What::Flushed(now_ns) => Recorded::Flushed(now_ns),
-            What::Finished(account) => Recorded::Finished(self.account(&account)?),
-            What::Settled(account) => Recorded::Settled(self.account(&account)?),
-            of_process => {
-                let index = required(entry.process, "the process of an entry")?;
+    /// What an entry says. Numbers of fields are those of [`wire::Entry`].
+    fn entry(&mut self, entry: &[u8]) -> Result<Recorded, Invalid> {
+        let (mut process, mut what) = (None, None);
+        for field in Fields::of(entry) {
+            match field? {
+                (1, value) => process = Some(value.number()? as u32),
+                said @ (2..=14 | 20..=27, _) => what = Some(said),
+                _ => {}
+            }
+        }
+        let recorded = match required(what, "what an entry says")? {
+            (20, value) => {
+                let refused = value.message::<wire::Refused>()?;
+                Recorded::Refused(
+                    refused.pid,
+                    Arc::clone(self.text(refused.path_text)?),
+                    Arc::clone(self.text(refused.reason_text)?),
+                )
+            }
+            (21, ts_ns) => Recorded::Began(ts_ns.number()?),
+            (22, ts_ns) => Recorded::Closed(ts_ns.number()?),
+            (23, gap) => Recorded::GvlGap(gvl::gap(gap.message()?)),
+            (24, account) => Recorded::Account(self.account(account)?),
+            (25, now_ns) => Recorded::Flushed(now_ns.number()?),
+            (26, account) => Recorded::Finished(self.account(account)?),
+            (27, account) => Recorded::Settled(self.account(account)?),
+            (kind, seen) => {
+                let index = required(process, "the process of an entry")?;
                 if index as usize >= self.processes.len() {
                     return Err(beyond("process", index));
                 }
-                let seen = self.seen(of_process)?;
+                let seen = self.seen(kind, seen)?;
                 self.check_states(index as usize, &seen)?;
                 Recorded::Seen(index as usize, seen)
             }

@@ -4,6 +4,7 @@
 //! described in docs/recording.md: [`chunk`] frames compressed chunks, `wire` has their messages, `encode` and `decode` translate
 //! between these and the model.
 
+mod ahead;
 mod chunk;
 mod codes;
 mod decode;

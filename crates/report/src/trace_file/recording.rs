@@ -10,8 +10,8 @@ use prost::Message as _;
 
 use super::{
     Dump, Header, Host, Invalid, ReadError, Subjects, Volume,
-    chunk::{ChunkError, Chunks, Ending, Next},
-    decode::{self, Recorded, Tables},
+    chunk::{ChunkError, Chunks, Ending, Expander, Next, Stored},
+    decode::{self, Known, Recorded, Tables},
     wire,
 };
 use crate::clock::WallClock;
@@ -22,6 +22,22 @@ pub struct Recording<R = BufReader<File>> {
     path: PathBuf,
     chunks: Chunks<R>,
     header: Header,
+    reader: ChunkReader,
+}
+
+/// Reads what is in chunks with entries.
+#[derive(Debug, Default)]
+pub(super) struct ChunkReader {
+    expander: Expander,
+    known: Known,
+}
+
+impl ChunkReader {
+    /// What is in a chunk.
+    pub(super) fn read(&mut self, chunk: &Stored) -> Result<(Tables, Vec<Recorded>), Invalid> {
+        let content = self.expander.expand(chunk).map_err(Invalid::new)?;
+        decode::chunk(&content, &mut self.known)
+    }
 }
 
 impl Recording {
@@ -71,7 +87,7 @@ impl<R: Read> Recording<R> {
                 carried,
             }),
         };
-        Ok(Self { path: path.to_owned(), chunks, header })
+        Ok(Self { path: path.to_owned(), chunks, header, reader: ChunkReader::default() })
     }
 
     /// What holds for the whole recording.
@@ -104,21 +120,37 @@ impl<R: Read> Recording<R> {
 
     /// The next chunk with entries, or how the recording ends.
     pub(super) fn next(&mut self) -> Result<Result<(Tables, Vec<Recorded>), Ending>, ReadError> {
+        let before = self.volume();
+        match self.stored()? {
+            Err(ending) => Ok(Err(ending)),
+            Ok(chunk) => self.reader.read(&chunk).map(Ok).map_err(|invalid| {
+                self.chunks.read_only(before);
+                damaged(&self.path, before.stored, invalid)
+            }),
+        }
+    }
+
+    /// The next chunk with entries as it is stored, or how the recording ends.
+    pub(super) fn stored(&mut self) -> Result<Result<Stored, Ending>, ReadError> {
         let offset = self.chunks.offset();
         let next = self.chunks.next().map_err(|error| match error {
             ChunkError::Io(source) => ReadError::Io { path: self.path.clone(), source },
-            ChunkError::Damaged(why) => self.damaged(offset, Invalid(why)),
+            ChunkError::Damaged(why) => damaged(&self.path, offset, Invalid(why)),
         })?;
         match next {
-            Next::Entries(bytes) => {
-                decode::chunk(&bytes).map(Ok).map_err(|invalid| self.damaged(offset, invalid))
-            }
-            Next::Header(_) => Err(self.damaged(offset, Invalid("it is a second header".to_owned()))),
+            Next::Entries(chunk) => Ok(Ok(chunk)),
+            Next::Header(_) => Err(damaged(&self.path, offset, Invalid("it is a second header".to_owned()))),
             Next::Ended(ending) => Ok(Err(ending)),
         }
     }
 
-    fn damaged(&self, offset: u64, Invalid(why): Invalid) -> ReadError {
-        ReadError::Damaged { path: self.path.clone(), offset, why }
+    /// Only so much could be read.
+    pub(super) fn read_only(&mut self, volume: Volume) {
+        self.chunks.read_only(volume);
     }
+}
+
+/// A chunk at this place is damaged.
+pub(super) fn damaged(path: &Path, offset: u64, Invalid(why): Invalid) -> ReadError {
+    ReadError::Damaged { path: path.to_owned(), offset, why }
 }

@@ -4,12 +4,11 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io::Read,
     ops::DerefMut,
-    sync::mpsc::sync_channel,
-    thread,
 };
 
 use super::{
     Header, ReadError, Recording,
+    ahead::{self, Chunk},
     chunk::Ending,
     decode::{Owned, Recorded, Tables},
 };
@@ -24,9 +23,6 @@ use crate::{
         seen::{CyclesBefore, ProcessEnd, Seen},
     },
 };
-
-/// Chunks that are read ahead.
-const AHEAD: usize = 2;
 
 /// What was replayed.
 #[derive(Clone, Debug)]
@@ -73,45 +69,23 @@ pub fn replay<R: Read + Send>(
 }
 
 /// [`replay`] of as much as can be read, with something done before each chunk, and after each with entries was read: where it begins,
-/// where it ends. A thread of its own reads ahead: chunks are expanded and decoded while others are handed on.
+/// where it ends. Other threads read ahead: chunks are expanded and decoded while others are handed on.
 pub(super) fn replay_by<R: Read + Send>(
     recording: &mut Recording<R>,
     outputs: &mut Outputs,
-    mut before: impl FnMut(&mut Recording<R>) -> Result<(), ReadError> + Send,
+    before: impl FnMut(&mut Recording<R>) -> Result<(), ReadError> + Send,
     mut read: impl FnMut(u64, u64, &Tables, &[Recorded]),
 ) -> Readable {
     let mut replay = Replay::new(recording.header(), outputs);
-    let path = recording.path().to_owned();
-    let (ending, damage) = thread::scope(|scope| {
-        let (chunks, ahead) = sync_channel(AHEAD);
-        let reader = move || loop {
-            let next = before(recording).and_then(|()| {
-                let begin = recording.offset();
-                Ok((begin, recording.next()?, recording.offset()))
-            });
-            let is_last = !matches!(next, Ok((_, Ok(_), _)));
-            if chunks.send(next).is_err() || is_last {
-                return;
-            }
-        };
-        if let Err(source) =
-            thread::Builder::new().name("gctrace-ahead".to_owned()).spawn_scoped(scope, reader)
-        {
-            return (Ending::CutOff(0), Some(ReadError::Io { path, source }));
-        }
-        for next in ahead {
-            match next {
-                Ok((begin, Ok((tables, entries)), end)) => {
-                    read(begin, end, &tables, &entries);
-                    replay.hand_on(&tables, &entries);
-                }
-                Ok((_, Err(ending), _)) => return (ending, None),
-                Err(error) => return (Ending::CutOff(0), Some(error)),
-            }
-        }
-        // The reader has panicked, and so does the scope.
-        (Ending::CutOff(0), None)
+    let end = ahead::each(recording, before, |chunk| {
+        let Chunk { begin, end, tables, entries } = chunk;
+        read(*begin, *end, tables, entries);
+        replay.hand_on(tables, entries);
     });
+    let (ending, damage) = match end {
+        Ok(ending) => (ending, None),
+        Err(error) => (Ending::CutOff(0), Some(error)),
+    };
     replay.finish();
     let Replay { last_ns, processes, ledger, .. } = replay;
     Readable { replayed: Replayed { ending, last_ns, processes, ledger }, damage }
@@ -162,7 +136,7 @@ impl Before {
         }
         self.left -= 1;
         match entry {
-            Recorded::Account(ledger) => self.account = Some(ledger.clone()),
+            Recorded::Account(ledger) => self.account = Some((**ledger).clone()),
             Recorded::Seen(index, owned) => {
                 let Some(process) = tables.process(*index) else { return true };
                 let Owned::GvlSoFar(so_far) = owned else {

@@ -15,6 +15,7 @@ use crate::{
     model::{Process, gvl::GvlGap, seen::Seen},
 };
 
+mod crash;
 mod flight;
 mod merge;
 pub(crate) mod samples;
@@ -258,7 +259,8 @@ fn contents() -> &'static [Vec<u8>] {
         let mut found = Vec::new();
         loop {
             match chunks.next().unwrap() {
-                chunk::Next::Header(bytes) | chunk::Next::Entries(bytes) => found.push(bytes),
+                chunk::Next::Header(bytes) => found.push(bytes),
+                chunk::Next::Entries(chunk) => found.push(chunk::Expander::default().expand(&chunk).unwrap()),
                 chunk::Next::Ended(_) => return found,
             }
         }

@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod metrics;
+pub mod process_context;
 mod profiles;
 
 pub(super) use profiles::make as profiles;
@@ -48,7 +49,12 @@ fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
-/// The resource of metrics and profiles. A process's own attributes come first, and no attribute comes twice.
+/// Whether an attribute is of one process: where several are added up, that of any of them would be wrong.
+fn of_one_process(key: &str) -> bool {
+    key == "service.instance.id" || key.starts_with("process.")
+}
+
+/// The resource of metrics and profiles; `pid` where it is of one process. Its own attributes come first, and no attribute comes twice.
 fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid: Option<u32>) -> Resource {
     let mut attributes = vec![text("service.name", origin.service.as_str())];
     let mut put = |attribute: KeyValue| {
@@ -56,7 +62,7 @@ fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid:
             attributes.push(attribute);
         }
     };
-    for (key, value) in &origin.attributes {
+    for (key, value) in origin.attributes.iter().filter(|(key, _)| pid.is_some() || !of_one_process(key)) {
         put(text(key, value.as_str()));
     }
     let known = [

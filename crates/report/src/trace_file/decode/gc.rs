@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{super::codes::Code, Invalid, Tables, gvl, required, wire};
+use super::{
+    super::codes::Code,
+    Invalid, Tables,
+    fields::{Fields, Value},
+    gvl, required, wire,
+};
 use crate::{
     model::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
@@ -96,40 +101,42 @@ impl Tables {
         Ok(())
     }
 
-    pub(super) fn seen(&mut self, what: wire::What) -> Result<Owned, Invalid> {
-        use wire::What;
-        Ok(match what {
-            What::Process(process) => {
-                let state = process.state.as_ref().map(|state| self.state(state)).transpose()?;
-                Owned::Process(Box::new(state), process.now_ns)
+    /// What was seen of a process: the field of this number of [`wire::Entry`].
+    pub(super) fn seen(&mut self, kind: u32, seen: Value<'_>) -> Result<Owned, Invalid> {
+        Ok(match kind {
+            2 => {
+                let wire::ProcessSeen { state, now_ns } = seen.message()?;
+                let state = state.map(|state| self.state(state)).transpose()?;
+                Owned::Process(Box::new(state), now_ns)
             }
-            What::Cycle(cycle) => Owned::Cycle(Box::new(self.cycle(&cycle)?)),
-            What::Work(work) => Owned::Work(self.work(&work)?),
-            What::Request(request) => Owned::Request(Box::new(self.request(&request)?)),
-            What::Sample(sample) => Owned::Stack(self.sample(&sample)?),
-            What::GvlWait(wait) => Owned::GvlWait(self.gvl_wait(&wait)?),
-            What::GvlSpan(span) => Owned::GvlSpan(self.gvl_span(&span)?),
-            What::GvlThread(thread) => Owned::GvlThread(Box::new(self.gvl_thread(&thread)?)),
-            What::GvlSoFar(so_far) => Owned::GvlSoFar(gvl::so_far(&so_far)?),
-            What::GvlProcess(process) => Owned::GvlProcess(Box::new(self.gvl_process(&process)?)),
-            What::AllocStack(alloc) => Owned::AllocStack(self.alloc_stack(&alloc)?),
-            What::Alloc(alloc) => {
-                let wire::Alloc { begin_ns, end_ns, slots, refills, lost } = *alloc;
+            3 => Owned::Cycle(Box::new(self.cycle(seen.bytes()?)?)),
+            4 => Owned::Work(self.work(&seen.message()?)?),
+            5 => Owned::Request(Box::new(self.request(seen.message()?)?)),
+            6 => Owned::Stack(self.sample(&seen.message()?)?),
+            7 => Owned::GvlWait(self.gvl_wait(&seen.message()?)?),
+            8 => Owned::GvlSpan(self.gvl_span(&seen.message()?)?),
+            9 => Owned::GvlThread(Box::new(self.gvl_thread(&seen.message()?)?)),
+            10 => Owned::GvlSoFar(gvl::so_far(&seen.message()?)?),
+            11 => Owned::GvlProcess(Box::new(self.gvl_process(&seen.message()?)?)),
+            12 => {
+                let wire::Alloc { begin_ns, end_ns, slots, refills, lost } = seen.message()?;
                 Owned::Alloc(AllocSum { begin_ns, end_ns, slots, refills, lost })
             }
-            What::Ended(end) => Owned::Ended(Box::new(self.ended(&end)?)),
+            13 => Owned::Ended(Box::new(self.ended(seen.message()?)?)),
+            14 => Owned::AllocStack(self.alloc_stack(&seen.message()?)?),
             _ => return Err(Invalid::new("an entry without a process".to_owned())),
         })
     }
 
-    fn state(&self, state: &wire::GcState) -> Result<GcState, Invalid> {
+    fn state(&self, state: wire::GcState) -> Result<GcState, Invalid> {
+        let wire::GcState { ts_ns, tid, stat, heaps, info, memory } = state;
         Ok(GcState {
-            ts_ns: state.ts_ns,
-            tid: state.tid,
-            stat: state.stat.clone(),
-            heaps: state.heaps.iter().map(|heap| heap.values.clone()).collect(),
-            info: self.info(&required(state.info, "the GC info of a state")?)?,
-            memory: state.memory.map(memory_of).transpose()?,
+            ts_ns,
+            tid,
+            stat,
+            heaps: heaps.into_iter().map(|heap| heap.values).collect(),
+            info: self.info(&required(info, "the GC info of a state")?)?,
+            memory: memory.map(memory_of).transpose()?,
         })
     }
 
@@ -146,16 +153,33 @@ impl Tables {
         })
     }
 
-    fn cycle(&mut self, cycle: &wire::Cycle) -> Result<GcCycle, Invalid> {
+    /// Numbers of fields are those of [`wire::Cycle`].
+    fn cycle(&mut self, cycle: &[u8]) -> Result<GcCycle, Invalid> {
+        let (mut comm_text, mut count, mut lost) = (0, 0, 0);
+        let (mut start, mut end, mut trigger_stack, mut request) = (None, None, None, None);
+        let mut pauses = Vec::new();
+        for field in Fields::of(cycle) {
+            match field? {
+                (1, value) => comm_text = value.number()? as u32,
+                (2, value) => count = value.number()?,
+                (3, value) => start = Some(gc_state(value.bytes()?)?),
+                (4, value) => end = Some(gc_state(value.bytes()?)?),
+                (5, value) => pauses.push(pause_of(&value.message()?)?),
+                (6, value) => trigger_stack = Some(value.number()? as u32),
+                (7, value) => request = Some(value.number()?),
+                (8, value) => lost = value.number()?,
+                _ => {}
+            }
+        }
         Ok(GcCycle {
-            comm: self.owned(cycle.comm_text)?,
-            count: cycle.count,
-            start: self.state(required(cycle.start.as_ref(), "the start of a cycle")?)?,
-            end: cycle.end.as_ref().map(|end| self.state(end)).transpose()?,
-            pauses: cycle.pauses.iter().map(pause_of).collect::<Result<_, _>>()?,
-            trigger: self.optional_stack(cycle.trigger_stack)?,
-            request: cycle.request,
-            lost: cycle.lost,
+            comm: self.owned(comm_text)?,
+            count,
+            start: self.state(required(start, "the start of a cycle")?)?,
+            end: end.map(|end| self.state(end)).transpose()?,
+            pauses,
+            trigger: self.optional_stack(trigger_stack)?,
+            request,
+            lost,
         })
     }
 
@@ -165,8 +189,8 @@ impl Tables {
         Ok(GcWork { phase: Code::of(phase)?, tid, comm, begin_ns, ns })
     }
 
-    fn request(&mut self, request: &wire::Request) -> Result<Request, Invalid> {
-        let &wire::Request {
+    fn request(&mut self, request: wire::Request) -> Result<Request, Invalid> {
+        let wire::Request {
             id,
             tid,
             begin_ns,
@@ -186,10 +210,10 @@ impl Tables {
             states,
             job,
             job_queue_text,
-            ref jid,
+            jid,
             enqueued_us,
-            ref gc_begin,
-            ref gc_end,
+            gc_begin,
+            gc_end,
             handler_stack,
             trace,
         } = request;
@@ -232,7 +256,7 @@ impl Tables {
             handler,
             job: match job {
                 0 => None,
-                _ => Some(Job { queue: self.optional(job_queue_text)?, jid: jid.clone(), enqueued_us }),
+                _ => Some(Job { queue: self.optional(job_queue_text)?, jid, enqueued_us }),
             },
             gc_states,
             trace: trace.map(trace_of),
@@ -260,13 +284,13 @@ impl Tables {
         Ok(AllocStack { ts_ns, tid, comm, slot_size, slots, request, stack: self.stack(stack)? })
     }
 
-    fn ended(&self, end: &wire::Ended) -> Result<ProcessEnd, Invalid> {
+    fn ended(&self, end: wire::Ended) -> Result<ProcessEnd, Invalid> {
         Ok(ProcessEnd {
             reason: Code::of(end.reason)?,
             ts_ns: end.ts_ns,
             since_ns: end.since_ns,
             outside_ns: end.outside_ns,
-            shutdown: end.shutdown.as_ref().map(|state| self.state(state)).transpose()?,
+            shutdown: end.shutdown.map(|state| self.state(state)).transpose()?,
             cycles: end.cycles,
             before: match end.cycles_before_kind {
                 0 => CyclesBefore::Unknown,
@@ -277,6 +301,31 @@ impl Tables {
             lost: end.lost,
         })
     }
+}
+
+/// The message of a state, of which a recording has most. Numbers of fields are those of [`wire::GcState`] and [`wire::Values`].
+pub(super) fn gc_state(state: &[u8]) -> Result<wire::GcState, Invalid> {
+    let mut read = wire::GcState::default();
+    for field in Fields::of(state) {
+        match field? {
+            (1, value) => read.ts_ns = value.number()?,
+            (2, value) => read.tid = value.number()? as u32,
+            (3, value) => value.numbers(&mut read.stat)?,
+            (4, value) => {
+                let mut values = Vec::new();
+                for field in Fields::of(value.bytes()?) {
+                    if let (1, value) = field? {
+                        value.numbers(&mut values)?;
+                    }
+                }
+                read.heaps.push(wire::Values { values });
+            }
+            (5, value) => read.info = Some(value.message()?),
+            (6, value) => read.memory = Some(value.message()?),
+            _ => {}
+        }
+    }
+    Ok(read)
 }
 
 fn memory_of(memory: wire::Memory) -> Result<Memory, Invalid> {

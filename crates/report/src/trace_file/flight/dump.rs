@@ -17,7 +17,7 @@ use crate::{
     trace_file::{
         Dump, Header, Invalid,
         chunk::{self, Kind},
-        decode::{self, Owned, Recorded},
+        decode::{self, Known, Owned, Recorded},
         encode::Filling,
         wire::{self, What},
     },
@@ -85,7 +85,7 @@ impl Carried {
             |Invalid(why)| io::Error::other(format!("a chunk that was kept cannot be read: {why}"));
         let content =
             chunk::entries_of(before).ok_or_else(|| unreadable(Invalid("it is damaged".to_owned())))?;
-        let (tables, entries) = decode::chunk(&content).map_err(unreadable)?;
+        let (tables, entries) = decode::chunk(&content, &mut Known::default()).map_err(unreadable)?;
         let there: HashSet<u32> = kept.processes.iter().map(|process| process.pid).collect();
         for entry in &entries {
             if let Recorded::Seen(index, Owned::GvlSoFar(so_far)) = entry

@@ -12,9 +12,10 @@ use std::{
 use ring::digest::{SHA256, digest};
 
 use crate::trace_file::{
-    Header, ReadError, Recording,
-    chunk::{ChunkError, Chunks, Next},
+    Header, Invalid, ReadError, Recording,
+    chunk::{ChunkError, Chunks, Expander, Next},
     decode,
+    recording::damaged,
 };
 
 /// A part of a file.
@@ -94,16 +95,15 @@ impl Whole {
             chunks: Vec::new(),
             begins: Vec::new(),
         };
+        let (mut expander, mut known) = (Expander::default(), decode::Known::default());
         loop {
             let begin = all.offset();
             match all.next().map_err(failed(begin))? {
                 Next::Header(_) => {}
-                Next::Entries(content) => {
-                    let (_, entries) = decode::chunk(&content).map_err(|invalid| ReadError::Damaged {
-                        path: path.to_owned(),
-                        offset: begin,
-                        why: invalid.0,
-                    })?;
+                Next::Entries(chunk) => {
+                    let damaged = |invalid| damaged(path, begin, invalid);
+                    let content = expander.expand(&chunk).map_err(|why| damaged(Invalid(why)))?;
+                    let (_, entries) = decode::chunk(&content, &mut known).map_err(damaged)?;
                     for entry in &entries {
                         if let decode::Recorded::Flushed(ns) | decode::Recorded::Closed(ns) = entry {
                             whole.to_ns = whole.to_ns.max(*ns);

@@ -9,7 +9,7 @@ use crate::{
     export::Outputs,
     model::{source::Source, stack::FrameKind},
     trace_file::{
-        chunk::{Chunks, Next},
+        chunk::{Chunks, Expander, Next},
         replay,
         tests::{Log, recorded},
     },
@@ -24,7 +24,8 @@ fn texts(bytes: &[u8]) -> (Vec<String>, wire::Header) {
         match chunks.next().unwrap() {
             Next::Header(bytes) => header = Some(wire::Header::decode(&bytes[..]).unwrap()),
             Next::Entries(bytes) => {
-                let chunk = wire::Chunk::decode(&bytes[..]).unwrap();
+                let content = Expander::default().expand(&bytes).unwrap();
+                let chunk = wire::Chunk::decode(&content[..]).unwrap();
                 found.extend(chunk.texts);
                 found.extend(chunk.images.iter().map(|image| String::from_utf8(image.path.clone()).unwrap()));
             }

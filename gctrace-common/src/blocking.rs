@@ -24,7 +24,7 @@ pub const LISTEN_RING_BYTES: u32 = 4096;
 pub enum BlockingPoint {
     /// A call of `getsockname(fd)`.
     Announce = 0,
-    /// A call of `listen(fd, backlog)`.
+    /// The jump that tests what `listen` has returned.
     Listen = 1,
     /// A call of `poll(fds, count)` or `ppoll`.
     Wait = 2,

@@ -186,11 +186,22 @@ pub struct StackPath {
     pub mode_shift: u32,
     /// Mask of `during_compacting` there, 0 where there is none.
     pub compacting_mask: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Byte offset of `body` in `rb_iseq_t`.
+    pub iseq_body: u32,
+    /// Byte offset of `location.base_label`, the name of the method, in it.
+    pub body_base_label: u32,
+    /// Byte offset of the pointer to the bytes in `RString`.
+    pub string_pointer: u32,
+    /// Byte offset of the bytes themselves, where they are embedded.
+    pub string_embedded: u32,
+    /// Byte offset of `profile.latest_gc_info` in the objspace (32 bits, gc.c `enum gpr_flag`); 0: not known.
+    pub gc_info: u32,
 }
 
 impl StackPath {
+    /// The reasons for a major GC in `profile.latest_gc_info` (`GPR_FLAG_MAJOR_MASK`, gc.c, 2.2 and later); a cycle with none of them
+    /// is minor.
+    pub const MAJOR_MASK: u32 = 0xff;
     /// [`StackPath::place`]: stacks of this image cannot be walked.
     pub const NONE: u32 = 0;
     /// A thread-local variable in the image's TLS block, which the thread's dynamic thread vector leads to.
@@ -399,12 +410,12 @@ const _: () = assert!(ALLOC_INTERVAL.is_power_of_two());
 const _: () = assert!(size_of::<Config>() == 104);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
-const _: () = assert!(size_of::<StackPath>() == 80);
+const _: () = assert!(size_of::<StackPath>() == 96);
 const _: () = assert!(size_of::<RubyEntry>() == 64);
 const _: () = assert!(size_of::<StackShare>() == 32);
 const _: () = assert!(size_of::<Returning>() == 24);
 const _: () = assert!(size_of::<AwayEntry>() == 56);
-const _: () = assert!(size_of::<ImageConfig>() == 216 + 8 * SLOTS);
+const _: () = assert!(size_of::<ImageConfig>() == 232 + 8 * SLOTS);
 const _: () = assert!(size_of::<ProcessEntry>() == 32);
 const _: () = assert!(SLOT_BYTES <= 256 && SLOTS <= 64);
 

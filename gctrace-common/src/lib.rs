@@ -43,6 +43,7 @@ pub const ABI_HASH: u64 = {
     hash = fnv1a(hash, include_bytes!("stack.rs"));
     hash = fnv1a(hash, include_bytes!("stats.rs"));
     hash = fnv1a(hash, include_bytes!("traceparent.rs"));
+    hash = fnv1a(hash, include_bytes!("traceparent/pieces.rs"));
     fnv1a(hash, include_bytes!("unwind.rs"))
 };
 

@@ -7,7 +7,7 @@ use crate::{
     event::{Header, SNAPSHOT_BYTES},
     gvl::Clocks,
     memory::MemoryPages,
-    traceparent::VALUE_WORDS,
+    traceparent::{VALUE_WORDS, pieces::TAIL_WORDS},
 };
 
 /// Bytes of a request that are looked at: its first line, as far as it fits.
@@ -55,11 +55,14 @@ pub enum RequestPoint {
     SendMessage = 7,
     /// A call of `close(fd)`.
     Close = 8,
+    /// A call of `rb_thread_local_aset(thread, id, value)` by `Thread#[]=`: Puma's, before it calls the application (`true`) and behind
+    /// that (`false`), in `ThreadPool#with_force_shutdown`.
+    Local = 9,
 }
 
 impl RequestPoint {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Parse,
         Self::Reset,
         Self::Take,
@@ -69,6 +72,7 @@ impl RequestPoint {
         Self::WriteVector,
         Self::SendMessage,
         Self::Close,
+        Self::Local,
     ];
 }
 
@@ -194,6 +198,11 @@ pub struct Serving {
     /// The descriptor of the connection on which it takes the next request as soon as it has read the begin of it, plus 1; 0: none
     /// ([`blocking`](crate::blocking)).
     pub announced: u32,
+    /// Where a request is of which Puma did not look at the connection before it called the application: one of the constants from
+    /// [`Serving::LOOKED_AT`] on.
+    pub phase: u32,
+    /// The descriptor of an accepted connection on which it wrote a response while the application ran, plus 1; 0: none.
+    pub early: u32,
 }
 
 impl Serving {
@@ -205,6 +214,20 @@ impl Serving {
     pub const KEPT: u32 = 2;
     /// The unit has ended as [`RequestEnd::Closed`].
     pub const CLOSED: u32 = 3;
+
+    /// [`Serving::phase`]: Puma did look, so its connection is known.
+    pub const LOOKED_AT: u32 = 0;
+    /// The application runs. The connection is not known.
+    pub const CALLED: u32 = 1;
+    /// It has returned, and no response was written yet. What is written next shows the connection.
+    pub const RETURNED: u32 = 2;
+    /// The response is being written.
+    pub const ANSWERED: u32 = 3;
+
+    /// [`Serving::parser`]: that of a connection that will be known later. No address has this bit.
+    pub const UNBOUND: u64 = 1 << 61;
+    /// [`Serving::first_write_ns`]: not known.
+    pub const UNKNOWN_NS: u64 = u64::MAX;
 }
 
 /// Not all waits for the GVL were seen.
@@ -229,12 +252,15 @@ pub struct Parsed {
     pub searched: u32,
     /// How many there are in them, two at most.
     pub headers: u32,
-    /// Where the value of the first begins, in bytes from that of the head.
+    /// Where the value of the first begins, in bytes from that of the head. Of a head that comes in pieces: what the first is, a
+    /// [`Traceparent`](crate::traceparent::Traceparent).
     pub value_at: u32,
     /// A [`Traceparent`](crate::traceparent::Traceparent).
     pub traceparent: u32,
     /// Its value and a zero byte, if it is valid; else undefined.
     pub value: [u64; VALUE_WORDS],
+    /// Of a head that comes in pieces: the last bytes that have been searched ([`pieces`](crate::traceparent::pieces)).
+    pub tail: [u64; TAIL_WORDS],
     /// The first bytes of the request. What lies beyond `len` is undefined.
     pub line: [u8; LINE_BYTES],
 }
@@ -311,7 +337,7 @@ pub struct UnitEvent {
 }
 
 const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
-const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 16);
-const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + LINE_BYTES);
+const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24);
+const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + 16 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
 const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + LINE_BYTES + 8 + 56);

@@ -166,6 +166,10 @@ impl StackEvent {
     pub const IN_KERNEL: u32 = 64;
     /// The thread held the GVL, and another one was waiting for it ([`Cause::CpuClock`]).
     pub const BLOCKS: u32 = 128;
+    /// The collector was marking, sweeping or compacting in a major cycle.
+    pub const MAJOR: u32 = 256;
+    /// The same in a minor one. Neither: it did none of these, or the kind is not known.
+    pub const MINOR: u32 = 512;
 }
 
 /// Why the walk of a native stack ended.

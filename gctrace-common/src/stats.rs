@@ -288,10 +288,15 @@ counters! {
     Requests lost: RequestRingFull = "request_ring_full",
     /// Of those, on connections of which no request was ever parsed: what was taken for a request was none.
     Requests: RequestNotHttp = "request_not_http",
+    /// Of those, requests of a Puma on a Unix socket to which their thread wrote no response: it handed the connection over (hijack), or
+    /// ended. There is no line.
+    Requests: RequestUnanswered = "request_unanswered",
+    /// Calls by which a Puma may have begun or ended a request on a Unix socket, but whose frames could not be read.
+    Requests lost: RequestFramesUnread = "request_frames_unread",
     /// Of those, with a header `traceparent` that is not valid, or more than one: the line has no trace id.
     Requests: TraceparentInvalid = "traceparent_invalid",
-    /// Of those, whose head was not searched to its end for that header: it was longer than 8 KiB, could not be read, or was parsed before
-    /// it was watched. The line has no trace id.
+    /// Of those, whose head was not searched to its end for that header: it was too long, came in pieces of which one ends in the header, could
+    /// not be read, or was parsed before it was watched. The line has no trace id.
     Requests: TraceparentUnread = "traceparent_unread",
     /// Requests that were not noted because the map of threads that serve was full.
     Requests lost: RequestMapFull = "request_map_full",

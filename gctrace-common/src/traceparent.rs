@@ -1,7 +1,12 @@
 //! The `traceparent` header in the head of a request (W3C Trace Context, Level 1 and 2, sections 3.2 and 4): the search for it, and whether its
 //! value is valid. The kernel side does both, so that for this no other header leaves the server's memory.
 //!
-//! Lines end by CR LF, as Puma has it since 5.5.1: a lone LF is a part of a value, where what looks like a header is none.
+//! Lines end by CR LF, as Puma has it since 5.5.1: a lone LF is a part of a value, where what looks like a header is none. What comes in pieces, and
+//! other servers, are in [`pieces`].
+
+#![allow(clippy::inline_always, reason = "a call costs a BPF program a frame of its stack")]
+
+pub mod pieces;
 
 /// Bytes of a head that are looked at in one go.
 pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
@@ -40,6 +45,7 @@ pub const END: u64 = 1 << 9;
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGHEST: u64 = 0x80 * ONES;
+const RETURN: u64 = b'\r' as u64;
 
 /// Which bytes are zeros, each as 0x80.
 #[inline(always)]
@@ -51,8 +57,6 @@ const fn zeros(word: u64) -> u64 {
 /// Looks for the ends of lines in [`SEARCHED_BYTES`] of a chunk. Bytes that have not come are zeros. `search_word` is [`search_word`], or calls it.
 #[inline(always)]
 pub fn search(chunk: &[u64; CHUNK_WORDS], search_word: impl Fn(u64, u64, u64) -> u64) -> u64 {
-    const RETURN: u64 = b'\r' as u64;
-
     let mut at = 0;
     while at < SEARCHED_WORDS {
         if zeros(chunk[at] ^ (ONES * RETURN)) != 0 {
@@ -79,7 +83,6 @@ pub fn search_word(word: u64, next: u64, last: u64) -> u64 {
     /// Bits by which letters differ in case.
     const FIRST_CASE: u64 = 0x2020_2020_2020_2000;
     const SECOND_CASE: u64 = 0x2020_2020;
-    const RETURN: u64 = b'\r' as u64;
     /// What follows the CR of the last line: LF, and an empty line.
     const EMPTY: u64 = u32::from_le_bytes(*b"\n\r\n\0") as u64;
 

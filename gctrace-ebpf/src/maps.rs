@@ -241,7 +241,7 @@ static GVL_GATE: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 pub static REQUEST_RING: RingBuf = RingBuf::with_byte_size(REQUEST_RING_BYTES, 0);
 
-/// Thread group ids of processes that begin to listen and are no servers yet.
+/// Thread group ids of processes that begin to listen and are no servers yet, or are Pumas.
 #[map]
 pub static LISTEN_RING: RingBuf = RingBuf::with_byte_size(LISTEN_RING_BYTES, 0);
 

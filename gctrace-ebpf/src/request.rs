@@ -4,6 +4,7 @@
 //! descriptor. A connection's descriptor and parser belong together since both were made by the thread that accepted it, or
 //! since a thread that had taken a request of the descriptor reset the parser behind it.
 
+mod application;
 pub mod blocking;
 pub mod job;
 mod record;
@@ -76,7 +77,8 @@ pub fn hit(ctx: &ProbeContext) {
         p if p == RequestPoint::Accept as u64 => accept(&at),
         p if p == RequestPoint::Open as u64 => open(&at),
         p if p == RequestPoint::Close as u64 => unsettled = close(&at),
-        p => write(&at, p),
+        p if p == RequestPoint::Local as u64 => unsettled = application::local(&at),
+        p => write::<true>(&at, p),
     }
     if unsettled {
         unit::settle(tgid, tid, at.now);
@@ -219,6 +221,7 @@ fn parse(at: &At<'_>) {
         && serving.begin_ns != 0
         && serving.parser != parser
         && serving.parser != 0
+        && serving.phase != Serving::CALLED
     {
         // It serves no request any more. (Where the parser of its request is unknown, this may be that one.)
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
@@ -254,16 +257,19 @@ fn parse(at: &At<'_>) {
 fn reset(at: &At<'_>) -> bool {
     let parser = first(at);
     let Some(serving) = serving(at.tgid, at.tid) else { return false };
-    if serving.accepted != 0 {
-        let fd = serving.accepted - 1;
-        serving.accepted = 0;
+    let accepted = serving.accepted;
+    serving.accepted = 0;
+    // A thread that serves a request has accepted a connection of its own, if any, and none of the server.
+    if accepted != 0 && serving.begin_ns == 0 {
+        let fd = accepted - 1;
         let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, fd), &parser, 0);
         return false;
     }
     if serving.begin_ns == 0 {
         return false;
     }
-    if serving.parser == 0 {
+    let is_unbound = serving.parser == Serving::UNBOUND && serving.phase == Serving::ANSWERED;
+    if serving.parser == 0 || is_unbound {
         serving.parser = parser;
         let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, serving.fd), &parser, 0);
     }
@@ -322,6 +328,7 @@ fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
         None => (CLOCKS_UNKNOWN, 0),
     };
     serving.arrival_ns = socket::arrival_ns(fd);
+    (serving.phase, serving.early) = (Serving::LOOKED_AT, 0);
     serving.begin_ns = at.now;
     serving.step = Serving::TAKEN;
     count(Counter::Requests);
@@ -348,20 +355,44 @@ fn open(at: &At<'_>) {
     }
 }
 
+/// A thread writes. `PUMA`: the connection of its request may not be known.
 #[inline(always)]
-fn write(at: &At<'_>, point: u64) {
+fn write<const PUMA: bool>(at: &At<'_>, point: u64) {
     let Some(serving) = serving(at.tgid, at.tid) else { return };
-    if serving.begin_ns == 0 || serving.fd != first(at) as u32 {
+    if serving.begin_ns == 0 {
         return;
+    }
+    let is_unknown = PUMA && (serving.phase == Serving::CALLED || serving.phase == Serving::RETURNED);
+    if !is_unknown && serving.fd != first(at) as u32 {
+        return;
+    }
+    let begin = if is_unknown || is_status_wanted(serving) { written(at, point) } else { None };
+    let begins_response = begin
+        .is_some_and(|begin| begin[0] == b'H' && begin[1] == b'T' && begin[4] == b'/' && begin[8] == b' ');
+    if is_unknown {
+        application::bind(at, serving, begins_response);
+        if serving.fd != first(at) as u32 {
+            return;
+        }
     }
     if serving.first_write_ns == 0 {
         serving.first_write_ns = at.now;
     }
     serving.last_write_ns = at.now;
-    // After `HTTP/1.1 `: interim responses (1xx) come before the final one.
-    if serving.status[9] != 0 && serving.status[9] != b'1' {
-        return;
+    if begins_response && let Some(begin) = begin {
+        serving.status = begin;
     }
+}
+
+/// Whether no final response has begun. After `HTTP/1.1 `: interim responses (1xx) come before it.
+#[inline(always)]
+fn is_status_wanted(serving: &Serving) -> bool {
+    serving.status[9] == 0 || serving.status[9] == b'1'
+}
+
+/// The first bytes of what a thread writes.
+#[inline(always)]
+fn written(at: &At<'_>, point: u64) -> Option<[u8; STATUS_BYTES]> {
     let mut buffer = second(at);
     if point == RequestPoint::SendMessage as u64 {
         /// Offset of `msg_iov` in `struct msghdr`.
@@ -371,10 +402,7 @@ fn write(at: &At<'_>, point: u64) {
     if point != RequestPoint::Write as u64 {
         buffer = usermem::read(buffer).unwrap_or(0);
     }
-    let Some(begin) = usermem::read::<[u8; STATUS_BYTES]>(buffer) else { return };
-    if begin[0] == b'H' && begin[1] == b'T' && begin[4] == b'/' && begin[8] == b' ' {
-        serving.status = begin;
-    }
+    usermem::read(buffer)
 }
 
 /// A descriptor is closed. Returns whether the request of its thread ends.

@@ -71,7 +71,9 @@ pub fn capture<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
         (*head).flags = if occasion.blocks { StackEvent::BLOCKS } else { 0 };
         (*head).ruby = 0;
         (*head).kernel = 0;
-        (*head).gc = gc_activity(image, bias, occasion) as u32;
+        let (gc, kind) = gc_activity(image, bias, occasion);
+        (*head).gc = gc as u32;
+        (*head).flags |= kind;
         if occasion.in_kernel {
             (*head).flags |= StackEvent::IN_KERNEL;
             kernel_frames(ctx, scratch);
@@ -102,32 +104,46 @@ unsafe fn kernel_frames<C: EbpfContext>(ctx: &C, scratch: *mut Scratch) {
     }
 }
 
-/// What the collector is doing on the thread.
+/// What the collector is doing on the thread, and [`StackEvent::MAJOR`] or [`StackEvent::MINOR`] where that is known.
 #[inline(always)]
-fn gc_activity(image: &ImageConfig, bias: u64, occasion: &Occasion) -> GcActivity {
+fn gc_activity(image: &ImageConfig, bias: u64, occasion: &Occasion) -> (GcActivity, u32) {
     let key = u64::from(occasion.tgid) << 32 | u64::from(occasion.tid);
     // SAFETY: the value is read at once.
     let inside = unsafe { SCOPES.get(&key) }.is_some_and(|scope| scope.is_open());
     if !inside {
-        return GcActivity::None;
+        return (GcActivity::None, 0);
     }
     if image.stack.place == StackPath::NONE {
         // A GC library's VM is in another image, and without a path the phases cannot be distinguished.
-        return GcActivity::Other;
+        return (GcActivity::Other, 0);
     }
-    let flags = (|| {
+    let objspace = (|| {
         let vm: u64 = usermem::read(bias.wrapping_add(image.vm_ptr))?;
-        let objspace: u64 = usermem::read(vm.wrapping_add(u64::from(image.vm_objspace)))?;
-        usermem::read::<u32>(objspace.wrapping_add(u64::from(image.flags)))
+        usermem::read::<u64>(vm.wrapping_add(u64::from(image.vm_objspace)))
     })();
-    let Some(flags) = flags else { return GcActivity::Other };
+    let Some(objspace) = objspace else { return (GcActivity::Other, 0) };
+    let Some(flags) = usermem::read::<u32>(objspace.wrapping_add(u64::from(image.flags))) else {
+        return (GcActivity::Other, 0);
+    };
+    let mode = (flags & image.mode_mask) >> (image.stack.mode_shift & 31);
+    // While no mode is set the reasons may be those of the cycle before: gc_start sets them first.
+    let kind = if mode == 0 || image.stack.gc_info == 0 {
+        0
+    } else {
+        match usermem::read::<u32>(objspace.wrapping_add(u64::from(image.stack.gc_info))) {
+            Some(info) if info & StackPath::MAJOR_MASK != 0 => StackEvent::MAJOR,
+            Some(_) => StackEvent::MINOR,
+            None => 0,
+        }
+    };
     if flags & image.stack.compacting_mask != 0 {
-        return GcActivity::Compacting;
+        return (GcActivity::Compacting, kind);
     }
-    match (flags & image.mode_mask) >> (image.stack.mode_shift & 31) {
+    let activity = match mode {
         1 => GcActivity::Marking,
         2 => GcActivity::Sweeping,
         3 => GcActivity::Compacting,
         _ => GcActivity::Other,
-    }
+    };
+    (activity, kind)
 }

@@ -80,6 +80,12 @@ fn frames(path: &StackPath, bias: u64, thread: u64) -> Result<(u64, u64, u64), u
     bounds().ok_or(StackEvent::BAD_CONTEXT)
 }
 
+/// The bounds of the control frames of the running thread, if they are sound.
+#[inline(always)]
+pub fn current_frames(path: &StackPath, bias: u64) -> Option<(u64, u64)> {
+    frames(path, bias, 0).ok().map(|(_, frame, last)| (frame, last))
+}
+
 /// The running thread's `rb_execution_context_t` and its `thread_ptr`.
 #[inline(always)]
 pub fn context(path: &StackPath, bias: u64) -> Option<(u64, u64)> {

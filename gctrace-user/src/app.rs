@@ -1,7 +1,7 @@
 //! Wires the pipeline, answers signals, shuts down in order.
 
 use std::{
-    io::{self, IsTerminal as _, Read as _, Write as _},
+    io::{Read as _, Write as _},
     os::{
         fd::{AsFd as _, OwnedFd},
         unix::net::UnixStream,
@@ -15,32 +15,33 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     aggregate::gvl_budget::Cost,
-    bpf::{self, LoadError, LoadOptions, Loaded, Select},
+    bpf::{self, LoadOptions, Loaded, Select},
     cache::Cache,
-    cli::{Settings, UsageError},
+    cli::Settings,
     clock::{WallClock, monotonic_ns},
     command::{self, Program},
     console::{self, say},
     discover::{self, ControlEvent, DebugInfo, GVL_ATTACH, GVL_DETACH, Selection, Start},
-    export::{self, ExportError},
+    export,
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
     ledger::Ledger,
     model::MemorySource,
     native::Tables,
     pipeline::{GvlOrder, Pipeline},
-    preflight::{self, Missing},
+    preflight,
     signals::{Asks, Signals},
     stacks::Reader,
     sudo::User,
-    trace_file::{MergeError, ReadError, ScrubError},
     words::plural,
 };
 
 mod diff;
 mod info;
 mod merge;
+mod outcome;
 mod outputs;
+mod progress;
 mod report;
 mod scrub;
 mod serve;
@@ -48,9 +49,13 @@ mod serve;
 pub use diff::diff;
 pub use info::info;
 pub use merge::merge;
+pub use outcome::{Failure, Outcome};
 pub use report::report;
 pub use scrub::scrub;
 pub use serve::serve;
+
+use outcome::system;
+use progress::Progress;
 
 /// How long records may lie in the ring when no event woke us.
 const TICK: Duration = Duration::from_millis(50);
@@ -60,97 +65,6 @@ const START_TICK: Duration = Duration::from_millis(5);
 const ACCOUNT: Duration = Duration::from_secs(1);
 /// Findings waiting for the data thread; the control thread waits when it is full.
 const FINDINGS: usize = 1024;
-
-/// A run that did its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// At least one process was traced.
-    Done,
-    /// No Ruby process matched the selection.
-    NothingMatched,
-    /// Something could not be written (it was said when it happened).
-    OutputFailed,
-    /// The command has ended with this status, and there is nothing worse to report.
-    Command(u8),
-}
-
-impl Outcome {
-    /// The process's exit status.
-    pub fn exit_status(self) -> u8 {
-        match self {
-            Self::Done => 0,
-            Self::NothingMatched => 1,
-            Self::OutputFailed => 2,
-            Self::Command(status) => status,
-        }
-    }
-}
-
-/// Why a run could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum Failure {
-    /// Wrong flags.
-    #[error("{0}")]
-    Usage(#[from] UsageError),
-    /// Missing privilege or kernel feature.
-    #[error("{0}")]
-    Missing(#[from] Missing),
-    /// The BPF object could not be loaded.
-    #[error("{}", bpf::brief(.0))]
-    Load(#[from] LoadError),
-    /// A recording cannot be read.
-    #[error("{0}")]
-    Recording(#[from] ReadError),
-    /// A recording cannot be copied.
-    #[error("{0}")]
-    Scrub(#[from] ScrubError),
-    /// Recordings cannot be merged.
-    #[error("{0}")]
-    Merge(#[from] MergeError),
-    /// A page cannot be served.
-    #[error("{0}")]
-    Serve(#[from] gctrace_serve::ServeError),
-    /// An output cannot be written.
-    #[error("{0}")]
-    Export(#[from] ExportError),
-    /// A debug file that the user named cannot be used.
-    #[error("{0}")]
-    DebugFile(String),
-    /// The control thread failed.
-    #[error("{0}")]
-    Control(String),
-    /// The operating system refused something basic.
-    #[error("{what}: {source}")]
-    System {
-        /// What was tried.
-        what: &'static str,
-        /// The answer.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl Failure {
-    /// The process's exit status.
-    pub fn exit_status(&self) -> u8 {
-        match self {
-            Self::Missing(_) | Self::Load(_) => 3,
-            Self::Usage(_)
-            | Self::DebugFile(_)
-            | Self::Export(_)
-            | Self::Recording(_)
-            | Self::Scrub(_)
-            | Self::Merge(_)
-            | Self::Serve(_)
-            | Self::Control(_)
-            | Self::System { .. } => 2,
-        }
-    }
-}
-
-fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
-    move |source| Failure::System { what, source }
-}
 
 /// Runs until the duration is over, the command has ended, or a signal comes.
 pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
@@ -502,7 +416,8 @@ impl Run<'_> {
                 self.pipeline.begun();
                 self.pipeline.recording_began(monotonic_ns());
                 if begun.send(()).is_err() {
-                    log::debug!("the control thread is gone");
+                    // Only where a command is held back until tracing has begun.
+                    log::trace!("nobody waits for the begin of tracing");
                 }
                 say(&format!(
                     "gctrace: ready: tracing {}{}",
@@ -576,41 +491,5 @@ impl Run<'_> {
             }
         }
         self.take_findings();
-    }
-}
-
-/// A line on the terminal that says that something is going on, where no data is written to it.
-struct Progress {
-    enabled: bool,
-    /// Until then the line says what the start is doing.
-    ready: bool,
-    last: Option<Instant>,
-}
-
-impl Progress {
-    fn new(settings: &Settings) -> Self {
-        let data_on_terminal = settings.data_on_stdout() && io::stdout().is_terminal();
-        Self { enabled: io::stderr().is_terminal() && !data_on_terminal, ready: false, last: None }
-    }
-
-    fn show(&mut self, deadline: Option<Instant>, pipeline: &Pipeline) {
-        let now = Instant::now();
-        if !self.enabled
-            || !self.ready
-            || self.last.is_some_and(|last| now - last < Duration::from_millis(500))
-        {
-            return;
-        }
-        self.last = Some(now);
-        let counts = pipeline.counts();
-        let left = deadline.map_or_else(
-            || "Ctrl-C to finish".to_owned(),
-            |deadline| format!("{} s left", deadline.saturating_duration_since(now).as_secs() + 1),
-        );
-        console::progress(&format!(
-            "gctrace: {} in {}, {left}",
-            plural(counts.pipeline.cycles, "cycle"),
-            plural(counts.pipeline.processes, "process")
-        ));
     }
 }

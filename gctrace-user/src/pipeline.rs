@@ -4,7 +4,6 @@ use std::{
     collections::{HashMap, VecDeque},
     path::Path,
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use gctrace_common::event::{Kind, LifeEvent};
@@ -14,9 +13,9 @@ use crate::{
         gc_cycle::{CycleFold, Folded},
         units::Units,
     },
-    bpf::{AwayMap, GvlReader, LifeRing, RequestReader, Rings},
+    bpf::{AwayMap, GvlReader, RequestReader, Rings},
     clock::monotonic_ns,
-    decode::{self, Event},
+    decode,
     export::{ExportError, Exporter, Outputs, program},
     host::{
         names::Names,
@@ -25,7 +24,7 @@ use crate::{
     images::{Images, KnownImage},
     ledger::{Ledger, PipelineCounts, RequestCounts, UserCounts},
     model::{
-        EndReason, Memory, Process, Shares,
+        EndReason, Process,
         seen::{CyclesBefore, ProcessEnd, Seen},
         stack::Stack,
     },
@@ -39,49 +38,23 @@ mod before;
 mod gc;
 mod gvl;
 mod gvl_seen;
+mod lives;
 mod requests;
+mod traced;
 mod unit_states;
 
 pub use self::gvl::{Gvl, GvlOrder};
 use self::{
     alloc::{AllocOf, Allocs},
     asleep::Asleep,
-    before::{Beginning, Beginnings},
+    before::Beginnings,
     gc::decode_state,
     requests::Numbered,
+    traced::TracedProcess,
 };
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
-
-/// How memory is shared is read at most this often of a process.
-const SHARES_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A process that is traced.
-struct TracedProcess {
-    process: Process,
-    image: Arc<KnownImage>,
-    fold: CycleFold,
-    memory: Option<MemoryReader>,
-    /// When it was last read how its memory is shared.
-    shares_read: Option<Instant>,
-    /// Starts in a row outside any pause.
-    starts_outside: u32,
-    cycles: u64,
-    lost: u64,
-    /// Time of its last GC record, monotonic nanoseconds; 0: none so far.
-    last_ns: u64,
-    /// Since when it is traced, monotonic nanoseconds.
-    since_ns: u64,
-    /// Time of the record, or of the look at its memory, by which it was first seen.
-    seen_ns: u64,
-    /// Its pauses outside any reported cycle.
-    outside_ns: u64,
-    beginning: Beginning,
-}
-
-/// Most parents that are remembered.
-const PARENTS: usize = 1 << 16;
 
 /// State of the data path.
 pub struct Pipeline {
@@ -279,7 +252,7 @@ impl Pipeline {
         let more = taken == BATCH;
         if !more {
             self.report_requests();
-            self.lives_until(u64::MAX);
+            self.lives_that_are_complete();
         }
         self.report_stacks(None);
         let reports = self.gvl.without_stacks(monotonic_ns(), None);
@@ -291,6 +264,7 @@ impl Pipeline {
 
     /// Tracing ends: reports what is still running.
     pub fn detach(&mut self, now_ns: u64) {
+        self.lives_until(u64::MAX);
         self.report_stacks(None);
         self.stacks.close();
         self.gvl_detach(now_ns);
@@ -325,92 +299,6 @@ impl Pipeline {
     /// Tells the last account, with what became of the last uploads.
     pub fn settle(&mut self, ledger: &Ledger) {
         self.export(|exporter| exporter.settled(ledger));
-    }
-
-    fn take_lives(&mut self, ring: &mut LifeRing) {
-        let Self { lives, counts, .. } = self;
-        ring.drain(BATCH, |bytes| match decode::decode(bytes) {
-            Ok(Event::Life(kind, event)) => {
-                counts.decoded_lives += 1;
-                lives.push_back((kind, event));
-            }
-            Ok(_) => counts.undecodable += 1,
-            Err(error) => {
-                counts.undecodable += 1;
-                log::warn!("a lifecycle record could not be decoded: {error}");
-            }
-        });
-    }
-
-    fn lives_until(&mut self, ts_ns: u64) {
-        while let Some((kind, event)) = self.lives.front().copied()
-            && event.header.ts_ns < ts_ns
-        {
-            self.lives.pop_front();
-            let reason = match kind {
-                Kind::Exec => EndReason::Execed,
-                Kind::Exit => EndReason::Exited,
-                // A forked child is traced from its first GC event on, which identifies its image.
-                _ => {
-                    // Only those whose exits were lost stay.
-                    if self.parents.len() > PARENTS {
-                        self.parents.clear();
-                    }
-                    self.parents.insert(event.other, event.header.tgid);
-                    let parent = self.traced.get(&event.header.tgid);
-                    self.beginnings.forked(event.other, parent.and_then(|traced| traced.beginning.count));
-                    continue;
-                }
-            };
-            if kind == Kind::Exec && self.is_new_program(event.header.tgid, event.header.ts_ns) {
-                self.stacks.execed(event.header.tgid, event.header.ts_ns);
-                self.execed(event.header.tgid, event.header.ts_ns);
-                if !self.traced.contains_key(&event.header.tgid) {
-                    self.beginnings.execed(event.header.tgid);
-                }
-                continue;
-            }
-            self.stacks.stacks_are_lost(Some(event.header.tgid));
-            self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
-            self.stacks.forget(event.header.tgid);
-            self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);
-            if kind == Kind::Exec {
-                self.stacks.execed(event.header.tgid, event.header.ts_ns);
-                self.execed(event.header.tgid, event.header.ts_ns);
-            }
-            if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
-                let gap = traced.fold.sequence_end(event.header.seq);
-                traced.lost += gap;
-                self.counts.lost_records += gap;
-                if gap > 0 {
-                    self.units.lost(event.header.tgid, traced.last_ns, u64::MAX);
-                }
-            }
-            self.end(event.header.tgid, reason, event.header.ts_ns);
-            if kind == Kind::Exit {
-                self.parents.remove(&event.header.tgid);
-                self.execs.remove(&event.header.tgid);
-                self.beginnings.exited(event.header.tgid);
-            } else {
-                self.beginnings.execed(event.header.tgid);
-            }
-            self.refused.remove(&event.header.tgid);
-            self.waiting.remove(&event.header.tgid);
-        }
-    }
-
-    /// Remembers when a process became another program.
-    fn execed(&mut self, pid: u32, ts_ns: u64) {
-        if self.execs.len() > PARENTS {
-            self.execs.clear();
-        }
-        self.execs.insert(pid, ts_ns);
-    }
-
-    /// Whether what is known of a process is of the program that it became by an exec at this time, or nothing is: records of
-    /// other rings may come before that of the exec. What threads did with the GVL is then left to the end of the new one.
-    fn is_new_program(&self, pid: u32, exec_ns: u64) -> bool {
-        self.traced.get(&pid).map_or(!self.refused.contains_key(&pid), |traced| traced.seen_ns > exec_ns)
     }
 
     fn take_stacks(&mut self) {
@@ -579,20 +467,6 @@ impl Pipeline {
     /// Hands something to every exporter; one that fails does not stop the others.
     fn export(&mut self, hand: impl FnMut(&mut dyn Exporter) -> Result<(), ExportError>) {
         self.outputs.hand(hand);
-    }
-}
-
-impl TracedProcess {
-    fn read_memory(&self) -> Option<Memory> {
-        self.memory.as_ref().and_then(MemoryReader::read)
-    }
-
-    fn read_shares(&mut self) -> Option<Shares> {
-        if self.shares_read.is_some_and(|read| read.elapsed() < SHARES_INTERVAL) {
-            return None;
-        }
-        self.shares_read = Some(Instant::now());
-        proc::shares(self.process.pid)
     }
 }
 

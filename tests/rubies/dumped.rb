@@ -1,6 +1,6 @@
 # A program whose threads do one thing each that `gctrace dump` shows: two hold a lock each and want the other's, one reads, one is called
-# back by an extension, two sleep, one of them with a hostile name. Its report has their `Thread#backtrace`. Arguments: methods that more threads
-# run all the time (computing, printing, collecting), and how many more sleep.
+# back by an extension, two sleep, one of them with a hostile name. Its report has their `Thread#backtrace`, and when some of them went to
+# sleep. Arguments: methods that more threads run all the time (computing, printing, collecting), and how many more sleep.
 require_relative "support"
 require "json"
 require "zlib"
@@ -13,7 +13,13 @@ def deadlock(mine, other, ready)
   end
 end
 
-def reading(input)
+# By a thread that is about to sleep.
+def note(times)
+  times[Thread.current] = Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
+end
+
+def reading(input, times)
+  note(times)
   input.read
 end
 
@@ -31,7 +37,8 @@ def collecting
   GC.start while true
 end
 
-def napping
+def napping(times)
+  note(times)
   sleep
 end
 
@@ -52,6 +59,7 @@ Report.run do |extra|
   a, b, ready = Mutex.new, Mutex.new, Queue.new
   reader, _writer = IO.pipe
   named = {}
+  times = {}
   start = lambda do |name, &body|
     thread = Thread.new(&body)
     thread.name = name
@@ -59,11 +67,11 @@ Report.run do |extra|
   end
   start.call("locks a") { deadlock(a, b, ready) }
   start.call("locks b") { deadlock(b, a, ready) }
-  start.call("reads") { reading(reader) }
-  start.call("naps") { napping }
+  start.call("reads") { reading(reader, times) }
+  start.call("naps") { napping(times) }
   start.call("zips") { zipping }
-  start.call("evil\e[2J\nname") { napping }
-  (ARGV[1] || 0).to_i.times { |at| start.call("many #{at}") { napping } }
+  start.call("evil\e[2J\nname") { napping(times) }
+  (ARGV[1] || 0).to_i.times { |at| start.call("many #{at}") { napping(times) } }
   sleep 0.01 until named.values.all?(&:stop?) && ready.size == 2
   # Until the last one is in its place.
   sleep 0.2
@@ -73,5 +81,6 @@ Report.run do |extra|
   $stdout.flush
   $stdin.gets
   (busy + named.values).each(&:kill)
+  extra["slept"] = named.transform_values { |thread| times[thread] }.compact
   extra["done"] = true
 end

@@ -9,6 +9,22 @@ class Order
   end
 end
 
+# More variables than there is room for in the slot.
+class Grown
+  def initialize(id)
+    40.times { |i| instance_variable_set("@v#{i}", "grown #{id} #{i}") }
+    remove_instance_variable(:@v7)
+  end
+end
+
+# So many orders of variables that Ruby keeps them in a table, from 3.2 on.
+class Varied
+  def initialize(id)
+    instance_variable_set("@first#{id}", "first #{id}")
+    @second = ["second #{id}"]
+  end
+end
+
 # Objects without variables, which in some releases are different from those with variables.
 class Bare; end
 
@@ -17,6 +33,8 @@ Wide = Struct.new(:a, :b, :c, :d, :e)
 KEPT = [
   Array.new(300) { |i| Order.new(i) },
   Array.new(50) { Bare.new },
+  Array.new(30) { |i| Grown.new(i) },
+  Array.new(30) { |i| Varied.new(i) },
   Array.new(100) { |i| { "k#{i}" => "v#{i}", i => [i] } },
   Array.new(20) { |i| (0..40).to_h { |k| ["key #{i} #{k}", "value #{k}"] } },
   Array.new(50) { |i| Pair.new("one #{i}", [i]) },

@@ -27,4 +27,5 @@ Report.run do |extra|
     number += 1
   end
   extra["rounds"] = number
+  extra["peak_rss_kib"] = Host.peak_rss_kib
 end

@@ -49,9 +49,12 @@ module Places
     MallocWitness.malloc(70_000, 40)
   end
 
-  LINES["strings"] = __LINE__ + 2
+  LINES["strings"] = __LINE__ + 4
   def self.strings
-    Array.new(300) { "x" * 90_000 }
+    # Its own buffer is smaller than the period, and of another line.
+    kept = Array.new(300)
+    300.times { |at| kept[at] = "x" * 90_000 }
+    kept
   end
 end
 

@@ -34,4 +34,5 @@ Report.run do |extra|
     end
   end
   extra["requests"] = number
+  extra["peak_rss_kib"] = Host.peak_rss_kib
 end

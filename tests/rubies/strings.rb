@@ -26,4 +26,5 @@ Report.run do |extra|
     number += 1
   end
   extra["rounds"] = number
+  extra["peak_rss_kib"] = Host.peak_rss_kib
 end

@@ -55,6 +55,13 @@ module Host
   def stolen_ns
     File.read("/proc/stat")[/^cpu .*/].split[8].to_i * 10_000_000
   end
+
+  # The peak of this process's resident memory (VmHWM), KiB; nil where there is no /proc.
+  def peak_rss_kib
+    File.read("/proc/self/status")[/^VmHWM:\s*(\d+)/, 1].to_i
+  rescue Errno::ENOENT
+    nil
+  end
 end
 
 # Garbage of several kinds, in amounts that depend only on the arguments.

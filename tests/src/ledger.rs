@@ -1,6 +1,6 @@
 //! The sums that must balance at the end of every run.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
 use crate::report::Report;
@@ -184,18 +184,25 @@ pub fn check_lossless(report: &Report) -> Result<()> {
         let value = counter(&ledger.kernel, name)?;
         ensure!(value == 0, "{name} = {value}");
     }
-    for gc in &report.gcs {
-        ensure!(
-            gc.lost == 0,
-            "{} events lost before cycle {} of {:?}, whose first line is of cycle {:?}; the kernel lost none: {:?}",
-            gc.lost,
-            gc.count,
-            report.processes_of(gc.pid).map(|process| (process.pid, &process.cmdline)).collect::<Vec<_>>(),
-            report.gcs_of(gc.pid).next().map(|first| first.count),
-            ledger.user
-        );
+    let lost = report.gcs.iter().filter(|gc| gc.lost > 0);
+    let lost =
+        lost.map(|gc| format!("{} before cycle {} of {}", gc.lost, gc.count, gc.pid)).collect::<Vec<_>>();
+    if lost.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let first = |pid| report.gcs_of(pid).next().map(|gc| gc.count);
+    let processes = report.processes.iter().map(|process| {
+        format!("{} (child of {:?}, first line of cycle {:?})", process.pid, process.ppid, first(process.pid))
+    });
+    let ends = report.exits.iter().map(|exit| format!("{exit:?}"));
+    bail!(
+        "events lost: {}; processes {}; {}; the kernel lost none: {:?}; {:?}",
+        lost.join(", "),
+        processes.collect::<Vec<_>>().join(", "),
+        ends.collect::<Vec<_>>().join(", "),
+        ledger.kernel,
+        ledger.user
+    )
 }
 
 /// GC records that the kernel numbered but could not hand over.

@@ -48,7 +48,9 @@ pub mod script;
 pub mod sidekiq;
 pub mod stack_log;
 pub mod timing;
+pub mod traceparent;
 pub mod tunemygc;
+pub mod unix_server;
 pub mod witness;
 
 use std::time::Duration;

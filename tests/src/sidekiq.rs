@@ -89,6 +89,8 @@ pub struct Truth {
     pub end_ns: u64,
     /// By how much `GC.count` of its process grew.
     pub gcs: u64,
+    /// Its member `traceparent`.
+    pub traceparent: Option<String>,
 }
 
 /// A Sidekiq that has come up.
@@ -144,7 +146,7 @@ impl Sidekiq {
         let mut truths: HashMap<String, Vec<Truth>> = HashMap::new();
         for line in fs::read_to_string(&self.truth).unwrap_or_default().lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            let [jid, class, tid, begin_ns, end_ns, before, after] = words[..] else {
+            let [jid, class, tid, begin_ns, end_ns, before, after, trace] = words[..] else {
                 anyhow::bail!("line {line}")
             };
             truths.entry(jid.to_owned()).or_default().push(Truth {
@@ -154,6 +156,7 @@ impl Sidekiq {
                 begin_ns: begin_ns.parse()?,
                 end_ns: end_ns.parse()?,
                 gcs: after.parse::<u64>()?.checked_sub(before.parse()?).context("GC.count went backwards")?,
+                traceparent: (trace != "-").then(|| trace.to_owned()),
             });
         }
         Ok(truths)

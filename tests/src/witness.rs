@@ -132,6 +132,8 @@ pub struct Event {
     pub tid: u32,
     /// How often the kernel had taken the CPU from the thread by then.
     pub preempted: u64,
+    /// Whether no other thread of the process could allocate at this event.
+    pub alone: bool,
     /// `GC.stat` at `GC_START` and `GC_END_SWEEP`, in its order; else empty.
     #[serde(default)]
     pub stat: Map<String, Value>,

@@ -14,6 +14,7 @@ use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::{PATIENCE, ensure_times, ledger};
 use rustix::process::Signal;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Text that must never leave a request.
 const SECRET: &str = "SECRET";
@@ -42,6 +43,13 @@ impl Server {
         let mut command = ruby.command()?;
         command.arg("-rstringio").arg(web("webrick.rb"));
         Self::start(live, "webrick", &mut command, |port| vec![web("requests.ru"), port.to_string()])
+    }
+
+    /// One that never runs while gctrace wants its CPU.
+    fn idle_webrick(live: &Live, ruby: &Ruby) -> Result<Self> {
+        let mut command = std::process::Command::new("chrt");
+        command.args(["--idle", "0"]).args(ruby.argv()?).arg("-rstringio").arg(web("webrick.rb"));
+        Self::start(live, "idle-webrick", &mut command, |port| vec![web("requests.ru"), port.to_string()])
     }
 
     fn start(
@@ -265,4 +273,28 @@ fn webrick() -> Result<()> {
         ensure!(of_none.is_none(), "requests of no server: {of_none:?}");
         agrees(&report, &server.truths()?, &answered)
     })
+}
+
+/// One that is interrupted by gctrace, which shares its only CPU, as soon as it shows that it listens.
+#[test]
+fn webrick_on_a_busy_cpu() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby = Ruby::main()?;
+    let own = sched_getaffinity(None)?;
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).context("no CPU")?;
+    let mut one = CpuSet::new();
+    one.set(first);
+    // What this thread starts inherits it.
+    sched_setaffinity(None, &one)?;
+    for _ in 0..2 {
+        let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+        let server = Server::idle_webrick(&live, &ruby)?.wait_until_it_listens()?;
+        std::thread::sleep(Duration::from_millis(500));
+        Server::ask(&mut server.connect()?, "GET /plain/busy HTTP/1.1\r\nHost: x\r\n\r\n", None)?;
+        gctrace.wait_requests(1)?;
+        let (report, _) = gctrace.stop_by(Signal::INT)?;
+        let seen = report.requests.iter().filter(|line| line.pid == server.process.pid()).count();
+        ensure!(seen == 1, "{seen} of 1 request");
+    }
+    Ok(())
 }

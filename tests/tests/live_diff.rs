@@ -185,7 +185,7 @@ fn planted() -> Result<()> {
             "the picture lacks it"
         );
 
-        let more = record(&live, ruby, "more.gctrace", ["8", ROUNDS, "1", "40"])?;
+        let more = record(&live, ruby, "more.gctrace", ["4", ROUNDS, "1", "40"])?;
         let conditions = ["--fail-if", "alloc.bytes.rate > +20%", "--fail-if", "gc.share > +900%"];
         let (status, document) = diff(&before, &more, &conditions)?;
         let found = changed(&document)?;

@@ -73,7 +73,7 @@ fn expect_text(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
 /// Version, build id and live values are those of `ruby -v`, `readelf` and the program itself.
 #[test]
 fn agrees_with_the_witnesses() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let still = Still::start(|_| ())?;
     let diagnosis = diagnose(&cache(&live), ["--pid", &still.pid()])?;
     ensure!(diagnosis.finished.status.success(), "{:?}", diagnosis.finished);
@@ -131,7 +131,7 @@ fn harms_nothing() -> Result<()> {
 /// The second examination, and a run, use the first one's analysis; a damaged one is reported, not used, and replaced.
 #[test]
 fn cache_is_used_and_checked() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let dir = cache(&live);
     let still = Still::start(|_| ())?;
     let args = ["--pid", &still.pid()];
@@ -178,7 +178,7 @@ fn cache_is_used_and_checked() -> Result<()> {
 /// A cache directory that others can write is not used, and nothing else is lost.
 #[test]
 fn unsafe_cache_directory() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let dir = live.dir("open")?;
     fs::set_permissions(&dir, Permissions::from_mode(0o777))?;
     let still = Still::start(|_| ())?;
@@ -204,7 +204,7 @@ fn damage(bytes: &mut [u8], patterns: &[(&[u8], &[u8])]) -> Result<()> {
 /// A damaged event site, and a version that is not known, refuse the image and say why.
 #[test]
 fn damaged_images() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let still = Still::start(|_| ())?;
     let healthy = diagnose(&cache(&live), ["--pid", &still.pid()])?;
     let original = fs::read(image_path(&healthy)?)?;
@@ -255,7 +255,7 @@ fn damaged_images() -> Result<()> {
 /// Files and processes that are not Ruby, or are gone, are named; nothing else is lost.
 #[test]
 fn misses() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let sleep = Guarded::start("sleep", Command::new("sleep").arg("600"))?;
     let mut gone = Command::new("true").spawn()?;
     gone.wait()?;
@@ -292,7 +292,7 @@ fn mapper(file: &Path) -> Result<Guarded> {
 /// name of one; and a program without any.
 #[test]
 fn same_verdict_as_a_run() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let still = Still::start(|_| ())?;
     let library = fs::read(image_path(&diagnose(&cache(&live), ["--pid", &still.pid()])?)?)?;
     let file = |name: &str, bytes: &[u8]| {
@@ -349,7 +349,7 @@ fn public_binary() -> Result<(tempfile::TempDir, PathBuf)> {
 #[test]
 fn not_root() -> Result<()> {
     const NOBODY: u32 = 65_534;
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let (dir, binary) = public_binary()?;
     let still = Still::start(|command| {
         command.uid(NOBODY).gid(NOBODY).current_dir("/");
@@ -381,7 +381,7 @@ fn not_root() -> Result<()> {
 /// Each missing capability is named, by doctor and by a run, and no other one.
 #[test]
 fn each_capability() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let still = Still::start(|_| ())?;
     for (name, dropped) in [
         ("cap_sys_admin", "-sys_admin"),
@@ -415,7 +415,7 @@ fn each_capability() -> Result<()> {
 /// The capabilities that doctor requires are enough: not root, but with all of them, traces.
 #[test]
 fn capabilities_are_enough() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let (_dir, binary) = public_binary()?;
     let mut script = Command::new(Ruby::main()?.exe());
     script.args(["--disable-gems", "-e", "loop { GC.start; sleep 0.05 }"]);
@@ -452,7 +452,7 @@ fn bad_usage() -> Result<()> {
 /// Where tracefs is not mounted, doctor says so and does not mount it.
 #[test]
 fn without_tracefs() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let still = Still::start(|_| ())?;
     let mut command = Command::new("unshare");
     let script = "umount /sys/kernel/tracing; umount /sys/kernel/debug/tracing; umount /sys/kernel/debug; \
@@ -492,7 +492,7 @@ fn short_lived() -> Result<()> {
 /// In a separate pid namespace the kernel's pids have no meaning: doctor and a run say so.
 #[test]
 fn inside_a_container() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let inside = |args: &[&str]| -> Result<Finished> {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--mount-proc"]).arg(gctrace_binary()?).args(args);

@@ -10,6 +10,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
 /// Most attempts, until something has been seen that is there most of the time.
@@ -218,6 +219,87 @@ fn running_threads() -> Result<()> {
             "{}: waited {waited}, computed {computed}, in C {in_c}, collected {collected}",
             ruby.label()
         );
+        Ok(())
+    })
+}
+
+/// The clock that the programs under test read, nanoseconds.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Time that all CPUs together have spent in interrupts and given to other guests, nanoseconds: the most by which their clocks can have
+/// stood still.
+fn still_ns() -> Result<u64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let fields: Vec<u64> = stat
+        .lines()
+        .next()
+        .context("/proc/stat")?
+        .split_whitespace()
+        .skip(1)
+        .map(str::parse)
+        .collect::<Result<_, _>>()?;
+    let [_, _, _, _, _, irq, softirq, steal, ..] = fields[..] else { anyhow::bail!("{stat}") };
+    Ok((irq + softirq + steal) * 10_000_000)
+}
+
+/// For how long threads have not run: no longer than since they themselves said that they were about to sleep, and no shorter than since
+/// the kernel was seen to have them asleep; of threads that run, nothing.
+#[test]
+fn how_long_they_have_not_run() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let mut script = started(&live, ruby, ["computing", "3"])?;
+        let pid = script.pid();
+        let task = |tid: &Value| {
+            let status =
+                std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+            let wanted = |line: &&str| line.starts_with("State") || line.contains("ctxt_switches");
+            status.lines().filter(wanted).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (_, first) = threads(&live, pid)?;
+        let before: BTreeMap<&String, _> =
+            first.iter().map(|(name, thread)| (name, task(&thread["tid"]))).collect();
+        let (asleep, still) = (now_ns(), still_ns()?);
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        let begin = now_ns();
+        let (_, found) = threads(&live, pid)?;
+        let (end, still) = (now_ns(), still_ns()? - still);
+        let unchanged: BTreeSet<&String> = before
+            .iter()
+            .filter(|(name, task_before)| {
+                task_before.iter().any(|line| line.contains("sleeping"))
+                    && task(&first[**name]["tid"]) == **task_before
+            })
+            .map(|(name, _)| *name)
+            .collect();
+        script.say("go")?;
+        let report = script.finish()?.report;
+        let noted = report.extra["slept"].as_object().context("slept")?;
+        ensure!(noted.len() == 6, "{noted:?}");
+        // The main thread of some releases runs now and then by itself.
+        for name in noted.keys() {
+            ensure!(unchanged.contains(name), "{name:?} has run: {before:?}");
+        }
+        for name in unchanged {
+            let ns = found[name]["not_run_ns"].as_u64().with_context(|| found[name].to_string())?;
+            // Each CPU counts whole ticks of 10 ms (`USER_HZ`), of three kinds.
+            let cpus = std::thread::available_parallelism()?.get() as u64;
+            let least = (begin - asleep).saturating_sub(still + cpus * 30_000_000);
+            // The scheduler's clock is not disciplined by NTP, which turns the other one by at most 500 ppm.
+            let noted = noted.get(name).and_then(Value::as_u64);
+            let most = noted.map_or(u64::MAX, |noted| (end - noted) + (end - noted) / 2000);
+            ensure!(
+                (least..=most).contains(&ns),
+                "{} {name:?}: {ns}, between {least} and {most} expected",
+                ruby.label()
+            );
+        }
+        let runs =
+            found.values().filter(|thread| matches!(thread["state"].as_str(), Some("running" | "runnable")));
+        ensure!(runs.into_iter().all(|thread| thread["not_run_ns"].is_null()));
         Ok(())
     })
 }

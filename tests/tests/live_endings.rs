@@ -37,7 +37,7 @@ fn is_svg(path: &Path) -> Result<bool> {
 /// SIGTERM and SIGHUP finish the files, however often and however fast they come.
 #[test]
 fn repeated_signals_keep_the_files() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = busy()?;
     let pid = ruby.pid().to_string();
     let cases: [(&str, [Signal; 2]); 4] = [
@@ -64,9 +64,9 @@ fn repeated_signals_keep_the_files() -> Result<()> {
 /// `timeout` signals its child, then its group. A run that had begun keeps its file.
 #[test]
 fn timeout_keeps_the_files() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = busy()?;
-    let (mut seconds, mut kept) = (3, 0);
+    let (mut seconds, mut kept) = (1, 0);
     while kept < 6 {
         let svg = live.path("timeout.svg");
         let mut command = Command::new("timeout");
@@ -80,7 +80,7 @@ fn timeout_keeps_the_files() -> Result<()> {
         } else {
             // A machine that is too slow to begin in that time.
             ensure!(!is_svg(&svg)?, "a file without a run:\n{}", finished.errors());
-            seconds += 3;
+            seconds += 1;
             ensure!(seconds < 100, "not ready in {seconds} s:\n{}", finished.errors());
         }
     }
@@ -128,7 +128,7 @@ fn interrupted_start() -> Result<()> {
 /// A second Ctrl-C, a second later, gives up; the message about the files is true.
 #[test]
 fn giving_up() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = busy()?;
     let pid = ruby.pid().to_string();
     // A receiver that never answers delays the end.
@@ -157,7 +157,7 @@ fn giving_up() -> Result<()> {
 /// On one terminal, messages, the progress line and data never share a line.
 #[test]
 fn lines_of_a_terminal() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let ruby = busy()?;
     let command = format!(
         "{} --pid {} --duration 2s --wall --flamegraph /dev/null/none",

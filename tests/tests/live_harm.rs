@@ -8,7 +8,7 @@ use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Running, Script};
-use gctrace_tests::{compare, ledger, memory, pprof, tunemygc};
+use gctrace_tests::{compare, ledger, memory, pprof, slowness, tunemygc};
 use rustix::process::Signal;
 
 /// Starts the program that collects garbage until it is told to stop.
@@ -152,7 +152,9 @@ fn termination_and_duration_flush() -> Result<()> {
             let done = Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
             (gctrace.stop_by(Signal::TERM)?.0, done)
         } else {
-            let args = ["--all-ruby", "--duration", "15s", "--tunemygc"].map(std::ffi::OsStr::new);
+            // Some times as long as the script takes.
+            let duration = format!("{}s", 6 * slowness());
+            let args = ["--all-ruby", "--duration", &duration, "--tunemygc"].map(std::ffi::OsStr::new);
             let args = args.into_iter().chain([sets.as_os_str(), "--pprof".as_ref(), profile.as_os_str()]);
             let gctrace = Invocation::jsonl(args)?.start_ready()?;
             let done = Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;

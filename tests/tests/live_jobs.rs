@@ -11,6 +11,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::sidekiq::{CONCURRENCY, MARKER, Redis, Sidekiq, Truth};
+use gctrace_tests::traceparent::specified;
 use gctrace_tests::tunemygc::Set;
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
@@ -86,6 +87,13 @@ fn all_true(report: &Report, truths: &Truths) -> Result<Vec<u64>> {
         ensure!(line.tid == truth.tid && line.path.as_deref() == Some(&truth.class), "{line:?} {truth:?}");
         let queue = if truth.class.starts_with("Shop::") { "low" } else { "default" };
         ensure!(line.queue.as_deref() == Some(queue) && line.queue_ns.is_none(), "{line:?}");
+        // A part of a job with long arguments is not there, which is counted.
+        let seen = truth.traceparent.as_deref();
+        let trace = line.trace_id.clone().zip(line.parent_span_id.clone());
+        ensure!(trace.is_none() || trace == seen.and_then(specified), "{line:?} {truth:?}");
+        ensure!(line.trace_origin.as_deref() == trace.as_ref().map(|_| "job"), "{line:?}");
+        let sampled = seen.filter(|_| trace.is_some()).map(|seen| seen.as_bytes()[54] == b'1');
+        ensure!(line.trace_sampled == sampled, "{line:?} {truth:?}");
         let latency = line.ts - line.enqueued_at.context("not enqueued")?;
         ensure!((-0.01..120.0).contains(&latency), "{latency} s: {line:?}");
         // What Sidekiq itself does, and waits for the GVL in it, may take any time, but a thread has one job after the other.
@@ -177,6 +185,7 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
     println!("beside: median {median:?} ns, most {:?} ns of {}", beside.last(), beside.len());
     let inside = all_attributed(&report, &truths)?;
     ensure!(inside >= 100, "only {inside} collections in jobs");
+    traces_are_known_or_counted(&report, &truths)?;
     let without = |class: &str, bad: bool| {
         let of = lines.iter().filter(|line| (line.path.as_deref() == Some(class)) == bad);
         of.filter(|line| line.duration_ns.is_none()).count()
@@ -189,6 +198,26 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
         ensure!(line.gcs.is_some() && line.gc_other_ns.is_some(), "{line:?}");
     }
     units_are_jobs(&report, &sets)
+}
+
+/// Every trace that a job says is there, or is counted: it is not valid, or may be in the part of a long job that is not there.
+fn traces_are_known_or_counted(report: &Report, truths: &Truths) -> Result<()> {
+    let (mut known, mut invalid, mut deep) = (0, 0, 0);
+    for line in &report.requests {
+        let Some(runs) = line.jid.as_ref().and_then(|jid| truths.get(jid)) else { continue };
+        let seen = runs.first().and_then(|truth| truth.traceparent.as_deref());
+        known += u64::from(line.trace_id.is_some());
+        invalid += u64::from(seen.is_some_and(|seen| specified(seen).is_none()));
+        deep += u64::from(line.trace_id.is_none() && seen.is_some_and(|seen| specified(seen).is_some()));
+    }
+    let counted = |name| ledger::user(report, name);
+    let (is_invalid, unread) = (counted("job_traceparent_invalid")?, counted("job_traceparent_unread")?);
+    println!("{known} jobs with a trace, {invalid} invalid, {deep} deep; counted {is_invalid} and {unread}");
+    // Jobs of before, and without a member, are counted, too.
+    ensure!(known >= 40 && invalid >= 10 && is_invalid >= invalid && unread >= deep, "too few");
+    // OpenTelemetry's member is behind the arguments, in the part of a long job that is kept.
+    ensure!(deep == 0, "{deep} are too deep");
+    Ok(())
 }
 
 /// Lost records make jobs unknown, and none wrong.

@@ -394,3 +394,39 @@ fn short_scripts_are_named() -> Result<()> {
         Ok(())
     })
 }
+
+/// Samples in the collector have a frame that says the kind of the cycle, which is that of the method that asked for it. Where the
+/// collector does not mark or sweep, nothing is said.
+#[test]
+fn kinds_of_collections() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        let run = profile(&live, ruby, "gc_kinds.rb", &[])?;
+        let kinds = |method: &str| {
+            let mut kinds = BTreeMap::new();
+            for (sample, ns) in run.samples.iter().zip(&run.cpu) {
+                let at = |wanted: &str| sample.stack.iter().position(|frame| frame.name == wanted);
+                let (Some(gc), Some(_)) = (at("(garbage collection)"), at(method)) else { continue };
+                let names: Vec<&str> = sample.stack[..gc].iter().map(|frame| frame.name.as_str()).collect();
+                let kind = names.iter().find(|name| name.ends_with(" GC)")).copied();
+                let phase = names.iter().find(|name| ["(marking)", "(sweeping)"].contains(name));
+                ensure!(kind.is_some() == phase.is_some(), "{names:?}");
+                ensure!(kind.is_none() || kind == names.last().copied(), "{names:?}");
+                *kinds.entry(kind.unwrap_or("none").to_owned()).or_insert(0) += ns;
+            }
+            Ok(kinds)
+        };
+        if !ruby.has_tables() {
+            return Ok(());
+        }
+        let (minor, major) = (kinds("Object#minor_ones")?, kinds("Object#major_ones")?);
+        // The program's own counts: none was of the other kind.
+        for (key, other) in [("by_minor", 1), ("by_major", 0)] {
+            let counts = run.done.report.extra.get(key).with_context(|| key.to_owned())?;
+            ensure!(counts[other] == 0 && counts[1 - other].as_u64() > Some(0), "{key}: {counts}");
+        }
+        ensure!(minor.contains_key("(minor GC)") && !minor.contains_key("(major GC)"), "{minor:?}");
+        ensure!(major.contains_key("(major GC)") && !major.contains_key("(minor GC)"), "{major:?}");
+        Ok(())
+    })
+}

@@ -13,6 +13,7 @@ use gctrace_tests::puma::Puma;
 use gctrace_tests::receiver::Receiver;
 use gctrace_tests::report::RequestLine;
 use gctrace_tests::ruby::Ruby;
+use gctrace_tests::traceparent::{name, specified, truths, value};
 use gctrace_tests::{ledger, pprof, python};
 use rustix::process::Signal;
 
@@ -21,18 +22,6 @@ type Labels<'a> = HashMap<(&'a str, Option<(String, String)>), u64>;
 
 /// Text of other headers and of bodies, which must never come out.
 const SECRET: &str = "SECRET";
-
-/// A name without digits for each request, which no template replaces.
-fn name(number: usize) -> String {
-    let letter = |at: usize| char::from(b'g' + (at % 20) as u8);
-    [number / 400, number / 20, number].into_iter().map(letter).collect()
-}
-
-/// A valid value of its own for each request.
-fn value(number: usize) -> String {
-    let flags = if number.is_multiple_of(3) { "00" } else { "01" };
-    format!("00-{:032x}-{:016x}-{flags}", 0xa1b2_c3d4_0000_0000_0000_u128 << 24 | number as u128, number + 1)
-}
 
 /// The head of a request with these lines, among others, and the body that it announces.
 fn head(number: usize, lines: &str, body: usize) -> String {
@@ -98,20 +87,6 @@ fn lines() -> Vec<String> {
     lines
 }
 
-/// What the specification says of a header that an application sees: trace and parent.
-fn specified(seen: &str) -> Option<(String, String)> {
-    let parts: Vec<&str> = seen.split('-').collect();
-    let [version, trace, parent, flags, rest @ ..] = &parts[..] else { return None };
-    let hex = |text: &str, len: usize| {
-        text.len() == len && text.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c))
-    };
-    let good = hex(version, 2) && hex(trace, 32) && hex(parent, 16) && hex(flags, 2);
-    let not_zero = |text: &str| text.chars().any(|c| c != '0');
-    let known = *version != "ff" && (*version != "00" || rest.is_empty());
-    (good && known && not_zero(trace) && not_zero(parent))
-        .then(|| ((*trace).to_owned(), (*parent).to_owned()))
-}
-
 /// Each line is served on a connection of its own, in pieces, and in a pipeline with all others.
 fn load(server: &Puma) -> Result<usize> {
     let lines = lines();
@@ -152,17 +127,6 @@ fn load(server: &Puma) -> Result<usize> {
     Ok(number - 100)
 }
 
-/// By name of the request: what the application saw of the header.
-fn truths(server: &Puma) -> Result<HashMap<String, Option<String>>> {
-    let text = std::fs::read_to_string(&server.truth)?;
-    let of_line = |line: &str| {
-        let (name, seen) = line.split_once(' ').context("a line")?;
-        let seen = (seen != "nil").then(|| seen.trim_matches('"').to_owned());
-        Ok((name.to_owned(), seen))
-    };
-    text.lines().map(of_line).collect()
-}
-
 fn of_line(line: &RequestLine) -> Option<(String, String)> {
     line.trace_id.clone().zip(line.parent_span_id.clone())
 }
@@ -193,7 +157,7 @@ fn traces(live: &Live, ruby: &Ruby) -> Result<()> {
     ledger::check_lossless(&report)?;
     ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
 
-    let truths = truths(&server)?;
+    let truths = truths(&server.truth)?;
     ensure!(truths.len() == answered && report.requests.len() == answered, "{answered} answered");
     let name_of =
         |line: &RequestLine| line.path.as_deref().and_then(|path| path.rsplit('/').next()).map(str::to_owned);

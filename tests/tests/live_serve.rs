@@ -110,7 +110,7 @@ fn cycles(served: &Served, Counted { from, to, .. }: &Counted) -> Result<u64> {
 /// The page has exactly the collections that Ruby counts, in each part of the time and since the begin; Ctrl-C ends it.
 #[test]
 fn counts_what_ruby_counts() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let mut program = program(&Ruby::main()?)?;
     let served = live(&["--gvl", "--pid", &program.pid().to_string()])?;
     let first = collects(&mut program, 3)?;
@@ -154,7 +154,7 @@ fn counts_what_ruby_counts() -> Result<()> {
 /// What is older than is to be kept is dropped, and the page says so; when the program has ended, what was kept stays until the end.
 #[test]
 fn drops_and_stays() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let mut program = program(&Ruby::main()?)?;
     let served = live(&["--keep=2s", &program.pid().to_string()])?;
     let early = collects(&mut program, 2)?;
@@ -188,7 +188,7 @@ fn drops_and_stays() -> Result<()> {
 /// What cannot be served is said before anything is traced, and flags of a run need one.
 #[test]
 fn refusals() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
     let taken = taken.local_addr()?.to_string();
     for (flags, words) in [

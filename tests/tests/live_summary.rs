@@ -53,8 +53,11 @@ fn summary_of_json_lines() -> Result<()> {
         // The end of the VM may collect again.
         ensure!(number(summary, "cycles")? == cycles.len() as u64, "{summary}");
         let first = number(cycles[0], "count")?;
-        // In a root of its own COMMAND is not the Ruby: that one is found when it runs, and a busy machine can be late.
+        // In a root of its own COMMAND is not the Ruby: that one is found when it runs, and a busy machine can be late. What is missed
+        // then is counted.
         ensure!(first == 1 || ruby.root().is_some(), "the first cycle seen is {first}");
+        let exit = lines.iter().find(|line| line["type"] == "exit").context("no exit line")?;
+        ensure!(exit["cycles_missed"].as_u64() == Some(first - 1), "the first cycle seen is {first}: {exit}");
         ensure_times!(first == 1, "the first cycle seen is {first}");
         let of_script = cycles.iter().filter(|cycle| cycle["count"].as_u64() <= Some(count));
         let kinds = of_script.fold([0_u64; 2], |[minors, majors], cycle| {

@@ -49,8 +49,8 @@ pub struct Process {
 /// What a process belongs to, for outputs that add up many processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
-    /// Service: `OTEL_SERVICE_NAME`, `service.name` of `OTEL_RESOURCE_ATTRIBUTES`, `DD_SERVICE`, its systemd unit, or its script, the
-    /// first of these that is there.
+    /// Service: `service.name` of the process context that it publishes (OTEP 4719), `OTEL_SERVICE_NAME`, `service.name` of
+    /// `OTEL_RESOURCE_ATTRIBUTES`, `DD_SERVICE`, its systemd unit, or its script, the first of these that is there.
     pub service: String,
     /// Id of its container, 64 hexadecimal digits.
     pub container: Option<String>,
@@ -58,7 +58,7 @@ pub struct Origin {
     pub pod: Option<String>,
     /// Its Kubernetes namespace.
     pub namespace: Option<String>,
-    /// The other `OTEL_RESOURCE_ATTRIBUTES` of its initial environment.
+    /// The other attributes of its process context, and then `OTEL_RESOURCE_ATTRIBUTES` of its initial environment.
     pub attributes: Vec<(String, String)>,
 }
 

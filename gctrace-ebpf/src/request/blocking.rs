@@ -10,13 +10,14 @@ use aya_ebpf::{
 };
 use gctrace_common::{
     blocking::{ACCEPTED, BlockingPoint, DESCRIPTOR, IS_WEBRICK, MAY_BE_WEBRICK, SERVES_UNICORN, TRIED},
-    request::{LINE_BYTES, Parsed, ParserKey, RequestEnd, Serving},
+    request::{LINE_BYTES, Parsed, ParserKey, RequestEnd, SERVES_HTTP, Serving},
     stats::Counter,
+    traceparent::Traceparent,
 };
 
 use super::{
-    At, FIRST, NO_EXIST, SECOND, accept, begin, close, connection, end, entry, first, second, serving, unit,
-    write,
+    At, FIRST, NO_EXIST, SECOND, accept, begin, close, connection, end, entry, first, second, serving,
+    traceparent::pieces, unit, write,
 };
 use crate::{
     filter::tgid_tid,
@@ -45,7 +46,8 @@ pub fn hit(ctx: &ProbeContext) {
     // SAFETY: a plain helper call with the program's own context.
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     if cookie == BlockingPoint::Listen as u64 {
-        if kinds == 0 {
+        // What is looked at of a Puma depends on what it listens on.
+        if kinds == 0 || kinds & SERVES_HTTP != 0 {
             listens(tgid);
         }
         return;
@@ -73,10 +75,10 @@ pub fn hit(ctx: &ProbeContext) {
         p if p == BlockingPoint::Accepted as u64 => accepted(&at, fd, kinds),
         p if p == BlockingPoint::Read as u64 => reads(&at),
         p if p == BlockingPoint::Received as u64 || p == BlockingPoint::HasRead as u64 => {
-            unsettled = received(&at, &read);
+            unsettled = received(&at, &read, unicorn);
         }
         p if p == BlockingPoint::Close as u64 => unsettled = close(&at),
-        p => write(&at, p),
+        p => write::<false>(&at, p),
     }
     if unsettled {
         unit::settle(tgid, tid, at.now);
@@ -88,7 +90,7 @@ pub fn hit(ctx: &ProbeContext) {
     }
 }
 
-/// A process that is no server listens.
+/// A process listens from now on that is no server yet, or a Puma.
 #[inline(always)]
 fn listens(tgid: u32) {
     if LISTEN_RING.output::<u64>(u64::from(tgid), 0).is_err() {
@@ -260,6 +262,8 @@ fn announce(at: &At<'_>, fd: u32, unicorn: bool) -> bool {
         parsed.first_ns = at.now;
         parsed.len = 0;
         parsed.tid = 0;
+        parsed.traceparent = Traceparent::Unread as u32;
+        parsed.searched = pieces::DONE;
     } else {
         return false;
     }
@@ -273,7 +277,7 @@ fn announce(at: &At<'_>, fd: u32, unicorn: bool) -> bool {
 
 /// A thread has read something. Returns whether it takes a request.
 #[inline(always)]
-fn received(at: &At<'_>, read: &Read) -> bool {
+fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
     if read.len == 0 || CONNECTIONS.get_ptr(&connection(at.tgid, read.fd)).is_none() {
         return false;
     }
@@ -284,7 +288,12 @@ fn received(at: &At<'_>, read: &Read) -> bool {
     }
     let key = key(at.tgid, read.fd);
     let Some(parsed) = parsed(&key) else { return false };
+    if serves && parsed.first_ns == 0 {
+        // The entry of its request was lost, which is not the begin of one.
+        return false;
+    }
     keep(at, parsed, read);
+    pieces::look(key.parser, parsed, read.buffer, read.len, !unicorn);
     if serves || serving.announced != read.fd.wrapping_add(1) || !begins_request(parsed) {
         return false;
     }
@@ -300,6 +309,8 @@ fn keep(at: &At<'_>, parsed: &mut Parsed, read: &Read) {
     let whole;
     if parsed.first_ns == 0 {
         parsed.first_ns = at.now;
+        (parsed.searched, parsed.headers) = (0, 0);
+        parsed.traceparent = Traceparent::Unread as u32;
         let len = at_most(read.len, LINE_BYTES as u32);
         // SAFETY: the copy is bounded by the size of the array.
         let copied = unsafe { usermem::copy::<{ LINE_BYTES as u32 }>(read.buffer, len, target) };
@@ -308,20 +319,26 @@ fn keep(at: &At<'_>, parsed: &mut Parsed, read: &Read) {
     } else if parsed.tid == 0 {
         return;
     } else {
-        let used = usermem::opaque(u64::from(parsed.len));
+        let used = parsed.len;
         let mut len = 0;
-        if used <= u64::from(HALF) {
+        // A number that is only compared and added here: what is kept for later goes to the stack, and Linux 6.1 does not apply the comparison to
+        // what is read back from there ("R1 unbounded memory access").
+        let at = usermem::opaque(u64::from(used));
+        if at <= u64::from(HALF) {
             len = at_most(read.len, HALF);
             // SAFETY: what is used and what is copied are at most a half of the array each.
-            let copied = unsafe { usermem::copy::<HALF>(read.buffer, len, target.add(used as usize)) };
+            let copied = unsafe { usermem::copy::<HALF>(read.buffer, len, target.add(at as usize)) };
             len = if copied.is_ok() { len } else { 0 };
-        } else if used <= (LINE_BYTES as u32 - EIGHTH) as u64 {
-            len = at_most(read.len, EIGHTH);
-            // SAFETY: an eighth is free.
-            let copied = unsafe { usermem::copy::<EIGHTH>(read.buffer, len, target.add(used as usize)) };
-            len = if copied.is_ok() { len } else { 0 };
+        } else {
+            let at = usermem::opaque(u64::from(used));
+            if at <= (LINE_BYTES as u32 - EIGHTH) as u64 {
+                len = at_most(read.len, EIGHTH);
+                // SAFETY: an eighth is free.
+                let copied = unsafe { usermem::copy::<EIGHTH>(read.buffer, len, target.add(at as usize)) };
+                len = if copied.is_ok() { len } else { 0 };
+            }
         }
-        parsed.len = used as u32 + len;
+        parsed.len = used + len;
         whole = u64::from(len) == read.len;
     }
     parsed.last_ns = at.now;

@@ -19,6 +19,9 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
     if serving.parser == 0 {
         return count(Counter::RequestNotHttp);
     }
+    if serving.phase == Serving::CALLED || serving.phase == Serving::RETURNED {
+        return count(Counter::RequestUnanswered);
+    }
     // SAFETY: map values, read at once.
     let (image, execs) =
         rubies::known(tgid).map_or((u32::MAX, 0), |ruby| unsafe { ((*ruby).image, (*ruby).execs) });
@@ -42,7 +45,8 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
             execs,
         };
         (*record).begin_ns = serving.begin_ns;
-        (*record).first_write_ns = serving.first_write_ns;
+        (*record).first_write_ns =
+            if serving.first_write_ns == Serving::UNKNOWN_NS { 0 } else { serving.first_write_ns };
         (*record).last_write_ns = serving.last_write_ns;
         (*record).arrival_ns = serving.arrival_ns;
         (*record).status = serving.status;

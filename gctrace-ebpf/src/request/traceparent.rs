@@ -1,6 +1,8 @@
 //! The `traceparent` header of a request, looked for where its head is parsed: pieces of it pass over the BPF stack, and nothing but a valid
 //! value is kept.
 
+pub mod pieces;
+
 use gctrace_common::{
     request::{Parsed, ParserKey},
     traceparent::{

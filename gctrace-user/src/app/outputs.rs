@@ -107,7 +107,7 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
         exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns).by(by)));
     }
     if settings.memory_account {
-        exporters.push(Box::new(Accounts::new(lines(), settings.cache_dir.clone())));
+        exporters.push(Box::new(Accounts::new(lines(), settings.cache_dir.clone())?));
     }
     if settings.output.is_some() && settings.selection.command.is_none() {
         // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.

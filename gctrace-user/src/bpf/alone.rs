@@ -31,6 +31,9 @@ use super::{
 /// The smallest ring that there is.
 const NO_RING_BYTES: u32 = 4096;
 
+/// The process that is looked at, with room.
+const ONE_PROCESS: u32 = 16;
+
 /// Which stacks are taken at the probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeStacks {
@@ -95,6 +98,9 @@ impl Alone {
         }
         for ring in ["GC_RING", "LIFE_RING"].into_iter().chain((!options.stacks).then_some("STACK_RING")) {
             loader.map_max_entries(ring, NO_RING_BYTES);
+        }
+        for map in ["PROCESSES", "RUBIES"] {
+            loader.map_max_entries(map, ONE_PROCESS);
         }
         for (map, entries) in own.maps {
             loader.map_max_entries(map, *entries);

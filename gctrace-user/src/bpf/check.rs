@@ -11,8 +11,9 @@ use gctrace_common::{
 
 use super::{
     GvlOptions, MappingWatch, Probes, RequestOptions, Scope, kernel_types,
-    load::{LoadError, LoadOptions, Select, TRACEPOINTS, TRIED_NEWTASK, Verified, newtask_offsets, verified},
+    load::{LoadError, LoadOptions, Select, TRACEPOINTS, TRIED_NEWTASK, Verified, verified},
     sample::{self, StackOptions},
+    tracepoint::newtask_offsets,
 };
 use crate::{
     address::{FileOffset, Svma},

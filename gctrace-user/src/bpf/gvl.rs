@@ -23,7 +23,8 @@ use gctrace_common::{
 
 use super::{
     AttachError, Probes, Scope, kernel_types,
-    load::{LoadError, TracepointFormat},
+    load::LoadError,
+    tracepoint::TracepointFormat,
     uprobes::{Link, Uprobe},
 };
 use crate::ruby::{

@@ -23,6 +23,7 @@ use super::{
     requests::{self, RequestOptions, RequestReader},
     rings::{AwayMap, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
+    tracepoint::newtask_offsets,
     unwind::UnwindMaps,
 };
 use crate::elf;
@@ -561,52 +562,6 @@ pub(super) fn check_abi(object: &[u8]) -> Result<(), LoadError> {
             binary: ABI_HASH,
         }),
     }
-}
-
-/// The format file of a tracepoint of the running kernel.
-pub(super) struct TracepointFormat {
-    tracepoint: String,
-    path: PathBuf,
-    text: String,
-}
-
-impl TracepointFormat {
-    /// Reads it.
-    pub(super) fn read(tracefs: &std::path::Path, category: &str, name: &str) -> Result<Self, LoadError> {
-        let path = tracefs.join(format!("events/{category}/{name}/format"));
-        let tracepoint = format!("{category}:{name}");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => Ok(Self { tracepoint, path, text }),
-            Err(error) => Err(LoadError::TracepointFormat { tracepoint, path, reason: error.to_string() }),
-        }
-    }
-
-    /// Byte offset of a field in the tracepoint's record.
-    pub(super) fn offset(&self, field: &str) -> Result<u32, LoadError> {
-        format_offset(&self.text, field).ok_or_else(|| LoadError::TracepointFormat {
-            tracepoint: self.tracepoint.clone(),
-            path: self.path.clone(),
-            reason: format!("it has no field `{field}`"),
-        })
-    }
-}
-
-/// Byte offsets of `pid` and `clone_flags` in the `task:task_newtask` record of the running kernel.
-pub(super) fn newtask_offsets(tracefs: &std::path::Path) -> Result<(u32, u32), LoadError> {
-    let format = TracepointFormat::read(tracefs, "task", "task_newtask")?;
-    Ok((format.offset("pid")?, format.offset("clone_flags")?))
-}
-
-/// Finds the offset of a `field:` line in a tracepoint's format file.
-fn format_offset(text: &str, field: &str) -> Option<u32> {
-    text.lines().find_map(|line| {
-        let mut parts = line.trim().split(';').map(str::trim);
-        let declared = parts.next()?.strip_prefix("field:")?;
-        if declared.rsplit(' ').next()? != field {
-            return None;
-        }
-        parts.next()?.strip_prefix("offset:")?.parse().ok()
-    })
 }
 
 #[cfg(test)]

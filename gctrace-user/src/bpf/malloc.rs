@@ -35,8 +35,10 @@ const SETTLE_TRIES: u32 = 100;
 /// What the probes have done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MallocCost {
-    /// Hits, also those of other processes: each has cost a trap.
+    /// Hits of the process: each has cost a trap.
     pub hits: u64,
+    /// Hits of other processes, which have cost one, too.
+    pub other_hits: u64,
     /// Stacks.
     pub stacks: u64,
 }
@@ -139,8 +141,11 @@ impl MallocProbes {
     /// The map cannot be read.
     pub fn cost(&self) -> Result<MallocCost, AttachError> {
         let calls = |count| self.tally(malloc_count_index(count)).map(|tally| tally.calls);
-        let hits = calls(MallocCount::Hits)? + calls(MallocCount::OtherHits)?;
-        Ok(MallocCost { hits, stacks: calls(MallocCount::Sampled)? })
+        Ok(MallocCost {
+            hits: calls(MallocCount::Hits)?,
+            other_hits: calls(MallocCount::OtherHits)?,
+            stacks: calls(MallocCount::Sampled)?,
+        })
     }
 
     /// Memory that is followed at this moment and whose stack was taken: its thread and time.

@@ -18,6 +18,7 @@ mod raw;
 mod requests;
 mod rings;
 mod sample;
+mod tracepoint;
 mod unwind;
 mod uprobes;
 

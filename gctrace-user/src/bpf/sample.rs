@@ -16,8 +16,9 @@ use gctrace_common::config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS};
 use super::{
     gvl::GvlOptions,
     kernel_types,
-    load::{LoadError, Programs, TracepointFormat},
+    load::{LoadError, Programs},
     multi, raw,
+    tracepoint::TracepointFormat,
 };
 
 /// Programs of the sampling clock: its tick and the later stages.

@@ -9,7 +9,7 @@ use super::{
     look_args::LookArgs,
     output_args::OutputArgs,
     parse::{self, Pids},
-    select_args::SelectArgs,
+    select_args::{RunningArgs, SelectArgs},
 };
 use crate::{discover::Fault, export::profile::Grouping};
 use clap::{Args as ClapArgs, Parser, ValueEnum};
@@ -234,13 +234,17 @@ pub struct DumpArgs {
         short = 'p',
         value_name = "PID",
         value_parser = parse::pids,
-        required_unless_present_any = ["all_ruby", "words"]
+        required_unless_present_any = ["all_ruby", "words", "names", "units", "cgroups", "containers"]
     )]
     pub pids: Vec<Pids>,
 
     /// Every Ruby process
     #[arg(long)]
     pub all_ruby: bool,
+
+    /// Names and groups.
+    #[command(flatten)]
+    pub running: RunningArgs,
 
     /// Also print native frames (C functions, libraries) of threads that sleep, and threads that are not Ruby threads
     #[arg(long)]

@@ -129,8 +129,8 @@ impl From<HeapArgs> for HeapSettings {
 /// A window in which allocation by malloc is counted.
 #[derive(Debug)]
 pub struct MallocSettings {
-    /// The process.
-    pub pid: u32,
+    /// Which running processes.
+    pub selection: Selection,
     /// How long it is.
     pub duration: Duration,
     /// What the probes may cost, in millionths of the time of one CPU.
@@ -150,19 +150,31 @@ pub struct MallocSettings {
 impl From<MallocArgs> for MallocSettings {
     fn from(args: MallocArgs) -> Self {
         let files = args.files();
-        let MallocArgs { pid, duration, budget, sample, top, format, cache, .. } = args;
+        let MallocArgs {
+            pids,
+            children,
+            all_ruby,
+            running,
+            duration,
+            budget,
+            sample,
+            top,
+            format,
+            cache,
+            ..
+        } = args;
         let (budget_ppm, format, cache_dir) = (budget, format.into(), cache.dir());
-        Self { pid, duration, budget_ppm, sample, top, files, format, cache_dir }
+        let mut selection = running.selection(all_ruby);
+        *(if children { &mut selection.pids } else { &mut selection.only_pids }) = merged(pids);
+        Self { selection, duration, budget_ppm, sample, top, files, format, cache_dir }
     }
 }
 
 /// A look at threads.
 #[derive(Clone, Debug)]
 pub struct DumpSettings {
-    /// These processes and their descendants.
-    pub pids: Vec<u32>,
-    /// Every Ruby process.
-    pub all: bool,
+    /// Which running processes.
+    pub selection: Selection,
     /// Native frames and threads that are no Ruby threads, too.
     pub native: bool,
     /// Standard output.
@@ -173,8 +185,9 @@ pub struct DumpSettings {
 
 impl From<DumpArgs> for DumpSettings {
     fn from(args: DumpArgs) -> Self {
-        let DumpArgs { pids, all_ruby, native, format, proc: _, cache, words } = args;
+        let DumpArgs { pids, all_ruby, running, native, format, proc: _, cache, words } = args;
         let pids = merged(pids.into_iter().chain(words).collect());
-        Self { pids, all: all_ruby, native, format: format.into(), cache_dir: cache.dir() }
+        let selection = Selection { pids, ..running.selection(all_ruby) };
+        Self { selection, native, format: format.into(), cache_dir: cache.dir() }
     }
 }

@@ -14,6 +14,7 @@ use super::args::{CacheArgs, FormatArg};
         sudo gctrace heap --pid 4242 --by page        how full the pages are, and what keeps them from being freed\n  \
         sudo gctrace heap --pid 4242 --svg heap.svg   a picture of its pages\n  \
         sudo gctrace heap --pid 4242 --by class --every 30s     what grows\n  \
+        sudo gctrace heap --pid 4242 --by memory --every 30s    what a forked worker copies of its parent's memory\n  \
         sudo gctrace heap --pid 4242 --leaks 10m      objects that grow in number over major GCs\n  \
         gctrace heap --diff before.jsonl after.jsonl  what has changed between two censuses\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 the heap could not be counted, 3 missing privilege.\n\
@@ -48,7 +49,8 @@ pub struct HeapArgs {
     #[arg(long, value_name = "FILE", num_args = 1..=2, conflicts_with_all = ["svg", "every"])]
     pub diff: Vec<PathBuf>,
 
-    /// Count again after this time, and so on: a line for each class (--by class) or type that grew
+    /// Count again after this time, and so on: a line for each class (--by class) or type that grew; with --by memory, how much of what
+    /// a worker shared since its fork became private
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
     pub every: Option<Duration>,
 

@@ -77,7 +77,8 @@ pub struct LookArgs {
     pub shares: bool,
 
     /// (text only) At the end, where the memory of each traced process that still runs is: pages of objects, malloc, stacks,
-    /// libraries; as `gctrace heap --by memory`. Read after tracing, of the five with most memory, without stopping them
+    /// libraries; as `gctrace heap --by memory`; and how much that a worker shared since its fork became private. Read after tracing, of
+    /// the five with most memory, without stopping them
     #[arg(long, hide_short_help = true)]
     pub memory_account: bool,
 }

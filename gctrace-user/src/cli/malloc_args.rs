@@ -6,7 +6,8 @@ use clap::{Args as ClapArgs, ValueEnum};
 
 use super::{
     args::{CacheArgs, FormatArg},
-    parse,
+    parse::{self, Pids},
+    select_args::RunningArgs,
 };
 use crate::export::profile::{Format, Graph, Grouping, Measure};
 
@@ -14,20 +15,40 @@ use crate::export::profile::{Format, Graph, Grouping, Measure};
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
         sudo gctrace malloc --pid 4242                  what it allocates in ten seconds, by size, age and line\n  \
+        sudo gctrace malloc --pid 4242 --children       a server and its workers, one by one and in sum\n  \
+        sudo gctrace malloc --unit puma.service         the same of a systemd unit, at most 16 processes\n  \
         sudo gctrace malloc --pid 4242 --pprof malloc.pb.gz           by stack, for go tool pprof\n  \
         sudo gctrace malloc --pid 4242 --duration 1m --format jsonl   the same for scripts\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 its calls cannot be counted, 3 missing privilege or kernel feature.\n\
         Each call costs the process about a microsecond, each stack some more. The window ends early when that is above the budget.")]
 pub struct MallocArgs {
-    /// The process
-    #[arg(long, short, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
-    pub pid: u32,
+    /// The process (repeatable, or a list: --pid 17,42, --pid "$(pgrep puma)"); its children only with --children
+    #[arg(
+        long = "pid",
+        short = 'p',
+        value_name = "PID",
+        value_parser = parse::pids,
+        required_unless_present_any = ["all_ruby", "names", "units", "cgroups", "containers"]
+    )]
+    pub pids: Vec<Pids>,
+
+    /// Also the descendants of these processes that run when counting begins, such as the workers of a server
+    #[arg(long, requires = "pids")]
+    pub children: bool,
+
+    /// Every Ruby process that runs when counting begins (16 at most)
+    #[arg(long)]
+    pub all_ruby: bool,
+
+    /// Names and groups.
+    #[command(flatten)]
+    pub running: RunningArgs,
 
     /// How long calls are counted; Ctrl-C ends it earlier
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse::duration)]
     pub duration: Duration,
 
-    /// What counting may cost, in percent of the time of one CPU: counting ends when it costs more
+    /// What counting may cost, in percent of the time of one CPU: counting of a process ends when it costs that process more
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse::percent)]
     pub budget: u64,
 

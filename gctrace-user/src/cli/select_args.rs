@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args as ClapArgs;
 
 use super::parse::{self, Pids};
+use crate::discover::Selection;
 
 /// What to trace: the union of all that is given.
 #[derive(Debug, ClapArgs)]
@@ -39,6 +40,36 @@ pub struct SelectArgs {
     /// Trace the processes in this container, now or later: its id, at least 8 digits of it, or its name (repeatable)
     #[arg(long = "container", value_name = "ID|NAME")]
     pub containers: Vec<String>,
+}
+
+/// Running processes to look at once, besides those named by pid.
+#[derive(Debug, ClapArgs)]
+pub struct RunningArgs {
+    /// Also Ruby programs of this name that run now, and their descendants: the name of the executable, of the script (with or
+    /// without .rb), of the main thread, or the first word of a title such as `puma: cluster worker 0` (repeatable)
+    #[arg(long = "name", value_name = "NAME")]
+    pub names: Vec<String>,
+
+    /// Also the processes that this systemd unit has now, e.g. puma.service (repeatable)
+    #[arg(long = "unit", value_name = "UNIT")]
+    pub units: Vec<String>,
+
+    /// Also the processes that are in this cgroup or below it now: a folder below /sys/fs/cgroup, or a path as in
+    /// /proc/PID/cgroup (repeatable)
+    #[arg(long = "cgroup", value_name = "PATH")]
+    pub cgroups: Vec<PathBuf>,
+
+    /// Also the processes that are in this container now: its id, at least 8 digits of it, or its name (repeatable)
+    #[arg(long = "container", value_name = "ID|NAME")]
+    pub containers: Vec<String>,
+}
+
+impl RunningArgs {
+    /// What these flags alone select.
+    pub(super) fn selection(self, all: bool) -> Selection {
+        let Self { names, units, cgroups, containers } = self;
+        Selection { all, names, cgroups, units, containers, ..Selection::default() }
+    }
 }
 
 impl SelectArgs {

@@ -14,7 +14,7 @@ use super::{
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
         sudo gctrace top                       every Ruby process of this host (? explains keys and columns)\n  \
-        sudo gctrace top --gvl --requests -n puma   with waits for the GVL, requests by endpoint\n  \
+        sudo gctrace top --gvl --requests --name puma   with waits for the GVL, requests by endpoint\n  \
         sudo gctrace top --once                one table for scripts\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag")]

@@ -169,7 +169,7 @@ impl Groups {
     }
 
     /// Whether the cgroup of a process, or one above it, is such a folder (and of the v2 hierarchy).
-    fn is_below(&self, pid: u32, wanted: impl Fn(&Path, bool) -> bool) -> bool {
+    fn is_below(&self, pid: u32, mut wanted: impl FnMut(&Path, bool) -> bool) -> bool {
         let Some(cgroups) = Cgroups::of(pid) else { return false };
         self.hierarchies.iter().any(|hierarchy| {
             let mut paths = cgroups.v1.iter().map(|(_, path)| path);
@@ -364,6 +364,23 @@ impl Groups {
             }
         }
     }
+}
+
+/// The processes that are in the selected cgroups now.
+pub(super) fn members(selection: &Selection) -> Result<HashSet<u32>, String> {
+    let mut groups = Groups::open(selection, Names::below(&proc_root::file_root(), None), false)?;
+    let mut folders = HashSet::new();
+    let pids = proc_root::pids();
+    for pid in pids.map_err(|error| format!("listing {}: {error}", proc_root::root().display()))? {
+        groups.is_below(pid, |folder, _| {
+            if !folders.contains(folder) {
+                folders.insert(folder.to_owned());
+            }
+            false
+        });
+    }
+    folders.retain(|folder| groups.matches(folder));
+    Ok(groups.processes(&folders))
 }
 
 /// The container whose own cgroup this is: the innermost part of the path has the id.

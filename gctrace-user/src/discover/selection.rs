@@ -24,6 +24,27 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// Processes that the user named by pid.
+    pub fn named(&self) -> impl Iterator<Item = u32> {
+        self.pids.iter().chain(&self.only_pids).copied()
+    }
+
+    /// What can select processes that the user did not name by pid, as the flags say it, for people.
+    pub fn sought(&self) -> String {
+        let Self { all, names, cgroups, units, containers, .. } = self;
+        let paths = cgroups.iter().map(|path| format!("--cgroup {}", path.display()));
+        let texts = [("--name", names), ("--unit", units), ("--container", containers)];
+        let texts = texts
+            .into_iter()
+            .flat_map(|(flag, texts)| texts.iter().map(move |text| format!("{flag} {text}")));
+        all.then(|| "--all-ruby".to_owned())
+            .into_iter()
+            .chain(texts)
+            .chain(paths)
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+
     /// Whether nothing is selected.
     pub fn is_empty(&self) -> bool {
         !self.is_open() && self.pids.is_empty() && self.only_pids.is_empty()

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use gctrace_common::stack::NativeEnd;
 
-use crate::{host::doing::Doing, model::stack::Frame, native::missing};
+use crate::{
+    host::{doing::Doing, last_run::LastRun},
+    model::stack::Frame,
+    native::missing,
+};
 
 /// The threads of one process.
 #[derive(Debug, Default)]
@@ -40,6 +44,10 @@ pub struct Thread {
     pub open_on: Option<String>,
     /// CPU time that it got while the process was read, nanoseconds.
     pub cpu_ns: Option<u64>,
+    /// When it last had a CPU, if it sleeps.
+    pub(super) last_run: Option<LastRun>,
+    /// For how long, at least, it had not run when it was seen to sleep, nanoseconds; `None`: it runs, or not known, or not asked for.
+    pub not_run_ns: Option<u64>,
     /// What the VM says; `None`: it is no Ruby thread.
     pub ruby: Option<RubySide>,
     /// Its native stack, if it was asked for.
@@ -190,6 +198,19 @@ pub enum State {
 }
 
 impl State {
+    /// Whether it is a state of a thread that can have no CPU.
+    pub fn is_asleep(self) -> bool {
+        matches!(
+            self,
+            Self::GvlWait
+                | Self::MutexWait
+                | Self::Blocked
+                | Self::Uninterruptible
+                | Self::Stopped
+                | Self::Traced
+        )
+    }
+
     /// The word used on the wire.
     pub fn name(self) -> &'static str {
         match self {

@@ -13,6 +13,7 @@ use crate::{
     discover::{ProcessFound, objspace_of},
     host::{
         doing::{self, Doing},
+        last_run::{self, LastRun},
         mem::ProcessMemory,
         tasks::{self, Task},
     },
@@ -40,8 +41,17 @@ pub(super) struct Subject<'a> {
     pub(super) process: &'a ProcessFound,
     pub(super) plan: &'a AttachPlan,
     pub(super) bias: u64,
-    /// Whether native stacks are wanted.
+    /// What is wanted besides.
+    pub(super) wanted: Wanted,
+}
+
+/// What is looked at on demand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// Native stacks.
     pub(super) native: bool,
+    /// For how long threads have not run, which takes a moment on each CPU that they left.
+    pub(super) not_run: bool,
 }
 
 /// Addresses of a native stack, and how its walk ended.
@@ -86,6 +96,12 @@ pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
         thread.cpu_ns = cpu.get(&tid).zip(now).map(|(first, last)| last.saturating_sub(*first));
     }
     let deadlocks = relate(pid, &mut found);
+    if subject.wanted.not_run {
+        let last: Vec<Option<LastRun>> = found.iter().map(|(thread, _)| thread.last_run).collect();
+        for ((thread, _), ns) in found.iter_mut().zip(last_run::not_run(&last)) {
+            thread.not_run_ns = ns.filter(|_| thread.state().is_asleep());
+        }
+    }
     Ok(Dump {
         pid,
         command: subject.process.command.clone(),
@@ -168,7 +184,7 @@ impl<'a> Reader<'a> {
             _ => None,
         };
         let threads = threads.unwrap_or_default();
-        let native = subject.native.then(|| Sleepers::read(subject.process.pid));
+        let native = subject.wanted.native.then(|| Sleepers::read(subject.process.pid));
         Self { native, memory, bias: subject.bias, layout, threads, namer, no_stacks }
     }
 
@@ -189,6 +205,7 @@ impl<'a> Reader<'a> {
             }
             self.awake(layout, ruby)
         });
+        let last_run = LastRun::of(pid, task);
         let open_on = doing.call.and_then(|call| doing::open_on(pid, call.descriptor()?));
         let comm = tasks::comm(pid, tid);
         let comm = comm.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -201,8 +218,10 @@ impl<'a> Reader<'a> {
         let (ruby, reading) = read.map_or((None, None), |(walked, how, reading)| {
             (Some(self.side(&walked, how, &reading)), Some(reading))
         });
-        let own_tid = Some(task.own_tid);
-        Some((Thread { tid: Some(tid), own_tid, comm, doing, open_on, cpu_ns: None, ruby, native }, reading))
+        let (tid, own_tid) = (Some(tid), Some(task.own_tid));
+        let thread =
+            Thread { tid, own_tid, comm, doing, open_on, last_run, ruby, native, ..Thread::default() };
+        Some((thread, reading))
     }
 
     /// The native stack of a thread in a system call, if it is wanted. Whether it sleeps meanwhile is not looked at.

@@ -16,15 +16,19 @@ use std::{
 pub use found::{Dump, Gvl, LockWait, NativeRead, NativeSide, RubySide, StackRead, State, Thread};
 pub use text::doing;
 
+use self::gather::Wanted;
+
 use crate::{
     cache::Cache,
     cli::{DumpSettings, Format},
     console::say,
-    discover::{Abilities, DebugInfo, ProcessFound, Selection, Subjects, Survey, descendants, survey},
+    discover::{
+        Abilities, DebugInfo, ProcessFound, Selection, Subjects, Survey, descendants, present, survey,
+    },
     host::{
         doing::Doing,
         proc::{is_running, start_ns},
-        proc_root, tasks,
+        tasks,
     },
 };
 
@@ -46,8 +50,11 @@ pub enum DumpFailure {
         denied: bool,
     },
     /// Nothing was selected.
-    #[error("no Ruby process runs on this host")]
-    Nobody,
+    #[error("no running Ruby process is selected ({0})")]
+    Nobody(String),
+    /// What is selected cannot be found out.
+    #[error("{0}")]
+    Selection(String),
     /// The kernel does not answer.
     #[error("{0}")]
     Hangs(String),
@@ -60,8 +67,8 @@ impl DumpFailure {
     fn exit_status(&self) -> u8 {
         match self {
             Self::NotRuby { denied: true, .. } => 3,
-            Self::NotRuby { .. } | Self::Nobody => 1,
-            Self::Hangs(_) | Self::Output(_) => 2,
+            Self::NotRuby { .. } | Self::Nobody(_) => 1,
+            Self::Selection(_) | Self::Hangs(_) | Self::Output(_) => 2,
         }
     }
 }
@@ -103,7 +110,7 @@ pub fn run(settings: &DumpSettings) -> u8 {
 /// The dumps, one after the other, as they are read by a thread that may hang.
 fn started(settings: &DumpSettings) -> impl Iterator<Item = Result<Dump, DumpFailure>> {
     let (send, receive) = mpsc::channel();
-    let (settings, pids) = (settings.clone(), settings.pids.clone());
+    let (settings, pids) = (settings.clone(), settings.selection.pids.clone());
     std::thread::spawn(move || read(&settings, &send));
     let mut over = false;
     std::iter::from_fn(move || {
@@ -143,32 +150,31 @@ fn hangs(pids: &[u32]) -> String {
 
 /// Reads all processes; stops when the receiver is gone.
 fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
-    let named: BTreeSet<u32> = settings.pids.iter().copied().collect();
-    let mut pids = named.clone();
-    for &pid in &named {
-        pids.extend(descendants(pid));
-    }
-    if settings.all {
-        pids.extend(proc_root::pids().into_iter().flatten());
-    }
+    let selection = &settings.selection;
+    let pids = match present(selection) {
+        Ok(pids) => pids,
+        Err(reason) => {
+            let _gone = send.send(Err(DumpFailure::Selection(reason)));
+            return;
+        }
+    };
     let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
     let found = surveyed(pids.into_iter().collect(), &mut cache);
-    let mut any = false;
     for process in &found.processes {
-        let result = of(&found, process, settings.native);
-        any |= result.is_ok();
+        let result = of(&found, process, Wanted { native: settings.native, not_run: true });
         if send.send(result).is_err() {
             return;
         }
     }
-    if settings.all && !any && found.processes.is_empty() {
-        let _gone = send.send(Err(DumpFailure::Nobody));
+    if selection.is_open() && found.processes.is_empty() {
+        let _gone = send.send(Err(DumpFailure::Nobody(selection.sought())));
     }
     // Of a tree that has a Ruby in it, the others are not missed.
     for miss in found.misses {
         let crate::discover::Subject::Pid(pid) = miss.subject else { continue };
         let tree: BTreeSet<u32> = descendants(pid).into_iter().collect();
-        if named.contains(&pid) && !found.processes.iter().any(|process| tree.contains(&process.pid)) {
+        if selection.pids.contains(&pid) && !found.processes.iter().any(|process| tree.contains(&process.pid))
+        {
             let failure = DumpFailure::NotRuby { pid, reason: miss.reason, denied: miss.denied };
             let _gone = send.send(Err(failure));
         }
@@ -200,7 +206,10 @@ impl Looker {
         }
         let gone = || DumpFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false };
         let found = &self.known.as_ref().ok_or_else(gone)?.2;
-        let result = found.processes.first().map_or_else(|| Err(gone()), |process| of(found, process, false));
+        let result = found.processes.first().map_or_else(
+            || Err(gone()),
+            |process| of(found, process, Wanted { native: false, not_run: false }),
+        );
         if result.is_err() {
             self.known = None;
         }
@@ -219,7 +228,17 @@ fn surveyed(pids: Vec<u32>, cache: &mut Cache) -> Survey {
     survey(&subjects, cache)
 }
 
-fn of(found: &Survey, process: &ProcessFound, native: bool) -> Result<Dump, DumpFailure> {
+fn of(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Dump, DumpFailure> {
+    let pid = process.pid;
+    let dump = gathered(found, process, wanted);
+    if is_running(pid) {
+        return dump;
+    }
+    Err(DumpFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false })
+}
+
+/// What was read of a process. It may have ended meanwhile.
+fn gathered(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Dump, DumpFailure> {
     let pid = process.pid;
     let not_ruby = |reason: String, denied| DumpFailure::NotRuby { pid, reason, denied };
     let image = &found.images[process.image];
@@ -231,11 +250,7 @@ fn of(found: &Survey, process: &ProcessFound, native: bool) -> Result<Dump, Dump
     if let Some(Err(failed)) = &process.state {
         return Err(not_ruby(format!("this Ruby cannot be read: {failed}"), false));
     }
-    let dump = gather::gather(&gather::Subject { process, plan, bias, native });
-    if !is_running(pid) {
-        return Err(not_ruby("it has ended".to_owned(), false));
-    }
-    dump.map_err(|error| {
+    gather::gather(&gather::Subject { process, plan, bias, wanted }).map_err(|error| {
         let denied = error.kind() == io::ErrorKind::PermissionDenied;
         not_ruby(format!("its memory cannot be read: {error}"), denied)
     })

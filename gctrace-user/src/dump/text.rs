@@ -7,7 +7,7 @@ use gctrace_tunemygc::printable::printable;
 use super::found::{Dump, RubySide, StackRead, State, Thread};
 use crate::{
     model::stack::{Frame, FrameKind},
-    words::plural,
+    words::{plural, span},
 };
 
 /// Writes one process. `native`: with the threads that are no Ruby threads.
@@ -117,6 +117,9 @@ pub fn doing(dump: &Dump, thread: &Thread) -> String {
         State::Detached => "on no native thread now (M:N)".to_owned(),
         State::Unknown => "its state cannot be read".to_owned(),
     };
+    if let Some(ns) = thread.not_run_ns.filter(|&ns| ns >= 1_000_000) {
+        text.extend([", has not run for ", &at_least(ns)]);
+    }
     if gvl.is_some_and(|gvl| gvl.held) {
         text.push_str(", holds the GVL");
     }
@@ -124,6 +127,14 @@ pub fn doing(dump: &Dump, thread: &Thread) -> String {
         text.extend([", holds ", &plural(locks as u64, "Mutex")]);
     }
     text
+}
+
+/// A time, rounded down: `230 ms`, `3.2 s`, `9 min 58 s`.
+fn at_least(ns: u64) -> String {
+    match ns / 100_000_000 {
+        tenths @ 10..600 => format!("{}.{} s", tenths / 10, tenths % 10),
+        _ => span(ns),
+    }
 }
 
 /// The system call in which a thread sleeps: ` in read of pipe:[77] (pipe_read)`.
@@ -189,7 +200,11 @@ mod tests {
         let dump = Dump {
             pid: 5,
             ruby: "3.1.2".to_owned(),
-            threads: vec![thread(5, 'S', waiting), thread(6, 'R', running), thread(7, 'S', locked)],
+            threads: vec![
+                Thread { not_run_ns: Some(59_990_000_000), ..thread(5, 'S', waiting) },
+                thread(6, 'R', running),
+                Thread { not_run_ns: Some(999_999), ..thread(7, 'S', locked) },
+            ],
             deadlocks: vec![vec![0, 1]],
             ..Dump::default()
         };
@@ -200,7 +215,7 @@ mod tests {
         let expected = format!(
             "pid 5  ruby\nRuby 3.1.2, 3 Ruby threads\n\
              DEADLOCK: thread 5 \"ruby\" waits for thread 6 \"{escaped}\" waits for thread 5 \"ruby\"\n\
-             \nthread 5 \"ruby\" (main): waiting for the GVL, held by thread 6 \"{escaped}\"\n\
+             \nthread 5 \"ruby\" (main): waiting for the GVL, held by thread 6 \"{escaped}\", has not run for 59.9 s\n\
              \nthread 6 \"{escaped}\": running (2.3 ms of CPU time meanwhile), holds the GVL, holds 1 Mutex\n\
              \x20   (it runs, and its inner frames changed while they were read)\n\
              \x20   Integer#times  [C]\n    Foo#bar  /a.rb:7\n\

@@ -7,17 +7,22 @@ use std::{
     path::PathBuf,
 };
 
+use gctrace_tunemygc::printable::printable;
+
 use super::{
-    account, count,
+    account,
+    baselines::Baselines,
+    count,
     failure::HeapFailure,
     memory::{self, Account},
     report::Report,
+    sharing::Since,
     target::Target,
 };
 use crate::{
     cli::{By, Format},
     export::{ExportError, Exporter},
-    host::proc::MemoryReader,
+    host::{proc::MemoryReader, sharing::SharingError},
     ledger::Ledger,
     model::{EndReason, Process, seen::Seen},
     words::plural,
@@ -32,12 +37,19 @@ pub struct Accounts<W: Write> {
     cache_dir: Option<PathBuf>,
     /// Pids of the processes that run.
     running: BTreeSet<u32>,
+    /// What they shared with others when they were first seen.
+    baselines: Baselines,
 }
 
 impl<W: Write> Accounts<W> {
     /// To this output; analyses of Ruby files are in that folder.
-    pub fn new(out: W, cache_dir: Option<PathBuf>) -> Self {
-        Self { out, cache_dir, running: BTreeSet::new() }
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot be started.
+    pub fn new(out: W, cache_dir: Option<PathBuf>) -> Result<Self, ExportError> {
+        let baselines = Baselines::start().map_err(ExportError::Thread)?;
+        Ok(Self { out, cache_dir, running: BTreeSet::new(), baselines })
     }
 
     fn read(&self, pid: u32) -> Result<(Report, Account), HeapFailure> {
@@ -47,7 +59,36 @@ impl<W: Write> Accounts<W> {
         Ok((Report::of(&target, By::Memory, &counted), account))
     }
 
+    /// What has become of what it shared when it was first seen, if it shared something.
+    fn sharing(&mut self, pid: u32, account: &Account) -> io::Result<()> {
+        let since = self.baselines.take(pid).and_then(|mut pages| {
+            match Since::look(&mut pages, &account.places) {
+                // It has replaced its program, and with it all that it shared.
+                Err(SharingError::Unreadable(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    Ok(None)
+                }
+                looked => looked.map(Some).map_err(|error| error.to_string()),
+            }
+        });
+        match since {
+            Ok(None) => Ok(()),
+            Ok(Some(since)) if since.before() == 0 => Ok(()),
+            Ok(Some(since)) => {
+                let ago = since.ago().as_secs_f64();
+                since.text(&mut self.out, &format!("when it was first seen, {ago:.1} s before"))
+            }
+            Err(reason) => {
+                writeln!(
+                    self.out,
+                    "unknown what it shared with other processes at first: {}",
+                    printable(&reason)
+                )
+            }
+        }
+    }
+
     fn write(&mut self) -> io::Result<()> {
+        self.baselines.end();
         let rss = |pid: u32| MemoryReader::open(pid).ok()?.read().map(|memory| memory.rss);
         let mut pids: Vec<(u32, u64)> =
             self.running.iter().filter_map(|&pid| Some((pid, rss(pid)?))).collect();
@@ -61,7 +102,10 @@ impl<W: Write> Accounts<W> {
                 writeln!(self.out)?;
             }
             match self.read(pid) {
-                Ok((report, account)) => memory::write(&mut self.out, &report, &account, Format::Text)?,
+                Ok((report, account)) => {
+                    memory::write(&mut self.out, &report, &account, Format::Text)?;
+                    self.sharing(pid, &account)?;
+                }
                 Err(failure) => writeln!(self.out, "no account of memory of {failure}")?,
             }
         }
@@ -78,14 +122,27 @@ impl<W: Write> Exporter for Accounts<W> {
         match seen {
             Seen::Process { .. } => {
                 self.running.insert(process.pid);
+                self.baselines.want(process.pid);
             }
             // The end of tracing is not that of the process.
             Seen::Ended(end) if end.reason != EndReason::Detached => {
                 self.running.remove(&process.pid);
+                self.baselines.forget(process.pid);
             }
             _ => {}
         }
         Ok(())
+    }
+
+    /// A worker that has not collected so far is one of those that run, too.
+    fn forked(&mut self, pid: u32) {
+        self.running.insert(pid);
+        self.baselines.want(pid);
+    }
+
+    fn left(&mut self, pid: u32) {
+        self.running.remove(&pid);
+        self.baselines.forget(pid);
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {

@@ -195,7 +195,8 @@ mod tests {
         let pages = PageMap::open(std::process::id()).unwrap();
         let threads = HashSet::new();
         let (range, region) = ((start, start + 2 * page), Region::Anonymous);
-        let map = Resident { region, range, readable: true, rss: 0, swap: 0 };
+        let (rss, swap, anonymous, shared) = (0, 0, 0, 0);
+        let map = Resident { region, range, readable: true, rss, swap, private: true, anonymous, shared };
         for (size, expected) in [
             (2 * page + 2, Some(Use::Blocks)),
             (page + 2, None),

@@ -113,17 +113,22 @@ impl Pair<'_> {
             Format::Jsonl => self.jsonl(&mut out, changes),
             Format::Text => self.text(&mut out, changes, settings.top),
         };
-        match written.and_then(|()| out.flush()) {
-            Ok(()) => Ok(Reader::There),
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
-            Err(error) => Err(HeapFailure::Output(error)),
-        }
+        flushed(written, &mut out)
+    }
+}
+
+/// What became of the output.
+pub(super) fn flushed(written: io::Result<()>, out: &mut impl Write) -> Result<Reader, HeapFailure> {
+    match written.and_then(|()| out.flush()) {
+        Ok(()) => Ok(Reader::There),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Reader::Gone),
+        Err(error) => Err(HeapFailure::Output(error)),
     }
 }
 
 /// Whether the output is still read.
 #[derive(PartialEq, Eq)]
-enum Reader {
+pub(super) enum Reader {
     There,
     Gone,
 }

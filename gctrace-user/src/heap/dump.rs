@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     export,
-    ruby::heap::{HeapError, ObjectType, References, Referred, each_object},
+    ruby::heap::{HeapError, ObjectType, Referred, each_object},
     words::plural,
 };
 
@@ -122,7 +122,7 @@ impl From<HeapError> for Stopped {
 fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
     let layout = target.layout()?;
     let mut names = target.names();
-    let mut references = References::of(target.plan.analysis.version, &layout);
+    let mut references = target.references(&layout);
     let mut dumped = Dumped::default();
     let mut referred = Vec::new();
     let mut failed = Ok(());
@@ -163,7 +163,7 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
             references: exactly.then_some(&referred),
             memsize: slot
                 .owned(&layout)
-                .filter(|_| !slot.has_other_variables())
+                .filter(|_| !slot.has_other_variables(&layout))
                 .map(|owned| owned + slot.bytes.len() as u64),
             flags: slot.marks.map(|marks| Flags {
                 wb_protected: !marks.unprotected,

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::ruby::heap::HeapError;
+use crate::{host::sharing::SharingError, ruby::heap::HeapError};
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +38,15 @@ pub(crate) enum HeapFailure {
         /// Why.
         reason: String,
     },
+    /// It is not known what it shares with other processes.
+    #[error("pid {pid}: unknown what it shares with other processes: {source}")]
+    Sharing {
+        /// Which.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: SharingError,
+    },
     /// Flags that do not go together.
     #[error("{0}")]
     Usage(String),
@@ -67,11 +76,13 @@ pub(crate) enum HeapFailure {
 impl HeapFailure {
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
-            Self::NotRuby { denied: true, .. } => 3,
+            Self::NotRuby { denied: true, .. }
+            | Self::Sharing { source: SharingError::Hidden | SharingError::Flags(_), .. } => 3,
             Self::NotRuby { .. } => 1,
             Self::Usage(_)
             | Self::Saved { .. }
             | Self::Heap { .. }
+            | Self::Sharing { .. }
             | Self::NoNames { .. }
             | Self::File { .. }
             | Self::Output(_) => 2,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{jsonl::Address, target::Target};
 use crate::{
     model::source::last_two,
-    ruby::heap::{Environment, HeapError, ObjectType, References, Referred, Slot, each_object},
+    ruby::heap::{Environment, HeapError, ObjectType, Referred, Slot, each_object},
 };
 
 /// Old objects of a class that holders are looked for.
@@ -98,7 +98,7 @@ pub(super) fn path(
 ) -> Result<Path, HeapError> {
     let layout = target.layout()?;
     let version = target.plan.analysis.version;
-    let Some(mut references) = References::of(version, &layout) else {
+    let Some(mut references) = target.references(&layout) else {
         return Ok(Path::new(Vec::new(), End::Release));
     };
     let mut names = target.names();

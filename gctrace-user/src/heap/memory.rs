@@ -18,7 +18,7 @@ use crate::{
     cli::Format,
     host::{
         proc::MemoryReader,
-        residency::{PageMap, Region, Resident, mappings},
+        residency::{PageMap, Pages, Region, Resident, mappings},
         tasks::{self, Task},
     },
     words::{file_size, percent, plural},
@@ -35,13 +35,60 @@ pub(super) struct Account {
     /// Bytes of slots in use and of free ones, resident or not.
     slots: [u64; 2],
     /// Without the pages of objects.
-    parts: BTreeMap<Part, u64>,
+    parts: BTreeMap<Part, PartBytes>,
+    /// Which part an address belongs to.
+    pub(super) places: Places,
     /// Threads, and those of them whose stack is a part of its own.
     threads: u64,
     stacks: u64,
     /// The kernel's own count (`VmRSS`) before and after the mappings were read.
     vm_rss: [Option<u64>; 2],
 }
+
+/// What a part has; bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct PartBytes {
+    rss: u64,
+    /// Of it, what a fork has left to other processes, too, and none of them has written since; `None` if that changed while it was read.
+    shared: Option<u64>,
+}
+
+/// Where the parts are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Places {
+    /// First addresses of the pages of objects, sorted, and their size.
+    objects: (Vec<u64>, u64),
+    /// Mappings in the order of addresses.
+    maps: Vec<((u64, u64), Part)>,
+    /// The mappings themselves.
+    pub(super) mappings: Vec<Resident>,
+}
+
+impl Places {
+    /// The number of the part ([`PARTS`]) that this address is in now.
+    pub(super) fn part(&self, address: u64) -> Option<usize> {
+        let (starts, size) = &self.objects;
+        let before = starts.partition_point(|start| *start <= address);
+        if before.checked_sub(1).is_some_and(|index| address - starts[index] < *size) {
+            return Some(0);
+        }
+        let ((start, _), part) = self.maps.get(self.maps.partition_point(|((_, end), _)| *end <= address))?;
+        (*start <= address).then_some(1 + *part as usize)
+    }
+}
+
+/// The names of the parts, in the order of their numbers.
+pub(super) const PARTS: [&str; 9] = {
+    let mut names = [OBJECTS; 9];
+    let mut at = 0;
+    while at < Part::ALL.len() {
+        names[at + 1] = Part::ALL[at].1;
+        at += 1;
+    }
+    names
+};
+
+const OBJECTS: &str = "pages of objects";
 
 /// A part of what is resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,7 +146,7 @@ impl Account {
         let mut starts: Vec<u64> =
             counted.census.pages.iter().map(|found| found.start / page * page).collect();
         starts.sort_unstable();
-        let mut in_map = vec![0; maps.len()];
+        let mut in_map = vec![Pages::default(); maps.len()];
         for found in &counted.census.pages {
             let start = found.start / page * page;
             let there = pages.look(start, page)?;
@@ -107,7 +154,10 @@ impl Account {
             account.objects_own += there.exclusive;
             let at = maps.partition_point(|map| map.range.1 <= start);
             match maps.get(at) {
-                Some(map) if map.range.0 <= start => in_map[at] += there.resident,
+                Some(map) if map.range.0 <= start => {
+                    in_map[at].resident += there.resident;
+                    in_map[at].exclusive += there.exclusive;
+                }
                 _ => return Ok(None),
             }
         }
@@ -118,6 +168,7 @@ impl Account {
             page: rustix::param::page_size() as u64,
             objects: (&starts, page),
         };
+        account.places.maps.reserve_exact(maps.len());
         let mut below: Option<&Resident> = None;
         for (map, objects) in maps.iter().zip(in_map) {
             let found = match map.region {
@@ -128,16 +179,27 @@ impl Account {
             account.stacks += u64::from(matches!(found, Some(Use::Stack(_))));
             account.rss += map.rss;
             account.swap += map.swap;
-            let Some(rest) = map.rss.checked_sub(objects) else { return Ok(None) };
-            *account.parts.entry(Part::of(map.region, found)).or_default() += rest;
+            let Some(rss) = map.rss.checked_sub(objects.resident) else { return Ok(None) };
+            let part = Part::of(map.region, found);
+            let shared = shared(&pages, map, objects)?;
+            let sum = account.parts.entry(part).or_insert(PartBytes { rss: 0, shared: Some(0) });
+            sum.rss += rss;
+            sum.shared = sum.shared.zip(shared).map(|(sum, more)| sum + more);
+            account.places.maps.push((map.range, part));
         }
+        account.places.objects = (starts, page);
+        account.places.mappings = maps;
         Ok(Some(account))
     }
 
     fn rows(&self) -> Vec<Row> {
-        let objects = Row { name: "pages of objects", bytes: self.objects, source: "census and pagemap" };
-        let of =
-            |(part, name, source)| Row { name, bytes: self.parts.get(&part).copied().unwrap_or(0), source };
+        let shared = Some(self.objects - self.objects_own);
+        let objects = Row { name: OBJECTS, bytes: self.objects, shared, source: "census and pagemap" };
+        let of = |(part, name, source)| {
+            let none = PartBytes { rss: 0, shared: Some(0) };
+            let PartBytes { rss, shared } = self.parts.get(&part).copied().unwrap_or(none);
+            Row { name, bytes: rss, shared, source }
+        };
         std::iter::once(objects).chain(Part::ALL.map(of)).collect()
     }
 
@@ -177,9 +239,27 @@ fn slots(counted: &Counted) -> [u64; 2] {
     [counted.census.live().bytes, counted.census.free.bytes]
 }
 
+/// What of a mapping, without pages of objects, a fork has left to several processes: the kernel has the sum, but where pages of a file,
+/// which are shared in any case, lie between.
+fn shared(pages: &PageMap, map: &Resident, objects: Pages) -> io::Result<Option<u64>> {
+    if !map.is_forked() {
+        return Ok(Some(0));
+    }
+    if map.region != Region::File {
+        return Ok(map.shared.checked_sub(objects.resident - objects.exclusive));
+    }
+    let size = pages.page();
+    let mut shared = 0;
+    pages.each(map.range.0, map.range.1 - map.range.0, |_, entry| {
+        shared += if entry.is_shared_anonymous() { size } else { 0 };
+    })?;
+    Ok(Some(shared))
+}
+
 struct Row {
     name: &'static str,
     bytes: u64,
+    shared: Option<u64>,
     source: &'static str,
 }
 
@@ -207,6 +287,7 @@ enum Line<'a> {
         pid: u32,
         name: &'a str,
         bytes: u64,
+        shared: Option<u64>,
         source: &'a str,
     },
 }
@@ -237,17 +318,19 @@ pub(super) fn write(
             consistent: report.consistent,
         };
         jsonl::line(out, &line)?;
-        for Row { name, bytes, source } in account.rows() {
-            jsonl::line(out, &Line::MemoryPart { pid, name, bytes, source })?;
+        for Row { name, bytes, shared, source } in account.rows() {
+            jsonl::line(out, &Line::MemoryPart { pid, name, bytes, shared, source })?;
         }
         return Ok(());
     }
     super::text::head(out, report)?;
     writeln!(out, "\n{}\n", account.sentence())?;
-    writeln!(out, "{:>14}{:>13}  PART (SOURCE)", "BYTES", "SHARE")?;
-    for Row { name, bytes, source } in account.rows() {
-        writeln!(out, "{bytes:>14}{:>13}  {name} ({source})", percent(bytes, account.rss))?;
+    writeln!(out, "{:>14}{:>13}{:>14}  PART (SOURCE)", "BYTES", "SHARE", "FORKED")?;
+    for Row { name, bytes, shared, source } in account.rows() {
+        let shared = shared.map_or("-".to_owned(), |bytes| bytes.to_string());
+        writeln!(out, "{bytes:>14}{:>13}{shared:>14}  {name} ({source})", percent(bytes, account.rss))?;
     }
+    writeln!(out, "\nFORKED: of it, shared with other processes since a fork; copied when written")?;
     let [live, free] = account.slots;
     writeln!(out, "\nslots: {} in use, {} free", file_size(live), file_size(free))?;
     if shared > 0 {

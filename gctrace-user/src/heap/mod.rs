@@ -2,6 +2,7 @@
 
 mod accounts;
 mod anonymous;
+mod baselines;
 mod count;
 mod diff;
 mod dump;
@@ -14,6 +15,7 @@ mod memory;
 mod origins;
 mod report;
 mod saved;
+mod sharing;
 mod svg;
 mod target;
 mod text;
@@ -28,7 +30,7 @@ pub use accounts::Accounts;
 pub(crate) use failure::HeapFailure;
 pub(crate) use line::Line;
 use report::Report;
-pub(crate) use target::Target;
+pub(crate) use target::{Target, looked_at};
 
 use crate::{
     cli::{By, Format, HeapSettings},
@@ -66,6 +68,9 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
         return leaks::watch(&target, time, settings);
     }
     if let Some(every) = settings.every {
+        if settings.by == By::Memory {
+            return sharing::watch(&target, every, settings);
+        }
         return diff::watch(&target, every, settings);
     }
     if let Some(path) = &settings.dump {

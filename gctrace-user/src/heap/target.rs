@@ -9,15 +9,30 @@ use std::{
 use super::failure::HeapFailure;
 use crate::{
     cache::Cache,
-    discover::{Abilities, DebugInfo, Selection, Subjects, objspace_of, survey},
+    discover::{
+        Abilities, DebugInfo, ImageFound, ProcessFound, Selection, Subjects, Survey, objspace_of, survey,
+    },
     elf::ImageHead,
     host::{mappings, mem::ProcessMemory, proc::is_running},
     ruby::{
         frames::Memory,
-        heap::{ClassNames, HeapError, HeapLayout},
+        heap::{ClassNames, HeapError, HeapLayout, References, Shapes},
         plan::AttachPlan,
     },
 };
+
+/// Looks at processes.
+pub(crate) fn looked_at(pids: Vec<u32>, cache_dir: Option<&Path>) -> Survey {
+    let subjects = Subjects {
+        selection: Selection { pids, ..Selection::default() },
+        files: Vec::new(),
+        // What the kernel can do matters to events only; frames, and with them names, are planned where threads are
+        // read.
+        abilities: Abilities { reads_threads: true, cookies: true },
+        debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
+    };
+    survey(&subjects, &mut cache_dir.map_or_else(Cache::none, Cache::at))
+}
 
 /// A Ruby process that can be read.
 pub(crate) struct Target {
@@ -32,22 +47,20 @@ impl Target {
     /// Finds the process, and how its Ruby is read.
     pub(crate) fn find(pid: u32, cache_dir: Option<&Path>) -> Result<Self, HeapFailure> {
         let not_ruby = |reason: String, denied| HeapFailure::NotRuby { pid, reason, denied };
-        let subjects = Subjects {
-            selection: Selection { pids: vec![pid], ..Selection::default() },
-            files: Vec::new(),
-            // What the kernel can do matters to events only; frames, and with them names, are planned where threads are
-            // read.
-            abilities: Abilities { reads_threads: true, cookies: true },
-            debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
-        };
-        let mut cache = cache_dir.map_or_else(Cache::none, Cache::at);
-        let mut found = survey(&subjects, &mut cache);
+        let mut found = looked_at(vec![pid], cache_dir);
         let Some(process) = found.processes.into_iter().next() else {
             let miss = found.misses.into_iter().next();
             let (reason, denied) = miss.map_or(("no such process".into(), false), |m| (m.reason, m.denied));
             return Err(not_ruby(reason, denied));
         };
         let image = found.images.swap_remove(process.image);
+        Self::of(process, image).map_err(|failure| if is_running(pid) { failure } else { ended(pid) })
+    }
+
+    /// How a process that was found is read. It may have ended since.
+    fn of(process: ProcessFound, image: ImageFound) -> Result<Self, HeapFailure> {
+        let pid = process.pid;
+        let not_ruby = |reason: String, denied| HeapFailure::NotRuby { pid, reason, denied };
         let refusals: Vec<String> = image.choice.refusals.iter().map(ToString::to_string).collect();
         let (Some(plan), Some(bias)) = (image.into_plan(), process.bias) else {
             return Err(not_ruby(format!("this Ruby cannot be read: {}", refusals.join("; ")), false));
@@ -108,6 +121,12 @@ impl Target {
         Some(ClassNames::new(&self.memory, frames, self.bias))
     }
 
+    /// What reads references of its objects; `None` if that is not known of this Ruby.
+    pub(crate) fn references(&self, layout: &HeapLayout) -> Option<References> {
+        let shapes = self.plan.analysis.derived.shapes.as_ref().ok();
+        References::of(self.plan.analysis.version, layout, shapes.map(|list| Shapes::new(*list, self.bias)))
+    }
+
     /// Refuses a Ruby whose classes nothing names.
     pub(crate) fn needs_names(&self) -> Result<(), HeapFailure> {
         match &self.plan.frames {
@@ -130,6 +149,10 @@ impl Target {
 
     /// What is said when it has none any more.
     pub(crate) fn ended(&self) -> HeapFailure {
-        HeapFailure::NotRuby { pid: self.pid, reason: "it has ended".to_owned(), denied: false }
+        ended(self.pid)
     }
+}
+
+fn ended(pid: u32) -> HeapFailure {
+    HeapFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false }
 }

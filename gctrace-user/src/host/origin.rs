@@ -1,10 +1,11 @@
-//! What a process belongs to: its service, by its initial environment, its systemd unit or its command line, and where it runs.
+//! What a process belongs to: its service, by what its OpenTelemetry SDK publishes, its initial environment, its systemd unit or its
+//! command line, and where it runs.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use gctrace_tunemygc::printable::printable;
 
-use super::proc_root;
+use super::{proc_root, process_context};
 use crate::{
     model::{Container, Origin},
     words::percent_decoded,
@@ -12,6 +13,8 @@ use crate::{
 
 /// Names and values longer than this are cut: they become labels.
 const MAX_TEXT: usize = 200;
+/// How an SDK calls a service that nobody has named (semantic conventions, `service.name`).
+const UNNAMED: &str = "unknown_service";
 /// Attributes that are kept.
 const MAX_ATTRIBUTES: usize = 32;
 /// Where a container in Kubernetes finds its namespace.
@@ -20,7 +23,8 @@ const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 /// Reads it; what cannot be read is not there. `container`: where the process runs.
 pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> Origin {
     let environ = fs::read(proc_root::path(pid, "environ")).unwrap_or_default();
-    let mut origin = tell(&environ, container, comm, cmdline);
+    let published = process_context::read(pid).unwrap_or_default();
+    let mut origin = tell(&published, &environ, container, comm, cmdline);
     if origin.pod.is_some() && origin.namespace.is_none() {
         let path = proc_root::path(pid, "root").join(NAMESPACE);
         let name = fs::read_to_string(path).map(|name| clean(name.trim()));
@@ -29,15 +33,26 @@ pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> 
     origin
 }
 
-fn tell(environ: &[u8], container: &Container, comm: &str, cmdline: &[String]) -> Origin {
+fn tell(
+    published: &[(String, String)],
+    environ: &[u8],
+    container: &Container,
+    comm: &str,
+    cmdline: &[String],
+) -> Origin {
     let environment = environment(environ);
     let set = |name: &str| environment.get(name).filter(|value| !value.is_empty()).cloned();
-    let mut attributes =
-        environment.get("OTEL_RESOURCE_ATTRIBUTES").map_or_else(Vec::new, |list| listed(list));
-    let named =
-        attributes.iter().position(|(key, _)| key == "service.name").map(|at| attributes.remove(at).1);
+    let list = environment.get("OTEL_RESOURCE_ATTRIBUTES").map_or_else(Vec::new, |list| listed(list));
+    // What the SDK publishes is what came of the environment and of the program's own settings.
+    let mut attributes = published.iter().filter_map(taken).collect::<Vec<_>>();
+    let own = service_name(&mut attributes).filter(|name| !name.starts_with(UNNAMED));
+    let mut list =
+        list.into_iter().filter(|(key, _)| attributes.iter().all(|(known, _)| known != key)).collect();
+    let named = service_name(&mut list);
+    attributes.append(&mut list);
     attributes.truncate(MAX_ATTRIBUTES);
-    let service = set("OTEL_SERVICE_NAME")
+    let service = own
+        .or_else(|| set("OTEL_SERVICE_NAME"))
         .or(named)
         .or_else(|| set("DD_SERVICE"))
         .or_else(|| unit(container.unit.as_deref()?))
@@ -49,6 +64,20 @@ fn tell(environ: &[u8], container: &Container, comm: &str, cmdline: &[String]) -
         namespace: container.namespace.clone(),
         attributes,
     }
+}
+
+/// A published attribute, as far as it says something outside of the process's namespaces, where its pids are others.
+fn taken((key, value): &(String, String)) -> Option<(String, String)> {
+    let (key, value) = (clean(key), clean(value));
+    let usable =
+        !key.is_empty() && !value.is_empty() && !matches!(&*key, "process.pid" | "process.parent_pid");
+    usable.then_some((key, value))
+}
+
+/// Takes the name of the service out of attributes.
+fn service_name(attributes: &mut Vec<(String, String)>) -> Option<String> {
+    let at = attributes.iter().position(|(key, _)| key == "service.name")?;
+    Some(attributes.remove(at).1)
 }
 
 /// The variables that matter here.
@@ -122,7 +151,7 @@ mod tests {
         let ruby = words("/usr/bin/ruby -w -I lib /srv/shop/bin/work.rb 1");
         let unit = "/system.slice/shop@3.service";
         let full = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=service.name=x,a=b%20c,broken,=y,z=%zz\0DD_SERVICE=dd\0";
-        let origin = tell(full, &parse(unit), "ruby", &ruby);
+        let origin = tell(&[], full, &parse(unit), "ruby", &ruby);
         assert_eq!(origin.service, "web");
         assert_eq!(origin.attributes, [("a".into(), "b c".into()), ("z".into(), "%zz".into())]);
         let environments: [(&[u8], &str, &str); 5] = [
@@ -133,8 +162,29 @@ mod tests {
             (b"\xff=\0", "", "work.rb"),
         ];
         for (environ, cgroup, service) in environments {
-            assert_eq!(tell(environ, &parse(cgroup), "ruby", &ruby).service, service);
+            assert_eq!(tell(&[], environ, &parse(cgroup), "ruby", &ruby).service, service);
         }
+    }
+
+    /// What the SDK publishes comes before the environment, but for a name that is none; pids of the process's own namespace are not told.
+    #[test]
+    fn published() {
+        let environ = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=a=1,b=2\0";
+        let of = |published: &[(&str, &str)]| {
+            let published = published
+                .iter()
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect::<Vec<_>>();
+            tell(&published, environ, &parse(""), "ruby", &[])
+        };
+        let origin =
+            of(&[("service.name", "shop"), ("a", "9"), ("process.pid", "7"), ("\u{1b}c", "x\n"), ("d", "")]);
+        assert_eq!(origin.service, "shop");
+        let keys = origin.attributes.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>();
+        assert_eq!(keys[0], "a=9");
+        assert_eq!(keys[2..], ["b=2"], "{keys:?}");
+        assert!(!keys[1].contains(['\u{1b}', '\n']), "{keys:?}");
+        assert_eq!(of(&[("service.name", "unknown_service:ruby")]).service, "web");
     }
 
     /// Scripts, titles, and neither.

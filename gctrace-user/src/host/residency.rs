@@ -34,6 +34,19 @@ pub struct Resident {
     pub rss: u64,
     /// `Swap`.
     pub swap: u64,
+    /// Whether what is written stays with the process (`MAP_PRIVATE`).
+    pub private: bool,
+    /// `Anonymous`: not of a file, without the page of zeros.
+    pub anonymous: u64,
+    /// `Shared_Clean` and `Shared_Dirty`: of `rss`, what another process maps, too.
+    pub shared: u64,
+}
+
+impl Resident {
+    /// Whether it can have memory that a fork has left to several processes.
+    pub fn is_forked(&self) -> bool {
+        self.private && self.anonymous > 0
+    }
 }
 
 /// All mappings of a process. The kernel walks its page tables for that.
@@ -57,6 +70,9 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Resident>> {
             readable: map.perms.contains(procfs::process::MMPermissions::READ),
             rss: of("Rss"),
             swap: of("Swap"),
+            private: map.perms.contains(procfs::process::MMPermissions::PRIVATE),
+            anonymous: of("Anonymous"),
+            shared: of("Shared_Clean") + of("Shared_Dirty"),
         }
     };
     Ok(maps.iter().map(resident).collect())
@@ -79,6 +95,8 @@ pub struct Pages {
     pub resident: u64,
     /// Of them, mapped by this process alone: written since it was forked, or never shared.
     pub exclusive: u64,
+    /// Of those in memory, neither of a file nor mapped by this process alone.
+    pub shared_anonymous: u64,
 }
 
 /// Looks pages up.
@@ -90,7 +108,50 @@ pub struct PageMap {
 
 /// Bits of an entry (Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+/// Of a file, or anonymous memory that is shared by `MAP_SHARED`.
+const FILE: u64 = 1 << 61;
 const EXCLUSIVE: u64 = 1 << 56;
+/// The number of the page frame, of a page in memory; 0 without `CAP_SYS_ADMIN`.
+const FRAME: u64 = (1 << 55) - 1;
+/// Entries that are read at once.
+const ENTRIES: u64 = 1 << 14;
+
+/// What an entry says of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry(u64);
+
+impl Entry {
+    /// Whether the page is in memory.
+    pub fn is_present(self) -> bool {
+        self.0 & PRESENT != 0
+    }
+
+    /// Whether it is in swap.
+    pub fn is_swapped(self) -> bool {
+        self.0 & SWAPPED != 0
+    }
+
+    /// Whether it is in memory, and this process alone maps it.
+    pub fn is_exclusive(self) -> bool {
+        self.is_present() && self.0 & EXCLUSIVE != 0
+    }
+
+    /// Whether it is in memory, and neither of a file nor of this process alone: other processes map it, or it is the page of zeros.
+    pub fn is_shared_anonymous(self) -> bool {
+        self.is_present() && self.0 & (FILE | EXCLUSIVE) == 0
+    }
+
+    /// Whether it is in memory, not of a file, and this process alone maps it.
+    pub fn is_anonymous_of_one(self) -> bool {
+        self.is_exclusive() && self.0 & FILE == 0
+    }
+
+    /// Its page frame, if the kernel says it.
+    pub fn frame(self) -> Option<u64> {
+        Some(self.0 & FRAME).filter(|frame| self.is_present() && *frame != 0)
+    }
+}
 
 impl PageMap {
     /// Opens that of a process.
@@ -109,18 +170,41 @@ impl PageMap {
     ///
     /// It cannot be read.
     pub fn look(&self, start: u64, len: u64) -> io::Result<Pages> {
-        let count = len.min(1 << 20).div_ceil(self.page);
-        let mut entries = vec![0; count as usize * 8];
-        self.file.read_exact_at(&mut entries, start / self.page * 8)?;
         let mut pages = Pages::default();
-        for entry in entries.chunks_exact(8) {
-            let bits = entry.try_into().map_or(0, u64::from_le_bytes);
-            if bits & PRESENT != 0 {
-                pages.resident += self.page;
-                pages.exclusive += if bits & EXCLUSIVE != 0 { self.page } else { 0 };
+        let size = |is: bool| if is { self.page } else { 0 };
+        self.each(start, len.min(1 << 20), |_, entry| {
+            pages.resident += size(entry.is_present());
+            pages.exclusive += size(entry.is_exclusive());
+            pages.shared_anonymous += size(entry.is_shared_anonymous());
+        })?;
+        Ok(pages)
+    }
+
+    /// Looks at each page of `len` bytes from `start` on, and its address. The file stays with the memory that it was opened for:
+    /// once the process has ended or replaced its program, that is an error.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub fn each(&self, start: u64, len: u64, mut seen: impl FnMut(u64, Entry)) -> io::Result<()> {
+        let first = start / self.page;
+        let end = start.saturating_add(len).div_ceil(self.page);
+        let mut bytes = vec![0; end.saturating_sub(first).min(ENTRIES) as usize * 8];
+        let mut at = first;
+        while at < end {
+            let chunk = &mut bytes[..(end - at).min(ENTRIES) as usize * 8];
+            self.file.read_exact_at(chunk, at * 8)?;
+            for entry in chunk.chunks_exact(8) {
+                seen(at * self.page, Entry(entry.try_into().map_or(0, u64::from_le_bytes)));
+                at += 1;
             }
         }
-        Ok(pages)
+        Ok(())
+    }
+
+    /// Bytes of a page.
+    pub fn page(&self) -> u64 {
+        self.page
     }
 }
 

@@ -19,6 +19,20 @@ pub(super) enum MallocFailure {
     /// Flags that do not fit together.
     #[error("{0}")]
     Usage(&'static str),
+    /// Nothing was selected.
+    #[error("no running Ruby process is selected ({0})")]
+    Nobody(String),
+    /// What is selected cannot be found out.
+    #[error("{0}")]
+    Selection(String),
+    /// More were selected than can be counted at a time.
+    #[error("{found} Ruby processes are selected: gctrace malloc counts at most {most} at a time")]
+    TooMany {
+        /// How many.
+        found: usize,
+        /// The limit.
+        most: usize,
+    },
     /// Missing privilege or kernel feature.
     #[error("{0}")]
     Missing(#[from] Missing),
@@ -73,7 +87,10 @@ impl MallocFailure {
         match self {
             Self::Process(failure) => failure.exit_status(),
             Self::Missing(_) | Self::Load(_) => 3,
+            Self::Nobody(_) => 1,
             Self::Usage(_)
+            | Self::Selection(_)
+            | Self::TooMany { .. }
             | Self::File { .. }
             | Self::Calls { .. }
             | Self::ShadowStack(_)

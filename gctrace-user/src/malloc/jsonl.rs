@@ -10,7 +10,7 @@ use gctrace_tunemygc::printable::printable_json;
 use serde::Serialize;
 
 use super::{
-    report::{FUNCTIONS, Report},
+    report::{FUNCTIONS, Report, Sums},
     sampling::SiteRow,
 };
 use crate::aggregate::estimate::CallsAndBytes;
@@ -48,6 +48,24 @@ enum Line<'a> {
         stacks: u64,
         stacks_lost: u64,
         stacks_lost_bytes: u64,
+    },
+    MallocTotal {
+        processes: usize,
+        calls: BTreeMap<&'static str, u64>,
+        bytes: BTreeMap<&'static str, u64>,
+        failed: u64,
+        frees: u64,
+        frees_unknown: u64,
+        reallocs_unknown: u64,
+        reallocs_unpaired: u64,
+        followed: u64,
+        live: u64,
+        live_bytes: u64,
+        overflow: u64,
+        unread: u64,
+        replaced: u64,
+        lost: u64,
+        adds_up: bool,
     },
     MallocSize {
         pid: u32,
@@ -96,8 +114,8 @@ impl From<&CallsAndBytes> for Estimates {
 }
 
 pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
-    let (pid, totals, live) = (report.who.pid, report.totals(), report.live());
-    let count = |count: MallocCount| report.count(count);
+    let (pid, totals, live) = (report.who.pid, report.sums.totals(), report.sums.live());
+    let count = |count: MallocCount| report.sums.count(count);
     line(
         out,
         &Line::Malloc {
@@ -122,7 +140,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             unread: count(MallocCount::Unread),
             replaced: count(MallocCount::Replaced),
             lost: count(MallocCount::Lost),
-            adds_up: report.adds_up(),
+            adds_up: report.sums.adds_up(),
             hits: count(MallocCount::Hits),
             other_hits: count(MallocCount::OtherHits),
             sample: report.sampled.as_ref().map_or(0, |sampled| sampled.period),
@@ -131,7 +149,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             stacks_lost_bytes: report.stacks_lost().bytes,
         },
     )?;
-    for row in &report.sizes {
+    for row in &report.sums.sizes {
         line(
             out,
             &Line::MallocSize {
@@ -150,6 +168,32 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
         line(out, &site(pid, row))?;
     }
     Ok(())
+}
+
+/// Writes the sums of several processes.
+pub(super) fn total(out: &mut impl Write, sums: &Sums, processes: usize) -> io::Result<()> {
+    let (totals, live) = (sums.totals(), sums.live());
+    line(
+        out,
+        &Line::MallocTotal {
+            processes,
+            calls: by_function(&totals, |tally| tally.calls),
+            bytes: by_function(&totals, |tally| tally.bytes),
+            failed: sums.count(MallocCount::Failed),
+            frees: sums.count(MallocCount::Frees),
+            frees_unknown: sums.count(MallocCount::FreesUnknown),
+            reallocs_unknown: sums.count(MallocCount::ReallocsUnknown),
+            reallocs_unpaired: sums.count(MallocCount::ReallocsUnpaired),
+            followed: sums.count(MallocCount::Followed),
+            live: live.calls,
+            live_bytes: live.bytes,
+            overflow: sums.count(MallocCount::Overflow),
+            unread: sums.count(MallocCount::Unread),
+            replaced: sums.count(MallocCount::Replaced),
+            lost: sums.count(MallocCount::Lost),
+            adds_up: sums.adds_up(),
+        },
+    )
 }
 
 fn site(pid: u32, row: &SiteRow) -> Line<'_> {

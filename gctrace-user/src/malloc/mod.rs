@@ -8,6 +8,7 @@ mod failure;
 mod jsonl;
 mod report;
 mod sampling;
+mod select;
 mod site;
 mod text;
 mod window;
@@ -15,35 +16,66 @@ mod window;
 use std::io::{self, BufWriter, Write as _};
 
 use failure::MallocFailure;
-use report::Report;
+use report::{Report, Sums};
 
 use crate::{
     cli::{Format, MallocSettings},
     console::say,
+    export::profile::MallocProfile,
 };
 
-/// Counts and prints. Returns the exit status.
+/// Counts and prints. Returns the exit status: that of the first process of which there is no report.
 pub fn run(settings: &MallocSettings) -> u8 {
-    match window::watch(settings).and_then(|report| write(&report, settings)) {
-        Ok(()) => 0,
-        Err(failure) => {
-            say(&format!("gctrace: {failure}"));
-            failure.exit_status()
+    let mut status = 0;
+    let mut fail = |failure: &MallocFailure| {
+        say(&format!("gctrace: {failure}"));
+        if status == 0 {
+            status = failure.exit_status();
         }
+    };
+    match window::watch(settings, &mut fail)
+        .and_then(|(reports, profile)| write(&reports, &profile, settings))
+    {
+        Ok(()) => {}
+        Err(failure) => fail(&failure),
+    }
+    status
+}
+
+fn write(
+    reports: &[Report],
+    profile: &MallocProfile,
+    settings: &MallocSettings,
+) -> Result<(), MallocFailure> {
+    if !reports.is_empty() {
+        profile.write_files(&settings.files)?;
+    }
+    let mut out = BufWriter::new(io::stdout());
+    match written(&mut out, reports, settings).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(MallocFailure::Output(error)),
+        _ => Ok(()),
     }
 }
 
-fn write(report: &Report, settings: &MallocSettings) -> Result<(), MallocFailure> {
-    if let Some(sampled) = &report.sampled {
-        sampled.profile.write_files(&settings.files)?;
+/// Each process, then the sums of several.
+fn written(out: &mut impl io::Write, reports: &[Report], settings: &MallocSettings) -> io::Result<()> {
+    for (at, report) in reports.iter().enumerate() {
+        match settings.format {
+            Format::Jsonl => jsonl::write(out, report)?,
+            Format::Text => {
+                if at > 0 {
+                    writeln!(out)?;
+                }
+                text::write(out, report, settings.top)?;
+            }
+        }
     }
-    let mut out = BufWriter::new(io::stdout());
-    let written = match settings.format {
-        Format::Jsonl => jsonl::write(&mut out, report),
-        Format::Text => text::write(&mut out, report, settings.top),
-    };
-    match written.and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(MallocFailure::Output(error)),
-        _ => Ok(()),
+    if reports.len() < 2 {
+        return Ok(());
+    }
+    let sums = Sums::of_all(reports.iter().map(|report| &report.sums));
+    match settings.format {
+        Format::Jsonl => jsonl::total(out, &sums, reports.len()),
+        Format::Text => text::total(out, &sums, reports.len()),
     }
 }

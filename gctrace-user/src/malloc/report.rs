@@ -68,10 +68,30 @@ impl SizeRow {
         self.calls.iter().fold(MallocTally::default(), |sum, one| plus(sum, *one))
     }
 
+    /// Adds those of another process.
+    fn absorb(&mut self, other: &Self) {
+        let both = |mine: &mut [MallocTally], theirs: &[MallocTally]| {
+            for (mine, theirs) in mine.iter_mut().zip(theirs) {
+                *mine = plus(*mine, *theirs);
+            }
+        };
+        both(&mut self.calls, &other.calls);
+        both(&mut self.freed, &other.freed);
+        self.live = plus(self.live, other.live);
+    }
+
     fn is_empty(&self) -> bool {
         let none = MallocTally::default();
         self.all() == none && self.live == none && self.freed.iter().all(|tally| *tally == none)
     }
+}
+
+/// Sums over calls, of one process or of several.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    /// Size classes that something is in, smallest first.
+    pub(super) sizes: Vec<SizeRow>,
+    counts: [u64; MallocCount::ALL.len()],
 }
 
 /// What is printed.
@@ -81,11 +101,9 @@ pub(super) struct Report {
     pub(super) ended: Ended,
     /// `GC.count` before and after, where it could be read.
     pub(super) gc_count: [Option<u64>; 2],
-    /// Size classes that something is in, smallest first.
-    pub(super) sizes: Vec<SizeRow>,
+    pub(super) sums: Sums,
     /// Where memory was asked for, if stacks were taken.
     pub(super) sampled: Option<Sampled>,
-    counts: [u64; MallocCount::ALL.len()],
     /// Bytes that all calls stand for whose stack was to be taken.
     stood_for: u64,
 }
@@ -115,16 +133,35 @@ impl Report {
         sizes.retain(|row| !row.is_empty());
         let stood_for = tally(malloc_count_index(MallocCount::Sampled)).bytes;
         let counts = MallocCount::ALL.map(|count| tally(malloc_count_index(count)).calls);
-        Self { who, lasted, ended, gc_count, sizes, sampled: None, counts, stood_for }
+        Self { who, lasted, ended, gc_count, sums: Sums { sizes, counts }, sampled: None, stood_for }
     }
 
     /// Stacks that were to be taken and did not come, and the bytes that they stand for, which the places lack.
     pub(super) fn stacks_lost(&self) -> MallocTally {
         let Some(sampled) = &self.sampled else { return MallocTally::default() };
         MallocTally {
-            calls: self.count(MallocCount::Sampled).saturating_sub(sampled.stacks),
+            calls: self.sums.count(MallocCount::Sampled).saturating_sub(sampled.stacks),
             bytes: self.stood_for.saturating_sub(sampled.stood_for),
         }
+    }
+}
+
+impl Sums {
+    /// The sums of several processes.
+    pub(super) fn of_all<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut sum = Self::default();
+        for one in all {
+            for (count, more) in sum.counts.iter_mut().zip(one.counts) {
+                *count += more;
+            }
+            for row in &one.sizes {
+                match sum.sizes.binary_search_by_key(&row.up_to, |known| known.up_to) {
+                    Ok(at) => sum.sizes[at].absorb(row),
+                    Err(at) => sum.sizes.insert(at, row.clone()),
+                }
+            }
+        }
+        sum
     }
 
     /// A count.
@@ -199,14 +236,20 @@ pub(super) mod tests {
     #[test]
     fn sums() {
         let report = sample(Ended::Time);
-        let limits: Vec<u64> = report.sizes.iter().map(|row| row.up_to).collect();
+        let limits: Vec<u64> = report.sums.sizes.iter().map(|row| row.up_to).collect();
         assert_eq!(limits, [128, 8192, 16_384]);
-        assert_eq!(report.totals().map(|tally| tally.calls), [3, 0, 1]);
-        assert_eq!((report.live().calls, report.live().bytes), (2, 9120));
-        assert_eq!((report.ages()[2].calls, report.ages()[2].bytes), (1, 100));
-        assert!(report.adds_up());
+        assert_eq!(report.sums.totals().map(|tally| tally.calls), [3, 0, 1]);
+        assert_eq!((report.sums.live().calls, report.sums.live().bytes), (2, 9120));
+        assert_eq!((report.sums.ages()[2].calls, report.sums.ages()[2].bytes), (1, 100));
+        assert!(report.sums.adds_up());
+        let mut two = sample(Ended::Time);
+        two.sums.sizes.remove(0);
+        let both = Sums::of_all([&two.sums, &report.sums]);
+        let calls: Vec<u64> = both.sizes.iter().map(|row| row.all().calls).collect();
+        assert_eq!((calls, both.count(MallocCount::Hits)), (vec![2, 2, 2], 14));
+        assert_eq!((both.ages()[2].calls, both.live().bytes), (1, 9120 + 9000));
         let mut other = report;
-        other.counts[MallocCount::Followed as usize] += 1;
-        assert!(!other.adds_up());
+        other.sums.counts[MallocCount::Followed as usize] += 1;
+        assert!(!other.sums.adds_up());
     }
 }

@@ -16,12 +16,13 @@ use crate::{
         recording::{MallocCall, MallocKey},
     },
     bpf::MallocProbes,
-    clock::{WallClock, monotonic_ns},
+    clock::monotonic_ns,
     discover::site_image,
     export::profile::MallocProfile,
     heap::Target,
     host::{names::Names, proc::describe, proc_root},
     images::{Images, KnownImage},
+    model::Process,
     native::Tables,
     stacks::{Finished, Reader, Record, StackOf, Stacks},
 };
@@ -55,7 +56,6 @@ pub(super) struct Sampled {
     pub(super) stood_for: u64,
     /// Most bytes first.
     pub(super) rows: Vec<SiteRow>,
-    pub(super) profile: MallocProfile,
 }
 
 /// A call that may have left memory.
@@ -66,7 +66,7 @@ struct Call {
 
 /// What is taken of a window.
 pub(super) struct Sampling {
-    pid: u32,
+    process: Process,
     period: u64,
     stacks: Stacks,
     tables: Option<Tables>,
@@ -77,7 +77,6 @@ pub(super) struct Sampling {
     by_site: HashMap<Site, usize>,
     /// By thread and time.
     calls: HashMap<(u32, u64), Call>,
-    profile: MallocProfile,
 }
 
 impl Sampling {
@@ -110,7 +109,7 @@ impl Sampling {
         let place = Names::below(&proc_root::file_root(), None).place(pid);
         let process = describe(pid, target.command.as_deref().unwrap_or("ruby"), image, place);
         Ok(Some(Self {
-            pid,
+            process,
             period,
             stacks: Stacks::new(Some(reader), namer),
             tables,
@@ -120,19 +119,27 @@ impl Sampling {
             rows: Vec::new(),
             by_site: HashMap::new(),
             calls: HashMap::new(),
-            profile: MallocProfile::new(process, WallClock::measure(), monotonic_ns(), period),
         }))
     }
 
+    /// Calls count from now on.
+    pub(super) fn open(&self, profile: &mut MallocProfile) {
+        profile.add(&self.process, monotonic_ns());
+    }
+
     /// Takes what has come.
-    pub(super) fn take(&mut self, probes: &MallocProbes) -> Result<(), MallocFailure> {
+    pub(super) fn take(
+        &mut self,
+        probes: &MallocProbes,
+        profile: &mut MallocProfile,
+    ) -> Result<(), MallocFailure> {
         if self.refreshed.elapsed() > REFRESH {
             self.refreshed = Instant::now();
             if let Some(tables) = &mut self.tables {
-                tables.refresh(self.pid);
+                tables.refresh(self.process.pid);
             }
         }
-        self.drain();
+        self.drain(profile);
         if self.calls.len() > MAX_CALLS {
             let left = probes.sampled_now()?;
             self.calls.retain(|key, _| left.contains(key));
@@ -140,24 +147,24 @@ impl Sampling {
         Ok(())
     }
 
-    fn drain(&mut self) {
+    fn drain(&mut self, profile: &mut MallocProfile) {
         for record in self.stacks.take() {
             if let Record::Stack(named) = record
                 && let Some(finished) = self.stacks.finish(*named)
                 && finished.of == StackOf::Malloc
             {
-                self.call(&finished);
+                self.call(&finished, profile);
             }
         }
     }
 
-    fn call(&mut self, finished: &Finished) {
+    fn call(&mut self, finished: &Finished, profile: &mut MallocProfile) {
         let Finished { tid, comm, ts_ns, weight: bytes, above, stack, .. } = finished;
         let probability = probability(*bytes, self.period);
         self.taken += 1;
         self.stood_for += malloc_stands_for(*bytes, self.period);
         let call = MallocCall { ts_ns: *ts_ns, tid: *tid, comm, stack, bytes: *bytes, probability };
-        let key = self.profile.asked(&call);
+        let key = profile.asked(&self.process, &call);
         let row = self.row(Site::of(stack, above));
         self.rows[row].asked.add(*bytes, probability);
         self.calls.insert((*tid, *ts_ns), Call { key, row });
@@ -172,18 +179,18 @@ impl Sampling {
     }
 
     /// The window is over; `live` is what is left of it.
-    pub(super) fn finish(mut self, live: &[MallocBlock]) -> Sampled {
-        self.drain();
+    pub(super) fn finish(mut self, live: &[MallocBlock], profile: &mut MallocProfile) -> Sampled {
+        self.drain(profile);
         let now_ns = monotonic_ns();
         let mut unknown = CallsAndBytes::default();
         for block in live.iter().filter(|block| block.sampled_ns != 0) {
             let probability = probability(block.size, self.period);
             let call = self.calls.get(&(block.tid, block.sampled_ns));
-            self.profile.left(call.map(|call| call.key), now_ns, (block.size, probability));
+            let key = call.map(|call| call.key);
+            profile.left(&self.process, key, now_ns, (block.size, probability));
             let left = call.map_or(&mut unknown, |call| &mut self.rows[call.row].left);
             left.add(block.size, probability);
         }
-        self.profile.close(now_ns);
         let mut rows = self.rows;
         if unknown.taken > 0 {
             rows.push(SiteRow { site: None, asked: CallsAndBytes::default(), left: unknown });
@@ -192,12 +199,6 @@ impl Sampling {
             let by_bytes = two.asked.bytes.sum.total_cmp(&one.asked.bytes.sum);
             by_bytes.then_with(|| one.site.cmp(&two.site))
         });
-        Sampled {
-            period: self.period,
-            stacks: self.taken,
-            stood_for: self.stood_for,
-            rows,
-            profile: self.profile,
-        }
+        Sampled { period: self.period, stacks: self.taken, stood_for: self.stood_for, rows }
     }
 }

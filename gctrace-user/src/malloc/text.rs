@@ -6,7 +6,7 @@ use gctrace_common::malloc::{MALLOC_AGES, MallocCount};
 use gctrace_tunemygc::printable::printable;
 
 use super::{
-    report::{Ended, FUNCTIONS, Report},
+    report::{Ended, FUNCTIONS, Report, Sums},
     sampling::SiteRow,
 };
 use crate::{
@@ -18,11 +18,11 @@ use crate::{
 /// Writes what it was, sizes, ages, so many places at most, and what is missing.
 pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     head(out, report)?;
-    if report.sizes.is_empty() {
+    if report.sums.sizes.is_empty() {
         return writeln!(out, "\nNothing was allocated.");
     }
-    sizes(out, report)?;
-    ages(out, report)?;
+    sizes(out, &report.sums)?;
+    ages(out, &report.sums)?;
     places(out, report, top)?;
     missing(out, report)
 }
@@ -43,27 +43,42 @@ fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         Ended::Budget { ppm } => writeln!(
             out,
             "counting ended early: its {} cost the process more than {} % of a CPU; --budget allows more",
-            plural(report.count(MallocCount::Hits) + report.count(MallocCount::OtherHits), "hit"),
+            plural(report.sums.count(MallocCount::Hits) + report.sums.count(MallocCount::OtherHits), "hit"),
             ppm as f64 / 10_000.0
         )?,
     }
-    let totals = report.totals();
+    calls(out, &report.sums)
+}
+
+/// Writes what all processes have asked for together.
+pub(super) fn total(out: &mut impl Write, sums: &Sums, processes: usize) -> io::Result<()> {
+    writeln!(out, "\nall {processes} processes")?;
+    calls(out, sums)?;
+    if sums.sizes.is_empty() {
+        return Ok(());
+    }
+    sizes(out, sums)?;
+    ages(out, sums)
+}
+
+fn calls(out: &mut impl Write, sums: &Sums) -> io::Result<()> {
+    let totals = sums.totals();
     let mut parts: Vec<String> = FUNCTIONS
         .iter()
         .zip(totals)
         .map(|(name, tally)| format!("{} {name} ({})", tally.calls, file_size(tally.bytes)))
         .collect();
-    parts.push(format!("{} free", report.count(MallocCount::Frees)));
+    parts.push(format!("{} free", sums.count(MallocCount::Frees)));
     writeln!(out, "{}", parts.join(", "))
 }
 
-fn sizes(out: &mut impl Write, report: &Report) -> io::Result<()> {
+fn sizes(out: &mut impl Write, sums: &Sums) -> io::Result<()> {
     writeln!(
         out,
         "\n{:>12}{:>11}{:>11}{:>11}{:>15}{:>11}",
         "SIZE UP TO", "MALLOC", "CALLOC", "REALLOC", "BYTES", "LEFT"
     )?;
-    for row in &report.sizes {
+    for row in &sums.sizes {
         let [malloc, calloc, realloc] = row.calls.map(|tally| tally.calls);
         let bytes = row.all().bytes;
         let (up_to, left) = (row.up_to, row.live.calls);
@@ -72,8 +87,8 @@ fn sizes(out: &mut impl Write, report: &Report) -> io::Result<()> {
     writeln!(out, "\nLEFT: allocated meanwhile and not freed")
 }
 
-fn ages(out: &mut impl Write, report: &Report) -> io::Result<()> {
-    let ages = report.ages();
+fn ages(out: &mut impl Write, sums: &Sums) -> io::Result<()> {
+    let ages = sums.ages();
     if ages.iter().all(|tally| tally.calls == 0) {
         return Ok(());
     }
@@ -167,12 +182,12 @@ fn missing(out: &mut impl Write, report: &Report) -> io::Result<()> {
         ),
         (MallocCount::Lost, "lost sight of (LEFT and ages lack them)"),
     ];
-    let some = notes.into_iter().filter(|&(count, _)| report.count(count) > 0);
+    let some = notes.into_iter().filter(|&(count, _)| report.sums.count(count) > 0);
     for (at, (count, note)) in some.enumerate() {
         let blank = if at == 0 { "\n" } else { "" };
-        writeln!(out, "{blank}{:>12}  {note}", report.count(count))?;
+        writeln!(out, "{blank}{:>12}  {note}", report.sums.count(count))?;
     }
-    if !report.adds_up() {
+    if !report.sums.adds_up() {
         writeln!(out, "\nLEFT and ages do not add up to the allocations that were followed")?;
     }
     Ok(())

@@ -13,7 +13,7 @@ use crate::{
     aggregate::{
         endpoint,
         handler::handler,
-        job,
+        job::{self, JobTrace},
         units::{Facts, UnitKey},
     },
     bpf::RequestReader,
@@ -128,6 +128,18 @@ impl Pipeline {
             self.request_counts.requests_refused += 1;
             return;
         };
+        let trace = match fetched.trace {
+            JobTrace::Known(trace) => Some(trace),
+            JobTrace::Absent => None,
+            JobTrace::Invalid => {
+                self.request_counts.job_traceparent_invalid += 1;
+                None
+            }
+            JobTrace::Unread => {
+                self.request_counts.job_traceparent_unread += 1;
+                None
+            }
+        };
         let version = traced.image.image.version;
         let end_is_exact = match end {
             RequestEnd::Kept => event.reconnected == 0,
@@ -140,6 +152,7 @@ impl Pipeline {
             gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
             states: states(event.clocks),
+            trace,
             job: Some(fetched.job),
             gc_states,
             ..Facts::default()

@@ -144,3 +144,58 @@ fn a_heap_that_is_not_set_up_proves_nothing() {
     pipeline.snapshot(Point::GcStart, &early);
     assert!(pipeline.refused.contains_key(&PID));
 }
+
+/// The ring is read up to a record that a program is still filling: an end waits for the records of its process behind it.
+#[test]
+fn an_end_waits_for_the_last_record() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    let exit = exit(2, monotonic_ns());
+    pipeline.lives.push_back((Kind::Exit, exit));
+    pipeline.lives_that_are_complete();
+    assert_eq!(*notes.borrow(), ["process"]);
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 0));
+    pipeline.lives_that_are_complete();
+    assert_eq!(*notes.borrow(), ["process", "cycle", "cycle", "ended"]);
+    assert_eq!((pipeline.counts.lost_records, pipeline.counts.processes), (0, 1));
+}
+
+/// The same of a process whose first record is among them.
+#[test]
+fn an_end_waits_for_the_first_record() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.lives.push_back((Kind::Exit, exit(1, monotonic_ns())));
+    pipeline.lives_that_are_complete();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.lives_that_are_complete();
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended"]);
+}
+
+/// A record that the kernel lost never comes: the end does not wait for it for ever, and says so.
+#[test]
+fn an_end_does_not_wait_for_lost_records() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.lives.push_back((Kind::Exit, exit(3, 2)));
+    pipeline.lives_that_are_complete();
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended"]);
+    assert_eq!(pipeline.counts.lost_records, 2);
+}
+
+/// What still waits when tracing ends has ended all the same.
+#[test]
+fn detaching_handles_every_end() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.lives.push_back((Kind::Exit, exit(2, monotonic_ns())));
+    pipeline.detach(monotonic_ns());
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended"]);
+    assert_eq!(pipeline.counts.lost_records, 1);
+}
+
+/// The end of the process after this many records.
+fn exit(seq: u64, ts_ns: u64) -> LifeEvent {
+    let header =
+        Header { kind: Kind::Exit as u32, point: 0, tgid: PID, tid: PID, ts_ns, seq, image: 0, execs: 0 };
+    LifeEvent { header, other: 0, reserved: 0, comm: [0; 16] }
+}

@@ -391,7 +391,11 @@ impl Naming {
             cut: event.flags & (StackEvent::TRUNCATED | StackEvent::READ_FAILED) != 0,
             kernel: record.kernel.to_vec(),
             native: native.map(|pending| (pending.end, pending.addresses)),
-            gc: if record.cause == Cause::GcStart { Vec::new() } else { self.frames.gc(record.gc) },
+            gc: if record.cause == Cause::GcStart {
+                Vec::new()
+            } else {
+                self.frames.gc(record.gc, event.flags)
+            },
             groups,
             missing,
         };

@@ -12,6 +12,8 @@ pub(super) struct SyntheticFrames {
     marking: Arc<Frame>,
     sweeping: Arc<Frame>,
     compacting: Arc<Frame>,
+    minor: Arc<Frame>,
+    major: Arc<Frame>,
     pub(super) not_taken: Stack,
     pub(super) no_frames: Arc<Frame>,
     missing: [(u32, Arc<Frame>); 5],
@@ -27,6 +29,8 @@ impl SyntheticFrames {
             marking: activity(GcActivity::Marking),
             sweeping: activity(GcActivity::Sweeping),
             compacting: activity(GcActivity::Compacting),
+            minor: vm("(minor GC)"),
+            major: vm("(major GC)"),
             no_frames: synthetic_frame(FrameKind::Missing, "(no Ruby frames)"),
             not_taken: [synthetic_frame(FrameKind::Missing, "(no stack: sampling limit)")].into(),
             missing: [
@@ -39,8 +43,8 @@ impl SyntheticFrames {
         }
     }
 
-    /// Frames that say that the collector ran, leaf first.
-    pub(super) fn gc(&self, activity: GcActivity) -> Vec<Arc<Frame>> {
+    /// Frames that say that the collector ran, leaf first; those of a measured pause have the same names. `flags`: of its record.
+    pub(super) fn gc(&self, activity: GcActivity, flags: u32) -> Vec<Arc<Frame>> {
         let phase = match activity {
             GcActivity::None => return Vec::new(),
             GcActivity::Other => None,
@@ -48,7 +52,12 @@ impl SyntheticFrames {
             GcActivity::Sweeping => Some(&self.sweeping),
             GcActivity::Compacting => Some(&self.compacting),
         };
-        phase.into_iter().chain([&self.collection]).cloned().collect()
+        let kind = match flags & (StackEvent::MINOR | StackEvent::MAJOR) {
+            StackEvent::MINOR => Some(&self.minor),
+            StackEvent::MAJOR => Some(&self.major),
+            _ => None,
+        };
+        phase.into_iter().chain(kind).chain([&self.collection]).cloned().collect()
     }
 
     /// The frame that represents the missing root end, if any.

@@ -1,10 +1,20 @@
-# Jobs that log their own truth: a line "JID CLASS NATIVE_TID BEGIN_NS END_NS GC_COUNT_BEFORE GC_COUNT_AFTER" for each run, to the file in
-# GCTRACE_TEST_TRUTH. Sidekiq runs GCTRACE_TEST_THREADS jobs at a time.
+# Jobs that log their own truth: a line "JID CLASS NATIVE_TID BEGIN_NS END_NS GC_COUNT_BEFORE GC_COUNT_AFTER TRACEPARENT" for each run, to the
+# file in GCTRACE_TEST_TRUTH; the last is the job's member, or "-". Sidekiq runs GCTRACE_TEST_THREADS jobs at a time.
 require "sidekiq"
 
 [:configure_server, :configure_client].each do |side|
   Sidekiq.public_send(side) { |config| config.redis = { url: ENV.fetch("GCTRACE_TEST_REDIS") } }
 end
+
+# What the job says of its trace.
+class Traces
+  def call(_instance, job, _queue)
+    Thread.current[:traceparent] = job["traceparent"]
+    yield
+  end
+end
+
+Sidekiq.configure_server { |config| config.server_middleware { |chain| chain.add Traces } }
 
 TRUTH = File.open(ENV.fetch("GCTRACE_TEST_TRUTH"), File::WRONLY | File::APPEND | File::CREAT)
 # A line for each LongJob that has begun. They end when there is the other file.
@@ -22,7 +32,7 @@ module Logs
     begin_ns, count = now, GC.count
     work(*args)
   ensure
-    TRUTH.syswrite("#{jid} #{self.class} #{tid} #{begin_ns} #{now} #{count} #{GC.count}\n")
+    TRUTH.syswrite("#{jid} #{self.class} #{tid} #{begin_ns} #{now} #{count} #{GC.count} #{Thread.current[:traceparent] || "-"}\n")
   end
 end
 

@@ -1,4 +1,4 @@
-# A WEBrick that serves the application of the first argument, requests.ru, on the port of the second.
+# A WEBrick that serves the application of the first argument, such as requests.ru, on the port of the second.
 require "webrick"
 
 class Builder
@@ -18,6 +18,8 @@ APP = Builder.load(ARGV.fetch(0))
 class Application < WEBrick::HTTPServlet::AbstractServlet
   def service(request, response)
     env = { "PATH_INFO" => request.path, "REQUEST_METHOD" => request.request_method }
+    trace = request["traceparent"]
+    env["HTTP_TRACEPARENT"] = trace if trace
     env["rack.input"] = StringIO.new(request.body) if request.body
     status, headers, body = APP.call(env)
     response.status = status

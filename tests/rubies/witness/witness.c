@@ -26,6 +26,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,9 +37,9 @@
 /* Room for about 400 000 snapshots; only touched pages exist. */
 #define LOG_WORDS ((size_t)16 << 20)
 
-/* One event: ns, tid, event flag, preemptions of the thread; for GC_START and GC_END_SWEEP the stat values and the
- * info values follow, and memory, if it is watched. */
-enum { HEAD_WORDS = 4 };
+/* One event: ns, tid, event flag, preemptions of the thread, whether it is alone; for GC_START and GC_END_SWEEP the stat
+ * values and the info values follow, and memory, if it is watched. */
+enum { HEAD_WORDS = 5 };
 
 /* Fields of /proc/self/status and, last, of smaps_rollup; kB. */
 static const char *const memory_fields[] = {"VmRSS", "VmHWM", "RssAnon", "RssFile", "RssShmem", "VmSwap", "Rss"};
@@ -131,6 +132,16 @@ static int memory_words(void)
     return watching_memory ? MEMORY_WORDS : 0;
 }
 
+/* Whether no other thread of the process can allocate: there is no other Ruby thread, and, as far as there is a /proc to say
+ * so, no native thread but one, which can be the VM's timer (3.3 and later). A native thread can outlive its Ruby thread. */
+static int alone(void)
+{
+    /* Not stat(2): its name has another version in older C libraries. */
+    struct statx tasks;
+    if (!rb_thread_alone()) return 0;
+    return statx(AT_FDCWD, "/proc/self/task", 0, STATX_NLINK, &tasks) != 0 || tasks.stx_nlink - 2 <= 2;
+}
+
 static void on_event(rb_event_flag_t event, VALUE data, VALUE self, ID id, VALUE klass)
 {
     uint64_t ns = clock_ns(CLOCK_MONOTONIC);
@@ -151,6 +162,7 @@ static void on_event(rb_event_flag_t event, VALUE data, VALUE self, ID id, VALUE
     w[2] = (uint64_t)event;
     struct rusage usage;
     w[3] = getrusage(RUSAGE_THREAD, &usage) == 0 ? (uint64_t)usage.ru_nivcsw : 0;
+    w[4] = (uint64_t)alone();
     if (state) {
         uint64_t *stat = w + HEAD_WORDS, *info = stat + stat_count;
         for (int i = 0; i < stat_count; i++) stat[i] = rb_gc_stat(stat_keys[i]);
@@ -265,8 +277,8 @@ static VALUE witness_dump(VALUE self, VALUE path)
     fputs("}\n", out);
     for (size_t at = 0; at < used;) {
         const uint64_t *w = log_words + at;
-        fprintf(out, "{\"ev\":\"%s\",\"ns\":%llu,\"tid\":%llu,\"preempted\":%llu", event_name(w[2]),
-                (unsigned long long)w[0], (unsigned long long)w[1], (unsigned long long)w[3]);
+        fprintf(out, "{\"ev\":\"%s\",\"ns\":%llu,\"tid\":%llu,\"preempted\":%llu,\"alone\":%s", event_name(w[2]),
+                (unsigned long long)w[0], (unsigned long long)w[1], (unsigned long long)w[3], w[4] ? "true" : "false");
         at += HEAD_WORDS;
         if (w[2] == RUBY_INTERNAL_EVENT_GC_START || w[2] == RUBY_INTERNAL_EVENT_GC_END_SWEEP) {
             fputs(",\"stat\":{", out);

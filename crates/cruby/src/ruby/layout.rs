@@ -323,6 +323,13 @@ impl ObjspaceLayout {
         })
     }
 
+    /// Byte offset of `profile.latest_gc_info` in the objspace, where it lies in the objspace itself.
+    pub fn latest_gc_info_offset(&self) -> Option<u32> {
+        let at = self.latest_gc_info.at;
+        let span = self.spans.get(at / SLOT_BYTES).filter(|span| span.via == Span::DIRECT)?;
+        Some(u32::from(span.offset) + (at % SLOT_BYTES) as u32)
+    }
+
     /// Mask of `flags.mode` inside the `flags` word.
     pub fn mode_mask(&self) -> u32 {
         let (bit, bits) = self.mode_bits;

@@ -155,7 +155,7 @@ pub fn plan_with(
         page_free_slots: 0,
         page_slot_size: 0,
         thread: thread.unwrap_or_default(),
-        stack,
+        stack: StackPath { gc_info: layout.latest_gc_info_offset().unwrap_or(0), ..stack },
         // Set where it is watched.
         gvl: GvlPath::default(),
         span,

@@ -121,6 +121,41 @@ pub fn request_sites(image: &ElfImage, file: RequestFile) -> Result<Vec<RequestS
     Ok(sites)
 }
 
+/// Finds where `Thread#[]=` sets a thread-local variable: in the interpreter, the call of `rb_thread_local_aset` behind one of `rb_to_id`
+/// (thread.c, `rb_thread_aset`; 2.7 to 3.4).
+///
+/// # Errors
+///
+/// The call is not there, there are several, or it is not as the kernel can emulate it.
+pub fn local_sites(image: &ElfImage) -> Result<Vec<RequestSite>, RequestRefusal> {
+    const CALLED: &str = "rb_thread_local_aset";
+    if image.machine() != Machine::X86_64 {
+        return Err(RequestRefusal::Machine);
+    }
+    let code = Code::new(image);
+    let mut sites = Vec::new();
+    for function in 0..image.functions().len() {
+        let mut has_id = false;
+        for instruction in code.decode(function) {
+            let calls_or_jumps =
+                matches!(instruction.flow_control(), FlowControl::Call | FlowControl::UnconditionalBranch);
+            match code.callee(&instruction).name.filter(|_| calls_or_jumps) {
+                Some("rb_to_id") => has_id = true,
+                Some(CALLED) if has_id && is_emulated(&instruction) => {
+                    sites.extend(site(image, RequestPoint::Local, Svma(instruction.ip())));
+                }
+                Some(CALLED) if has_id => return Err(RequestRefusal::NoCall(CALLED)),
+                _ => {}
+            }
+        }
+    }
+    match sites.len() {
+        0 => Err(RequestRefusal::NoCall(CALLED)),
+        1 => Ok(sites),
+        _ => Err(RequestRefusal::TooMany),
+    }
+}
+
 fn site(image: &ElfImage, point: RequestPoint, address: Svma) -> Option<RequestSite> {
     Some(RequestSite { point, address, file_offset: image.svma_to_file_offset(address)? })
 }
@@ -182,6 +217,24 @@ mod tests {
         ] {
             assert_eq!(RequestFile::of_name(name), expected, "{name}");
         }
+    }
+
+    /// Of the two calls of `rb_thread_local_aset` in libruby the site is that of `Thread#[]=`, which leaves with the arguments in their
+    /// registers; a library without it is refused.
+    #[test]
+    fn thread_variables() {
+        if Machine::HOST != Machine::X86_64 {
+            return;
+        }
+        let image = crate::debian::libruby_image();
+        let sites = local_sites(&image).unwrap();
+        assert!(matches!(&sites[..], [RequestSite { point: RequestPoint::Local, .. }]), "{sites:?}");
+        assert!(super::super::emulation::is_emulated_at(&image, sites[0].address));
+        let other = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mut paths = other.lines().filter_map(|line| line.split_whitespace().nth(5));
+        let other = paths.find(|path| path.ends_with("/libc.so.6")).unwrap();
+        let other = ElfImage::read(&std::fs::File::open(other).unwrap()).unwrap();
+        assert!(matches!(local_sites(&other), Err(RequestRefusal::NoCall(_))));
     }
 
     /// The C library of this machine has all of its sites, at instructions that the kernel emulates; it is no server's parser.

@@ -84,7 +84,8 @@ pub fn stacks(
         None => Table::of(analysis.version).map_err(|error| NoStacks::Unknown(error.to_string()))?,
     };
     let path = stack_path(analysis, table, reads_threads)?;
-    Ok((path, FrameLayout::of(analysis, table).map_err(NoStacks::Names)?))
+    let frames = FrameLayout::of(analysis, table).map_err(NoStacks::Names)?;
+    Ok((frames.with_labels(path), frames))
 }
 
 /// The way to the Ruby stack of a thread of this image. `reads_threads`: whether the kernel side can find a thread's own memory.
@@ -149,7 +150,8 @@ fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Re
         frame_jit: frame.field("jit_return").map_or(0, |field| field.offset),
         mode_shift: table.mode_bits.0,
         compacting_mask: table.bit_field("flags.during_compacting").map_or(0, |bit| 1 << bit.first),
-        reserved: 0,
+        // With those of names.
+        ..StackPath::default()
     };
     let last_word = path.frame_size.checked_sub(8).ok_or(NoStacks::Shape("rb_control_frame_t"))?;
     let members = [path.frame_pc, path.frame_iseq, path.frame_ep, path.frame_jit];

@@ -5,7 +5,7 @@
 //! Sidekiq has written. Of a long one only the beginning and the end are there. The end is read backwards from the last brace: so it is
 //! known which members are those of the job and not of an argument.
 
-use crate::model::request::Job;
+use crate::model::{request::Job, trace::Trace};
 
 /// Longest name of a class.
 const MAX_CLASS: usize = 200;
@@ -20,8 +20,25 @@ const WRAPPERS: [&[u8]; 2] =
 pub struct Fetched {
     /// The class that its author wrote.
     pub class: Option<String>,
+    /// The trace that it belongs to.
+    pub trace: JobTrace,
     /// Everything else.
     pub job: Job,
+}
+
+/// What a job says of its trace, in its member `traceparent`: OpenTelemetry puts it there when the job is pushed, and it has the format of
+/// the header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JobTrace {
+    /// It has none.
+    #[default]
+    Absent,
+    /// The trace, and the span that pushed it.
+    Known(Trace),
+    /// It has one that is not valid, or several.
+    Invalid,
+    /// It may have one in the part that is not there.
+    Unread,
 }
 
 /// What is there of a reply.
@@ -55,19 +72,22 @@ pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
     }
     let end = [before, tail].concat();
     let mut members = Members::default();
-    if let Some(payload) = rest.get(..payload_len) {
-        forwards(payload, &mut members);
+    let is_all = if let Some(payload) = rest.get(..payload_len) {
+        forwards(payload, &mut members).is_none()
     } else {
-        forwards(rest, &mut members);
+        let until = forwards(rest, &mut members);
         // What else has been received would be of something else.
-        if total == whole
-            && let Some(end) = end.strip_suffix(b"\r\n")
-        {
-            backwards(end, &mut members);
+        match end.strip_suffix(b"\r\n").filter(|_| total == whole) {
+            Some(end) => {
+                let from = backwards(end, &mut members) + payload_len.saturating_sub(end.len());
+                until.is_some_and(|until| from <= until)
+            }
+            None => false,
         }
-    }
+    };
     Some(Fetched {
         class: members.class(),
+        trace: members.trace(is_all),
         job: Job {
             queue: word(&key[at + 6..]),
             jid: members.jid.known().and_then(text).and_then(word),
@@ -123,6 +143,7 @@ struct Members<'a> {
     wrapped: Value<'a>,
     jid: Value<'a>,
     enqueued_at: Value<'a>,
+    traceparent: Value<'a>,
 }
 
 impl<'a> Members<'a> {
@@ -133,6 +154,7 @@ impl<'a> Members<'a> {
             b"\"wrapped\"" => self.wrapped.set(value),
             b"\"jid\"" => self.jid.set(value),
             b"\"enqueued_at\"" => self.enqueued_at.set(value),
+            b"\"traceparent\"" => self.traceparent.set(value),
             _ => {}
         }
     }
@@ -145,36 +167,55 @@ impl<'a> Members<'a> {
             wrapped => constant(text(wrapped.known()?)?),
         }
     }
+
+    /// `is_all`: there are no other members.
+    fn trace(&self, is_all: bool) -> JobTrace {
+        match self.traceparent {
+            Value::Absent if is_all => JobTrace::Absent,
+            Value::Absent => JobTrace::Unread,
+            value => value
+                .known()
+                .and_then(text)
+                .and_then(Trace::of_text)
+                .map_or(JobTrace::Invalid, JobTrace::Known),
+        }
+    }
 }
 
-/// Members from the opening brace on, as far as they are there.
-fn forwards<'a>(json: &'a [u8], members: &mut Members<'a>) {
-    let Some(mut rest) = json.strip_prefix(b"{") else { return };
+/// Members from the opening brace on, as far as they are there. Returns where the next one begins; `None`: these are all.
+fn forwards<'a>(json: &'a [u8], members: &mut Members<'a>) -> Option<usize> {
+    let Some(mut rest) = json.strip_prefix(b"{") else { return Some(0) };
     loop {
-        let Some(key) = leading(rest).filter(|key| key.starts_with(b"\"")) else { return };
-        let Some(behind) = rest[key.len()..].strip_prefix(b":") else { return };
-        let Some(value) = leading(behind) else { return };
+        let here = Some(json.len() - rest.len());
+        let Some(key) = leading(rest).filter(|key| key.starts_with(b"\"")) else { return here };
+        let Some(behind) = rest[key.len()..].strip_prefix(b":") else { return here };
+        let Some(value) = leading(behind) else { return here };
         let behind = &behind[value.len()..];
         match behind.first() {
             Some(b',') => rest = &behind[1..],
             // The last one, of an object that is all there.
-            Some(b'}') if behind.len() == 1 => return members.add(key, value),
-            _ => return,
+            Some(b'}') if behind.len() == 1 => {
+                members.add(key, value);
+                return None;
+            }
+            _ => return here,
         }
         members.add(key, value);
     }
 }
 
-/// Members before the closing brace, from the last one on, as far as they are there.
-fn backwards<'a>(json: &'a [u8], members: &mut Members<'a>) {
-    let Some(mut rest) = json.strip_suffix(b"}") else { return };
+/// Members before the closing brace, from the last one on, as far as they are there. Returns where those that it has read begin.
+fn backwards<'a>(json: &'a [u8], members: &mut Members<'a>) -> usize {
+    let Some(mut rest) = json.strip_suffix(b"}") else { return json.len() };
+    let mut from = json.len();
     loop {
-        let Some(value) = trailing(rest) else { return };
-        let Some(before) = rest[..rest.len() - value.len()].strip_suffix(b":") else { return };
-        let Some(key) = trailing(before).filter(|key| key.starts_with(b"\"")) else { return };
-        let Some(before) = before[..before.len() - key.len()].strip_suffix(b",") else { return };
+        let Some(value) = trailing(rest) else { return from };
+        let Some(before) = rest[..rest.len() - value.len()].strip_suffix(b":") else { return from };
+        let Some(key) = trailing(before).filter(|key| key.starts_with(b"\"")) else { return from };
+        let begin = before.len() - key.len();
+        let Some(before) = before[..begin].strip_suffix(b",") else { return from };
         members.add(key, value);
-        rest = before;
+        (rest, from) = (before, begin);
     }
 }
 
@@ -334,6 +375,7 @@ mod tests {
     fn hard() -> Fetched {
         Fetched {
             class: Some("HardJob".to_owned()),
+            trace: JobTrace::Absent,
             job: Job {
                 queue: Some("default".to_owned()),
                 jid: Some("53a466413ce266648291135b".to_owned()),
@@ -354,8 +396,11 @@ mod tests {
             format!(r#"["{long}\",\"class\":\"Wrong\",\"jid\":\"1\"}}"]"#),
             format!(r#"["{long}",{{"class":"Wrong","jid":"9","enqueued_at":1795460000.5}}]"#),
         ] {
-            assert_eq!(read("queue:default", &sidekiq6(&args)), Some(hard()), "{args}");
-            assert_eq!(read("shop:queue:default", &sidekiq6(&args)), Some(hard()), "{args}");
+            // With long arguments, a part that may have another member is not there.
+            let trace = if args.len() > 1024 { JobTrace::Unread } else { JobTrace::Absent };
+            let hard = Some(Fetched { trace, ..hard() });
+            assert_eq!(read("queue:default", &sidekiq6(&args)), hard, "{args}");
+            assert_eq!(read("shop:queue:default", &sidekiq6(&args)), hard, "{args}");
         }
         let eight = r#"{"class":"A::B_2","jid":"1a","enqueued_at":1795460659798}"#;
         let job = read("queue:low", eight).unwrap();
@@ -378,6 +423,47 @@ mod tests {
                 Some("Shop::Mail")
             );
             assert_eq!(class(",\"args\":[]"), None);
+        }
+    }
+
+    /// As the instrumentation of OpenTelemetry writes it: behind the members of Sidekiq, but for the time of the push. Looked for in the members of
+    /// the job only, and known if it is valid and there once.
+    #[test]
+    fn of_traces() {
+        const VALUE: &str = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01";
+        let trace = |before: &str, args: &str, rest: &str| {
+            let json =
+                format!("{{\"retry\":true{before},\"args\":{args},\"class\":\"A\"{rest},\"jid\":\"1\"}}");
+            read("queue:q", &json).unwrap().trace
+        };
+        let member = |value: &str| format!(",\"traceparent\":{value}");
+        let known = JobTrace::Known(Trace::of_text(VALUE.as_bytes()).unwrap());
+        let quoted = format!("\"{VALUE}\"");
+        let inner = format!("[{{\"traceparent\":{quoted}}}]");
+        let long = |len: usize| format!("[\"{}\",{{\"traceparent\":{quoted}}}]", "x".repeat(len));
+        for args in ["[]", &inner, &long(1500), &long(5000)] {
+            assert_eq!(trace("", args, &member(&quoted)), known, "{args}");
+            assert_eq!(trace(&member(&quoted), args, ""), known, "{args}");
+            assert_eq!(trace(&member(&quoted), args, &member(&quoted)), known, "the same twice");
+            let other = member(&quoted.replace("0af", "1af"));
+            assert_eq!(trace(&member(&quoted), args, &other), JobTrace::Invalid);
+            for invalid in ["null", "7", "{}", "\"\"", &quoted.to_uppercase(), &quoted.replace("-01", "-01 ")]
+            {
+                assert_eq!(trace("", args, &member(invalid)), JobTrace::Invalid, "{invalid}");
+            }
+        }
+        let later = member(&quoted.replace("\"00", "\"01").replace("-01\"", "-01-more\""));
+        assert_eq!(trace("", "[]", &later), known);
+        assert_eq!(trace("", "[]", &later.replace("\"01", "\"00")), JobTrace::Invalid);
+        assert_eq!(trace("", &inner, ""), JobTrace::Absent);
+        // The head and the tail meet, or do not.
+        for len in 0..2000 {
+            let expected = if len < 800 { JobTrace::Absent } else { JobTrace::Unread };
+            let trace = trace("", &long(len), "");
+            assert!(
+                trace == expected || (800..1000).contains(&len) && trace == JobTrace::Absent,
+                "{len} {trace:?}"
+            );
         }
     }
 
@@ -432,7 +518,7 @@ mod tests {
         fn hostile(head in proptest::collection::vec(any::<u8>(), 0..300), tail in proptest::collection::vec(any::<u8>(), 0..100), total: u64) {
             let _any = fetched(&head, &tail, total);
             let text = String::from_utf8_lossy(&head).into_owned();
-            if let Some(Fetched { class, job }) = read("queue:q", &format!("{{{text}}}")) {
+            if let Some(Fetched { class, job, .. }) = read("queue:q", &format!("{{{text}}}")) {
                 for text in [class, job.queue, job.jid].into_iter().flatten() {
                     prop_assert!(text.bytes().all(|byte| matches!(byte, 0x21..=0x7e)) && text.len() <= MAX_CLASS);
                 }
@@ -445,7 +531,9 @@ mod tests {
             // Rust escapes these characters as JSON does.
             let argument = format!("{:?}", format!("{}{text}\",\"class\":\"Wrong\",\"jid\":\"0\"", "x".repeat(pad)));
             let fetched = read("queue:default", &sidekiq6(&format!("[{argument},{{\"class\":\"Wrong\"}}]")));
-            prop_assert_eq!(fetched, Some(hard()));
+            let trace = fetched.as_ref().map(|fetched| fetched.trace).unwrap_or_default();
+            prop_assert!(matches!(trace, JobTrace::Absent | JobTrace::Unread), "{:?}", trace);
+            prop_assert_eq!(fetched, Some(Fetched { trace, ..hard() }));
         }
     }
 }

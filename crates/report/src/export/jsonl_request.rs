@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::model::{
     Process,
     request::{Job, Request},
-    trace::{TRACE_ORIGIN, Trace},
+    trace::Trace,
 };
 
 #[derive(Serialize)]
@@ -65,7 +65,7 @@ impl<'a> RequestLine<'a> {
             trace_id: trace.map(Trace::trace_id_text),
             parent_span_id: trace.map(Trace::parent_span_id_text),
             trace_sampled: trace.map(|trace| trace.sampled),
-            trace_origin: trace.map(|_| TRACE_ORIGIN),
+            trace_origin: request.trace_origin(),
             begin_ns: request.begin_ns,
             duration_ns: request.duration_ns(),
             queue_ns: request.queue_ns,

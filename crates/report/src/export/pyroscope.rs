@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use gctrace_tunemygc::printable::printable;
 use prost::Message as _;
 
 use super::{
@@ -11,12 +12,16 @@ use super::{
     upload::{Payload, Protocol},
     windows::Window,
 };
-use crate::aggregate::recording::ProcessIndex;
+use crate::aggregate::recording::{ProcessFacts, ProcessIndex};
 
 /// Name under which Pyroscope's pages look for CPU time.
 const CPU: &str = "process_cpu";
 /// The same for allocation.
 const MEMORY: &str = "memory";
+
+/// Characters of a label at most, as of the names that `gctrace_report::model::Origin` has; Pyroscope refuses more than 2048 bytes
+/// (pkg/validation/limits.go, `validation.max-length-label-value`).
+const MAX_TEXT: usize = 200;
 
 /// Profiles of the processes of one service in a window.
 struct Push {
@@ -92,15 +97,31 @@ impl Push {
         let Some(facts) = facts else { return labels };
         let service = if facts.origin.service.is_empty() { "unknown_service" } else { &facts.origin.service };
         labels.push(pair("service_name", service));
+        // All are in one container; of one that ended early less may be known.
+        let known = |what: fn(&ProcessFacts) -> Option<&String>| {
+            let mut facts = self.processes.iter().filter_map(|at| self.window.recording.processes.get(*at));
+            facts.find_map(what).map(String::as_str)
+        };
+        let id = facts.origin.container.as_deref();
         for (name, value) in [
-            ("container", facts.origin.container.as_deref()),
-            ("namespace", facts.origin.namespace.as_deref()),
+            ("container", known(|facts| facts.container.name.as_ref()).or(id)),
+            ("container_id", id),
+            ("pod", known(|facts| facts.container.pod.as_ref())),
+            (
+                "namespace",
+                known(|facts| facts.origin.namespace.as_ref().or(facts.container.namespace.as_ref())),
+            ),
             ("hostname", facts.hostname.as_deref()),
         ] {
-            labels.extend(value.map(|value| pair(name, value)));
+            labels.extend(value.map(|value| pair(name, &bounded(value))));
         }
         labels
     }
+}
+
+/// A text from outside as a label.
+fn bounded(value: &str) -> String {
+    printable(value).chars().take(MAX_TEXT).collect()
 }
 
 // grafana/pyroscope: api/push/v1/push.proto, api/types/v1/types.proto.
@@ -136,6 +157,16 @@ struct LabelPair {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+
+    /// Labels of each series that is sent, without `__name__`.
+    pub(in crate::export) fn labels(sent: &[u8]) -> Vec<Vec<(String, String)>> {
+        let sent = PushRequest::decode(sent).unwrap();
+        let of = |series: Series| {
+            let labels = series.labels.into_iter().map(|label| (label.name, label.value));
+            labels.filter(|(name, _)| name != "__name__").collect()
+        };
+        sent.series.into_iter().map(of).collect()
+    }
 
     /// Names and profiles of what is sent.
     pub(in crate::export) fn series(sent: &[u8]) -> Vec<(String, Vec<u8>)> {

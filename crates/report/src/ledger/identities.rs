@@ -198,10 +198,10 @@ pub(super) const ALL: &[Sum] = &[
         right: Side { kernel: &[], user: &[U::sets_sent, U::sets_refused, U::sets_dropped, U::sets_waiting] },
     },
     Sum {
-        text: "requests taken = submitted + ring full + no HTTP + still open",
+        text: "requests taken = submitted + ring full + no HTTP + unanswered + still open",
         left: Side { kernel: &[C::Requests], user: &[] },
         right: Side {
-            kernel: &[C::RequestSubmitted, C::RequestRingFull, C::RequestNotHttp],
+            kernel: &[C::RequestSubmitted, C::RequestRingFull, C::RequestNotHttp, C::RequestUnanswered],
             user: &[U::requests_open],
         },
     },

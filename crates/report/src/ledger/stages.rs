@@ -264,6 +264,10 @@ user_counters! {
         requests_refused,
         /// Requests dropped, because too many were open.
         requests_no_room,
+        /// Jobs with a member `traceparent` that is not valid, or several: the line has no trace id.
+        job_traceparent_invalid,
+        /// Jobs of which a part that may have the member `traceparent` was not copied: the line has no trace id.
+        job_traceparent_unread,
         /// Requests that events refer to and whose end was not seen.
         requests_unknown,
         /// Requests that were being served when tracing ended.

@@ -1,9 +1,6 @@
 //! The trace that a request belongs to.
 
-use gctrace_common::traceparent::{VALUE_BYTES, VALUE_WORDS, is_valid};
-
-/// Where it is known from: the header `traceparent` of the request.
-pub const TRACE_ORIGIN: &str = "traceparent";
+use gctrace_common::traceparent::{VALUE_BYTES, VALUE_WORDS, is_valid, words};
 
 /// What a request says of its trace (W3C Trace Context, 3.2.2). The span of the request itself is not known: it is the application that
 /// makes it, if anyone does.
@@ -33,6 +30,17 @@ impl Trace {
         })
     }
 
+    /// Reads a value, all of it.
+    pub fn of_text(text: &[u8]) -> Option<Self> {
+        let value = words(text.first_chunk::<VALUE_BYTES>()?);
+        let goes_on = match text.get(VALUE_BYTES) {
+            None => false,
+            Some(b'-') => true,
+            Some(_) => return None,
+        };
+        is_valid(&value, goes_on).then(|| Self::parse(&value)).flatten()
+    }
+
     /// Its id as it is written: 32 hexadecimal digits.
     pub fn trace_id_text(&self) -> String {
         format!("{:032x}", self.trace_id)
@@ -46,8 +54,6 @@ impl Trace {
 
 #[cfg(test)]
 mod tests {
-    use gctrace_common::traceparent::words;
-
     use super::*;
     use proptest::prelude::*;
 

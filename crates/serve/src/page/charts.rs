@@ -203,7 +203,7 @@ pub(super) fn latencies(figures: &Figures, subjects: Subjects, (from, to): (f64,
     html! {
         section aria-labelledby="length" {
             h2 #length { "How long" }
-            div.charts {
+            div.charts.recorded {
                 (chart::heat("GC pauses by time and length", &axis, &CLASS_NAMES, &counts(|cell| &cell.pauses)))
                 @if subjects.gvl {
                     (chart::heat("Long waits for the GVL by time and length", &axis, &CLASS_NAMES, &counts(|cell| &cell.waits)))

@@ -62,14 +62,3 @@ fn foreign_object_is_refused() {
     assert!(text.contains("another ABI") && text.contains("cargo xtask ebpf"), "{text}");
     assert!(check_abi(b"not an object").is_err());
 }
-
-/// Field offsets are taken from the format text, whatever the type is called.
-#[test]
-fn tracepoint_format() {
-    let text = "format:\n\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\
-                \tfield:pid_t pid;\toffset:8;\tsize:4;\tsigned:1;\n\
-                \tfield:unsigned long clone_flags;\toffset:32;\tsize:8;\tsigned:0;\n";
-    assert_eq!(format_offset(text, "pid"), Some(8));
-    assert_eq!(format_offset(text, "clone_flags"), Some(32));
-    assert_eq!(format_offset(text, "comm"), None);
-}

@@ -74,14 +74,16 @@ impl Control {
         }
     }
 
-    fn probe_listen(&mut self, pid: u32, socket: &ExecutableMapping) -> Result<(), String> {
+    /// Has it noticed when a process that has mapped this `socket.so` begins to listen.
+    pub(super) fn probe_listen(&mut self, pid: u32, socket: &ExecutableMapping) -> Result<(), String> {
         let (key, file, sites) = self
             .servers
             .blocking
             .sites
             .of(pid, socket, |image| blocking_sites(image, BlockingFile::Socket))?;
         if !self.servers.blocking.listen.contains_key(&key) {
-            let links = self.probes.attach_blocking(&listen_sites(&sites), &reopened(&file), Scope::All);
+            let sites = listen_sites(&sites).map_err(|refusal| refusal.to_string())?;
+            let links = self.probes.attach_blocking(&sites, &reopened(&file), Scope::All);
             self.servers.blocking.listen.insert(key, links.map_err(|error| brief(&error))?);
         }
         Ok(())

@@ -23,10 +23,10 @@ use super::{
 use crate::{
     bpf::{ArrivalsLink, RequestLinks, Scope, brief},
     console::say,
-    host::{called, proc_root},
+    host::{called, listens, proc_root},
     ruby::{
         jobs::JobSite,
-        requests::{RequestFile, RequestSite, request_sites},
+        requests::{RequestFile, RequestSite, local_sites, request_sites},
     },
 };
 
@@ -40,8 +40,10 @@ pub(super) struct Servers {
     sites: SiteCache<RequestSite>,
     /// Files probed for all processes that have them.
     probed: HashMap<ImageKey, RequestLinks>,
-    /// The probes in the libc of each server, and the cgroup whose packets are looked at for it.
-    pub(super) processes: HashMap<u32, (Vec<RequestLinks>, Option<u64>)>,
+    /// What each server has of its own.
+    pub(super) processes: HashMap<u32, OwnProbes>,
+    /// Sites in interpreters, by file.
+    local_sites: SiteCache<RequestSite>,
     /// Servers whose threads block.
     pub(super) blocking: Blocking,
     /// Sites of jobs by file.
@@ -51,6 +53,16 @@ pub(super) struct Servers {
     /// By the id of a cgroup.
     arrivals: HashMap<u64, ArrivalsLink>,
     told: HashSet<String>,
+}
+
+/// What is probed for one server only.
+pub(super) struct OwnProbes {
+    /// In its libc, and more.
+    links: Vec<RequestLinks>,
+    /// The cgroup whose packets are looked at for it.
+    cgroup: Option<u64>,
+    /// Calls of its application are probed, or cannot be: by them requests on Unix sockets are seen.
+    sees_calls: bool,
 }
 
 /// Which of the files a mapping is of.
@@ -82,10 +94,14 @@ impl Control {
     pub(super) fn add_server(&mut self, pid: u32) {
         // What may be WEBrick is another server if it turns out to have more.
         let known = self.probes.server_kinds(pid);
-        if known.is_some_and(|kinds| kinds & MAY_BE_WEBRICK == 0) || !self.wants(pid) {
+        let is_puma = known.is_some_and(|kinds| kinds & SERVES_HTTP != 0);
+        if !is_puma && known.is_some_and(|kinds| kinds & MAY_BE_WEBRICK == 0) || !self.wants(pid) {
             return;
         }
         let Ok(mappings) = mappings::of_process(pid) else { return };
+        if is_puma {
+            return self.look_for_unix_sockets(pid, &mappings);
+        }
         if called::is_sidekiq(pid) {
             return self.add_job_runner(pid, &mappings);
         }
@@ -105,9 +121,45 @@ impl Control {
             Some(libc) => self.probe_server(pid, puma, socket, libc),
             None => Err("its C library is not glibc".to_owned()),
         };
-        if let Err(why) = added {
-            self.say_once(&format!("gctrace: {}: its requests are not seen: {why}", puma.path.display()));
+        match added {
+            Ok(()) => self.look_for_unix_sockets(pid, &mappings),
+            Err(why) => {
+                self.say_once(&format!("gctrace: {}: its requests are not seen: {why}", puma.path.display()));
+            }
         }
+    }
+
+    /// Looks whether a Puma whose requests are seen listens on a Unix socket: then the calls of its application are probed, too.
+    pub(super) fn look_for_unix_sockets(&mut self, pid: u32, mappings: &[ExecutableMapping]) {
+        let new = self.servers.processes.get(&pid).is_some_and(|own| !own.sees_calls);
+        if !new || !listens::on_unix(pid) {
+            return;
+        }
+        let named = |wanted: fn(&str) -> bool| {
+            mappings
+                .iter()
+                .find(|mapping| mapping.path.file_name().and_then(|name| name.to_str()).is_some_and(wanted))
+        };
+        let library = named(|name| name.starts_with("libruby") && name.contains(".so"));
+        let Some(ruby) = library.or_else(|| named(|name| name.starts_with("ruby"))) else { return };
+        let found = self.probe_calls(pid, ruby).map_err(|why| {
+            self.say_once(&format!(
+                "gctrace: {}: requests to Puma on Unix sockets are not seen: {why}",
+                ruby.path.display()
+            ));
+        });
+        if let Some(own) = self.servers.processes.get_mut(&pid) {
+            own.links.extend(found);
+            own.sees_calls = true;
+        }
+    }
+
+    fn probe_calls(&mut self, pid: u32, ruby: &ExecutableMapping) -> Result<RequestLinks, String> {
+        let own = NonZeroU32::new(pid).ok_or("it has no pid")?;
+        let (_, file, sites) = self.servers.local_sites.of(pid, ruby, local_sites)?;
+        self.probes
+            .attach_requests(&sites, &reopened(&file), Scope::One(own))
+            .map_err(|error| format!("{}: {}", ruby.path.display(), brief(&error)))
     }
 
     pub(super) fn say_once(&mut self, text: &str) {
@@ -147,6 +199,13 @@ impl Control {
                 self.servers.probed.insert(key, links);
             }
         }
+        // It may listen on a Unix socket later.
+        if let Err(why) = self.probe_listen(pid, socket) {
+            self.say_once(&format!(
+                "gctrace: {}: requests to a Puma on a Unix socket are seen only if it listens there already: {why}",
+                socket.path.display()
+            ));
+        }
         let (_, file, sites) = libc_sites;
         let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::One(own));
         let links = links.map_err(|error| format!("{}: {}", libc.path.display(), brief(&error)))?;
@@ -165,10 +224,9 @@ impl Control {
                 ));
             }
         });
-        if let Some((before, _)) = self.servers.processes.insert(pid, (links, cgroup.ok())) {
-            for links in before {
-                self.probes.detach_requests(links);
-            }
+        let own = OwnProbes { links, cgroup: cgroup.ok(), sees_calls: false };
+        for links in self.servers.processes.insert(pid, own).map(|own| own.links).unwrap_or_default() {
+            self.probes.detach_requests(links);
         }
         self.probes.add_server(pid, kind).map_err(|error| brief(&error))
     }
@@ -188,8 +246,7 @@ impl Control {
 
     /// Detaches the probes in a process.
     pub(super) fn detach_server(&mut self, pid: u32) {
-        let (links, _) = self.servers.processes.remove(&pid).unwrap_or_default();
-        for links in links {
+        for links in self.servers.processes.remove(&pid).map(|own| own.links).unwrap_or_default() {
             self.probes.detach_requests(links);
         }
     }
@@ -210,7 +267,7 @@ impl Control {
                 self.probes.detach_requests(links);
             }
         }
-        let used: HashSet<u64> = self.servers.processes.values().filter_map(|(_, cgroup)| *cgroup).collect();
+        let used: HashSet<u64> = self.servers.processes.values().filter_map(|own| own.cgroup).collect();
         self.servers.arrivals.retain(|cgroup, _| used.contains(cgroup));
     }
 }

@@ -8,6 +8,7 @@
 mod ec;
 mod formula;
 mod info;
+mod shapes;
 mod stat;
 mod symbol_table;
 mod symbols;
@@ -17,6 +18,7 @@ mod thread;
 
 pub use ec::{CurrentEc, EcLayout};
 pub use info::InfoLayout;
+pub use shapes::ShapeList;
 pub use stat::{DerivedKey, DerivedStat};
 pub use symbol_table::SymbolTable;
 pub use thread::ThreadLayout;
@@ -94,6 +96,8 @@ pub struct Derivation {
     pub thread: Result<ThreadLayout, NotDerived>,
     /// Where the names of methods are.
     pub symbols: Result<SymbolTable, NotDerived>,
+    /// Where the shapes of objects are (3.2 and later).
+    pub shapes: Result<ShapeList, NotDerived>,
     /// Instructions that were run.
     pub steps: u32,
 }
@@ -107,7 +111,9 @@ impl Derivation {
         let ec = ec::derive(code);
         let thread = thread::layout(&session, &ec);
         let symbols = symbol_table::derive(&session);
-        Self { stat, info, ec, thread, symbols, steps: STEPS - session.program.steps_left() }
+        let shapes = shapes::derive(code);
+        let steps = STEPS - session.program.steps_left();
+        Self { stat, info, ec, thread, symbols, shapes, steps }
     }
 
     /// The same of a GC library; what is not the GC's is known from the Ruby that it belongs to.
@@ -117,7 +123,8 @@ impl Derivation {
         let info = info::derive(&session, vm);
         let thread = thread::library_layout(&session, &ruby.thread, landmark);
         let steps = STEPS - session.program.steps_left();
-        Self { stat, info, ec: ruby.ec.clone(), thread, symbols: ruby.symbols.clone(), steps }
+        let (ec, symbols, shapes) = (ruby.ec.clone(), ruby.symbols.clone(), ruby.shapes.clone());
+        Self { stat, info, ec, thread, symbols, shapes, steps }
     }
 }
 

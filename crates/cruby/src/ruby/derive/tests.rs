@@ -120,6 +120,7 @@ fn images_of_the_environment() {
             "{path}: {:?}",
             derived.symbols
         );
+        assert!(derived.shapes.is_ok() == version.at_least(3, 2), "{path}: {:?}", derived.shapes);
     }
 }
 

@@ -326,7 +326,7 @@ impl Value {
     }
 
     /// An address as base and offset.
-    pub(super) fn split(self) -> (Self, i64) {
+    pub(crate) fn split(self) -> (Self, i64) {
         match self {
             Self::Sum(sum) => (Self::sum(0, sum.terms.clone()), sum.constant),
             other => (other, 0),

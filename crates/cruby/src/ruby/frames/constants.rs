@@ -6,7 +6,7 @@ use super::{
     read::{Failure, Reader, Result, is_object, u32_at, u64_at},
 };
 
-/// `struct rb_id_table` (`id_table.c`, 2.7 to 3.4): byte offsets of `capa`, `num` and `items`.
+/// `struct rb_id_table` (`id_table.c`, 2.7 to 4.0): byte offsets of `capa`, `num` and `items`.
 const CAPACITY: u32 = 0;
 const USED: u32 = 4;
 const ITEMS: u32 = 16;

@@ -1,5 +1,7 @@
 //! Where the structures behind frames keep what a name is made of, in one image.
 
+use gctrace_common::config::StackPath;
+
 use crate::{
     address::Svma,
     ruby::{
@@ -180,6 +182,17 @@ impl FrameLayout {
         Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)
     }
 
+    /// The way to a Ruby stack with that from a frame to the name of its method.
+    pub(in crate::ruby) fn with_labels(&self, path: StackPath) -> StackPath {
+        StackPath {
+            iseq_body: self.iseq.body,
+            body_base_label: self.iseq.base_label,
+            string_pointer: self.string.pointer,
+            string_embedded: self.string.embedded,
+            ..path
+        }
+    }
+
     pub(super) fn with(
         version: RubyVersion,
         table: &Table,
@@ -349,7 +362,7 @@ impl ClassLayout {
 
     /// The table of constants, of releases whose table and entries are as `constants.rs` reads them.
     fn constants(version: RubyVersion, table: &Table) -> Option<ConstantsAt> {
-        if version < RubyVersion::new(2, 7, 0) || version >= RubyVersion::new(3, 5, 0) {
+        if version < RubyVersion::new(2, 7, 0) || version >= RubyVersion::new(4, 1, 0) {
             return None;
         }
         let extension = table.structure("rb_classext_struct")?;

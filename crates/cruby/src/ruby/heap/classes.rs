@@ -20,7 +20,7 @@ impl<M: Memory> ClassNames<M> {
     }
 
     /// Hands the constants of the class or module at this address to `visit`, each as a key that [`Self::constant`] names, and its
-    /// value. `None`: they cannot be read, as in releases before 2.7 and after 3.4.
+    /// value. `None`: they cannot be read, as in releases before 2.7 and after 4.0.
     pub fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {
         self.0.constants(class, visit)
     }

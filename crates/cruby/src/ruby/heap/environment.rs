@@ -24,9 +24,9 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of a slot; `None` if it is something else, or the release is not known (2.7 to 3.4 are).
+    /// That of a slot; `None` if it is something else, or the release is not known (2.7 to 4.0 are).
     pub fn of(slot: &Slot<'_>, version: RubyVersion) -> Option<Self> {
-        if !version.at_least(2, 7) || version.at_least(3, 5) || slot.kind().name() != "T_IMEMO" {
+        if !version.at_least(2, 7) || version.at_least(4, 1) || slot.kind().name() != "T_IMEMO" {
             return None;
         }
         let is_environment = slot.flags() >> KIND_SHIFT & KIND_MASK == ENVIRONMENT;
@@ -91,6 +91,6 @@ mod tests {
         assert_eq!(of(IMEMO, 0x10000, MOST + 1, version), None);
         assert_eq!(of(IMEMO | 1 << KIND_SHIFT, 0x10000, 4, version), None, "another kind");
         assert_eq!(of(0x7, 0x10000, 4, version), None, "an array");
-        assert_eq!(of(IMEMO, 0x10000, 4, RubyVersion { major: 4, minor: 0, teeny: 0 }), None);
+        assert_eq!(of(IMEMO, 0x10000, 4, RubyVersion { major: 4, minor: 1, teeny: 0 }), None);
     }
 }

@@ -9,6 +9,7 @@ mod environment;
 mod kinds;
 mod layout;
 mod references;
+mod shapes;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -19,6 +20,7 @@ pub use environment::Environment;
 pub use kinds::ObjectType;
 pub use layout::HeapLayout;
 pub use references::{References, Referred};
+pub use shapes::Shapes;
 pub use walk::{Marks, Slot, each_object};
 
 /// Why the heap could not be counted.

@@ -1,12 +1,15 @@
 //! What objects refer to, where that can be read exactly.
 //!
 //! What is reported of an object is what `ObjectSpace.reachable_objects_from` gives (`gc_mark_children`, gc.c; `rb_gc_mark_children`
-//! from 3.4 on), without its class. Arrays, strings, hashes, structs, numbers, matches and regular expressions of 2.7
-//! to 3.4 are read, and up to 3.1 objects with instance variables. Not read, and said so: objects whose variables only
-//! their shape describes (3.2 and later), classes, code, what C extensions mark, and what has instance variables in the table
-//! of others (`FL_EXIVAR`). Symbols are reported as Ruby does, without their strings.
+//! from 3.4 on), without its class. Objects with their instance variables, arrays, strings, hashes, structs, numbers, matches
+//! and regular expressions of 2.7 to 4.0 are read. Not read, and said so: classes, code, what C extensions mark, and what is no
+//! object or class and has instance variables nevertheless. Symbols are reported as Ruby does: up to 3.4 without their strings.
 
-use super::{HeapLayout, Slot, walk::USER1};
+use super::{
+    HeapLayout, Shapes, Slot,
+    shapes::Variables,
+    walk::{USER1, word},
+};
 use crate::ruby::{RubyVersion, frames::Memory};
 
 /// `FL_USHIFT`.
@@ -40,7 +43,10 @@ pub enum Referred {
 /// Reads references of objects of one release.
 #[derive(Debug)]
 pub struct References {
+    version: RubyVersion,
     release: Release,
+    layout: HeapLayout,
+    shapes: Option<Shapes>,
     shared: u64,
     array_embedded: u64,
     buffer: Vec<u8>,
@@ -52,14 +58,15 @@ enum Release {
     Variables,
     /// 3.2.
     Pointers,
-    /// 3.3 and 3.4: hashes hold their tables.
+    /// From 3.3 on: hashes hold their tables.
     Embedded,
 }
 
 impl References {
-    /// For a release; `None` if none of its objects can be read.
-    pub fn of(version: RubyVersion, layout: &HeapLayout) -> Option<Self> {
-        if !version.at_least(2, 7) || version.at_least(3, 5) {
+    /// For a release; `None` if none of its objects can be read. Without `shapes`, those of 3.2 and later that have instance variables
+    /// are unknown.
+    pub fn of(version: RubyVersion, layout: &HeapLayout, shapes: Option<Shapes>) -> Option<Self> {
+        if !version.at_least(2, 7) || version.at_least(4, 1) {
             return None;
         }
         let release = match () {
@@ -68,7 +75,10 @@ impl References {
             () => Release::Variables,
         };
         Some(Self {
+            version,
             release,
+            layout: *layout,
+            shapes,
             shared: layout.owned.shared,
             // RARRAY_EMBED_LEN_MASK (include/ruby/internal/core/rarray.h): two bits, from 3.2 on seven.
             array_embedded: if release == Release::Variables { 3 } else { 0x7f },
@@ -79,7 +89,7 @@ impl References {
     /// Hands each object that `slot` refers to to `visit`; one that it refers to twice comes twice.
     pub fn each<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Referred {
         let flags = slot.flags();
-        if slot.has_other_variables() {
+        if slot.has_other_variables(&self.layout) {
             return Referred::Unknown;
         }
         let class = slot.class();
@@ -89,7 +99,13 @@ impl References {
             }
         };
         let read = match slot.kind().name() {
-            "T_FLOAT" | "T_BIGNUM" | "T_SYMBOL" => Some(()),
+            "T_FLOAT" | "T_BIGNUM" => Some(()),
+            "T_SYMBOL" => {
+                if self.version.at_least(4, 0) {
+                    found(slot.word(24));
+                }
+                Some(())
+            }
             "T_STRING" => {
                 if flags & USER1 != 0 && flags & self.shared != 0 {
                     found(slot.word(32));
@@ -133,6 +149,16 @@ impl References {
                     self.values(memory, slot.word(24), slot.word(16) & 0xffff_ffff, &mut found)
                 }
             }
+            "T_OBJECT" => {
+                let Some(shapes) = &mut self.shapes else { return Referred::Unknown };
+                match shapes.variables(memory, slot, self.version) {
+                    Some(Variables::Unknown) => return Referred::Unknown,
+                    Some(Variables::Embedded(count)) => embedded(slot, count, &mut found),
+                    Some(Variables::At(first, count)) => self.values(memory, first, count, &mut found),
+                    Some(Variables::Table(table)) => self.variables(memory, table, &mut found),
+                    None => None,
+                }
+            }
             _ => return Referred::Unknown,
         };
         if read.is_some() { Referred::Exactly } else { Referred::Changed }
@@ -150,14 +176,9 @@ impl References {
             } else if !memory.read(table, &mut bytes) {
                 return None;
             }
-            let word = |at| super::walk::word(&bytes, at);
-            let count = word(TABLE.1).checked_sub(word(TABLE.0))?;
-            let first = word(TABLE.2).checked_add(word(TABLE.0).checked_mul(24)?)?;
-            return self.entries::<_, 24>(memory, first, count, &mut |entry| {
-                if entry[0] != DELETED {
-                    found(entry[1]);
-                    found(entry[2]);
-                }
+            return self.table(memory, &bytes, &mut |key, value| {
+                found(key);
+                found(value);
             });
         }
         let bound = flags >> HASH_BOUND & 0xf;
@@ -177,6 +198,32 @@ impl References {
             return Some(());
         }
         self.entries::<_, 16>(memory, table, bound, &mut |entry| pair(entry[0], entry[1]))
+    }
+
+    /// Instance variables in a `struct st_table`, whose keys are ids.
+    fn variables<M: Memory>(&mut self, memory: &M, table: u64, found: &mut dyn FnMut(u64)) -> Option<()> {
+        let mut bytes = [0; TABLE.3];
+        if !memory.read(table, &mut bytes) {
+            return None;
+        }
+        self.table(memory, &bytes, &mut |_, value| found(value))
+    }
+
+    /// The pairs of a `struct st_table`.
+    fn table<M: Memory>(
+        &mut self,
+        memory: &M,
+        table: &[u8; TABLE.3],
+        pair: &mut dyn FnMut(u64, u64),
+    ) -> Option<()> {
+        let word = |at| word(table, at);
+        let count = word(TABLE.1).checked_sub(word(TABLE.0))?;
+        let first = word(TABLE.2).checked_add(word(TABLE.0).checked_mul(24)?)?;
+        self.entries::<_, 24>(memory, first, count, &mut |entry| {
+            if entry[0] != DELETED {
+                pair(entry[1], entry[2]);
+            }
+        })
     }
 
     fn values<M: Memory>(
@@ -208,7 +255,7 @@ impl References {
                 return None;
             }
             for entry in bytes.chunks_exact(BYTES) {
-                visit([0, 8, 16].map(|at| super::walk::word(entry, at)));
+                visit([0, 8, 16].map(|at| word(entry, at)));
             }
             at = at.checked_add(len as u64)?;
             left -= len as u64;
@@ -220,6 +267,6 @@ impl References {
 /// Values behind the head of a slot.
 fn embedded(slot: &Slot<'_>, count: u64, found: &mut dyn FnMut(u64)) -> Option<()> {
     let end = 16 + usize::try_from(count).ok()? * 8;
-    slot.bytes.get(16..end)?.chunks_exact(8).for_each(|value| found(super::walk::word(value, 0)));
+    slot.bytes.get(16..end)?.chunks_exact(8).for_each(|value| found(word(value, 0)));
     Some(())
 }

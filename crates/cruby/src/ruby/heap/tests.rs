@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ruby::{RubyVersion, frames::Memory, tables};
+use crate::{
+    address::Svma,
+    ruby::{RubyVersion, derive::ShapeList, frames::Memory, tables},
+};
 
 /// Memory made of pieces.
 #[derive(Default)]
@@ -234,7 +237,7 @@ fn implausible_heaps() {
 fn references() {
     let mut known = 0;
     for (version, layout) in layouts() {
-        let Some(mut references) = References::of(version, &layout) else { continue };
+        let Some(mut references) = References::of(version, &layout, None) else { continue };
         known += 1;
         let (one, two, three) = (0x7000_0008_u64, 0x7000_0010_u64, 0x7000_0018_u64);
         let mut memory = Pieces::default();
@@ -252,7 +255,7 @@ fn references() {
         assert_eq!(of(&[0x7 | 1 << 13 | 2 << 15, CLASS, one, 9, two]), exactly(&[one]), "{version}");
         assert_eq!(of(&[0x7, CLASS, 5, 5, 0x1234_0000]).0, Referred::Changed, "{version}");
         assert_eq!(of(&[0x7, CLASS, u64::MAX, 5, 0x6000_0000]).0, Referred::Changed, "{version}");
-        assert_eq!(of(&[0x7 | 1 << 10, CLASS, 5, 5, 0x6000_0000]).0, Referred::Unknown, "{version}");
+        assert_eq!(of(&[0x7 | layout.variables, CLASS, 5, 5, 0x6000_0000]).0, Referred::Unknown, "{version}");
         assert_eq!(of(&[0xc, CLASS, one, two, three]), (Referred::Unknown, Vec::new()), "{version}");
         let table = [0, 0, 0, 0, 0, 3, 0x6100_0000];
         let hash = 0x8 | 1 << 15;
@@ -264,13 +267,67 @@ fn references() {
             memory_of_table.put(0x6100_0000, words(&[1, one, two, u64::MAX, three, three, 1, 3, 5]));
             let (bytes, mut found) = (words(&[hash, CLASS, 0x6200_0000, three, 0]), Vec::new());
             let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
-            let mut references = References::of(version, &layout).unwrap();
+            let mut references = References::of(version, &layout, None).unwrap();
             let fate = references.each(&memory_of_table, &slot, &mut |value| found.push(value));
             (fate, found)
         };
         assert_eq!(found, exactly(&[three, one, two]), "{version}");
     }
-    assert!(known >= 6, "{known}");
+    assert!(known >= 7, "{known}");
+}
+
+/// Objects have as many variables as their shape says, in their slot, elsewhere, or in a table.
+#[test]
+fn variables_of_objects() {
+    const SHAPES: u64 = 0x7100_0000;
+    const TREE: u64 = 0x7200_0000;
+    const VARIABLE: u64 = 0x7300_0000;
+    let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let mut seen = 0;
+    for (version, layout) in layouts().into_iter().filter(|(version, _)| version.at_least(3, 2)) {
+        let new = version.at_least(4, 0);
+        let (field, complex) = match (version.major, version.minor) {
+            (4, _) => (None, 1 << 27),
+            (3, 4) => (Some(0), 2),
+            _ => (Some(8), 11),
+        };
+        let (one, two, three) = (0x7000_0008_u64, 0x7000_0010_u64, 0x7000_0018_u64);
+        let mut memory = Pieces::default();
+        memory.put(0x6000_0000, words(&[one, 7, CLASS, two]));
+        memory.put(0x6100_0000, words(&[1, 77, two, u64::MAX, 78, three, 1, 79, 5]));
+        memory.put(0x6200_0000, words(&[0, 0, 0, 0, 0, 3, 0x6100_0000]));
+        let mut list = vec![0; 40 * 20];
+        for (id, count) in [(3_usize, 2_u8), (5, 4)] {
+            list[id * 40 + if new { 28 } else { 16 }] = count;
+        }
+        memory.put(SHAPES, list);
+        memory.put(TREE, words(&[SHAPES, SHAPES, 5]));
+        memory.put(VARIABLE, words(&[if new { SHAPES } else { TREE }]));
+        let list = ShapeList { variable: Svma(VARIABLE - 0x1000), field, size: 40 };
+        let mut references = References::of(version, &layout, Some(Shapes::new(list, 0x1000))).unwrap();
+        let mut of = |id: u64, elsewhere: bool, slot: &[u64]| {
+            let flag = if new { u64::from(elsewhere) << 16 } else { u64::from(!elsewhere) << 13 };
+            let bytes = words(&[&[id << 32 | flag | 1, CLASS][..], slot].concat());
+            let mut found = Vec::new();
+            let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
+            let fate = references.each(&memory, &slot, &mut |value| found.push(value));
+            (fate, found)
+        };
+        let exactly = |found: &[u64]| (Referred::Exactly, found.to_vec());
+        assert_eq!(of(3, false, &[one, two, three]), exactly(&[one, two]), "{version}");
+        assert_eq!(of(4, false, &[one, two, three]), exactly(&[]), "{version}");
+        assert_eq!(of(5, true, &[0x6000_0000, 0, 0]), exactly(&[one, two]), "{version}");
+        // More than the slot has room for, and elsewhere where nothing is.
+        assert_eq!(of(5, false, &[one, two, three]).0, Referred::Changed, "{version}");
+        assert_eq!(of(5, true, &[0x1234_0000, 0, 0]).0, Referred::Changed, "{version}");
+        // No such shape.
+        assert_eq!(of(21, false, &[one, two, three]).0, Referred::Changed, "{version}");
+        let table = of(complex, true, &[0x6200_0000, 0, 0]);
+        let expected = if version.at_least(3, 3) { exactly(&[two]) } else { (Referred::Unknown, Vec::new()) };
+        assert_eq!(table, expected, "{version}");
+        seen += 1;
+    }
+    assert!(seen >= 4, "{seen}");
 }
 
 proptest! {
@@ -283,7 +340,8 @@ proptest! {
         small in prop::collection::vec(0..64_u64, 5..20),
     ) {
         let (version, layout) = layouts().swap_remove(version);
-        let Some(mut references) = References::of(version, &layout) else { return Ok(()) };
+        let list = ShapeList { variable: Svma(SLOTS), field: None, size: 40 };
+        let Some(mut references) = References::of(version, &layout, Some(Shapes::new(list, 0))) else { return Ok(()) };
         for words in [words, small] {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             bytes[0] = bytes[0] & 0xe0 | kind as u8;

@@ -15,8 +15,6 @@ const AGE_SHIFT: u32 = 5;
 pub(super) const USER1: u64 = 1 << 13;
 /// `STR_NOFREE` (string.c): `FL_USER18`.
 const STR_NOFREE: u64 = 1 << 30;
-/// `FL_EXIVAR` (`include/ruby/internal/fl_type.h`): its instance variables are in the table of others.
-pub(super) const EXIVAR: u64 = 1 << 10;
 /// `ENCODING_SHIFT` (include/ruby/internal/encoding/encoding.h): seven bits of the flags.
 const ENCODING_SHIFT: u32 = 22;
 
@@ -82,9 +80,11 @@ impl Slot<'_> {
         word(self.bytes, at)
     }
 
-    /// Whether it has instance variables that are not in its slot (up to 3.4).
-    pub fn has_other_variables(&self) -> bool {
-        self.flags() & EXIVAR != 0
+    /// Whether it is something else than an object, class or module, and has instance variables, which are elsewhere then
+    /// (`rb_obj_gen_fields_p`, variable.c, in 4.0).
+    pub fn has_other_variables(&self, layout: &HeapLayout) -> bool {
+        let own = [ObjectType::OBJECT, ObjectType::CLASS, ObjectType::MODULE];
+        !own.contains(&self.kind()) && !self.kind().is_internal() && self.flags() & layout.variables != 0
     }
 
     /// Bytes that a string or an array owns outside of its slot, by the rules of `ObjectSpace.memsize_of`

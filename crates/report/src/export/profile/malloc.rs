@@ -26,28 +26,38 @@ use crate::{
 #[derive(Debug)]
 pub struct MallocProfile {
     recording: Recording,
-    process: Process,
     clock: WallClock,
     period: u64,
 }
 
 impl MallocProfile {
-    /// A profile of a process from `began_ns` (`CLOCK_MONOTONIC`) on, with a stack per so many bytes on average.
-    pub fn new(process: Process, clock: WallClock, began_ns: u64, period: u64) -> Self {
+    /// A profile from `began_ns` (`CLOCK_MONOTONIC`) on, with a stack per so many bytes on average.
+    pub fn new(clock: WallClock, began_ns: u64, period: u64) -> Self {
         let mut recording = Recording::new(false, Limits::default(), Filter::default());
-        recording.see(&process, Seen::Process { state: None, now_ns: began_ns });
         recording.began_ns = Some(began_ns);
-        Self { recording, process, clock, period }
+        Self { recording, clock, period }
+    }
+
+    /// A process whose calls are counted from now on (`CLOCK_MONOTONIC`).
+    pub fn add(&mut self, process: &Process, now_ns: u64) {
+        self.recording.see(process, Seen::Process { state: None, now_ns });
+    }
+
+    /// Drops what was added of a process.
+    pub fn forget(&mut self, pid: u32) {
+        let mut mallocs = std::mem::take(&mut self.recording.mallocs);
+        mallocs.retain(|key, _| self.recording.thread_facts(key.thread).1.pid != pid);
+        self.recording.mallocs = mallocs;
     }
 
     /// Adds a call whose stack was taken. Returns where it is kept.
-    pub fn asked(&mut self, call: &MallocCall<'_>) -> MallocKey {
-        self.recording.malloc(&self.process, call)
+    pub fn asked(&mut self, process: &Process, call: &MallocCall<'_>) -> MallocKey {
+        self.recording.malloc(process, call)
     }
 
     /// Adds memory of such a call that is there at the end; `None`: its stack is not known. `(bytes, probability)`.
-    pub fn left(&mut self, key: Option<MallocKey>, ts_ns: u64, memory: (u64, f64)) {
-        self.recording.malloc_left(&self.process, key, ts_ns, memory);
+    pub fn left(&mut self, process: &Process, key: Option<MallocKey>, ts_ns: u64, memory: (u64, f64)) {
+        self.recording.malloc_left(process, key, ts_ns, memory);
     }
 
     /// The window is over. Nothing can be added.

@@ -80,3 +80,24 @@ impl Exporter for Prometheus {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever lets others reach the figures is told what that means; on loopback there is nothing to tell.
+    #[test]
+    fn open_to_others() {
+        static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let said = |ip: [u8; 4]| {
+            SAID.lock().unwrap().clear();
+            Prometheus::start((ip, 0).into(), false, |line| SAID.lock().unwrap().push(line.to_owned()))
+                .unwrap();
+            SAID.lock().unwrap().join("\n")
+        };
+        let warning = "anyone who can reach this address can read service names";
+        assert!(said([0, 0, 0, 0]).contains(warning));
+        let local = said([127, 0, 0, 1]);
+        assert!(!local.contains(warning) && local.contains("metrics on http://127.0.0.1:"), "{local}");
+    }
+}

@@ -78,6 +78,42 @@ fn waiting(dir: &Path) -> usize {
     files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()
 }
 
+/// A set that is always answered with 500 does not hold up the sets behind it: they are sent after its third attempt, and it waits for
+/// the next run.
+#[test]
+fn one_that_fails() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    fn say(line: &str) {
+        SAID.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, address) = local();
+    let (busy, accepted) = ((500, "", "no"), (200, "", "http://x/configs/1"));
+    let server = server(listener, vec![busy, busy, busy, accepted, accepted, accepted, busy]);
+    let client = Client::start(&target(address, dir.path()), say).unwrap();
+    for n in 0..4 {
+        client.send(format!("[set {n}]"));
+    }
+    let begun = Instant::now();
+    // All are on disk before one has gone.
+    while waiting(dir.path()) != 4 && begun.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    while waiting(dir.path()) > 1 {
+        assert!(begun.elapsed() < Duration::from_mins(1), "{:?}", SAID.lock().unwrap());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    client.finish();
+    let got: Vec<String> = server.join().unwrap().into_iter().map(|(_, text)| text).collect();
+    assert_eq!(got[..6], ["[set 0]", "[set 0]", "[set 0]", "[set 1]", "[set 2]", "[set 3]"]);
+    assert_eq!(got[6], "[set 0]");
+    let mut counts = UserCounts::default();
+    client.add_counts(&mut counts);
+    let sets = counts.sets;
+    assert_eq!((sets.sets, sets.sets_sent, sets.sets_dropped, sets.sets_waiting), (4, 3, 0, 1));
+    assert_eq!(waiting(dir.path()), 1);
+}
+
 /// Every answer is handled and reported: 500 and a broken connection are tried again, the rest is final; gzip is sent only
 /// right after an answer that says it may be.
 #[test]

@@ -4,6 +4,7 @@ use prost::Message as _;
 
 use super::*;
 use crate::{
+    aggregate::recording::ProcessFacts,
     export::{
         otlp,
         profile::{
@@ -14,7 +15,10 @@ use crate::{
         pyroscope,
         windows::Window,
     },
-    model::seen::{AllocStack, AllocSum},
+    model::{
+        Origin,
+        seen::{AllocStack, AllocSum},
+    },
 };
 
 /// Objects and bytes by the name of the method that allocates.
@@ -210,6 +214,51 @@ fn pushed_to_pyroscope() {
     let types: Vec<_> = profile.sample_type.iter().map(of).collect();
     assert_eq!(types, [pair("alloc_objects", "count"), pair("alloc_space", "bytes")]);
     assert_eq!(profile.period_type.as_ref().map(of), Some(pair("space", "bytes")));
+}
+
+/// Where a service runs is in the labels of its series, by the names that Grafana Alloy gives: from whichever process knows it, as
+/// text without controls, of bounded length; what is not known has no label.
+#[test]
+fn labels_of_pyroscope() {
+    let labels = |change: &dyn Fn(&mut [ProcessFacts])| {
+        let mut recording = Rc::try_unwrap(several().recording).unwrap().into_inner();
+        change(&mut recording.processes);
+        let processes: Vec<ProcessIndex> = (0..recording.processes.len()).collect();
+        let (clock, account) = (WallClock::measure(), String::new());
+        let window = Window { recording, clock, began_ns: 1_000, ended_ns: 9_000, account, wall: false };
+        let mut all = pyroscope::tests::labels(&pyroscope::make(Arc::new(window), processes).encode());
+        assert_eq!(all.len(), 1);
+        all.remove(0)
+    };
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let service = pair("service_name", "unknown_service");
+    assert_eq!(labels(&|_| ()), std::slice::from_ref(&service));
+    let id = "3f4b8d3e5c6a7f8091a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f708";
+    let in_container = |facts: &mut [ProcessFacts]| {
+        for process in facts {
+            process.origin = Origin { container: Some(id.to_owned()), ..Origin::default() }.into();
+        }
+    };
+    assert_eq!(labels(&in_container), [service.clone(), pair("container", id), pair("container_id", id)]);
+    let in_pod = |facts: &mut [ProcessFacts]| {
+        in_container(facts);
+        let last = facts.last_mut().unwrap();
+        last.container.name = Some("puma\u{1b}[2J".to_owned());
+        last.container.pod = Some("s".repeat(5000));
+        last.container.namespace = Some("shop".to_owned());
+        last.hostname = Some("web-1".to_owned());
+    };
+    assert_eq!(
+        labels(&in_pod),
+        [
+            service,
+            pair("container", r"puma\u{1b}[2J"),
+            pair("container_id", id),
+            pair("pod", &"s".repeat(200)),
+            pair("namespace", "shop"),
+            pair("hostname", "web-1"),
+        ]
+    );
 }
 
 /// OTLP has a profile of objects and one of bytes, with the slot size of each sample.

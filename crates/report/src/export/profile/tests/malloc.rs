@@ -11,19 +11,21 @@ use crate::{
 
 /// One stack whose calls are always taken, one whose calls stand for ten each; of each, one block is left, and one whose stack was lost.
 fn profile() -> MallocProfile {
-    let mut profile = MallocProfile::new(process(7), WallClock::measure(), 100, 1_000);
+    let process = process(7);
+    let mut profile = MallocProfile::new(WallClock::measure(), 100, 1_000);
+    profile.add(&process, 100);
     let mut asked = |name: usize, bytes: u64, probability: f64| {
         let (stack, comm): (Stack, Arc<str>) = ([frame(name, 3), frame(0, 9)].into(), "main".into());
         let call = MallocCall { ts_ns: 200, tid: 7, comm: &comm, stack: &stack, bytes, probability };
-        profile.asked(&call)
+        profile.asked(&process, &call)
     };
     let exact = asked(1, 5_000, 1.0);
     asked(1, 6_000, 1.0);
     let estimated = asked(2, 100, 0.1);
     asked(2, 100, 0.1);
-    profile.left(Some(exact), 300, (5_000, 1.0));
-    profile.left(Some(estimated), 300, (100, 0.1));
-    profile.left(None, 300, (400, 0.4));
+    profile.left(&process, Some(exact), 300, (5_000, 1.0));
+    profile.left(&process, Some(estimated), 300, (100, 0.1));
+    profile.left(&process, None, 300, (400, 0.4));
     profile.close(1_100);
     profile
 }
@@ -73,4 +75,23 @@ fn formats_have_the_same() {
         assert!(svg.contains("Memory of malloc") && svg.contains("estimated from"), "{svg}");
     }
     assert!(profile.write(Format::Speedscope, &mut Vec::new()).is_err());
+}
+
+/// Each process has its own calls, and one that is dropped takes its own along only.
+#[test]
+fn several_processes() {
+    let mut profile = profile();
+    let other = process(8);
+    profile.add(&other, 150);
+    let (stack, comm): (Stack, Arc<str>) = ([frame(1, 3), frame(0, 9)].into(), "main".into());
+    let call = MallocCall { ts_ns: 200, tid: 8, comm: &comm, stack: &stack, bytes: 700, probability: 1.0 };
+    let key = profile.asked(&other, &call);
+    profile.left(&other, Some(key), 300, (700, 1.0));
+    profile.left(&other, None, 300, (40, 1.0));
+    let bytes = |profile: &MallocProfile| profile.totals().map(|total| total.bytes.rounded());
+    assert_eq!(bytes(&profile), [13_700, 7_740]);
+    profile.forget(8);
+    assert_eq!(bytes(&profile), [13_000, 7_000]);
+    profile.forget(7);
+    assert_eq!(bytes(&profile), [0, 0]);
 }

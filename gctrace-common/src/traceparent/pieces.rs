@@ -1,0 +1,338 @@
+//! The search in a head that comes in pieces of which each is seen once, when it has been read: a later piece does not have what came before.
+//! Of what came before, the last 16 bytes are kept for it.
+//!
+//! The servers that read so agree on lines that end by CR LF. Some take a lone LF for the end of a line, too (WEBrick up to 1.8), others for a part
+//! of a value: where one is seen, the search gives up. It also gives up where the request line does not end in `HTTP/1.0` or `HTTP/1.1`: a
+//! request of HTTP/0.9 has no headers, and what follows it is none of it.
+
+use super::{END, NAME_BYTES, NOTHING, ONES, RETURN, zeros};
+
+/// Bytes of a piece that are looked at in one go: half as many as [there](super), for the BPF stack, which the longest chain of calls has here.
+pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
+/// The same in words of 8 bytes, little-endian.
+pub const CHUNK_WORDS: usize = 8;
+/// Of those, bytes at which a line can end whose successor is told.
+pub const SEARCHED_BYTES: usize = CHUNK_BYTES - 16;
+
+/// What a part of a head has first, beside those of the [parent](super): a LF that ends no line.
+pub const LONE: u64 = 1 << 11;
+/// Bytes of what came before that are kept, in words.
+pub const TAIL_WORDS: usize = 2;
+/// The same in bytes.
+pub const TAIL_BYTES: usize = TAIL_WORDS * 8;
+/// Longest head of a WEBrick that is searched: its `read_line` cuts lines behind 4096 bytes (`WEBrick::HTTPRequest`), so that the end of a longer one
+/// can be taken for the end of the head.
+pub const MAX_WEBRICK_HEAD: u32 = 4096;
+/// `HTTP/1.1` CR: what the request line ends in.
+pub const VERSION_BYTES: usize = 9;
+
+const LINE_FEED: u64 = b'\n' as u64;
+/// A word whose last byte is CR.
+const AFTER_RETURN: u64 = RETURN << 56;
+
+/// Looks for the ends of lines in a chunk of a head. The first byte of the chunk has been looked at, or is not a lone LF. `search_word` is
+/// [`search_word`], or calls it.
+#[inline(always)]
+pub fn search(chunk: &[u64; CHUNK_WORDS], search_word: impl Fn(u64, u64, u64, u64) -> u64) -> u64 {
+    let mut at = 0;
+    let mut before = AFTER_RETURN;
+    while at < SEARCHED_BYTES / 8 {
+        let word = chunk[at];
+        if zeros(word ^ (ONES * RETURN)) | zeros(word ^ (ONES * LINE_FEED)) != 0 {
+            let found = search_word(before, word, chunk[at + 1], chunk[at + 2]);
+            if found == END || found == LONE {
+                return found;
+            }
+            if found != NOTHING {
+                return (at * 8) as u64 + found;
+            }
+        }
+        before = word;
+        at += 1;
+    }
+    NOTHING
+}
+
+/// The same in one word that follows another one, and that two others follow.
+#[inline(always)]
+pub fn search_word(before: u64, word: u64, next: u64, last: u64) -> u64 {
+    let returns = zeros(word ^ (ONES * RETURN));
+    let is_first = zeros(before ^ (ONES * RETURN)) >> 56;
+    let lone = zeros(word ^ (ONES * LINE_FEED)) & !(returns << 8 | is_first);
+    // The bytes before the first lone LF, or all.
+    let good = (lone & lone.wrapping_neg()).wrapping_sub(1);
+    let found = super::search_word(word & good, next, last);
+    if found == NOTHING && lone != 0 { LONE } else { found }
+}
+
+/// Bytes of a chunk that need not be looked at again, if `there` have come and it has nothing: the last of them is the first of the next chunk,
+/// which has to be one that has been looked at.
+#[inline]
+pub const fn passed(there: u32) -> u32 {
+    let whole = there.saturating_sub(NAME_BYTES as u32);
+    if whole < SEARCHED_BYTES as u32 { whole } else { SEARCHED_BYTES as u32 - 1 }
+}
+
+/// Where the first LF of a chunk is, else [`NOTHING`].
+#[inline(always)]
+pub fn first_line_end(chunk: &[u64; CHUNK_WORDS]) -> u64 {
+    let mut at = 0;
+    while at < CHUNK_WORDS {
+        let ends = zeros(chunk[at] ^ (ONES * LINE_FEED));
+        if ends != 0 {
+            return (at * 8) as u64 + first_byte(ends);
+        }
+        at += 1;
+    }
+    NOTHING
+}
+
+/// The number of the first byte that is 0x80 in a word of which one is.
+#[inline(always)]
+const fn first_byte(marks: u64) -> u64 {
+    // The bytes below it are ones, each 0x01: their sum is their number.
+    let below = (marks & marks.wrapping_neg()).wrapping_sub(1) >> 7 & ONES;
+    below.wrapping_mul(ONES) >> 56
+}
+
+/// Whether a request line ends in this, which CR and LF follow.
+#[inline(always)]
+pub const fn is_version(word: u64) -> bool {
+    word == u64::from_le_bytes(*b"HTTP/1.1") || word == u64::from_le_bytes(*b"HTTP/1.0")
+}
+
+/// Looks for an end of a line that lies in the last bytes of what came before, `tail`, and is told by the first 16 bytes of a new piece; zeros
+/// where fewer have come. Else [`LONE`] if the piece begins with a lone LF. What is found is a number from 3 on: the value of the header begins at
+/// the same number of the new piece less [`VALUE_BEFORE`].
+#[inline(always)]
+pub fn search_boundary(tail: [u64; TAIL_WORDS], piece: [u64; 2]) -> u64 {
+    // All LF of the tail have been looked at.
+    let found = super::search_word(tail[0], tail[1], piece[0]);
+    if found != NOTHING {
+        return found;
+    }
+    let found = super::search_word(tail[1], piece[0], piece[1]);
+    if found == NOTHING {
+        let is_lone = piece[0] & 0xff == LINE_FEED && tail[1] >> 56 != RETURN;
+        return if is_lone { LONE } else { NOTHING };
+    }
+    if found == END { END } else { found + 8 }
+}
+
+/// See [`search_boundary`].
+pub const VALUE_BEFORE: u64 = (TAIL_BYTES - NAME_BYTES - 1) as u64;
+
+/// The last 16 bytes after a piece of `len` bytes has come, 16 at most, without those that have been looked at to their end.
+#[inline(always)]
+pub fn tail_after(tail: [u64; TAIL_WORDS], piece: [u64; 2], len: u64) -> [u64; TAIL_WORDS] {
+    let [first, second] = if len >= 16 {
+        piece
+    } else if len >= 8 {
+        [follows(tail[1], piece[0], len - 8), follows(piece[0], piece[1], len - 8)]
+    } else {
+        [follows(tail[0], tail[1], len), follows(tail[1], piece[0], len)]
+    };
+    [first & UNDECIDED, second]
+}
+
+/// The bytes of the first word of a tail at which a line can end whose successor is not told yet.
+const UNDECIDED: u64 = u64::MAX << (8 * (TAIL_BYTES - NAME_BYTES));
+
+/// The eight bytes that begin at this one of two words, 0 to 7.
+#[inline(always)]
+const fn follows(word: u64, next: u64, byte: u64) -> u64 {
+    // A shift by 64 bits is none.
+    if byte == 0 { word } else { word >> (byte * 8) | next << (64 - byte * 8) }
+}
+
+const _: () = assert!(CHUNK_BYTES < NOTHING as usize);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::{format, vec, vec::Vec};
+
+    use super::*;
+
+    /// What is found in a head: values of headers, by their places in all of it, and how the search ends.
+    #[derive(Debug, PartialEq, Eq)]
+    enum Ends {
+        More,
+        End,
+        GivenUp,
+    }
+
+    fn words<const N: usize>(bytes: &[u8]) -> [u64; N] {
+        let mut padded = vec![0; N * 8];
+        let len = bytes.len().min(padded.len());
+        padded[..len].copy_from_slice(&bytes[..len]);
+        core::array::from_fn(|at| u64::from_le_bytes(padded[at * 8..at * 8 + 8].try_into().unwrap()))
+    }
+
+    /// As the kernel side goes through pieces.
+    fn walk(pieces: &[&[u8]]) -> (Vec<usize>, Ends) {
+        let (mut values, mut tail, mut before, mut is_first) = (Vec::new(), [0; TAIL_WORDS], 0, true);
+        for piece in pieces {
+            let mut at = 0;
+            if !is_first {
+                match search_boundary(tail, words(piece)) {
+                    END => return (values, Ends::End),
+                    LONE => return (values, Ends::GivenUp),
+                    NOTHING => {}
+                    found => values.push(before + (found - VALUE_BEFORE) as usize),
+                }
+            }
+            while is_first {
+                let chunk = words(&piece[at..]);
+                let found = first_line_end(&chunk);
+                if found == NOTHING {
+                    at += CHUNK_BYTES;
+                    if at >= piece.len() {
+                        return (values, Ends::GivenUp);
+                    }
+                    continue;
+                }
+                at += found as usize;
+                let version = at.checked_sub(VERSION_BYTES).map(|from| words::<1>(&piece[from..])[0]);
+                if !version.is_some_and(is_version) || piece[at - 1] != b'\r' {
+                    return (values, Ends::GivenUp);
+                }
+                at -= 1;
+                is_first = false;
+            }
+            while at < piece.len() {
+                match search(&words(&piece[at..]), search_word) {
+                    END => return (values, Ends::End),
+                    LONE => return (values, Ends::GivenUp),
+                    NOTHING => {
+                        let passed = passed((piece.len() - at).min(CHUNK_BYTES) as u32) as usize;
+                        at += passed;
+                        if passed == 0 {
+                            break;
+                        }
+                    }
+                    end => {
+                        values.push(before + at + end as usize + 1 + NAME_BYTES);
+                        at += end as usize + 1;
+                    }
+                }
+            }
+            let last: [u64; 2] =
+                if piece.len() >= 16 { words(&piece[piece.len() - 16..]) } else { words(piece) };
+            tail = tail_after(tail, last, piece.len() as u64);
+            before += piece.len();
+        }
+        (values, Ends::More)
+    }
+
+    /// The same byte by byte, in a head whose request line has come.
+    fn reference(head: &[u8]) -> (Vec<usize>, Ends) {
+        let mut values = Vec::new();
+        let first = head.iter().position(|byte| *byte == b'\n').unwrap();
+        if !(head[..first].ends_with(b" HTTP/1.1\r") || head[..first].ends_with(b" HTTP/1.0\r")) {
+            return (values, Ends::GivenUp);
+        }
+        for at in first..head.len() {
+            if head[at] != b'\n' {
+                continue;
+            }
+            if head[at - 1] != b'\r' {
+                return (values, Ends::GivenUp);
+            }
+            let rest = &head[at + 1..];
+            if rest.starts_with(b"\r\n") {
+                return (values, Ends::End);
+            }
+            if rest.len() >= 12 && rest[..12].eq_ignore_ascii_case(b"traceparent:") {
+                values.push(at + 13);
+            }
+        }
+        (values, Ends::More)
+    }
+
+    fn cut(head: &[u8], first: usize, len: usize) -> Vec<&[u8]> {
+        let (first, rest) = head.split_at(first);
+        core::iter::once(first).chain(rest.chunks(len)).collect()
+    }
+
+    /// Wherever the header is, in whatever pieces it comes, it is found once; so is the end, and nothing behind it.
+    #[test]
+    fn found_at_each_place() {
+        for before in 0..300 {
+            let filler = "x".repeat(before);
+            for name in ["traceparent", "Traceparent", "TRACEPARENT"] {
+                let line = format!("GET /{filler} HTTP/1.1\r\n");
+                let mut head = format!("{line}Host: a\r\n{name}: v\r\nx: y\r\n\r\n").into_bytes();
+                let expected = reference(&head);
+                assert_eq!((expected.0.len(), &expected.1), (1, &Ends::End));
+                head.extend_from_slice(b"\nGET / HTTP/1.1\r\ntraceparent: other\r\n\r\n");
+                assert_eq!(walk(&[&head]), expected, "{before}");
+                for len in [1, 2, 7, 8, 12, 13, 14, 15, 16, 17, 113, 128] {
+                    assert_eq!(walk(&cut(&head, line.len(), len)), expected, "{before} {len}");
+                }
+                for first in line.len()..head.len() {
+                    assert_eq!(walk(&cut(&head, first, 1000)), expected, "{before} {first}");
+                }
+            }
+        }
+    }
+
+    /// What is not told by the first piece, or by its line ends, is given up.
+    #[test]
+    fn given_up() {
+        for head in [
+            "GET /\r\ntraceparent: v\r\n\r\n",
+            "GET / HTTP/0.9\r\ntraceparent: v\r\n\r\n",
+            "GET / HTTP/1.1\ntraceparent: v\r\n\r\n",
+            "GET / HTTP/1.1 \r\ntraceparent: v\r\n\r\n",
+            "GET / HTTP/1.1\r\nx: y\ntraceparent: v\r\n\r\n",
+            "GET / HTTP/1.1\r\nx: y\n\r\n\r\n",
+            "GET / HTTP/1.1\r\n\n\r\n",
+            "\n\r\n",
+        ] {
+            assert_eq!(walk(&[head.as_bytes()]), (Vec::new(), Ends::GivenUp), "{head}");
+        }
+        assert_eq!(walk(&[b"GET / HTTP/1", b".1\r\n\r\n"]), (Vec::new(), Ends::GivenUp));
+        let twice: [&[u8]; 2] = [b"GET / HTTP/1.1\r\ntraceparent:a\r\nTRACE", b"PARENT:b\r\n\r\n"];
+        assert_eq!(walk(&twice), (vec![28, 43], Ends::End));
+    }
+
+    /// Any bytes give what the plain search gives, in whatever pieces they come.
+    #[test]
+    fn hostile() {
+        let alphabet: &[&[u8]] = &[
+            b"\r\n",
+            b"\r\n",
+            b"\r\ntraceparent:",
+            b"TracePARENT:",
+            b"trace",
+            b"\0",
+            b"\xff\x8a\x0b\x0d",
+            b"x",
+            b"abcdefghijklmnopqrstuvw",
+            b"\r\n ",
+            b"\n",
+            b"HTTP/1.1\r\n",
+        ];
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..20_000 {
+            let mut head = b"GET / HTTP/1.1\r\n".to_vec();
+            let (first, parts, of) = (head.len(), random(60), 9 + random(4));
+            head.extend((0..parts).flat_map(|_| alphabet[random(of)]));
+            let mut cuts: Vec<usize> =
+                (0..random(9)).map(|_| first + random(head.len() - first + 1)).collect();
+            cuts.extend([first + random(head.len() - first + 1), head.len()]);
+            cuts.sort_unstable();
+            cuts.dedup();
+            let mut from = 0;
+            let pieces: Vec<&[u8]> =
+                cuts.iter().map(|to| &head[core::mem::replace(&mut from, *to)..*to]).collect();
+            assert_eq!(walk(&pieces), reference(&head), "{:?}", std::string::String::from_utf8_lossy(&head));
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! How a run ended, and the exit statuses of both kinds.
+
+use std::io;
+
+use crate::{
+    bpf::{self, LoadError},
+    cli::UsageError,
+    export::ExportError,
+    preflight::Missing,
+    trace_file::{MergeError, ReadError, ScrubError},
+};
+
+/// A run that did its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// At least one process was traced.
+    Done,
+    /// No Ruby process matched the selection.
+    NothingMatched,
+    /// Something could not be written (it was said when it happened).
+    OutputFailed,
+    /// The command has ended with this status, and there is nothing worse to report.
+    Command(u8),
+}
+
+impl Outcome {
+    /// The process's exit status.
+    pub fn exit_status(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::NothingMatched => 1,
+            Self::OutputFailed => 2,
+            Self::Command(status) => status,
+        }
+    }
+}
+
+/// Why a run could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Wrong flags.
+    #[error("{0}")]
+    Usage(#[from] UsageError),
+    /// Missing privilege or kernel feature.
+    #[error("{0}")]
+    Missing(#[from] Missing),
+    /// The BPF object could not be loaded.
+    #[error("{}", bpf::brief(.0))]
+    Load(#[from] LoadError),
+    /// A recording cannot be read.
+    #[error("{0}")]
+    Recording(#[from] ReadError),
+    /// A recording cannot be copied.
+    #[error("{0}")]
+    Scrub(#[from] ScrubError),
+    /// Recordings cannot be merged.
+    #[error("{0}")]
+    Merge(#[from] MergeError),
+    /// A page cannot be served.
+    #[error("{0}")]
+    Serve(#[from] gctrace_serve::ServeError),
+    /// An output cannot be written.
+    #[error("{0}")]
+    Export(#[from] ExportError),
+    /// A debug file that the user named cannot be used.
+    #[error("{0}")]
+    DebugFile(String),
+    /// The control thread failed.
+    #[error("{0}")]
+    Control(String),
+    /// The operating system refused something basic.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Failure {
+    /// The process's exit status.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::Missing(_) | Self::Load(_) => 3,
+            Self::Usage(_)
+            | Self::DebugFile(_)
+            | Self::Export(_)
+            | Self::Recording(_)
+            | Self::Scrub(_)
+            | Self::Merge(_)
+            | Self::Serve(_)
+            | Self::Control(_)
+            | Self::System { .. } => 2,
+        }
+    }
+}
+
+/// Makes a failure of what the operating system refused.
+pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
+    move |source| Failure::System { what, source }
+}

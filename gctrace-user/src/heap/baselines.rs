@@ -1,0 +1,145 @@
+//! What processes share with others when they are first seen: read by a thread of its own, soon after their fork.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use crate::host::{
+    residency::mappings,
+    sharing::{SharedPages, SharingError},
+};
+
+/// Processes that are remembered at a time: each is an open file.
+const MOST: usize = 256;
+/// The thread rests as long as it has read, times this: a server that forks for each job does not keep it busy.
+const REST: u32 = 1;
+/// It rests no longer.
+const LONGEST_REST: Duration = Duration::from_millis(200);
+
+/// What is known of a process.
+enum Baseline {
+    /// It will be read.
+    Wanted,
+    Read(SharedPages),
+    Unknown(String),
+}
+
+type Known = Arc<Mutex<HashMap<u32, Baseline>>>;
+
+/// Reads and remembers.
+pub(super) struct Baselines {
+    known: Known,
+    wanted: Option<SyncSender<u32>>,
+    thread: Option<JoinHandle<()>>,
+    over: Arc<AtomicBool>,
+}
+
+impl Baselines {
+    /// Starts the thread.
+    pub(super) fn start() -> io::Result<Self> {
+        let (wanted, receiver) = sync_channel(MOST);
+        let (known, over) = (Known::default(), Arc::new(AtomicBool::new(false)));
+        let (of_thread, until) = (Arc::clone(&known), Arc::clone(&over));
+        let name = std::thread::Builder::new().name("gctrace-sharing".to_owned());
+        let thread = name.spawn(move || read(&receiver, &of_thread, &until))?;
+        Ok(Self { known, wanted: Some(wanted), thread: Some(thread), over })
+    }
+
+    /// A process has been seen; the first time counts.
+    pub(super) fn want(&self, pid: u32) {
+        let mut known = lock(&self.known);
+        if known.contains_key(&pid) {
+            return;
+        }
+        let room = known.len() < MOST;
+        // The queue has room for all that are remembered, except when they come and go faster than they are read.
+        let queued = room && self.wanted.as_ref().is_some_and(|wanted| wanted.try_send(pid).is_ok());
+        if queued {
+            known.insert(pid, Baseline::Wanted);
+        }
+    }
+
+    /// It has ended.
+    pub(super) fn forget(&self, pid: u32) {
+        lock(&self.known).remove(&pid);
+    }
+
+    /// No more is read.
+    pub(super) fn end(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        drop(self.wanted.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::warn!("the thread that reads what processes share has failed");
+        }
+    }
+
+    /// What it shared.
+    pub(super) fn take(&self, pid: u32) -> Result<SharedPages, String> {
+        match lock(&self.known).remove(&pid) {
+            Some(Baseline::Read(pages)) => Ok(pages),
+            Some(Baseline::Unknown(reason)) => Err(reason),
+            Some(Baseline::Wanted) => Err("the run ended before it was read".to_owned()),
+            None => Err("more processes were seen than gctrace reads that of".to_owned()),
+        }
+    }
+}
+
+impl Drop for Baselines {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn lock(known: &Known) -> std::sync::MutexGuard<'_, HashMap<u32, Baseline>> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read(wanted: &Receiver<u32>, known: &Known, over: &AtomicBool) {
+    for pid in wanted {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+        let begin = Instant::now();
+        let pages = mappings(pid).map_err(SharingError::from).and_then(|maps| SharedPages::read(pid, &maps));
+        let baseline = pages.map_or_else(|error| Baseline::Unknown(error.to_string()), Baseline::Read);
+        // It may have ended meanwhile.
+        if let Some(known) = lock(known).get_mut(&pid) {
+            *known = baseline;
+        }
+        std::thread::sleep((begin.elapsed() * REST).min(LONGEST_REST));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that is gone is unknown for a reason, one that was forgotten, or that is one too many, too.
+    #[test]
+    fn reasons() {
+        let mut baselines = Baselines::start().unwrap();
+        let gone = u32::MAX >> 2;
+        baselines.want(gone);
+        while matches!(lock(&baselines.known).get(&gone), Some(Baseline::Wanted)) {
+            std::thread::yield_now();
+        }
+        assert!(baselines.take(gone).unwrap_err().contains("cannot be read"));
+        for pid in 0..1000 {
+            baselines.want(gone - pid);
+        }
+        assert!(lock(&baselines.known).len() <= MOST);
+        baselines.forget(gone - 1);
+        baselines.end();
+        assert!(baselines.take(gone - 1).unwrap_err().contains("more processes"));
+    }
+}

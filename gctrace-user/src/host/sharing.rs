@@ -1,0 +1,180 @@
+//! Memory that a fork has left to several processes, page by page: what of it is shared at one time, and what has become of it later.
+
+use std::{fs::File, io, os::unix::fs::FileExt as _, time::Instant};
+
+use super::{
+    proc_root,
+    residency::{Entry, PageMap, Resident},
+};
+
+/// Mappings with more address space than this together are not looked at: 8 bytes are read for each page of 4 KiB.
+const MOST: u64 = 64 << 30;
+/// Runs of pages that are kept, at most: 16 bytes each.
+const RUNS: usize = 1 << 22;
+/// The page of zeros, and pages that the kernel has merged because they are equal (`KPF_ZERO_PAGE`, `KPF_KSM`,
+/// include/uapi/linux/kernel-page-flags.h).
+const NOT_OF_A_FORK: u64 = 1 << 24 | 1 << 21;
+
+/// Why it is not known what is shared.
+#[derive(Debug, thiserror::Error)]
+pub enum SharingError {
+    /// The process is gone, has replaced its program, or must not be read.
+    #[error("its page map cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
+    /// The numbers of page frames are hidden.
+    #[error("the kernel hides which page frames are shared: that needs CAP_SYS_ADMIN")]
+    Hidden,
+    /// `/proc/kpageflags` cannot be read.
+    #[error("/proc/kpageflags: {0}")]
+    Flags(#[source] io::Error),
+    /// There is too much to look at.
+    #[error("its mappings are too large to be looked at page by page")]
+    TooLarge,
+}
+
+/// What is in a page whose memory was shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Now {
+    /// Other processes map it still.
+    Shared,
+    /// This process alone has it.
+    Private,
+    /// It is in swap, and not known who shares it.
+    Swapped,
+    /// Nothing that a fork has left: it is unmapped, or has been given back.
+    Gone,
+}
+
+/// The anonymous pages of a process that other processes map, too, as they were at one time.
+#[derive(Debug)]
+pub struct SharedPages {
+    map: PageMap,
+    flags: Option<File>,
+    /// Address and end of each run of pages, in order.
+    runs: Vec<(u64, u64)>,
+    /// When they were read.
+    pub at: Instant,
+}
+
+impl SharedPages {
+    /// Looks at all pages of these mappings, one after another while the process runs. Pages of zeros and those that the kernel has
+    /// merged are not among them: no fork has made them shared.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read, or the kernel does not say which are those of zeros.
+    pub fn read(pid: u32, maps: &[Resident]) -> Result<Self, SharingError> {
+        let maps = maps.iter().filter(|map| map.is_forked());
+        let room = maps.clone().fold(0_u64, |sum, map| sum.saturating_add(map.range.1 - map.range.0));
+        if room > MOST {
+            return Err(SharingError::TooLarge);
+        }
+        let mut pages = Self { map: PageMap::open(pid)?, flags: None, runs: Vec::new(), at: Instant::now() };
+        let size = pages.map.page();
+        for map in maps {
+            let mut shared = Vec::new();
+            pages.map.each(map.range.0, map.range.1 - map.range.0, |address, entry| {
+                if entry.is_shared_anonymous() {
+                    shared.push((address, entry));
+                }
+            })?;
+            for (address, entry) in shared {
+                if !pages.is_of_a_fork(entry)? {
+                    continue;
+                }
+                match pages.runs.last_mut() {
+                    Some(last) if last.1 == address => last.1 += size,
+                    _ => pages.runs.push((address, address + size)),
+                }
+                if pages.runs.len() > RUNS {
+                    return Err(SharingError::TooLarge);
+                }
+            }
+        }
+        pages.runs.shrink_to_fit();
+        Ok(pages)
+    }
+
+    /// How many bytes these are.
+    pub fn bytes(&self) -> u64 {
+        self.runs.iter().map(|run| run.1 - run.0).sum()
+    }
+
+    /// Bytes of a page.
+    pub fn page(&self) -> u64 {
+        self.map.page()
+    }
+
+    /// Looks at each of these pages again: its address, and what is there now.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read: the process is gone, or has replaced its program.
+    pub fn again(&mut self, mut seen: impl FnMut(u64, Now)) -> Result<(), SharingError> {
+        for run in 0..self.runs.len() {
+            let (start, end) = self.runs[run];
+            let mut entries = Vec::new();
+            self.map.each(start, end - start, |address, entry| entries.push((address, entry)))?;
+            for (address, entry) in entries {
+                let now = if entry.is_swapped() {
+                    Now::Swapped
+                } else if entry.is_anonymous_of_one() {
+                    Now::Private
+                } else if entry.is_shared_anonymous() && self.is_of_a_fork(entry)? {
+                    Now::Shared
+                } else {
+                    Now::Gone
+                };
+                seen(address, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn is_of_a_fork(&mut self, entry: Entry) -> Result<bool, SharingError> {
+        let frame = entry.frame().ok_or(SharingError::Hidden)?;
+        let file = match &mut self.flags {
+            Some(file) => file,
+            none => {
+                none.insert(File::open(proc_root::root().join("kpageflags")).map_err(SharingError::Flags)?)
+            }
+        };
+        let mut flags = [0; 8];
+        file.read_exact_at(&mut flags, frame * 8).map_err(SharingError::Flags)?;
+        Ok(u64::from_le_bytes(flags) & NOT_OF_A_FORK == 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::residency::mappings;
+
+    /// Untouched memory that was only read is no shared one, though the kernel says that others map it. Without privilege nothing is said.
+    #[test]
+    fn zeros_are_not_shared() {
+        let pid = std::process::id();
+        let zeros = std::hint::black_box(vec![0_u8; 64 << 20]);
+        assert_eq!(zeros.iter().step_by(4096).map(|byte| u64::from(*byte)).sum::<u64>(), 0);
+        let own = zeros.as_ptr().addr() as u64..zeros.as_ptr().addr() as u64 + (64 << 20);
+        // Mappings without any other memory are not looked at.
+        let mut maps = mappings(pid).unwrap();
+        maps.retain(|map| (map.range.0..map.range.1).contains(&(own.start + (1 << 20))));
+        for map in &mut maps {
+            map.anonymous = 1;
+        }
+        match SharedPages::read(pid, &maps) {
+            // Another test may be forking.
+            Ok(mut pages) => pages
+                .again(|address, _| assert!(!own.contains(&address) || address == own.start / 4096 * 4096))
+                .unwrap(),
+            Err(SharingError::Hidden | SharingError::Flags(_)) => {
+                assert!(!rustix::process::geteuid().is_root());
+            }
+            Err(error) => panic!("{error}"),
+        }
+        let seen = PageMap::open(pid).unwrap().look(own.start.next_multiple_of(1 << 20), 1 << 20).unwrap();
+        assert_eq!((seen.resident, seen.shared_anonymous), (1 << 20, 1 << 20));
+        drop(zeros);
+    }
+}

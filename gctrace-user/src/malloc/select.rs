@@ -1,0 +1,40 @@
+//! Which processes calls are counted of.
+
+use super::failure::MallocFailure;
+use crate::{
+    cli::MallocSettings,
+    discover::{Subject, descendants, present},
+    heap::{HeapFailure, looked_at},
+};
+
+/// So many processes at a time: each has maps and programs of its own in the kernel.
+const MOST: usize = 16;
+
+/// The Ruby processes that are selected and run now, and why named ones are not among them.
+pub(super) fn select(settings: &MallocSettings) -> Result<(Vec<u32>, Vec<MallocFailure>), MallocFailure> {
+    let MallocSettings { selection, cache_dir, .. } = settings;
+    if let Some(pid) = selection.single() {
+        return Ok((vec![pid], Vec::new()));
+    }
+    let wanted = present(selection).map_err(MallocFailure::Selection)?;
+    let found = looked_at(wanted.into_iter().collect(), cache_dir.as_deref());
+    let rubies: Vec<u32> = found.processes.iter().map(|process| process.pid).collect();
+    if rubies.len() > MOST {
+        return Err(MallocFailure::TooMany { found: rubies.len(), most: MOST });
+    }
+    let mut failures = Vec::new();
+    for miss in found.misses {
+        let Subject::Pid(pid) = miss.subject else { continue };
+        // Of a tree that has a Ruby in it, the others are not missed.
+        let with_descendants = selection.pids.contains(&pid);
+        let in_tree = || with_descendants && descendants(pid).iter().any(|below| rubies.contains(below));
+        if selection.named().any(|named| named == pid) && !in_tree() {
+            let failure = HeapFailure::NotRuby { pid, reason: miss.reason, denied: miss.denied };
+            failures.push(failure.into());
+        }
+    }
+    if rubies.is_empty() && failures.is_empty() {
+        return Err(MallocFailure::Nobody(selection.sought()));
+    }
+    Ok((rubies, failures))
+}

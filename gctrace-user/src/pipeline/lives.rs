@@ -1,0 +1,140 @@
+//! Forks, execs and exits, merged by time with the records of the GC.
+
+use gctrace_common::event::{Kind, LifeEvent};
+
+use super::{BATCH, Pipeline};
+use crate::{
+    bpf::LifeRing,
+    clock::monotonic_ns,
+    decode::{self, Event},
+    model::EndReason,
+};
+
+/// Most parents that are remembered.
+const PARENTS: usize = 1 << 16;
+/// How long an end waits for the last record of its process, nanoseconds.
+const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
+
+impl Pipeline {
+    pub(super) fn take_lives(&mut self, ring: &mut LifeRing) {
+        let Self { lives, counts, .. } = self;
+        ring.drain(BATCH, |bytes| match decode::decode(bytes) {
+            Ok(Event::Life(kind, event)) => {
+                counts.decoded_lives += 1;
+                lives.push_back((kind, event));
+            }
+            Ok(_) => counts.undecodable += 1,
+            Err(error) => {
+                counts.undecodable += 1;
+                log::warn!("a lifecycle record could not be decoded: {error}");
+            }
+        });
+    }
+
+    pub(super) fn lives_until(&mut self, ts_ns: u64) {
+        while let Some((kind, event)) = self.lives.front().copied()
+            && event.header.ts_ns < ts_ns
+        {
+            self.lives.pop_front();
+            self.life(kind, &event);
+        }
+    }
+
+    /// What is known of processes once the ring of the GC has nothing more to read. That is also so where a program is still
+    /// filling a record, behind which those of other processes may be: an end waits for the last record of its process, but not
+    /// for one that the kernel lost.
+    pub(super) fn lives_that_are_complete(&mut self) {
+        let now = monotonic_ns();
+        while let Some((kind, event)) = self.lives.front().copied()
+            && (self.all_have_come(kind, &event)
+                || now.saturating_sub(event.header.ts_ns) > AWAIT_LAST_RECORD_NS)
+        {
+            self.lives.pop_front();
+            self.life(kind, &event);
+        }
+    }
+
+    /// Whether every GC record that the program emitted before this end of it has been handled.
+    fn all_have_come(&self, kind: Kind, event: &LifeEvent) -> bool {
+        let pid = event.header.tgid;
+        if !matches!(kind, Kind::Exec | Kind::Exit) || self.refused.contains_key(&pid) {
+            return true;
+        }
+        let came = self.traced.get(&pid).map(|traced| traced.fold.last_seq());
+        came.or_else(|| self.waiting.get(&pid).copied()).unwrap_or_default() >= event.header.seq
+    }
+
+    fn life(&mut self, kind: Kind, event: &LifeEvent) {
+        let reason = match kind {
+            Kind::Exec => EndReason::Execed,
+            Kind::Exit => EndReason::Exited,
+            // A forked child is traced from its first GC event on, which identifies its image.
+            _ => {
+                // Only those whose exits were lost stay.
+                if self.parents.len() > PARENTS {
+                    self.parents.clear();
+                }
+                self.parents.insert(event.other, event.header.tgid);
+                let parent = self.traced.get(&event.header.tgid);
+                self.beginnings.forked(event.other, parent.and_then(|traced| traced.beginning.count));
+                self.export(|exporter| {
+                    exporter.forked(event.other);
+                    Ok(())
+                });
+                return;
+            }
+        };
+        if kind == Kind::Exec && self.is_new_program(event.header.tgid, event.header.ts_ns) {
+            self.stacks.execed(event.header.tgid, event.header.ts_ns);
+            self.execed(event.header.tgid, event.header.ts_ns);
+            if !self.traced.contains_key(&event.header.tgid) {
+                self.beginnings.execed(event.header.tgid);
+            }
+            return;
+        }
+        self.stacks.stacks_are_lost(Some(event.header.tgid));
+        self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
+        self.stacks.forget(event.header.tgid);
+        self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);
+        if kind == Kind::Exec {
+            self.stacks.execed(event.header.tgid, event.header.ts_ns);
+            self.execed(event.header.tgid, event.header.ts_ns);
+        }
+        if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
+            let gap = traced.fold.sequence_end(event.header.seq);
+            traced.lost += gap;
+            self.counts.lost_records += gap;
+            if gap > 0 {
+                self.units.lost(event.header.tgid, traced.last_ns, u64::MAX);
+            }
+        }
+        self.end(event.header.tgid, reason, event.header.ts_ns);
+        self.export(|exporter| {
+            exporter.left(event.header.tgid);
+            Ok(())
+        });
+        if kind == Kind::Exit {
+            self.parents.remove(&event.header.tgid);
+            self.execs.remove(&event.header.tgid);
+            self.beginnings.exited(event.header.tgid);
+        } else {
+            self.beginnings.execed(event.header.tgid);
+        }
+        self.refused.remove(&event.header.tgid);
+        self.waiting.remove(&event.header.tgid);
+    }
+
+    /// Remembers when a process became another program.
+    fn execed(&mut self, pid: u32, ts_ns: u64) {
+        if self.execs.len() > PARENTS {
+            self.execs.clear();
+        }
+        self.execs.insert(pid, ts_ns);
+    }
+
+    /// Whether what is known of a process is of the program that it became by an exec at this time, or nothing is: records of
+    /// other rings may come before that of the exec. What threads did with the GVL is then left to the end of the new one.
+    fn is_new_program(&self, pid: u32, exec_ns: u64) -> bool {
+        self.traced.get(&pid).map_or(!self.refused.contains_key(&pid), |traced| traced.seen_ns > exec_ns)
+    }
+}

@@ -1,0 +1,56 @@
+//! What the pipeline keeps of a process that is traced.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::before::Beginning;
+use crate::{
+    aggregate::gc_cycle::CycleFold,
+    host::proc::{self, MemoryReader},
+    images::KnownImage,
+    model::{Memory, Process, Shares},
+};
+
+/// How memory is shared is read at most this often of a process.
+const SHARES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A process that is traced.
+pub(super) struct TracedProcess {
+    pub(super) process: Process,
+    pub(super) image: Arc<KnownImage>,
+    pub(super) fold: CycleFold,
+    pub(super) memory: Option<MemoryReader>,
+    /// When it was last read how its memory is shared.
+    pub(super) shares_read: Option<Instant>,
+    /// Starts in a row outside any pause.
+    pub(super) starts_outside: u32,
+    pub(super) cycles: u64,
+    pub(super) lost: u64,
+    /// Time of its last GC record, monotonic nanoseconds; 0: none so far.
+    pub(super) last_ns: u64,
+    /// Since when it is traced, monotonic nanoseconds.
+    pub(super) since_ns: u64,
+    /// Time of the record, or of the look at its memory, by which it was first seen.
+    pub(super) seen_ns: u64,
+    /// Its pauses outside any reported cycle.
+    pub(super) outside_ns: u64,
+    pub(super) beginning: Beginning,
+}
+
+impl TracedProcess {
+    /// Its memory at this moment.
+    pub(super) fn read_memory(&self) -> Option<Memory> {
+        self.memory.as_ref().and_then(MemoryReader::read)
+    }
+
+    /// How its memory is shared, if that was not read just before.
+    pub(super) fn read_shares(&mut self) -> Option<Shares> {
+        if self.shares_read.is_some_and(|read| read.elapsed() < SHARES_INTERVAL) {
+            return None;
+        }
+        self.shares_read = Some(Instant::now());
+        proc::shares(self.process.pid)
+    }
+}

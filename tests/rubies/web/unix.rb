@@ -1,0 +1,3 @@
+threads 4, 4
+quiet
+early_hints true

@@ -235,11 +235,18 @@ pub struct OffCpuEvent {
     pub wakeup_ns: u64,
     /// Since when the thread serves a request, nanoseconds as in the header; 0: none that is known.
     pub request_ns: u64,
+    /// Since when it has been waiting for the GVL, which can be before it left its CPU or, if another thread made it ready, after; nanoseconds
+    /// as in the header, or one of the `GVL` constants.
+    pub gvl_ns: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
 }
 
 impl OffCpuEvent {
+    /// In `gvl_ns`: whether it waited for the GVL is not known.
+    pub const GVL_UNKNOWN: u64 = 0;
+    /// In `gvl_ns`: it did not wait for the GVL.
+    pub const GVL_OTHER: u64 = u64::MAX;
     /// In `point`: the thread gave up its CPU by itself (it slept or waited).
     pub const BLOCKED: u32 = 0;
     /// In `point`: it was preempted while it could have run on.
@@ -251,4 +258,4 @@ impl OffCpuEvent {
 const _: () = assert!(size_of::<RubyFrame>() == 24);
 const _: () = assert!(size_of::<StackEvent>() == 40 + 48 + 16 + 8 * MAX_KERNEL_FRAMES);
 const _: () = assert!(size_of::<NativeEvent>() == 48);
-const _: () = assert!(size_of::<OffCpuEvent>() == 80);
+const _: () = assert!(size_of::<OffCpuEvent>() == 88);

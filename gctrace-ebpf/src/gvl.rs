@@ -25,7 +25,7 @@ use crate::{
 mod locks;
 mod reports;
 
-pub use locks::blocks;
+pub use locks::{blocks, waits_since};
 pub use reports::long_wait;
 use reports::{end, span};
 

@@ -19,6 +19,7 @@ use gctrace_common::{
 use crate::{
     family::{Return, Switch},
     filter::{still_selected, tgid_tid},
+    gvl,
     maps::{AWAY, RETURNING, SHARES, STACK_RING, any_image, closed, config, count},
     request, rubies,
     stack::{Occasion, capture},
@@ -208,6 +209,7 @@ fn on_cpu_again(tid: u32, now: u64) {
         begin_ns: away.begin_ns,
         wakeup_ns: away.wakeup_ns,
         request_ns: request::current(away.tgid, tid),
+        gvl_ns: gvl::waits_since(tid),
         comm: away.comm,
     });
     entry.submit(NO_WAKEUP);

@@ -235,9 +235,9 @@ impl Stacks {
         let comm = self.comm(header.tgid, &event.comm);
         // A wake-up that was not seen leaves all of it to blocking.
         let runnable = if event.wakeup_ns == 0 { end } else { event.wakeup_ns.clamp(event.begin_ns, end) };
-        let parts =
-            [(ThreadState::Blocked, event.begin_ns, runnable), (ThreadState::Runnable, runnable, end)];
-        for (state, begin, end) in parts.into_iter().filter(|(_, begin, end)| end > begin) {
+        for (state, begin, end) in
+            parts(event, runnable, end).into_iter().filter(|(_, begin, end)| end > begin)
+        {
             self.counts.off_cpu_samples += 1;
             self.ready.push_back(ReadySample {
                 pid: header.tgid,
@@ -271,7 +271,14 @@ impl Stacks {
         let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
         let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
         // Since when it serves a request is not read: tracing ends, and so would that request unseen.
-        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, comm });
+        self.back(&OffCpuEvent {
+            header,
+            begin_ns,
+            wakeup_ns,
+            request_ns: 0,
+            gvl_ns: OffCpuEvent::GVL_UNKNOWN,
+            comm,
+        });
     }
 
     /// Threads that are back on a CPU, whose stacks will not come any more: those of a process, or all.
@@ -405,6 +412,18 @@ impl Default for Stacks {
     }
 }
 
+/// What a thread did while it was off its CPU, in order, each with its begin and end: it slept or waited, then for the GVL if it waited for
+/// that, then for a CPU from `runnable` on. A part may be empty.
+fn parts(event: &OffCpuEvent, runnable: u64, end: u64) -> [(ThreadState, u64, u64); 3] {
+    let begin = event.begin_ns;
+    let (state, gvl) = match event.gvl_ns {
+        OffCpuEvent::GVL_UNKNOWN => (ThreadState::Blocked, runnable),
+        OffCpuEvent::GVL_OTHER => (ThreadState::OtherWait, runnable),
+        since => (ThreadState::OtherWait, since.clamp(begin, runnable)),
+    };
+    [(state, begin, gvl), (ThreadState::GvlWait, gvl, runnable), (ThreadState::Runnable, runnable, end)]
+}
+
 /// Whether a function of the kernel runs because it is traced.
 fn is_of_tracing(name: &str) -> bool {
     ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"]
@@ -440,7 +459,15 @@ mod tests {
             image: 0,
             execs: 0,
         };
-        OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, comm: *b"worker\0\0\0\0\0\0\0\0\0\0" }
+        let gvl_ns = OffCpuEvent::GVL_UNKNOWN;
+        OffCpuEvent {
+            header,
+            begin_ns,
+            wakeup_ns,
+            request_ns: 0,
+            gvl_ns,
+            comm: *b"worker\0\0\0\0\0\0\0\0\0\0",
+        }
     }
 
     fn parts(stage: &mut Stacks) -> Vec<(ThreadState, u64, u64, bool)> {
@@ -472,6 +499,23 @@ mod tests {
         stage.back(&event(500, 0, 600, OffCpuEvent::BLOCKED));
         assert_eq!(parts(&mut stage), [(Blocked, 500, 100, true)]);
         assert_eq!((stage.counts.off_cpu_stacks, stage.counts.off_cpu_samples), (3, 4));
+    }
+
+    /// A wait for the GVL can begin before the thread leaves its CPU, or while it is off it, and ends when it becomes runnable.
+    #[test]
+    fn waits_for_the_gvl() {
+        use ThreadState::{GvlWait, OtherWait, Runnable};
+        let parts = |gvl_ns| {
+            let mut stage = Stacks::default();
+            away(&mut stage, 100);
+            stage.back(&OffCpuEvent { gvl_ns, ..event(100, 170, 200, OffCpuEvent::BLOCKED) });
+            parts(&mut stage).into_iter().map(|(state, begin, ns, _)| (state, begin, ns)).collect::<Vec<_>>()
+        };
+        let cpu = (Runnable, 170, 30);
+        assert_eq!(parts(OffCpuEvent::GVL_OTHER), [(OtherWait, 100, 70), cpu]);
+        assert_eq!(parts(90), [(GvlWait, 100, 70), cpu]);
+        assert_eq!(parts(130), [(OtherWait, 100, 30), (GvlWait, 130, 40), cpu]);
+        assert_eq!(parts(180), [(OtherWait, 100, 70), cpu]);
     }
 
     /// A time whose stack was not taken is reported all the same; the stack of another time does not replace it.

@@ -4,6 +4,7 @@ use gctrace_common::{
     gvl::{
         GvlEdge, GvlEdgeKey, GvlGate, GvlHold, GvlHolder, GvlKey, GvlLock, GvlState, GvlThread, HOLDS, Step,
     },
+    stack::OffCpuEvent,
     stats::Counter,
 };
 
@@ -102,6 +103,29 @@ pub fn blocks(tid: u32) -> bool {
         let key = GvlKey { at: (*thread).lock, tgid: key.tgid, execs: key.execs };
         let Some(lock) = GVL_LOCKS.get_ptr_mut(&key) else { return false };
         (*lock).epoch == u64::from(gate.epoch) && (&raw const (*lock).waiting).read_volatile() != 0
+    }
+}
+
+/// Since when a thread that is off its CPU has been waiting for its GVL: `gvl_ns` of an [`OffCpuEvent`].
+#[inline(always)]
+pub fn waits_since(tid: u32) -> u64 {
+    let gate = gvl_gate();
+    if config().gvl == 0 || gate.level != GvlGate::EVENTS {
+        return OffCpuEvent::GVL_UNKNOWN;
+    }
+    let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return OffCpuEvent::GVL_UNKNOWN };
+    // SAFETY: map value pointers, valid while the program runs. The thread itself cannot continue meanwhile; another one can make it ready.
+    unsafe {
+        let key = (*task).key;
+        let Some(thread) = GVL_THREADS.get_ptr_mut(&key) else { return OffCpuEvent::GVL_UNKNOWN };
+        if (*thread).id != (*task).owner || (*thread).epoch != gate.epoch {
+            return OffCpuEvent::GVL_UNKNOWN;
+        }
+        match (&raw const (*thread).state).read_volatile() {
+            state if state == GvlState::Ready as u32 => (&raw const (*thread).since_ns).read_volatile(),
+            state if state == GvlState::Unknown as u32 => OffCpuEvent::GVL_UNKNOWN,
+            _ => OffCpuEvent::GVL_OTHER,
+        }
     }
 }
 

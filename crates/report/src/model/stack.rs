@@ -16,8 +16,12 @@ pub enum ThreadState {
     Running,
     /// Ready to run, without a CPU.
     Runnable,
-    /// Sleeping or waiting.
+    /// Sleeping or waiting; whether for the GVL is not known.
     Blocked,
+    /// Waiting for the GVL.
+    GvlWait,
+    /// Sleeping or waiting, and not for the GVL.
+    OtherWait,
 }
 
 impl ThreadState {
@@ -26,7 +30,8 @@ impl ThreadState {
         match self {
             Self::Running => "running",
             Self::Runnable => "runnable",
-            Self::Blocked => "blocked",
+            Self::Blocked | Self::OtherWait => "blocked",
+            Self::GvlWait => "gvl-wait",
         }
     }
 }

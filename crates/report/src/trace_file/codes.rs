@@ -65,7 +65,7 @@ codes! {
     MemorySource "source of memory" { 0 = Kernel, 1 = KernelApproximate, 2 = Proc, }
     PauseKind "kind of pause" { 0 = Start, 1 = Continue, 2 = Rest, 3 = Finalizer, }
     WorkPhase "phase" { 0 = Mark, 1 = Sweep, 2 = Start, 3 = Rest, 4 = Continue, 5 = Pause, }
-    ThreadState "state of a thread" { 0 = Running, 1 = Runnable, 2 = Blocked, }
+    ThreadState "state of a thread" { 0 = Running, 1 = Runnable, 2 = Blocked, 3 = GvlWait, 4 = OtherWait, }
     GcActivity "GC activity" { 0 = None, 1 = Other, 2 = Marking, 3 = Sweeping, 4 = Compacting, }
     EndReason "reason of an end" { 0 = Exited, 1 = Execed, 2 = Detached, }
     GvlDoing "GVL state" { 0 = Waiting, 1 = Holding, 2 = Away, }

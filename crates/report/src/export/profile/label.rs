@@ -7,7 +7,7 @@ use crate::{
         call_tree::NodeId,
         recording::{ProcessFacts, Recording},
     },
-    model::stack::{Frame, FrameKind, ThreadState},
+    model::stack::{Frame, FrameKind},
 };
 
 /// The name of a frame where methods are distinguished, but not the lines inside of one: `Foo#bar (app.rb:12)` with
@@ -61,14 +61,5 @@ pub(super) fn process(facts: &ProcessFacts) -> String {
     match facts.pid {
         0 => text(&facts.comm),
         pid => format!("{} ({pid})", text(&facts.comm)),
-    }
-}
-
-/// The frame that says that a thread was not running.
-pub(super) fn state(state: ThreadState) -> Option<&'static str> {
-    match state {
-        ThreadState::Running => None,
-        ThreadState::Runnable => Some("(waiting for a CPU)"),
-        ThreadState::Blocked => Some("(blocked)"),
     }
 }

@@ -1,6 +1,6 @@
 //! What the width of a row in a flame graph represents, and the number in a line of collapsed stacks.
 
-use super::{label, label_tree::Class};
+use super::{label, label_tree::Class, waits};
 use crate::{
     aggregate::{
         call_tree::NodeId,
@@ -105,8 +105,13 @@ fn samples(recording: &Recording, only_cpu: bool) -> Vec<Entry> {
     let wanted = recording.samples.iter().filter(|(key, _)| !only_cpu || key.state == ThreadState::Running);
     wanted
         .map(|(key, sum)| {
-            let state = label::state(key.state);
-            let rows = state.map(|name| (name.to_owned(), Class::Off(key.state))).into_iter().collect();
+            let row = waits::row(&recording.tree, key.node, key.state);
+            let class = match key.state {
+                ThreadState::GvlWait => Class::GvlWait,
+                ThreadState::OtherWait => Class::Off(ThreadState::Blocked),
+                state => Class::Off(state),
+            };
+            let rows = row.map(|name| (name.to_owned(), class)).into_iter().collect();
             Entry {
                 thread: key.thread,
                 node: key.node,

@@ -38,6 +38,7 @@ mod rows;
 mod speedscope;
 #[cfg(test)]
 mod tests;
+mod waits;
 #[cfg(test)]
 pub(super) use tests::a_sample;
 

@@ -28,7 +28,7 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use prost::Message as _;
 
-use super::label;
+use super::{label, waits};
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
@@ -321,6 +321,9 @@ impl<'a> Builder<'a> {
         let (thread, process) = self.recording.thread_facts(key.thread);
         let mut label = self.who(thread, process);
         label.push(self.label("state", key.state.name()));
+        if let Some(row) = waits::row(&self.recording.tree, key.node, key.state) {
+            label.push(self.label("wait", row.trim_matches(['(', ')'])));
+        }
         if key.gc != GcActivity::None {
             label.push(self.label("gc phase", gc_name(key.gc)));
         }

@@ -38,6 +38,13 @@ pub(super) fn kernel(frames: &[&Frame], state: ThreadState) -> Vec<String> {
     if state == ThreadState::Running { rows.collect() } else { rows.take(1).collect() }
 }
 
+/// The name of a system call without what the kernel puts before it. Some calls are another function's last act, whose frame is then the first.
+pub(super) fn call(frame: &Frame) -> &str {
+    let prefixes = CALLS.iter().chain(&["do_sys_", "ksys_", "__sys_", "kernel_", "kern_", "do_"]);
+    let mut names = prefixes.filter_map(|prefix| frame.name.strip_prefix(prefix));
+    names.next().unwrap_or(&frame.name)
+}
+
 /// The row of all code of a file that has no symbol there: `[libruby.so.3.1]`.
 pub(super) fn unnamed(frame: &Frame) -> Option<String> {
     let file = label::base_name(frame.file.as_deref().filter(|_| frame.kind == FrameKind::Native)?);

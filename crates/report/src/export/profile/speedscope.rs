@@ -16,7 +16,7 @@ use std::{
 
 use serde::{Serialize, Serializer, ser::SerializeSeq as _};
 
-use super::{Context, by_thread, label};
+use super::{Context, by_thread, label, waits};
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
@@ -98,8 +98,8 @@ impl From<&Moment> for ThreadSample {
 /// The frames of speedscope by ours.
 struct Numbers {
     of: Vec<usize>,
-    waiting: usize,
-    blocked: usize,
+    /// Frames that say what a thread off its CPU waits for.
+    waits: HashMap<&'static str, usize>,
     /// Frames that represent threads.
     threads: HashMap<(ProcessIndex, u32), usize>,
 }
@@ -114,11 +114,8 @@ impl Serialize for Stacks<'_> {
                 seq.serialize_element(stack.as_slice())?;
                 continue;
             };
-            match sample.state {
-                ThreadState::Running => {}
-                ThreadState::Runnable => stack.push(self.numbers.waiting),
-                ThreadState::Blocked => stack.push(self.numbers.blocked),
-            }
+            let row = waits::row(&self.recording.tree, sample.node, sample.state);
+            stack.extend(row.and_then(|row| self.numbers.waits.get(row)));
             let path = self.recording.tree.path(sample.node);
             stack.extend(path.map(|(_, frame): (_, FrameId)| self.numbers.of[frame.index()]));
             if self.by_thread {
@@ -294,16 +291,19 @@ fn frames(
             number(SharedFrame { name, file: frame.file.as_deref().map(label::text), line })
         })
         .collect();
-    let mut state = |state| {
-        let name = label::state(state).unwrap_or_default().to_owned();
-        number(SharedFrame { name, file: None, line: None })
-    };
-    let (waiting, blocked) = (state(ThreadState::Runnable), state(ThreadState::Blocked));
+    let mut waits = HashMap::new();
+    for sample in threads.iter().flat_map(|thread| &thread.samples) {
+        if let Some(row) = waits::row(&recording.tree, sample.key.node, sample.key.state) {
+            waits
+                .entry(row)
+                .or_insert_with(|| number(SharedFrame { name: row.to_owned(), file: None, line: None }));
+        }
+    }
     let mut names = alloc::thread_names(recording, allocs);
     names.extend(threads.iter().map(|thread| (thread.key, thread.name.clone())));
     let threads = names
         .into_iter()
         .map(|(key, name)| (key, number(SharedFrame { name, file: None, line: None })))
         .collect();
-    (table, Numbers { of, waiting, blocked, threads })
+    (table, Numbers { of, waits, threads })
 }

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use super::{super::label, Category, View};
+use super::{
+    super::{label, waits},
+    Category, View,
+};
 use crate::{
     aggregate::{
         call_tree::{CallTree, FrameId, NodeId},
@@ -31,7 +34,7 @@ pub(super) struct Tables<'a> {
     func_ids: HashMap<Func, u32>,
     frames: Vec<TableFrame>,
     frame_ids: HashMap<FrameId, u32>,
-    state_frames: [Option<u32>; 2],
+    state_frames: HashMap<&'static str, u32>,
     stacks: Vec<(Option<u32>, u32)>,
     stack_ids: HashMap<NodeId, u32>,
     state_stacks: HashMap<(Option<u32>, u32), u32>,
@@ -61,7 +64,7 @@ impl<'a> Tables<'a> {
             func_ids: HashMap::new(),
             frames: Vec::new(),
             frame_ids: HashMap::new(),
-            state_frames: [None; 2],
+            state_frames: HashMap::new(),
             stacks: Vec::new(),
             stack_ids: HashMap::new(),
             state_stacks: HashMap::new(),
@@ -111,17 +114,17 @@ impl<'a> Tables<'a> {
     /// The stack of a sample: off the CPU, a frame says so.
     fn sample_stack(&mut self, node: NodeId, state: ThreadState) -> Option<u32> {
         let stack = self.stack(node);
-        let Some(name) = label::state(state) else { return stack };
-        let (which, category) = match state {
-            ThreadState::Blocked => (0, Category::Idle),
-            ThreadState::Running | ThreadState::Runnable => (1, Category::Waiting),
+        let Some(row) = waits::row(self.tree, node, state) else { return stack };
+        let category = match state {
+            ThreadState::Blocked | ThreadState::OtherWait => Category::Idle,
+            ThreadState::Running | ThreadState::Runnable | ThreadState::GvlWait => Category::Waiting,
         };
-        let frame = self.state_frames[which].unwrap_or_else(|| {
-            let name = self.string(name);
+        let frame = self.state_frames.get(row).copied().unwrap_or_else(|| {
+            let name = self.string(row);
             let func = self.func(Func { name, file: None, line: None });
             self.add_frame(TableFrame { func, category, line: None })
         });
-        self.state_frames[which] = Some(frame);
+        self.state_frames.insert(row, frame);
         let stacks = &mut self.stacks;
         let id = *self.state_stacks.entry((stack, frame)).or_insert_with(|| {
             stacks.push((stack, frame));

@@ -1,0 +1,145 @@
+//! What threads off their CPU wait for, by name.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::ledger;
+use gctrace_tests::live::Live;
+use gctrace_tests::pprof::{Profile, Sample};
+use gctrace_tests::report::GvlSplitLine;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+
+const GVL: &str = "(waiting for the GVL)";
+const BLOCKED: &str = "(blocked)";
+const CPU: &str = "(waiting for a CPU)";
+const MUTEX: &str = "(waiting for a Mutex)";
+const IO: [&str; 2] = ["(waiting for I/O)", "(waiting for I/O or a timeout)"];
+
+/// What each thread of the script waits for, besides the GVL.
+const WAITS: [(&str, &[&str]); 11] = [
+    ("sleeps", &["(sleeping)"]),
+    ("inner", &["(sleeping)"]),
+    ("feeds", &["(sleeping)", MUTEX]),
+    ("mutex", &[MUTEX]),
+    ("monitor", &["(waiting for a Monitor)"]),
+    ("condition", &["(waiting for a ConditionVariable)", MUTEX]),
+    ("queue", &["(waiting for a Queue)"]),
+    ("io", &IO),
+    ("process", &["(waiting for a process)"]),
+    ("thread", &["(waiting for a thread)"]),
+    ("spins", &[]),
+];
+
+/// The marks of stacks without Ruby frames: of a native thread that has no Ruby thread yet or any more, and up to 3.1 also while one acquires or
+/// releases the GVL.
+const NO_FRAMES: [&str; 3] = ["(Ruby context in transition)", "(no Ruby context)", "(no Ruby frames)"];
+
+/// Stacks of a process: its thread's name, the last row, nanoseconds, and whether there are no Ruby frames.
+struct Wait<'a> {
+    path: &'a str,
+    thread: &'a str,
+    row: &'a str,
+    ns: u64,
+    unknown: bool,
+}
+
+/// Whether a row is what a thread off its CPU waited for, other than a CPU.
+fn is_wait(row: &str) -> bool {
+    row != CPU && (row.starts_with("(waiting for ") || ["(sleeping)", BLOCKED].contains(&row))
+}
+
+/// What a file says of a process's threads off their CPU.
+fn waits(folded: &str, pid: u32) -> Result<Vec<Wait<'_>>> {
+    let mut waits = Vec::new();
+    for line in folded.lines() {
+        let (path, ns) = line.rsplit_once(' ').context("no weight")?;
+        let mut names = path.split(';');
+        let (process, thread) = (names.next().context("no process")?, names.next().context("no thread")?);
+        let row = names.next_back().context("no row")?;
+        // A child has the names of its parent.
+        if process.ends_with(&format!("({pid})")) && is_wait(row) {
+            let unknown = NO_FRAMES.iter().any(|mark| path.contains(mark));
+            waits.push(Wait { path, thread, row, ns: ns.parse()?, unknown });
+        }
+    }
+    Ok(waits)
+}
+
+/// Each wait has its name; the times of those for the GVL, and of all others, are those of the account of the GVL, which is made of other
+/// events.
+#[test]
+fn waits_have_names() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        if !ruby.tells_holds() {
+            return Ok(());
+        }
+        let path = live.path(&format!("waits-{}.folded", ruby.label()));
+        let flags =
+            ["--all-ruby", "--gvl", "--gvl-budget", "100", "--wall", "--stack-root", "thread", "--folded"];
+        let pprof = live.path(&format!("waits-{}.pb.gz", ruby.label()));
+        let files = [path.as_os_str(), "--pprof".as_ref(), pprof.as_os_str()];
+        let words = flags.iter().map(AsRef::as_ref).chain(files);
+        let gctrace = Invocation::jsonl(words)?.start_ready()?;
+        let done = Script::unwitnessed(&live, ruby, "named_waits.rb")?.run()?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let folded = fs::read_to_string(&path)?;
+        let waits = waits(&folded, done.pid)?;
+        let sum = |of: &dyn Fn(&Wait<'_>) -> bool| -> u64 {
+            waits.iter().filter(|wait| of(wait)).map(|wait| wait.ns).sum()
+        };
+        let splits = |of: &dyn Fn(&str) -> bool| -> Result<Vec<GvlSplitLine>> {
+            let lines = report.gvl_threads.iter().filter(|line| line.pid == done.pid && of(&line.comm));
+            lines.map(|line| line.split.with_context(|| format!("no split of {line:?}"))).collect()
+        };
+        // Short times off the CPU have no sample.
+        let near = |told: u64, least: u64, most: u64| {
+            let slack = most / 50 + 10_000_000;
+            told + slack >= least && told <= most + slack
+        };
+        // Of all threads together: a thread waits for the first time before it has its name, and before its native thread is known.
+        let gvl = sum(&|wait| wait.row == GVL);
+        let waited: u64 = splits(&|_| true)?.iter().map(|split| split.wait.blocked_ns).sum();
+        let unknown = sum(&|wait| wait.row == BLOCKED && wait.unknown);
+        ensure_times!(
+            near(gvl, waited.saturating_sub(unknown), waited),
+            "waited {waited} ns for the GVL, {gvl} have that name"
+        );
+        ensure!(gvl > 1_000_000_000, "waited {gvl} ns for the GVL");
+        let profile = Profile::open(&pprof)?;
+        let wall = profile.index("wall/nanoseconds")?;
+        let pid = done.pid.to_string();
+        for row in [GVL, MUTEX, "(sleeping)", BLOCKED] {
+            let own = |sample: &&Sample| {
+                sample.label("pid") == Some(&pid)
+                    && sample.label("wait").map(|wait| format!("({wait})")).as_deref() == Some(row)
+            };
+            let labelled: u64 = profile.samples.iter().filter(own).map(|sample| sample.values[wall]).sum();
+            let in_rows = sum(&|wait| wait.row == row);
+            ensure!(labelled == in_rows, "{row}: {in_rows} ns in rows, {labelled} by label");
+        }
+        for (name, own) in WAITS {
+            let is_own = |wait: &Wait<'_>| wait.thread == name && own.contains(&wait.row);
+            let without = |wait: &Wait<'_>| wait.thread == name && (wait.unknown || wait.row == BLOCKED);
+            let (named, unknown) = (sum(&is_own), sum(&without));
+            let of_thread = || waits.iter().filter(|wait| wait.thread == name && !wait.unknown);
+            let wrong =
+                of_thread().find(|wait| ![GVL, BLOCKED].contains(&wait.row) && !own.contains(&wait.row));
+            ensure!(wrong.is_none(), "{name}: {}", wrong.map_or("", |wait| wait.path));
+            // A thread whose time is over waits, up to 3.1, until another one has the GVL, and only then for it; and locks of the VM are waited for.
+            let locks: u64 = of_thread().filter(|wait| wait.row == BLOCKED).map(|wait| wait.ns).sum();
+            ensure!(locks < 10_000_000, "{name} was blocked for {locks} ns without a reason");
+            let blocked = |split: &GvlSplitLine| split.away.blocked_ns + split.hold.blocked_ns;
+            let elsewhere: u64 = splits(&|comm| comm == name)?.iter().map(blocked).sum();
+            ensure_times!(
+                near(named, elsewhere.saturating_sub(unknown), elsewhere),
+                "{name} waited {elsewhere} ns, {named} have a name, {unknown} no stack"
+            );
+        }
+        Ok(())
+    })
+}

@@ -2,7 +2,9 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::number_hash::Numbers;
+// `SipHash` takes longer than what is done with what it finds. This one has secrets of its own for each table, too.
+use foldhash::fast::RandomState as FastHash;
+
 use crate::model::stack::{Frame, FrameKind};
 
 /// A call path: its last frame, and the path of that frame's caller.
@@ -47,9 +49,9 @@ pub struct CallTree {
     frames: Vec<Arc<Frame>>,
     by_content: HashMap<Arc<Frame>, FrameId>,
     /// Frames come interned, so most are known by their address. Each is kept alive here, so that its address is not reused.
-    by_address: HashMap<usize, (Arc<Frame>, FrameId), Numbers>,
+    by_address: HashMap<usize, (Arc<Frame>, FrameId), FastHash>,
     nodes: Vec<Node>,
-    children: HashMap<(NodeId, FrameId), NodeId, Numbers>,
+    children: HashMap<(NodeId, FrameId), NodeId, FastHash>,
     limit: usize,
 }
 

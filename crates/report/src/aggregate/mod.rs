@@ -17,7 +17,6 @@ pub mod handler;
 pub mod heap_figures;
 pub mod job;
 pub mod mix;
-pub mod number_hash;
 pub mod recording;
 pub mod request_summary;
 pub mod service_requests;

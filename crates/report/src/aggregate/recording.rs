@@ -17,6 +17,8 @@ use std::{
     sync::Arc,
 };
 
+use foldhash::fast::RandomState as FastHash;
+
 pub use self::alloc::{AllocCount, AllocInterval, AllocKey, AllocMoment};
 pub use self::endpoints::EndpointIndex;
 use self::endpoints::Endpoints;
@@ -29,10 +31,7 @@ pub use self::pattern::Pattern;
 pub use self::requests::RequestMoment;
 pub use self::traces::TraceIndex;
 use self::traces::Traces;
-use super::{
-    call_tree::{CallTree, NodeId},
-    number_hash::Numbers,
-};
+use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::{GvlGap, GvlTimes},
@@ -282,7 +281,7 @@ pub struct Recording {
     traces: Traces,
     /// Replaces an empty stack: readers drop samples without frames, or show them as idle time.
     no_stack: Stack,
-    current: HashMap<u32, ProcessIndex, Numbers>,
+    current: HashMap<u32, ProcessIndex, FastHash>,
     thread_of: HashMap<Thread, ThreadIndex>,
     /// The thread that was looked up last: mostly it is the next one, too.
     last_thread: Option<(Thread, ThreadIndex)>,

@@ -12,24 +12,24 @@ use gctrace_tests::report::GvlSplitLine;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
-const GVL: &str = "(waiting for the GVL)";
+const GVL: &str = "(GVL wait)";
 const BLOCKED: &str = "(blocked)";
-const CPU: &str = "(waiting for a CPU)";
-const MUTEX: &str = "(waiting for a Mutex)";
-const IO: [&str; 2] = ["(waiting for I/O)", "(waiting for I/O or a timeout)"];
+const CPU: &str = "(CPU wait)";
+const MUTEX: &str = "(Mutex wait)";
+const IO: [&str; 2] = ["(I/O wait)", "(I/O or timeout wait)"];
 
 /// What each thread of the script waits for, besides the GVL.
 const WAITS: [(&str, &[&str]); 11] = [
-    ("sleeps", &["(sleeping)"]),
-    ("inner", &["(sleeping)"]),
-    ("feeds", &["(sleeping)", MUTEX]),
+    ("sleeps", &["(sleep)"]),
+    ("inner", &["(sleep)"]),
+    ("feeds", &["(sleep)", MUTEX]),
     ("mutex", &[MUTEX]),
-    ("monitor", &["(waiting for a Monitor)"]),
-    ("condition", &["(waiting for a ConditionVariable)", MUTEX]),
-    ("queue", &["(waiting for a Queue)"]),
+    ("monitor", &["(Monitor wait)"]),
+    ("condition", &["(ConditionVariable wait)", MUTEX]),
+    ("queue", &["(Queue wait)"]),
     ("io", &IO),
-    ("process", &["(waiting for a process)"]),
-    ("thread", &["(waiting for a thread)"]),
+    ("process", &["(process wait)"]),
+    ("thread", &["(thread wait)"]),
     ("spins", &[]),
 ];
 
@@ -48,7 +48,7 @@ struct Wait<'a> {
 
 /// Whether a row is what a thread off its CPU waited for, other than a CPU.
 fn is_wait(row: &str) -> bool {
-    row != CPU && (row.starts_with("(waiting for ") || ["(sleeping)", BLOCKED].contains(&row))
+    row != CPU && (row.ends_with(" wait)") || ["(sleep)", BLOCKED].contains(&row))
 }
 
 /// What a file says of a process's threads off their CPU.
@@ -113,7 +113,7 @@ fn waits_have_names() -> Result<()> {
         let profile = Profile::open(&pprof)?;
         let wall = profile.index("wall/nanoseconds")?;
         let pid = done.pid.to_string();
-        for row in [GVL, MUTEX, "(sleeping)", BLOCKED] {
+        for row in [GVL, MUTEX, "(sleep)", BLOCKED] {
             let own = |sample: &&Sample| {
                 sample.label("pid") == Some(&pid)
                     && sample.label("wait").map(|wait| format!("({wait})")).as_deref() == Some(row)

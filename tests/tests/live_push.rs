@@ -264,7 +264,7 @@ fn otlp_gvl() -> Result<()> {
             told > 1_000_000_000 && waits["total"] == told,
             "{told} ns are reported, the profile: {waits}"
         );
-        ensure!(waits["(waiting for the GVL)"] == told, "{waits}");
+        ensure!(waits["(GVL wait)"] == told, "{waits}");
         ensure!(waits.as_object().is_some_and(|frames| frames.len() > 3), "no stacks: {waits}");
         let metrics = &found["metrics"]["shop"];
         let count = |metrics: &Value, name: &str| metrics[name]["{}"].as_f64().unwrap_or_default();

@@ -23,7 +23,7 @@ pub enum UsageError {
     #[error("profiles are written to files, not to standard output: name a file instead of `-`")]
     Dash,
     /// What a flame graph shows is not traced.
-    #[error("--flamegraph-of {0} needs {1}")]
+    #[error("--flamegraph-of {0} needs {1}; of a recording, one that was made with it")]
     GraphNeeds(&'static str, &'static str),
     /// It is not known where sample sets go.
     #[error("--tunemygc-url: `{0}` is not an http:// or https:// URL")]

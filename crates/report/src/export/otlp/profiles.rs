@@ -300,7 +300,7 @@ impl<'a> Builder<'a> {
             let (thread, _) = recording.thread_facts(key.thread);
             if thread.process == process && sum.ns > 0 {
                 let attributes = self.who(thread);
-                let identity = (self.stack(&["(waiting for the GVL)"], key.node), attributes, NO_LINK);
+                let identity = (self.stack(&["(GVL wait)"], key.node), attributes, NO_LINK);
                 *sums.entry(identity).or_default() += sum.ns;
             }
         }

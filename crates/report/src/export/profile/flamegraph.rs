@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 mod differential;
 mod legend;
+mod theme;
 
 pub(in crate::export) use differential::{Comparable, write as differential};
 
@@ -71,7 +72,7 @@ pub(super) fn write(
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
     let svg = String::from_utf8(svg).map_err(io::Error::other)?;
-    out.write_all(legend::added(&svg, &classes).as_bytes())
+    out.write_all(theme::added(&legend::added(&svg, &classes)).as_bytes())
 }
 
 /// A picture that says that there is nothing to show.
@@ -86,6 +87,7 @@ fn picture(sentence: &str) -> String {
     format!(
         r#"<?xml version="1.0" standalone="no"?>
 <svg version="1.1" width="640" height="80" xmlns="http://www.w3.org/2000/svg">
+<style>@media (prefers-color-scheme: dark) {{ svg {{ background: #0d1117 }} text {{ fill: #e6edf3 }} }}</style>
 <text x="20" y="46" font-family="sans-serif" font-size="16">{sentence}</text>
 </svg>
 "#

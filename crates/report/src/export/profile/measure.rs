@@ -146,7 +146,7 @@ fn malloc(key: MallocKey, sum: &CallsAndBytes) -> Entry {
 
 /// The thread that held the GVL has its own row, where it is known.
 fn wait(recording: &Recording, key: &WaitKey, ns: u64) -> Entry {
-    let mut rows = vec![("(waiting for the GVL)".to_owned(), Class::GvlWait)];
+    let mut rows = vec![("(GVL wait)".to_owned(), Class::GvlWait)];
     if let Some(holder) = key.holder {
         let (thread, _) = recording.thread_facts(holder);
         let name = label::text(&thread.name);

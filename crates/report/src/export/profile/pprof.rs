@@ -368,7 +368,7 @@ impl<'a> Builder<'a> {
             }
         }
         let mapping = self.ruby_mapping(process);
-        let mut location_id = vec![self.made_up(mapping, "(waiting for the GVL)")];
+        let mut location_id = vec![self.made_up(mapping, "(GVL wait)")];
         location_id.extend(self.path(process, key.node));
         let value = self.values([0, 0, 0, 0, 0, times.count, times.ns, 0, 0, 0]);
         proto::Sample { location_id, value, label }

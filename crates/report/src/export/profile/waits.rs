@@ -7,21 +7,21 @@ use crate::{
     model::stack::{Frame, FrameKind, ThreadState},
 };
 
-const SLEEPS: &str = "(sleeping)";
-const PROCESS: &str = "(waiting for a process)";
-const CONDITION: &str = "(waiting for a ConditionVariable)";
-const QUEUE: &str = "(waiting for a Queue)";
-const MUTEX: &str = "(waiting for a Mutex)";
-const MONITOR: &str = "(waiting for a Monitor)";
-const IO: &str = "(waiting for I/O)";
-const IO_OR_TIMEOUT: &str = "(waiting for I/O or a timeout)";
+const SLEEPS: &str = "(sleep)";
+const PROCESS: &str = "(process wait)";
+const CONDITION: &str = "(ConditionVariable wait)";
+const QUEUE: &str = "(Queue wait)";
+const MUTEX: &str = "(Mutex wait)";
+const MONITOR: &str = "(Monitor wait)";
+const IO: &str = "(I/O wait)";
+const IO_OR_TIMEOUT: &str = "(I/O or timeout wait)";
 
 /// The row for a stack in this state; `None`: the thread ran.
 pub(super) fn row(tree: &CallTree, node: NodeId, state: ThreadState) -> Option<&'static str> {
     let known = match state {
         ThreadState::Running => return None,
-        ThreadState::Runnable => return Some("(waiting for a CPU)"),
-        ThreadState::GvlWait => return Some("(waiting for the GVL)"),
+        ThreadState::Runnable => return Some("(CPU wait)"),
+        ThreadState::GvlWait => return Some("(GVL wait)"),
         ThreadState::OtherWait => true,
         ThreadState::Blocked => false,
     };
@@ -101,7 +101,7 @@ fn method(name: &str, caller: Option<&str>) -> Option<&'static str> {
         "Monitor#enter" | "Monitor#mon_enter" | "Monitor#synchronize" | "Monitor#mon_synchronize" => MONITOR,
         "Queue#pop" | "Queue#shift" | "Queue#deq" | "SizedQueue#pop" | "SizedQueue#shift"
         | "SizedQueue#deq" | "SizedQueue#push" | "SizedQueue#enq" | "SizedQueue#<<" => QUEUE,
-        "Thread#join" | "Thread#value" => "(waiting for a thread)",
+        "Thread#join" | "Thread#value" => "(thread wait)",
         "Process.wait"
         | "Process.wait2"
         | "Process.waitpid"

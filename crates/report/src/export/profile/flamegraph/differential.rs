@@ -16,7 +16,7 @@ use super::{
         Graph, Grouping, Measure,
         label_tree::{LabelTree, Rows},
     },
-    MIN_PART, legend,
+    MIN_PART, legend, theme,
 };
 use crate::{
     aggregate::recording::{Filter, Limits, Recording},
@@ -101,5 +101,5 @@ pub(in crate::export) fn write(a: &Comparable, b: &Comparable, out: &mut dyn Wri
         (Color { r: 130, g: 130, b: 255 }, "its own time shrank"),
         (Color { r: 250, g: 250, b: 250 }, "as before"),
     ];
-    out.write_all(legend::with(&svg, &entries).as_bytes())
+    out.write_all(theme::added(&legend::with(&svg, &entries)).as_bytes())
 }

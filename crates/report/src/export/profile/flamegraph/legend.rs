@@ -1,4 +1,4 @@
-//! What the colours mean: a row of squares with words, between the titles and the graph.
+//! What the colours mean: squares with words in columns, between the titles and the graph.
 
 use std::fmt::Write as _;
 
@@ -7,8 +7,10 @@ use inferno::flamegraph::color::Color;
 use super::super::label_tree::Class;
 use crate::model::stack::{FrameKind, ThreadState};
 
-/// Height of the row.
-const HEIGHT: usize = 24;
+/// Height of a row.
+const ROW: usize = 18;
+/// So many fit beside each other on a narrow screen, too.
+const COLUMNS: usize = 3;
 /// Of the squares.
 const SQUARE: usize = 12;
 
@@ -43,7 +45,7 @@ fn rank(class: Class) -> u8 {
     }
 }
 
-/// The graph with a row for these classes. A graph that does not look as expected is left as it is.
+/// The graph with rows for these classes. A graph that does not look as expected is left as it is.
 pub(super) fn added(svg: &str, classes: &[Class]) -> String {
     let mut sorted = classes.to_vec();
     sorted.sort_by_key(|class| rank(*class));
@@ -51,12 +53,12 @@ pub(super) fn added(svg: &str, classes: &[Class]) -> String {
     with(svg, &sorted.iter().filter_map(entry).collect::<Vec<_>>())
 }
 
-/// The graph with a row for these colours, likewise.
+/// The graph with rows for these colours, likewise.
 pub(super) fn with(svg: &str, entries: &[(Color, &str)]) -> String {
-    with_row(svg, entries).unwrap_or_else(|| svg.to_owned())
+    with_rows(svg, entries).unwrap_or_else(|| svg.to_owned())
 }
 
-fn with_row(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
+fn with_rows(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
     let height = |text: &str| -> Option<usize> {
         let (_, rest) = text.split_once(" height=\"")?;
         rest.split_once('"')?.0.parse().ok()
@@ -64,7 +66,8 @@ fn with_row(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
     let old = height(svg)?;
     let (head, body) = svg.split_once("<svg id=\"frames\"")?;
     // The page, its background, and the texts below the graph move; so does the graph.
-    let new = old + HEIGHT;
+    let height = entries.len().div_ceil(COLUMNS) * ROW + ROW / 2;
+    let new = old + height;
     let mut out = head.replacen(&format!(" height=\"{old}\""), &format!(" height=\"{new}\""), 2).replacen(
         &format!(" {old}\""),
         &format!(" {new}\""),
@@ -75,30 +78,31 @@ fn with_row(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
         let y = out.get(at..)?.find(" y=\"")? + at + 4;
         let end = out.get(y..)?.find('"')? + y;
         let below: f64 = out.get(y..end)?.parse().ok()?;
-        out.replace_range(y..end, &format!("{:.2}", below + HEIGHT as f64));
+        out.replace_range(y..end, &format!("{:.2}", below + height as f64));
     }
-    out.push_str(&row(entries));
+    out.push_str(&rows(entries));
     // A graph begins below its titles: 5 lines of 12.
-    let _infallible = write!(out, "<svg id=\"frames\" y=\"{HEIGHT}\"{body}");
+    let _infallible = write!(out, "<svg id=\"frames\" y=\"{height}\"{body}");
     Some(out)
 }
 
-fn row(entries: &[(Color, &str)]) -> String {
+fn rows(entries: &[(Color, &str)]) -> String {
     let mut out = "<g id=\"legend\">".to_owned();
-    let (mut x, y) = (10, 62);
-    for (color, words) in entries {
-        // Writing to a string cannot fail.
+    // From the left one to the right one, then below it.
+    for (at, (color, words)) in entries.iter().enumerate() {
+        let (column, y) = (at % COLUMNS, 60 + at / COLUMNS * ROW);
+        // A nested picture has its own origin, here at a part of the width.
         let _infallible = write!(
             out,
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{SQUARE}\" height=\"{SQUARE}\" fill=\"rgb({},{},{})\"/>\
-             <text x=\"{}\" y=\"{}\">{words}</text>",
+            "<svg x=\"{:.2}%\" y=\"{y}\"><rect x=\"10\" width=\"{SQUARE}\" height=\"{SQUARE}\" fill=\"rgb({},{},{})\"/>\
+             <text x=\"{}\" y=\"{}\">{words}</text></svg>",
+            column as f64 * 100.0 / COLUMNS as f64,
             color.r,
             color.g,
             color.b,
-            x + SQUARE + 5,
-            y + SQUARE - 2
+            10 + SQUARE + 5,
+            SQUARE - 2
         );
-        x += SQUARE + 5 + words.len() * 7 + 22;
     }
     out.push_str("</g>");
     out

@@ -154,9 +154,9 @@ fn gvl_in_flame_graphs() {
     let lines = String::from_utf8(written(&recorder, Format::Folded(graph), "x").0).unwrap();
     let ns = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
     assert_eq!(lines.lines().map(ns).sum::<u64>(), 2_040, "{lines}");
-    let single: Vec<&str> = lines.lines().filter(|line| line.contains("(waiting for the GVL)")).collect();
+    let single: Vec<&str> = lines.lines().filter(|line| line.contains("(GVL wait)")).collect();
     let [single] = single.as_slice() else { panic!("{lines}") };
-    let held = format!(";(waiting for the GVL);(held by {} until ", NAMES[3]);
+    let held = format!(";(GVL wait);(held by {} until ", NAMES[3]);
     assert!(single.contains(&held) && ns(single) == 1_000, "{single}");
     assert!(lines.contains("(GVL waits, only totals known) 1040"), "{lines}");
     let svg = written(&recorder, Format::FlameGraph(graph), "x").0;

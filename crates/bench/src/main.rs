@@ -7,6 +7,7 @@ mod collector;
 mod depth;
 mod fleet;
 mod gvl;
+mod puma;
 mod retention;
 mod stalls;
 mod start;
@@ -73,6 +74,10 @@ struct Args {
     /// Measure only what watching the GVL costs a Puma under load (needs puma and wrk; about ten minutes).
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls"])]
     gvl: bool,
+    /// Measure only what requests and recordings cost a Puma under full load, and how large a recording is (needs puma and wrk; about a minute
+    /// and a half for each of --runs).
+    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl", "start"])]
+    puma: bool,
     /// Measure only how long gctrace takes until it is ready, with several sets of options.
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl"])]
     start: bool,
@@ -111,7 +116,7 @@ fn run(args: &Args) -> Result<()> {
         return retention::run(dir, &args.simulated);
     }
     let runs = args.runs.unwrap_or(if args.gvl { gvl::ROUNDS } else { ROUNDS });
-    if args.gvl {
+    if args.gvl || args.puma {
         gvl::check()?;
     }
     if !args.built {
@@ -136,6 +141,7 @@ fn run(args: &Args) -> Result<()> {
                 .args(args.app.then_some("--app"))
                 .args(args.fleet.then_some("--fleet"))
                 .args(args.stalls.then_some("--stalls"))
+                .args(args.puma.then_some("--puma"))
                 .args(args.start.then_some("--start"))
                 .args(args.binaries.iter().flat_map(|path| ["--binary".as_ref(), path.as_os_str()]))
                 .args(args.gvl_options.again(args.gvl))
@@ -145,6 +151,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if args.gvl {
         return gvl::run(&args.gvl_options, runs, args.json);
+    }
+    if args.puma {
+        return puma::run(runs, args.json);
     }
     if args.fleet {
         return fleet::run(args.json);

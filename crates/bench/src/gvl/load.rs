@@ -43,7 +43,7 @@ pub(in super::super) struct Puma {
 
 impl Puma {
     /// Starts it and waits until it answers; its output goes to `log`.
-    pub(super) fn start(log: &Path) -> Result<Self> {
+    pub(in super::super) fn start(log: &Path) -> Result<Self> {
         Self::start_with("threads.ru", &[], log)
     }
 

@@ -45,7 +45,8 @@ pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
         None => return Err(Answer::bad("payload: is not gzip")),
     };
     if size > MAX_BODY {
-        return Err(Answer::bad(format!("payload: is larger than {MAX_BODY} bytes")));
+        let gzip = if gzip { ", or a gzip file that was cut off" } else { "" };
+        return Err(Answer::bad(format!("payload: is larger than {MAX_BODY} bytes{gzip}")));
     }
     Ok(size)
 }
@@ -191,7 +192,7 @@ impl Stream<GzDecoder<&[u8]>> {
         // To the end, where the checksum is.
         match io::copy(self, &mut io::sink()) {
             Err(_) => Some("is not gzip, or was damaged"),
-            Ok(_) if self.inner.limit() == 0 => Some("is larger than it says"),
+            Ok(_) if self.inner.limit() == 0 => Some("is larger than it says, or was cut off"),
             Ok(_) if !self.inner.get_ref().get_ref().is_empty() => Some("has something behind its end"),
             Ok(_) => None,
         }

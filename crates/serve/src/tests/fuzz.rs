@@ -117,10 +117,21 @@ fn asked(path: &Path, queries: &[String]) -> Option<u64> {
     Some(whole.view.figures.cycles)
 }
 
-fn file(bytes: &[u8]) -> tempfile::NamedTempFile {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), bytes).unwrap();
-    file
+/// A file with this content, whose name is always the same: it is on the page, and a random one is `.tmpxNaN0` now and then.
+struct Named {
+    dir: tempfile::TempDir,
+}
+
+impl Named {
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.path().join("damaged.gctrace")
+    }
+}
+
+fn file(bytes: &[u8]) -> Named {
+    let named = Named { dir: tempfile::tempdir().unwrap() };
+    fs::write(named.path(), bytes).unwrap();
+    named
 }
 
 fn query() -> impl Strategy<Value = String> {
@@ -156,10 +167,10 @@ proptest! {
                 sound = sound.min(at);
             }
         }
-        let found = asked(file(&bytes).path(), &queries);
+        let found = asked(&file(&bytes).path(), &queries);
         let last = places.iter().rfind(|(_, end)| *end <= sound).map_or(0, |(_, end)| *end);
         if last >= places[0].1 {
-            let expected = asked(file(&whole[..last]).path(), &[]);
+            let expected = asked(&file(&whole[..last]).path(), &[]);
             // Bits that were flipped back leave it whole; a flip in an incomplete chunk changes nothing.
             prop_assert!(found >= expected && expected.is_some(), "{found:?} {expected:?}");
         }
@@ -187,7 +198,7 @@ proptest! {
             }
         }
         let bytes = [&whole[..begin], &chunks::entries(&content), &whole[end..]].concat();
-        asked(file(&bytes).path(), &queries);
+        asked(&file(&bytes).path(), &queries);
     }
 
     /// Anything as a query.

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::child::Guarded;
-use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{Report, RequestLine};
@@ -248,7 +247,10 @@ fn regular(server: &mut Server) -> Result<()> {
         server.ask(&text, &[])?;
         must.push((name(server.number), is_known));
         // Too deep ones are not known, nor are those in pieces that cut them.
-        invalid += u64::from(!line.is_empty() && !is_known && !line.contains("X-Long"));
+        if !line.is_empty() && !is_known && !line.contains("X-Long") {
+            // Unicorn's search leaves an empty value of a head in pieces unread.
+            invalid += if line == "traceparent: \r\n" && !server.is_webrick { 1 } else { 2 };
+        }
         let body = format!("\r\ntraceparent: {}\r\n\r\n{SECRET}", value(9_002));
         let text = server.text(&line, &body);
         let head = text.len() - body.len();
@@ -285,9 +287,10 @@ fn regular(server: &mut Server) -> Result<()> {
     let of = known.values().filter(|known| **known).count();
     println!("{answered} answered, {of} with a trace, {is_invalid} invalid, {unread} unread");
     // Each head was searched to its end, or its request has a header that was not.
-    ensure!(is_invalid + unread == without, "{without} without: {is_invalid} {unread}");
-    // On a busy machine one of them was counted as unread in one of six runs; it is not known which, and why.
-    ensure_times!(is_invalid >= 2 * invalid, "{is_invalid} invalid of {}", 2 * invalid);
+    ensure!(
+        is_invalid + unread == without && is_invalid >= invalid,
+        "{without} without: {is_invalid} {unread}"
+    );
     Ok(())
 }
 

@@ -78,6 +78,9 @@ struct Args {
     /// and a half for each of --runs).
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl", "start"])]
     puma: bool,
+    /// With --puma: how many connections send requests. With one the CPU time of a request is steady
+    #[arg(long, value_name = "N", requires = "puma", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    connections: u32,
     /// Measure only how long gctrace takes until it is ready, with several sets of options.
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl"])]
     start: bool,
@@ -142,6 +145,7 @@ fn run(args: &Args) -> Result<()> {
                 .args(args.fleet.then_some("--fleet"))
                 .args(args.stalls.then_some("--stalls"))
                 .args(args.puma.then_some("--puma"))
+                .args(args.puma.then(|| format!("--connections={}", args.connections)))
                 .args(args.start.then_some("--start"))
                 .args(args.binaries.iter().flat_map(|path| ["--binary".as_ref(), path.as_os_str()]))
                 .args(args.gvl_options.again(args.gvl))
@@ -153,7 +157,7 @@ fn run(args: &Args) -> Result<()> {
         return gvl::run(&args.gvl_options, runs, args.json);
     }
     if args.puma {
-        return puma::run(runs, args.json);
+        return puma::run(runs, args.connections, args.json);
     }
     if args.fleet {
         return fleet::run(args.json);

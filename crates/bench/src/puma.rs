@@ -1,8 +1,10 @@
 //! `cargo xtask bench --puma`: what watching requests, and a recording of everything that it usually has, cost a Puma that does next to
 //! nothing else, and how large such a recording is.
 //!
-//! One server stays for the whole of the measurement, at full load. In each round there is a turn for each way of watching and one without
-//! gctrace, with which they are compared; every other round runs in reverse order.
+//! One server stays for the whole of the measurement, under the load of `--connections`. With one, its threads never wait for each other, and
+//! the CPU time of a request is steady; with several on few CPUs it differs by a third from turn to turn. A turn for each way of watching has
+//! a turn without gctrace before and behind it, and is compared with their mean, so that a machine that changes its speed shifts no ratio;
+//! every other round runs in reverse order.
 
 use std::{
     fs,
@@ -29,8 +31,8 @@ use xtask::{
 };
 
 /// Until a recording's budget for the GVL has settled; the server is warm long before.
-const WARM_S: u32 = 3;
-const MEASURED_S: u32 = 10;
+const WARM_S: u32 = 2;
+const MEASURED_S: u32 = 6;
 /// The request that costs a server least.
 const PATH: &str = "hello";
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -38,8 +40,6 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// What gctrace does in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arm {
-    /// It does not run.
-    Alone,
     /// It traces another process, with requests.
     Elsewhere,
     /// GC only.
@@ -52,12 +52,11 @@ enum Arm {
     RecordRequests,
 }
 
-const ARMS: [Arm; 6] = [Arm::Alone, Arm::Elsewhere, Arm::Gc, Arm::Requests, Arm::Record, Arm::RecordRequests];
+const ARMS: [Arm; 5] = [Arm::Elsewhere, Arm::Gc, Arm::Requests, Arm::Record, Arm::RecordRequests];
 
 impl Arm {
     fn name(self) -> &'static str {
         match self {
-            Self::Alone => "without gctrace",
             Self::Elsewhere => "--requests of another process",
             Self::Gc => "GC only",
             Self::Requests => "--requests",
@@ -66,14 +65,13 @@ impl Arm {
         }
     }
 
-    fn options(self) -> Option<&'static [&'static str]> {
-        Some(match self {
-            Self::Alone => return None,
+    fn options(self) -> &'static [&'static str] {
+        match self {
             Self::Gc => &["--quiet"],
             Self::Elsewhere | Self::Requests => &["--quiet", "--requests"],
             Self::Record => &["record", "--gvl"],
             Self::RecordRequests => &["record", "--gvl", "--requests"],
-        })
+        }
     }
 
     fn records(self) -> bool {
@@ -82,6 +80,7 @@ impl Arm {
 }
 
 /// What a turn has.
+#[derive(Clone, Copy)]
 struct Turn {
     load: Load,
     /// CPU time of the server for each request, microseconds.
@@ -98,30 +97,49 @@ struct Bench {
     live: Live,
     puma: Puma,
     other: Running,
+    connections: u32,
+}
+
+/// A turn, and those without gctrace before and behind it.
+struct Pair {
+    with: Turn,
+    without: [Turn; 2],
+}
+
+impl Pair {
+    /// A figure relative to that without gctrace.
+    fn ratio(&self, of: fn(&Turn) -> f64) -> f64 {
+        of(&self.with) / f64::midpoint(of(&self.without[0]), of(&self.without[1]))
+    }
 }
 
 /// Runs it.
-pub(super) fn run(rounds: u32, json: bool) -> Result<()> {
+pub(super) fn run(rounds: u32, connections: u32, json: bool) -> Result<()> {
     load::check()?;
     let live = Live::begin()?;
     let puma = Puma::start(&live.path("puma.log"))?;
     let other = Running::start(Command::new(ruby()).args(["-e", "sleep"]).stdin(Stdio::null()))?;
-    let mut bench = Bench { gctrace: target_dir()?.join("release/gctrace"), live, puma, other };
-    let mut all: Vec<Vec<Turn>> = ARMS.iter().map(|_| Vec::new()).collect();
+    let mut bench = Bench { gctrace: target_dir()?.join("release/gctrace"), live, puma, other, connections };
+    let mut all: Vec<Vec<Pair>> = ARMS.iter().map(|_| Vec::new()).collect();
     for number in 1..=rounds {
         let mut places: Vec<usize> = (0..ARMS.len()).collect();
         if number.is_multiple_of(2) {
             places.reverse();
         }
+        let mut before = bench.turn(None)?;
         for place in places {
-            let turn = bench.turn(ARMS[place])?;
+            let with = bench.turn(Some(ARMS[place]))?;
+            let after = bench.turn(None)?;
+            let pair = Pair { with, without: [before, after] };
             progress(format!(
-                "bench: puma {number}/{rounds}: {:.0} requests/s, {:.1} µs of CPU each, {}",
-                turn.load.per_second,
-                turn.cpu_us,
+                "bench: puma {number}/{rounds}: {:.0} requests/s, {:.1} µs of CPU each, × {:.3}, {}",
+                pair.with.load.per_second,
+                pair.with.cpu_us,
+                pair.ratio(|turn| turn.cpu_us),
                 ARMS[place].name()
             ));
-            all[place].push(turn);
+            all[place].push(pair);
+            before = after;
         }
     }
     bench.puma.end()?;
@@ -130,18 +148,19 @@ pub(super) fn run(rounds: u32, json: bool) -> Result<()> {
 }
 
 impl Bench {
-    fn turn(&mut self, arm: Arm) -> Result<Turn> {
+    fn turn(&mut self, arm: Option<Arm>) -> Result<Turn> {
         let file = self.live.path("puma.gctrace");
-        let mut tracer = arm.options().map(|options| self.start(arm, options, &file)).transpose()?;
-        self.puma.load(PATH, WARM_S)?;
+        let mut tracer = arm.map(|arm| self.start(arm, &file)).transpose()?;
+        self.puma.load_from(self.connections, PATH, WARM_S)?;
         let used = |tracer: &Option<(Running, BufReader<ChildStderr>)>| {
             tracer
                 .as_ref()
                 .map_or(Ok(0.0), |(process, _)| Ok::<_, anyhow::Error>(Agent::read(process.pid())?.cpu))
         };
-        let size = || if arm.records() { fs::metadata(&file).map(|file| file.len()) } else { Ok(0) };
+        let size =
+            || if arm.is_some_and(Arm::records) { fs::metadata(&file).map(|file| file.len()) } else { Ok(0) };
         let before = (Agent::read(self.puma.pid())?.cpu, used(&tracer)?, size()?);
-        let load = self.puma.load(PATH, MEASURED_S)?;
+        let load = self.puma.load_from(self.connections, PATH, MEASURED_S)?;
         let after = (Agent::read(self.puma.pid())?.cpu, used(&tracer)?, size()?);
         if let Some((process, errors)) = &mut tracer {
             process.signal(Signal::INT)?;
@@ -160,11 +179,11 @@ impl Bench {
         })
     }
 
-    fn start(&self, arm: Arm, options: &[&str], file: &Path) -> Result<(Running, BufReader<ChildStderr>)> {
+    fn start(&self, arm: Arm, file: &Path) -> Result<(Running, BufReader<ChildStderr>)> {
         let pid = if arm == Arm::Elsewhere { self.other.pid() } else { self.puma.pid() };
         let mut command = Command::new(&self.gctrace);
         command
-            .args(options)
+            .args(arm.options())
             .args(["--pid", &pid.to_string()])
             .arg("--cache-dir")
             .arg(self.live.path("cache"));
@@ -178,54 +197,109 @@ impl Bench {
     }
 }
 
-/// Median, least and most of a figure relative to that of the same round without gctrace.
-fn ratio(turns: &[Turn], alone: &[Turn], of: fn(&Turn) -> f64) -> Spread {
-    Spread::of(turns.iter().zip(alone).map(|(turn, alone)| of(turn) / of(alone)))
+/// The interval that has the median in at least 95 of 100 cases, by ranks (the sign test); of fewer than six values all.
+fn interval(values: &[f64]) -> (f64, f64) {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let count = values.len();
+    let (mut outside, mut ways, mut skipped) = (0.0, 1.0, 0);
+    for rank in 0..count / 2 {
+        outside += ways * 0.5_f64.powi(count as i32);
+        if outside > 0.025 {
+            break;
+        }
+        skipped = rank;
+        ways *= (count - rank) as f64 / (rank + 1) as f64;
+    }
+    (values[skipped], values[count - 1 - skipped])
 }
 
-fn report(all: &[Vec<Turn>], json: bool) {
-    let Some((alone, others)) = all.split_first() else { return };
-    let base = Spread::of(alone.iter().map(|turn| turn.cpu_us));
-    let speed = Spread::of(alone.iter().map(|turn| turn.load.per_second));
+/// A figure of all rounds relative to that without gctrace.
+struct Ratio {
+    median: f64,
+    interval: (f64, f64),
+}
+
+impl Ratio {
+    fn of(pairs: &[Pair], of: fn(&Turn) -> f64) -> Self {
+        let ratios: Vec<f64> = pairs.iter().map(|pair| pair.ratio(of)).collect();
+        Self { median: Spread::of(ratios.iter().copied()).median, interval: interval(&ratios) }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({"median": self.median, "interval95": [self.interval.0, self.interval.1]})
+    }
+
+    fn text(&self) -> String {
+        format!("× {:.3} ({:.3} to {:.3})", self.median, self.interval.0, self.interval.1)
+    }
+}
+
+fn report(all: &[Vec<Pair>], json: bool) {
+    let alone =
+        |of: fn(&Turn) -> f64| Spread::of(all.iter().flatten().flat_map(|pair| pair.without.iter().map(of)));
+    let (base, speed) = (alone(|turn| turn.cpu_us), alone(|turn| turn.load.per_second));
+    let rounds = all.first().map_or(0, Vec::len);
     let spread = |spread: &Spread| json!({"median": spread.median, "min": spread.min, "max": spread.max});
     let mut rows = serde_json::Map::new();
     if !json {
         println!(
-            "without gctrace: {:.1} µs of CPU for a request, {:.0} requests/s; {} rounds, by which ratios are taken\n",
-            base.median,
-            speed.median,
-            alone.len()
+            "without gctrace: {:.1} µs of CPU for a request ({:.1} to {:.1}), {:.0} requests/s; ratios of {rounds} rounds, median and its interval of 95 %\n",
+            base.median, base.min, base.max, speed.median,
         );
         println!(
             "{:<31}{:>28}{:>28}{:>12}{:>14}",
             "", "CPU of a request", "throughput", "gctrace", "recording"
         );
     }
-    for (arm, turns) in ARMS[1..].iter().zip(others) {
-        let cpu = ratio(turns, alone, |turn| turn.cpu_us);
-        let throughput = ratio(turns, alone, |turn| turn.load.per_second);
-        let agent = Spread::of(turns.iter().map(|turn| turn.agent_percent));
-        let recorded = Spread::of(turns.iter().map(|turn| turn.recorded));
+    for (arm, pairs) in ARMS.iter().zip(all) {
+        let cpu = Ratio::of(pairs, |turn| turn.cpu_us);
+        let throughput = Ratio::of(pairs, |turn| turn.load.per_second);
+        let agent = Spread::of(pairs.iter().map(|pair| pair.with.agent_percent));
+        let recorded = Spread::of(pairs.iter().map(|pair| pair.with.recorded));
         if json {
             let row = json!({
-                "cpu_ratio": spread(&cpu), "throughput_ratio": spread(&throughput), "agent_percent_of_core": spread(&agent),
+                "cpu_ratio": cpu.json(), "throughput_ratio": throughput.json(), "agent_percent_of_core": spread(&agent),
                 "recorded_bytes_per_minute": spread(&recorded),
             });
             rows.insert(arm.name().to_owned(), row);
             continue;
         }
-        let text = |s: &Spread| format!("× {:.3} ({:.3} to {:.3})", s.median, s.min, s.max);
         let size = if arm.records() { format!("{:.1} MB/min", recorded.median / 1e6) } else { String::new() };
         println!(
             "{:<31}{:>28}{:>28}{:>10.2} %{:>14}",
             arm.name(),
-            text(&cpu),
-            text(&throughput),
+            cpu.text(),
+            throughput.text(),
             agent.median,
             size
         );
     }
     if json {
-        println!("{}", json!({"cpu_us": spread(&base), "requests_per_second": spread(&speed), "with": rows}));
+        println!(
+            "{}",
+            json!({"rounds": rounds, "cpu_us": spread(&base), "requests_per_second": spread(&speed), "with": rows})
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ranks of the sign test's tables: 1 of 6 to 8 values, 2 of 9 to 11, 3 of 12.
+    #[test]
+    fn intervals_of_medians() {
+        let of = |count: usize| interval(&(1..=count).rev().map(|value| value as f64).collect::<Vec<_>>());
+        for (count, expected) in [
+            (3, (1.0, 3.0)),
+            (6, (1.0, 6.0)),
+            (8, (1.0, 8.0)),
+            (9, (2.0, 8.0)),
+            (11, (2.0, 10.0)),
+            (12, (3.0, 10.0)),
+        ] {
+            assert_eq!(of(count), expected, "{count}");
+        }
     }
 }

@@ -88,8 +88,19 @@ impl Puma {
 
     /// Makes it answer requests from eight connections for this long.
     pub(in super::super) fn load(&mut self, endpoint: &str, seconds: u32) -> Result<Load> {
+        self.load_from(8, endpoint, seconds)
+    }
+
+    /// The same from this many.
+    pub(in super::super) fn load_from(
+        &mut self,
+        connections: u32,
+        endpoint: &str,
+        seconds: u32,
+    ) -> Result<Load> {
         let mut wrk = Command::new("wrk");
-        wrk.args(["-t1", "-c8", "--latency", "--timeout", "20s"]).arg(format!("-d{seconds}s"));
+        wrk.args(["-t1", "--latency", "--timeout", "20s"]);
+        wrk.arg(format!("-c{connections}")).arg(format!("-d{seconds}s"));
         wrk.arg(format!("http://127.0.0.1:{}/{endpoint}", self.port));
         let text = output(&mut wrk)?;
         self.check()?;

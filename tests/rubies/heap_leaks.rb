@@ -12,6 +12,11 @@ class Seat; end
 class Entry; end
 class Job; end
 class Visit; end
+class Coupon; end
+class Coin; end
+class Stamp; end
+class Ticket; end
+class Vote; end
 CACHE = []
 CLOSURES = []
 module Shop
@@ -24,6 +29,81 @@ module Shop
     end
   end
 end
+
+module Shop
+  class Basket
+    @@open = []
+
+    def self.keep
+      @@open << new # allocates Shop::Basket
+    end
+  end
+
+  # Variables that hold nothing come before the one that does.
+  module Desk
+    @name = "a desk"
+    @coupons = []
+    @closed = false
+
+    def self.keep
+      @coupons << Coupon.new # allocates Coupon
+    end
+  end
+
+  class Vault
+    class << self
+      COINS = []
+
+      def keep
+        COINS << Coin.new # allocates Coin
+      end
+    end
+  end
+end
+
+NAMELESS = Class.new do
+  @stamps = []
+
+  def self.keep
+    @stamps << Stamp.new # allocates Stamp
+  end
+end
+
+# A lambda for each ticket, which is made in a block inside of a method: only the variables of the block refer to the ticket, and only the
+# lambda to them.
+class Feed
+  class << self
+    attr_reader :main
+  end
+
+  def initialize
+    @listeners = []
+  end
+
+  def subscribe
+    1.times do
+      ticket = Ticket.new # allocates Ticket
+      @listeners << -> { ticket } # allocates Proc
+    end
+  end
+
+  @main = new
+end
+
+# What one lambda keeps: the variables of the method around the block that it is made in.
+class Tally
+  @@count = nil
+
+  def self.begin
+    votes = []
+    1.times { @@count = -> { votes << Vote.new } } # allocates Vote
+  end
+
+  def self.count
+    @@count.call
+  end
+end
+Tally.begin
 
 class Bus
   def initialize
@@ -88,6 +168,24 @@ ROUNDS = {
     600.times do |i|
       BUS.on { i }
       visited
+      rand(3).times { Scrap.new }
+    end
+  end,
+  # What variables of classes and modules have, and a constant of a singleton class.
+  "classes" => lambda do |n|
+    600.times do
+      Shop::Basket.keep
+      Shop::Desk.keep
+      Shop::Vault.keep
+      NAMELESS.keep
+      rand(3).times { Scrap.new }
+    end
+  end,
+  # What lambdas keep, each an object or one of them all.
+  "lambdas" => lambda do |n|
+    600.times do
+      Feed.main.subscribe
+      Tally.count
       rand(3).times { Scrap.new }
     end
   end,

@@ -11,7 +11,7 @@ use gctrace_tests::live::{Live, marked_lines};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use gctrace_tests::witness::malloc_extension;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The growth between two censuses is what the program made: from two files, against the process, and while it is watched.
 #[test]
@@ -107,13 +107,13 @@ fn leaks_in(live: &Live, pid: u32, time: &str, more: &[&str]) -> Result<(Value, 
     Ok((head.clone(), found.to_vec()))
 }
 
-/// What is said of a class that grows: how much there was and is of it, what holds it at once, and that it was allocated by the lines of the
+/// What is said of a class that grows: how much there was and is of it, the class of what holds it at once (none: empty), and that it was allocated by the lines of the
 /// program that say so: by those alone, however many objects were in the same slots before, and sampled often enough.
 fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Result<&'a Value> {
     let leak = found.iter().find(|line| line["name"] == class);
     let leak = leak.with_context(|| format!("{class} is not named: {found:#?}"))?;
     ensure!(leak["old"].as_u64() > leak["old_before"].as_u64(), "{leak}");
-    ensure!(leak["holders"][0]["class"] == holder, "{leak}");
+    ensure!(leak["holders"][0]["class"].as_str().unwrap_or_default() == holder, "{leak}");
     let marked = marked_lines("heap_leaks.rb", &format!("allocates {class}"))?;
     let sites = leak["sites"].as_array().with_context(|| format!("no sites: {leak}"))?;
     ensure!(!sites.is_empty(), "no sampled object is left: {leak}");
@@ -157,6 +157,81 @@ fn all_found(live: &Live, ruby: &Ruby) -> Result<()> {
     let code = leak["holders"][1]["code"].as_str().with_context(|| format!("no closure: {leak}"))?;
     ensure!(code.starts_with("counter ") || code.starts_with("Object#counter "), "{code}");
     ensure!(code.contains("rubies/heap_leaks.rb:"), "{code}");
+    // The closure is a lambda that a constant has.
+    let lambda = &leak["holders"][2];
+    ensure!(lambda["class"] == "Proc" && leak["constant"] == "COUNTER", "{leak}");
+    let code = lambda["code"].as_str().with_context(|| format!("no code: {leak}"))?;
+    let marked = marked_lines("heap_leaks.rb", "allocates Item")?;
+    ensure!(code.starts_with("block in ") && at_line(code, &marked), "not at {marked:?}: {code}");
+    Ok(())
+}
+
+/// Whether the code is at one of these lines of the program.
+fn at_line(code: &str, lines: &[u64]) -> bool {
+    lines.iter().any(|line| code.ends_with(&format!("rubies/heap_leaks.rb:{line}")))
+}
+
+/// What variables of classes and modules hold, and a constant of a singleton class.
+fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
+    let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("classes").start()?;
+    script.wait_for("ready")?;
+    let (_, found) = leaks(live, script.pid())?;
+    script.say("end")?;
+    script.finish()?;
+    let variables = [
+        ("Shop::Basket", json!({"name": "@@open", "class": "Shop::Basket"})),
+        ("Coupon", json!({"name": "@coupons", "class": "Shop::Desk"})),
+        // A class that has its name from a constant.
+        ("Stamp", json!({"name": "@stamps", "class": "NAMELESS"})),
+    ];
+    for (class, variable) in variables {
+        let leak = suspect(&found, class, "Array")?;
+        ensure!(leak["variable"] == variable && leak["end"] == "class_variable", "{leak}");
+        ensure!(
+            leak["holders"].as_array().map(Vec::len) == Some(1) && leak.get("constant").is_none(),
+            "{leak}"
+        );
+    }
+    let leak = suspect(&found, "Coin", "Array")?;
+    ensure!(leak["constant"] == "Shop::Vault.singleton_class::COINS", "{leak}");
+    Ok(())
+}
+
+/// What lambdas keep: each one object, or one of them all.
+fn of_lambdas(live: &Live, ruby: &Ruby) -> Result<()> {
+    let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("lambdas").start()?;
+    script.wait_for("ready")?;
+    let (_, found) = leaks(live, script.pid())?;
+    script.say("end")?;
+    script.finish()?;
+    let lambdas = marked_lines("heap_leaks.rb", "allocates Proc")?;
+    let code = |leak: &Value, at: usize| -> Result<String> {
+        let code = leak["holders"][at]["code"].as_str();
+        Ok(code.with_context(|| format!("no code of {at}: {leak}"))?.to_owned())
+    };
+    let classes = |leak: &Value| -> Vec<Value> {
+        let holders = leak["holders"].as_array().into_iter().flatten();
+        holders.map(|holder| holder["class"].clone()).collect()
+    };
+
+    let proc = suspect(&found, "Proc", "Array")?;
+    ensure!(classes(proc) == ["Array", "Feed"], "{proc}");
+    let main = json!({"name": "@main", "class": "Feed"});
+    ensure!(proc["variable"] == main && proc["end"] == "class_variable", "{proc}");
+
+    let ticket = suspect(&found, "Ticket", "")?;
+    ensure!(classes(ticket) == [Value::Null, "Proc".into(), "Array".into(), "Feed".into()], "{ticket}");
+    ensure!(ticket["variable"] == main, "{ticket}");
+    let (variables, lambda) = (code(ticket, 0)?, code(ticket, 1)?);
+    ensure!(variables.starts_with("block in ") && variables.contains("subscribe "), "{ticket}");
+    ensure!(lambda.contains("subscribe ") && at_line(&lambda, &lambdas), "not {lambdas:?}: {lambda}");
+
+    // An array, the variables of the method, those of the block in it, the lambda.
+    let vote = suspect(&found, "Vote", "Array")?;
+    ensure!(classes(vote) == ["Array".into(), Value::Null, Value::Null, "Proc".into()], "{vote}");
+    ensure!(vote["variable"] == json!({"name": "@@count", "class": "Tally"}), "{vote}");
+    let lines = marked_lines("heap_leaks.rb", "allocates Vote")?;
+    ensure!(at_line(&code(vote, 3)?, &lines), "not {lines:?}: {vote}");
     Ok(())
 }
 
@@ -251,6 +326,32 @@ fn what_grows_and_what_holds_it() -> Result<()> {
         if let Some(ruby) = turns.next() {
             running.push((ruby, "sparse", scope.spawn(move || fragmented(live, ruby))));
         }
+        for (ruby, program, thread) in running {
+            if let Err(error) = thread.join().expect("a thread panicked") {
+                failures.push(format!("{program}, Ruby {} ({}): {error:?}", ruby.version(), ruby.label()));
+            }
+        }
+    });
+    ensure!(failures.is_empty(), "{} fail.\n{}", failures.len(), failures.join("\n"));
+    Ok(())
+}
+
+/// Variables of classes and modules, and Procs, are holders on every Ruby. All at once: most of the time is waited for.
+#[test]
+fn variables_of_classes_and_procs() -> Result<()> {
+    let live = Live::begin()?;
+    let rubies = Ruby::all()?;
+    let live = &live;
+    let mut failures = Vec::new();
+    std::thread::scope(|scope| {
+        let running: Vec<_> = rubies
+            .iter()
+            .flat_map(|ruby| {
+                let classes = scope.spawn(move || of_classes(live, ruby));
+                let lambdas = scope.spawn(move || of_lambdas(live, ruby));
+                [(ruby, "classes", classes), (ruby, "lambdas", lambdas)]
+            })
+            .collect();
         for (ruby, program, thread) in running {
             if let Err(error) = thread.join().expect("a thread panicked") {
                 failures.push(format!("{program}, Ruby {} ({}): {error:?}", ruby.version(), ruby.label()));

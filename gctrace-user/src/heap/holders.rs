@@ -2,14 +2,21 @@
 //!
 //! Each step reads the heap once, one page at a time. What refers to most samples is the next step.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use serde::Serialize;
 
 use super::{jsonl::Address, target::Target};
 use crate::{
+    host::mem::ProcessMemory,
     model::source::last_two,
-    ruby::heap::{Environment, HeapError, ObjectType, Referred, Slot, each_object},
+    ruby::heap::{
+        ClassNames, Environment, HeapError, HeapLayout, ObjectType, Procs, References, Referred, Slot,
+        each_object,
+    },
 };
 
 /// Old objects of a class that holders are looked for.
@@ -17,7 +24,7 @@ const SAMPLES: usize = 64;
 /// Holders of one step that are counted.
 const MOST_HOLDERS: usize = 4096;
 /// Steps from a sample towards the roots.
-const STEPS: usize = 5;
+const STEPS: usize = 8;
 
 /// An object that holds others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -25,7 +32,7 @@ pub(super) struct Holder {
     pub(super) address: Address,
     pub(super) kind: &'static str,
     pub(super) class: Option<String>,
-    /// Of the variables of a method or block that a closure keeps: its label, file and first line.
+    /// Of the variables of a method or block that a closure keeps, and of a Proc: label, file and first line of the code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) code: Option<String>,
     /// Objects that it refers to.
@@ -42,10 +49,12 @@ pub(super) struct Holder {
 pub(super) enum End {
     /// No object of the class is there any more.
     NoSample,
-    /// None of the references that are read leads to it: a class or its constants, a stack, a closure, or similar.
+    /// None of the references that are read leads to it: a stack, a thread, data of an extension, or similar.
     NotReadable,
     /// A constant refers to it, which is for ever.
     Constant,
+    /// A class variable or an instance variable of a class or module refers to it.
+    ClassVariable,
     /// There are more steps than are followed.
     Bounded,
     /// The references of no object of this release are read.
@@ -56,14 +65,22 @@ impl End {
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::NoSample => "none of its old objects is left",
-            Self::NotReadable => {
-                "held by something that is not read (a stack, a Proc, a variable of a class, ...)"
-            }
+            Self::NotReadable => "held by something that is not read (a stack, a thread, an extension, ...)",
             Self::Constant => "held by a constant",
+            Self::ClassVariable => "held by a variable of a class",
             Self::Bounded => "held by further objects (not followed)",
             Self::Release => "their holders cannot be read in this Ruby",
         }
     }
+}
+
+/// A class variable, or an instance variable of a class or module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct ClassVariable {
+    /// `@@cache` or `@cache`.
+    pub(super) name: String,
+    /// What Ruby code calls the class or module; `None`: it has no name.
+    pub(super) class: Option<String>,
 }
 
 /// A path from samples to the holder that is farthest.
@@ -72,12 +89,14 @@ pub(super) struct Path {
     pub(super) holders: Vec<Holder>,
     /// The constant that it ends at.
     pub(super) constant: Option<String>,
+    /// The variable of a class that it ends at.
+    pub(super) variable: Option<ClassVariable>,
     pub(super) end: End,
 }
 
 impl Path {
     fn new(holders: Vec<Holder>, end: End) -> Self {
-        Self { holders, constant: None, end }
+        Self { holders, constant: None, variable: None, end }
     }
 }
 
@@ -87,7 +106,7 @@ struct HeapObject {
     class: u64,
     refers: u64,
     holds: usize,
-    /// Of variables that a closure keeps: the address of the code.
+    /// Of variables that a closure keeps, and of a Proc: the address of the code.
     code: Option<u64>,
 }
 
@@ -97,11 +116,9 @@ pub(super) fn path(
     mut is_suspect: impl FnMut(&Slot<'_>) -> bool,
 ) -> Result<Path, HeapError> {
     let layout = target.layout()?;
-    let version = target.plan.analysis.version;
-    let Some(mut references) = target.references(&layout) else {
+    let Some(mut search) = Search::of(target, layout) else {
         return Ok(Path::new(Vec::new(), End::Release));
     };
-    let mut names = target.names();
     let (objspace, _) = target.state()?;
     let mut samples = Samples::default();
     each_object(&target.memory, objspace, &layout, |slot| {
@@ -116,76 +133,156 @@ pub(super) fn path(
     let mut seen: HashSet<u64> = HashSet::new();
     let mut holders = Vec::new();
     for _ in 0..STEPS {
-        let mut found: BTreeMap<u64, HeapObject> = BTreeMap::new();
-        let mut held = BTreeSet::new();
-        // A class and the key of a constant of it that is one of the objects.
-        let mut constant: Option<(u64, u32)> = None;
-        each_object(&target.memory, objspace, &layout, |slot| {
-            if let Some(names) =
-                names.as_mut().filter(|_| ["T_CLASS", "T_MODULE"].contains(&slot.kind().name()))
-            {
-                // Where constants cannot be read, the path ends as before.
-                let _read = names.constants(slot.address, &mut |key, value| {
-                    if wanted.contains(&value) {
-                        constant.get_or_insert((slot.address, key));
-                    }
-                });
-            }
-            // Objects that hold each other lead nowhere.
-            if wanted.contains(&slot.address) || seen.contains(&slot.address) || found.len() >= MOST_HOLDERS {
-                return;
-            }
-            held.clear();
-            let mut refers = 0;
-            let mut visit = |value| {
-                refers += 1;
-                if wanted.contains(&value) {
-                    held.insert(value);
-                }
-            };
-            let environment = Environment::of(slot, version);
-            let referred = match &environment {
-                Some(environment) => environment.each(&target.memory, &mut visit).is_some(),
-                None => references.each(&target.memory, slot, &mut visit) == Referred::Exactly,
-            };
-            if referred && !held.is_empty() {
-                let code = environment.map(|environment| environment.code);
-                // What an environment has in the place of a class is its code.
-                let class = if code.is_some() { 0 } else { slot.class() };
-                let object = HeapObject { kind: slot.kind(), class, refers, holds: held.len(), code };
-                found.insert(slot.address, object);
-            }
-        })?;
+        let mut step = Step::new(&wanted, &seen);
+        each_object(&target.memory, objspace, &layout, |slot| search.see(slot, &mut step))?;
+        let Step { found, of_class, .. } = step;
         let best = found.iter().max_by_key(|(_, found)| (found.holds, found.refers));
-        // A constant holds one object, and holds it for ever; what holds more of the samples is the better answer.
-        if let Some((class, key)) = constant
-            && best.is_none_or(|(_, best)| best.holds <= 1)
-            && let Some(name) = names.as_mut().and_then(|names| names.constant(class, key))
+        // A constant or a variable holds one object, and holds it for ever; what holds more of the samples is the better answer.
+        if best.is_none_or(|(_, best)| best.holds <= 1)
+            && let Some(path) = of_class.and_then(|of_class| search.ends_at(of_class, &holders))
         {
-            return Ok(Path { holders, constant: Some(name), end: End::Constant });
+            return Ok(path);
         }
         let Some((&address, best)) = best else {
             return Ok(Path::new(holders, End::NotReadable));
         };
-        holders.push(Holder {
-            address: Address(address),
-            kind: best.kind.name(),
-            class: names
-                .as_mut()
-                .and_then(|names| names.name(best.class).filter(|_| best.code.is_none()))
-                .map(|name| name.as_ref().to_owned()),
-            code: best.code.and_then(|code| {
-                let (label, file, line) = names.as_mut()?.code(code)?;
-                Some(format!("{label} {}:{line}", last_two(&file)))
-            }),
-            refers: best.refers,
-            holds: best.holds,
-            of: wanted.len(),
-        });
+        holders.push(search.holder(address, best, wanted.len()));
         seen.extend(&wanted);
         wanted = BTreeSet::from([address]);
     }
     Ok(Path::new(holders, End::Bounded))
+}
+
+/// What of a class refers to one of the objects.
+enum OfClass {
+    /// The class, and the key of a constant.
+    Constant(u64, u32),
+    /// The class, and the name of a variable.
+    Variable(u64, Arc<str>),
+}
+
+/// An object whose references were read.
+struct Read {
+    /// Address of the code that it has, if any.
+    code: Option<u64>,
+}
+
+/// What refers to the objects of one step.
+struct Step<'a> {
+    wanted: &'a BTreeSet<u64>,
+    /// Objects that hold each other lead nowhere.
+    seen: &'a HashSet<u64>,
+    found: BTreeMap<u64, HeapObject>,
+    of_class: Option<OfClass>,
+    held: BTreeSet<u64>,
+}
+
+impl<'a> Step<'a> {
+    fn new(wanted: &'a BTreeSet<u64>, seen: &'a HashSet<u64>) -> Self {
+        Self { wanted, seen, found: BTreeMap::new(), of_class: None, held: BTreeSet::new() }
+    }
+}
+
+/// What reads references of the objects of one process.
+struct Search<'t> {
+    target: &'t Target,
+    names: Option<ClassNames<&'t ProcessMemory>>,
+    references: References,
+    procs: Option<Procs>,
+}
+
+impl<'t> Search<'t> {
+    fn of(target: &'t Target, layout: HeapLayout) -> Option<Self> {
+        let references = target.references(&layout)?;
+        let procs = Procs::of(target.plan.analysis.version, &layout);
+        Some(Self { target, names: target.names(), references, procs })
+    }
+
+    /// Looks whether an object is a holder.
+    fn see(&mut self, slot: &Slot<'_>, step: &mut Step<'_>) {
+        if slot.marks.is_some_and(|marks| marks.dead) {
+            return;
+        }
+        if [ObjectType::CLASS, ObjectType::MODULE].contains(&slot.kind()) && step.of_class.is_none() {
+            step.of_class = self.of_class(slot.address, step.wanted);
+        }
+        let known = step.wanted.contains(&slot.address) || step.seen.contains(&slot.address);
+        if known || step.found.len() >= MOST_HOLDERS {
+            return;
+        }
+        let Step { wanted, held, .. } = step;
+        held.clear();
+        let mut refers = 0;
+        let read = self.references(slot, &mut |value| {
+            refers += 1;
+            if wanted.contains(&value) {
+                held.insert(value);
+            }
+        });
+        let Some(Read { code }) = read.filter(|_| !step.held.is_empty()) else { return };
+        // What internal objects have in the place of a class is something else.
+        let class = if slot.kind().is_internal() { 0 } else { slot.class() };
+        let object = HeapObject { kind: slot.kind(), class, refers, holds: step.held.len(), code };
+        step.found.insert(slot.address, object);
+    }
+
+    /// Hands what an object refers to to `visit`. `None`: its references cannot be read.
+    fn references(&mut self, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Option<Read> {
+        let memory = &self.target.memory;
+        if let Some(environment) = Environment::of(slot, self.target.plan.analysis.version) {
+            return environment.each(memory, visit).map(|()| Read { code: Some(environment.code) });
+        }
+        if let Some(closure) = self.procs.as_mut().and_then(|procs| procs.closure(memory, slot)) {
+            closure.each(visit);
+            return Some(Read { code: Some(closure.code) });
+        }
+        let referred = self.references.each(memory, slot, visit);
+        (referred == Referred::Exactly).then_some(Read { code: None })
+    }
+
+    /// A constant or a variable of a class that is one of the objects. Where they cannot be read, the path goes on as if there were none.
+    fn of_class(&mut self, class: u64, wanted: &BTreeSet<u64>) -> Option<OfClass> {
+        let names = self.names.as_mut()?;
+        let mut constant = None;
+        let _read = names.constants(class, &mut |key, value| {
+            if wanted.contains(&value) {
+                constant.get_or_insert(key);
+            }
+        });
+        if let Some(key) = constant {
+            return Some(OfClass::Constant(class, key));
+        }
+        let variables = names.variables(class, &mut |value| wanted.contains(&value))?;
+        variables.into_iter().next().map(|name| OfClass::Variable(class, name))
+    }
+
+    /// The path that ends there; `None`: a constant without a name.
+    fn ends_at(&mut self, of_class: OfClass, holders: &[Holder]) -> Option<Path> {
+        let names = self.names.as_mut()?;
+        let holders = holders.to_vec();
+        Some(match of_class {
+            OfClass::Constant(class, key) => {
+                let constant = Some(names.constant(class, key)?);
+                Path { constant, ..Path::new(holders, End::Constant) }
+            }
+            OfClass::Variable(class, name) => {
+                let variable = ClassVariable { name: name.to_string(), class: names.expression(class) };
+                Path { variable: Some(variable), ..Path::new(holders, End::ClassVariable) }
+            }
+        })
+    }
+
+    fn holder(&mut self, address: u64, object: &HeapObject, of: usize) -> Holder {
+        let HeapObject { kind, class, refers, holds, code } = *object;
+        let mut names = self.names.as_mut();
+        let class = names.as_mut().filter(|_| class != 0).and_then(|names| names.name(class));
+        let code = code.and_then(|code| {
+            let (label, file, line) = names?.code(code)?;
+            Some(format!("{label} {}:{line}", last_two(&file)))
+        });
+        let class = class.map(|name| name.as_ref().to_owned());
+        Holder { address: Address(address), kind: kind.name(), class, code, refers, holds, of }
+    }
 }
 
 /// Objects spread over all that are seen, in memory that is bounded: each second one is forgotten when there is no room,

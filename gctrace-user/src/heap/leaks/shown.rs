@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     super::{
-        holders::{self, Holder},
+        holders::{self, ClassVariable, Holder},
         jsonl,
         line::Line,
         origins::{Account, Lines},
@@ -67,6 +67,8 @@ enum Record<'a> {
         holders: Option<&'a [Holder]>,
         #[serde(skip_serializing_if = "Option::is_none")]
         constant: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        variable: Option<&'a ClassVariable>,
         #[serde(skip_serializing_if = "Option::is_none")]
         end: Option<holders::End>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -159,6 +161,7 @@ impl Found<'_> {
                 per_minute: rounded(*per_minute),
                 holders: path.as_ref().map(|path| path.holders.as_slice()),
                 constant: path.as_ref().and_then(|path| path.constant.as_deref()),
+                variable: path.as_ref().and_then(|path| path.variable.as_ref()),
                 end: path.as_ref().map(|path| path.end),
                 sites: origins.of(name).map(|lines| lines.iter().map(Site::of).collect()),
             };
@@ -205,9 +208,10 @@ impl Found<'_> {
             for holder in &path.holders {
                 writeln!(out, "  held by {}", words(holder))?;
             }
-            match &path.constant {
-                Some(constant) => writeln!(out, "  held by the constant {}", printable(constant))?,
-                None => writeln!(out, "  {}", path.end.words())?,
+            match (&path.constant, &path.variable) {
+                (Some(constant), _) => writeln!(out, "  held by the constant {}", printable(constant))?,
+                (None, Some(variable)) => writeln!(out, "  held by {}", of_class(variable))?,
+                (None, None) => writeln!(out, "  {}", path.end.words())?,
             }
         }
         if suspects.len() > top {
@@ -280,10 +284,21 @@ fn allocated(out: &mut impl Write, lines: &Lines) -> io::Result<()> {
 fn words(holder: &Holder) -> String {
     let Holder { address, kind, class, code, refers, holds, of } = holder;
     let class = match (class, code) {
-        (_, Some(code)) => format!("a closure over the variables of {}", printable(code)),
+        (Some(class), Some(code)) => format!("{} defined at {}", printable(class), printable(code)),
+        (None, Some(code)) if *kind == "T_DATA" => {
+            format!("a Proc of a class without a name, defined at {}", printable(code))
+        }
+        (None, Some(code)) => format!("a closure over the variables of {}", printable(code)),
         (Some(class), None) => printable(class).into_owned(),
         (None, None) => format!("a hidden {kind}"),
     };
     let share = if *of > 1 { format!(" ({holds} of {of} samples)") } else { String::new() };
     format!("{class} {:#x} with {}{share}", address.0, plural(*refers, "reference"))
+}
+
+fn of_class(variable: &ClassVariable) -> String {
+    let class = variable.class.as_deref().map(printable);
+    let class = class.as_deref().unwrap_or("a class without a name");
+    let kind = if variable.name.starts_with("@@") { "class variable" } else { "instance variable" };
+    format!("the {kind} {} of {class}", printable(&variable.name))
 }

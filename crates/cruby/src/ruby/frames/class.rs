@@ -17,7 +17,7 @@ pub(super) struct Owner {
 }
 
 /// Instance variables of a class that are looked through at most.
-const MAX_VARIABLES: u64 = 1024;
+pub(super) const MAX_VARIABLES: u64 = 1024;
 /// Singleton classes and included modules that are passed over on the way to the class of an object.
 const MAX_ANCESTORS: u32 = 4096;
 /// `T_ICLASS`: a module as an entry among the ancestors of a class.
@@ -200,19 +200,24 @@ fn in_table<M: Memory>(
     table: u64,
     is_wanted: &mut impl FnMut(u64) -> Result<bool>,
 ) -> Result<Option<u64>> {
+    for (key, record) in table_entries(reader, table)? {
+        if is_wanted(key)? {
+            return Ok(Some(record));
+        }
+    }
+    Ok(None)
+}
+
+/// Keys and values of a hash table of instance variables, at most [`MAX_VARIABLES`].
+pub(super) fn table_entries<M: Memory>(reader: &Reader<M>, table: u64) -> Result<Vec<(u64, u64)>> {
     let table = reader.bytes::<TABLE_SIZE>(table)?;
     let (start, bound) = (u64_at(&table, TABLE_START), u64_at(&table, TABLE_BOUND));
     let count = bound.checked_sub(start).ok_or(Failure::Stale)?.min(MAX_VARIABLES) as usize;
     let begin = start.checked_mul(ENTRY_SIZE as u64).ok_or(Failure::Stale)?;
     let first = u64_at(&table, TABLE_ENTRIES).wrapping_add(begin);
     let entries = reader.vec(first, count * ENTRY_SIZE)?;
-    for entry in entries.chunks_exact(ENTRY_SIZE) {
-        let (hash, key, record) = (u64_at(entry, 0), u64_at(entry, 8), u64_at(entry, 16));
-        if hash != DELETED && is_wanted(key)? {
-            return Ok(Some(record));
-        }
-    }
-    Ok(None)
+    let entries = entries.chunks_exact(ENTRY_SIZE).filter(|entry| u64_at(entry, 0) != DELETED);
+    Ok(entries.map(|entry| (u64_at(entry, 8), u64_at(entry, 16))).collect())
 }
 
 /// The index of an instance variable, by the shape and those it grew from (`rb_shape_get_iv_index`, shape.c).

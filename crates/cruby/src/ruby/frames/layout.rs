@@ -6,8 +6,8 @@ use crate::{
     address::Svma,
     ruby::{
         RubyAnalysis, RubyVersion,
-        derive::SymbolTable,
-        tables::{Struct, Table},
+        derive::{ShapeList, SymbolTable},
+        tables::{self, Struct, Table},
     },
 };
 
@@ -103,6 +103,17 @@ pub(super) struct ClassLayout {
     pub(super) superclass: Option<u32>,
     /// Where its table of constants is; `None` if that is not known.
     pub(super) constants: Option<ConstantsAt>,
+    /// Where its own instance variables and class variables are; `None` if that is not known.
+    pub(super) variables: Option<VariablesAt>,
+}
+
+/// Where instance variables of a class or module, and its class variables, are; byte offsets.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum VariablesAt {
+    /// Up to 3.1, in a hash table: of the pointer to the extension from the class, and of that to the table from there.
+    Table { extension: u32, table: u32 },
+    /// 3.2 to 3.4, in an array: of the pointer to it from the class. The shape of the class has their order.
+    Shapes { values: u32, list: ShapeList, shape: ShapeLayout },
 }
 
 /// Where the pointer to a class's table of constants is; byte offsets.
@@ -179,7 +190,10 @@ impl FrameLayout {
     /// The layout of an image, from its release's table and what its code shows; or why there is none, in words.
     pub fn of(analysis: &RubyAnalysis, table: &Table) -> Result<Self, String> {
         let symbols = analysis.derived.symbols.as_ref().copied().map_err(ToString::to_string);
-        Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)
+        let mut layout = Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)?;
+        let shapes = analysis.derived.shapes.as_ref().ok().copied();
+        layout.class.variables = layout.class.variables_at(analysis.version, table, shapes);
+        Ok(layout)
     }
 
     /// The way to a Ruby stack with that from a frame to the name of its method.
@@ -357,7 +371,7 @@ impl ClassLayout {
         };
         let plain = table.structure("RClass").and_then(|class| class.field("super"));
         let superclass = plain.or_else(|| both?.field("classext.super")).map(|field| field.offset);
-        Ok(Self { singleton, path, superclass, constants: Self::constants(version, table) })
+        Ok(Self { singleton, path, superclass, constants: Self::constants(version, table), variables: None })
     }
 
     /// The table of constants, of releases whose table and entries are as `constants.rs` reads them.
@@ -379,6 +393,31 @@ impl ClassLayout {
         })
     }
 
+    /// Instance variables and class variables are in one table (`RCLASS_IV_TBL`, internal/class.h, up to 3.1), from 3.2 to 3.4 in one
+    /// array (`RCLASS_IVPTR`): `rb_cvar_set` stores by `rb_class_ivar_set` (variable.c).
+    fn variables_at(
+        &self,
+        version: RubyVersion,
+        table: &Table,
+        shapes: Option<ShapeList>,
+    ) -> Option<VariablesAt> {
+        let known = RubyVersion::new(2, 7, 0)..RubyVersion::new(3, 5, 0);
+        if !known.contains(&version) {
+            return None;
+        }
+        if let ClassPath::Table { extension, variables } = self.path {
+            return Some(VariablesAt::Table { extension, table: variables });
+        }
+        // Both are members of the extension.
+        let members = table.structure("rb_classext_struct")?;
+        let constants = members.field("const_tbl")?.offset;
+        let Some(ConstantsAt::Class(at)) = self.constants else { return None };
+        let values = at.checked_sub(constants)?.checked_add(members.field("iv_ptr")?.offset)?;
+        let shape = table.structure("rb_shape").or_else(|| tables::newest_structure(version, "rb_shape"))?;
+        let list = shapes.filter(|list| list.size == shape.size)?;
+        Some(VariablesAt::Shapes { values, list, shape: ShapeLayout::of(shape).ok()? })
+    }
+
     /// Releases that keep the name in an instance variable.
     fn variables(table: &Table, extension: &Struct) -> Result<ClassPath, String> {
         let Some(class) = table.structure("RClass") else { return Ok(ClassPath::Unknown) };
@@ -391,14 +430,20 @@ impl ClassLayout {
         else {
             return Ok(ClassPath::Unknown);
         };
-        let shape = ShapeLayout {
+        let shape = ShapeLayout::of(shape)?;
+        // `RCLASS_EXT_EMBEDDED`: the extension follows the class.
+        Ok(ClassPath::Shapes { variables: class.size + variables.offset, list: list.offset, shape })
+    }
+}
+
+impl ShapeLayout {
+    fn of(shape: &Struct) -> Result<Self, String> {
+        Ok(Self {
             size: shape.size,
             name: offset(shape, "edge_name")?,
             next_index: offset(shape, "next_iv_index")?,
             kind: offset(shape, "type")?,
             parent: offset(shape, "parent_id")?,
-        };
-        // `RCLASS_EXT_EMBEDDED`: the extension follows the class.
-        Ok(ClassPath::Shapes { variables: class.size + variables.offset, list: list.offset, shape })
+        })
     }
 }

@@ -30,6 +30,7 @@ mod read;
 mod symbol;
 #[cfg(test)]
 mod tests;
+mod variables;
 
 use std::sync::Arc;
 
@@ -107,6 +108,21 @@ impl<M: Memory> Namer<M> {
     /// The name of a constant by its key.
     pub(in crate::ruby) fn constant_name(&mut self, key: u32) -> Option<Arc<str>> {
         self.names.constant_name(key)
+    }
+
+    /// Names of the instance variables and class variables of a class or module that have a value for which `is_wanted` holds; `None` if
+    /// they cannot be read.
+    pub(in crate::ruby) fn class_variables(
+        &mut self,
+        class: u64,
+        is_wanted: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Vec<Arc<str>>> {
+        self.names.class_variables(class, is_wanted)
+    }
+
+    /// What Ruby code calls a class or module: `Order`, or `Order.singleton_class`. `None`: it has no permanent name.
+    pub(in crate::ruby) fn class_expression(&mut self, class: u64) -> Option<String> {
+        self.names.class_expression(class)
     }
 
     /// Label, file and first line of the code at an address.

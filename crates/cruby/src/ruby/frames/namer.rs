@@ -17,7 +17,7 @@ use super::{
     layout::{AsC, FrameLayout},
     method::{self, MethodEntry},
     read::{Failure, Reader, Result},
-    symbol,
+    symbol, variables,
 };
 
 /// Entries of each kind that are remembered, in each of two generations.
@@ -151,6 +151,26 @@ impl<M: Memory> Names<M> {
         constants::ids(key)
             .into_iter()
             .find_map(|id| id_name(reader, layout, *bias, ids, units, id).ok().flatten())
+    }
+
+    /// Names of the variables of a class or module that have a wanted value. Hidden variables have other names, or none.
+    pub(super) fn class_variables(
+        &mut self,
+        class: u64,
+        is_wanted: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Vec<Arc<str>>> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        let found = variables::find(reader, class, *bias, layout.class.variables, is_wanted).ok()??;
+        let names = found.into_iter().filter_map(|id| id_name(reader, layout, *bias, ids, units, id).ok()?);
+        Some(names.filter(|name| name.starts_with('@')).collect())
+    }
+
+    /// The name of a class or module, or of what a singleton class belongs to.
+    pub(super) fn class_expression(&mut self, class: u64) -> Option<String> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
+        let Owner { path, separator } = class::owner(reader, class, layout, &mut id_name).ok()??;
+        Some(if separator == '.' { format!("{path}.singleton_class") } else { path.to_string() })
     }
 
     /// Label, file and first line of the code at an address.

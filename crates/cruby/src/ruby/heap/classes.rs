@@ -30,9 +30,20 @@ impl<M: Memory> ClassNames<M> {
         self.0.code_place(iseq)
     }
 
+    /// Names of the instance variables (`@cache`) and class variables (`@@cache`) of a class or module that have a value for which
+    /// `is_wanted` holds. `None`: they cannot be read, as in releases before 2.7 and after 3.4.
+    pub fn variables(&mut self, class: u64, is_wanted: &mut dyn FnMut(u64) -> bool) -> Option<Vec<Arc<str>>> {
+        self.0.class_variables(class, is_wanted)
+    }
+
+    /// What Ruby code calls a class or module: `Order`, or `Order.singleton_class`. `None`: it has no name.
+    pub fn expression(&mut self, class: u64) -> Option<String> {
+        self.0.class_expression(class)
+    }
+
     /// What Ruby code calls a constant: `CACHE` of `Object`, else `Order::CACHE`. `None`: it or its class has no name.
     pub fn constant(&mut self, class: u64, key: u32) -> Option<String> {
-        let (class, name) = (self.0.class_name(class)?, self.0.constant_name(key)?);
-        Some(if &*class == "Object" { name.to_string() } else { format!("{class}::{name}") })
+        let (class, name) = (self.0.class_expression(class)?, self.0.constant_name(key)?);
+        Some(if class == "Object" { name.to_string() } else { format!("{class}::{name}") })
     }
 }

@@ -9,8 +9,17 @@ const KIND_SHIFT: u32 = 12;
 const KIND_MASK: u64 = 0xf;
 /// Byte offsets of `iseq`, `env` and `env_size`.
 const CODE: usize = 8;
+const POINTER: usize = 16;
 const VALUES: usize = 24;
 const COUNT: usize = 32;
+/// Bytes of the part of `rb_env_t` that is read.
+const HEAD: usize = 40;
+/// `VM_ENV_DATA_INDEX_SPECVAL`, `_FLAGS` and `_ENV` (`vm_core.h`), from -1 on.
+const SPECIAL: usize = 0;
+const FLAGS: usize = 1;
+const ITSELF: usize = 2;
+/// `VM_ENV_FLAG_LOCAL`: those of a method, not of a block.
+const LOCAL: u64 = 2;
 /// More variables than this are not plausible.
 const MOST: u64 = 1 << 16;
 
@@ -19,6 +28,7 @@ const MOST: u64 = 1 << 16;
 pub struct Environment {
     /// Address of the code of the method or block.
     pub code: u64,
+    pointer: u64,
     values: u64,
     count: u64,
 }
@@ -33,21 +43,53 @@ impl Environment {
         let count = slot.word(COUNT) & 0xffff_ffff;
         (is_environment && count <= MOST).then(|| Self {
             code: slot.word(CODE),
+            pointer: slot.word(POINTER),
             values: slot.word(VALUES),
             count,
         })
     }
 
-    /// Hands what the collector marks through it to `visit`; `None` if it is not there any more.
+    /// The object that the variables behind this pointer (`ep`) belong to. `None`: they belong to none, as those on a stack, or what is
+    /// there contradicts that: the environment must point back.
+    pub(super) fn at<M: Memory>(memory: &M, pointer: u64, version: RubyVersion) -> Option<u64> {
+        let address = of_pointer(memory, pointer)?[ITSELF];
+        let mut bytes = [0; HEAD];
+        if !address.is_multiple_of(8) || !memory.read(address, &mut bytes) {
+            return None;
+        }
+        let found = Self::of(&Slot { address, bytes: &bytes, marks: None }, version)?;
+        (found.pointer == pointer).then_some(address)
+    }
+
+    /// Hands what the collector marks through it to `visit`, without its code; `None` if it is not there any more.
     pub fn each<M: Memory>(&self, memory: &M, visit: &mut dyn FnMut(u64)) -> Option<()> {
         let mut bytes = vec![0; self.count as usize * 8];
         if !memory.read(self.values, &mut bytes) {
             return None;
         }
+        let outer = self.outer(memory)?;
         let values = bytes.chunks_exact(8).map(|value| word(value, 0));
-        values.filter(|value| value.is_multiple_of(8) && *value > 0x1000).for_each(visit);
+        values.chain([outer]).filter(|value| value.is_multiple_of(8) && *value > 0x1000).for_each(visit);
         Some(())
     }
+
+    /// The environment of the method or block around a block (`rb_vm_env_prev_env`, vm.c): 0 for a method's own. `None`: it is not there
+    /// any more.
+    fn outer<M: Memory>(&self, memory: &M) -> Option<u64> {
+        let own = of_pointer(memory, self.pointer)?;
+        if own[FLAGS] & LOCAL != 0 {
+            return Some(0);
+        }
+        // GC_GUARDED_PTR_REF (`vm_core.h`).
+        of_pointer(memory, own[SPECIAL] & !3).map(|outer| outer[ITSELF])
+    }
+}
+
+/// The words from -1 on at a pointer to variables.
+fn of_pointer<M: Memory>(memory: &M, pointer: u64) -> Option<[u64; 3]> {
+    let mut bytes = [0; 24];
+    let first = pointer.checked_sub(8).filter(|first| first.is_multiple_of(8))?;
+    memory.read(first, &mut bytes).then(|| [0, 8, 16].map(|at| word(&bytes, at)))
 }
 
 #[cfg(test)]
@@ -55,7 +97,7 @@ mod tests {
     use super::*;
 
     /// Words from address 0x10000 on.
-    struct Words([u64; 4]);
+    struct Words(Vec<u64>);
 
     impl Memory for Words {
         fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
@@ -69,28 +111,66 @@ mod tests {
         }
     }
 
+    const IMEMO: u64 = 0x1a;
+    const VERSION: RubyVersion = RubyVersion { major: 3, minor: 1, teeny: 0 };
+    /// Four values; from the pointer -1 on: no block, a method's own.
+    const OWN: [u64; 7] = [0x20000, 3, 0x8, 0x20008, 0, LOCAL, 0x9000];
+    const POINTER_TO_OWN: u64 = 0x10000 + 5 * 8;
+
+    fn of(memory: &[u64], head: [u64; 4], version: RubyVersion) -> Option<Result<Vec<u64>, &'static str>> {
+        let [flags, pointer, values, count] = head;
+        let bytes: Vec<u8> =
+            [flags, 0x5000, pointer, values, count].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let slot = Slot { address: 0x9000, bytes: &bytes, marks: None };
+        let environment = Environment::of(&slot, version)?;
+        let mut found = Vec::new();
+        let read = environment.each(&Words(memory.to_vec()), &mut |value| found.push(value));
+        Some(read.map(|()| found).ok_or("gone"))
+    }
+
     /// Objects among the values, of environments only; sizes and addresses that lead nowhere are refused.
     #[test]
     fn values() {
-        const IMEMO: u64 = 0x1a;
-        let version = RubyVersion { major: 3, minor: 1, teeny: 0 };
         let of = |flags: u64, values: u64, count: u64, version| {
-            let bytes: Vec<u8> =
-                [flags, 0x5000, 0x6000, values, count].iter().flat_map(|word| word.to_le_bytes()).collect();
-            let slot = Slot { address: 0x9000, bytes: &bytes, marks: None };
-            let environment = Environment::of(&slot, version)?;
-            let mut found = Vec::new();
-            let read = environment.each(&Words([0x20000, 3, 0x8, 0x20008]), &mut |value| found.push(value));
-            Some(read.map(|()| found))
+            of(&OWN, [flags, POINTER_TO_OWN, values, count], version)
         };
-        assert_eq!(of(IMEMO, 0x10000, 4, version), Some(Some(vec![0x20000, 0x20008])));
+        assert_eq!(of(IMEMO, 0x10000, 4, VERSION), Some(Ok(vec![0x20000, 0x20008])));
         // The upper half of the word is no part of the count.
-        assert_eq!(of(IMEMO, 0x10000, 7 << 32 | 1, version), Some(Some(vec![0x20000])));
-        assert_eq!(of(IMEMO, 0x10000, 5, version), Some(None), "not there");
-        assert_eq!(of(IMEMO, u64::MAX, 4, version), Some(None));
-        assert_eq!(of(IMEMO, 0x10000, MOST + 1, version), None);
-        assert_eq!(of(IMEMO | 1 << KIND_SHIFT, 0x10000, 4, version), None, "another kind");
-        assert_eq!(of(0x7, 0x10000, 4, version), None, "an array");
+        assert_eq!(of(IMEMO, 0x10000, 7 << 32 | 1, VERSION), Some(Ok(vec![0x20000])));
+        assert_eq!(of(IMEMO, 0x10000, 8, VERSION), Some(Err("gone")), "not there");
+        assert_eq!(of(IMEMO, u64::MAX, 4, VERSION), Some(Err("gone")));
+        assert_eq!(of(IMEMO, 0x10000, MOST + 1, VERSION), None);
+        assert_eq!(of(IMEMO | 1 << KIND_SHIFT, 0x10000, 4, VERSION), None, "another kind");
+        assert_eq!(of(0x7, 0x10000, 4, VERSION), None, "an array");
         assert_eq!(of(IMEMO, 0x10000, 4, RubyVersion { major: 4, minor: 1, teeny: 0 }), None);
+    }
+
+    /// That of a block refers to that of what is around it.
+    #[test]
+    fn outer() {
+        let outer = 0x10000 + 8 * 8;
+        // A value; -1: the outer one, guarded; flags; itself. Then of the outer one.
+        let mut memory = vec![0x20000, 0, 0, 0, outer | 1, 0, 0x9000, 0, 0, 0x30000];
+        let head = [IMEMO, POINTER_TO_OWN, 0x10000, 1];
+        assert_eq!(of(&memory, head, VERSION), Some(Ok(vec![0x20000, 0x30000])));
+        memory[5] = LOCAL;
+        assert_eq!(of(&memory, head, VERSION), Some(Ok(vec![0x20000])), "a method's own");
+        memory[5] = 0;
+        memory[4] = 0;
+        assert_eq!(of(&memory, head, VERSION), Some(Err("gone")), "leads nowhere");
+    }
+
+    /// Variables belong to the environment that points back to them.
+    #[test]
+    fn itself() {
+        let address = 0x10000 + 8 * 8;
+        let pointer = 0x10000 + 8;
+        let mut memory = vec![0, LOCAL, address, 0, 0, 0, 0, 0, IMEMO, 0x5000, pointer, 0x10000, 3];
+        assert_eq!(Environment::at(&Words(memory.clone()), pointer, VERSION), Some(address));
+        memory[10] += 8;
+        assert_eq!(Environment::at(&Words(memory.clone()), pointer, VERSION), None, "to others");
+        (memory[10], memory[2]) = (pointer, 0x34);
+        assert_eq!(Environment::at(&Words(memory.clone()), pointer, VERSION), None, "on a stack");
+        assert_eq!(Environment::at(&Words(memory), 3, VERSION), None);
     }
 }

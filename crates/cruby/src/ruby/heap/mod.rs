@@ -8,6 +8,7 @@ mod classes;
 mod environment;
 mod kinds;
 mod layout;
+mod procs;
 mod references;
 mod shapes;
 #[cfg(test)]
@@ -19,6 +20,7 @@ pub use classes::ClassNames;
 pub use environment::Environment;
 pub use kinds::ObjectType;
 pub use layout::HeapLayout;
+pub use procs::{Closure, Procs};
 pub use references::{References, Referred};
 pub use shapes::Shapes;
 pub use walk::{Marks, Slot, each_object};

@@ -1,0 +1,199 @@
+//! Procs and lambdas: the code of a block, the object that is `self` in it, and the variables around it (`rb_proc_t`, `vm_core.h`).
+
+use std::collections::HashMap;
+
+use super::{Environment, HeapLayout, Slot, walk::word};
+use crate::ruby::{RubyVersion, frames::Memory};
+
+/// Byte offsets in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7; up to 3.4).
+const TYPE: usize = 16;
+const TYPED: usize = 24;
+const DATA: usize = 32;
+/// `TYPED_DATA_EMBEDDED` (3.3 and later): the data is in the slot.
+const EMBEDDED: u64 = 2;
+/// `wrap_struct_name` of `proc_data_type` (proc.c).
+const NAME: &[u8; 5] = b"proc\0";
+/// Byte offsets in `struct rb_block` (`vm_core.h`, 2.7 to 3.4), the first member of `rb_proc_t`.
+const OWN_SELF: usize = 0;
+const POINTER: usize = 8;
+const CODE: usize = 16;
+const KIND: usize = 24;
+const BLOCK: usize = 32;
+/// `block_type_iseq`: a block of Ruby code.
+const RUBY: u64 = 0;
+/// Types of data that are remembered.
+const MOST_TYPES: usize = 4096;
+
+/// A Proc of Ruby code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closure {
+    /// Address of the code of the block.
+    pub code: u64,
+    /// `self` in it.
+    own_self: u64,
+    /// The variables around it.
+    environment: u64,
+}
+
+impl Closure {
+    /// Hands what the collector marks through it to `visit` (`block_mark`, proc.c), without the code.
+    pub fn each(&self, visit: &mut dyn FnMut(u64)) {
+        let found = [self.own_self, self.environment].into_iter();
+        found.filter(|value| value.is_multiple_of(8) && *value > 0x1000).for_each(visit);
+    }
+}
+
+/// Finds the Procs of one process.
+#[derive(Debug)]
+pub struct Procs {
+    version: RubyVersion,
+    layout: HeapLayout,
+    /// Which types of data are that of Procs.
+    types: HashMap<u64, bool>,
+}
+
+impl Procs {
+    /// For a release; `None`: it is not known how it keeps Procs (2.7 to 3.4 are).
+    pub fn of(version: RubyVersion, layout: &HeapLayout) -> Option<Self> {
+        let known = version.at_least(2, 7) && !version.at_least(3, 5);
+        known.then(|| Self { version, layout: *layout, types: HashMap::new() })
+    }
+
+    /// The Proc in a slot. `None`: it is something else, a Proc of a symbol, a method or a C function, or one with instance variables; or it
+    /// has changed meanwhile. What says that it is one: the name of its type, and an environment that points back to its variables.
+    pub fn closure<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) -> Option<Closure> {
+        if slot.kind().name() != "T_DATA" || slot.has_other_variables(&self.layout) {
+            return None;
+        }
+        let embedded = self.version.at_least(3, 3) && slot.word(TYPED) & EMBEDDED != 0;
+        let typed = if embedded { 1 | EMBEDDED } else { 1 };
+        if slot.word(TYPED) != typed || !self.is_proc(memory, slot.word(TYPE)) {
+            return None;
+        }
+        let mut block = [0; BLOCK];
+        if embedded {
+            block.copy_from_slice(slot.bytes.get(DATA..DATA + BLOCK)?);
+        } else if !memory.read(slot.word(DATA), &mut block) {
+            return None;
+        }
+        if word(&block, KIND) & 0xffff_ffff != RUBY {
+            return None;
+        }
+        let environment = Environment::at(memory, word(&block, POINTER), self.version)?;
+        Some(Closure { code: word(&block, CODE), own_self: word(&block, OWN_SELF), environment })
+    }
+
+    fn is_proc<M: Memory>(&mut self, memory: &M, kind: u64) -> bool {
+        if let Some(&known) = self.types.get(&kind) {
+            return known;
+        }
+        let mut pointer = [0; 8];
+        let mut name = [0; NAME.len()];
+        let read = memory.read(kind, &mut pointer) && memory.read(u64::from_le_bytes(pointer), &mut name);
+        let found = read && &name == NAME;
+        if read && self.types.len() < MOST_TYPES {
+            self.types.insert(kind, found);
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Words from address 0x10000 on.
+    struct Words(Vec<u64>);
+
+    impl Memory for Words {
+        fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+            let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let at = address.checked_sub(0x10000).and_then(|at| usize::try_from(at).ok());
+            let Some(bytes) = at.and_then(|at| bytes.get(at..at.checked_add(buffer.len())?)) else {
+                return false;
+            };
+            buffer.copy_from_slice(bytes);
+            true
+        }
+    }
+
+    const DATA_TYPE: u64 = 0xc;
+    const OLD: RubyVersion = RubyVersion { major: 3, minor: 1, teeny: 2 };
+    const NEW: RubyVersion = RubyVersion { major: 3, minor: 3, teeny: 8 };
+
+    fn at(word: u64) -> u64 {
+        0x10000 + word * 8
+    }
+
+    /// Type, name, block, variables, environment.
+    fn memory() -> Vec<u64> {
+        let name = u64::from_le_bytes(*b"proc\0abc");
+        let block = [0x7000, at(7), 0x5000, 7 << 32];
+        let variables = [0, 2, at(9)];
+        let environment = [0x1a, 0x5008, at(7), at(6), 3];
+        [&[at(1), name][..], &block, &variables, &environment].concat()
+    }
+
+    fn find(version: RubyVersion, memory: Vec<u64>, slot: &[u64]) -> Option<Closure> {
+        let layout = HeapLayout::of(version).ok()?;
+        let bytes: Vec<u8> = slot.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let slot = Slot { address: 0x9000, bytes: &bytes, marks: None };
+        Procs::of(version, &layout)?.closure(&Words(memory), &slot)
+    }
+
+    /// What is a Proc in every respect is one; what differs in one is none.
+    #[test]
+    fn closures() {
+        let slot = [DATA_TYPE, 0x8000, at(0), 1, at(2)];
+        let expected = Closure { code: 0x5000, own_self: 0x7000, environment: at(9) };
+        assert_eq!(find(OLD, memory(), &slot), Some(expected));
+        assert_eq!(find(NEW, memory(), &slot), Some(expected));
+        let mut found = Vec::new();
+        expected.each(&mut |value| found.push(value));
+        assert_eq!(found, [0x7000, at(9)]);
+
+        let mut embedded = [DATA_TYPE, 0x8000, at(0), 3, 0, 0, 0, 0];
+        embedded[4..].copy_from_slice(&memory()[2..6]);
+        assert_eq!(find(NEW, memory(), &embedded), Some(expected));
+        assert_eq!(find(OLD, memory(), &embedded), None, "no data is embedded there");
+        assert_eq!(find(NEW, memory(), &embedded[..5]), None, "a slot that is too small");
+
+        for (word, value, why) in [
+            (0, 0x7, "an array"),
+            (0, DATA_TYPE | 1 << 10, "with instance variables"),
+            (2, 0x3000, "of a type that is not there"),
+            (3, 0, "without a type"),
+            (4, 0x3000, "without data"),
+        ] {
+            let mut slot = slot;
+            slot[word] = value;
+            assert_eq!(find(OLD, memory(), &slot), None, "{why}");
+        }
+        for (word, value, why) in [
+            (1, u64::from_le_bytes(*b"process\0"), "of another type"),
+            (3, at(6), "variables elsewhere"),
+            (5, 1, "of a C function"),
+            (8, 0x34, "on a stack"),
+            (9, 0x7, "not an environment"),
+            (11, at(8), "an environment of others"),
+        ] {
+            let mut memory = memory();
+            memory[word] = value;
+            assert_eq!(find(OLD, memory, &slot), None, "{why}");
+        }
+    }
+
+    proptest! {
+        /// Whatever lies there, reading ends.
+        #[test]
+        fn anything(words in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(at), 0_u64..9], 1..40)) {
+            for version in [OLD, NEW] {
+                let mut slot = words.clone();
+                slot[0] = DATA_TYPE;
+                let _found = find(version, words.clone(), &slot);
+            }
+        }
+    }
+}
